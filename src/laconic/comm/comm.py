@@ -1,0 +1,50 @@
+"""Comm: the only door to other ranks.
+
+Every collective is called by all ranks in one order. Tensors stay on their device. `Metered` wraps any Comm and
+counts; reducers see no other interface, so they run unchanged over torch.distributed, threads, or a test.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from torch import Tensor
+
+ReduceOp = Literal["sum", "max", "min"]
+
+
+class Comm(ABC):
+    """A group of `size` ranks, seen from `rank`."""
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
+        """x (n,) becomes the sum (max, min) over ranks, in place and bit-identical on all; returns x."""
+
+    @abstractmethod
+    def reduce_scatter(self, chunks: Sequence[Tensor]) -> Tensor:
+        """`chunks[r]` goes to rank r: the sum over ranks of the chunks meant for this rank. Sizes may differ by r."""
+
+    @abstractmethod
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        """Every rank's x (m_r,), in rank order. Lengths may differ; dtype may not."""
+
+    @abstractmethod
+    def all_to_all(self, chunks: Sequence[Tensor]) -> list[Tensor]:
+        """`chunks[r]` goes to rank r: the chunks that came here, in rank order. Lengths may differ."""
+
+    @abstractmethod
+    def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
+        """x becomes the root's x, in place, equal shape on all; returns x."""
+
+    @abstractmethod
+    def exchange(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> None:
+        """Send `sends[peer]` and fill `recvs[peer]` in place, all at once; both sides know the shapes."""
+
+    @abstractmethod
+    def split(self, color: int) -> Comm:
+        """The group of the ranks that give the same color, ranked as here. Called by all."""

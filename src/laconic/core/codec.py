@@ -1,0 +1,106 @@
+"""Codec: a flat float32 tensor to bytes and back, pure and stateless.
+
+Bytes, length and the codec's own public fields decode everything: there is no hidden context, so any rank, any
+process and any later version can read a wire. A message carries several tensors of one buffer (`Segments`): many
+small tensors cost one call. By default a message is the tensors' wires one after the other, led by their lengths
+where these are not fixed; codecs with faster kernels override the `_segments` methods.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import WireError
+from laconic.core.layout import Segments
+from laconic.core.spec import Spec
+
+
+class Codec(Spec):
+    """Turns x float32 (n,) into wire uint8 (m,) and back.
+
+    `fixed_size`: `nbytes(n)` is exact, else an upper bound. `unbiased`: E[decode(encode(x))] = x.
+    """
+
+    fixed_size: ClassVar[bool]
+    unbiased: ClassVar[bool]
+
+    @abstractmethod
+    def encode(self, x: Tensor, key: int = 0) -> Tensor:
+        """Wire uint8 (m,) of x float32 (n,). Equal keys give equal bytes. `x` is left as it is."""
+
+    @abstractmethod
+    def decode_add_(self, wire: Tensor, out: Tensor, alpha: float = 1.0) -> Tensor:
+        """out (n,) += alpha * decoded wire, in place. Raises `WireError` before any write out of bounds."""
+
+    @abstractmethod
+    def nbytes(self, n: int) -> int:
+        """Bytes of the wire of n elements: exact where `fixed_size`, else the most it can be."""
+
+    @abstractmethod
+    def omega(self, n: int) -> float:
+        """The least known bound with E|C(x) - x|^2 <= omega * |x|^2 over all x of n elements; inf if none."""
+
+    def absolute_error(self, n: int) -> float | None:
+        """A bound on |C(x) - x|^2 that holds for every x of n elements, or None where there is none."""
+        return None
+
+    def at(self, step: int) -> Codec:
+        """The codec of this step: itself, unless it follows a schedule."""
+        return self
+
+    def decode(self, wire: Tensor, n: int) -> Tensor:
+        """Decoded float32 (n,). Raises `WireError` for bytes that no encoder can have made."""
+        return self.decode_add_(wire, torch.zeros(n, dtype=torch.float32, device=wire.device))
+
+    def clear_(self, wire: Tensor, memory: Tensor) -> Tensor:
+        """Set to zero the entries of memory (n,) that this wire carries: all of them, unless sparse."""
+        return memory.zero_()
+
+    def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
+        """One message uint8 (m,) of these ranges of flat x; `keys` has one key a segment."""
+        wires = [self.encode(view, key) for view, key in zip(segments.views(x), keys, strict=True)]
+        if self.fixed_size:
+            return torch.cat(wires) if wires else x.new_empty(0, dtype=torch.uint8)
+        lengths = torch.tensor([wire.numel() for wire in wires], dtype=torch.int32, device=x.device)
+        return torch.cat([lengths.view(torch.uint8), *wires])
+
+    def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0) -> Tensor:
+        """out[segment] += alpha * decoded, for each segment of a message, in place."""
+        for part, view in zip(self._parts(wire, segments), segments.views(out), strict=True):
+            self.decode_add_(part, view, alpha)
+        return out
+
+    def clear_segments_(self, wire: Tensor, segments: Segments, memory: Tensor) -> Tensor:
+        """Set to zero the entries of flat memory that this message carries."""
+        for part, view in zip(self._parts(wire, segments), segments.views(memory), strict=True):
+            self.clear_(part, view)
+        return memory
+
+    def message_nbytes(self, segments: Segments) -> int:
+        """Bytes of a message: exact where `fixed_size`, else the most it can be."""
+        lengths = 0 if self.fixed_size else 4 * len(segments)
+        return lengths + sum(self.nbytes(size) for size in segments.sizes)
+
+    def _parts(self, wire: Tensor, segments: Segments) -> list[Tensor]:
+        """The wires inside a message, as views."""
+        if self.fixed_size:
+            lengths, body = [self.nbytes(size) for size in segments.sizes], wire
+        else:
+            head = 4 * len(segments)
+            if wire.numel() < head:
+                raise WireError(f"a message of {len(segments)} tensors starts with {head} bytes, got {wire.numel()}")
+            lengths, body = wire[:head].clone().view(torch.int32).tolist(), wire[head:]
+        if any(length < 0 for length in lengths) or sum(lengths) != body.numel():
+            raise WireError(f"{self!r}: the message's wires should fill {sum(lengths)} bytes, got {body.numel()}")
+        return list(body.split(lengths)) if lengths else []
+
+
+def check_wire(codec: Codec, wire: Tensor, expected: int) -> None:
+    """Raise `WireError` unless the wire has exactly this many bytes."""
+    if wire.numel() != expected:
+        raise WireError(f"{codec!r}: a wire of {expected} bytes is expected, got {wire.numel()}")

@@ -1,0 +1,47 @@
+"""The errors that Laconic raises.
+
+    LaconicError
+    +-- SpecError    (ValueError)    a spec string or an argument of one is wrong
+    +-- WireError    (ValueError)    bytes that no encoder of this codec can have made
+    +-- AttachError  (ValueError)    this model, optimiser or group cannot take this method
+    +-- StateError   (ValueError)    a checkpoint of another rank, world size, model or method, or a damaged one
+    +-- DataError    (ValueError)    a data set that is missing or unreadable
+    +-- NonFiniteError (ArithmeticError)  a step whose gradients hold NaN or Inf was about to be applied
+    +-- PeerError    (RuntimeError)  another rank failed, died or disagrees
+
+Each message names the value, the limit and the way out.
+"""
+
+from __future__ import annotations
+
+
+class LaconicError(Exception):
+    """Any error that Laconic raises on purpose."""
+
+
+class SpecError(LaconicError, ValueError):
+    """A spec string, or an argument of one, is wrong."""
+
+
+class WireError(LaconicError, ValueError):
+    """Bytes that no encoder of this codec can have made."""
+
+
+class AttachError(LaconicError, ValueError):
+    """This model, optimiser or process group cannot take this method."""
+
+
+class StateError(LaconicError, ValueError):
+    """A saved state that does not belong here: other rank, world size, model or method, or damaged."""
+
+
+class DataError(LaconicError, ValueError):
+    """A data set that is missing or unreadable."""
+
+
+class NonFiniteError(LaconicError, ArithmeticError):
+    """A step whose gradients hold NaN or Inf was about to be applied."""
+
+
+class PeerError(LaconicError, RuntimeError):
+    """Another rank failed, died or disagrees."""

@@ -1,0 +1,188 @@
+"""Where each tensor lies in a flat buffer.
+
+A bucket of gradients is one flat buffer. A `Layout` names the tensors in it, with their shapes and offsets; a
+route works on a sub-layout with the same offsets, so gradient, residual and mean share one set of coordinates
+and nothing is ever repacked. `Segments` is the nameless part, in the form that kernels take.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import SpecError
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Ranges [start, start + size) of a flat buffer, in any order, not overlapping.
+
+    >>> Segments((0, 4), (3, 2)).numel
+    5
+    """
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, n: int) -> Segments:
+        """One segment: the whole of a buffer of `n` elements."""
+        return cls((0,), (n,))
+
+    @classmethod
+    def consecutive(cls, sizes: Iterable[int]) -> Segments:
+        """Segments of these sizes, one after the other from offset 0."""
+        sizes = tuple(sizes)
+        starts, total = [], 0
+        for size in sizes:
+            starts.append(total)
+            total += size
+        return cls(tuple(starts), sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self.starts, self.sizes, strict=True)
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements in all segments together."""
+        return sum(self.sizes)
+
+    @cached_property
+    def end(self) -> int:
+        """One past the last element that any segment touches."""
+        return max((start + size for start, size in self), default=0)
+
+    @cached_property
+    def starts_tensor(self) -> Tensor:
+        """`starts` as int64 (s,), for kernels."""
+        return torch.tensor(self.starts, dtype=torch.int64)
+
+    @cached_property
+    def sizes_tensor(self) -> Tensor:
+        """`sizes` as int64 (s,), for kernels."""
+        return torch.tensor(self.sizes, dtype=torch.int64)
+
+    @cached_property
+    def merged(self) -> Segments:
+        """The same elements with neighbours joined: as few, long ranges as possible, ascending."""
+        runs: list[list[int]] = []
+        for start, size in sorted(self):
+            if runs and runs[-1][0] + runs[-1][1] == start:
+                runs[-1][1] += size
+            else:
+                runs.append([start, size])
+        return Segments(tuple(run[0] for run in runs), tuple(run[1] for run in runs))
+
+    def views(self, x: Tensor) -> list[Tensor]:
+        """The ranges of flat `x` (n,), as views."""
+        return [x[start : start + size] for start, size in self]
+
+    def zero_(self, x: Tensor) -> Tensor:
+        """Set these ranges of flat `x` (n,) to zero."""
+        for view in self.merged.views(x):
+            view.zero_()
+        return x
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One named tensor of a flat buffer."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements of the tensor."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The named tensors of a flat buffer: `((name, shape, offset), ...)`.
+
+    >>> layout = Layout.of([("weight", (2, 3)), ("bias", (2,))])
+    >>> layout.numel, layout["bias"].offset
+    (8, 6)
+    """
+
+    entries: tuple[Entry, ...]
+
+    def __post_init__(self) -> None:
+        names = [entry.name for entry in self.entries]
+        if len(set(names)) != len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise SpecError(f"a layout names each tensor once, got {twice[0]!r} twice")
+
+    @classmethod
+    def of(cls, tensors: Iterable[tuple[str, Sequence[int]]]) -> Layout:
+        """Tensors of these names and shapes, one after the other from offset 0."""
+        entries, offset = [], 0
+        for name, shape in tensors:
+            entry = Entry(name, tuple(shape), offset)
+            entries.append(entry)
+            offset += entry.numel
+        return cls(tuple(entries))
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Entry]:
+        return {entry.name: entry for entry in self.entries}
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names, in order."""
+        return tuple(entry.name for entry in self.entries)
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements of all tensors together."""
+        return sum(entry.numel for entry in self.entries)
+
+    @cached_property
+    def segments(self) -> Segments:
+        """One segment a tensor."""
+        return Segments(
+            tuple(entry.offset for entry in self.entries), tuple(entry.numel for entry in self.entries)
+        )
+
+    def where(self, wanted: Callable[[Entry], bool]) -> Layout:
+        """The entries that `wanted` accepts, at their old offsets."""
+        return Layout(tuple(entry for entry in self.entries if wanted(entry)))
+
+    @cached_property
+    def runs(self) -> Layout:
+        """Neighbouring tensors joined to one flat entry each, named after the first and the last of them."""
+        joined: list[list[Entry]] = []
+        for entry in sorted(self.entries, key=lambda entry: entry.offset):
+            if joined and joined[-1][-1].offset + joined[-1][-1].numel == entry.offset:
+                joined[-1].append(entry)
+            else:
+                joined.append([entry])
+        return Layout(
+            tuple(
+                Entry(
+                    run[0].name if len(run) == 1 else f"{run[0].name}..{run[-1].name}",
+                    (sum(entry.numel for entry in run),),
+                    run[0].offset,
+                )
+                for run in joined
+            )
+        )

@@ -1,0 +1,80 @@
+"""Selector: which entries of a tensor to send. IndexCoding: how their positions travel."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from laconic.core.errors import SpecError
+from laconic.core.layout import Segments
+from laconic.core.spec import Spec
+
+
+class Selector(Spec):
+    """Chooses entries of x float32 (n,): at most `most(n)` positions, ascending, never one that holds zero.
+
+    `replayable`: the positions follow from (key, n) alone, so a wire carries the 8-byte key instead of them.
+    """
+
+    replayable: ClassVar[bool] = False
+
+    @abstractmethod
+    def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Positions int32 (k,), relative to their segment's start, segment by segment, and counts int64 (s,)."""
+
+    @abstractmethod
+    def most(self, n: int) -> int:
+        """The most entries that can be chosen of n."""
+
+    @abstractmethod
+    def omega(self, n: int) -> float:
+        """The least known bound with |x - x_S|^2 <= omega * |x|^2; at most 1."""
+
+    def absolute_error(self, n: int) -> float | None:
+        """A bound on |x - x_S|^2 that holds for every x of n elements, or None where there is none."""
+        return None
+
+    def at(self, step: int) -> Selector:
+        """The selector of this step: itself, unless it follows a schedule."""
+        return self
+
+    def select(self, x: Tensor, key: int = 0) -> Tensor:
+        """Positions int32 (k,), ascending, of the chosen entries of x float32 (n,)."""
+        return self.select_segments(x, Segments.whole(x.numel()), (key,))[0]
+
+
+class IndexCoding(Spec):
+    """Turns ascending positions into bytes and back. Counts and sizes travel beside it, not in it."""
+
+    @abstractmethod
+    def encode(self, indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
+        """Wire uint8 (m,) of indices int32 (k,), of which counts int64 (s,) belong to each segment."""
+
+    @abstractmethod
+    def decode(self, wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
+        """Indices int32 (k,). Raises `WireError` unless they ascend inside their segments and fill the wire."""
+
+    @abstractmethod
+    def nbytes(self, k: int, n: int) -> int:
+        """The most bytes that k positions among n can take."""
+
+
+def check_density(density: float) -> None:
+    """Raise `SpecError` unless the density is a number in (0, 1]."""
+    if isinstance(density, bool) or not isinstance(density, (int, float)):
+        raise SpecError(f"density must be a number in (0, 1], got {density!r}")
+    if not 0 < density <= 1:
+        raise SpecError(f"density must be in (0, 1], got {density}")
+
+
+def kept(density: float, n: int) -> int:
+    """Entries that a density keeps of n: ceil(density * n), at least one of a tensor that is not empty.
+
+    >>> kept(0.001, 2500), kept(0.001, 1), kept(0.1, 30)
+    (3, 1, 3)
+    """
+    return min(n, math.ceil(density * n - 1e-9)) if n else 0

@@ -1,0 +1,184 @@
+"""Spec strings: a Python call expression over registered names, read with `ast` and never evaluated.
+
+A spec is a frozen dataclass whose `repr` is the call that makes it: `parse(repr(x)) == x`. A name is found by the
+name of a module in the package (`codecs/qsgd.py` holds `qsgd`), then by entry point `laconic.methods` of an
+installed package: a new codec is one new file, and no list is edited.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from functools import lru_cache
+from importlib.metadata import entry_points
+from typing import Any, ClassVar
+
+from laconic.core.errors import SpecError
+
+ROOMS = (
+    "laconic.codecs",
+    "laconic.codecs.selectors",
+    "laconic.codecs.indices",
+    "laconic.feedback",
+    "laconic.reducers",
+    "laconic.methods",
+)
+LONGEST = 10_000  # characters of a spec string
+
+
+class Spec:
+    """Base of every frozen dataclass that a spec string can name.
+
+    `name` is the word that makes it: by default the name of the module that defines the class.
+    """
+
+    name: ClassVar[str]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" not in cls.__dict__:
+            cls.name = cls.__module__.rpartition(".")[2]
+
+    def __repr__(self) -> str:
+        return call_text(self.name, self)
+
+
+def call_text(name: str, value: Any) -> str:
+    """The call `name(...)` that makes the dataclass `value`, without the arguments that have their default."""
+    arguments: list[str] = []
+    for position, field in enumerate(fields(value)):
+        given = getattr(value, field.name)
+        if field.default is not MISSING and given == field.default:
+            continue
+        if field.default_factory is not MISSING and given == field.default_factory():
+            continue
+        leading = position == 0 and isinstance(given, Spec)
+        arguments.append(repr(given) if leading else f"{field.name}={given!r}")
+    return f"{name}({', '.join(arguments)})"
+
+
+def parse(text: str) -> Any:
+    """The object that a spec string describes.
+
+    >>> parse("sparse(topk(density=0.01), indices=golomb())")
+    sparse(topk(density=0.01), indices=golomb())
+
+    A bare name is a call without arguments. Raises `SpecError` for anything that is not a call over registered
+    names with literal arguments.
+    """
+    if not isinstance(text, str):
+        raise SpecError(f"a spec is a string such as 'topk(density=0.01)', got {type(text).__name__}")
+    if len(text) > LONGEST:
+        raise SpecError(f"a spec has at most {LONGEST} characters, got {len(text)}")
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+        return _build(tree.body, text)
+    except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
+        if isinstance(error, SpecError):
+            raise
+        reason = getattr(error, "msg", None) or error
+        raise SpecError(f"cannot read the spec {_short(text)}: {reason}; write a call, as in topk(density=0.01)") from None
+
+
+def _build(node: ast.expr, text: str) -> Any:
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, str, bool, type(None))):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+        value = _build(node.operand, text)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return -value if isinstance(node.op, ast.USub) else value
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return tuple(_build(item, text) for item in node.elts)
+    if isinstance(node, ast.Name):
+        return _call(node.id, (), {})
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if any(isinstance(item, ast.Starred) for item in node.args) or any(k.arg is None for k in node.keywords):
+            raise SpecError(f"a spec takes no * or ** arguments: {_short(text)}")
+        named = {keyword.arg: _build(keyword.value, text) for keyword in node.keywords if keyword.arg}
+        return _call(node.func.id, tuple(_build(item, text) for item in node.args), named)
+    raise SpecError(
+        f"a spec holds calls, numbers, strings and lists only, got {_short(ast.unparse(node))} in {_short(text)}"
+    )
+
+
+def _call(name: str, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    make = find(name)
+    signature = inspect.signature(make)
+    try:
+        signature.bind(*positional, **named)
+    except TypeError as error:
+        raise SpecError(f"{name}: {error}; it takes {name}{signature_text(make)}") from None
+    try:
+        return make(*positional, **named)
+    except TypeError as error:
+        raise SpecError(f"{name}: {error}; it takes {name}{signature_text(make)}") from error
+
+
+def signature_text(make: Callable[..., Any]) -> str:
+    """The arguments of a registered name with their defaults, without annotations."""
+    parameters = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in inspect.signature(make).parameters.values()
+    ]
+    return str(inspect.Signature(parameters))
+
+
+def find(name: str) -> Callable[..., Any]:
+    """What a registered name stands for. Raises `SpecError`, with near matches, for an unknown one."""
+    home = modules().get(name)
+    if home is not None:
+        return _maker(home, name)
+    for entry in entry_points(group="laconic.methods", name=name):
+        loaded: Callable[..., Any] = entry.load()
+        return loaded
+    near = difflib.get_close_matches(name, names(), n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else "see `laconic methods` for all names"
+    raise SpecError(f"unknown name {name!r}: {hint}")
+
+
+def names() -> tuple[str, ...]:
+    """All registered names, sorted."""
+    own = [name for name, home in modules().items() if _has_maker(home, name)]
+    return tuple(sorted({*own, *(entry.name for entry in entry_points(group="laconic.methods"))}))
+
+
+@lru_cache(maxsize=1)
+def modules() -> dict[str, str]:
+    """Module path of every file in the rooms, by the file's name. Nothing is imported but the rooms themselves."""
+    homes: dict[str, str] = {}
+    for room in ROOMS:
+        for module in pkgutil.iter_modules(importlib.import_module(room).__path__):
+            if not module.ispkg:
+                homes.setdefault(module.name, f"{room}.{module.name}")
+    return homes
+
+
+def _has_maker(home: str, name: str) -> bool:
+    try:
+        _maker(home, name)
+    except SpecError:
+        return False
+    return True
+
+
+def _maker(home: str, name: str) -> Callable[..., Any]:
+    """The class whose `name` is this module's, or the function called like the module."""
+    module = importlib.import_module(home)
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, Spec) and value.__module__ == home:
+            if value.name == name and not inspect.isabstract(value):
+                return value
+    made = getattr(module, name, None)
+    if callable(made) and not isinstance(made, type):
+        function: Callable[..., Any] = made
+        return function
+    raise SpecError(f"unknown name {name!r}: {home} holds no spec of that name")
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:77]}...")

@@ -1,0 +1,52 @@
+"""One step's clock and its random keys.
+
+A key is one 64-bit integer made from (seed, step, tensor name, rank or "common"). There is no generator state to
+save: a resumed run draws the same bits, even though DDP has regrouped its buckets in between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+MASK = (1 << 64) - 1
+COMMON = MASK  # stands where a rank would, in keys that all ranks share
+
+
+@lru_cache(maxsize=65536)
+def name_key(name: str) -> int:
+    """64 bits of a name: equal in every process and Python version."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+def mix(*parts: int) -> int:
+    """One 64-bit integer from several, by the SplitMix64 finaliser (Steele et al. 2014).
+
+    >>> mix(1, 2) == mix(1, 2), mix(1, 2) == mix(2, 1)
+    (True, False)
+    """
+    state = 0
+    for part in parts:
+        state = (state + (part & MASK) + 0x9E3779B97F4A7C15) & MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & MASK
+        state ^= state >> 31
+    return state
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What every piece may know of the present step."""
+
+    step: int
+    rank: int = 0
+    seed: int = 0
+
+    def own(self, name: str) -> int:
+        """A key that differs by rank: stochastic rounding, sampling."""
+        return mix(self.seed, self.step, name_key(name), self.rank)
+
+    def common(self, name: str) -> int:
+        """A key that is equal on all ranks: random-k, leaders, rotations."""
+        return mix(self.seed, self.step, name_key(name), COMMON)

@@ -1,0 +1,77 @@
+"""Reducer: each rank's tensor to the group's mean, over a Comm, with codecs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from laconic.comm.comm import Comm
+from laconic.core.codec import Codec
+from laconic.core.layout import Layout, Segments
+from laconic.core.spec import Spec
+from laconic.core.turn import Turn
+
+
+class Sent(ABC):
+    """This rank's share as the others decode it. No method makes a dense temporary."""
+
+    @abstractmethod
+    def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
+        """x += alpha * share, in place."""
+
+    @abstractmethod
+    def clear_(self, memory: Tensor) -> Tensor:
+        """Set to zero the entries of memory that were sent."""
+
+    def subtract_from_(self, x: Tensor) -> Tensor:
+        """x -= share, in place."""
+        return self.add_to_(x, -1.0)
+
+
+@dataclass(frozen=True)
+class SentMessage(Sent):
+    """A share that is a codec's message."""
+
+    codec: Codec
+    wire: Tensor
+    segments: Segments
+
+    def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
+        return self.codec.decode_segments_add_(self.wire, self.segments, x, alpha)
+
+    def clear_(self, memory: Tensor) -> Tensor:
+        return self.codec.clear_segments_(self.wire, self.segments, memory)
+
+
+class Reducer(Spec):
+    """Configuration of a reduction; `bind` gives the working object."""
+
+    @abstractmethod
+    def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
+        """The working object for the tensors of this layout, over this group."""
+
+    def codec(self) -> Codec | None:
+        """The codec whose error stays behind on this rank, or None where the reduction is exact."""
+        return None
+
+
+class BoundReducer(ABC):
+    """A reduction at work: owns whatever state it needs."""
+
+    @abstractmethod
+    def reduce(self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0) -> Sent | None:
+        """out[layout] = alpha * mean over ranks of x[layout], for flat x and out (n,) in the layout's coordinates.
+
+        `x is None` says that this rank's gradient is not finite. Every rank then returns None, with `out` undefined.
+        `x` may be `out` itself. `layout` is a part of the one given at bind.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of this rank, as tensors and numbers; empty where there is none."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the state back."""
