@@ -1,0 +1,21 @@
+"""The loops, one meaning each: `reference.py` (plain torch, any device) and `cpu.cc` (native, the same bits).
+
+Callers write `from laconic import kernels`; `dispatch` says which implementation is live. Buffers are flat
+float32 (n,), ranges of them are `Segments`; starts, sizes, counts and ks are CPU int64 (s,).
+"""
+
+from laconic.kernels.accumulate import accumulate_ as accumulate_
+from laconic.kernels.accumulate import all_finite as all_finite
+from laconic.kernels.accumulate import velocity_ as velocity_
+from laconic.kernels.dispatch import info as info
+from laconic.kernels.dispatch import runnable as runnable
+from laconic.kernels.dispatch import using as using
+from laconic.kernels.philox import philox as philox
+from laconic.kernels.philox import uniform as uniform
+from laconic.kernels.scatter import gather as gather
+from laconic.kernels.scatter import scatter_add_ as scatter_add_
+from laconic.kernels.scatter import scatter_zero_ as scatter_zero_
+from laconic.kernels.select import above as above
+from laconic.kernels.select import random_indices as random_indices
+from laconic.kernels.select import sampled_topk as sampled_topk
+from laconic.kernels.select import topk as topk

@@ -1,0 +1,51 @@
+"""The native extension: one submodule a target, each with the functions of `Target`. Absent without a compiler."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+compiled: list[str]
+features: list[str]
+
+class Target(Protocol):
+    # accumulate
+    def all_finite(self, x: Tensor, starts: Tensor, sizes: Tensor, /) -> bool: ...
+    def accumulate_(
+        self, residual: Tensor, grad: Tensor, starts: Tensor, sizes: Tensor, scale: float, decay: float, /
+    ) -> bool: ...
+    def velocity_(
+        self, velocity: Tensor, residual: Tensor, grad: Tensor, starts: Tensor, sizes: Tensor,
+        momentum: Tensor, scale: float, nesterov: bool, /,
+    ) -> bool: ...
+    # philox
+    def philox(self, out: Tensor, key: int, offset: int, /) -> None: ...
+    def uniform(self, out: Tensor, key: int, offset: int, /) -> None: ...
+    # scatter
+    def gather(
+        self, x: Tensor, starts: Tensor, sizes: Tensor, indices: Tensor, counts: Tensor, out: Tensor, /
+    ) -> None: ...
+    def scatter_add_(
+        self, out: Tensor, starts: Tensor, sizes: Tensor, indices: Tensor, counts: Tensor, values: Tensor,
+        alpha: float, /,
+    ) -> None: ...
+    def scatter_zero_(
+        self, out: Tensor, starts: Tensor, sizes: Tensor, indices: Tensor, counts: Tensor, /
+    ) -> None: ...
+    # select
+    def topk(
+        self, x: Tensor, starts: Tensor, sizes: Tensor, ks: Tensor, indices: Tensor, counts: Tensor, /
+    ) -> int: ...
+    def sampled_topk(
+        self, x: Tensor, starts: Tensor, sizes: Tensor, ks: Tensor, strides: Tensor, samples: Tensor,
+        ranks: Tensor, keys: Tensor, lower: float, rounds: int, indices: Tensor, counts: Tensor, /,
+    ) -> int: ...
+    def above(
+        self, x: Tensor, starts: Tensor, sizes: Tensor, threshold: Tensor, indices: Tensor, counts: Tensor, /
+    ) -> int: ...
+    def random_indices(
+        self, sizes: Tensor, ks: Tensor, keys: Tensor, indices: Tensor, counts: Tensor, /
+    ) -> None: ...
+
+portable: Target
+avx2: Target
+avx512: Target

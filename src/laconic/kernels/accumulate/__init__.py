@@ -1,0 +1,62 @@
+"""Add a gradient to what was not sent yet, in one pass, and notice what is not finite before writing it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from laconic.core.layout import Segments
+from laconic.kernels import checks, dispatch
+from laconic.kernels.accumulate import reference
+
+
+def all_finite(x: Tensor, segments: Segments) -> bool:
+    """True if no entry of these ranges of x float32 (n,) is NaN or infinite."""
+    checks.buffer("x", x, segments)
+    if (native := dispatch.native(x)) is not None:
+        return native.all_finite(x, segments.starts_tensor, segments.sizes_tensor)
+    return reference.all_finite(x, segments)
+
+
+def accumulate_(
+    residual: Tensor, grad: Tensor, segments: Segments, scale: float = 1.0, decay: float = 1.0
+) -> bool:
+    """residual = decay * residual + scale * grad on the segments of float32 (n,), in place.
+
+    An entry whose new value would not be finite keeps its old one, and the answer is then False.
+
+    >>> r, g = torch.ones(3), torch.tensor([1.0, 2.0, float("inf")])
+    >>> accumulate_(r, g, Segments.whole(3), scale=0.5), r.tolist()
+    (False, [1.5, 2.0, 1.0])
+    """
+    checks.buffer("residual", residual, segments)
+    checks.buffer("grad", grad, segments)
+    if (native := dispatch.native(residual, grad)) is not None:
+        starts, sizes = segments.starts_tensor, segments.sizes_tensor
+        return native.accumulate_(residual, grad, starts, sizes, scale, decay)
+    return reference.accumulate_(residual, grad, segments, scale, decay)
+
+
+def velocity_(
+    velocity: Tensor,
+    residual: Tensor,
+    grad: Tensor,
+    segments: Segments,
+    momentum: Tensor,
+    scale: float = 1.0,
+    nesterov: bool = False,
+) -> bool:
+    """DGC's momentum correction on the segments of float32 (n,), in place; `momentum` is float32 (s,).
+
+    g = scale * grad. Heavy ball: u = m u + g; v = v + u. Nesterov: u = m (u + g); v = v + u + g. Here u is
+    the velocity and v the residual. An entry whose new u or v would not be finite keeps both old ones, and
+    the answer is then False.
+    """
+    checks.buffer("velocity", velocity, segments)
+    checks.buffer("residual", residual, segments)
+    checks.buffer("grad", grad, segments)
+    checks.per_segment("momentum", momentum, segments, torch.float32)
+    if (native := dispatch.native(velocity, residual, grad)) is not None:
+        starts, sizes = segments.starts_tensor, segments.sizes_tensor
+        return native.velocity_(velocity, residual, grad, starts, sizes, momentum, scale, nesterov)
+    return reference.velocity_(velocity, residual, grad, segments, momentum, scale, nesterov)

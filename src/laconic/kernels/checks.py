@@ -1,0 +1,53 @@
+"""What Python checks before a kernel runs: native code trusts these, and checks what came over the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from laconic.core.errors import WireError
+from laconic.core.layout import Segments
+
+
+def flat(name: str, x: Tensor, dtype: torch.dtype = torch.float32) -> None:
+    """A contiguous vector of this dtype."""
+    if x.dtype is not dtype or x.dim() != 1 or not x.is_contiguous():
+        kind = "contiguous" if x.is_contiguous() else "strided"
+        raise ValueError(f"{name} must be a contiguous {dtype} vector, got {kind} {x.dtype} {tuple(x.shape)}")
+
+
+def buffer(name: str, x: Tensor, segments: Segments) -> None:
+    """A flat float32 buffer that holds all the segments."""
+    flat(name, x)
+    if segments.end > x.numel():
+        raise ValueError(f"{name} has {x.numel()} elements, but its segments end at {segments.end}")
+
+
+def per_segment(name: str, values: Tensor, segments: Segments, dtype: torch.dtype = torch.int64) -> None:
+    """One value a segment, on the CPU."""
+    flat(name, values, dtype)
+    if values.numel() != len(segments) or not values.is_cpu:
+        raise ValueError(
+            f"{name} must be a CPU tensor with one value a segment ({len(segments)}), "
+            f"got {values.numel()} on {values.device}"
+        )
+
+
+def keys64(keys: Sequence[int], segments: int) -> Tensor:
+    """Keys, one a segment, as the bits of int64 (s,)."""
+    if len(keys) != segments:
+        raise ValueError(f"one key a segment is needed ({segments}), got {len(keys)}")
+    return torch.from_numpy(np.array(keys, dtype=np.uint64).view(np.int64))
+
+
+def chosen(indices: Tensor, counts: Tensor, segments: Segments) -> None:
+    """Indices int32 (K,), and counts (s,) that say how many belong to each segment; `WireError` if not."""
+    flat("indices", indices, torch.int32)
+    per_segment("counts", counts, segments)
+    if len(segments) and int(counts.min()) < 0:
+        raise WireError(f"counts must not be negative, got {int(counts.min())}")
+    if int(counts.sum()) != indices.numel():
+        raise WireError(f"counts add up to {int(counts.sum())}, but there are {indices.numel()} indices")

@@ -1,0 +1,125 @@
+// laconic._native: one submodule a target (portable, avx2, avx512), each with the same functions, and what this CPU
+// can run. Python picks the submodule; see laconic/kernels/__init__.py.
+#include "laconic/kernels/native/frame.h"
+
+#include <sstream>
+#include <utility>
+
+namespace laconic {
+namespace {
+
+std::vector<std::pair<std::string, Binder>>& binders() {
+  static std::vector<std::pair<std::string, Binder>> list;
+  return list;
+}
+
+std::vector<std::string> compiled() {
+  std::vector<std::string> names;
+  std::stringstream text(LACONIC_TARGETS);
+  for (std::string name; std::getline(text, name, ',');) names.push_back(name);
+  return names;
+}
+
+#if defined(__x86_64__)
+#define LACONIC_FEATURE(list, name) \
+  if (__builtin_cpu_supports(name)) list.append(name)
+#endif
+
+nb::list features() {
+  nb::list list;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  LACONIC_FEATURE(list, "avx2");
+  LACONIC_FEATURE(list, "bmi");
+  LACONIC_FEATURE(list, "bmi2");
+  LACONIC_FEATURE(list, "avx512f");
+  LACONIC_FEATURE(list, "avx512bw");
+  LACONIC_FEATURE(list, "avx512dq");
+  LACONIC_FEATURE(list, "avx512vl");
+#endif
+  return list;
+}
+
+bool supported(const std::string& target) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+  if (target == "avx2") return avx2;
+  if (target == "avx512")
+    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#endif
+  return target == "portable";
+}
+
+PyObject* name_of(const char* text) { return PyUnicode_InternFromString(text); }
+
+// True if `tensor.name` (or `tensor.name()`) is exactly `expected`.
+bool has(PyObject* tensor, PyObject* name, bool call, PyObject* expected) {
+  PyObject* got = call ? PyObject_CallMethodObjArgs(tensor, name, nullptr) : PyObject_GetAttr(tensor, name);
+  if (!got) PyErr_Clear();
+  const bool same = got == expected;
+  Py_XDECREF(got);
+  return same;
+}
+
+// The integer that `tensor.name()` returns.
+bool ask(PyObject* tensor, PyObject* name, std::int64_t* answer) {
+  PyObject* got = PyObject_CallMethodObjArgs(tensor, name, nullptr);
+  if (got) *answer = PyLong_AsLongLong(got);
+  Py_XDECREF(got);
+  if (!PyErr_Occurred()) return got != nullptr;
+  PyErr_Clear();
+  return false;
+}
+
+PyObject* dtype_of(Kind kind) {
+  static PyObject* const dtypes[] = {
+      nb::module_::import_("torch").attr("float32").inc_ref().ptr(),
+      nb::module_::import_("torch").attr("int32").inc_ref().ptr(),
+      nb::module_::import_("torch").attr("int64").inc_ref().ptr(),
+      nb::module_::import_("torch").attr("uint8").inc_ref().ptr(),
+  };
+  return dtypes[static_cast<int>(kind)];
+}
+
+}  // namespace
+
+bool borrow(PyObject* tensor, Kind kind, void** data, std::int64_t* count) noexcept {
+  static PyObject* const dtype = name_of("dtype");
+  static PyObject* const is_cpu = name_of("is_cpu");
+  static PyObject* const is_contiguous = name_of("is_contiguous");
+  static PyObject* const data_ptr = name_of("data_ptr");
+  static PyObject* const numel = name_of("numel");
+  std::int64_t address = 0;
+  if (!has(tensor, dtype, false, dtype_of(kind)) || !has(tensor, is_cpu, false, Py_True) ||
+      !has(tensor, is_contiguous, true, Py_True) || !ask(tensor, data_ptr, &address) || !ask(tensor, numel, count))
+    return false;
+  *data = reinterpret_cast<void*>(static_cast<std::uintptr_t>(address));
+  return true;
+}
+
+void enlist(const char* target, Binder binder) { binders().emplace_back(target, binder); }
+
+}  // namespace laconic
+
+NB_MODULE(_native, module) {
+  using namespace laconic;
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const WireError& error) {
+      PyErr_SetString(nb::module_::import_("laconic.core.errors").attr("WireError").ptr(), error.what());
+    }
+  });
+  nb::list targets;
+  for (const std::string& target : compiled()) {
+    targets.append(nb::str(target.c_str()));
+    if (!supported(target)) continue;
+    nb::module_ home = module.def_submodule(target.c_str());
+    for (const auto& [name, binder] : binders())
+      if (name == target) binder(home);
+  }
+  module.attr("compiled") = targets;
+  module.attr("features") = features();
+}

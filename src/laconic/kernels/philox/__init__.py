@@ -1,0 +1,40 @@
+"""Random bits from a key and a position alone (Philox4x32-10): no state, any order, any number of threads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from laconic.kernels import dispatch
+from laconic.kernels.philox import reference
+
+MASK = (1 << 64) - 1
+
+
+def _check(n: int, offset: int) -> None:
+    if n < 0 or offset < 0:
+        raise ValueError(f"n and offset must not be negative, got n={n}, offset={offset}")
+
+
+def philox(key: int, n: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
+    """Uniform 32-bit words [offset, offset + n) of the stream of a 64-bit key, as the bits of int32 (n,).
+
+    >>> philox(0, 2).tolist()
+    [1713891541, -1539884389]
+    """
+    _check(n, offset)
+    out = torch.empty(n, dtype=torch.int32, device=device)
+    if (native := dispatch.native(out)) is not None:
+        native.philox(out, key & MASK, offset)
+        return out
+    return reference.philox(key & MASK, n, offset, device)
+
+
+def uniform(key: int, n: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
+    """Uniform float32 (n,) in [0, 1): multiples of 2^-24, made of the top 24 bits of `philox`."""
+    _check(n, offset)
+    out = torch.empty(n, dtype=torch.float32, device=device)
+    if (native := dispatch.native(out)) is not None:
+        native.uniform(out, key & MASK, offset)
+        return out
+    return reference.uniform(key & MASK, n, offset, device)

@@ -1,0 +1,56 @@
+"""Read and write chosen entries of a flat buffer, with every index checked before anything is written.
+
+Indices int32 (K,) count from the start of their segment; counts int64 (s,) say how many belong to each.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import WireError
+from laconic.core.layout import Segments
+from laconic.kernels import checks, dispatch
+from laconic.kernels.scatter import reference
+
+
+def gather(x: Tensor, segments: Segments, indices: Tensor, counts: Tensor) -> Tensor:
+    """The chosen entries of x, float32 (K,).
+
+    >>> indices, counts = torch.tensor([1, 0], dtype=torch.int32), torch.tensor([1, 1])
+    >>> gather(torch.arange(5.0), Segments((0, 3), (3, 2)), indices, counts).tolist()
+    [1.0, 3.0]
+    """
+    checks.buffer("x", x, segments)
+    checks.chosen(indices, counts, segments)
+    if (native := dispatch.native(x, indices)) is not None:
+        out = torch.empty(indices.numel(), dtype=torch.float32)
+        native.gather(x, segments.starts_tensor, segments.sizes_tensor, indices, counts, out)
+        return out
+    return reference.gather(x, segments, indices, counts)
+
+
+def scatter_add_(
+    out: Tensor, segments: Segments, indices: Tensor, counts: Tensor, values: Tensor, alpha: float = 1.0
+) -> Tensor:
+    """out[index] += alpha * value, in place. `WireError`, before any write, for an index out of range."""
+    checks.buffer("out", out, segments)
+    checks.chosen(indices, counts, segments)
+    checks.flat("values", values)
+    if values.numel() != indices.numel():
+        raise WireError(f"{indices.numel()} indices came with {values.numel()} values")
+    if (native := dispatch.native(out, indices, values)) is not None:
+        starts, sizes = segments.starts_tensor, segments.sizes_tensor
+        native.scatter_add_(out, starts, sizes, indices, counts, values, alpha)
+        return out
+    return reference.scatter_add_(out, segments, indices, counts, values, alpha)
+
+
+def scatter_zero_(out: Tensor, segments: Segments, indices: Tensor, counts: Tensor) -> Tensor:
+    """out[index] = 0, in place. `WireError`, before any write, for an index out of range."""
+    checks.buffer("out", out, segments)
+    checks.chosen(indices, counts, segments)
+    if (native := dispatch.native(out, indices)) is not None:
+        native.scatter_zero_(out, segments.starts_tensor, segments.sizes_tensor, indices, counts)
+        return out
+    return reference.scatter_zero_(out, segments, indices, counts)

@@ -1,0 +1,114 @@
+"""Choose entries of each segment: the largest, those above a threshold, or random ones.
+
+Each returns indices int32 (K,), counted from the start of their segment, ascending, segment by segment; and
+counts int64 (s,), how many belong to each. Zeros and NaN are never chosen by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from laconic.core.layout import Segments
+from laconic.kernels import checks, dispatch
+from laconic.kernels.select import reference
+from laconic.kernels.select.plan import sampling
+
+
+def _room(ks: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """Empty indices (the most there can be) and counts."""
+    most = int(torch.minimum(ks, sizes).clamp_(min=0).sum())
+    return torch.empty(most, dtype=torch.int32), torch.empty(ks.numel(), dtype=torch.int64)
+
+
+def topk(x: Tensor, segments: Segments, ks: Tensor) -> tuple[Tensor, Tensor]:
+    """The ks[i] largest |x| of each segment, exactly; the lower index first among equals.
+
+    >>> x, halves = torch.tensor([1.0, -3.0, 0.0, 2.0]), Segments((0, 2), (2, 2))
+    >>> indices, counts = topk(x, halves, torch.tensor([1, 2]))
+    >>> indices.tolist(), counts.tolist()
+    ([1, 1], [1, 1])
+    """
+    checks.buffer("x", x, segments)
+    checks.per_segment("ks", ks, segments)
+    if (native := dispatch.native(x)) is not None:
+        indices, counts = _room(ks, segments.sizes_tensor)
+        k = native.topk(x, segments.starts_tensor, segments.sizes_tensor, ks, indices, counts)
+        return indices[:k], counts
+    return reference.topk(x, segments, ks)
+
+
+def sampled_topk(
+    x: Tensor,
+    segments: Segments,
+    ks: Tensor,
+    density: float,
+    sample_ratio: float,
+    keys: Sequence[int],
+    lower: float = 0.8,
+    rounds: int = 10,
+) -> tuple[Tensor, Tensor]:
+    """DGC's selection: a threshold from a sample, lowered until enough pass it, then top-k among these.
+
+    The sample is strided, from a random start that follows from the segment's key. The threshold t is the
+    ceil(m * density)-th largest of the m sampled |x|. While fewer than lower * k pass, t *= lower, `rounds`
+    times at most, and then the selection is exact. Where more than k pass, the k largest of them are kept:
+    since all of the top k are among them, that is the exact top k. (So the upper bound of the release code,
+    above which it raises t or selects again, has nothing left to do, and is not an argument.) A segment of at
+    most ceil(2 / density) elements is always exact.
+    """
+    checks.buffer("x", x, segments)
+    checks.per_segment("ks", ks, segments)
+    bits = checks.keys64(keys, len(segments))
+    plan = sampling(segments.sizes, density, sample_ratio)
+    if (native := dispatch.native(x)) is not None:
+        indices, counts = _room(ks, segments.sizes_tensor)
+        starts, sizes = segments.starts_tensor, segments.sizes_tensor
+        k = native.sampled_topk(x, starts, sizes, ks, *plan, bits, lower, rounds, indices, counts)
+        return indices[:k], counts
+    return reference.sampled_topk(x, segments, ks, plan, bits, lower, rounds)
+
+
+def above(x: Tensor, segments: Segments, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """Every entry with |x| >= threshold[i], float32 (s,), that is not zero.
+
+    >>> indices, _ = above(torch.tensor([1.0, -3.0, 0.0]), Segments.whole(3), torch.tensor([1.0]))
+    >>> indices.tolist()
+    [0, 1]
+    """
+    checks.buffer("x", x, segments)
+    checks.per_segment("threshold", threshold, segments, torch.float32)
+    if not bool((threshold >= 0).all()):
+        raise ValueError(f"a threshold must not be negative or NaN, got {threshold.min().item()}")
+    if (native := dispatch.native(x)) is None:
+        return reference.above(x, segments, threshold)
+    counts = torch.empty(len(segments), dtype=torch.int64)
+    indices = torch.empty(segments.numel // 16 + 64, dtype=torch.int32)
+    while True:
+        k = native.above(x, segments.starts_tensor, segments.sizes_tensor, threshold, indices, counts)
+        if k <= indices.numel():
+            return indices[:k], counts
+        indices = torch.empty(k, dtype=torch.int32)  # more than was guessed: a second pass, with room for all
+
+
+def random_indices(sizes: Tensor, ks: Tensor, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """ks[i] distinct positions of [0, sizes[i]), ascending, that follow from the key alone; O(k log k) work.
+
+    >>> indices, counts = random_indices(torch.tensor([100]), torch.tensor([3]), (7,))
+    >>> indices.tolist() == sorted(set(indices.tolist())), counts.tolist()
+    (True, [3])
+    """
+    checks.flat("sizes", sizes, torch.int64)
+    checks.flat("ks", ks, torch.int64)
+    bits = checks.keys64(keys, sizes.numel())
+    if ks.numel() != sizes.numel():
+        raise ValueError(f"one k a size is needed ({sizes.numel()}), got {ks.numel()}")
+    if sizes.numel() and int(sizes.max()) > 1 << 31:
+        raise ValueError(f"a segment has at most 2^31 elements, got {int(sizes.max())}: cut it in several")
+    if (native := dispatch.native(sizes)) is not None:
+        indices, counts = _room(ks, sizes)
+        native.random_indices(sizes, ks, bits, indices, counts)
+        return indices, counts
+    return reference.random_indices(sizes, ks, bits)
