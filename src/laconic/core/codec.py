@@ -97,7 +97,7 @@ class Codec(Spec):
             lengths, body = wire[:head].clone().view(torch.int32).tolist(), wire[head:]
         if any(length < 0 for length in lengths) or sum(lengths) != body.numel():
             raise WireError(f"{self!r}: the message's wires should fill {sum(lengths)} bytes, got {body.numel()}")
-        return list(body.split(lengths)) if lengths else []
+        return list(torch.split(body, lengths)) if lengths else []
 
 
 def check_wire(codec: Codec, wire: Tensor, expected: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
@@ -17,28 +17,36 @@ from laconic.core.turn import Turn
 class Share(Protocol):
     """What a reducer says this rank sent."""
 
-    def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor: ...
     def subtract_from_(self, x: Tensor) -> Tensor: ...
     def clear_(self, memory: Tensor) -> Tensor: ...
 
 
-Hyper = Callable[[str], Mapping[str, Any]]  # tensor name -> its parameter group's present settings
+class Optimised(Protocol):
+    """What a feedback may know of the optimiser."""
+
+    def settings(self, name: str) -> Mapping[str, Any]:
+        """The present settings (`lr`, `momentum`, ...) of the group that this tensor is in."""
+
+    def take_momentum(self, name: str) -> Tensor | None:
+        """The tensor's momentum buffer, which the optimiser then forgets; None where it has none."""
 
 
 class Feedback(Spec):
-    """Configuration of a feedback; `bind` gives the working object.
+    """Configuration of a feedback; `bind` gives the working object."""
 
-    `owns_momentum`: momentum happens here, before the exchange, and the optimiser must not apply it again.
-    """
-
-    owns_momentum: ClassVar[bool] = False
+    keeps_memory: ClassVar[bool] = True
 
     @abstractmethod
-    def bind(self, layout: Layout, hyper: Hyper, size: int) -> BoundFeedback:
+    def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
         """The working object for these tensors, in a group of `size` ranks."""
 
-    def admit(self, codec: Codec, layout: Layout) -> None:
-        """Raise `SpecError` where this feedback would diverge with this codec."""
+    def gain(self, codec: Codec | None, layout: Layout) -> float:
+        """By how much the decoded mean is multiplied. Raises `SpecError` where feedback would diverge."""
+        return 1.0
+
+    def owns_momentum(self, step: int) -> bool:
+        """Whether momentum happens here, before the exchange, so that the optimiser must not apply it again."""
+        return False
 
 
 class BoundFeedback(ABC):
@@ -46,18 +54,18 @@ class BoundFeedback(ABC):
 
     @abstractmethod
     def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
-        """What should be sent for scale * grad: flat x (n,) in the layout's coordinates, None if not finite.
+        """What should be sent for scale * grad: flat x in the layout's coordinates, or None if not finite.
 
         The returned tensor is the memory itself, or `grad`.
         """
 
     @abstractmethod
-    def settle(self, sent: Share, layout: Layout, turn: Turn) -> None:
-        """Keep what was not sent."""
+    def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
+        """Keep what was not sent. What was sent leaves the memory when the next turn begins."""
 
     @abstractmethod
     def put_back(self, layout: Layout) -> None:
-        """Undo this turn's `settle` of these tensors: the step will not be applied."""
+        """Undo this turn's `settle`, exactly: the step will not be applied."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from laconic.comm.comm import Comm
 from laconic.core.codec import Codec
+from laconic.core.errors import StateError
 from laconic.core.layout import Layout, Segments
 from laconic.core.spec import Spec
 from laconic.core.turn import Turn
@@ -53,6 +54,10 @@ class Reducer(Spec):
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         """The working object for the tensors of this layout, over this group."""
 
+    @abstractmethod
+    def nbytes(self, layout: Layout) -> int:
+        """Payload of this rank for one exchange of these tensors, in bytes: exact, or the most it can be."""
+
     def codec(self) -> Codec | None:
         """The codec whose error stays behind on this rank, or None where the reduction is exact."""
         return None
@@ -63,15 +68,17 @@ class BoundReducer(ABC):
 
     @abstractmethod
     def reduce(self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0) -> Sent | None:
-        """out[layout] = alpha * mean over ranks of x[layout], for flat x and out (n,) in the layout's coordinates.
+        """out[layout] = alpha * mean over ranks of x[layout], for flat x and out in the layout's coordinates.
 
-        `x is None` says that this rank's gradient is not finite. Every rank then returns None, with `out` undefined.
-        `x` may be `out` itself. `layout` is a part of the one given at bind.
+        `x is None` says that this rank's gradient is not finite: every rank then returns None, and `out` is
+        undefined. `x` may be `out` itself. `layout` is a part of the one given at bind.
         """
 
-    def state_dict(self) -> dict[str, Any]:
-        """State of this rank, as tensors and numbers; empty where there is none."""
+    def state_dict(self) -> dict[str, Tensor]:
+        """State of this rank, "<kind>/<tensor name>" to a tensor; empty where there is none."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the state back."""
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take the state back. Raises `StateError` for a state that this reduction did not make."""
+        if state:
+            raise StateError(f"{type(self).__name__} keeps no state, got {sorted(state)}")

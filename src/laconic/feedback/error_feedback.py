@@ -1,0 +1,83 @@
+"""Error feedback: the residual of the compression is added to the next gradient.
+
+    x_t = decay * e_t + g_t        sent_t = C(x_t)        e_{t+1} = x_t - sent_t
+
+Seide et al. 2014 (1-bit SGD); Karimireddy et al. 2019, arXiv:1901.09847: with a contraction, E|C(x) - x|^2 <=
+omega |x|^2 and omega < 1, the residual stays bounded and SGD converges as if nothing were compressed. Codecs
+with omega >= 1 are refused, or damped (see `contraction`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from laconic import kernels
+from laconic.core.codec import Codec
+from laconic.core.errors import SpecError
+from laconic.core.layout import Layout
+from laconic.core.turn import Turn
+from laconic.feedback.contraction import safe_gain
+from laconic.feedback.feedback import BoundFeedback, Feedback, Optimised, Share
+from laconic.feedback.memory import Memory
+from laconic.feedback.pending import Pending
+
+
+@dataclass(frozen=True, repr=False)
+class ErrorFeedback(Feedback):
+    """Residual memory, one float32 an element.
+
+    `decay` in (0, 1]: how much of the old residual is kept. `damped`: scale an unbiased high-variance codec by
+    1 / (1 + omega) instead of refusing it.
+
+    >>> ErrorFeedback(decay=0.9)
+    error_feedback(decay=0.9)
+    """
+
+    decay: float = 1.0
+    damped: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay <= 1:
+            raise SpecError(f"decay must be in (0, 1], got {self.decay}")
+
+    def gain(self, codec: Codec | None, layout: Layout) -> float:
+        return safe_gain(codec, layout, self.damped)
+
+    def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
+        return _Residual(self, layout)
+
+
+class _Residual(BoundFeedback):
+    def __init__(self, spec: ErrorFeedback, layout: Layout) -> None:
+        self._decay = spec.decay
+        self._residual = Memory("residual", layout)
+        self._pending = Pending(self._finish)
+
+    def _finish(self, share: Share, layout: Layout) -> None:
+        share.subtract_from_(self._residual.held(layout))
+
+    def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
+        if not self._residual.holds(layout):
+            self._pending.finish_all()
+        self._pending.finish(layout)
+        residual = self._residual.flat(layout, grad.device)
+        finite = kernels.accumulate_(residual, grad, layout.segments, scale=scale, decay=self._decay)
+        return residual if finite else None
+
+    def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
+        self._pending.add(share, layout)
+
+    def put_back(self, layout: Layout) -> None:
+        self._pending.drop(layout)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        self._pending.finish_all()
+        return self._residual.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._residual.check(state)
+        self._pending.finish_all()
+        self._residual.load_state_dict(state)

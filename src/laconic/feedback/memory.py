@@ -1,0 +1,96 @@
+"""Named float32 memory in flat storage, which follows DDP's buckets wherever they are cut.
+
+Each bucket has one block with the bucket's own coordinates, so that a kernel walks gradient and memory side by
+side. When DDP regroups its buckets, blocks are made anew and each tensor moves by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import StateError
+from laconic.core.layout import Entry, Layout
+
+
+class Memory:
+    """One float32 value for every element of the layout's tensors; zero at first.
+
+    >>> layout = Layout.of([("a", (2,)), ("b", (3,))])
+    >>> memory = Memory("residual", layout)
+    >>> memory.flat(layout, torch.device("cpu")).shape
+    torch.Size([5])
+    """
+
+    def __init__(self, kind: str, layout: Layout) -> None:
+        self.kind = kind
+        self._layout = layout
+        self._blocks: dict[int, tuple[Layout, Tensor]] = {}  # id of a bucket's layout -> it, and its block
+        self._tensors: dict[str, Tensor] = {}  # name -> flat view of a block
+
+    def holds(self, layout: Layout) -> bool:
+        """Whether this very layout has a block already."""
+        return id(layout) in self._blocks
+
+    def flat(self, layout: Layout, device: torch.device) -> Tensor:
+        """The block of these tensors: float32 (layout.segments.end,), in the layout's coordinates."""
+        block = self._blocks.get(id(layout))
+        return block[1] if block is not None else self._move(layout, device)
+
+    def held(self, layout: Layout) -> Tensor:
+        """The block of a layout that has one."""
+        return self._blocks[id(layout)][1]
+
+    def tensor(self, name: str) -> Tensor | None:
+        """The flat memory of one tensor, or None where it is still all zero."""
+        return self._tensors.get(name)
+
+    def set(self, entry: Entry, value: Tensor) -> None:
+        """Take flat `value` float32 (entry.numel,) as the memory of one tensor."""
+        held = self._tensors.get(entry.name)
+        if held is None:
+            self._tensors[entry.name] = value.clone()
+        else:
+            held.copy_(value)
+
+    def _move(self, layout: Layout, device: torch.device) -> Tensor:
+        block = torch.zeros(layout.segments.end, dtype=torch.float32, device=device)
+        for entry in layout:
+            view = block[entry.offset : entry.offset + entry.numel]
+            before = self._tensors.get(entry.name)
+            if before is not None:
+                view.copy_(before)
+            self._tensors[entry.name] = view
+        moved = set(layout.names)
+        self._blocks = {
+            key: (other, flat) for key, (other, flat) in self._blocks.items() if moved.isdisjoint(other.names)
+        }
+        self._blocks[id(layout)] = (layout, block)
+        return block
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """"<kind>/<name>" to a copy in the tensor's shape, for every tensor of the layout."""
+        return {f"{self.kind}/{entry.name}": self._copy(entry) for entry in self._layout}
+
+    def _copy(self, entry: Entry) -> Tensor:
+        held = self._tensors.get(entry.name)
+        return torch.zeros(entry.shape) if held is None else held.detach().clone().view(entry.shape)
+
+    def check(self, state: Mapping[str, Tensor]) -> None:
+        """Raise `StateError` unless the state has every tensor of this memory in its shape."""
+        for entry in self._layout:
+            key = f"{self.kind}/{entry.name}"
+            if key not in state:
+                raise StateError(f"the saved state has no {key}: it is of another model or method")
+            if tuple(state[key].shape) != entry.shape:
+                raise StateError(
+                    f"{key} has shape {tuple(state[key].shape)} in the saved state, {entry.shape} in this model"
+                )
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take copies of the saved tensors. Nothing changes where one does not fit."""
+        self.check(state)
+        for entry in self._layout:
+            self.set(entry, state[f"{self.kind}/{entry.name}"].to(torch.float32).flatten())

@@ -1,0 +1,145 @@
+"""Momentum correction: momentum is applied before the exchange, so that an entry that waits keeps its history.
+
+Lin et al. 2018, arXiv:1712.01887 (DGC), section 3. Per tensor, with local gradient g and momentum mu:
+
+    heavy ball   u = mu * u + g           v = v + u
+    Nesterov     u = mu * (u + g)         v = v + u + g
+    sent = C(v)  v = v - sent             u = 0 where sent (factor masking, against stale momentum)
+
+The optimiser then applies the mean of `sent` without momentum. Weight decay never enters: the optimiser adds it
+after the exchange. Local clipping: each tensor's gradient norm is limited to clip / sqrt(N), so that the sum over
+N ranks has about the norm that a global threshold `clip` would leave; per tensor, as in the authors' release,
+since no rank knows the norm of the whole gradient when its first bucket leaves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.core.codec import Codec
+from laconic.core.errors import SpecError
+from laconic.core.layout import Layout
+from laconic.core.turn import Turn
+from laconic.feedback.contraction import safe_gain
+from laconic.feedback.feedback import BoundFeedback, Feedback, Optimised, Share
+from laconic.feedback.memory import Memory
+from laconic.feedback.pending import Pending
+
+
+@dataclass(frozen=True, repr=False)
+class MomentumCorrection(Feedback):
+    """Velocity u and accumulator v, two float32 an element. Momentum and Nesterov are read from the optimiser.
+
+    `masking`: clear the velocity of what was sent. `clip`: the global gradient norm whose local share limits each
+    tensor's gradient; None leaves gradients as they are. `dense_steps`: so many first steps are exchanged whole,
+    with the optimiser's own momentum, whose buffers then become the velocity.
+
+    >>> MomentumCorrection(clip=5.0)
+    momentum_correction(clip=5.0)
+    """
+
+    masking: bool = True
+    clip: float | None = None
+    dense_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.clip is not None and not self.clip > 0:
+            raise SpecError(f"clip must be a positive gradient norm or None, got {self.clip}")
+        if self.dense_steps < 0:
+            raise SpecError(f"dense_steps must be 0 or more, got {self.dense_steps}")
+
+    def gain(self, codec: Codec | None, layout: Layout) -> float:
+        return safe_gain(codec, layout)
+
+    def owns_momentum(self, step: int) -> bool:
+        return step >= self.dense_steps
+
+    def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
+        return _Corrected(self, layout, optimised, size)
+
+
+class _Corrected(BoundFeedback):
+    def __init__(self, spec: MomentumCorrection, layout: Layout, optimised: Optimised, size: int) -> None:
+        self._spec = spec
+        self._layout = layout
+        self._optimised = optimised
+        self._limit = None if spec.clip is None else spec.clip / math.sqrt(size)
+        self._velocity = Memory("velocity", layout)
+        self._residual = Memory("residual", layout)
+        self._pending = Pending(self._finish)
+        self._started = False
+
+    def _finish(self, share: Share, layout: Layout) -> None:
+        share.subtract_from_(self._residual.held(layout))
+        if self._spec.masking:
+            share.clear_(self._velocity.held(layout))
+
+    def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
+        if not self._spec.owns_momentum(turn.step):
+            if scale != 1.0:
+                for view in layout.segments.merged.views(grad):
+                    view.mul_(scale)
+            return grad
+        self._start()
+        if not self._residual.holds(layout):
+            self._pending.finish_all()
+        self._pending.finish(layout)
+        velocity = self._velocity.flat(layout, grad.device)
+        residual = self._residual.flat(layout, grad.device)
+        if self._limit is not None:
+            self._clip_(grad, layout, self._limit / scale)
+        momentum, nesterov = self._momentum(layout)
+        finite = kernels.velocity_(
+            velocity, residual, grad, layout.segments, momentum=momentum, scale=scale, nesterov=nesterov
+        )
+        return residual if finite else None
+
+    def _start(self) -> None:
+        """At the first compressed step, go on with the momentum that the optimiser has gathered so far."""
+        if self._started:
+            return
+        self._started = True
+        for entry in self._layout:
+            buffer = self._optimised.take_momentum(entry.name)
+            if buffer is not None:
+                settings = self._optimised.settings(entry.name)
+                factor = float(settings["momentum"]) if settings["nesterov"] else 1.0
+                self._velocity.set(entry, buffer.detach().to(torch.float32).flatten() * factor)
+
+    def _clip_(self, grad: Tensor, layout: Layout, limit: float) -> None:
+        for view in layout.segments.views(grad):
+            norm = float(torch.linalg.vector_norm(view, dtype=torch.float32))
+            if limit < norm < math.inf:
+                view.mul_(limit / norm)
+
+    def _momentum(self, layout: Layout) -> tuple[Tensor, bool]:
+        settings = [self._optimised.settings(entry.name) for entry in layout]
+        nesterov = {bool(group["nesterov"]) for group in settings}
+        if len(nesterov) > 1:
+            raise SpecError("momentum_correction needs all parameter groups alike: all nesterov or none")
+        momentum = torch.tensor([float(group["momentum"]) for group in settings], dtype=torch.float32)
+        return momentum, nesterov == {True}
+
+    def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
+        if self._spec.owns_momentum(turn.step):
+            self._pending.add(share, layout)
+
+    def put_back(self, layout: Layout) -> None:
+        self._pending.drop(layout)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        self._pending.finish_all()
+        return {**self._velocity.state_dict(), **self._residual.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._velocity.check(state)
+        self._residual.check(state)
+        self._pending.finish_all()
+        self._velocity.load_state_dict(state)
+        self._residual.load_state_dict(state)

@@ -1,0 +1,45 @@
+"""No feedback: what was not sent is lost. Right for exact and for unbiased codecs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from laconic.core.errors import StateError
+from laconic.core.layout import Layout
+from laconic.core.turn import Turn
+from laconic.feedback.feedback import BoundFeedback, Feedback, Optimised, Share
+
+
+@dataclass(frozen=True, repr=False)
+class NoFeedback(Feedback):
+    """x = grad, and nothing is remembered. The optimiser keeps its own momentum."""
+
+    keeps_memory: ClassVar[bool] = False
+
+    def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
+        return _Nothing()
+
+
+class _Nothing(BoundFeedback):
+    def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
+        if scale != 1.0:
+            for view in layout.segments.merged.views(grad):
+                view.mul_(scale)
+        return grad
+
+    def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
+        """Nothing stays behind."""
+
+    def put_back(self, layout: Layout) -> None:
+        """Nothing was taken."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        if state:
+            raise StateError(f"this route keeps no memory, the saved state has {sorted(state)[0]}")
