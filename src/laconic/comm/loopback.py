@@ -1,8 +1,8 @@
 """Loopback: ranks as threads of one process, for tests and for a group of one.
 
 A collective is two meetings of all ranks: at the first each has laid down what it gives, at the second each
-has copied what it takes. In between nobody writes, so tensors are shared without a lock. Sums run in rank order
-in the tensor's own dtype: every rank does the same additions, and the result is bit-identical on all.
+has copied what it takes. In between nobody writes, so tensors are shared without a lock. Sums run in rank
+order in the tensor's own dtype: every rank does the same additions, and the result is bit-identical on all.
 """
 
 from __future__ import annotations

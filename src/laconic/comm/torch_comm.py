@@ -1,0 +1,169 @@
+"""TorchComm: a process group of torch.distributed, with any backend.
+
+Sums in place and broadcasts are the backend's own. All else is sends and receives that every rank posts at
+once, because the alternatives fail with ragged sizes or are slower. On gloo, all_gather and all_to_all of
+lists refuse unequal sizes, and all_to_all_single wants the own message copied once a rank. At 1 MB and 2
+ranks sends and receives take 0.6 ms, broadcasts by each rank in turn 0.8, all_to_all_single 2.0, all_gather
+padded to the longest 3.0; at 10 MB 7, 11, 82 and 74 ms. NCCL fuses the posts into one launch, as in its own
+all-to-all.
+
+Messages, for N ranks: all_gather sends m bytes to each of N-1 ranks, all_to_all and reduce_scatter one chunk
+to each. Before all_gather and all_to_all each rank tells each other one the coming length, in 8 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from laconic.comm.comm import Comm, ReduceOp
+from laconic.core.errors import PeerError
+
+OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+class TorchComm(Comm):
+    """The ranks of a process group. Tensors stay on their device; gloo moves those of a GPU through the host.
+
+    A dead or leaving peer raises `PeerError`; the group is of no use after that.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        group = group or dist.group.WORLD
+        if group is None:
+            raise ValueError("there is no process group yet; call torch.distributed.init_process_group first")
+        self.group = group
+        self.ranks = dist.get_process_group_ranks(group)  # rank here -> rank in the world
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        config = str(dist.get_backend_config(group))  # such as cpu:gloo,cuda:nccl
+        self.backends = dict(pair.split(":") for pair in config.split(","))
+
+    @classmethod
+    def own(cls, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> TorchComm:
+        """A new process group of the same ranks, so that no one else's collectives come in between.
+
+        Called by all ranks of `group`. `close` it when done.
+        """
+        comm = cls(group)
+        return comm._new_group(comm.ranks, timeout)
+
+    def close(self) -> None:
+        """Free the process group. Only for one that `own` or `split` has made."""
+        dist.destroy_process_group(self.group)
+
+    def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
+        if x.dtype == torch.int16 and self.backends.get(x.device.type) == "gloo":
+            raise ValueError(f"rank {self.rank}: gloo cannot reduce int16; use int32")
+        if self.size > 1 and x.numel():
+            flat = x.contiguous()
+            with self._peers("all_reduce"):
+                dist.all_reduce(flat, OPS[op], group=self.group)
+            if flat is not x:
+                x.copy_(flat)
+        return x
+
+    def reduce_scatter(self, chunks: Sequence[Tensor]) -> Tensor:
+        self._check(chunks)
+        came = [torch.empty_like(chunks[self.rank]) for _ in chunks]
+        self._swap("reduce_scatter", dict(enumerate(chunks)), dict(enumerate(came)))
+        total = came[0]
+        for chunk in came[1:]:
+            total += chunk
+        return total
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        """Every rank's x (m_r,), in rank order; this rank's is `x` itself, so write to none of them."""
+        lengths = self._lengths([x.numel()] * self.size, x.device)
+        came = [x if rank == self.rank else x.new_empty(length) for rank, length in enumerate(lengths)]
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        going = x.contiguous().to(self._wire_device(x))
+        self._swap("all_gather", dict.fromkeys(others, going), {rank: came[rank] for rank in others})
+        return came
+
+    def all_to_all(self, chunks: Sequence[Tensor]) -> list[Tensor]:
+        self._check(chunks)
+        lengths = self._lengths([chunk.numel() for chunk in chunks], chunks[0].device)
+        came = [chunks[0].new_empty(length) for length in lengths]
+        self._swap("all_to_all", dict(enumerate(chunks)), dict(enumerate(came)))
+        return came
+
+    def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
+        if self.size > 1 and x.numel():
+            flat = x.contiguous()
+            with self._peers("broadcast"):
+                dist.broadcast(flat, src=self.ranks[root], group=self.group)
+            if flat is not x:
+                x.copy_(flat)
+        return x
+
+    def exchange(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> None:
+        self._swap("exchange", sends, recvs)
+
+    def split(self, color: int) -> TorchComm:
+        device = torch.device("cpu" if "cpu" in self.backends else next(iter(self.backends)))
+        colors = torch.cat(self.all_gather(torch.tensor([color], device=device))).tolist()
+        peers = [world_rank for world_rank, each in zip(self.ranks, colors, strict=True) if each == color]
+        return self._new_group(peers, None)
+
+    def _new_group(self, ranks: list[int], timeout: timedelta | None) -> TorchComm:
+        outsiders = len(ranks) < dist.get_world_size()  # these take no part in making the group
+        backend = ",".join(f"{device}:{name}" for device, name in self.backends.items())
+        with self._peers("new_group"):
+            return TorchComm(
+                dist.new_group(ranks, timeout=timeout, backend=backend, use_local_synchronization=outsiders)
+            )
+
+    def _lengths(self, going: list[int], device: torch.device) -> list[int]:
+        """How many elements each rank will send here, where going[r] go from here to rank r."""
+        home = "cpu" if "cpu" in self.backends else device  # the host where possible: no wait for the GPU
+        out, into = torch.tensor(going, device=home), torch.tensor(going, device=home)
+        peers = range(self.size)
+        self._swap("lengths", {r: out[r : r + 1] for r in peers}, {r: into[r : r + 1] for r in peers})
+        coming: list[int] = into.tolist()
+        return coming
+
+    def _swap(self, name: str, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> None:
+        """Post all sends and receives at once and wait for them; what a rank sends itself is copied."""
+        posts: list[dist.P2POp] = []
+        landing: list[tuple[Tensor, Tensor]] = []
+        if self.rank in recvs:
+            recvs[self.rank].copy_(sends[self.rank])
+        for distance in range(1, self.size):  # from the next rank round to the one before: no link idles
+            to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+            if to in sends and sends[to].numel():
+                going = sends[to].contiguous().to(self._wire_device(sends[to]))
+                posts.append(dist.P2POp(dist.isend, going, self.ranks[to], self.group))
+            if source in recvs and recvs[source].numel():
+                room = coming = recvs[source]
+                device = self._wire_device(room)
+                if not room.is_contiguous() or room.device != device:
+                    coming = torch.empty(room.shape, dtype=room.dtype, device=device)
+                    landing.append((room, coming))
+                posts.append(dist.P2POp(dist.irecv, coming, self.ranks[source], self.group))
+        with self._peers(name):
+            for work in dist.batch_isend_irecv(posts) if posts else ():
+                work.wait()
+        for room, coming in landing:
+            room.copy_(coming)
+
+    def _wire_device(self, x: Tensor) -> torch.device:
+        """Where a tensor has to lie to be sent: gloo sends from the host only."""
+        return torch.device("cpu") if self.backends.get(x.device.type) == "gloo" else x.device
+
+    @contextmanager
+    def _peers(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise PeerError(
+                f"rank {self.rank} of {self.size}: {name} failed, as a peer died, left or was late: {error}"
+            ) from error
+
+    def _check(self, chunks: Sequence[Tensor]) -> None:
+        if len(chunks) != self.size:
+            raise ValueError(f"rank {self.rank}: one chunk a rank is {self.size} chunks, got {len(chunks)}")

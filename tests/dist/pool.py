@@ -1,0 +1,243 @@
+"""A pool of worker processes that serves all distributed tests of one run.
+
+Importing torch takes seconds a process, so workers stay alive between tests and join a new process group for
+each job. The store lives in the test process. A job that hangs or dies takes the workers of the pool with it,
+by process id, and the next job starts new ones.
+
+Run as a program, this file is a worker: `python pool.py FD`, where FD is its end of a socket pair.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import importlib.util
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+GRACE_S = 10.0  # for the others, once one rank has failed
+
+
+Job = Callable[..., Any] | str
+
+
+class RemoteError(Exception):
+    """The traceback of a rank, or what is known of a rank that died."""
+
+
+class HungError(RemoteError):
+    """A rank was not done in time."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one rank ended: its value, or its error and when that was; an exit code if its process is gone."""
+
+    rank: int
+    value: Any = None
+    error: BaseException | None = None
+    when: float = float("inf")
+    exit_code: int | None = None
+
+
+class Pool:
+    """Workers on the loopback interface, with gloo and one thread each."""
+
+    def __init__(self) -> None:
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._workers: list[_Worker] = []
+        self._jobs = 0
+
+    def run(self, size: int, function: Job, *args: Any, timeout_s: float = 60.0) -> list[Any]:
+        """function(*args) on `size` ranks of a new default process group; the results in rank order.
+
+        `function` is defined at the top of a module, or named "module:function". The first error of a rank is
+        raised again, its message led by the rank; its traceback there is its cause.
+        """
+        while len(self._workers) < size:
+            self._workers.append(_Worker())
+        workers = self._workers[:size]
+        try:
+            outcomes = self._play(workers, function, args, timeout_s, grace_s=GRACE_S)
+        except BaseException:
+            self.close()  # they may still be at work
+            raise
+        if any(each.exit_code is not None or isinstance(each.error, HungError) for each in outcomes):
+            self.close()
+        first = min(outcomes, key=lambda each: each.when)  # later errors may be its consequences
+        if first.error is not None:
+            raise first.error
+        return [each.value for each in outcomes]
+
+    def fresh(self, size: int, function: Job, *args: Any, timeout_s: float = 60.0) -> list[Outcome]:
+        """function(*args) in new processes that end with it and may die: each rank's outcome, none raised."""
+        workers = [_Worker() for _ in range(size)]
+        try:
+            return self._play(workers, function, args, timeout_s, grace_s=timeout_s)
+        finally:
+            for worker in workers:
+                worker.kill()
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self._workers:
+            worker.kill()
+        self._workers.clear()
+
+    def _play(
+        self, workers: list[_Worker], function: Job, args: tuple[Any, ...], timeout_s: float, grace_s: float
+    ) -> list[Outcome]:
+        self._jobs += 1
+        job = (
+            f"job{self._jobs}",
+            self._store.port,
+            len(workers),
+            timeout_s,
+            _address(function),
+            pickle.dumps(args),
+        )
+        deadline = time.monotonic() + timeout_s
+        outcomes: dict[int, Outcome] = {}
+        running = dict(enumerate(workers))
+        for rank, worker in running.items():
+            worker.connection.send_bytes(pickle.dumps((rank, *job)))
+        while running:
+            connections = [worker.connection for worker in running.values()]
+            ready = wait(connections, max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return [
+                    outcomes.get(rank) or worker.hung(rank, timeout_s) for rank, worker in enumerate(workers)
+                ]
+            for rank in [rank for rank, worker in running.items() if worker.connection in ready]:
+                outcomes[rank] = running.pop(rank).outcome(rank)
+                if outcomes[rank].error is not None:
+                    deadline = min(deadline, time.monotonic() + grace_s)
+        return [outcomes[rank] for rank in range(len(workers))]
+
+
+class _Worker:
+    """One process and the connection to it."""
+
+    def __init__(self) -> None:
+        here, there = socket.socketpair()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        self.stacks = tempfile.NamedTemporaryFile(prefix="stacks-", mode="r")  # noqa: SIM115 - lives with the worker
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, str(there.fileno()), self.stacks.name],
+            pass_fds=[there.fileno()],
+            env={**environment, "PYTHONPATH": path},
+        )
+        there.close()
+        self.connection = Connection(here.detach())
+
+    def outcome(self, rank: int) -> Outcome:
+        """What the worker reports, or its exit code if it is gone."""
+        try:
+            value, error, trace, when = pickle.loads(self.connection.recv_bytes())
+        except (EOFError, ConnectionError):
+            code = self.process.wait()
+            error = RemoteError(f"rank {rank} ended with exit code {code}")
+            return Outcome(rank, error=error, when=0.0, exit_code=code)
+        if error is not None:
+            error.__cause__ = RemoteError(f"on rank {rank}:\n{trace}")
+        return Outcome(rank, value, error, when)
+
+    def hung(self, rank: int, timeout_s: float) -> Outcome:
+        """The outcome of a rank that is late, with the Python stacks of its threads."""
+        self.process.send_signal(signal.SIGUSR1)
+        time.sleep(0.3)
+        stacks = self.stacks.read()
+        return Outcome(
+            rank,
+            error=HungError(f"rank {rank} was not done after {timeout_s} s; it is in\n{stacks}"),
+            when=time.monotonic(),
+        )
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+        self.stacks.close()
+
+
+def _address(function: Job) -> tuple[str, str | None, str]:
+    """Module name, its file where the name alone may not be enough, and the function's name."""
+    if isinstance(function, str):
+        module, _, name = function.partition(":")
+        return module, None, name
+    if function.__qualname__ != function.__name__:
+        raise ValueError(f"a worker calls functions from the top of a module, got {function.__qualname__}")
+    return function.__module__, sys.modules[function.__module__].__file__, function.__name__
+
+
+def _find(module: str, file: str | None, name: str) -> Callable[..., Any]:
+    """The other side of `_address`."""
+    if module not in sys.modules and file is not None:
+        spec = importlib.util.spec_from_file_location(module, Path(file))
+        assert spec is not None and spec.loader is not None
+        loaded = importlib.util.module_from_spec(spec)
+        sys.modules[module] = loaded
+        spec.loader.exec_module(loaded)
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def _work(rank: int, prefix: str, port: int, size: int, timeout_s: float, address: Any, args: bytes) -> bytes:
+    """Do one job; the report is (value, error, traceback, time of the error)."""
+    timeout = timedelta(seconds=timeout_s)
+    store = dist.PrefixStore(prefix, dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout))
+    try:
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return pickle.dumps((_find(*address)(*pickle.loads(args)), None, "", float("inf")))
+    except BaseException as error:
+        when, trace = time.monotonic(), traceback.format_exc()
+        if len(error.args) <= 1 and not str(error).startswith(f"rank {rank}"):
+            error.args = (f"rank {rank}: {error}",)
+        try:
+            report = pickle.dumps((None, error, trace, when))
+            pickle.loads(report)
+        except Exception:
+            plain = RemoteError(f"rank {rank}: {type(error).__name__}: {error}")
+            report = pickle.dumps((None, plain, trace, when))
+        return report
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _serve(descriptor: int, stacks: str) -> None:
+    """Do jobs until the other end closes."""
+    with Path(stacks).open("w") as file:
+        faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+        torch.set_num_threads(1)
+        connection = Connection(descriptor)
+        while True:
+            try:
+                rank, *job = pickle.loads(connection.recv_bytes())
+            except EOFError:
+                return
+            connection.send_bytes(_work(rank, *job))
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]), sys.argv[2])

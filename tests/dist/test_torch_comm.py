@@ -1,0 +1,164 @@
+"""TorchComm over gloo in real processes, against the plain meaning of each collective."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from laconic.comm.torch_comm import TorchComm
+from laconic.core.errors import PeerError
+
+SIZES = (1, 2, 3, 4)
+
+
+def given(rank: int, n: int = 1001) -> torch.Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(rank))
+
+
+def reduce_all():
+    comm = TorchComm()
+    x = given(comm.rank)
+    assert comm.all_reduce(x) is x
+    strided = given(comm.rank, 2002)[::2].clone().repeat(2, 1).T[:, 0]
+    comm.all_reduce(strided)
+    largest = comm.all_reduce(torch.tensor([comm.rank]), "max").item()
+    smallest = comm.all_reduce(torch.tensor([comm.rank]), "min").item()
+    comm.all_reduce(torch.empty(0))
+    return x, strided, largest, smallest
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_reduce(pool, size):
+    results = pool.run(size, reduce_all)
+    plain = sum(given(rank) for rank in range(size))
+    spread = sum(given(rank, 2002)[::2] for rank in range(size))
+    for x, strided, largest, smallest in results:
+        assert torch.equal(x, results[0][0])
+        torch.testing.assert_close(x, plain, rtol=1e-5, atol=1e-5)  # gloo adds in ring order
+        torch.testing.assert_close(strided, spread, rtol=1e-5, atol=1e-5)
+        assert (largest, smallest) == (size - 1, 0)
+
+
+def reduce_in(dtype):
+    comm = TorchComm()
+    return comm.all_reduce(torch.arange(5).to(dtype))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float64]
+)
+def test_all_reduce_keeps_the_dtype(pool, dtype):
+    for x in pool.run(2, reduce_in, dtype):
+        assert x.dtype == dtype and x.tolist() == [0, 2, 4, 6, 8]
+
+
+def test_int16_is_refused_with_the_way_out(pool):
+    with pytest.raises(ValueError, match="gloo cannot reduce int16; use int32"):
+        pool.run(2, reduce_in, torch.int16)
+
+
+def gather_ragged():
+    comm = TorchComm()
+    return comm.all_gather(torch.full((comm.rank * 1000,), comm.rank, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_gather_takes_ragged_and_empty_messages(pool, size):
+    for came in pool.run(size, gather_ragged):
+        assert [each.tolist() for each in came] == [[r] * (1000 * r) for r in range(size)]
+        assert all(each.dtype == torch.uint8 for each in came)
+
+
+def send_chunks():
+    comm = TorchComm()
+    chunks = [torch.full((3 * to,), 10.0 * comm.rank + to) for to in range(comm.size)]
+    return comm.all_to_all(chunks), comm.reduce_scatter(chunks)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_to_all_and_reduce_scatter(pool, size):
+    for rank, (came, total) in enumerate(pool.run(size, send_chunks)):
+        assert [c.tolist() for c in came] == [[10.0 * r + rank] * (3 * rank) for r in range(size)]
+        assert total.tolist() == [sum(10.0 * r + rank for r in range(size))] * (3 * rank)
+
+
+def broadcast_and_pass_on():
+    comm = TorchComm()
+    x = comm.broadcast(torch.tensor([float(comm.rank)]), root=2)
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    room = torch.zeros(3, 2)
+    comm.exchange({after: torch.full((3,), float(comm.rank))}, {before: room[:, 1]})
+    return x.item(), room.tolist()
+
+
+def test_broadcast_and_exchange(pool):
+    for rank, (root, room) in enumerate(pool.run(3, broadcast_and_pass_on)):
+        assert root == 2.0
+        assert room == [[0.0, (rank - 1) % 3]] * 3
+
+
+def split_twice():
+    comm = TorchComm.own()
+    half = comm.split(comm.rank % 2)
+    again = comm.split(comm.rank % 2)
+    alone = half.split(half.rank)
+    total = half.all_reduce(torch.tensor([comm.rank])).item() + again.all_reduce(torch.tensor([0])).item()
+    own = TorchComm.own(half.group, timeout=timedelta(seconds=20))
+    last = own.all_gather(torch.tensor([comm.rank]))[-1].item()
+    for each in (own, alone, again, half, comm):
+        each.close()
+    return half.rank, half.size, total, alone.size, last
+
+
+def test_own_and_split_make_groups_inside_groups(pool):
+    assert pool.run(4, split_twice) == [(0, 2, 2, 1, 2), (0, 2, 4, 1, 3), (1, 2, 2, 1, 2), (1, 2, 4, 1, 3)]
+
+
+def lose_a_peer():
+    comm = TorchComm.own()
+    comm.all_reduce(torch.ones(1))
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    try:
+        for _ in range(100):
+            comm.all_gather(torch.ones(1000 + comm.rank))
+    except PeerError as error:
+        return str(error), time.monotonic() - start
+    return None
+
+
+def test_a_dead_peer_is_a_peer_error_that_names_rank_and_operation(pool):
+    killed, survivor = sorted(pool.fresh(2, lose_a_peer, timeout_s=30), key=lambda each: each.rank != 1)
+    assert killed.exit_code == -signal.SIGKILL
+    text, seconds = survivor.value
+    assert text.startswith("rank 0 of 2: lengths failed")
+    assert seconds < 20
+
+
+def raise_on(rank):
+    if dist.get_rank() == rank:
+        raise KeyError("lost")
+    TorchComm().all_reduce(torch.ones(1))
+
+
+def sleep(seconds):
+    time.sleep(seconds)
+
+
+def test_the_pool_raises_the_first_error_and_serves_on(pool):
+    with pytest.raises(KeyError, match="rank 1: 'lost'"):
+        pool.run(3, raise_on, 1)
+    with pytest.raises(Exception, match=r"(?s)rank 0 was not done after 1\.0 s.*in sleep"):
+        pool.run(2, sleep, 30, timeout_s=1.0)
+    with pytest.raises(Exception, match="exit code 3"):
+        pool.run(2, "os:_exit", 3)
+    assert pool.run(2, "torch.distributed:get_rank") == [0, 1]
+    with pytest.raises(ValueError, match="top of a module"):
+        pool.run(2, lambda: None)
