@@ -1,0 +1,106 @@
+"""`laconic doctor`: what is live on this machine, and what is missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+
+from laconic import kernels
+from laconic.cli.versions import version_of
+from laconic.core.errors import DataError
+from laconic.tasks import TASKS
+from laconic.tasks.source import VARIABLE, data_folder
+
+OPTIONAL = {
+    "plotly": "report.html",
+    "tensorboard": "TensorBoard scalars",
+    "scikit-learn": "the task digits",
+    "pillow": "CIFAR-10 as JPEG files",
+    "triton": "kernels on CUDA tensors",
+    "nanobind": "building the native kernels",
+}
+NATIVE_WAY_OUT = (
+    "reference kernels are live: install with a C++20 compiler for native ones (pip install --no-cache .)"
+)
+
+
+def doctor() -> None:
+    """Say which kernels are live, which versions and backends are there, and what is missing."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(_facts())
+    missing = _missing()
+    for line in missing:
+        console.print(f"missing: {line}", style="yellow", markup=False)
+    if not missing:
+        console.print("nothing is missing", style="green")
+
+
+def _facts() -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("laconic", version_of("laconic"))
+    for name, value in kernels.info().items():
+        shown = ", ".join(map(str, value)) if isinstance(value, (list, tuple, set, frozenset)) else str(value)
+        table.add_row("kernels" if name == "live" else f"  {name.replace('_', ' ')}", shown or "none")
+    table.add_row("torch", f"{torch.__version__}, {torch.get_num_threads()} threads")
+    table.add_row("  CPU", f"{torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores")
+    cuda = f"{torch.cuda.device_count()} devices" if torch.cuda.is_available() else "no device"
+    table.add_row("  CUDA", cuda)
+    table.add_row("  backends", ", ".join(_backends()) or "none")
+    table.add_row("Python", f"{platform.python_version()}, {sys.platform}, {platform.machine()}")
+    for package in OPTIONAL:
+        table.add_row(f"  {package}", version_of(package))
+    table.add_row(VARIABLE, os.environ.get(VARIABLE) or "not set")
+    for task in TASKS.values():
+        table.add_row(f"  {task.name}", _data(task.name))
+    return table
+
+
+def _backends() -> list[str]:
+    there = {
+        "gloo": dist.is_available() and dist.is_gloo_available(),
+        "nccl": dist.is_available() and dist.is_nccl_available(),
+        "mpi": dist.is_available() and dist.is_mpi_available(),
+    }
+    return [name for name, found in there.items() if found]
+
+
+def _data(task: str) -> str:
+    """Where the files of a task are, without reading them."""
+    if task == "digits":
+        return "comes with scikit-learn"
+    try:
+        folder = data_folder(None)
+    except DataError as error:
+        return str(error)
+    found = [name for name in TASKS[task].files if folder and (folder / name).exists()]
+    return str(Path(folder) / found[0]) if folder and found else "no files"
+
+
+def _missing() -> list[str]:
+    lines = []
+    if str(kernels.info()["live"]) == "reference":
+        lines.append(NATIVE_WAY_OUT)
+    for package, use in OPTIONAL.items():
+        needed = package != "triton" or torch.cuda.is_available()
+        if needed and package != "nanobind" and version_of(package) == "not installed":
+            lines.append(f"{package}, for {use}: pip install {package}")
+    if not dist.is_available() or not dist.is_gloo_available():
+        lines.append("torch.distributed with gloo: install another build of torch")
+    lines += [
+        f"data of {task.name} (the task needs it, nothing else): {task.how}"
+        for task in TASKS.values()
+        if task.files and _data(task.name) == "no files"
+    ]
+    if shutil.which("chromium") is None:
+        lines.append("chromium (only a test of the report needs it): apt-get install chromium")
+    return lines

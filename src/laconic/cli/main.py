@@ -1,0 +1,43 @@
+"""The `laconic` command. An error that Laconic raises on purpose is one red line and exit code 2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from laconic.cli.doctor import doctor
+from laconic.cli.methods import methods
+from laconic.cli.run import PASS_THROUGH, run
+from laconic.cli.train import train
+from laconic.core.errors import LaconicError
+
+
+class Commands(TyperGroup):
+    """One line for what we raise on purpose; any other error is a fault of ours and keeps its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except LaconicError as error:
+            console = Console(stderr=True, highlight=False, soft_wrap=True)
+            console.print(f"laconic: {error}", style="bold red", markup=False)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Distributed deep learning in few words: send what matters, count every byte, keep the accuracy.",
+)
+app.command()(train)
+app.command(context_settings=PASS_THROUGH)(run)
+app.command()(methods)
+app.command()(doctor)
+
+if __name__ == "__main__":
+    app()

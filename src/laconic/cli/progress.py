@@ -1,0 +1,163 @@
+"""What a run shows while it goes: a live table on a terminal, plain lines elsewhere. One row a method."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from laconic.cli.settings import Settings
+
+REDRAWS_PER_S = 4
+SMOOTHING = 0.1  # weight of the newest step in the loss and the step time that are shown
+
+
+@dataclass
+class Shown:
+    """A method's row."""
+
+    seed: int | None = None
+    seeds_done: int = 0
+    step: int = 0
+    loss: float | None = None
+    step_s: float | None = None
+    megabytes: float = 0.0  # payload of rank 0, this seed
+    accuracy: float | None = None
+    tested: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def see_step(self, event: dict[str, Any]) -> None:
+        """Take over a step of rank 0."""
+        self.step = event["step"]
+        self.megabytes += event["payload_sent"] / 1e6
+        self.loss = _smooth(self.loss, event["loss"])
+        self.step_s = _smooth(self.step_s, event["step_s"])
+
+    def see_test(self, event: dict[str, Any], workers: int) -> bool:
+        """Take over a rank's part of a test; true when it was the last one."""
+        parts = self.tested.setdefault(event["step"], [])
+        parts.append((event["right"], event["answers"]))
+        if len(parts) < workers:
+            return False
+        self.accuracy = sum(right for right, _ in parts) / sum(answers for _, answers in parts)
+        return True
+
+
+class Progress:
+    """Rows of all methods, drawn as events come in."""
+
+    def __init__(self, console: Console, settings: Settings) -> None:
+        self.console = console
+        self.settings = settings
+        self.rows = {spec: Shown() for spec in settings.specs}
+        self._live = (
+            Live(self._table(), console=console, refresh_per_second=REDRAWS_PER_S, transient=True)
+            if console.is_terminal
+            else None
+        )
+        self._drawn = 0.0
+
+    def __enter__(self) -> Progress:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        self.console.print(line, markup=False)
+
+    def begin(self, spec: str, seed: int) -> None:
+        """A training starts."""
+        row = self.rows[spec]
+        self.rows[spec] = Shown(seed=seed, seeds_done=row.seeds_done, step_s=row.step_s)
+
+    def skip(self, spec: str, seed: int) -> None:
+        """A training was finished before."""
+        self.rows[spec].seeds_done += 1
+        self.say(f"{spec}, seed {seed}: is done already")
+
+    def end(self, spec: str, seed: int) -> None:
+        """A training is finished."""
+        self.rows[spec].seeds_done += 1
+        self._redraw(now=True)
+
+    def see(self, event: dict[str, Any]) -> None:
+        """Show an event."""
+        row = self.rows[event["method"]]
+        if event["kind"] == "step" and event["rank"] == 0:
+            row.see_step(event)
+        elif event["kind"] == "eval" and row.see_test(event, self.settings.workers) and not self._live:
+            self.say(self._line(event["method"]))
+        self._redraw()
+
+    def _redraw(self, *, now: bool = False) -> None:
+        if self._live and (now or time.monotonic() - self._drawn > 1 / REDRAWS_PER_S):
+            self._live.update(self._table())
+            self._drawn = time.monotonic()
+
+    def _cells(self, spec: str) -> tuple[str, ...]:
+        row, settings = self.rows[spec], self.settings
+        seed = "-" if row.seed is None else f"{row.seed - settings.seed + 1}/{settings.seeds}"
+        left = (settings.seeds - row.seeds_done) * settings.steps - (
+            row.step if row.step < settings.steps else 0
+        )
+        return (
+            spec,
+            seed,
+            f"{row.step}/{settings.steps}",
+            "-" if row.loss is None else f"{row.loss:.4f}",
+            "-" if row.accuracy is None else f"{100 * row.accuracy:.2f} %",
+            f"{row.megabytes:.2f}",
+            "-" if row.step_s is None else f"{1000 * row.step_s:.1f} ms",
+            "-" if row.step_s is None else duration(max(0, left) * row.step_s),
+        )
+
+    def _line(self, spec: str) -> str:
+        _, seed, step, loss, accuracy, megabytes, step_s, left = self._cells(spec)
+        return (
+            f"{spec}  seed {seed}  step {step}  loss {loss}  accuracy {accuracy}  sent {megabytes} MB  "
+            f"step {step_s}  left {left}"
+        )
+
+    def _table(self) -> Table:
+        settings = self.settings
+        table = Table(
+            title=f"{settings.task}, {settings.workers} workers",
+            title_justify="left",
+            box=None,
+            padding=(0, 2),
+        )
+        table.add_column("method", style="cyan", no_wrap=True)
+        for name in ("seed", "step", "loss", "accuracy", "MB sent", "step time", "left"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for spec in self.rows:
+            table.add_row(*self._cells(spec))
+        return table
+
+
+def duration(seconds: float) -> str:
+    """Minutes and seconds, or hours and minutes.
+
+    >>> duration(4.2), duration(75), duration(4000)
+    ('4 s', '1:15', '1 h 06')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d}"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d}"
+
+
+def _smooth(before: float | None, value: float) -> float:
+    return value if before is None else before + SMOOTHING * (value - before)

@@ -1,0 +1,96 @@
+"""One run of `laconic train`: every method with every seed, its events in the ledger and on the screen."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from rich.console import Console
+
+from laconic.cli.progress import Progress
+from laconic.cli.settings import Settings
+from laconic.report import Ledger
+from laconic.report.ledger import read_events, slug
+from laconic.strategies import checkpoint
+from laconic.tasks import find
+from laconic.tasks.launcher import launch
+from laconic.tasks.loading import prepare
+from laconic.tasks.plan import Plan
+from laconic.tasks.shard import Shard
+
+
+class Session:
+    """A run in progress."""
+
+    def __init__(self, settings: Settings, console: Console) -> None:
+        self.settings = settings
+        self.console = console
+        self._finished = finished(settings) if settings.resume else set()
+
+    def train_all(self) -> None:
+        """Train every method with every seed. Whatever ends it, no worker and no scratch file is left."""
+        settings = self.settings
+        with tempfile.TemporaryDirectory(prefix="laconic-") as scratch:
+            data = Path(scratch) / "data.pt"
+            tensors = prepare(find(settings.task), settings.data, data)
+            Shard(
+                len(tensors["train_y"]), settings.batch, 0, settings.workers, 0
+            )  # refuses too large a batch
+            settings.open_folder()
+            with (
+                Ledger(settings.folder, settings.config()) as ledger,
+                Progress(self.console, settings) as progress,
+            ):
+                for seed in settings.all_seeds:
+                    for spec in settings.specs:
+                        self._train_one(spec, seed, data, ledger, progress)
+
+    def _train_one(self, spec: str, seed: int, data: Path, ledger: Ledger, progress: Progress) -> None:
+        settings = self.settings
+        folder = settings.folder / slug(spec) / f"seed{seed}"
+        resume_from = checkpoint.latest(folder) if settings.resume else None
+        if settings.resume:
+            if (spec, seed) in self._finished:
+                progress.skip(spec, seed)
+                return
+            first = checkpoint.step_of(resume_from) if resume_from else 0
+            progress.say(f"{spec}, seed {seed}: resumes from {resume_from or 'the start'}")
+            ledger.rewrite(
+                lambda event: (event["method"], event["seed"]) != (spec, seed) or event["step"] <= first
+            )
+        plan = Plan(
+            task=settings.task,
+            model=settings.model,
+            spec=spec,
+            seed=seed,
+            workers=settings.workers,
+            steps=settings.steps,
+            batch=settings.batch,
+            lr=settings.lr,
+            eval_every=settings.eval_every,
+            checkpoint_every=settings.checkpoint_every,
+            data=data,
+            folder=folder,
+            threads=max(1, (os.cpu_count() or 1) // settings.workers),
+            resume_from=resume_from,
+        )
+        progress.begin(spec, seed)
+        with contextlib.closing(launch(plan)) as events:
+            for event in events:
+                labelled = {"method": spec, "seed": seed} | event
+                ledger.write(labelled)
+                progress.see(labelled)
+        progress.end(spec, seed)
+
+
+def finished(settings: Settings) -> set[tuple[str, int]]:
+    """The trainings of a run whose last step every worker has done and tested."""
+    last = Counter(
+        (event["method"], event["seed"])
+        for event in read_events(settings.folder)
+        if event["kind"] == "eval" and event["step"] == settings.steps
+    )
+    return {training for training, ranks in last.items() if ranks == settings.workers}

@@ -1,0 +1,101 @@
+"""`laconic train`: a built-in task by several methods and seeds, a live table, and a report at the end."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from laconic.cli.session import Session, Settings
+from laconic.cli.tables import print_summary
+from laconic.core.errors import LaconicError
+from laconic.report import publish
+from laconic.tasks.launcher import WorkerFailed
+
+INTERRUPTED = 130  # exit code of a run that Ctrl-C has ended
+FAILED = 1
+
+
+def train(
+    task: Annotated[str, typer.Argument(help="digits, mnist, cifar10 or shakespeare")],
+    workers: Annotated[int, typer.Option(help="processes, on this machine")] = 2,
+    with_: Annotated[
+        list[str] | None,
+        typer.Option("--with", help='a method, such as "dgc(density=0.01)"; may be repeated'),
+    ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(help="a baseline to compare with; may be repeated, the first gives ratios"),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="how many times each method is trained, from --seed on")] = 1,
+    seed: Annotated[int, typer.Option(help="the first seed")] = 0,
+    steps: Annotated[int | None, typer.Option(help="steps of each training [default: the task's]")] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="examples a worker and step [default: the task's]")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="highest learning rate [default: the model's]")] = None,
+    model: Annotated[str | None, typer.Option(help="one of the task's models [default: its first]")] = None,
+    data: Annotated[Path | None, typer.Option(help="folder of the data set [default: $LACONIC_DATA]")] = None,
+    out: Annotated[Path, typer.Option(help="folder of all runs")] = Path("runs"),
+    name: Annotated[str | None, typer.Option(help="the run's folder in it [default: task and time]")] = None,
+    eval_every: Annotated[int | None, typer.Option(help="steps between tests [default: a tenth]")] = None,
+    checkpoint_every: Annotated[int, typer.Option(help="steps between checkpoints; 0: none")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the run of this --name")] = False,
+) -> None:
+    """Train TASK by each method on several workers, and write runs/NAME/report.html.
+
+    Baselines are trained first, all methods with one seed before the next seed. Ctrl-C ends all workers at
+    once and keeps what was measured; --resume goes on from the last complete checkpoint of each training.
+    """
+    settings = Settings.of(
+        task=task,
+        model=model,
+        methods=tuple(with_ or ()),
+        against=tuple(against or ()),
+        workers=workers,
+        seeds=seeds,
+        seed=seed,
+        steps=steps,
+        batch=batch,
+        lr=lr,
+        eval_every=eval_every,
+        checkpoint_every=checkpoint_every,
+        data=data,
+        out=out,
+        name=name,
+        resume=resume,
+    )
+    console = Console(highlight=False, soft_wrap=True)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    before = signal.signal(signal.SIGTERM, _as_interrupt)
+    ended, code = None, 0
+    try:
+        Session(settings, console).train_all()
+    except KeyboardInterrupt:
+        ended, code = "Interrupted: this report holds what was measured until then.", INTERRUPTED
+    except WorkerFailed as failure:
+        ended, code = f"A worker failed: {failure}", FAILED
+        errors.print(failure.details.rstrip(), markup=False)
+        errors.print(f"laconic: {failure}", style="bold red", markup=False)
+        if failure.expected:
+            code = 2
+    except LaconicError as error:
+        ended, code = f"Ended: {error}", 2
+        errors.print(f"laconic: {error}", style="bold red", markup=False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if (settings.folder / "events.jsonl").exists():
+        published = publish(settings.folder, ended)
+        if ended:
+            console.print(ended, style="yellow", markup=False)
+        print_summary(console, published.rows)
+        console.print(f"\nreport: {published.report}", markup=False)
+    raise typer.Exit(code)
+
+
+def _as_interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,63 @@
+"""Curves that a picture can hold: a few hundred points, each a mean over seeds with its standard error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from laconic.report.series import Array, MethodSeries
+from laconic.report.summary import MB
+
+POINTS = 240
+
+
+@dataclass(frozen=True)
+class Curve:
+    """y over x with its standard error, which is 0 for one seed; `low` and `high` are y -+ error."""
+
+    x: Array
+    y: Array
+    error: Array
+
+    @property
+    def low(self) -> Array:
+        """The band's lower edge."""
+        return self.y - self.error
+
+    @property
+    def high(self) -> Array:
+        """The band's upper edge."""
+        return self.y + self.error
+
+
+def loss_by_step(method: MethodSeries) -> Curve:
+    """Training loss, averaged over neighbouring steps."""
+    return _binned(method, np.arange(1, method.common + 1, dtype=np.float64))
+
+
+def loss_by_megabyte(method: MethodSeries) -> Curve:
+    """The same over the payload that a worker has sent so far, in MB."""
+    return _binned(method, np.cumsum(method.over_seeds("payload_sent").mean(axis=0)) / MB)
+
+
+def accuracy_by_step(method: MethodSeries) -> Curve:
+    """Test accuracy in percent over the evaluations that all seeds have made."""
+    common = min(len(seed.eval_steps) for seed in method.seeds)
+    values = np.stack([100 * seed.accuracy[:common] for seed in method.seeds])
+    return Curve(method.seeds[0].eval_steps[:common], values.mean(axis=0), _error(values))
+
+
+def _binned(method: MethodSeries, x: Array) -> Curve:
+    losses = method.over_seeds("loss")
+    edges = np.unique(np.linspace(0, losses.shape[1], min(POINTS, losses.shape[1]) + 1).astype(int))
+    means = np.stack([losses[:, start:end].mean(axis=1) for start, end in pairwise(edges)], axis=1)
+    return Curve(x[edges[1:] - 1], means.mean(axis=0), _error(means))
+
+
+def _error(values: Array) -> Array:
+    if len(values) < 2:
+        return np.zeros(values.shape[1])
+    spread: Array = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+    return spread

@@ -1,0 +1,133 @@
+"""A run as one HTML page that needs nothing else: plots, table, and what the figures mean.
+
+The page is `page.html` with the data put in as JSON and plotly's script put in whole: no request leaves the
+reader's machine.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from laconic.report.curves import Curve, accuracy_by_step, loss_by_megabyte, loss_by_step
+from laconic.report.series import MethodSeries, Run
+from laconic.report.summary import Row
+
+REPORT = "report.html"
+PHASES = {
+    "training": ("forward_s", "backward_s", "update_s"),
+    "exchange": ("encode_s", "communicate_s", "decode_s"),
+}
+HEADS = (
+    ("method", "the spec string; it is also what made it"),
+    ("accuracy, %", "on the test set after the last step, mean ± standard error over seeds"),
+    ("test loss", "cross-entropy on the test set after the last step"),
+    ("MB a step", "payload that a worker hands to collectives, mean over the second half of the steps"),
+    ("times smaller", "float32 bytes over payload, in the second half of the steps"),
+    ("against first", "the first baseline's payload over this one's"),
+    ("MB in all", "payload of a worker over the whole training, warm-up included"),
+    ("wire MB a step", "with each collective's message pattern and headers, by a stated model"),
+    ("step, ms", "median over the second half of the steps"),
+)
+
+
+def write_report(folder: Path, run: Run, rows: list[Row], interrupted: str | None) -> Path:
+    """Write `report.html` into the run's folder; its path."""
+    from plotly.offline import get_plotlyjs  # 5 MB of script: only where it is used
+
+    data = {"methods": [_method_data(method) for method in run.methods], "phases": PHASES}
+    page = (files("laconic.report") / "page.html").read_text(encoding="utf-8")
+    parts = {
+        "@@TITLE@@": html.escape(f"{run.config['name']}: {run.config['title']}"),
+        "@@LEDE@@": html.escape(lede(run)),
+        "@@NOTICE@@": f'<p class="notice">{html.escape(interrupted)}</p>' if interrupted else "",
+        "@@TABLE@@": table(rows),
+        "@@FACTS@@": facts(run),
+        "@@DATA@@": json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
+        "@@PLOTLY@@": get_plotlyjs(),
+    }
+    for mark, text in parts.items():
+        page = page.replace(mark, text)
+    path = folder / REPORT
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def lede(run: Run) -> str:
+    """What was run, in one sentence."""
+    config = run.config
+    seeds = f"{config['seeds']} seeds" if config["seeds"] > 1 else "one seed"
+    methods = f"{len(config['methods'])} methods" if len(config["methods"]) > 1 else "one method"
+    return (
+        f"{methods.capitalize()}, {seeds} each, {config['workers']} workers, {config['steps']:,} steps of "
+        f"{config['workers'] * config['batch']} examples."
+    )
+
+
+def table(rows: list[Row]) -> str:
+    """The summary as an HTML table."""
+    head = "".join(
+        f'<th scope="col" title="{html.escape(note)}">{html.escape(name)}</th>' for name, note in HEADS
+    )
+    body = "".join(f"<tr>{''.join(_cells(row))}</tr>" for row in rows)
+    return f"<table id='summary'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def facts(run: Run) -> str:
+    """The settings of the run, as a list of terms."""
+    shown = ("task", "model", "workers", "steps", "batch", "lr", "seeds", "versions", "machine", "started")
+    return "".join(
+        f"<dt>{html.escape(name)}</dt><dd>{html.escape(str(run.config[name]))}</dd>"
+        for name in shown
+        if name in run.config
+    )
+
+
+def _cells(row: Row) -> list[str]:
+    values = [
+        row.accuracy.text(100),
+        row.test_loss.text(digits=3),
+        f"{row.payload_mb:.4g}",
+        ratio(row.smaller),
+        ratio(row.against_first),
+        f"{row.total_payload_mb:,.1f}",
+        f"{row.wire_mb:.4g}",
+        row.step_s.text(1000, 1),
+    ]
+    cells = [f'<th scope="row"><i></i><code>{html.escape(row.spec)}</code></th>']
+    return cells + [f"<td>{html.escape(value)}</td>" for value in values]
+
+
+def ratio(value: float) -> str:
+    """A ratio with a precision that suits it.
+
+    >>> ratio(1.0), ratio(71.94), ratio(math.inf)
+    ('1.00 ×', '71.9 ×', '-')
+    """  # noqa: RUF002
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:.1f} ×" if value >= 10 else f"{value:.2f} ×"  # noqa: RUF001
+
+
+def _method_data(method: MethodSeries) -> dict[str, Any]:
+    late = slice(method.common // 2, None)
+    names = [name for phase in PHASES.values() for name in phase]
+    return {
+        "spec": method.spec,
+        "loss_by_step": _curve_data(loss_by_step(method)),
+        "loss_by_megabyte": _curve_data(loss_by_megabyte(method)),
+        "accuracy_by_step": _curve_data(accuracy_by_step(method)),
+        "ms": {name: 1000 * float(method.over_seeds(name)[:, late].mean()) for name in names},
+    }
+
+
+def _curve_data(curve: Curve) -> dict[str, list[float | None]]:
+    named = {"x": curve.x, "y": curve.y, "low": curve.low, "high": curve.high}
+    return {
+        name: [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
+        for name, values in named.items()
+    }

@@ -1,0 +1,106 @@
+"""Writes what a run measures, as it comes: `events.jsonl` and TensorBoard scalars.
+
+A line of `events.jsonl` is one step, or one evaluation, of one rank:
+
+    {"kind": "step", "method": "dgc(density=0.01)", "seed": 0, "rank": 1, "step": 17, "loss": 0.31,
+     "payload_sent": 14231, ..., "backward_s": 0.012, "encode_s": 0.001, ...}
+
+Lines are whole or, after a crash, the last one is cut: readers leave it out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+EVENTS = "events.jsonl"
+CONFIG = "config.json"
+SCALARS = ("loss", "payload_sent", "wire_sent", "step_s", "encode_s", "communicate_s", "decode_s")
+
+
+def slug(spec: str) -> str:
+    """A spec as a folder's name.
+
+    >>> slug("dgc(density=0.01)")
+    'dgc_density_0.01'
+    """
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", spec).strip("_") or "_"
+
+
+class Ledger:
+    """The open books of one run. Owns its files until `close`."""
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CONFIG).write_text(json.dumps(config, indent=1))
+        self.folder = folder
+        self._size = int(config["workers"])
+        self._events = (folder / EVENTS).open("a", encoding="utf-8")
+        self._boards: dict[tuple[str, int], SummaryWriter] = {}
+        self._waiting: dict[tuple[str, int, str, int], list[dict[str, Any]]] = {}
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def write(self, event: dict[str, Any]) -> None:
+        """Keep an event; scalars are written when the last rank's event of that step is here."""
+        self._events.write(json.dumps(event) + "\n")
+        key = (event["method"], event["seed"], event["kind"], event["step"])
+        ranks = self._waiting.setdefault(key, [])
+        ranks.append(event)
+        if len(ranks) == self._size:
+            self._scalars(ranks)
+            del self._waiting[key]
+            self._events.flush()
+
+    def rewrite(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Keep the wanted events only: a resumed training replaces what it does again."""
+        self._events.close()
+        kept = [json.dumps(event) for event in read_events(self.folder) if wanted(event)]
+        beside = self.folder / f".{EVENTS}"
+        beside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        beside.replace(self.folder / EVENTS)
+        self._events = (self.folder / EVENTS).open("a", encoding="utf-8")
+
+    def close(self) -> None:
+        """Flush and close all files."""
+        self._events.close()
+        for board in self._boards.values():
+            board.close()
+
+    def _scalars(self, ranks: list[dict[str, Any]]) -> None:
+        first = ranks[0]
+        board = self._board(first["method"], first["seed"])
+        if first["kind"] == "eval":
+            answers = sum(event["answers"] for event in ranks)
+            board.add_scalar("test/accuracy", sum(event["right"] for event in ranks) / answers, first["step"])
+            board.add_scalar("test/loss", sum(event["loss_sum"] for event in ranks) / answers, first["step"])
+            return
+        for name in SCALARS:
+            board.add_scalar(f"train/{name}", sum(event[name] for event in ranks) / len(ranks), first["step"])
+
+    def _board(self, method: str, seed: int) -> SummaryWriter:
+        if (method, seed) not in self._boards:
+            place = self.folder / "tensorboard" / f"{slug(method)}-seed{seed}"
+            self._boards[method, seed] = SummaryWriter(str(place), flush_secs=10)
+        return self._boards[method, seed]
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """All whole events of a run, in the order in which they came."""
+    path = folder / EVENTS
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1] if line]  # what follows the last line's end was cut

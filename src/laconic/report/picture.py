@@ -1,0 +1,120 @@
+"""A run as one small SVG picture, drawn by hand: training loss by bytes sent and by step. Light and dark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import numpy as np
+
+from laconic.report.curves import Curve, loss_by_megabyte, loss_by_step
+from laconic.report.series import Array, Run
+
+PICTURE = "loss.svg"
+WIDTH, HEIGHT = 860, 372
+PANEL_WIDTH, PANEL_HEIGHT, TOP = 350, 226, 64
+LIGHT = ("#3b6fb6", "#c2571a", "#2c8a57", "#8c4fb0", "#b03a5b", "#7a6a17")
+DARK = ("#7fb0f0", "#f0a35e", "#6fce9a", "#c79ae6", "#ee8aa5", "#d3c25a")
+Scale = Callable[[Array], Array]
+
+
+def write_picture(folder: Path, run: Run) -> Path:
+    """Write `loss.svg` into the run's folder; its path."""
+    path = folder / PICTURE
+    path.write_text(picture(run), encoding="utf-8")
+    return path
+
+
+def picture(run: Run) -> str:
+    """The SVG document."""
+    specs = [method.spec for method in run.methods]
+    by_bytes = [loss_by_megabyte(method) for method in run.methods]
+    by_step = [loss_by_step(method) for method in run.methods]
+    title = f"{run.config['title']}, {run.config['workers']} workers"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
+        f"<title>Training loss by bytes sent and by step: {escape(title)}</title>",
+        f"<style>{_style()}</style>",
+        f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}" rx="10"/>',
+        f'<text class="head" x="56" y="32">{escape(title)}</text>',
+        _panel(by_bytes, 56, "training loss by MB sent a worker", log_x=True),
+        _panel(by_step, 482, "training loss by step", log_x=False),
+        _legend(specs),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _panel(curves: list[Curve], left: int, title: str, *, log_x: bool) -> str:
+    xs = np.concatenate([curve.x for curve in curves] or [np.array([1.0, 10.0])])
+    ys = np.concatenate([curve.y for curve in curves] or [np.array([0.1, 1.0])])
+    ys = ys[np.isfinite(ys) & (ys > 0)]
+    x_low = float(xs.min()) if log_x else 0.0
+    to_x, x_ticks = _axis(x_low, float(xs.max()), left, PANEL_WIDTH, log=log_x)
+    down, y_ticks = _axis(float(ys.min(initial=1e9)), float(ys.max(initial=1e-9)), 0, PANEL_HEIGHT, log=True)
+
+    def to_y(values: Array) -> Array:
+        flipped: Array = TOP + PANEL_HEIGHT - down(values)
+        return flipped
+
+    drawn = [f'<text class="label" x="{left}" y="{TOP - 10}">{escape(title)}</text>']
+    for value in x_ticks:
+        at = float(to_x(np.array([value]))[0])
+        drawn.append(f'<path class="grid" d="M{at:.1f} {TOP}V{TOP + PANEL_HEIGHT}"/>')
+        drawn.append(f'<text class="tick" x="{at:.1f}" y="{TOP + PANEL_HEIGHT + 17}">{value:,g}</text>')
+    for value in y_ticks:
+        at = float(to_y(np.array([value]))[0])
+        drawn.append(f'<path class="grid" d="M{left} {at:.1f}h{PANEL_WIDTH}"/>')
+        drawn.append(f'<text class="tick y" x="{left - 7}" y="{at + 4:.1f}">{value:g}</text>')
+    for i, curve in enumerate(curves):
+        kept = np.isfinite(curve.y) & (curve.y > 0)
+        points = zip(to_x(curve.x[kept]), to_y(curve.y[kept]), strict=True)
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        drawn.append(f'<polyline class="c{i % len(LIGHT)}" points="{line}"/>')
+    return "\n".join(drawn)
+
+
+def _axis(low: float, high: float, start: int, length: int, *, log: bool) -> tuple[Scale, list[float]]:
+    """A map from values to pixels, and the values to mark."""
+    high = high if high > low else low + 1.0
+    if not log:
+        step = 10 ** math.floor(math.log10(high - low))
+        step = next(step * factor for factor in (0.2, 0.5, 1, 2, 5) if (high - low) / (step * factor) <= 6)
+        marks = [low + step * i for i in range(int((high - low) / step) + 1)]
+        return (lambda values: start + (values - low) / (high - low) * length), marks
+    bottom, top = math.log10(low), math.log10(high)
+    decades = range(math.floor(bottom), math.ceil(top) + 1)
+    factors = (1, 2, 5) if top - bottom < 1.5 else (1,)
+    marks = [factor * 10.0**power for power in decades for factor in factors]
+    return (
+        lambda values: start + (np.log10(values) - bottom) / (top - bottom) * length,
+        [mark for mark in marks if low <= mark * (1 + 1e-9) and mark <= high * (1 + 1e-9)],
+    )
+
+
+def _legend(specs: list[str]) -> str:
+    drawn, left = [], 56.0
+    for i, spec in enumerate(specs):
+        y = HEIGHT - 24
+        drawn.append(f'<path class="c{i % len(LIGHT)}" d="M{left:.0f} {y - 4}h18"/>')
+        drawn.append(f'<text class="spec" x="{left + 25:.0f}" y="{y}">{escape(spec)}</text>')
+        left += 25 + 7.9 * len(spec) + 26
+    return "\n".join(drawn)
+
+
+def _style() -> str:
+    light = "".join(f".c{i}{{stroke:{colour}}}" for i, colour in enumerate(LIGHT))
+    dark = "".join(f".c{i}{{stroke:{colour}}}" for i, colour in enumerate(DARK))
+    return (
+        "text{font:13px system-ui,'Segoe UI','DejaVu Sans',sans-serif;fill:#6a675f}"
+        ".head{font-size:16px;font-weight:600;fill:#1c1b19}.label{fill:#1c1b19}"
+        ".tick{font-size:11.5px;text-anchor:middle}.y{text-anchor:end}"
+        ".spec{font-family:ui-monospace,'DejaVu Sans Mono',monospace;font-size:12.5px}"
+        ".paper{fill:#fff}.grid{stroke:#e4e1d8;fill:none}"
+        "polyline,[class^=c]{fill:none;stroke-width:2;stroke-linejoin:round}"
+        + light
+        + "@media(prefers-color-scheme:dark){text{fill:#9c9a93}.head,.label{fill:#ecebe7}"
+        ".paper{fill:#16171a}.grid{stroke:#33353b}" + dark + "}"
+    )

@@ -1,0 +1,115 @@
+"""A run's events as arrays: one series a seed, averaged over ranks."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laconic.report.ledger import CONFIG, read_events
+
+Array = NDArray[np.float64]
+PER_STEP = (
+    "loss",
+    "payload_sent",
+    "wire_sent",
+    "dense",
+    "step_s",
+    "forward_s",
+    "backward_s",
+    "update_s",
+    "encode_s",
+    "communicate_s",
+    "decode_s",
+)
+
+
+@dataclass(frozen=True)
+class SeedSeries:
+    """One training: arrays over its steps and its evaluations. Bytes and seconds are a worker's, a step."""
+
+    seed: int
+    steps: Array
+    values: dict[str, Array]
+    eval_steps: Array
+    accuracy: Array
+    test_loss: Array
+
+    def __getitem__(self, name: str) -> Array:
+        return self.values[name]
+
+
+@dataclass(frozen=True)
+class MethodSeries:
+    """One method's trainings, by seed."""
+
+    spec: str
+    seeds: tuple[SeedSeries, ...]
+
+    @property
+    def common(self) -> int:
+        """Steps that every seed has done."""
+        return min((len(seed.steps) for seed in self.seeds), default=0)
+
+    def over_seeds(self, name: str) -> Array:
+        """A quantity (seeds, steps) over the steps that all seeds have done."""
+        return np.stack([seed[name][: self.common] for seed in self.seeds])
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a run's folder tells."""
+
+    config: dict[str, Any]
+    methods: tuple[MethodSeries, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every method and seed came to its last step."""
+        steps, seeds = self.config["steps"], self.config["seeds"]
+        return len(self.methods) == len(self.config["methods"]) and all(
+            len(method.seeds) == seeds and method.common == steps for method in self.methods
+        )
+
+
+def read_run(folder: Path) -> Run:
+    """The run in this folder, methods in its own order; those without a step are left out."""
+    config = json.loads((folder / CONFIG).read_text())
+    grouped: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+    for event in read_events(folder):
+        grouped[event["method"], event["seed"]].append(event)
+    methods = []
+    for spec in config["methods"]:
+        found = sorted(seed for method, seed in grouped if method == spec)
+        seeds = [_seed_series(seed, grouped[spec, seed]) for seed in found]
+        seeds = [seed for seed in seeds if len(seed.steps)]
+        if seeds:
+            methods.append(MethodSeries(spec, tuple(seeds)))
+    return Run(config, tuple(methods))
+
+
+def _seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
+    steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    evals: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for event in events:
+        (steps if event["kind"] == "step" else evals)[event["step"]].append(event)
+    done, measured = sorted(steps), sorted(evals)
+    answers = [sum(event["answers"] for event in evals[step]) for step in measured]
+    right = [sum(event["right"] for event in evals[step]) for step in measured]
+    losses = [sum(event["loss_sum"] for event in evals[step]) for step in measured]
+    return SeedSeries(
+        seed=seed,
+        steps=np.array(done, dtype=np.float64),
+        values={
+            name: np.array([np.mean([event[name] for event in steps[step]]) for step in done])
+            for name in PER_STEP
+        },
+        eval_steps=np.array(measured, dtype=np.float64),
+        accuracy=np.array(right, dtype=np.float64) / np.array(answers, dtype=np.float64),
+        test_loss=np.array(losses, dtype=np.float64) / np.array(answers, dtype=np.float64),
+    )

@@ -1,0 +1,125 @@
+"""The table of a run: one row a method, means and standard errors over seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from laconic.report.series import MethodSeries, Run
+
+SUMMARY = "summary.json"
+MB = 1e6
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A mean over seeds with its standard error, which is nan for one seed."""
+
+    mean: float
+    error: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Figure:
+        """The figure of these values; nan for none."""
+        found = np.array([value for value in values if not math.isnan(value)])
+        if not len(found):
+            return cls(math.nan, math.nan)
+        error = float(found.std(ddof=1) / math.sqrt(len(found))) if len(found) > 1 else math.nan
+        return cls(float(found.mean()), error)
+
+    def text(self, scale: float = 1.0, digits: int = 2) -> str:
+        """`mean +- error`, or what of it is known.
+
+        >>> Figure(0.98125, 0.002).text(100), Figure(0.5, math.nan).text(), Figure(math.nan, math.nan).text()
+        ('98.12 ± 0.20', '0.50', '-')
+        """
+        if math.isnan(self.mean):
+            return "-"
+        error = "" if math.isnan(self.error) else f" ± {self.error * scale:.{digits}f}"
+        return f"{self.mean * scale:.{digits}f}{error}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method. Bytes and seconds a step are means over the second half of the steps, after any warm-up.
+
+    `smaller`: dense float32 bytes over payload in that half. `against_first`: the same over the first
+    method that the others are compared with, in payload.
+    """
+
+    spec: str
+    seeds: int
+    steps: int
+    accuracy: Figure
+    test_loss: Figure
+    train_loss: Figure
+    payload_mb: float
+    smaller: float
+    wire_mb: float
+    total_payload_mb: float
+    step_s: Figure
+    against_first: float
+
+
+def summarise(run: Run) -> list[Row]:
+    """The rows of a run's table, in the order of its methods."""
+    rows = [_row(method) for method in run.methods]
+    first = next(
+        (row for row in rows if row.spec in run.config.get("against", [])), rows[0] if rows else None
+    )
+    if first is None:
+        return []
+    return [
+        replace(row, against_first=first.payload_mb / row.payload_mb if row.payload_mb else math.inf)
+        for row in rows
+    ]
+
+
+def write_summary(folder: Path, run: Run, rows: list[Row], interrupted: str | None) -> None:
+    """Write `summary.json`: settings, rows, and why the run ended early, if it did."""
+    content = {
+        "config": run.config,
+        "complete": run.complete,
+        "interrupted": interrupted,
+        "rows": [asdict(row) for row in rows],
+    }
+    (folder / SUMMARY).write_text(json.dumps(_plain(content), indent=1))
+
+
+def _row(method: MethodSeries) -> Row:
+    late = slice(method.common // 2, None)
+
+    def late_mean(name: str) -> float:
+        return float(method.over_seeds(name)[:, late].mean())
+
+    payload, tail = late_mean("payload_sent"), slice(-max(1, method.common // 20), None)
+    return Row(
+        spec=method.spec,
+        seeds=len(method.seeds),
+        steps=method.common,
+        accuracy=Figure.of(seed.accuracy[-1] if len(seed.accuracy) else math.nan for seed in method.seeds),
+        test_loss=Figure.of(seed.test_loss[-1] if len(seed.test_loss) else math.nan for seed in method.seeds),
+        train_loss=Figure.of(method.over_seeds("loss")[:, tail].mean(axis=1)),
+        payload_mb=payload / MB,
+        smaller=late_mean("dense") / payload if payload else math.inf,
+        wire_mb=late_mean("wire_sent") / MB,
+        total_payload_mb=float(method.over_seeds("payload_sent").sum(axis=1).mean()) / MB,
+        step_s=Figure.of(np.median(method.over_seeds("step_s")[:, late], axis=1)),
+        against_first=1.0,
+    )
+
+
+def _plain(value: object) -> object:
+    """JSON has no nan and no infinity: null stands for both."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,27 @@
+"""The tasks by name."""
+
+from __future__ import annotations
+
+import difflib
+
+from laconic.core.errors import SpecError
+from laconic.tasks.cifar10 import CIFAR10
+from laconic.tasks.digits import DIGITS
+from laconic.tasks.mnist import MNIST
+from laconic.tasks.shakespeare import SHAKESPEARE
+from laconic.tasks.task import Task
+
+TASKS = {task.name: task for task in (DIGITS, MNIST, CIFAR10, SHAKESPEARE)}
+
+
+def find(name: str) -> Task:
+    """The task of this name. Raises `SpecError`, with near matches, for an unknown one.
+
+    >>> find("digits").name
+    'digits'
+    """
+    if name in TASKS:
+        return TASKS[name]
+    near = difflib.get_close_matches(name, TASKS, n=2)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"the tasks are {', '.join(TASKS)}"
+    raise SpecError(f"unknown task {name!r}: {hint}")

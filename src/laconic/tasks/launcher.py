@@ -1,0 +1,136 @@
+"""Start one training's workers on this machine, listen to all of them, and end them all at once.
+
+Workers are forked from a clean server process that has imported torch once: a start costs a fraction of a
+second. They meet over gloo on the loopback interface, in a store that the launcher holds. Each worker talks
+to the launcher through a pipe of its own; when the launcher dies, the pipe breaks and the worker ends.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+import torch
+import torch.distributed as dist
+
+from laconic.core.errors import LaconicError, PeerError
+from laconic.tasks.plan import Event, Plan
+from laconic.tasks.training import train_rank
+
+TIMEOUT = timedelta(seconds=120)  # of a collective: a worker that hangs that long fails the run
+GRACE_S = 1.0  # after a failure: peers report theirs too, and the earliest one is the cause
+
+
+class WorkerFailed(PeerError):
+    """A worker ended with an error: `details` is its traceback, `expected` says that it was a LaconicError."""
+
+    def __init__(self, message: str, details: str = "", expected: bool = False) -> None:
+        super().__init__(message)
+        self.details = details
+        self.expected = expected
+
+
+def launch(plan: Plan) -> Iterator[Event]:
+    """Run a plan on `plan.workers` processes, and yield their events, each with its rank.
+
+    However the iteration ends (at the end, by an error, by Ctrl-C, by closing the generator), no worker is
+    left.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["laconic.tasks.training"])
+    processes: list[BaseProcess] = []
+    pipes: dict[Connection, int] = {}
+    try:
+        for rank in range(plan.workers):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=work, args=(plan, rank, store.port, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            processes.append(process)
+            pipes[ours] = rank
+        yield from _listen(processes, pipes)
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join()
+        for pipe in pipes:
+            pipe.close()
+
+
+def _listen(processes: list[BaseProcess], pipes: dict[Connection, int]) -> Iterator[Event]:
+    open_pipes = set(pipes)
+    failures: list[Event] = []
+    finished: set[int] = set()
+    deadline: float | None = None
+    while open_pipes and (deadline is None or time.monotonic() < deadline):
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        for pipe in wait(list(open_pipes), left):
+            assert isinstance(pipe, Connection)
+            rank = pipes[pipe]
+            try:
+                event: Event = pipe.recv() | {"rank": rank}
+            except (EOFError, OSError):
+                open_pipes.remove(pipe)
+                if rank not in finished:
+                    failures.append(_silent_death(rank, processes[rank]))
+            else:
+                if event["kind"] == "done":
+                    finished.add(rank)
+                elif event["kind"] == "error":
+                    finished.add(rank)
+                    failures.append(event)
+                else:
+                    yield event
+        if failures and deadline is None:
+            deadline = time.monotonic() + GRACE_S
+    if failures:
+        cause = min(failures, key=lambda event: event["at"])
+        raise WorkerFailed(cause["message"], cause["details"], cause["expected"])
+
+
+def _silent_death(rank: int, process: BaseProcess) -> Event:
+    process.join()
+    code = process.exitcode or 0
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    # nobody dies of a peer's death without a word: this is the cause, whatever else was heard first
+    return {"at": 0.0, "message": f"rank {rank}: the worker {how}", "details": "", "expected": False}
+
+
+def work(plan: Plan, rank: int, port: int, pipe: Connection) -> None:
+    """The body of one worker process."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches all processes; the launcher ends the workers
+    torch.set_num_threads(plan.threads)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    try:
+        store = dist.TCPStore("127.0.0.1", port, timeout=TIMEOUT)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=plan.workers, timeout=TIMEOUT)
+        train_rank(plan, pipe.send)
+        dist.barrier()  # nobody leaves while another still talks to it
+        pipe.send({"kind": "done"})
+    except Exception as error:
+        pipe.send(
+            {
+                "kind": "error",
+                "at": time.monotonic(),
+                "message": f"rank {rank}: {type(error).__name__}: {error}",
+                "details": traceback.format_exc(),
+                "expected": isinstance(error, LaconicError),
+            }
+        )
+    finally:
+        pipe.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # no clean-up that could wait for a peer

@@ -1,0 +1,27 @@
+"""Read and decode a data set once, for all workers of a run.
+
+The launcher reads the standard files and writes their plain tensors to a scratch file; workers map that
+file, so that the operating system keeps one copy of it for all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from laconic.tasks.task import Task, Tensors
+
+
+def prepare(task: Task, data: Path | None, scratch: Path) -> Tensors:
+    """Read the task's data from `data` or LACONIC_DATA and write its tensors to `scratch`."""
+    tensors = {name: part.contiguous() for name, part in task.load(data).items()}
+    scratch.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({name: part.clone() for name, part in tensors.items()}, scratch)
+    return tensors
+
+
+def mapped(scratch: Path) -> Tensors:
+    """The tensors that `prepare` wrote, mapped and not read."""
+    tensors: Tensors = torch.load(scratch, mmap=True, weights_only=True)
+    return tensors

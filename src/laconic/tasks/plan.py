@@ -1,0 +1,44 @@
+"""What one training of one method with one seed is to do, and what it says while it does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+Emit = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One training: travels to every worker, and names the folder of its checkpoints."""
+
+    task: str
+    model: str | None
+    spec: str
+    seed: int
+    workers: int
+    steps: int
+    batch: int
+    lr: float
+    eval_every: int
+    checkpoint_every: int
+    data: Path  # the prepared tensors, see `loading.py`
+    folder: Path  # for checkpoints
+    threads: int
+    resume_from: Path | None = None
+
+    @property
+    def signature(self) -> Event:
+        """What must be equal for a checkpoint of one plan to serve another."""
+        return {
+            "task": self.task,
+            "model": self.model,
+            "spec": self.spec,
+            "seed": self.seed,
+            "steps": self.steps,
+            "batch": self.batch,
+            "lr": self.lr,
+        }

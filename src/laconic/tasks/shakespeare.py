@@ -1,0 +1,118 @@
+"""Shakespeare, letter by letter: a small GPT and an LSTM predict the next one (corpus: Karpathy's char-rnn)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from laconic.core.errors import DataError
+from laconic.tasks.source import read_first, tensor
+from laconic.tasks.task import Recipe, Task, Tensors
+
+WINDOW = 64  # letters that a model sees at once
+LETTERS = 128  # ASCII; the corpus uses 65 of them
+HOW = (
+    "get https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt "
+    "(any plain ASCII text will do)"
+)
+
+
+def load(folder: Path | None = None) -> Tensors:
+    """Windows uint8 (n, 64) and the same one letter on; the last tenth of the text is the test."""
+    return read_first("shakespeare", folder, READERS, HOW)
+
+
+def _from_text(path: Path) -> Tensors:
+    letters = tensor(np.frombuffer(path.read_bytes(), dtype=np.uint8))
+    if len(letters) < 20 * WINDOW or int(letters.max()) >= LETTERS:
+        raise DataError(
+            f"{path}: at least {20 * WINDOW} letters of plain ASCII are expected, got {len(letters)} bytes"
+        )
+    cut = len(letters) * 9 // 10
+    train_x, train_y = windows(letters[:cut])
+    test_x, test_y = windows(letters[cut:])
+    return {"train_x": train_x, "train_y": train_y, "test_x": test_x, "test_y": test_y}
+
+
+def windows(letters: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, 64) and what follows each letter, (n, 64); windows do not overlap."""
+    n = (len(letters) - 1) // WINDOW
+    return letters[: n * WINDOW].view(n, WINDOW), letters[1 : n * WINDOW + 1].view(n, WINDOW)
+
+
+def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
+    """int64 letters; nothing is augmented."""
+    return x.long()
+
+
+class LSTM(nn.Module):
+    """One recurrent layer between an embedding and a read-out: (b, t) letters to (b, t, 128) logits."""
+
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(LETTERS, 64)
+        self.lstm = nn.LSTM(64, width, batch_first=True)
+        self.head = nn.Linear(width, LETTERS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, _ = self.lstm(self.embed(x))
+        logits: Tensor = self.head(hidden)
+        return logits
+
+
+class Layer(nn.Module):
+    """Attention to the past, then a wider layer, each added to what came in."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.mix = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        split = self.mix(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
+        added: Tensor = x + self.mlp(self.norm2(x))
+        return added
+
+
+class GPT(nn.Module):
+    """Decoder-only transformer, normalised before each part: (b, t) letters to (b, t, 128) logits."""
+
+    def __init__(self, width: int = 128, depth: int = 3, heads: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(LETTERS, width)
+        self.place = nn.Parameter(0.1 * torch.randn(WINDOW, width))
+        self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, LETTERS, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layers(self.embed(x) + self.place[: x.shape[1]])
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits
+
+
+READERS = {"tinyshakespeare.txt": _from_text, "input.txt": _from_text}
+
+SHAKESPEARE = Task(
+    name="shakespeare",
+    title="Shakespeare, letter by letter",
+    batch=16,
+    steps=2000,
+    load=load,
+    inputs=inputs,
+    models={"gpt": Recipe(GPT, lr=0.1, weight_decay=0.0), "lstm": Recipe(LSTM, lr=2.0, weight_decay=0.0)},
+    files=tuple(READERS),
+    how=HOW,
+)

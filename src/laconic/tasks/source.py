@@ -1,0 +1,67 @@
+"""Where a task's files are: a folder given by hand, or the one that LACONIC_DATA names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from laconic.core.errors import DataError
+
+VARIABLE = "LACONIC_DATA"
+Reader = Callable[[Path], dict[str, Tensor]]
+
+
+def read_first(task: str, given: Path | None, readers: Mapping[str, Reader], how: str) -> dict[str, Tensor]:
+    """Read the first of these files (or folders) that is there. Raises `DataError` where none is."""
+    folder = data_folder(given)
+    wanted = " or ".join(readers)
+    if folder is None:
+        raise DataError(f"{task} needs {wanted}: say where with --data FOLDER or {VARIABLE}=FOLDER; {how}")
+    for name, read in readers.items():
+        path = folder / name
+        if path.exists():
+            return _checked(read, path)
+    raise DataError(f"{task}: no {wanted} in {folder} (--data FOLDER or {VARIABLE} names the folder); {how}")
+
+
+def data_folder(given: Path | None) -> Path | None:
+    """The folder given by hand, else that of LACONIC_DATA, else None. Raises `DataError` for no folder."""
+    named = given or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
+    if named is not None and not named.is_dir():
+        raise DataError(f"no data folder {named}: --data FOLDER or {VARIABLE} must name one")
+    return named
+
+
+def numpy_archive(path: Path, names: Sequence[str]) -> list[NDArray[np.generic]]:
+    """These arrays of an .npz file; nothing in it is unpickled."""
+    with np.load(path, allow_pickle=False) as archive:
+        missing = [name for name in names if name not in archive.files]
+        if missing:
+            raise DataError(f"{path} holds no array {missing[0]!r}; it has {', '.join(archive.files)}")
+        return [archive[name] for name in names]
+
+
+def tensor(array: NDArray[np.generic]) -> Tensor:
+    """The array's bytes as a tensor of its own."""
+    return torch.from_numpy(np.ascontiguousarray(array).copy())
+
+
+def _checked(read: Reader, path: Path) -> dict[str, Tensor]:
+    try:
+        tensors = read(path)
+    except DataError:
+        raise
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise DataError(f"cannot read {path}: {error}; fetch it again") from error
+    for part in ("train", "test"):
+        images, labels = len(tensors[f"{part}_x"]), len(tensors[f"{part}_y"])
+        if images != labels or images == 0:
+            raise DataError(f"{path}: {images} {part} examples with {labels} labels; fetch it again")
+    return tensors

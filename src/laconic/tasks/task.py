@@ -1,0 +1,93 @@
+"""Task: a data set, models for it, and settings under which they train well.
+
+A data set is four tensors of bytes: `train_x train_y test_x test_y`. What a model eats is made of a batch of
+them by `inputs(x, rng)`, which also augments, when it is given a generator. Every loss is the cross-entropy
+and every metric the share of right answers, of images or of letters.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from laconic.core.errors import SpecError
+
+Tensors = dict[str, Tensor]
+Inputs = Callable[[Tensor, torch.Generator | None], Tensor]
+PARTS = ("train_x", "train_y", "test_x", "test_y")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A model and the settings that go with it."""
+
+    build: Callable[[], nn.Module]
+    lr: float
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 1e-4
+    warmup: float = 0.05  # share of the steps in which the rate rises; then a cosine brings it down
+
+    def optimizer(self, model: nn.Module, lr: float | None = None) -> torch.optim.SGD:
+        """SGD with this recipe's settings, or with another rate."""
+        return torch.optim.SGD(
+            model.parameters(),
+            lr=self.lr if lr is None else lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+        )
+
+    def rate(self, lr: float, step: int, steps: int) -> float:
+        """The learning rate of a step, counted from 0: a linear rise, then half a cosine down to zero.
+
+        >>> recipe = Recipe(nn.Identity, lr=0.1, warmup=0.5)
+        >>> [round(recipe.rate(0.1, step, 4), 3) for step in range(4)]
+        [0.05, 0.1, 0.1, 0.05]
+        """
+        rising = max(1, round(self.warmup * steps))
+        if step < rising:
+            return lr * (step + 1) / rising
+        return lr * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
+
+
+@dataclass(frozen=True)
+class Task:
+    """One built-in task. `batch` is a worker's; `models` names recipes, the default one first."""
+
+    name: str
+    title: str
+    batch: int
+    steps: int
+    load: Callable[[Path | None], Tensors]
+    inputs: Inputs
+    models: Mapping[str, Recipe]
+    files: tuple[str, ...] = ()  # any of these, in the data folder
+    how: str = ""  # how to get them
+
+    def recipe(self, model: str | None = None) -> Recipe:
+        """The recipe of this name, or the default one. Raises `SpecError` for an unknown name."""
+        if model is None:
+            return next(iter(self.models.values()))
+        if model not in self.models:
+            near = difflib.get_close_matches(model, self.models, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(self.models)}"
+            raise SpecError(f"{self.name} has no model {model!r}: {hint}")
+        return self.models[model]
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """Mean cross-entropy in nats: logits (..., classes), y (...) of any integer type."""
+    return F.cross_entropy(logits.flatten(0, -2), y.flatten().long())
+
+
+def right_answers(logits: Tensor, y: Tensor) -> int:
+    """How many of y (...) are the largest logit of (..., classes)."""
+    return int((logits.argmax(-1) == y).sum())
