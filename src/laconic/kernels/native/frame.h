@@ -7,6 +7,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
