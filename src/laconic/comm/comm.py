@@ -1,7 +1,8 @@
 """Comm: the only door to other ranks.
 
-Every collective is called by all ranks in one order. Tensors stay on their device. `Metered` wraps any Comm and
-counts; reducers see no other interface, so they run unchanged over torch.distributed, threads, or a test.
+Every collective is called by all ranks in one order. Tensors stay on their device. `Metered` wraps any Comm
+and counts; reducers see no other interface, so they run unchanged over torch.distributed, threads, or a
+test.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Comm(ABC):
 
     @abstractmethod
     def reduce_scatter(self, chunks: Sequence[Tensor]) -> Tensor:
-        """`chunks[r]` goes to rank r: the sum over ranks of the chunks meant for this rank. Sizes may differ by r."""
+        """`chunks[r]` goes to rank r: the sum over ranks of the chunks meant for this rank."""
 
     @abstractmethod
     def all_gather(self, x: Tensor) -> list[Tensor]:

@@ -1,9 +1,10 @@
 """Codec: a flat float32 tensor to bytes and back, pure and stateless.
 
-Bytes, length and the codec's own public fields decode everything: there is no hidden context, so any rank, any
-process and any later version can read a wire. A message carries several tensors of one buffer (`Segments`): many
-small tensors cost one call. By default a message is the tensors' wires one after the other, led by their lengths
-where these are not fixed; codecs with faster kernels override the `_segments` methods.
+Bytes, length and the codec's own public fields decode everything: there is no hidden context, so any rank,
+any process and any later version can read a wire. A message carries several tensors of one buffer
+(`Segments`): many small tensors cost one call. By default a message is the tensors' wires one after the
+other, led by their lengths where these are not fixed; codecs with faster kernels override the `_segments`
+methods.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class Codec(Spec):
         lengths = torch.tensor([wire.numel() for wire in wires], dtype=torch.int32, device=x.device)
         return torch.cat([lengths.view(torch.uint8), *wires])
 
-    def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0) -> Tensor:
+    def decode_segments_add_(
+        self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0
+    ) -> Tensor:
         """out[segment] += alpha * decoded, for each segment of a message, in place."""
         for part, view in zip(self._parts(wire, segments), segments.views(out), strict=True):
             self.decode_add_(part, view, alpha)
@@ -93,10 +96,14 @@ class Codec(Spec):
         else:
             head = 4 * len(segments)
             if wire.numel() < head:
-                raise WireError(f"a message of {len(segments)} tensors starts with {head} bytes, got {wire.numel()}")
+                raise WireError(
+                    f"a message of {len(segments)} tensors starts with {head} bytes, got {wire.numel()}"
+                )
             lengths, body = wire[:head].clone().view(torch.int32).tolist(), wire[head:]
         if any(length < 0 for length in lengths) or sum(lengths) != body.numel():
-            raise WireError(f"{self!r}: the message's wires should fill {sum(lengths)} bytes, got {body.numel()}")
+            raise WireError(
+                f"{self!r}: the message's wires should fill {sum(lengths)} bytes, got {body.numel()}"
+            )
         return list(torch.split(body, lengths)) if lengths else []
 
 

@@ -1,13 +1,13 @@
 """The errors that Laconic raises.
 
     LaconicError
-    +-- SpecError    (ValueError)    a spec string or an argument of one is wrong
-    +-- WireError    (ValueError)    bytes that no encoder of this codec can have made
-    +-- AttachError  (ValueError)    this model, optimiser or group cannot take this method
-    +-- StateError   (ValueError)    a checkpoint of another rank, world size, model or method, or a damaged one
-    +-- DataError    (ValueError)    a data set that is missing or unreadable
-    +-- NonFiniteError (ArithmeticError)  a step whose gradients hold NaN or Inf was about to be applied
-    +-- PeerError    (RuntimeError)  another rank failed, died or disagrees
+    +-- SpecError       (ValueError)       a spec string or an argument of one is wrong
+    +-- WireError       (ValueError)       bytes that no encoder of this codec can have made
+    +-- AttachError     (ValueError)       this model, optimiser or group cannot take this method
+    +-- StateError      (ValueError)       a saved state that belongs elsewhere, or is damaged
+    +-- DataError       (ValueError)       a data set that is missing or unreadable
+    +-- NonFiniteError  (ArithmeticError)  a step whose gradients hold NaN or Inf was about to be applied
+    +-- PeerError       (RuntimeError)     another rank failed, died or disagrees
 
 Each message names the value, the limit and the way out.
 """

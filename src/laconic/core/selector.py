@@ -24,7 +24,7 @@ class Selector(Spec):
 
     @abstractmethod
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Positions int32 (k,), relative to their segment's start, segment by segment, and counts int64 (s,)."""
+        """Positions int32 (k,), from their segment's start, in turn; counts int64 (s,)."""
 
     @abstractmethod
     def most(self, n: int) -> int:
@@ -56,7 +56,7 @@ class IndexCoding(Spec):
 
     @abstractmethod
     def decode(self, wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-        """Indices int32 (k,). Raises `WireError` unless they ascend inside their segments and fill the wire."""
+        """Indices int32 (k,). Raises `WireError` unless they ascend in their segments and fill the wire."""
 
     @abstractmethod
     def nbytes(self, k: int, n: int) -> int:

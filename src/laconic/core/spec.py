@@ -1,8 +1,8 @@
 """Spec strings: a Python call expression over registered names, read with `ast` and never evaluated.
 
-A spec is a frozen dataclass whose `repr` is the call that makes it: `parse(repr(x)) == x`. A name is found by the
-name of a module in the package (`codecs/qsgd.py` holds `qsgd`), then by entry point `laconic.methods` of an
-installed package: a new codec is one new file, and no list is edited.
+A spec is a frozen dataclass whose `repr` is the call that makes it: `parse(repr(x)) == x`. A name is found
+by the name of a module in the package (`codecs/qsgd.py` holds `qsgd`), then by entry point `laconic.methods`
+of an installed package: a new codec is one new file, and no list is edited.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import lru_cache
 from importlib.metadata import entry_points
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from laconic.core.errors import SpecError
 
@@ -49,7 +49,7 @@ class Spec:
 
 
 def call_text(name: str, value: Any) -> str:
-    """The call `name(...)` that makes the dataclass `value`, without the arguments that have their default."""
+    """The call `name(...)` that makes the dataclass `value`; arguments at their default are left out."""
     arguments: list[str] = []
     for position, field in enumerate(fields(value)):
         given = getattr(value, field.name)
@@ -68,8 +68,8 @@ def parse(text: str) -> Any:
     >>> parse("sparse(topk(density=0.01), indices=golomb())")
     sparse(topk(density=0.01), indices=golomb())
 
-    A bare name is a call without arguments. Raises `SpecError` for anything that is not a call over registered
-    names with literal arguments.
+    A bare name is a call without arguments. Raises `SpecError` for anything that is not a call over
+    registered names with literal arguments.
     """
     if not isinstance(text, str):
         raise SpecError(f"a spec is a string such as 'topk(density=0.01)', got {type(text).__name__}")
@@ -82,7 +82,9 @@ def parse(text: str) -> Any:
         if isinstance(error, SpecError):
             raise
         reason = getattr(error, "msg", None) or error
-        raise SpecError(f"cannot read the spec {_short(text)}: {reason}; write a call, as in topk(density=0.01)") from None
+        raise SpecError(
+            f"cannot read the spec {_short(text)}: {reason}; write a call, as in topk(density=0.01)"
+        ) from None
 
 
 def _build(node: ast.expr, text: str) -> Any:
@@ -97,12 +99,15 @@ def _build(node: ast.expr, text: str) -> Any:
     if isinstance(node, ast.Name):
         return _call(node.id, (), {})
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        if any(isinstance(item, ast.Starred) for item in node.args) or any(k.arg is None for k in node.keywords):
+        if any(isinstance(item, ast.Starred) for item in node.args) or any(
+            k.arg is None for k in node.keywords
+        ):
             raise SpecError(f"a spec takes no * or ** arguments: {_short(text)}")
         named = {keyword.arg: _build(keyword.value, text) for keyword in node.keywords if keyword.arg}
         return _call(node.func.id, tuple(_build(item, text) for item in node.args), named)
     raise SpecError(
-        f"a spec holds calls, numbers, strings and lists only, got {_short(ast.unparse(node))} in {_short(text)}"
+        f"a spec holds calls, numbers, strings and lists only, got {_short(ast.unparse(node))}"
+        f" in {_short(text)}"
     )
 
 
@@ -149,7 +154,7 @@ def names() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def modules() -> dict[str, str]:
-    """Module path of every file in the rooms, by the file's name. Nothing is imported but the rooms themselves."""
+    """Module path of every file in the rooms, by the file's name. Only the rooms themselves are imported."""
     homes: dict[str, str] = {}
     for room in ROOMS:
         for module in pkgutil.iter_modules(importlib.import_module(room).__path__):
@@ -170,13 +175,12 @@ def _maker(home: str, name: str) -> Callable[..., Any]:
     """The class whose `name` is this module's, or the function called like the module."""
     module = importlib.import_module(home)
     for value in vars(module).values():
-        if isinstance(value, type) and issubclass(value, Spec) and value.__module__ == home:
-            if value.name == name and not inspect.isabstract(value):
-                return value
-    made = getattr(module, name, None)
-    if callable(made) and not isinstance(made, type):
-        function: Callable[..., Any] = made
-        return function
+        own = isinstance(value, type) and issubclass(value, Spec) and value.__module__ == home
+        if own and value.name == name and not inspect.isabstract(value):
+            return cast("Callable[..., Any]", value)
+    function = getattr(module, name, None)
+    if callable(function) and not isinstance(function, type):
+        return cast("Callable[..., Any]", function)
     raise SpecError(f"unknown name {name!r}: {home} holds no spec of that name")
 
 

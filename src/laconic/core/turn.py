@@ -1,7 +1,7 @@
 """One step's clock and its random keys.
 
-A key is one 64-bit integer made from (seed, step, tensor name, rank or "common"). There is no generator state to
-save: a resumed run draws the same bits, even though DDP has regrouped its buckets in between.
+A key is one 64-bit integer made from (seed, step, tensor name, rank or "common"). There is no generator
+state to save: a resumed run draws the same bits, even though DDP has regrouped its buckets in between.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ def safe_gain(codec: Codec | None, layout: Layout, damped: bool = False) -> floa
         return 1.0
     if not damped:
         raise SpecError(
-            f"error feedback diverges with {codec!r}: omega must be below 1, it is {worst:.4g} for a tensor of"
-            f" {max(sizes)} elements; use smaller buckets or more levels, error_feedback(damped=True), or"
-            " no_feedback() where the codec is unbiased"
+            f"error feedback diverges with {codec!r}: omega must be below 1, it is {worst:.4g} for a"
+            f" tensor of {max(sizes)} elements; use smaller buckets or more levels,"
+            " error_feedback(damped=True), or no_feedback() where the codec is unbiased"
         )
     if not codec.unbiased or math.isinf(worst):
         raise SpecError(f"only an unbiased codec with a finite omega can be damped, {codec!r} is not one")

@@ -29,8 +29,8 @@ from laconic.feedback.pending import Pending
 class ErrorFeedback(Feedback):
     """Residual memory, one float32 an element.
 
-    `decay` in (0, 1]: how much of the old residual is kept. `damped`: scale an unbiased high-variance codec by
-    1 / (1 + omega) instead of refusing it.
+    `decay` in (0, 1]: how much of the old residual is kept. `damped`: scale an unbiased high-variance codec
+    by 1 / (1 + omega) instead of refusing it.
 
     >>> ErrorFeedback(decay=0.9)
     error_feedback(decay=0.9)

@@ -45,7 +45,7 @@ class Feedback(Spec):
         return 1.0
 
     def owns_momentum(self, step: int) -> bool:
-        """Whether momentum happens here, before the exchange, so that the optimiser must not apply it again."""
+        """Whether momentum happens here, before the exchange, not in the optimiser."""
         return False
 
 

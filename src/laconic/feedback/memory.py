@@ -1,7 +1,7 @@
 """Named float32 memory in flat storage, which follows DDP's buckets wherever they are cut.
 
-Each bucket has one block with the bucket's own coordinates, so that a kernel walks gradient and memory side by
-side. When DDP regroups its buckets, blocks are made anew and each tensor moves by its name.
+Each bucket has one block with the bucket's own coordinates, so that a kernel walks gradient and memory side
+by side. When DDP regroups its buckets, blocks are made anew and each tensor moves by its name.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Memory:
         return block
 
     def state_dict(self) -> dict[str, Tensor]:
-        """"<kind>/<name>" to a copy in the tensor's shape, for every tensor of the layout."""
+        """ "<kind>/<name>" to a copy in the tensor's shape, for every tensor of the layout."""
         return {f"{self.kind}/{entry.name}": self._copy(entry) for entry in self._layout}
 
     def _copy(self, entry: Entry) -> Tensor:
@@ -86,7 +86,7 @@ class Memory:
                 raise StateError(f"the saved state has no {key}: it is of another model or method")
             if tuple(state[key].shape) != entry.shape:
                 raise StateError(
-                    f"{key} has shape {tuple(state[key].shape)} in the saved state, {entry.shape} in this model"
+                    f"{key} has shape {tuple(state[key].shape)} in the saved state, here {entry.shape}"
                 )
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Momentum correction: momentum is applied before the exchange, so that an entry that waits keeps its history.
+"""Momentum correction: momentum before the exchange, so that an entry that waits keeps its history.
 
 Lin et al. 2018, arXiv:1712.01887 (DGC), section 3. Per tensor, with local gradient g and momentum mu:
 
@@ -6,10 +6,10 @@ Lin et al. 2018, arXiv:1712.01887 (DGC), section 3. Per tensor, with local gradi
     Nesterov     u = mu * (u + g)         v = v + u + g
     sent = C(v)  v = v - sent             u = 0 where sent (factor masking, against stale momentum)
 
-The optimiser then applies the mean of `sent` without momentum. Weight decay never enters: the optimiser adds it
-after the exchange. Local clipping: each tensor's gradient norm is limited to clip / sqrt(N), so that the sum over
-N ranks has about the norm that a global threshold `clip` would leave; per tensor, as in the authors' release,
-since no rank knows the norm of the whole gradient when its first bucket leaves.
+The optimiser then applies the mean of `sent` without momentum. Weight decay never enters: the optimiser adds
+it after the exchange. Local clipping: each tensor's gradient norm is limited to clip / sqrt(N), so that the
+sum over N ranks has about the norm that a global threshold `clip` would leave; per tensor, as in the
+authors' release, since no rank knows the norm of the whole gradient when its first bucket leaves.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from laconic.feedback.pending import Pending
 
 @dataclass(frozen=True, repr=False)
 class MomentumCorrection(Feedback):
-    """Velocity u and accumulator v, two float32 an element. Momentum and Nesterov are read from the optimiser.
+    """Velocity u and accumulator v, two float32 an element. Momentum is read from the optimiser.
 
-    `masking`: clear the velocity of what was sent. `clip`: the global gradient norm whose local share limits each
-    tensor's gradient; None leaves gradients as they are. `dense_steps`: so many first steps are exchanged whole,
-    with the optimiser's own momentum, whose buffers then become the velocity.
+    `masking`: clear the velocity of what was sent. `clip`: the global gradient norm whose local share limits
+    each tensor's gradient; None leaves gradients as they are. `dense_steps`: so many first steps are
+    exchanged whole, with the optimiser's own momentum, whose buffers then become the velocity.
 
     >>> MomentumCorrection(clip=5.0)
     momentum_correction(clip=5.0)

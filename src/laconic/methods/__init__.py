@@ -1,0 +1,28 @@
+"""One file a paper: each is a docstring with its equation, and one expression that composes the ideas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from laconic.core import spec
+from laconic.core.codec import Codec
+from laconic.core.selector import Selector
+from laconic.reducers.reducer import Reducer
+from laconic.strategies.method import Paper
+
+
+def catalogue() -> dict[str, Callable[..., Any]]:
+    """Every registered name that `compress` takes, with what makes it: papers, codecs, selectors, reducers.
+
+    >>> sorted(catalogue())[:3]
+    ['bf16', 'cast', 'dense']
+    """
+    makers = {name: spec.find(name) for name in spec.names()}
+    return {name: make for name, make in makers.items() if _fits(make)}
+
+
+def _fits(make: Callable[..., Any]) -> bool:
+    if isinstance(make, Paper):
+        return True
+    return isinstance(make, type) and issubclass(make, (Codec, Selector, Reducer))

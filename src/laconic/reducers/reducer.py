@@ -67,7 +67,9 @@ class BoundReducer(ABC):
     """A reduction at work: owns whatever state it needs."""
 
     @abstractmethod
-    def reduce(self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0) -> Sent | None:
+    def reduce(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Sent | None:
         """out[layout] = alpha * mean over ranks of x[layout], for flat x and out in the layout's coordinates.
 
         `x is None` says that this rank's gradient is not finite: every rank then returns None, and `out` is

@@ -1,0 +1,194 @@
+"""Laws of feedback: nothing is lost, nothing depends on how buckets are cut, and a resumed run draws the same bits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from laconic.core.errors import SpecError, StateError
+from laconic.core.layout import Layout
+from laconic.feedback.error_feedback import ErrorFeedback
+from laconic.strategies.method import lift
+from tests.laws.worlds import MODEL, Settings, cut, everywhere, exchange_on, gradient, one_step, take
+
+ERROR_FED = ["topk(density=0.05)", "sampled_topk(density=0.05)", "randomk(density=0.05)", "threshold(value=2.0)"]
+KEEPING = [*ERROR_FED, "cast('bf16')", "gather(sparse(topk(density=0.05), values=cast('fp16')))"]
+ALL = [*KEEPING, "dgc(density=0.05)", "dgc(density=0.02, warmup_steps=4)", "dense()", "fp16()"]
+STEPS = 6
+
+
+def mass(state: dict[str, Tensor], kind: str) -> Tensor:
+    """The memory of one kind, flat in the model's order; zeros for tensors that have none."""
+    flat = torch.zeros(MODEL.numel, dtype=torch.float64)
+    for key, value in state.items():
+        name = key.split("/")[-1]
+        if f"/{kind}/" in key:
+            entry = MODEL[name]
+            flat[entry.offset : entry.offset + entry.numel] = value.flatten().double()
+    return flat
+
+
+@pytest.mark.parametrize("spec", KEEPING)
+@pytest.mark.parametrize("size", [1, 2, 4, 5])
+def test_error_feedback_is_exact(spec: str, size: int) -> None:
+    """All gradients = N * all means + what is still remembered. Tolerance: float32 sums of 6 steps."""
+
+    def play(comm):  # type: ignore[no-untyped-def]
+        exchange = exchange_on(comm, spec)
+        means = [one_step(exchange, gradient(comm.rank, t), [MODEL])[0] for t in range(STEPS)]
+        return means, exchange.state_dict()
+
+    results = everywhere(size, play)
+    given = sum(gradient(r, t).double() for r in range(size) for t in range(STEPS))
+    applied = size * sum(mean.double() for mean in results[0][0])
+    remembered = sum(mass(state, "residual") for _, state in results)
+    assert (given - applied - remembered).abs().max() <= 1e-5 * given.abs().max()
+    for means, _ in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(means, results[0][0], strict=True))
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_buckets_do_not_matter(spec: str) -> None:
+    """However DDP cuts its buckets, also when it regroups them in mid-run: the same bits."""
+
+    def play(comm):  # type: ignore[no-untyped-def]
+        whole, pieces = exchange_on(comm, spec), exchange_on(comm, spec)
+        early, late = cut(MODEL, 1, 3), cut(MODEL, 2, 1, 1)
+        same = []
+        for t in range(STEPS):
+            expected, _ = one_step(whole, gradient(comm.rank, t), [MODEL])
+            got, _ = one_step(pieces, gradient(comm.rank, t), early if t < 2 else late)
+            same.append(torch.equal(expected, got))
+        return same, whole.state_dict(), pieces.state_dict()
+
+    for same, whole, pieces in everywhere(2, play):
+        assert all(same)
+        assert whole.keys() == pieces.keys()
+        assert all(torch.equal(whole[key], pieces[key]) for key in whole)
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_resume_draws_the_same_bits(spec: str) -> None:
+    def play(comm):  # type: ignore[no-untyped-def]
+        unbroken, before = exchange_on(comm, spec), exchange_on(comm, spec)
+        expected = [one_step(unbroken, gradient(comm.rank, t), [MODEL])[0] for t in range(STEPS)]
+        for t in range(3):
+            one_step(before, gradient(comm.rank, t), [MODEL])
+        after = exchange_on(comm, spec)
+        after.load_state_dict(before.state_dict(), step=before.step)
+        got = [one_step(after, gradient(comm.rank, t), cut(MODEL, 2, 2))[0] for t in range(3, STEPS)]
+        return [torch.equal(a, b) for a, b in zip(expected[3:], got, strict=True)]
+
+    assert all(all(same) for same in everywhere(3, play))
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_dgc_is_the_papers_recursion(nesterov: bool) -> None:
+    """Against a plain loop over elements' definitions; exact top-k, so the selection is known. Tolerance: float32."""
+    density, size, mu = 0.05, 2, 0.9
+
+    def play(comm):  # type: ignore[no-untyped-def]
+        exchange = exchange_on(comm, f"dgc(density={density}, sample_ratio=1.0)", Settings(mu, nesterov))
+        return [one_step(exchange, gradient(comm.rank, t), [MODEL])[0] for t in range(STEPS)]
+
+    got = everywhere(size, play)[0]
+    entries = [entry for entry in MODEL if len(entry.shape) > 1]
+    u = {(r, e.name): torch.zeros(e.numel) for r in range(size) for e in entries}
+    v = {(r, e.name): torch.zeros(e.numel) for r in range(size) for e in entries}
+    for t in range(STEPS):
+        for entry in entries:
+            where = slice(entry.offset, entry.offset + entry.numel)
+            mean = torch.zeros(entry.numel)
+            for r in range(size):
+                g, key = gradient(r, t)[where], (r, entry.name)
+                u[key] = mu * (u[key] + g) if nesterov else mu * u[key] + g
+                v[key] = v[key] + u[key] + g if nesterov else v[key] + u[key]
+                k = math.ceil(density * entry.numel)
+                chosen = v[key].abs().topk(k).indices
+                mean[chosen] += v[key][chosen] / size
+                v[key][chosen] = 0
+                u[key][chosen] = 0
+            assert torch.allclose(got[t][where], mean, rtol=1e-4, atol=1e-4), (t, entry.name)
+
+
+def test_an_infinite_gradient_on_one_rank_voids_the_step_on_all() -> None:
+    """Eight buckets, Inf in the fifth on rank 1: all ranks void the step, memory stays finite, no mass is lost."""
+    layout = Layout.of((f"w{i}", (20, 30)) for i in range(8))
+    buckets = [Layout.of([(f"w{i}", (20, 30))]) for i in range(8)]
+
+    for spec in ("topk(density=0.05)", "dgc(density=0.05)"):
+
+        def play(comm, spec=spec):  # type: ignore[no-untyped-def]
+            exchange = exchange_on(comm, spec, Settings(momentum=0.0), layout)
+            out = []
+            for t in range(4):
+                flat = gradient(comm.rank, t, layout)
+                if t == 2 and comm.rank == 1:
+                    flat[4 * 600 + 77] = math.inf
+                out.append(one_step(exchange, flat, buckets))
+            return out, exchange.state_dict()
+
+        results = everywhere(3, play)
+        assert [[valid for _, valid in out] for out, _ in results] == [[True, True, False, True]] * 3
+        assert all(torch.isfinite(value).all() for _, state in results for value in state.values())
+        void = results[0][0][2][0]
+        assert all(take(void, layout, bucket).isnan().all() for bucket in buckets[4:]), "so that GradScaler skips it"
+        given = sum(gradient(r, t, layout).double() for r in range(3) for t in range(4))
+        given[4 * 600 + 77] -= gradient(1, 2, layout)[4 * 600 + 77].double()  # the entry that was Inf
+        applied = 3 * sum(results[0][0][t][0].double() for t in (0, 1, 3))
+        held = torch.zeros_like(given)
+        for _, state in results:
+            for key, value in state.items():
+                if "/residual/" in key:
+                    at = layout[key.split("/")[-1]].offset
+                    held[at : at + value.numel()] += value.flatten().double()
+        assert (given - applied - held).abs().max() <= 1e-5 * given.abs().max()
+
+
+def test_error_feedback_refuses_what_makes_it_diverge() -> None:
+    class Wild(type(lift("cast('bf16')").routes[0].reducer.codec())):  # type: ignore[misc]
+        unbiased = True
+
+        def omega(self, n: int) -> float:
+            return n / 49
+
+    with pytest.raises(SpecError, match="omega must be below 1"):
+        ErrorFeedback().gain(Wild("bf16"), MODEL)
+    assert ErrorFeedback(damped=True).gain(Wild("bf16"), MODEL) == pytest.approx(1 / (1 + 1200 / 49))
+
+
+def test_a_state_of_another_model_is_refused_and_nothing_changes() -> None:
+    def play(comm):  # type: ignore[no-untyped-def]
+        exchange = exchange_on(comm, "topk(density=0.05)")
+        one_step(exchange, gradient(0, 0), [MODEL])
+        before = exchange.state_dict()
+        wrong = {**before, "route0/residual/a.weight": torch.zeros(3, 3)}
+        with pytest.raises(StateError, match=r"a\.weight has shape \(3, 3\)"):
+            exchange.load_state_dict(wrong, step=1)
+        missing = {key: value for key, value in before.items() if "a.weight" not in key}
+        with pytest.raises(StateError, match=r"no residual/a\.weight"):
+            exchange.load_state_dict(missing, step=1)
+        after = exchange.state_dict()
+        return all(torch.equal(before[key], after[key]) for key in before)
+
+    assert everywhere(1, play) == [True]
+
+
+def test_velocity_goes_on_from_the_optimisers_momentum() -> None:
+    """Attached in mid-training, DGC starts from SGD's momentum buffers, and SGD forgets them."""
+    start = torch.ones(40, 30)
+
+    def play(comm):  # type: ignore[no-untyped-def]
+        settings = Settings(0.9, buffers={"a.weight": start})
+        exchange = exchange_on(comm, "dgc(density=0.05)", settings)
+        one_step(exchange, torch.zeros(MODEL.numel), [MODEL])
+        return exchange.state_dict()["route0/velocity/a.weight"], settings.take_momentum("a.weight")
+
+    velocity, left = everywhere(1, play)[0]
+    assert left is None
+    kept = velocity[velocity != 0]
+    assert kept.numel() == 1200 - 60
+    assert torch.allclose(kept, torch.full_like(kept, 0.9))
