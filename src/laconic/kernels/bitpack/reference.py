@@ -1,0 +1,43 @@
+"""Bit packing in plain torch: eight codes of b bits are exactly b bytes, so every group has the same shifts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+def overlaps(bits: int) -> Iterator[tuple[int, int, int]]:
+    """(byte, code, shift) of a group where they share bits; the byte starts `shift` bits into the code."""
+    for byte in range(bits):
+        for code in range(8):
+            shift = 8 * byte - bits * code
+            if -8 < shift < bits:
+                yield byte, code, shift
+
+
+def moved(x: Tensor, shift: int) -> Tensor:
+    """x * 2^shift, rounded down."""
+    return x << shift if shift >= 0 else x >> -shift
+
+
+def pack_bits(codes: Tensor, bits: int) -> Tensor:
+    """Wire uint8 (ceil(n * bits / 8),) of the low bits of codes int32 (n,)."""
+    n = codes.numel()
+    groups = pad(codes.to(torch.int64) & (1 << bits) - 1, (0, -n % 8)).view(-1, 8)
+    out = groups.new_zeros(groups.shape[0], bits)
+    for byte, code, shift in overlaps(bits):
+        out[:, byte] |= moved(groups[:, code], -shift) & 255
+    return out.to(torch.uint8).flatten()[: (n * bits + 7) // 8].clone()
+
+
+def unpack_bits(wire: Tensor, bits: int, n: int) -> Tensor:
+    """Codes int32 (n,) of a wire of the right length."""
+    groups = pad(wire.to(torch.int64), (0, -wire.numel() % bits)).view(-1, bits)
+    out = groups.new_zeros(groups.shape[0], 8)
+    for byte, code, shift in overlaps(bits):
+        out[:, code] |= moved(groups[:, byte], shift) & (1 << bits) - 1
+    codes = out.flatten()[:n]
+    return torch.where(codes >= 1 << 31, codes - (1 << 32), codes).to(torch.int32)

@@ -1,0 +1,95 @@
+"""Ascending positions as few bytes: Golomb-Rice and LEB128 coding of the gaps between them.
+
+Indices int32 (K,) count from the start of their segment and ascend inside it; counts int64 (s,) say how many belong
+to each segment. Counts and sizes are known to both sides and are not in the wire. See README.md.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import WireError
+from laconic.core.layout import Segments
+from laconic.kernels import checks, dispatch
+from laconic.kernels.entropy import reference
+from laconic.kernels.entropy.bounds import LONGEST_GAP, check_counts
+from laconic.kernels.entropy.bounds import rice_bound as rice_bound
+
+
+def ascending(indices: Tensor, counts: Tensor, segments: Segments) -> bool:
+    """True if the indices ascend strictly inside their segments, and none lies outside.
+
+    >>> ascending(torch.tensor([0, 2, 1], dtype=torch.int32), torch.tensor([2, 1]), Segments((0, 3), (3, 2)))
+    True
+    """
+    checks.chosen(indices, counts, segments)
+    if (native := dispatch.native(indices)) is not None:
+        return native.ascending(indices, counts, segments.sizes_tensor)
+    check_counts(counts, segments)
+    return reference.ascending(indices, counts, segments)
+
+
+def rice_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
+    """Golomb-Rice code of the gaps, uint8 (m,): low bits of all gaps, then their high parts in unary.
+
+    >>> rice_encode(torch.tensor([0, 5], dtype=torch.int32), torch.tensor([2]), Segments.whole(8)).tolist()
+    [4, 5]
+    """
+    _check_ascending(indices, counts, segments)
+    if (native := dispatch.native(indices)) is not None:
+        wire = torch.empty(native.rice_most(counts, segments.sizes_tensor), dtype=torch.uint8)
+        return wire[: native.rice_encode(indices, counts, segments.sizes_tensor, wire)]
+    return reference.rice_encode(indices, counts, segments)
+
+
+def rice_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
+    """Indices int32 (K,) of what `rice_encode` made. Raises `WireError` for bytes that it cannot have made.
+
+    >>> rice_decode(torch.tensor([4, 5], dtype=torch.uint8), torch.tensor([2]), Segments.whole(8)).tolist()
+    [0, 5]
+    """
+    total = _check_wire(wire, counts, segments)
+    if (native := dispatch.native(wire)) is not None:
+        indices = torch.empty(total, dtype=torch.int32)
+        native.rice_decode(wire, counts, segments.sizes_tensor, indices)
+        return indices
+    return reference.rice_decode(wire, counts, segments)
+
+
+def delta_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
+    """Gaps as LEB128, uint8 (m,): seven bits a byte, low ones first, the top bit says that more follow.
+
+    >>> delta_encode(torch.tensor([0, 5, 200], dtype=torch.int32), torch.tensor([3]), Segments.whole(300)).tolist()
+    [0, 4, 194, 1]
+    """
+    _check_ascending(indices, counts, segments)
+    if (native := dispatch.native(indices)) is not None:
+        wire = torch.empty(LONGEST_GAP * indices.numel(), dtype=torch.uint8)
+        return wire[: native.delta_encode(indices, counts, segments.sizes_tensor, wire)].clone()
+    return reference.delta_encode(indices, counts, segments)
+
+
+def delta_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
+    """Indices int32 (K,) of what `delta_encode` made. Raises `WireError` for bytes that it cannot have made."""
+    total = _check_wire(wire, counts, segments)
+    if not total <= wire.numel() <= LONGEST_GAP * total:
+        raise WireError(f"{total} gaps take {total} to {LONGEST_GAP * total} bytes, got {wire.numel()}")
+    if (native := dispatch.native(wire)) is not None:
+        indices = torch.empty(total, dtype=torch.int32)
+        native.delta_decode(wire, counts, segments.sizes_tensor, indices)
+        return indices
+    return reference.delta_decode(wire, counts, segments)
+
+
+def _check_ascending(indices: Tensor, counts: Tensor, segments: Segments) -> None:
+    if not ascending(indices, counts, segments):
+        raise ValueError("indices must ascend inside their segments; sort them, and count from the segment's start")
+
+
+def _check_wire(wire: Tensor, counts: Tensor, segments: Segments) -> int:
+    """How many indices to expect: at most as many as the segments have elements."""
+    checks.flat("wire", wire, torch.uint8)
+    checks.per_segment("counts", counts, segments)
+    check_counts(counts, segments)
+    return int(counts.sum())
