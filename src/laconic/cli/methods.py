@@ -19,13 +19,14 @@ from laconic.reducers.reducer import Reducer
 from laconic.strategies.method import Paper, lift
 
 MATRIX = Layout.of([("weight", (1000, 1000))])
+# for arguments without a default
 EXAMPLES = {
     "density": 0.01,
     "value": 0.001,
     "levels": 7,
     "bits": 4,
     "block": 256,
-}  # for arguments without a default
+}
 PIECES = {"selector": Selector, "codec": Codec, "reducer": Reducer}
 
 
@@ -56,7 +57,7 @@ def methods() -> None:
         table.add_row(entry.spec, f"{entry.bits:.3g}", entry.sends, entry.paper)
     console.print(table)
     console.print(
-        "Codecs, selectors and reducers become methods by themselves: error feedback is added where it is needed. "
+        "Codecs, selectors and reducers become methods, with error feedback where it is needed. "
         "Bits: payload of a matrix of a million parameters, at most.",
         style="dim",
     )
@@ -74,7 +75,8 @@ def _entry(name: str) -> Entry | None:
     if isinstance(make, Paper):
         kind, sends, paper = "method", make.sends, make.paper
     else:
-        kinds = [kind for kind, base in PIECES.items() if isinstance(make, type) and issubclass(make, base)]
+        bases = inspect.getmro(make) if inspect.isclass(make) else ()
+        kinds = [kind for kind, base in PIECES.items() if base in bases]
         if not kinds:
             return None
         kind, sends, paper = kinds[0], _first_sentence(make), ""
@@ -86,7 +88,7 @@ def _entry(name: str) -> Entry | None:
 
 
 def _example(name: str, make: Callable[..., Any]) -> str | None:
-    """A call of this name, with an example for each argument that has no default; None where there is none."""
+    """A call of this name, with examples for arguments without a default; None where one has none."""
     needed = [
         parameter.name
         for parameter in inspect.signature(make).parameters.values()

@@ -164,7 +164,7 @@ class Settings:
         for name in OF_THE_BITS:
             if before.get(name) != now[name]:
                 raise StateError(
-                    f"--resume: {self.folder} was started with {name}={before.get(name)!r}, not {now[name]!r}: "
+                    f"--resume: {self.folder} was begun with {name}={before.get(name)!r}, not {now[name]!r}: "
                     "give the same settings, or another --name"
                 )
 

@@ -13,7 +13,7 @@ HEADS = ("accuracy %", "test loss", "MB a step", "smaller", "wire MB", "step ms"
 
 def print_summary(console: Console, rows: list[Row]) -> None:
     """One row a method; bytes and times a step are those of the second half of the steps."""
-    table = Table(box=None, padding=(0, 2), header_style="bold")
+    table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column("method", style="cyan", no_wrap=True)
     for name in HEADS:
         table.add_column(name, justify="right", no_wrap=True)

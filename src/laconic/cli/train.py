@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from laconic.cli.session import Session, Settings
+from laconic.cli.session import Session
+from laconic.cli.settings import Settings
 from laconic.cli.tables import print_summary
 from laconic.core.errors import LaconicError
 from laconic.report import publish
@@ -18,6 +19,7 @@ from laconic.tasks.launcher import WorkerFailed
 
 INTERRUPTED = 130  # exit code of a run that Ctrl-C has ended
 FAILED = 1
+PLAIN_WIDTH = 160  # columns of what goes to a file or a pipe
 
 
 def train(
@@ -69,7 +71,9 @@ def train(
         name=name,
         resume=resume,
     )
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     before = signal.signal(signal.SIGTERM, _as_interrupt)
     ended, code = None, 0

@@ -11,6 +11,7 @@ from laconic.report.series import Array, MethodSeries
 from laconic.report.summary import MB
 
 POINTS = 240
+SMOOTHED = 50  # a point is the mean over a 50th of the steps up to it
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Curve:
 
 
 def loss_by_step(method: MethodSeries) -> Curve:
-    """Training loss, averaged over neighbouring steps."""
+    """Training loss, averaged over the latest steps."""
     return _binned(method, np.arange(1, method.common + 1, dtype=np.float64))
 
 
@@ -50,10 +51,23 @@ def accuracy_by_step(method: MethodSeries) -> Curve:
 
 
 def _binned(method: MethodSeries, x: Array) -> Curve:
-    losses = method.over_seeds("loss")
+    losses = trailing_mean(method.over_seeds("loss"), max(1, method.common // SMOOTHED))
     edges = np.unique(np.linspace(0, losses.shape[1], min(POINTS, losses.shape[1]) + 1).astype(int))
     means = np.stack([losses[:, start:end].mean(axis=1) for start, end in pairwise(edges)], axis=1)
     return Curve(x[edges[1:] - 1], means.mean(axis=0), _error(means))
+
+
+def trailing_mean(values: Array, width: int) -> Array:
+    """Means over the last `width` columns, or over as many as there are: (seeds, steps) to the same shape.
+
+    >>> trailing_mean(np.array([[1.0, 3.0, 5.0]]), 2).tolist()
+    [[1.0, 2.0, 4.0]]
+    """
+    total = np.cumsum(np.pad(values, ((0, 0), (1, 0))), axis=1)
+    ends = np.arange(1, values.shape[1] + 1)
+    starts = np.maximum(0, ends - width)
+    means: Array = (total[:, ends] - total[:, starts]) / (ends - starts)
+    return means
 
 
 def _error(values: Array) -> Array:

@@ -13,24 +13,27 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public; torch marks no re-export
 
 from laconic.core.errors import LaconicError, PeerError
 from laconic.tasks.plan import Event, Plan
 from laconic.tasks.training import train_rank
 
 TIMEOUT = timedelta(seconds=120)  # of a collective: a worker that hangs that long fails the run
+# imported once for all workers; an optimiser imports torch._dynamo when it is made, which takes seconds
+PRELOADED = ["__main__", "laconic.tasks.training", "torch._dynamo"]
 GRACE_S = 1.0  # after a failure: peers report theirs too, and the earliest one is the cause
 
 
 class WorkerFailed(PeerError):
-    """A worker ended with an error: `details` is its traceback, `expected` says that it was a LaconicError."""
+    """A worker ended with an error: `details` is its traceback; `expected`: it was a LaconicError."""
 
     def __init__(self, message: str, details: str = "", expected: bool = False) -> None:
         super().__init__(message)
@@ -38,21 +41,23 @@ class WorkerFailed(PeerError):
         self.expected = expected
 
 
-def launch(plan: Plan) -> Iterator[Event]:
+def launch(plan: Plan) -> Generator[Event, None, None]:
     """Run a plan on `plan.workers` processes, and yield their events, each with its rank.
 
     However the iteration ends (at the end, by an error, by Ctrl-C, by closing the generator), no worker is
     left.
     """
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["laconic.tasks.training"])
+    context.set_forkserver_preload(PRELOADED)
     processes: list[BaseProcess] = []
     pipes: dict[Connection, int] = {}
     try:
         for rank in range(plan.workers):
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=work, args=(plan, rank, store.port, theirs), daemon=True)
+            process: BaseProcess = context.Process(
+                target=work, args=(plan, rank, store.port, theirs), daemon=True
+            )
             process.start()
             theirs.close()
             processes.append(process)
@@ -102,7 +107,7 @@ def _silent_death(rank: int, process: BaseProcess) -> Event:
     process.join()
     code = process.exitcode or 0
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    # nobody dies of a peer's death without a word: this is the cause, whatever else was heard first
+    # others say what they died of, which may well be this death: so this is the cause
     return {"at": 0.0, "message": f"rank {rank}: the worker {how}", "details": "", "expected": False}
 
 
@@ -114,7 +119,7 @@ def work(plan: Plan, rank: int, port: int, pipe: Connection) -> None:
     torch.set_num_threads(plan.threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     try:
-        store = dist.TCPStore("127.0.0.1", port, timeout=TIMEOUT)
+        store = TCPStore("127.0.0.1", port, timeout=TIMEOUT)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=plan.workers, timeout=TIMEOUT)
         train_rank(plan, pipe.send)
         dist.barrier()  # nobody leaves while another still talks to it

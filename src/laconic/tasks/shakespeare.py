@@ -1,4 +1,4 @@
-"""Shakespeare, letter by letter: a small GPT and an LSTM predict the next one (corpus: Karpathy's char-rnn)."""
+"""Shakespeare, letter by letter: a small GPT and an LSTM predict the next one (the char-rnn corpus)."""
 
 from __future__ import annotations
 
