@@ -33,7 +33,7 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_bits(wire: Tensor, bits: int, n: int) -> Tensor:
-    """Codes int32 (n,) of a wire that `pack_bits` made; 32-bit codes keep their bits, so they can be negative.
+    """Codes int32 (n,) of a wire that `pack_bits` made; codes of 32 bits can be negative.
 
     Raises `WireError` unless the wire has ceil(n * bits / 8) bytes and the bits after the last code are zero.
 

@@ -1,4 +1,4 @@
-"""Bit packing in plain torch: eight codes of b bits are exactly b bytes, so every group has the same shifts."""
+"""Bit packing in plain torch: eight codes of b bits are exactly b bytes, so all groups share their shifts."""
 
 from __future__ import annotations
 

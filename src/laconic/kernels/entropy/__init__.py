@@ -1,7 +1,7 @@
 """Ascending positions as few bytes: Golomb-Rice and LEB128 coding of the gaps between them.
 
-Indices int32 (K,) count from the start of their segment and ascend inside it; counts int64 (s,) say how many belong
-to each segment. Counts and sizes are known to both sides and are not in the wire. See README.md.
+Indices int32 (K,) count from the start of their segment and ascend inside it; counts int64 (s,) say how many
+belong to each segment. Counts and sizes are known to both sides and are not in the wire. See README.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def rice_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     """Golomb-Rice code of the gaps, uint8 (m,): low bits of all gaps, then their high parts in unary.
 
     >>> rice_encode(torch.tensor([0, 5], dtype=torch.int32), torch.tensor([2]), Segments.whole(8)).tolist()
-    [4, 5]
+    [0, 9]
     """
     _check_ascending(indices, counts, segments)
     if (native := dispatch.native(indices)) is not None:
@@ -46,7 +46,7 @@ def rice_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 def rice_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     """Indices int32 (K,) of what `rice_encode` made. Raises `WireError` for bytes that it cannot have made.
 
-    >>> rice_decode(torch.tensor([4, 5], dtype=torch.uint8), torch.tensor([2]), Segments.whole(8)).tolist()
+    >>> rice_decode(torch.tensor([0, 9], dtype=torch.uint8), torch.tensor([2]), Segments.whole(8)).tolist()
     [0, 5]
     """
     total = _check_wire(wire, counts, segments)
@@ -60,7 +60,8 @@ def rice_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 def delta_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     """Gaps as LEB128, uint8 (m,): seven bits a byte, low ones first, the top bit says that more follow.
 
-    >>> delta_encode(torch.tensor([0, 5, 200], dtype=torch.int32), torch.tensor([3]), Segments.whole(300)).tolist()
+    >>> indices = torch.tensor([0, 5, 200], dtype=torch.int32)
+    >>> delta_encode(indices, torch.tensor([3]), Segments.whole(300)).tolist()
     [0, 4, 194, 1]
     """
     _check_ascending(indices, counts, segments)
@@ -71,7 +72,7 @@ def delta_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 
 
 def delta_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Indices int32 (K,) of what `delta_encode` made. Raises `WireError` for bytes that it cannot have made."""
+    """Indices int32 (K,) of what `delta_encode` made. `WireError` for bytes that it cannot have made."""
     total = _check_wire(wire, counts, segments)
     if not total <= wire.numel() <= LONGEST_GAP * total:
         raise WireError(f"{total} gaps take {total} to {LONGEST_GAP * total} bytes, got {wire.numel()}")
@@ -84,7 +85,9 @@ def delta_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 
 def _check_ascending(indices: Tensor, counts: Tensor, segments: Segments) -> None:
     if not ascending(indices, counts, segments):
-        raise ValueError("indices must ascend inside their segments; sort them, and count from the segment's start")
+        raise ValueError(
+            "indices must ascend inside their segments: sort them, count from the segment's start"
+        )
 
 
 def _check_wire(wire: Tensor, counts: Tensor, segments: Segments) -> int:

@@ -1,4 +1,4 @@
-"""How long these codes can get, and the Rice parameter: integers only, so that both ends agree. See README.md."""
+"""How long these codes can get, and the Rice parameter, in integers: both ends agree. See README.md."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def low_nbytes(counts: Tensor, r: Tensor) -> Tensor:
 
 
 def rice_most(counts: Tensor, segments: Segments) -> int:
-    """The most bytes that these counts can take: the high parts of a segment's gaps add up to (n - k) >> r at most."""
+    """The most bytes that these counts can take: a segment's high parts add up to (n - k) >> r at most."""
     r = rice_parameters(counts, segments)
     unary = int((counts + ((segments.sizes_tensor - counts) >> r) * (counts > 0)).sum())
     return int(low_nbytes(counts, r).sum()) + (unary + 7) // 8
@@ -49,7 +49,7 @@ def rice_bound(k: int, n: int) -> int:
     """
     most = 0
     for r in range(rice_parameter(k, n), 32):
-        last = n if r == 0 else (154 * n - 1) // (77 + (320 << (r - 1)))  # the largest count that has parameter >= r
+        last = n if r == 0 else (154 * n - 1) // (77 + (320 << (r - 1)))  # largest count with parameter >= r
         count = min(k, n, last)
         if count > 0:
             most = max(most, (count * r + 7) // 8 + (count + ((n - count) >> r) + 7) // 8)
@@ -62,4 +62,6 @@ def check_counts(counts: Tensor, segments: Segments) -> None:
     if bool(((counts < 0) | (counts > sizes)).any()):
         raise WireError("a count lies outside 0 .. the size of its tensor")
     if len(segments) and int(sizes.max()) > LONGEST:
-        raise ValueError(f"a tensor has at most {LONGEST} elements, got {int(sizes.max())}: positions are int32")
+        raise ValueError(
+            f"a tensor has at most {LONGEST} elements, got {int(sizes.max())}: cut it in several"
+        )

@@ -47,12 +47,12 @@ def ascending(indices: Tensor, counts: Tensor, segments: Segments) -> bool:
 
 
 def rice_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Low bits of each segment's gaps, then one unary stream of all high parts: q zeros and a one for each."""
+    """Low bits of each segment's gaps, then one unary stream of all high parts: q zeros and a one each."""
     gaps = gaps_of(indices, counts)
     parameters = rice_parameters(counts, segments)
     low = [
         bitpack.pack_bits(part, r)
-        for part, r in zip(gaps.split(counts.tolist()), parameters.tolist(), strict=True)
+        for part, r in zip(torch.split(gaps, counts.tolist()), parameters.tolist(), strict=True)
         if r
     ]
     ones = torch.cumsum((gaps >> spread(parameters, counts, gaps)) + 1, 0) - 1
@@ -72,7 +72,10 @@ def rice_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
         raise WireError(f"the low bits of the gaps fill {split} bytes, got {wire.numel()}")
     gaps = torch.zeros(int(counts.sum()), dtype=torch.int64, device=wire.device)
     parts = zip(
-        wire[:split].split(lengths.tolist()), gaps.split(counts.tolist()), parameters.tolist(), strict=True
+        torch.split(wire[:split], lengths.tolist()),
+        torch.split(gaps, counts.tolist()),
+        parameters.tolist(),
+        strict=True,
     )
     for part, to, r in parts:
         if r:
@@ -82,8 +85,8 @@ def rice_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
             to.copy_(bitpack.unpack_bits(part, r, to.numel()))
     unary = wire[split:]
     ones = bitpack.unpack_bits(unary, 1, 8 * unary.numel()).nonzero().flatten()
-    if ones.numel() != gaps.numel() or unary.numel() and not int(unary[-1]):
-        raise WireError(f"{gaps.numel()} gaps should end with a one each and fill the wire, got {ones.numel()} ones")
+    if ones.numel() != gaps.numel() or (unary.numel() and not int(unary[-1])):
+        raise WireError(f"{gaps.numel()} gaps end with a one each and fill the wire, got {ones.numel()} ones")
     high = torch.diff(ones, prepend=ones.new_full((1,), -1)) - 1
     each = spread(parameters, counts, gaps)
     if bool((high > spread(segments.sizes_tensor, counts, gaps) >> each).any()):
@@ -107,7 +110,7 @@ def delta_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     last = wire < 128
     ends = last.nonzero().flatten()
     total = int(counts.sum())
-    if ends.numel() != total or wire.numel() and not bool(last[-1]):
+    if ends.numel() != total or (wire.numel() and not bool(last[-1])):
         raise WireError(f"{total} gaps are expected, the bytes hold {ends.numel()} whole ones")
     starts = pad(ends + 1, (1, 0))[:-1]
     lengths = ends - starts + 1

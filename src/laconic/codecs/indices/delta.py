@@ -1,0 +1,33 @@
+"""Delta: the gaps between positions, in as few bytes as each needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from laconic import kernels
+from laconic.core.layout import Segments
+from laconic.core.selector import IndexCoding
+
+
+@dataclass(frozen=True, repr=False)
+class Delta(IndexCoding):
+    """Wire: gap to the position before, less one, as LEB128: one byte a position for gaps up to 127.
+
+    >>> import torch
+    >>> indices = torch.tensor([3, 256], dtype=torch.int32)
+    >>> Delta().encode(indices, torch.tensor([2]), Segments.whole(999)).tolist()
+    [3, 252, 1]
+    """
+
+    def encode(self, indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
+        return kernels.delta_encode(indices, counts, segments)
+
+    def decode(self, wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
+        return kernels.delta_decode(wire, counts, segments)
+
+    def nbytes(self, k: int, n: int) -> int:
+        """k bytes, and one more for each gap that reaches 2^7, 2^14, ...: n >> 7, n >> 14, ... can."""
+        k = min(k, n)
+        return k + sum(min(k, n >> shift) for shift in (7, 14, 21, 28))

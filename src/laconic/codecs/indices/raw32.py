@@ -1,0 +1,39 @@
+"""Raw32: each position as it is, in 32 bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.codecs.framing import as_bytes, as_numbers
+from laconic.core.errors import WireError
+from laconic.core.layout import Segments
+from laconic.core.selector import IndexCoding
+
+
+@dataclass(frozen=True, repr=False)
+class Raw32(IndexCoding):
+    """Wire: int32 (K,), little-endian, each counted from the start of its tensor: 4 K bytes.
+
+    >>> indices = torch.tensor([3, 256], dtype=torch.int32)
+    >>> Raw32().encode(indices, torch.tensor([2]), Segments.whole(999)).tolist()
+    [3, 0, 0, 0, 0, 1, 0, 0]
+    """
+
+    def encode(self, indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
+        return as_bytes(indices.clone())
+
+    def decode(self, wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
+        total = int(counts.sum())
+        if wire.numel() != 4 * total:
+            raise WireError(f"raw32: {total} positions fill {4 * total} bytes, got {wire.numel()}")
+        indices = as_numbers(wire, torch.int32)
+        if not kernels.ascending(indices, counts, segments):
+            raise WireError("raw32: positions must ascend inside their tensors")
+        return indices
+
+    def nbytes(self, k: int, n: int) -> int:
+        return 4 * min(k, n)

@@ -1,0 +1,54 @@
+"""Threshold: every entry that is large enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.core.errors import SpecError
+from laconic.core.layout import Segments
+from laconic.core.selector import Selector
+
+
+@dataclass(frozen=True, repr=False)
+class Threshold(Selector):
+    """Every |x_i| >= value, however many there are. Strom 2015 ("Scalable distributed DNN training").
+
+    `value` is rounded to float32 and must stay above zero: a threshold of zero would choose everything.
+    Error: |x - x_S|^2 <= n value^2, whatever x is; no part of |x|^2 is promised, so omega = 1.
+
+    >>> Threshold(value=1.0).select(torch.tensor([0.1, -3.0, 1.0])).tolist()
+    [1, 2]
+    """
+
+    value: float
+
+    examples: ClassVar[tuple[str, ...]] = ("threshold(value=0.001)", "threshold(value=1.5)")
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.value, (int, float)) and not isinstance(self.value, bool)
+        if not number or not 0 < self.single < math.inf:
+            raise SpecError(f"threshold must be a finite float32 above 0, got {self.value!r}")
+
+    @property
+    def single(self) -> float:
+        """The value as float32, which the entries are compared with."""
+        return float(torch.tensor(self.value, dtype=torch.float64).to(torch.float32))
+
+    def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return kernels.above(x, segments, torch.full((len(segments),), self.single))
+
+    def most(self, n: int) -> int:
+        return n
+
+    def omega(self, n: int) -> float:
+        return 1.0
+
+    def absolute_error(self, n: int) -> float:
+        return n * self.single**2
