@@ -23,6 +23,7 @@ from laconic.tasks.source import numpy_archive, tensor
 from laconic.tasks.task import PARTS, Tensors
 
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
+MALFORMED = (pickle.UnpicklingError, AttributeError, TypeError, LookupError, ValueError, EOFError)
 RECORD = 1 + 3 * 32 * 32  # bytes: label, then red, green and blue planes
 
 
@@ -83,8 +84,15 @@ def _unpickled(path: Path) -> tuple[Tensor, Tensor]:
         try:
             batch: Any = PlainUnpickler(file, encoding="bytes").load()
             images, labels = np.asarray(batch[b"data"], np.uint8), np.asarray(batch[b"labels"], np.uint8)
-        except (pickle.UnpicklingError, AttributeError, TypeError, IndexError) as error:
-            raise DataError(f"{path} is no CIFAR-10 batch: {error}; fetch it again") from error
+        except (
+            pickle.UnpicklingError,
+            AttributeError,
+            TypeError,
+            LookupError,
+            ValueError,
+            EOFError,
+        ) as error:
+            raise DataError(f"{path} is no CIFAR-10 batch: {error!r}; fetch it again") from error
     return tensor(images).view(-1, 3, 32, 32), tensor(labels)
 
 

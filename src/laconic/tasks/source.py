@@ -41,7 +41,7 @@ def data_folder(given: Path | None) -> Path | None:
 
 def numpy_archive(path: Path, names: Sequence[str]) -> list[NDArray[np.generic]]:
     """These arrays of an .npz file; nothing in it is unpickled."""
-    with np.load(path, allow_pickle=False) as archive:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         missing = [name for name in names if name not in archive.files]
         if missing:
             raise DataError(f"{path} holds no array {missing[0]!r}; it has {', '.join(archive.files)}")

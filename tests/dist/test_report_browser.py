@@ -1,0 +1,69 @@
+"""The report in a real browser: every plot is drawn, and the table is there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from laconic.report import publish
+
+from ..unit.test_report_summary import write_run
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+QUIET = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--virtual-time-budget=8000",
+)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium here: apt-get install chromium")
+
+
+def browse(page: Path, profile: Path, *options: str) -> str:
+    assert BROWSER is not None
+    command = [BROWSER, *QUIET, f"--user-data-dir={profile}", *options, page.as_uri()]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    write_run(folder)
+    return publish(folder).report.resolve()
+
+
+def test_a_browser_draws_every_plot_and_the_table(page: Path, tmp_path: Path) -> None:
+    dom = browse(page, tmp_path / "profile", "--dump-dom")
+    body = dom[: dom.index("<script>")]
+    for plot in ("loss_by_megabyte", "loss_by_step", "accuracy_by_step"):
+        drawn = body[body.index(f'id="{plot}"') :]
+        drawn = drawn[: drawn.index("</figure>")]
+        lines = re.findall(r'class="js-line"[^>]* d="M[^"]+L[^"]+"', drawn)
+        assert len(lines) >= 2, f"{plot}: {len(lines)} lines are drawn"
+    phases = body[body.index('id="phases"') :]
+    assert (
+        len(re.findall(r'<g class="point"', phases[: phases.index("</figure>")])) == 12
+    )  # 2 methods, 3 + 3 bars
+    rows = re.findall(r"<tr>.*?</tr>", body[body.index("<tbody>") : body.index("</tbody>")])
+    assert len(rows) == 2
+    assert "50.0 ×" in rows[1]  # noqa: RUF001
+    assert "rgb(" in rows[0], "the script has coloured the table"
+
+
+def test_a_browser_paints_the_page(page: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    picture = tmp_path / "page.png"
+    browse(page, tmp_path / "profile", f"--screenshot={picture}", "--window-size=1240,1400")
+    with Image.open(picture) as image:
+        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24) or []}
+    assert {(59, 111, 182), (194, 87, 26)} <= colours  # both methods' lines

@@ -1,0 +1,162 @@
+"""The report's figures equal those computed by hand, on whole runs and on halves."""
+
+from __future__ import annotations
+
+import json
+import math
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laconic.report import Ledger, publish
+from laconic.report.ledger import EVENTS, read_events
+from laconic.report.series import read_run
+
+CONFIG = {
+    "name": "test",
+    "title": "a <made up> run",
+    "task": "digits",
+    "workers": 2,
+    "steps": 4,
+    "batch": 8,
+    "seeds": 2,
+    "methods": ["dense()", "small(x='<b>')"],
+    "against": ["dense()"],
+}
+TIMES = ("data_s", "forward_s", "backward_s", "update_s", "encode_s", "communicate_s", "decode_s")
+
+
+def step_event(method: str, seed: int, rank: int, step: int) -> dict[str, Any]:
+    payload = 1000 if method == "dense()" else 40 if step <= 2 else 20
+    return {
+        "kind": "step",
+        "method": method,
+        "seed": seed,
+        "rank": rank,
+        "step": step,
+        "loss": 1.0 / step + 0.1 * rank + seed,
+        "payload_sent": payload,
+        "payload_received": payload,
+        "wire_sent": 2 * payload,
+        "wire_received": 2 * payload,
+        "dense": 1000,
+        "step_s": 0.01 * (1 + seed),
+        **dict.fromkeys(TIMES, 0.001),
+    }
+
+
+def test_event(method: str, seed: int, rank: int, step: int) -> dict[str, Any]:
+    right = 9 if seed == 0 else 7
+    return {
+        "kind": "eval",
+        "method": method,
+        "seed": seed,
+        "rank": rank,
+        "step": step,
+        "right": right,
+        "answers": 10,
+        "loss_sum": 5.0,
+    }
+
+
+test_event.__test__ = False  # type: ignore[attr-defined]
+
+
+def write_run(folder: Path, config: dict[str, Any] = CONFIG, until: int = 4) -> None:
+    with Ledger(folder, config) as ledger:
+        for method in config["methods"]:
+            for seed in range(config["seeds"]):
+                for step in range(1, until + 1):
+                    for rank in range(2):
+                        ledger.write(step_event(method, seed, rank, step))
+                        if step in (2, 4):
+                            ledger.write(test_event(method, seed, rank, step))
+
+
+def test_the_table_is_what_the_events_say(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    dense, small = publish(tmp_path).rows
+    assert (dense.payload_mb, dense.smaller, dense.against_first) == (0.001, 1.0, 1.0)
+    assert (small.payload_mb, small.smaller, small.against_first) == pytest.approx((2e-5, 50.0, 50.0))
+    assert small.total_payload_mb == pytest.approx(120e-6)
+    assert small.wire_mb == pytest.approx(4e-5)
+    assert small.accuracy.mean == pytest.approx(0.8)
+    assert small.accuracy.error == pytest.approx(0.1)  # (0.9 - 0.7) / 2: the standard error of two values
+    assert small.test_loss.mean == pytest.approx(0.5)
+    assert small.train_loss.mean == pytest.approx(0.25 + 0.05 + 0.5)
+    assert small.step_s.mean == pytest.approx(0.015)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["complete"] and summary["interrupted"] is None
+    assert summary["rows"][1]["smaller"] == pytest.approx(50.0)
+
+
+def test_half_a_run_has_a_report_that_says_so(tmp_path: Path) -> None:
+    write_run(tmp_path, until=1)
+    published = publish(tmp_path, "Interrupted: after one step.")
+    assert math.isnan(published.rows[0].accuracy.mean)
+    assert "Interrupted: after one step." in published.report.read_text()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert not summary["complete"] and summary["rows"][0]["accuracy"]["mean"] is None
+
+
+def test_a_run_without_a_step_has_a_report(tmp_path: Path) -> None:
+    write_run(tmp_path, until=0)
+    assert publish(tmp_path, "Interrupted.").rows == []
+
+
+def test_a_cut_last_line_is_left_out(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    path = tmp_path / EVENTS
+    whole = read_events(tmp_path)
+    path.write_text(path.read_text()[:-20])
+    assert read_events(tmp_path) == whole[:-1]
+
+
+def test_one_seed_has_no_error(tmp_path: Path) -> None:
+    write_run(tmp_path, CONFIG | {"seeds": 1})
+    row = publish(tmp_path).rows[0]
+    assert row.accuracy.text(100) == "90.00"
+
+
+def test_a_resumed_training_replaces_its_events(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    with Ledger(tmp_path, CONFIG) as ledger:
+        ledger.rewrite(lambda event: (event["method"], event["seed"]) != ("dense()", 0) or event["step"] <= 2)
+        for rank in range(2):
+            ledger.write(step_event("dense()", 0, rank, 3) | {"loss": 99.0})
+    dense = read_run(tmp_path).methods[0].seeds[0]
+    assert dense.steps.tolist() == [1, 2, 3]
+    assert dense["loss"][-1] == 99.0
+
+
+def test_the_page_asks_nobody_and_escapes_what_it_shows(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    page = publish(tmp_path).report.read_text()
+    own = page[: page.index("<script>")]
+    assert "a &lt;made up&gt; run" in own and "<made up>" not in page
+    assert "<b>" not in own
+    assert not any(word in own for word in ("src=", "href=", "@import", "url("))
+    assert "@@" not in own
+
+
+def test_the_picture_is_svg_with_a_line_a_method_and_panel(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    publish(tmp_path)
+    root = ET.parse(tmp_path / "loss.svg").getroot()
+    lines = root.findall("{http://www.w3.org/2000/svg}polyline")
+    assert len(lines) == 4
+    assert all(len(line.attrib["points"].split()) == 4 for line in lines)
+
+
+def test_scalars_reach_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write_run(tmp_path)
+    boards = EventAccumulator(str(tmp_path / "tensorboard" / "dense-seed1"))
+    boards.Reload()
+    losses = boards.Scalars("train/loss")
+    assert [scalar.step for scalar in losses] == [1, 2, 3, 4]
+    assert losses[1].value == pytest.approx(0.5 + 0.05 + 1)
+    assert boards.Scalars("test/accuracy")[-1].value == pytest.approx(0.7)
