@@ -1,0 +1,165 @@
+"""Laws of every reducer, on threads as ranks. A new one is tested by being registered with `examples`."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+from laconic import kernels
+from laconic.comm.loopback import Loopback
+from laconic.comm.metered import Metered
+from laconic.core.layout import Layout
+from laconic.core.spec import find, modules, names, parse
+from laconic.core.turn import Turn
+from laconic.reducers.reducer import Reducer
+
+SIZES = (1, 2, 4, 5)
+MORE = {"dense_first": ("dense_first(gather(sparse(topk(density=0.1))), steps=4)",)}
+MODEL = Layout.of(
+    [("a", (30, 40)), ("b", (40,)), ("gap", (333,)), ("none", (0,)), ("c", (5, 5, 5)), ("d", ())]
+)
+LAYOUTS = {
+    "all": MODEL,
+    "with gaps": MODEL.where(lambda entry: entry.name not in ("gap", "d")),
+    "one in the middle": MODEL.where(lambda entry: entry.name == "gap"),
+    "no element": MODEL.where(lambda entry: entry.name == "none"),
+}
+
+
+def examples():
+    for name in names():
+        if modules().get(name, "").startswith("laconic.reducers."):
+            importlib.import_module(modules()[name])
+            make = find(name)
+            if isinstance(make, type) and issubclass(make, Reducer):
+                yield from MORE.get(name) or make.examples
+
+
+EXAMPLES = tuple(examples())
+every_reducer = pytest.mark.parametrize("spec", EXAMPLES)
+every_size = pytest.mark.parametrize("size", SIZES)
+every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+
+
+def x_of(rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(MODEL.numel, generator=generator) ** 3
+
+
+def play(spec, size, layout, *, alpha=1.0, step=3, bad=(), in_place=False):
+    """out, sent, x and what was counted, of each rank; `out` starts at 7 everywhere."""
+    reducer = parse(spec)
+
+    def body(comm):
+        comm = Metered(comm)
+        bound = reducer.bind(layout, comm)
+        x = None if comm.rank in bad else x_of(comm.rank)
+        out = torch.full((MODEL.numel,), 7.0)
+        if in_place:
+            x, out = x, out if x is None else x
+        sent = bound.reduce(x, layout, Turn(step, comm.rank, seed=1), out, alpha)
+        return out, sent, x, comm.snapshot()
+
+    return Loopback.run(size, body)
+
+
+def outside(layout: Layout) -> torch.Tensor:
+    mask = torch.ones(MODEL.numel, dtype=torch.bool)
+    for view in layout.segments.views(mask):
+        view.fill_(False)
+    return mask
+
+
+def test_the_table_is_not_empty():
+    assert {parse(spec).name for spec in EXAMPLES} >= {"sum", "gather", "dense_first"}
+
+
+@every_reducer
+def test_the_name_is_the_repr(spec):
+    assert parse(repr(parse(spec))) == parse(spec)
+
+
+@every_reducer
+@every_size
+@every_layout
+def test_replicas_are_bit_identical_and_nothing_else_changes(spec, size, layout):
+    results = play(spec, size, layout)
+    for rank, (out, sent, x, _) in enumerate(results):
+        assert sent is not None
+        assert torch.equal(out, results[0][0])
+        assert torch.equal(out[outside(layout)], torch.full_like(out, 7.0)[outside(layout)])
+        assert torch.equal(x, x_of(rank))
+
+
+@every_reducer
+@every_size
+@every_layout
+def test_the_mean_is_the_average_of_what_was_sent(spec, size, layout):
+    results = play(spec, size, layout, alpha=3.0)
+    total = torch.zeros(MODEL.numel)
+    for _, sent, _, _ in results:
+        sent.add_to_(total, 3.0 / size)
+    inside = ~outside(layout)
+    # In 16 bits the ring rounds each partial sum: 2^-11 or 2^-8 of it, size times at most.
+    loose = {"sum(dtype='fp16')": 2.0**-11, "sum(dtype='bf16')": 2.0**-8}.get(spec, 2.0**-24) * size
+    scale = 3.0 * sum(x_of(rank).abs() for rank in range(size)) / size
+    assert bool(((results[0][0] - total).abs() <= loose * scale + 1e-6)[inside].all())
+    assert torch.equal(total[~inside], torch.zeros_like(total)[~inside])
+
+
+@every_reducer
+@every_size
+def test_what_is_sent_leaves_the_memory(spec, size):
+    layout = LAYOUTS["with gaps"]
+    for _, sent, x, _ in play(spec, size, layout):
+        share = sent.add_to_(torch.zeros_like(x))
+        torch.testing.assert_close(sent.subtract_from_(x.clone()), x - share, rtol=0, atol=1e-6)
+        cleared = sent.clear_(x.clone())
+        assert bool((cleared[share != 0] == 0).all())
+        assert torch.equal(cleared[outside(layout)], x[outside(layout)])
+
+
+@pytest.mark.parametrize("spec", ["sum()", "gather(dense())", "gather(sparse(topk(density=1.0)))"])
+@every_size
+@every_layout
+def test_a_dense_codec_gives_the_plain_mean(spec, size, layout):
+    plain = sum(x_of(rank) for rank in range(size)) / size
+    inside = ~outside(layout)
+    for out, _, _, _ in play(spec, size, layout):
+        torch.testing.assert_close(out[inside], plain[inside], rtol=1e-6, atol=1e-6)
+
+
+@every_reducer
+@every_size
+def test_x_may_be_out(spec, size):
+    layout = LAYOUTS["with gaps"]
+    apart, together = play(spec, size, layout), play(spec, size, layout, in_place=True)
+    inside = ~outside(layout)
+    for rank, (one, other) in enumerate(zip(apart, together, strict=True)):
+        assert torch.equal(one[0][inside], other[0][inside])
+        assert torch.equal(other[0][~inside], x_of(rank)[~inside])
+
+
+@every_reducer
+@every_layout
+@pytest.mark.parametrize("size, bad", [(1, {0}), (2, {1}), (4, {0, 2}), (5, {0, 1, 2, 3, 4})])
+def test_one_rank_that_is_not_finite_voids_all(spec, layout, size, bad):
+    assert [sent for _, sent, _, _ in play(spec, size, layout, bad=bad)] == [None] * size
+
+
+@every_reducer
+@every_size
+def test_payload_is_what_nbytes_says_or_less(spec, size):
+    layout = LAYOUTS["with gaps"]
+    for _, _, _, meter in play(spec, size, layout):
+        assert 0 < meter.payload_sent <= parse(spec).nbytes(layout) or parse(spec).name == "dense_first"
+
+
+@every_reducer
+def test_reference_and_native_kernels_agree(spec):
+    live = play(spec, 2, MODEL)
+    with kernels.using("reference"):
+        plain = play(spec, 2, MODEL)
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(live, plain, strict=True))

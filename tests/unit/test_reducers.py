@@ -1,0 +1,160 @@
+"""Sum and Gather: what is their own, beyond the laws of all reducers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+from laconic.comm.loopback import Loopback
+from laconic.core.codec import Codec
+from laconic.core.errors import SpecError, WireError
+from laconic.core.layout import Layout
+from laconic.core.spec import parse
+from laconic.core.turn import Turn
+from laconic.reducers.gather import Gather
+from laconic.reducers.sum import Sum
+
+LAYOUT = Layout.of([("a", (3,)), ("b", (2, 2)), ("c", (5,))])
+
+
+def reduce(spec, x_of, size=2, layout=LAYOUT, step=0):
+    def body(comm):
+        out = torch.zeros(LAYOUT.numel)
+        sent = spec.bind(layout, comm).reduce(x_of(comm.rank), layout, Turn(step, comm.rank), out)
+        return out, sent
+
+    return Loopback.run(size, body)
+
+
+def test_one_range_is_summed_in_its_own_place():
+    seen = []
+
+    class Spy(Loopback):
+        def all_reduce(self, x, op="sum"):
+            seen.append(x.data_ptr())
+            return super().all_reduce(x, op)
+
+    comm = Spy(Loopback.world(1)[0].room, 0)
+    out = torch.ones(LAYOUT.numel)
+    middle = LAYOUT.where(lambda entry: entry.name != "a")
+    Sum().bind(LAYOUT, comm).reduce(out, middle, Turn(0), out)
+    assert seen == [out[3:].data_ptr()]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_a_value_that_is_not_finite_voids_the_sum_on_all_ranks(dtype, value):
+    def x_of(rank):
+        x = torch.ones(LAYOUT.numel)
+        x[4] = value if rank == 1 else 1.0
+        return x
+
+    assert [sent for _, sent in reduce(Sum(dtype=dtype), x_of, size=3)] == [None] * 3
+
+
+def test_an_fp32_sum_that_overflows_is_void():
+    results = reduce(Sum(), lambda rank: torch.full((LAYOUT.numel,), 3e38))
+    assert [sent for _, sent in results] == [None, None]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize("dtype, large", [("fp16", 1e6), ("bf16", 3.4e38)])
+def test_sixteen_bits_saturate_and_what_was_cut_off_stays_here(dtype, large, size):
+    for out, sent in reduce(Sum(dtype=dtype), lambda rank: torch.full((LAYOUT.numel,), large), size):
+        most = torch.finfo(torch.float16 if dtype == "fp16" else torch.bfloat16).max
+        assert bool((out > 0.9 * most).all()) and bool(out.isfinite().all())
+        left = sent.subtract_from_(torch.full((LAYOUT.numel,), large))
+        torch.testing.assert_close(left + out, torch.full_like(out, large), rtol=size * 2.0**-7, atol=0)
+
+
+def test_a_share_that_the_mean_has_overwritten_says_so():
+    (comm,) = Loopback.world(1)
+    out = torch.ones(LAYOUT.numel)
+    sent = Sum().bind(LAYOUT, comm).reduce(out, LAYOUT, Turn(0), out)
+    with pytest.raises(ValueError, match="reduce into another `out`"):
+        sent.add_to_(torch.zeros(LAYOUT.numel))
+    assert not sent.clear_(torch.ones(LAYOUT.numel)).any()
+
+
+@dataclass(frozen=True, repr=False)
+class Damaging(Codec):
+    """Float32, but the wire of anything that starts with 13 cannot be decoded."""
+
+    name = "damaging"
+    fixed_size: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = True
+
+    def encode(self, x, key=0):
+        return x.clone().view(torch.uint8)
+
+    def decode_add_(self, wire, out, alpha=1.0):
+        values = wire.clone().view(torch.float32)
+        if values[0] == 13:
+            raise WireError("thirteen")
+        return out.add_(values, alpha=alpha)
+
+    def nbytes(self, n):
+        return 4 * n
+
+    def omega(self, n):
+        return 0.0
+
+
+def test_a_damaged_message_names_its_sender():
+    def x_of(rank):
+        return torch.full((LAYOUT.numel,), 13.0 if rank == 2 else 1.0)
+
+    with pytest.raises(WireError, match="the message that rank 2 sent is damaged: thirteen"):
+        reduce(Gather(Damaging()), x_of, size=3)
+
+
+def test_grain_bucket_selects_across_neighbouring_tensors_only():
+    x = torch.tensor([9.0, 8.0, 7.0, 0.1, 0.1, 0.1, 0.1, 6.0, 5.0, 0.2, 0.2, 0.2])
+    spec = "gather(sparse(topk(density=0.4)), grain='{}')"
+    (per_tensor, _), (per_bucket, _) = (
+        reduce(parse(spec.format(grain)), lambda rank: x, size=1)[0] for grain in ("tensor", "bucket")
+    )
+    assert per_tensor.nonzero().flatten().tolist() == [0, 1, 3, 4, 7, 8]
+    assert per_bucket.nonzero().flatten().tolist() == [0, 1, 2, 7, 8]
+    apart = LAYOUT.where(lambda entry: entry.name != "b")
+    out, _ = reduce(parse(spec.format("bucket")), lambda rank: x, size=1, layout=apart)[0]
+    assert out.nonzero().flatten().tolist() == [0, 1, 7, 8]
+
+
+def test_ranks_draw_random_entries_alike_and_anew_each_step():
+    spec = parse("gather(sparse(randomk(density=0.3)))")
+    shares = []
+    for step in range(4):
+        sent = [each for _, each in reduce(spec, lambda rank: torch.ones(LAYOUT.numel), size=4, step=step)]
+        drawn = [tuple(each.add_to_(torch.zeros(LAYOUT.numel)).nonzero().flatten().tolist()) for each in sent]
+        assert len(set(drawn)) == 1 and len(drawn[0]) == 5
+        shares.append(drawn[0])
+    assert len(set(shares)) > 1
+
+
+def test_a_schedule_is_followed():
+    spec = parse("gather(sparse(ramp(topk(density=0.01), densities=(1.0, 0.5), every=1)))")
+    means = [reduce(spec, lambda rank: torch.ones(LAYOUT.numel), step=step)[0][0] for step in range(3)]
+    assert [int((mean != 0).sum()) for mean in means] == [12, 2 + 2 + 3, 3]
+
+
+@pytest.mark.parametrize(
+    "make, says",
+    [
+        (lambda: Sum(dtype="fp8"), "fp32, fp16, bf16, got 'fp8'"),
+        (lambda: Gather(Damaging(), grain="row"), "'tensor' or 'bucket', got 'row'"),
+        (lambda: parse("gather(topk(density=0.1))"), r"gather takes a codec.*topk\(density=0.1\)"),
+    ],
+)
+def test_wrong_arguments_are_refused(make, says):
+    with pytest.raises(SpecError, match=says):
+        make()
+
+
+def test_reducers_say_which_codec_errs():
+    assert Sum().codec() is None
+    assert Sum(dtype="bf16").codec() == parse("cast('bf16')")
+    assert parse("gather(sparse(topk(density=0.1)))").codec() == parse("sparse(topk(density=0.1))")
