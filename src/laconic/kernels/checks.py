@@ -47,7 +47,9 @@ def chosen(indices: Tensor, counts: Tensor, segments: Segments) -> None:
     """Indices int32 (K,), and counts (s,) that say how many belong to each segment; `WireError` if not."""
     flat("indices", indices, torch.int32)
     per_segment("counts", counts, segments)
-    if len(segments) and int(counts.min()) < 0:
-        raise WireError(f"counts must not be negative, got {int(counts.min())}")
-    if int(counts.sum()) != indices.numel():
-        raise WireError(f"counts add up to {int(counts.sum())}, but there are {indices.numel()} indices")
+    total = int(counts.sum())
+    for bound in (counts.min(), counts.max()) if len(segments) else ():
+        if not 0 <= int(bound) <= indices.numel():  # one by one, for hostile counts can wrap their sum round
+            raise WireError(f"a count must be from 0 to the {indices.numel()} indices, got {int(bound)}")
+    if total != indices.numel():
+        raise WireError(f"counts add up to {total}, but there are {indices.numel()} indices")

@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
-#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -55,9 +54,12 @@ using ConstBytes = Array<const std::uint8_t>;
 // methods: 0.4 us a tensor, against 5 us through DLPack, and no link against torch.
 bool borrow(PyObject* tensor, Kind kind, void** data, std::int64_t* count) noexcept;
 
-// Becomes laconic.core.errors.WireError in Python.
+// Becomes laconic.core.errors.WireError in Python. Its code is in module.cc: no std::string is built in a kernel file,
+// where the compiler would make wide versions of the library's shared functions.
 struct WireError : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit WireError(const char* message);
+  WireError(const char* format, std::int64_t first, std::int64_t second);  // two %lld
+  ~WireError() override;
 };
 
 // Ranges [start(i), start(i) + size(i)) of a flat buffer.

@@ -2,7 +2,9 @@
 // can run. Python picks the submodule; see laconic/kernels/__init__.py.
 #include "laconic/kernels/native/frame.h"
 
+#include <cstdio>
 #include <sstream>
+#include <string>
 #include <utility>
 
 namespace laconic {
@@ -98,6 +100,21 @@ bool borrow(PyObject* tensor, Kind kind, void** data, std::int64_t* count) noexc
   *data = reinterpret_cast<void*>(static_cast<std::uintptr_t>(address));
   return true;
 }
+
+namespace {
+
+std::string formatted(const char* format, long long first, long long second) {
+  char text[200];
+  std::snprintf(text, sizeof text, format, first, second);
+  return text;
+}
+
+}  // namespace
+
+WireError::WireError(const char* message) : std::runtime_error(message) {}
+WireError::WireError(const char* format, std::int64_t first, std::int64_t second)
+    : std::runtime_error(formatted(format, first, second)) {}
+WireError::~WireError() = default;
 
 void enlist(const char* target, Binder binder) { binders().emplace_back(target, binder); }
 

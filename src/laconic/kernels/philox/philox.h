@@ -1,62 +1,127 @@
 // Philox4x32-10 (Salmon et al. 2011): 128 random bits from a 64-bit key and a block number. See README.md.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
+#include "laconic/kernels/native/frame.h"
 
 namespace laconic::LACONIC_TARGET {
 
 struct Philox {
-  std::uint32_t k0, k1;
+  static constexpr std::uint32_t multiplier0 = 0xD2511F53u, multiplier1 = 0xCD9E8D57u;
+  static constexpr std::uint32_t weyl0 = 0x9E3779B9u, weyl1 = 0xBB67AE85u;
+  static constexpr int rounds = 10;
+
+  std::uint32_t key0, key1;
 
   explicit Philox(std::uint64_t key)
-      : k0(static_cast<std::uint32_t>(key)), k1(static_cast<std::uint32_t>(key >> 32)) {}
+      : key0(static_cast<std::uint32_t>(key)), key1(static_cast<std::uint32_t>(key >> 32)) {}
 
-  // Words 4 * (first + lane) .. + 3 of the stream, lane by lane. The lanes are independent: compilers vectorise.
-  template <int lanes>
-  void blocks(std::uint64_t first, std::uint32_t* out) const {
-    std::uint32_t c0[lanes], c1[lanes], c2[lanes], c3[lanes];
-    for (int i = 0; i < lanes; ++i) {
-      c0[i] = static_cast<std::uint32_t>(first + i);
-      c1[i] = static_cast<std::uint32_t>((first + i) >> 32);
-      c2[i] = c3[i] = 0;
+  // The four words of one block.
+  void block(std::uint64_t number, std::uint32_t* out) const {
+    std::uint32_t c0 = static_cast<std::uint32_t>(number), c1 = static_cast<std::uint32_t>(number >> 32), c2 = 0, c3 = 0;
+    std::uint32_t k0 = key0, k1 = key1;
+    for (int round = 0; round < rounds; ++round, k0 += weyl0, k1 += weyl1) {
+      const std::uint64_t p0 = std::uint64_t{multiplier0} * c0, p1 = std::uint64_t{multiplier1} * c2;
+      c0 = static_cast<std::uint32_t>(p1 >> 32) ^ c1 ^ k0;
+      c1 = static_cast<std::uint32_t>(p1);
+      c2 = static_cast<std::uint32_t>(p0 >> 32) ^ c3 ^ k1;
+      c3 = static_cast<std::uint32_t>(p0);
     }
-    std::uint32_t r0 = k0, r1 = k1;
-    for (int round = 0; round < 10; ++round) {
-      for (int i = 0; i < lanes; ++i) {
-        const std::uint64_t p0 = std::uint64_t{0xD2511F53u} * c0[i];
-        const std::uint64_t p1 = std::uint64_t{0xCD9E8D57u} * c2[i];
-        c0[i] = static_cast<std::uint32_t>(p1 >> 32) ^ c1[i] ^ r0;
-        c1[i] = static_cast<std::uint32_t>(p1);
-        c2[i] = static_cast<std::uint32_t>(p0 >> 32) ^ c3[i] ^ r1;
-        c3[i] = static_cast<std::uint32_t>(p0);
-      }
-      r0 += 0x9E3779B9u;
-      r1 += 0xBB67AE85u;
-    }
-    for (int i = 0; i < lanes; ++i) {
-      out[4 * i] = c0[i];
-      out[4 * i + 1] = c1[i];
-      out[4 * i + 2] = c2[i];
-      out[4 * i + 3] = c3[i];
-    }
+    out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
+  }
+
+  // The 64 words of 16 blocks.
+  void blocks16(std::uint64_t first, std::uint32_t* out) const {
+#if defined(__AVX2__)
+    if (static_cast<std::uint32_t>(first) <= 0xFFFFFFF0u) return wide16(first, out);
+#endif
+    for (int i = 0; i < 16; ++i) block(first + i, out + 4 * i);
   }
 
   // Calls sink(i, word) for elements [offset, offset + n) of the stream.
   template <class Sink>
   void stream(std::uint64_t offset, std::int64_t n, Sink sink) const {
-    constexpr int lanes = 16;
-    std::uint32_t words[4 * lanes];
-    std::uint64_t block = offset / 4;
-    auto skip = static_cast<int>(offset % 4);
-    for (std::int64_t done = 0; done < n; block += lanes) {
-      blocks<lanes>(block, words);
-      const auto count = static_cast<int>(std::min<std::int64_t>(4 * lanes - skip, n - done));
-      for (int i = 0; i < count; ++i) sink(done + i, words[skip + i]);
+    std::uint32_t words[64];
+    std::uint64_t number = offset / 4;
+    auto skip = static_cast<std::int64_t>(offset % 4);
+    for (std::int64_t done = 0; done < n; number += 16, skip = 0) {
+      blocks16(number, words);
+      if (skip == 0 && done + 64 <= n) {
+        for (int i = 0; i < 64; ++i) sink(done + i, words[i]);
+        done += 64;
+        continue;
+      }
+      const std::int64_t count = std::min(64 - skip, n - done);
+      for (std::int64_t i = 0; i < count; ++i) sink(done + i, words[skip + i]);
       done += count;
-      skip = 0;
     }
   }
+
+ private:
+  // One block a lane. The lanes are numbered so that transposing each 4 x 4 words leaves the blocks in order.
+#if defined(__AVX512F__)
+  static void multiply(__m512i c, __m512i by, __m512i& high, __m512i& low) {
+    const __m512i even = _mm512_mul_epu32(c, by), odd = _mm512_mul_epu32(_mm512_srli_epi64(c, 32), by);
+    high = _mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd);
+    low = _mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32));
+  }
+
+  void wide16(std::uint64_t first, std::uint32_t* out) const {
+    const __m512i m0 = _mm512_set1_epi32(static_cast<int>(multiplier0));
+    const __m512i m1 = _mm512_set1_epi32(static_cast<int>(multiplier1));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m512i c0 = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first)), order);
+    __m512i c1 = _mm512_set1_epi32(static_cast<int>(first >> 32)), c2 = _mm512_setzero_si512(), c3 = c2;
+    std::uint32_t k0 = key0, k1 = key1;
+    for (int round = 0; round < rounds; ++round, k0 += weyl0, k1 += weyl1) {
+      __m512i high0, low0, high1, low1;
+      multiply(c0, m0, high0, low0);
+      multiply(c2, m1, high1, low1);
+      c0 = _mm512_xor_si512(_mm512_xor_si512(high1, c1), _mm512_set1_epi32(static_cast<int>(k0)));
+      c2 = _mm512_xor_si512(_mm512_xor_si512(high0, c3), _mm512_set1_epi32(static_cast<int>(k1)));
+      c1 = low1;
+      c3 = low0;
+    }
+    const __m512i a = _mm512_unpacklo_epi32(c0, c1), b = _mm512_unpackhi_epi32(c0, c1);
+    const __m512i c = _mm512_unpacklo_epi32(c2, c3), d = _mm512_unpackhi_epi32(c2, c3);
+    _mm512_storeu_si512(out, _mm512_unpacklo_epi64(a, c));
+    _mm512_storeu_si512(out + 16, _mm512_unpackhi_epi64(a, c));
+    _mm512_storeu_si512(out + 32, _mm512_unpacklo_epi64(b, d));
+    _mm512_storeu_si512(out + 48, _mm512_unpackhi_epi64(b, d));
+  }
+#elif defined(__AVX2__)
+  static void multiply(__m256i c, __m256i by, __m256i& high, __m256i& low) {
+    const __m256i even = _mm256_mul_epu32(c, by), odd = _mm256_mul_epu32(_mm256_srli_epi64(c, 32), by);
+    high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
+    low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
+  }
+
+  void wide16(std::uint64_t first, std::uint32_t* out) const {
+    const __m256i m0 = _mm256_set1_epi32(static_cast<int>(multiplier0));
+    const __m256i m1 = _mm256_set1_epi32(static_cast<int>(multiplier1));
+    const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+    for (int half = 0; half < 2; ++half, first += 8, out += 32) {
+      __m256i c0 = _mm256_add_epi32(_mm256_set1_epi32(static_cast<int>(first)), order);
+      __m256i c1 = _mm256_set1_epi32(static_cast<int>(first >> 32)), c2 = _mm256_setzero_si256(), c3 = c2;
+      std::uint32_t k0 = key0, k1 = key1;
+      for (int round = 0; round < rounds; ++round, k0 += weyl0, k1 += weyl1) {
+        __m256i high0, low0, high1, low1;
+        multiply(c0, m0, high0, low0);
+        multiply(c2, m1, high1, low1);
+        c0 = _mm256_xor_si256(_mm256_xor_si256(high1, c1), _mm256_set1_epi32(static_cast<int>(k0)));
+        c2 = _mm256_xor_si256(_mm256_xor_si256(high0, c3), _mm256_set1_epi32(static_cast<int>(k1)));
+        c1 = low1;
+        c3 = low0;
+      }
+      const __m256i a = _mm256_unpacklo_epi32(c0, c1), b = _mm256_unpackhi_epi32(c0, c1);
+      const __m256i c = _mm256_unpacklo_epi32(c2, c3), d = _mm256_unpackhi_epi32(c2, c3);
+      auto* to = reinterpret_cast<__m256i*>(out);
+      _mm256_storeu_si256(to, _mm256_unpacklo_epi64(a, c));
+      _mm256_storeu_si256(to + 1, _mm256_unpackhi_epi64(a, c));
+      _mm256_storeu_si256(to + 2, _mm256_unpacklo_epi64(b, d));
+      _mm256_storeu_si256(to + 3, _mm256_unpackhi_epi64(b, d));
+    }
+  }
+#endif
 };
 
 }  // namespace laconic::LACONIC_TARGET

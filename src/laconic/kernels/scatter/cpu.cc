@@ -14,12 +14,10 @@ struct Chosen {
       : segments(starts, sizes), indices(indices.data()), counts(counts.data()) {
     const std::int32_t* at = this->indices;
     for (std::int64_t s = 0; s < segments.count; at += this->counts[s++]) {
-      const auto size = static_cast<std::uint64_t>(segments.sizes[s]);
+      const std::int64_t size = segments.sizes[s];
       std::uint32_t bad = 0;  // a negative index reads as a large one
       for (std::int64_t i = 0; i < this->counts[s]; ++i) bad |= static_cast<std::uint32_t>(at[i]) >= size;
-      if (bad)
-        throw WireError("an index lies outside its tensor of " + std::to_string(size) + " elements (segment " +
-                        std::to_string(s) + ")");
+      if (bad) throw WireError("an index lies outside its tensor: segment %lld has %lld elements", s, size);
     }
   }
 

@@ -93,7 +93,7 @@ std::int64_t sampled_segment(const float* x, std::int64_t n, std::int64_t k, std
                              std::int64_t rounds, std::int32_t* out, Scratch& scratch) {
   if (k <= 0 || stride == 0) return topk_segment(x, n, k, out, scratch);
   std::uint32_t word[4];
-  Philox(key).blocks<1>(0, word);
+  Philox(key).block(0, word);
   const auto start = static_cast<std::int64_t>((std::uint64_t{word[0]} * stride) >> 32);
   scratch.copy.resize(samples);
   for (std::int64_t i = 0; i < samples; ++i) scratch.copy[i] = bits_of(x[start + i * stride]);

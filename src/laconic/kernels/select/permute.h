@@ -4,9 +4,7 @@
 
 #include "laconic/kernels/philox/philox.h"
 
-#include <bit>
 #include <numeric>
-#include <vector>
 
 namespace laconic::LACONIC_TARGET {
 
@@ -28,11 +26,11 @@ inline void sort_ascending(std::int32_t* values, std::int64_t n, std::uint32_t m
 struct Permutation {
   std::uint64_t n;
   int half;
-  std::uint32_t round_keys[8];
+  std::uint32_t round_keys[12];  // with 8 rounds, pairs of positions below 8 were seen not to be uniform
 
   Permutation(std::uint64_t key, std::int64_t n)
       : n(n), half(std::max(1, (static_cast<int>(std::bit_width(static_cast<std::uint64_t>(n - 1))) + 1) / 2)) {
-    Philox(key).blocks<2>(0, round_keys);
+    for (int i = 0; i < 3; ++i) Philox(key).block(i, round_keys + 4 * i);
   }
 
   // The finaliser of MurmurHash3.

@@ -99,7 +99,7 @@ def sampled_topk(
     return _concatenated((part(*row) for row in rows), x.device)
 
 
-FEISTEL_ROUNDS = 8
+FEISTEL_ROUNDS = 12
 
 
 def _mixed(word: Tensor) -> Tensor:

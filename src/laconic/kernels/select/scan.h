@@ -95,6 +95,7 @@ inline void scan_chunk(const float* x, std::int64_t begin, std::int64_t end, std
 template <class Sink>
 bool scan(const float* x, std::int64_t n, std::uint32_t floor, Sink sink) {
   Passed passed;
+  if (floor > infinity) return true;
   for (std::int64_t at = 0; at < n; at += chunk) {
     scan_chunk(x, at, std::min(at + chunk, n), std::max(floor, 1u), passed);
     if (passed.count && !sink(passed)) return false;

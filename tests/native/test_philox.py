@@ -1,0 +1,82 @@
+"""Philox4x32-10 against the known answers of its authors, and its stream cut anywhere."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from laconic import kernels
+from laconic.kernels.philox import reference
+
+ALL = list(kernels.runnable())
+
+# Random123's kat_vectors, "philox4x32 10": counter (4 words), key (2 words), answer (4 words).
+KNOWN = [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+
+
+def words(text: str) -> tuple[int, ...]:
+    return tuple(int(word, 16) for word in text.split())
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
+def test_known_answers(counter: str, key: str, answer: str) -> None:
+    c0, c1, c2, c3 = (torch.tensor([word]) for word in words(counter))
+    k0, k1 = words(key)
+    assert tuple(int(word) for word in reference.block((c0, c1, c2, c3), (k0, k1))) == words(answer)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_first_known_answer_is_the_start_of_key_zero(name: str) -> None:
+    with kernels.using(name):
+        assert tuple(word & 0xFFFFFFFF for word in kernels.philox(0, 4).tolist()) == words(KNOWN[0][2])
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("offset", [0, 1, 2, 3, 4, 61, 64, 2**34 - 70, 2**40 + 3])
+@pytest.mark.parametrize("key", [0, 1, 2**32 + 5, 2**64 - 1])
+def test_a_stream_is_the_same_wherever_it_is_cut(name: str, offset: int, key: int) -> None:
+    """2^34 - 70 crosses the carry from the counter's first word to its second."""
+    with kernels.using("reference"):
+        expected = kernels.philox(key, 300, offset)
+    with kernels.using(name):
+        for n in (0, 1, 2, 3, 63, 64, 65, 300):
+            assert torch.equal(kernels.philox(key, n, offset), expected[:n])
+            assert torch.equal(kernels.philox(key, n, offset + 300 - n), expected[300 - n :])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_uniform_is_the_top_24_bits(name: str) -> None:
+    with kernels.using(name):
+        u, bits = kernels.uniform(9, 5000, 7), kernels.philox(9, 5000, 7)
+    assert torch.equal(u, ((bits.long() & 0xFFFFFFFF) >> 8).float() / 2**24)
+    assert 0 <= float(u.min()) <= float(u.max()) < 1
+
+
+def test_uniform_is_uniform() -> None:
+    """Mean, variance and 64 bins of 2^20 draws, each within 5 standard deviations."""
+    n = 1 << 20
+    u = kernels.uniform(12345, n).double()
+    assert abs(float(u.mean()) - 0.5) < 5 / math.sqrt(12 * n)
+    assert abs(float(u.var()) - 1 / 12) < 5 / math.sqrt(180 * n)
+    bins = torch.histc(u, 64, 0, 1)
+    chi = float(((bins - n / 64) ** 2).sum() / (n / 64))
+    assert abs(chi - 63) < 5 * math.sqrt(126)
+
+
+def test_keys_and_neighbours_are_independent() -> None:
+    """Correlation of neighbouring keys, and of neighbouring elements, within 5 sigma of none."""
+    n = 1 << 18
+    a, b = kernels.uniform(1, n) - 0.5, kernels.uniform(2, n) - 0.5
+    for left, right in ((a, b), (a[1:], a[:-1]), (a[4:], a[:-4])):
+        assert abs(float((left.double() * right.double()).mean()) * 12) < 5 / math.sqrt(n)
+
+
+def test_negative_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="must not be negative, got n=-1"):
+        kernels.philox(0, -1)
