@@ -1,6 +1,12 @@
-"""Distributed deep learning in few words."""
+"""Distributed deep learning in few words: train over slow links, send what matters, keep the accuracy.
+
+    handle = laconic.compress(ddp_model, optimizer, "dgc(density=0.001, warmup_steps=400)")
+"""
 
 from laconic.core.codec import Codec as Codec
 from laconic.core.spec import parse as parse
+from laconic.methods import catalogue as methods
+from laconic.strategies.ddp import compress as compress
+from laconic.strategies.state import resize as resize
 
-__all__ = ["Codec", "parse"]
+__all__ = ["Codec", "compress", "methods", "parse", "resize"]

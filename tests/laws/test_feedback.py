@@ -1,4 +1,4 @@
-"""Laws of feedback: nothing is lost, nothing depends on how buckets are cut, and a resumed run draws the same bits."""
+"""Laws of feedback: nothing is lost, bucket cuts do not matter, a resumed run draws the same bits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.strategies.method import lift
 from tests.laws.worlds import MODEL, Settings, cut, everywhere, exchange_on, gradient, one_step, take
 
-ERROR_FED = ["topk(density=0.05)", "sampled_topk(density=0.05)", "randomk(density=0.05)", "threshold(value=2.0)"]
+ERROR_FED = [
+    "topk(density=0.05)",
+    "sampled_topk(density=0.05)",
+    "randomk(density=0.05)",
+    "threshold(value=2.0)",
+]
 KEEPING = [*ERROR_FED, "cast('bf16')", "gather(sparse(topk(density=0.05), values=cast('fp16')))"]
 ALL = [*KEEPING, "dgc(density=0.05)", "dgc(density=0.02, warmup_steps=4)", "dense()", "fp16()"]
 STEPS = 6
@@ -87,7 +92,7 @@ def test_resume_draws_the_same_bits(spec: str) -> None:
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_dgc_is_the_papers_recursion(nesterov: bool) -> None:
-    """Against a plain loop over elements' definitions; exact top-k, so the selection is known. Tolerance: float32."""
+    """Against the definitions, tensor by tensor; all is sampled, so the selection is exact. To float32."""
     density, size, mu = 0.05, 2, 0.9
 
     def play(comm):  # type: ignore[no-untyped-def]
@@ -115,7 +120,7 @@ def test_dgc_is_the_papers_recursion(nesterov: bool) -> None:
 
 
 def test_an_infinite_gradient_on_one_rank_voids_the_step_on_all() -> None:
-    """Eight buckets, Inf in the fifth on rank 1: all ranks void the step, memory stays finite, no mass is lost."""
+    """Eight buckets, Inf in the fifth on rank 1: all skip the step, memory stays finite, no mass is lost."""
     layout = Layout.of((f"w{i}", (20, 30)) for i in range(8))
     buckets = [Layout.of([(f"w{i}", (20, 30))]) for i in range(8)]
 
@@ -135,7 +140,9 @@ def test_an_infinite_gradient_on_one_rank_voids_the_step_on_all() -> None:
         assert [[valid for _, valid in out] for out, _ in results] == [[True, True, False, True]] * 3
         assert all(torch.isfinite(value).all() for _, state in results for value in state.values())
         void = results[0][0][2][0]
-        assert all(take(void, layout, bucket).isnan().all() for bucket in buckets[4:]), "so that GradScaler skips it"
+        assert all(take(void, layout, bucket).isnan().all() for bucket in buckets[4:]), (
+            "so that GradScaler skips it"
+        )
         given = sum(gradient(r, t, layout).double() for r in range(3) for t in range(4))
         given[4 * 600 + 77] -= gradient(1, 2, layout)[4 * 600 + 77].double()  # the entry that was Inf
         applied = 3 * sum(results[0][0][t][0].double() for t in (0, 1, 3))

@@ -14,13 +14,17 @@ from laconic.core.layout import Entry, Layout
 from laconic.strategies.exchange import Exchange
 from laconic.strategies.method import lift
 
-MODEL = Layout.of([("a.weight", (40, 30)), ("a.bias", (40,)), ("b.weight", (7, 90)), ("c.weight", (3, 3, 3, 3))])
+MODEL = Layout.of(
+    [("a.weight", (40, 30)), ("a.bias", (40,)), ("b.weight", (7, 90)), ("c.weight", (3, 3, 3, 3))]
+)
 
 
 class Settings:
     """An optimiser's side with fixed settings."""
 
-    def __init__(self, momentum: float = 0.9, nesterov: bool = False, buffers: Mapping[str, Tensor] | None = None):
+    def __init__(
+        self, momentum: float = 0.9, nesterov: bool = False, buffers: Mapping[str, Tensor] | None = None
+    ):
         self._group = {"lr": 0.1, "momentum": momentum, "nesterov": nesterov}
         self._buffers = dict(buffers or {})
 
@@ -67,13 +71,15 @@ def put(mean: Tensor, bucket: Layout, flat: Tensor, layout: Layout) -> None:
         flat[target.offset : target.offset + entry.numel] = mean[entry.offset : entry.offset + entry.numel]
 
 
-def exchange_on(comm: Loopback, spec: Any, settings: Settings | None = None, layout: Layout = MODEL) -> Exchange:
+def exchange_on(
+    comm: Loopback, spec: Any, settings: Settings | None = None, layout: Layout = MODEL
+) -> Exchange:
     """The method that a spec stands for, at work on one rank."""
     return Exchange(lift(spec), layout, Metered(comm), settings or Settings())
 
 
 def one_step(exchange: Exchange, flat: Tensor, buckets: list[Layout]) -> tuple[Tensor, bool]:
-    """Exchange one gradient bucket by bucket: the mean in the whole layout's coordinates, and whether it is valid."""
+    """Exchange one gradient bucket by bucket: its mean in the layout's coordinates; whether it is valid."""
     mean = torch.zeros_like(flat)
     exchange.begin()
     for bucket in buckets:

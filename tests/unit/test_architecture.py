@@ -1,4 +1,4 @@
-"""The house itself: imports point down, files stay small, `import laconic` is light, a name means one thing."""
+"""The house itself: imports point down, files are small, `import laconic` is light, names mean one thing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ import pytest
 import laconic
 from laconic.core import spec
 
-SOURCE = Path(laconic.__file__).parent if (Path(laconic.__file__).parent / "py.typed").exists() else Path("src/laconic")
+SOURCE = (
+    Path(laconic.__file__).parent
+    if (Path(laconic.__file__).parent / "py.typed").exists()
+    else Path("src/laconic")
+)
 FILES = sorted(SOURCE.rglob("*.py"))
 FLOORS = {
     "core": 0,
@@ -54,7 +58,15 @@ def imported_rooms(path: Path) -> set[str]:
 
 def test_there_is_a_house_to_test() -> None:
     assert len(FILES) > 40
-    assert {room(path) for path in FILES} >= {"core", "kernels", "codecs", "feedback", "comm", "reducers", "strategies"}
+    assert {room(path) for path in FILES} >= {
+        "core",
+        "kernels",
+        "codecs",
+        "feedback",
+        "comm",
+        "reducers",
+        "strategies",
+    }
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))

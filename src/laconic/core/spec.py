@@ -12,6 +12,7 @@ import difflib
 import importlib
 import inspect
 import pkgutil
+from abc import ABC
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import lru_cache
@@ -31,7 +32,7 @@ ROOMS = (
 LONGEST = 10_000  # characters of a spec string
 
 
-class Spec:
+class Spec(ABC):
     """Base of every frozen dataclass that a spec string can name.
 
     `name` is the word that makes it: by default the name of the module that defines the class.

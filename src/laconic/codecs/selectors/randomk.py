@@ -19,7 +19,7 @@ class RandomK(Selector):
     """k = ceil(density * n) distinct positions, each set as likely as another, whatever x holds there.
 
     They follow from (key, n), so a wire carries 8 bytes instead of them. Values are sent unscaled: biased,
-    for error feedback (Stich et al. 2018, arXiv:1809.07599). Error, over keys: E|x - x_S|^2 = (1 - k/n) |x|^2.
+    for error feedback (Stich et al. 2018, arXiv:1809.07599). Error: E|x - x_S|^2 = (1 - k/n) |x|^2 over keys.
 
     >>> import torch
     >>> RandomK(density=0.5).select(torch.zeros(6), key=7).numel()

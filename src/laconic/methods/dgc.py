@@ -1,0 +1,96 @@
+"""Deep Gradient Compression: send the largest thousandth of what has gathered, keep the rest.
+
+Lin et al. 2018, arXiv:1712.01887. Verified against the authors' release (synxlin/deep-gradient-compression),
+whose selection cut candidates by position; here the largest are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from laconic.codecs.dense import Dense
+from laconic.codecs.indices.golomb import Golomb
+from laconic.codecs.selectors.ramp import Ramp
+from laconic.codecs.selectors.sampled_topk import SampledTopK
+from laconic.codecs.sparse import Sparse
+from laconic.core.codec import Codec
+from laconic.core.errors import SpecError
+from laconic.core.selector import IndexCoding, check_density
+from laconic.feedback.momentum_correction import MomentumCorrection
+from laconic.reducers.dense_first import DenseFirst
+from laconic.reducers.gather import Gather
+from laconic.reducers.sum import Sum
+from laconic.strategies.method import Method, Route, everything, matrices, method, routes
+
+DENSE, GOLOMB = Dense(), Golomb()
+FIRST = 0.25  # the paper's first warm-up density; each stage sends a quarter of the one before
+
+
+@method(
+    paper="Lin et al. 2018, arXiv:1712.01887", sends="the largest entries of the gathered velocity, and where"
+)
+def dgc(
+    density: float = 0.001,
+    *,
+    warmup_steps: int = 0,
+    warmup: Sequence[float] | None = None,
+    sample_ratio: float = 0.01,
+    masking: bool = True,
+    clip: float | None = None,
+    values: Codec = DENSE,
+    indices: IndexCoding = GOLOMB,
+    vectors: str = "fp32",
+) -> Method:
+    """Per tensor of two dimensions and more, on each rank, with SGD's momentum mu:
+
+        u = mu * u + g        v = v + u         (Nesterov: u = mu * (u + g), v = v + u + g)
+        S = top density * n of |v|, by a sampled threshold
+        send v[S];            v[S] = 0,  u[S] = 0
+        w = w - lr * (mean of what was sent + weight decay)
+
+    Tensors of one dimension are summed as they are, with SGD's own momentum; `vectors` is the dtype they
+    travel in. Over the first `warmup_steps` the density falls in equal stages: 0.25, 0.0625, ... by default,
+    or those of `warmup` (a leading 1.0 is plain momentum SGD). `clip`: the global gradient norm whose local
+    share limits each tensor. Needs `torch.optim.SGD`. Payload: about density * n * (32 + log2(1 / density) +
+    1.5) bits.
+
+    >>> dgc(density=0.01, warmup_steps=400)
+    dgc(density=0.01, warmup_steps=400)
+    """
+    check_density(density)
+    stages = _stages(density, warmup_steps, warmup)
+    if density == 1 and all(stage == 1 for stage in stages):
+        return routes(Route(everything, Sum()))
+    every = math.ceil(warmup_steps / len(stages)) if stages else 1
+    dense_steps = every * next((i for i, stage in enumerate(stages) if stage < 1), len(stages))
+    select = SampledTopK(density, sample_ratio=sample_ratio)
+    sparse = Sparse(Ramp(select, stages, every) if stages else select, values=values, indices=indices)
+    return routes(
+        Route(
+            matrices,
+            DenseFirst(Gather(sparse), dense_steps) if dense_steps else Gather(sparse),
+            MomentumCorrection(masking=masking, clip=clip, dense_steps=dense_steps),
+        ),
+        Route(everything, Sum(dtype=vectors)),
+        momentum_of_sgd=True,
+    )
+
+
+def _stages(density: float, steps: int, given: Sequence[float] | None) -> tuple[float, ...]:
+    """The densities of the warm-up, one a stage."""
+    if steps < 0:
+        raise SpecError(f"warmup_steps must be 0 or more, got {steps}")
+    if given is not None:
+        if not steps or not given:
+            raise SpecError(f"warmup={list(given)} needs warmup_steps, the steps that it covers, got {steps}")
+        for stage in given:
+            check_density(stage)
+        falls = all(a >= b for a, b in zip([*given], [*given[1:], density], strict=True))
+        if not falls:
+            raise SpecError(f"warmup densities must fall towards density={density}, got {list(given)}")
+        return tuple(given)
+    stages: list[float] = []
+    while steps and FIRST ** (len(stages) + 1) > density and len(stages) < steps:
+        stages.append(FIRST ** (len(stages) + 1))
+    return tuple(stages)

@@ -1,0 +1,56 @@
+"""Dense first: the exact mean for some steps, then another reduction: warm-ups that begin with density 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from laconic.comm.comm import Comm
+from laconic.core.codec import Codec
+from laconic.core.errors import SpecError
+from laconic.core.layout import Layout
+from laconic.core.turn import Turn
+from laconic.reducers.reducer import BoundReducer, Reducer, Sent
+from laconic.reducers.sum import Sum
+
+
+@dataclass(frozen=True, repr=False)
+class DenseFirst(Reducer):
+    """`sum()` for the first `steps` steps, then `then`. Payload: 4 bytes an element, then that of `then`."""
+
+    then: Reducer
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise SpecError(f"steps must be 1 or more, got {self.steps}")
+
+    def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
+        return _DenseFirst(self.steps, Sum().bind(layout, comm), self.then.bind(layout, comm))
+
+    def nbytes(self, layout: Layout) -> int:
+        return self.then.nbytes(layout)
+
+    def codec(self) -> Codec | None:
+        return self.then.codec()
+
+
+@dataclass
+class _DenseFirst(BoundReducer):
+    steps: int
+    dense: BoundReducer
+    then: BoundReducer
+
+    def reduce(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Sent | None:
+        reduction = self.dense if turn.step < self.steps else self.then
+        return reduction.reduce(x, layout, turn, out, alpha)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.then.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.then.load_state_dict(state)

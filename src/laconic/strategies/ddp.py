@@ -1,0 +1,132 @@
+"""Data parallel: `compress` puts an exchange behind DistributedDataParallel's communication hook.
+
+    loss.backward() -> hook(bucket): a job for the FIFO thread, and a Future at once; backward goes on
+                    -> the thread: Exchange.mean_(bucket), over a process group of its own
+                    -> optimizer.step()
+
+DDP takes a hook once for life, so the hook asks a `Slot` that stays: empty, it is DDP's own all-reduce.
+"""
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, where types see it
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from laconic.comm.metered import Metered
+from laconic.comm.torch_comm import TorchComm
+from laconic.core.errors import AttachError, LaconicError
+from laconic.strategies.agreement import agree
+from laconic.strategies.handle import Handle
+from laconic.strategies.method import lift
+
+
+class Slot:
+    """What the hook of one DDP asks at every bucket."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.handle: Handle | None = None
+
+    def empty(self) -> None:
+        """Back to a plain all-reduce."""
+        self.handle = None
+
+
+_slots: WeakKeyDictionary[DistributedDataParallel, Slot] = WeakKeyDictionary()
+_compressed: WeakKeyDictionary[Optimizer, Slot] = WeakKeyDictionary()
+
+
+def compress(
+    model: DistributedDataParallel,
+    optimizer: Optimizer,
+    spec: Any,
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+    seed: int = 0,
+) -> Handle:
+    """Exchange this model's gradients by the method that `spec` names; the rest of the script stays as it is.
+
+    `model`: a DistributedDataParallel, before its first backward or later. `optimizer`: over its parameters.
+    `spec`: a string such as "dgc(density=0.001)", or what `laconic.parse` returns; equal on all ranks.
+    `scaler`: the GradScaler in use, so that memory is kept unscaled. `seed`: of sampling and stochastic
+    rounding.
+
+    Called by all ranks of the model's group. Raises `AttachError` on every rank, with nothing attached, for
+    a model that is not DDP or has another hook, an optimiser that is compressed already or that the method
+    cannot use, and where ranks disagree; `SpecError` for a wrong spec.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise AttachError(
+            f"compress needs a DistributedDataParallel, got {type(model).__name__}:"
+            " wrap it first, model = DistributedDataParallel(model)"
+        )
+    comm = Metered(TorchComm.own(model.process_group))
+    handle: Handle | None = None
+    try:
+        method, names = lift(spec), parameter_names(model)
+        slot = free_slot(model, optimizer)
+        unused = bool(model.find_unused_parameters)
+        handle = Handle(method, names, optimizer, comm, scaler=scaler, seed=seed, restore_unused=unused)
+    except LaconicError as error:
+        agree(comm, None, error)
+        raise
+    try:
+        agree(comm, handle.fingerprint)
+    except BaseException:
+        handle.remove()
+        raise
+    comm.reset()
+    slot.handle = handle
+    _compressed[optimizer] = slot
+    handle.when_removed(slot.empty)
+    return handle
+
+
+def free_slot(model: DistributedDataParallel, optimizer: Optimizer) -> Slot:
+    """The model's hook, ready to be filled. Raises `AttachError` where it, or the optimiser, is taken."""
+    slot, other = _slots.get(model), _compressed.get(optimizer)
+    taken = (slot and slot.handle) or (other and other.handle)
+    if taken:
+        what = "model" if slot and slot.handle else "optimiser"
+        raise AttachError(
+            f"this {what} is compressed already, with {taken.method}: call its handle's remove() first"
+        )
+    if slot is None:
+        slot = Slot(model.process_group)
+        try:
+            model.register_comm_hook(slot, hook)
+        except RuntimeError as error:
+            raise AttachError(
+                f"this DistributedDataParallel has a communication hook already ({error}); DDP takes one"
+                " for life, and mixed_precision= counts as one: build a new DistributedDataParallel"
+                " without it"
+            ) from None
+        _slots[model] = slot
+    return slot
+
+
+def hook(slot: Slot, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """DDP's communication hook: the bucket's mean over ranks, later."""
+    if slot.handle is not None:
+        return slot.handle.buckets.submit(bucket)
+    buffer = bucket.buffer()
+    buffer.div_(dist.get_world_size(slot.group))
+    work = dist.all_reduce(buffer, group=slot.group, async_op=True)
+    assert work is not None
+    mean: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return mean
+
+
+def parameter_names(model: DistributedDataParallel) -> dict[Tensor, str]:
+    """Each trained parameter with its name in the plain model: a compiled wrapper leaves no trace."""
+    ignored = set(getattr(model, "parameters_to_ignore", ()))
+    return {
+        parameter: name.replace("_orig_mod.", "")
+        for name, parameter in model.module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    }

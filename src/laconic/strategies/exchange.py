@@ -1,0 +1,180 @@
+"""Exchange: the life of a gradient, route by route: correct -> reduce -> settle.
+
+It knows nothing of DDP: it takes a flat bucket with its layout and leaves the mean there. A bucket that is
+not finite on one rank is void on all: it is filled with NaN, later buckets of the step are neither sent nor
+settled, earlier ones put back what they sent. So no memory is ever non-finite, and no gradient is lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic.comm.metered import Metered
+from laconic.core.errors import StateError
+from laconic.core.layout import Layout
+from laconic.core.turn import Turn
+from laconic.feedback.feedback import BoundFeedback, Optimised
+from laconic.reducers.reducer import BoundReducer, Sent
+from laconic.strategies.method import Method
+
+
+@dataclass
+class Seconds:
+    """Where the time of the exchanges went."""
+
+    encode_s: float = 0.0
+    communicate_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A share times a gain: what damped feedback counts as sent."""
+
+    share: Sent
+    gain: float
+
+    def subtract_from_(self, x: Tensor) -> Tensor:
+        """x -= gain * share, in place."""
+        return self.share.add_to_(x, -self.gain)
+
+    def clear_(self, memory: Tensor) -> Tensor:
+        """Set to zero the entries of memory that were sent."""
+        return self.share.clear_(memory)
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One route at work on all of its tensors."""
+
+    feedback: BoundFeedback
+    reducer: BoundReducer
+    gain: float
+
+
+class Exchange:
+    """A method bound to a model's layout and a group."""
+
+    def __init__(
+        self, method: Method, layout: Layout, comm: Metered, optimised: Optimised, seed: int = 0
+    ) -> None:
+        self.method = method
+        self.layout = layout
+        self.comm = comm
+        self.seed = seed
+        self.step = 0
+        self.void: str | None = None  # why the present step must not be applied
+        self.seconds = Seconds()
+        self.dense_bytes = 0
+        self._legs: list[Leg] = []
+        self._whole = method.assign(layout)
+        for route, part in zip(method.routes, self._whole, strict=True):
+            gain = route.feedback.gain(route.reducer.codec(), part)
+            feedback = route.feedback.bind(part, optimised, comm.size)
+            self._legs.append(Leg(feedback, route.reducer.bind(part, comm), gain))
+        self._parts: dict[int, tuple[Layout, tuple[Layout, ...]]] = {}
+        self._settled: list[tuple[Leg, Layout]] = []
+        self._owned: dict[tuple[bool, ...], frozenset[str]] = {}
+
+    def begin(self) -> None:
+        """A new backward pass: its first bucket is about to come."""
+        self.void = None
+        self._settled.clear()
+
+    def end(self) -> None:
+        """The last bucket of this backward pass is done."""
+        self.step += 1
+
+    def mean_(self, bucket: Tensor, layout: Layout, scale: float = 1.0) -> bool:
+        """bucket float32 (n,) becomes the group's mean; or NaN, and False, where the step is void.
+
+        The gradients are multiplied by 1 / `scale` before the feedback and the mean by `scale` after it.
+        """
+        began = time.perf_counter()
+        turn = Turn(self.step, self.comm.rank, self.seed)
+        legs = [(leg, part) for leg, part in zip(self._legs, self._split(layout), strict=True) if len(part)]
+        if self.void is None:
+            self.comm.mark()
+        corrected = [leg.feedback.correct(bucket, part, turn, 1 / scale) for leg, part in legs]
+        finite = all(x is not None for x in corrected)
+        for (leg, part), x in zip(legs, corrected, strict=True):
+            if self.void is not None:
+                break
+            suspect = None if finite else first_not_finite(bucket, layout)
+            sent = leg.reducer.reduce(x if finite else None, part, turn, bucket, leg.gain * scale)
+            if sent is None:
+                self.cancel(suspect or first_not_finite(bucket, layout) or "a tensor on another rank")
+            else:
+                leg.feedback.settle(sent if leg.gain == 1 else Scaled(sent, leg.gain), part, turn)
+                self._settled.append((leg, part))
+        if self.void is not None:
+            bucket.fill_(torch.nan)
+        self._clock(began, time.perf_counter())
+        self.dense_bytes += 4 * layout.numel
+        return self.void is None
+
+    def cancel(self, reason: str) -> None:
+        """This step is void, on every rank: put back what was sent. `reason` names the tensor to blame."""
+        self.void = reason
+        for leg, part in self._settled:
+            leg.feedback.put_back(part)
+        self._settled.clear()
+
+    def _split(self, layout: Layout) -> tuple[Layout, ...]:
+        known = self._parts.get(id(layout))
+        if known is None:
+            known = (layout, self.method.assign(layout))
+            self._parts[id(layout)] = known
+        return known[1]
+
+    def _clock(self, began: float, ended: float) -> None:
+        first, busy = self.comm.since_mark()
+        if first is None:
+            self.seconds.encode_s += ended - began
+            return
+        self.seconds.encode_s += first - began
+        self.seconds.communicate_s += busy
+        self.seconds.decode_s += ended - first - busy
+
+    def owns_momentum(self, step: int) -> frozenset[str]:
+        """Names of the tensors whose momentum is applied before the exchange at this step."""
+        owners = tuple(route.feedback.owns_momentum(step) for route in self.method.routes)
+        if owners not in self._owned:
+            parts = (part for part, owns in zip(self._whole, owners, strict=True) if owns)
+            self._owned[owners] = frozenset(name for part in parts for name in part.names)
+        return self._owned[owners]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Memory of every route on this rank: "route<i>/<kind>/<tensor name>" to a tensor."""
+        return {
+            f"route{i}/{key}": value
+            for i, leg in enumerate(self._legs)
+            for key, value in {**leg.feedback.state_dict(), **leg.reducer.state_dict()}.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor], step: int) -> None:
+        """Take the memory and the step count back."""
+        homeless = [
+            key for key in state if not any(key.startswith(f"route{i}/") for i in range(len(self._legs)))
+        ]
+        if homeless:
+            raise StateError(f"the saved state has {homeless[0]}, which {self.method} has no route for")
+        for i, leg in enumerate(self._legs):
+            prefix = f"route{i}/"
+            own = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+            reduced = leg.reducer.state_dict().keys()
+            leg.feedback.load_state_dict({key: value for key, value in own.items() if key not in reduced})
+            leg.reducer.load_state_dict({key: value for key, value in own.items() if key in reduced})
+        self.step = step
+        self.begin()
+
+
+def first_not_finite(x: Tensor, layout: Layout) -> str | None:
+    """Name of the first tensor of flat x that holds NaN or Inf."""
+    views = zip(layout.names, layout.segments.views(x), strict=True)
+    return next((name for name, view in views if not bool(view.isfinite().all())), None)

@@ -1,0 +1,53 @@
+"""One thread that runs jobs in the order in which they came.
+
+Collectives must start in one order on every rank, and a collective that waits inside a Future's callback
+hangs on gloo with several buckets in flight. So every bucket is a job here: the hook returns a Future at
+once, backward goes on, and nothing ever blocks in a callback.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Job: TypeAlias = Callable[[], Tensor]
+Answer: TypeAlias = "torch.futures.Future[Tensor]"
+
+
+class Fifo:
+    """A daemon thread with a queue. After a job has failed, later ones fail with the same error, unrun."""
+
+    def __init__(self, name: str) -> None:
+        self.error: BaseException | None = None
+        self._name = name
+        self._jobs: queue.SimpleQueue[tuple[Job, Answer] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job, devices: list[int | str | torch.device] | None = None) -> Answer:
+        """A Future of the job's tensor. `devices`: where it lies, unless on the CPU."""
+        answer: Answer = torch.futures.Future(devices=devices)
+        self._jobs.put((job, answer))
+        return answer
+
+    def close(self) -> None:
+        """Finish the queued jobs and end the thread."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            job, answer = item
+            if self.error is None:
+                try:
+                    answer.set_result(job())
+                    continue
+                except BaseException as error:  # whatever it is, backward() on this rank must hear of it
+                    self.error = error
+            told = RuntimeError(f"{self._name}: {type(self.error).__name__}: {self.error}")
+            answer.set_exception(told)  # type: ignore[arg-type]  # torch's own annotation is wrong

@@ -1,0 +1,147 @@
+"""The handle that `compress` returns: one method at work on one model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from laconic.comm.metered import Metered
+from laconic.core.errors import NonFiniteError, PeerError
+from laconic.core.layout import Layout
+from laconic.strategies.buckets import Buckets
+from laconic.strategies.exchange import Exchange
+from laconic.strategies.method import Method
+from laconic.strategies.optimiser import OptimiserSide
+from laconic.strategies.state import FORMAT, RankState, label, model_digest, unlabel
+from laconic.strategies.stats import Stats
+
+
+class Handle:
+    """A compressed model on one rank: figures, state, and the way back. Made by `laconic.compress`."""
+
+    def __init__(
+        self,
+        method: Method,
+        names: Mapping[Tensor, str],
+        optimizer: Optimizer,
+        comm: Metered,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+        seed: int = 0,
+        restore_unused: bool = False,
+    ) -> None:
+        self.method = method
+        self.layout = Layout.of((name, tuple(parameter.shape)) for parameter, name in names.items())
+        self._detached: Callable[[], None] | None = None
+        self._scaler = scaler
+        self._restore_unused = restore_unused
+        self._comm = comm
+        self._optimiser = OptimiserSide(optimizer, names, self._before_step, method.momentum_of_sgd)
+        self._exchange = Exchange(method, self.layout, comm, self._optimiser, seed)
+        self.buckets = Buckets(self._exchange, names, scaler)
+        self._optimiser.install()
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.method} on {self.layout.numel:,} elements, rank {self._comm.rank} of {self._comm.size}>"
+        )
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """What all ranks must have alike."""
+        return {
+            "the spec": repr(self.method),
+            "the seed": str(self._exchange.seed),
+            "the scaler": "none" if self._scaler is None else "given",
+            "the model": model_digest(self.layout),
+        }
+
+    def stats(self) -> Stats:
+        """Bytes and seconds of this rank since the start."""
+        meter, seconds = self._comm.snapshot(), self._exchange.seconds
+        return Stats(
+            steps=self._exchange.step,
+            payload_sent=meter.payload_sent,
+            payload_received=meter.payload_received,
+            wire_sent=meter.wire_sent,
+            wire_received=meter.wire_received,
+            dense=self._exchange.dense_bytes,
+            encode_s=seconds.encode_s,
+            communicate_s=seconds.communicate_s,
+            decode_s=seconds.decode_s,
+        )
+
+    def state_dict(self) -> RankState:
+        """This rank's memory, to be saved by this rank, between steps. The rank is in every key."""
+        tensors = {**self._exchange.state_dict(), **self._optimiser.state_dict()}
+        return RankState(
+            format=FORMAT,
+            spec=repr(self.method),
+            model=model_digest(self.layout),
+            rank=self._comm.rank,
+            size=self._comm.size,
+            seed=self._exchange.seed,
+            step=self._exchange.step,
+            tensors=label(tensors, self._comm.rank),
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where `state_dict` was taken.
+
+        Raises `StateError`, with nothing changed, for a state of another rank, world size (see
+        `laconic.resize`), model, method or seed.
+        """
+        now = self.state_dict()
+        kept = {key: value for key, value in now.items() if key not in ("step", "tensors")}
+        tensors = unlabel(state, kept)
+        decay = {key: value for key, value in tensors.items() if key.startswith("decay/")}
+        self._optimiser.check_state(decay)
+        self._exchange.load_state_dict(
+            {key: value for key, value in tensors.items() if key not in decay}, step=int(state["step"])
+        )
+        self._optimiser.load_state_dict(decay)
+
+    def remove(self) -> None:
+        """Back to DDP's own all-reduce: the model can be compressed anew. What was not sent yet is dropped.
+
+        Call it on every rank, between steps. Where momentum was applied before the exchange, the optimiser
+        starts with none.
+        """
+        self._optimiser.remove()
+        self.buckets.fifo.close()
+        if self._detached is not None:
+            self._detached()
+            self._detached = None
+
+    def when_removed(self, callback: Callable[[], None]) -> None:
+        """Call this once, at the end of `remove`."""
+        self._detached = callback
+
+    def _before_step(self) -> frozenset[str]:
+        """Names whose momentum the optimiser must not apply. Raises where the step may not be taken."""
+        exchange, rank = self._exchange, self._comm.rank
+        if self.buckets.fifo.error is not None:
+            raise PeerError(f"rank {rank}: the exchange has failed: {self.buckets.fifo.error}")
+        if exchange.void is not None:
+            raise NonFiniteError(
+                f"rank {rank}: the gradients of step {exchange.step - 1} are not finite ({exchange.void}): no"
+                " parameter was changed, and every memory is as if nothing had been sent. Skip the step with"
+                " optimizer.zero_grad(), or train with a GradScaler, which skips it by itself"
+            )
+        owned = exchange.owns_momentum(exchange.step - 1)
+        for name in self.layout.names:
+            self._look_at(name, watched=name in owned)
+        return owned
+
+    def _look_at(self, name: str, watched: bool) -> None:
+        parameter, mean = self._optimiser.parameter(name), self.buckets.means.get(name)
+        if mean is None:
+            return
+        if self._restore_unused and (parameter.grad is None or not bool(parameter.grad.any())):
+            parameter.grad = mean.view.detach() / mean.scale
+        if watched and parameter.grad is not None:
+            self.buckets.watch.compare(name, parameter.grad)

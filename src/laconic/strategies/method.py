@@ -1,0 +1,136 @@
+"""Method: which tensors go which way. A paper is a function that composes routes in one expression."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, ParamSpec
+
+from laconic.codecs.indices.golomb import Golomb
+from laconic.codecs.sparse import Sparse
+from laconic.core.codec import Codec
+from laconic.core.errors import SpecError
+from laconic.core.layout import Entry, Layout
+from laconic.core.selector import Selector
+from laconic.core.spec import parse
+from laconic.feedback.error_feedback import ErrorFeedback
+from laconic.feedback.feedback import Feedback
+from laconic.feedback.no_feedback import NoFeedback
+from laconic.reducers.gather import Gather
+from laconic.reducers.reducer import Reducer
+from laconic.reducers.sum import Sum
+
+Arguments = ParamSpec("Arguments")
+LARGE = 1 << 20  # elements of a tensor that shows whether a codec is exact
+
+
+@dataclass(frozen=True)
+class Route:
+    """A set of tensors with the reducer and the feedback that carry them."""
+
+    takes: Callable[[Entry], bool]
+    reducer: Reducer
+    feedback: Feedback = field(default_factory=NoFeedback)
+
+
+def everything(entry: Entry) -> bool:
+    """All tensors."""
+    return True
+
+
+def matrices(entry: Entry) -> bool:
+    """Tensors of two dimensions and more: the weights, and nearly all of the bytes."""
+    return len(entry.shape) > 1
+
+
+@dataclass(frozen=True)
+class Method:
+    """Routes in order; a tensor takes the first that wants it. `text` is the spec string that makes it.
+
+    `momentum_of_sgd`: the method continues the momentum of `torch.optim.SGD`, and takes no other optimiser.
+    """
+
+    text: str
+    routes: tuple[Route, ...] = field(compare=False)
+    momentum_of_sgd: bool = False
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def assign(self, layout: Layout) -> tuple[Layout, ...]:
+        """The part of the layout that each route carries."""
+        parts: list[list[Entry]] = [[] for _ in self.routes]
+        for entry in layout:
+            home = next((i for i, route in enumerate(self.routes) if route.takes(entry)), None)
+            if home is None:
+                raise SpecError(
+                    f"{self.text}: no route takes {entry.name!r}; end with a route for everything"
+                )
+            parts[home].append(entry)
+        return tuple(Layout(tuple(part)) for part in parts)
+
+    def nbytes(self, layout: Layout) -> int:
+        """Payload of one rank for one exchange of these tensors, in bytes: exact, or the most it can be."""
+        parts = zip(self.routes, self.assign(layout), strict=True)
+        return sum(route.reducer.nbytes(part) for route, part in parts if len(part))
+
+
+class Paper(Generic[Arguments]):
+    """A registered method: call it for a `Method`. `paper` says where it is from, `sends` what travels."""
+
+    def __init__(self, compose: Callable[Arguments, Method], paper: str, sends: str) -> None:
+        functools.update_wrapper(self, compose)
+        self.name = compose.__name__
+        self.paper = paper
+        self.sends = sends
+        self._compose = compose
+        self.__signature__ = inspect.signature(compose)
+
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Method:
+        made = self._compose(*args, **kwargs)
+        parameters = self.__signature__.parameters
+        given = self.__signature__.bind(*args, **kwargs).arguments
+        literal = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+        shown = [f"{key}={value!r}" for key, value in literal.items() if value != parameters[key].default]
+        return Method(f"{self.name}({', '.join(shown)})", made.routes, made.momentum_of_sgd)
+
+
+def method(*, paper: str, sends: str) -> Callable[[Callable[Arguments, Method]], Paper[Arguments]]:
+    """Decorator: a function that composes routes becomes a registered method."""
+    return lambda compose: Paper(compose, paper, sends)
+
+
+def routes(*parts: Route, momentum_of_sgd: bool = False) -> Method:
+    """A method that has no name yet."""
+    return Method("routes()", parts, momentum_of_sgd)
+
+
+def lift(spec: Any) -> Method:
+    """The method that a spec stands for: a string, a method, a codec, a selector or a reducer.
+
+    A selector becomes error-fed `gather(sparse(selector, indices=golomb()))`, a codec `gather(codec)` with
+    error feedback where it is biased, a reducer a method with error feedback where its codec is biased.
+    Tensors of one dimension stay dense: they are a small share of the bytes and carry much of the accuracy.
+    Whatever is exact takes the dense route.
+
+    >>> [type(route.feedback).__name__ for route in lift("topk(density=0.01)").routes]
+    ['ErrorFeedback', 'NoFeedback']
+    """
+    if isinstance(spec, str):
+        spec = parse(spec)
+    if isinstance(spec, Method):
+        return spec
+    text = repr(spec)
+    if isinstance(spec, Selector):
+        spec = Sparse(spec, indices=Golomb())
+    if isinstance(spec, Codec):
+        spec = Sum() if spec.omega(LARGE) == 0 else Gather(spec)
+    if not isinstance(spec, Reducer):
+        raise SpecError(f"compress takes a method, codec, selector or reducer, got {text}")
+    if isinstance(spec, Sum):
+        return Method(text, (Route(everything, spec),))
+    codec = spec.codec()
+    feedback = NoFeedback() if codec is None or codec.unbiased else ErrorFeedback()
+    return Method(text, (Route(matrices, spec, feedback), Route(everything, Sum())))

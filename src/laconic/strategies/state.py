@@ -1,0 +1,93 @@
+"""One rank's state on disk, and what happens to it when the number of ranks changes.
+
+torch.distributed.checkpoint merges per-rank tensors that are saved under one key: rank 1 would load rank 0's
+residual. So the rank is part of every key, and a state of another rank, size, model or method is refused.
+`resize` is the named way from one number of ranks to another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import StateError
+from laconic.core.layout import Layout
+
+FORMAT = 1
+
+
+class RankState(TypedDict):
+    """Plain numbers, strings and tensors: loads under `torch.load(weights_only=True)`."""
+
+    format: int
+    spec: str
+    model: str
+    rank: int
+    size: int
+    seed: int
+    step: int
+    tensors: dict[str, Tensor]  # "rank<r>/<what>/<tensor name>"
+
+
+def model_digest(layout: Layout) -> str:
+    """A short name for tensors of these names and shapes, whatever their order."""
+    text = repr(sorted((entry.name, entry.shape) for entry in layout))
+    digest = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+    return f"{len(layout)} tensors, {layout.numel} elements, {digest}"
+
+
+def label(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
+    """The same tensors with the rank in their keys."""
+    return {f"rank{rank}/{key}": value for key, value in tensors.items()}
+
+
+def unlabel(state: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a state without the rank in their keys. Raises `StateError` if it belongs elsewhere."""
+    missing = [key for key in RankState.__annotations__ if key not in state]
+    if missing:
+        raise StateError(f"this is no state of a handle: it has no {missing[0]!r}")
+    for key, value in expected.items():
+        if state[key] != value:
+            way_out = "; laconic.resize makes states for another number of ranks" if key == "size" else ""
+            raise StateError(
+                f"the saved state is of {key} {state[key]!r}, this handle has {value!r}{way_out}"
+            )
+    prefix = f"rank{state['rank']}/"
+    return {key.removeprefix(prefix): tensor for key, tensor in state["tensors"].items()}
+
+
+def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[RankState]:
+    """States for `size` ranks from the states of all ranks of a run, in rank order.
+
+    A step applies the mean over ranks of what was sent, so what N ranks still hold weighs (1/N) * sum of
+    their residuals. Every new rank gets exactly that: nothing is lost, and nothing is counted twice.
+    """
+    if size < 1:
+        raise StateError(f"size must be 1 or more, got {size}")
+    if not states or [state.get("rank") for state in states] != list(range(states[0]["size"])):
+        raise StateError(
+            f"resize needs the states of all ranks in rank order, got ranks {[s.get('rank') for s in states]}"
+        )
+    first = states[0]
+    parts = []
+    for rank, state in enumerate(states):
+        same = {key: first[key] for key in ("format", "spec", "model", "size", "seed", "step")}
+        parts.append(unlabel(state, {**same, "rank": rank}))
+    mean = {key: torch.stack([part[key] for part in parts]).mean(dim=0) for key in parts[0]}
+    return [
+        RankState(
+            format=FORMAT,
+            spec=first["spec"],
+            model=first["model"],
+            rank=rank,
+            size=size,
+            seed=first["seed"],
+            step=first["step"],
+            tensors=label({key: value.clone() for key, value in mean.items()}, rank),
+        )
+        for rank in range(size)
+    ]

@@ -1,0 +1,30 @@
+"""What an exchange has cost so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Cumulative figures of this rank.
+
+    `payload`: bytes that the method handed to collectives, once. `wire`: the same times each collective's
+    message pattern, with headers and acknowledgements, by the model that `laconic.comm.metered` states.
+    `dense`: what a float32 exchange would have handed over.
+    """
+
+    steps: int
+    payload_sent: int
+    payload_received: int
+    wire_sent: int
+    wire_received: int
+    dense: int
+    encode_s: float
+    communicate_s: float
+    decode_s: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller than dense the payload is; 1 before anything was sent."""
+        return self.dense / self.payload_sent if self.payload_sent else 1.0

@@ -1,0 +1,276 @@
+"""What works together: every method with every feature of DDP training, each cell tried for real.
+
+`python -m tests.dist.composition > docs/composition.md` writes the table; a test compares it with what it
+finds.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+import laconic
+from laconic.core.errors import LaconicError
+from tests.dist.nets import SGD, agree, batch, flat, loss_of, net
+
+METHODS = (
+    "dense()",
+    "fp16()",
+    "bf16()",
+    "cast('fp16')",
+    "topk(density=0.05)",
+    "sampled_topk(density=0.05)",
+    "threshold(value=0.01)",
+    "randomk(density=0.05)",
+    "dgc(density=0.05)",
+    "dgc(density=0.05, warmup_steps=4)",
+)
+STEPS = 4
+Feature = Callable[[str], bool]  # spec -> whether replicas agree and parameters moved and are finite
+
+
+def attach(
+    spec: str, model: nn.Module, scaler: Any = None, sgd: Any = None, **ddp: Any
+) -> tuple[Any, Any, Any]:
+    """DDP, SGD and a handle on a model."""
+    wrapped = DistributedDataParallel(model, **ddp)
+    optimizer = torch.optim.SGD(sgd or wrapped.parameters(), **SGD)
+    return wrapped, optimizer, laconic.compress(wrapped, optimizer, spec, scaler=scaler)
+
+
+def sound(model: nn.Module, before: Tensor) -> bool:
+    """Replicas agree bit for bit, and training moved them."""
+    return agree(model) and not torch.equal(before, flat(model))
+
+
+def loop(
+    spec: str, model: nn.Module, loss: Callable[[nn.Module, int], Tensor] = loss_of, **options: Any
+) -> bool:
+    """The plain training loop."""
+    wrapped, optimizer, _ = attach(spec, model, **options)
+    before = flat(wrapped)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss(wrapped, step).backward()
+        optimizer.step()
+    return sound(wrapped, before)
+
+
+def autocast_and_scaler(spec: str) -> bool:
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    wrapped, optimizer, _ = attach(spec, net(), scaler=scaler)
+    before = flat(wrapped)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = loss_of(wrapped, step)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return sound(wrapped, before)
+
+
+def accumulation(spec: str) -> bool:
+    wrapped, optimizer, handle = attach(spec, net())
+    before = flat(wrapped)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        with wrapped.no_sync():
+            loss_of(wrapped, 2 * step).backward()
+        loss_of(wrapped, 2 * step + 1).backward()
+        optimizer.step()
+    return sound(wrapped, before) and handle.stats().steps == STEPS
+
+
+def clipping(spec: str) -> bool:
+    wrapped, optimizer, _ = attach(spec, net())
+    before = flat(wrapped)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(wrapped, step).backward()
+            nn.utils.clip_grad_norm_(wrapped.parameters(), 1e-3)
+            optimizer.step()
+    warned = any("changed between backward() and step()" in str(each.message) for each in said)
+    return sound(wrapped, before) and warned == ("dgc" in spec)
+
+
+def compiled(spec: str) -> bool:
+    return loop(spec, torch.compile(net(), backend="aot_eager"))  # type: ignore[arg-type]
+
+
+def static_graph(spec: str) -> bool:
+    return loop(spec, net(), static_graph=True)
+
+
+class Sometimes(nn.Module):
+    """Uses its second branch on odd steps only, and its third never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = net(0), net(1), net(2)
+        self.step = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.step += 1
+        return self.first(x) + (self.second(x) if self.step % 2 == 0 else 0)
+
+
+def unused_parameters(spec: str) -> bool:
+    return loop(spec, Sometimes(), find_unused_parameters=True)
+
+
+class Words(nn.Module):
+    """An embedding with sparse gradients before a small network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(50, 20, sparse=True)
+        self.rest = net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rest(self.words((x[:, 0] * 10).long() % 50) + x)
+
+
+def sparse_embeddings(spec: str) -> bool:
+    torch.manual_seed(0)
+    wrapped = DistributedDataParallel(Words())
+    plain = {**SGD, "weight_decay": 0.0}  # torch.optim.SGD takes no weight decay with sparse gradients
+    optimizer = torch.optim.SGD(wrapped.parameters(), **plain)
+    laconic.compress(wrapped, optimizer, spec)
+    before = flat(wrapped)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(wrapped, step).backward()
+        optimizer.step()
+    return sound(wrapped, before)
+
+
+def bf16_parameters(spec: str) -> bool:
+    def loss(model: nn.Module, step: int) -> Tensor:
+        x, y = batch(dist.get_rank(), step)
+        return nn.functional.cross_entropy(model(x.bfloat16()).float(), y)
+
+    return loop(spec, net().bfloat16(), loss)
+
+
+def join(spec: str) -> bool:
+    wrapped, optimizer, _ = attach(spec, net())
+    before = flat(wrapped)
+    with Join([wrapped]):
+        for step in range(2 + dist.get_rank()):
+            optimizer.zero_grad()
+            loss_of(wrapped, step).backward()
+            optimizer.step()
+    return bool(flat(wrapped).isfinite().all()) and not torch.equal(before, flat(wrapped))
+
+
+def several_groups(spec: str) -> bool:
+    model = net()
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": decayed, "momentum": 0.8}, {"params": others, "weight_decay": 0.0, "lr": 0.01}]
+    return loop(spec, model, sgd=groups)
+
+
+def many_buckets(spec: str) -> bool:
+    return loop(spec, net(), bucket_cap_mb=0.01, gradient_as_bucket_view=True)
+
+
+def frozen_and_tied(spec: str) -> bool:
+    model = net()
+    model[2].weight = model[5].weight
+    model[0].weight.requires_grad_(False)
+    return loop(spec, model)
+
+
+FEATURES: dict[str, Feature] = {
+    "autocast + GradScaler": autocast_and_scaler,
+    "accumulation": accumulation,
+    "clipping": clipping,
+    "compile": compiled,
+    "static_graph": static_graph,
+    "unused parameters": unused_parameters,
+    "sparse embeddings": sparse_embeddings,
+    "bf16 parameters": bf16_parameters,
+    "Join": join,
+    "several groups": several_groups,
+    "many buckets": many_buckets,
+    "frozen, tied": frozen_and_tied,
+}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Warnings of torch about its own features are not ours to judge here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def cell(spec: str, feature: str) -> str:
+    """What one cell of the table says: "works", "refused: ..." or "BROKEN: ..."."""
+    with quiet():
+        try:
+            return "works" if FEATURES[feature](spec) else "BROKEN: replicas differ or nothing was learnt"
+        except LaconicError as error:
+            return f"refused: {error}"
+
+
+def row(spec: str) -> list[str]:
+    """All cells of one method."""
+    return [cell(spec, feature) for feature in FEATURES]
+
+
+def table(rows: dict[str, list[str]]) -> str:
+    """The page, in Markdown."""
+    lines = [
+        "# What works together",
+        "",
+        "Every cell is tried by the tests, on two gloo processes: it trains and replicas stay bit-identical,",
+        "or `compress` refuses with a clear error. `make docs` writes this page.",
+        "",
+        "| method | " + " | ".join(FEATURES) + " |",
+        "|---|" + "---|" * len(FEATURES),
+    ]
+    lines += [f"| `{spec}` | " + " | ".join(cells) + " |" for spec, cells in rows.items()]
+    notes = [
+        "",
+        "- *clipping*: under `dgc` a gradient holds velocity; clipping it before `step` works and warns once."
+        " Use `clip=` instead.",
+        "- *Join*: a rank that has run out of inputs goes on sending what it still holds.",
+        "- *unused parameters*: what was sent for a parameter that no rank used in this step is still applied.",
+        "- *sparse embeddings*: their gradients are gathered as they are, without compression.",
+        "- Not here: DDP's `mixed_precision=`, which takes DDP's only hook: `compress` refuses.",
+    ]
+    return "\n".join([*lines, *notes, ""])
+
+
+def measured() -> str:
+    """The page as this machine finds it."""
+    from tests.dist.pool import Pool
+
+    pool = Pool()
+    try:
+        rows = {}
+        for spec in METHODS:
+            first, second = pool.run(2, row, spec, timeout_s=120)
+            rows[spec] = [a if a == b else f"BROKEN: {a} / {b}" for a, b in zip(first, second, strict=True)]
+        return table(rows)
+    finally:
+        pool.close()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(measured())

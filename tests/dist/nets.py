@@ -1,0 +1,63 @@
+"""Small models and training loops that run in worker processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import laconic
+
+SGD = {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3}
+
+
+def net(seed: int = 0, width: int = 64, depth: int = 3) -> nn.Sequential:
+    """A small network with matrices and vectors, equal for equal seeds."""
+    torch.manual_seed(seed)
+    hidden = [
+        layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.LayerNorm(width), nn.ReLU())
+    ]
+    return nn.Sequential(nn.Linear(20, width), nn.ReLU(), *hidden, nn.Linear(width, 5))
+
+
+def batch(rank: int, step: int, size: int = 16) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of one rank and step."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(size, 20, generator=generator)
+    return x, (x[:, :5].argmax(dim=1) + (x[:, 5] > 0).long()) % 5
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    """The loss of this rank's batch."""
+    x, y = batch(dist.get_rank(), step)
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def flat(model: nn.Module) -> Tensor:
+    """All parameters in one tensor."""
+    return torch.cat([parameter.detach().flatten().float() for parameter in model.parameters()])
+
+
+def agree(model: nn.Module) -> bool:
+    """Whether all ranks have the same parameters, bit for bit, and finite ones."""
+    mine = flat(model)
+    all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(all_of_them, mine)
+    return all(torch.equal(mine, other) for other in all_of_them) and bool(mine.isfinite().all())
+
+
+def train(
+    spec: str | None, steps: int = 6, seed: int = 0, sgd: dict[str, Any] = SGD, **ddp: Any
+) -> tuple[Tensor, bool, Any]:
+    """Final parameters, whether replicas agree, and the handle's figures, after a few steps."""
+    model = DistributedDataParallel(net(seed), **ddp)
+    optimizer = torch.optim.SGD(model.parameters(), **sgd)
+    handle = None if spec is None else laconic.compress(model, optimizer, spec)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    return flat(model), agree(model), None if handle is None else handle.stats()

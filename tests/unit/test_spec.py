@@ -1,0 +1,99 @@
+"""Spec strings: what they are read as, what they refuse, what they print."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+import laconic
+from laconic.core import spec
+from laconic.core.errors import LaconicError, SpecError
+
+GOOD = [
+    "dense()",
+    "cast(dtype='fp16')",
+    "sparse(topk(density=0.01))",
+    "sparse(sampled_topk(density=0.001), values=cast(dtype='fp16'), indices=golomb())",
+    "gather(sparse(randomk(density=0.1)), grain='bucket')",
+    "dgc(density=0.01, warmup_steps=400)",
+    "dgc(density=0.01, warmup_steps=8, warmup=(1.0, 0.5), values=cast(dtype='bf16'), vectors='fp16')",
+    "error_feedback(decay=0.9)",
+    "momentum_correction(clip=5.0)",
+]
+
+
+@pytest.mark.parametrize("text", GOOD)
+def test_a_spec_prints_as_the_call_that_makes_it(text: str) -> None:
+    made = laconic.parse(text)
+    assert repr(made) == text
+    assert laconic.parse(repr(made)) == made
+
+
+def test_ways_to_write_the_same() -> None:
+    assert laconic.parse("topk(0.01)") == laconic.parse(" topk( density = 1e-2 ) ")
+    assert laconic.parse("fp16") == laconic.parse("fp16()")
+    assert laconic.parse("dgc(0.01, warmup_steps=4, warmup=[1.0, 0.5])") == laconic.parse(
+        "dgc(density=0.01, warmup_steps=4, warmup=(1.0, 0.5))"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "cannot read"),
+        ("topk(", "cannot read"),
+        ("topk(density=0.01) + 1", "calls, numbers, strings and lists only"),
+        ("__import__('os')", "unknown name"),
+        ("topk.__class__", "calls, numbers, strings and lists only"),
+        ("(lambda: 1)()", "calls, numbers, strings and lists only"),
+        ("[x for x in (1,)]", "calls, numbers, strings and lists only"),
+        ("topk(*[0.1])", r"no \* or \*\*"),
+        ("topk(**{})", r"no \* or \*\*"),
+        ("topk(density=0)", r"density must be in \(0, 1\], got 0"),
+        ("topk(density=1.5)", r"density must be in \(0, 1\], got 1.5"),
+        ("topk(density=-0.1)", r"density must be in \(0, 1\], got -0.1"),
+        ("topk(density='much')", "density must be a number"),
+        ("topk(density=True)", "density must be a number"),
+        ("topk(0.1, dense=0.1)", r"unexpected keyword argument 'dense'; it takes topk\(density\)"),
+        ("topk()", "missing a required argument"),
+        ("topkk(density=0.1)", "did you mean topk"),
+        ("gather(topk(density=0.1))", "gather takes a codec"),
+        ("dgc(density=0.1, warmup_steps=-1)", "warmup_steps must be 0 or more"),
+        ("dgc(density=0.1, warmup=[0.5])", "needs warmup_steps"),
+        ("dgc(density=0.1, warmup_steps=4, warmup=[0.05])", "must fall towards"),
+        ("momentum_correction(clip=-1)", "clip must be a positive"),
+        ("topk(density=0.1" + " " * 20_000 + ")", "at most"),
+        ("(" * 400 + "1" + ")" * 400, "cannot read|only"),
+        ("topk(" * 3000, "cannot read|at most"),
+    ],
+)
+def test_a_wrong_spec_says_what_is_wrong(text: str, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        laconic.parse(text)
+
+
+def test_a_spec_is_a_string() -> None:
+    with pytest.raises(SpecError, match="got int"):
+        laconic.parse(3)  # type: ignore[arg-type]
+
+
+def test_every_registered_name_has_a_docstring_and_one_home() -> None:
+    for name in spec.names():
+        assert spec.find(name).__doc__, name
+
+
+def test_names_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("theirs", "laconic.codecs.dense:Dense", "laconic.methods")
+    monkeypatch.setattr(
+        spec, "entry_points", lambda group, name=None: [entry] if name in (None, "theirs") else []
+    )
+    assert "theirs" in spec.names()
+    assert laconic.parse("theirs()") == laconic.parse("dense()")
+
+
+def test_errors_have_one_root() -> None:
+    with pytest.raises(LaconicError):
+        laconic.parse("nonsense()")
+    with pytest.raises(ValueError, match="nonsense"):
+        laconic.parse("nonsense()")
