@@ -40,7 +40,8 @@ class OptimiserSide:
         self._indexed: list[dict[str, Any]] = []
         self._group_of: dict[str, dict[str, Any]] = {}
         self._decay: dict[str, Tensor] = {}  # momentum of the weight decay
-        strangers = [p for group in optimiser.param_groups for p in group["params"] if p not in names]
+        trained = [p for group in optimiser.param_groups for p in group["params"] if p.requires_grad]
+        strangers = [p for p in trained if p not in names]
         if strangers:
             raise AttachError(
                 f"the optimiser holds a parameter of shape {tuple(strangers[0].shape)} that the model does"
@@ -68,7 +69,8 @@ class OptimiserSide:
             a is not b for a, b in zip(groups, self._indexed, strict=True)
         ):
             self._indexed = list(groups)
-            self._group_of = {self._names[p]: group for group in groups for p in group["params"]}
+            pairs = ((p, group) for group in groups for p in group["params"])
+            self._group_of = {self._names[p]: group for p, group in pairs if p in self._names}
         found: Mapping[str, Any] = self._group_of.get(name, self.optimiser.defaults)
         return found
 
@@ -84,7 +86,7 @@ class OptimiserSide:
         owned = self._before_step()
         for group in optimiser.param_groups if owned else ():
             for parameter in group["params"]:
-                name = self._names[parameter]
+                name = self._names.get(parameter)
                 if name in owned and parameter.grad is not None:
                     self._update_(name, parameter, group)
                     self._hidden.append((parameter, parameter.grad))
