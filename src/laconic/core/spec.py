@@ -35,10 +35,12 @@ LONGEST = 10_000  # characters of a spec string
 class Spec(ABC):
     """Base of every frozen dataclass that a spec string can name.
 
-    `name` is the word that makes it: by default the name of the module that defines the class.
+    `name` is the word that makes it: by default the name of the module that defines the class. `examples`: spec
+    strings that the laws are tried on; by default the bare name.
     """
 
     name: ClassVar[str]
+    examples: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
