@@ -20,7 +20,7 @@ def philox(key: int, n: int, offset: int = 0, device: torch.device | None = None
     """Uniform 32-bit words [offset, offset + n) of the stream of a 64-bit key, as the bits of int32 (n,).
 
     >>> philox(0, 2).tolist()
-    [1713891541, -1539884389]
+    [1713891541, -513161843]
     """
     _check(n, offset)
     out = torch.empty(n, dtype=torch.int32, device=device)

@@ -63,14 +63,15 @@ std::int64_t topk_by_radix(const float* x, std::int64_t n, std::int64_t k, std::
 // Exact: a floor that a sample says about 1.5 k entries reach, one pass to collect them, and the best k of them.
 // If the sample misled, the floor is lowered once; then radix passes decide.
 std::int64_t topk_segment(const float* x, std::int64_t n, std::int64_t k, std::int32_t* out, Scratch& scratch) {
-  constexpr std::int64_t small = 4096;
+  constexpr std::int64_t small = 1024;
   if (k <= 0 || n <= 0) return 0;
   if (n <= small) {
     collect(x, n, 1, n, scratch);
     return best(scratch, k, out);
   }
   if (k >= n / 4) return topk_by_radix(x, n, k, out);
-  const std::int64_t samples = std::max(small, n / 256), stride = n / samples;
+  const std::int64_t samples = std::max({small / 2, std::min<std::int64_t>(n / 64, 4096), n / 256});
+  const std::int64_t stride = n / samples;
   std::vector<std::uint32_t> sample(samples);
   for (std::int64_t i = 0; i < samples; ++i)  // one of each stride, at a place that hops about
     sample[i] = bits_of(x[i * stride + (i * 0x9E3779B97F4A7C15ull >> 32) % stride]);

@@ -1,0 +1,244 @@
+"""What the kernels cost on one thread, as multiples of `copy_` of the same tensor in the same run.
+
+    python -m benchmarks.kernels            15 rounds; writes benchmarks/results/kernels.json
+    python -m benchmarks.kernels --quick    4 rounds; writes nothing
+
+25 M elements at density 0.001. Machines are noisy and shared, so times are CPU time of the one thread that
+works: what others take of the core is left out, what they take of the memory bus is not. In every round each
+path is timed once beside `copy_`; the figure is the median over rounds of the ratio inside a round, and the
+ratio of the least times stands beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.machine import machine
+from benchmarks.resnet50 import SIZES
+from laconic import kernels
+from laconic.core.layout import Segments
+
+DENSITY, SAMPLE = 0.001, 0.01
+RESULT = Path(__file__).parent / "results" / "kernels.json"
+
+Call = Callable[[], object]
+Row = tuple[str, str, float, float | None, str]  # name, unit, figure, bar, detail
+
+
+def rounds(calls: dict[str, Call], count: int) -> dict[str, list[float]]:
+    """Seconds of each call in each round, all calls in turn; one round before is not counted."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(count + 1):
+        for name, call in calls.items():
+            start = time.thread_time()
+            call()
+            if number:
+                times[name].append(time.thread_time() - start)
+    return times
+
+
+def ratio(times: dict[str, list[float]], name: str, to: str) -> tuple[float, str]:
+    """Median over rounds of time / time of `to`; in words, the ratio of the least times, and the least."""
+    median = statistics.median(a / b for a, b in zip(times[name], times[to], strict=True))
+    least = min(times[name])
+    return median, f"least {least / min(times[to]):.2f}, {1e3 * least:.1f} ms"
+
+
+def ks_of(segments: Segments) -> Tensor:
+    return torch.tensor([math.ceil(DENSITY * n) for n in segments.sizes])
+
+
+class LocalPath:
+    """The local path of DGC on flat buffers: update, select, write the message, settle."""
+
+    def __init__(self, segments: Segments) -> None:
+        self.segments, self.ks = segments, ks_of(segments)
+        rng = torch.Generator().manual_seed(0)
+        self.grad = torch.randn(segments.end, generator=rng)
+        self.velocity, self.residual = torch.zeros(segments.end), torch.zeros(segments.end)
+        self.momentum = torch.full((len(segments),), 0.9)
+        self.turn = 0
+
+    def select(self) -> tuple[Tensor, Tensor]:
+        self.turn += 1
+        keys = [1000 * self.turn + i for i in range(len(self.segments))]
+        return kernels.sampled_topk(self.residual, self.segments, self.ks, DENSITY, SAMPLE, keys)
+
+    def message(self, indices: Tensor, counts: Tensor) -> Tensor:
+        values = kernels.gather(self.residual, self.segments, indices, counts)
+        positions = kernels.rice_encode(indices, counts, self.segments)
+        return torch.cat([counts.to(torch.int32).view(torch.uint8), positions, values.view(torch.uint8)])
+
+    def dgc(self) -> Tensor:
+        kernels.velocity_(self.velocity, self.residual, self.grad, self.segments, self.momentum)
+        indices, counts = self.select()
+        wire = self.message(indices, counts)
+        kernels.scatter_zero_(self.residual, self.segments, indices, counts)
+        kernels.scatter_zero_(self.velocity, self.segments, indices, counts)
+        return wire
+
+    def feedback(self) -> tuple[Tensor, Tensor]:
+        kernels.accumulate_(self.residual, self.grad, self.segments)
+        return self.select()
+
+    def exact(self) -> tuple[Tensor, Tensor]:
+        return kernels.topk(self.residual, self.segments, self.ks)
+
+    def torch_exact(self) -> Tensor:
+        best = torch.topk(self.residual.abs(), int(self.ks.sum()), sorted=False).indices
+        return self.residual[best]
+
+
+def peak(call: Call) -> int | None:
+    """Most bytes of memory that a call takes beyond what is there, or None where the kernel does not tell."""
+    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not reset.exists():
+        return None
+
+    def read(name: str) -> int:
+        return next(1024 * int(line.split()[1]) for line in status.read_text().splitlines() if name in line)
+
+    ctypes.CDLL(None).malloc_trim(0)  # what earlier calls have freed is not there for this one
+    reset.write_text("5")
+    before = read("VmRSS")
+    call()
+    return max(0, read("VmHWM") - before)
+
+
+def local_paths(n: int, count: int) -> list[Row]:
+    """The paths of one flat tensor against `copy_`."""
+    path = LocalPath(Segments.whole(n))
+    copy = torch.zeros(n)
+    calls: dict[str, Call] = {
+        "copy_": lambda: copy.copy_(path.grad),
+        "dgc": path.dgc,
+        "feedback": path.feedback,
+        "exact": path.exact,
+    }
+    times = rounds(calls, count)
+    rows: list[Row] = [("copy_", "ms", 1e3 * statistics.median(times["copy_"]), None, "")]
+    for name, bar, what in (
+        ("dgc", 3.5, "DGC: velocity, sampled top-k, gather, encode, settle"),
+        ("feedback", 3.0, "error feedback + sampled top-k"),
+        ("exact", 4.0, "exact top-k"),
+    ):
+        rows.append((what, "x copy_", *_split(ratio(times, name, "copy_"), bar)))
+    slow = rounds({"exact": path.exact, "torch": path.torch_exact}, max(2, count // 4))
+    rows.append(("torch.topk(abs) + gather", "x exact top-k", *_split(ratio(slow, "torch", "exact"), -8.0)))
+    for name, call in (("DGC", path.dgc), ("feedback", path.feedback), ("exact top-k", path.exact)):
+        call()
+        extra = peak(call)
+        if extra is not None:
+            rows.append((f"peak extra memory, {name}", "% of tensor", 100 * extra / (4 * n), 5.0, ""))
+    return rows
+
+
+def _split(measured: tuple[float, str], bar: float) -> tuple[float, float, str]:
+    return measured[0], bar, measured[1]
+
+
+def many_tensors(count: int) -> list[Row]:
+    """ResNet-50's 161 tensors against one flat tensor of as many elements."""
+    flat, parts = LocalPath(Segments.whole(sum(SIZES))), LocalPath(Segments.consecutive(SIZES))
+    times = rounds({"flat": flat.dgc, "parts": parts.dgc}, count)
+    exact = rounds({"flat": flat.exact, "parts": parts.exact}, count)
+    return [
+        ("161 tensors, DGC's path", "x one flat tensor", *_split(ratio(times, "parts", "flat"), 1.5)),
+        ("161 tensors, exact top-k", "x one flat tensor", *_split(ratio(exact, "parts", "flat"), 1.5)),
+    ]
+
+
+def coding(n: int, count: int) -> list[Row]:
+    """Golomb-Rice: bits against log2 C(n, k), and indices a second."""
+    rows: list[Row] = []
+    whole = Segments.whole(n)
+    for density in (0.04, 0.01, 0.001):
+        k = math.ceil(density * n)
+        indices, counts = kernels.random_indices(torch.tensor([n]), torch.tensor([k]), (1,))
+        wire = kernels.rice_encode(indices, counts, whole)
+        least = (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
+        rows.append(
+            (f"Golomb-Rice at {density}", "x log2 C(n, k)", 8 * wire.numel() / least, 1.02, f"k = {k}")
+        )
+        calls: dict[str, Call] = {
+            "encode": lambda i=indices, c=counts: kernels.rice_encode(i, c, whole),
+            "decode": lambda w=wire, c=counts: kernels.rice_decode(w, c, whole),
+        }
+        for name, times in rounds(calls, 5 * count).items():
+            bar = -100.0 if name == "decode" else None
+            rows.append((f"  {name}", "M indices/s", k / min(times) / 1e6, bar, "least of the times"))
+    return rows
+
+
+def packing(n: int, count: int) -> list[Row]:
+    """Bit packing, in codes a second."""
+    rows: list[Row] = []
+    for bits in (1, 2, 4, 8, 13):
+        codes = kernels.philox(bits, n) & ((1 << bits) - 1)
+        wire = kernels.pack_bits(codes, bits)
+        calls: dict[str, Call] = {
+            "pack": lambda c=codes, b=bits: kernels.pack_bits(c, b),
+            "unpack": lambda w=wire, b=bits: kernels.unpack_bits(w, b, n),
+        }
+        for name, times in rounds(calls, count).items():
+            rows.append(
+                (f"{name} {bits} bits", "G codes/s", n / min(times) / 1e9, None, "least of the times")
+            )
+    return rows
+
+
+def holds(figure: float, bar: float | None) -> bool | None:
+    """A bar is the most a figure may be; a negative one is the least."""
+    if bar is None:
+        return None
+    return figure <= bar if bar > 0 else figure >= -bar
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="few rounds, no file")
+    quick = parser.parse_args().quick
+    torch.set_num_threads(1)
+    n, count = 25_000_000, 4 if quick else 15
+    rows = [
+        *local_paths(n, count),
+        *many_tensors(count),
+        *coding(n, count),
+        *packing(n // 10, count),
+    ]
+    about: dict[str, Any] = {**machine(), "threads": 1, "n": n, "density": DENSITY, "rounds": count}
+    table = Table(title=f"kernels: {n:,} float32, density {DENSITY}, one thread, {about['kernels']}")
+    for column in ("what", "figure", "unit", "bar", "holds", "detail"):
+        table.add_column(column)
+    for what, unit, figure, bar, detail in rows:
+        limit = "" if bar is None else f"<= {bar:g}" if bar > 0 else f">= {-bar:g}"
+        good = {None: "", True: "yes", False: "NO"}[holds(figure, bar)]
+        table.add_row(what, f"{figure:.3g}", unit, limit, good, detail)
+    Console(width=130).print(table)
+    if not quick:
+        figures = [
+            {"what": what.strip(), "figure": round(figure, 4), "unit": unit, "bar": bar, "detail": detail}
+            for what, unit, figure, bar, detail in rows
+        ]
+        RESULT.parent.mkdir(exist_ok=True)
+        RESULT.write_text(json.dumps({"machine": about, "figures": figures}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
