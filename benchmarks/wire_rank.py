@@ -1,0 +1,109 @@
+"""One rank of `benchmarks.wire`, in its namespace: a step's bytes by the model and by the interface."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import json
+import socket
+import struct
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import laconic
+from laconic.comm.metered import Metered
+from laconic.comm.torch_comm import TorchComm
+
+Case = tuple[str, int]  # a collective or a method's spec, and bytes of a dense float32 tensor
+Figures = dict[str, float]
+
+STEPS = 10
+SETTLE_S = 0.4  # the last acknowledgements may be 0.2 s late
+SIOCETHTOOL = 0x8946
+OFFLOADS = (0x1F, 0x24, 0x2C)  # ETHTOOL_STSO, ETHTOOL_SGSO, ETHTOOL_SGRO
+KEYS = ("payload_sent", "payload_received", "wire_sent", "wire_received")
+
+
+def main(rank: int, size: int, store: str, cases: list[Case]) -> None:
+    """Play all cases; a JSON list of figures a step on stdout."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    offloads_off("eth0")
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+    print(json.dumps([play(what, nbytes) for what, nbytes in cases]))
+    dist.destroy_process_group()
+
+
+def play(what: str, nbytes: int) -> Figures:
+    """Figures of one step, on the average of STEPS."""
+    step, told = training(what, nbytes) if "(" in what else collective(what, nbytes)
+    for _ in range(3):  # DDP regroups its buckets after its first step
+        step()
+    dist.barrier()
+    time.sleep(SETTLE_S)
+    before = {**told(), **counters()}
+    for _ in range(STEPS):
+        step()
+    time.sleep(SETTLE_S)
+    after = {**told(), **counters()}
+    time.sleep(SETTLE_S)
+    dist.barrier()
+    return {key: (after[key] - before[key]) / STEPS for key in after}
+
+
+def collective(name: str, nbytes: int) -> tuple[Callable[[], object], Callable[[], Figures]]:
+    """A step that is one collective."""
+    comm = Metered(TorchComm.own())
+    x, room = torch.zeros(nbytes // 4), torch.empty(nbytes // 4)
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    steps: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: comm.all_reduce(x),
+        "all_gather": lambda: comm.all_gather(x),
+        "broadcast": lambda: comm.broadcast(x),
+        "exchange": lambda: comm.exchange({after: x}, {before: room}),
+    }
+    return steps[name], lambda: {key: getattr(comm.snapshot(), key) for key in KEYS}
+
+
+def training(spec: str, nbytes: int) -> tuple[Callable[[], object], Callable[[], Figures]]:
+    """A training step of a model whose gradient is `nbytes` long, exchanged by this method."""
+    layers = [torch.nn.Linear(250, 250) for _ in range(nbytes // (4 * 250 * 251))]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    handle = laconic.compress(model, optimizer, spec)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(4, 250)).square().mean().backward()
+        optimizer.step()
+
+    return step, lambda: {key: getattr(handle.stats(), key) for key in KEYS}
+
+
+def counters() -> Figures:
+    """What the interface has sent and received so far."""
+    home = Path("/sys/class/net/eth0/statistics")
+    return {
+        "counted_sent": int((home / "tx_bytes").read_text()),
+        "counted_received": int((home / "rx_bytes").read_text()),
+    }
+
+
+def offloads_off(interface: str) -> None:
+    """As `ethtool -K interface tso off gso off gro off`."""
+    with socket.socket() as handle:
+        for command in OFFLOADS:
+            value = array.array("B", struct.pack("II", command, 0))
+            request = struct.pack("16sP16x", interface.encode(), value.buffer_info()[0])
+            fcntl.ioctl(handle, SIOCETHTOOL, request)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], [(what, n) for what, n in json.loads(sys.argv[4])])

@@ -1,0 +1,28 @@
+"""Payload plus the stated model of headers equals what the network interface counted, within 3 %."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_model_of_the_wire_equals_the_counters(tmp_path):
+    out = tmp_path / "wire.json"
+    command = [sys.executable, "-m", "benchmarks.wire", "--quick", "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    if done.stdout.startswith("skipped"):
+        pytest.skip(done.stdout.strip())
+    rows = json.loads(out.read_text())["rows"]
+    assert {row["what"] for row in rows} >= {"all_reduce", "all_gather"}
+    for row in rows:
+        assert row["payload_sent"] >= 1_000_000, row
+        assert abs(row["wire_sent"] / row["counted_sent"] - 1) < 0.03, row
+        assert abs(row["wire_received"] / row["counted_received"] - 1) < 0.03, row
+    assert not list(Path("/run/netns").glob("lac*")), "the namespaces are gone"
