@@ -23,7 +23,7 @@ _compiled: tuple[str, ...] = ()
 _features: tuple[str, ...] = ()
 _runnable: dict[str, Target] = {}
 try:
-    from laconic import _native
+    import laconic._native as _native
 except ImportError as error:
     _missing = str(error)
 else:
