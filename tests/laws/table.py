@@ -1,0 +1,61 @@
+"""What the laws are tried on: every registered spec of a kind, sizes, inputs, kinds of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.core.spec import Spec, find, names, parse
+
+SIZES = (0, 1, 2, 7, 100, 1001, 65537)
+INPUTS = ("normal", "heavy", "zeros", "constant", "spike", "denormal", "huge")
+USUAL = ("normal", "heavy", "zeros", "constant", "spike")  # zero or in the normal range of float16
+
+# The reference, and the widest native code; that all targets agree is the matter of tests/native.
+LIVE = tuple(dict.fromkeys(("reference", kernels.runnable()[-1])))
+
+
+def specs(kind: type[Spec]) -> list[str]:
+    """Every registered class of a kind, by its examples: a new one is tested by being registered."""
+    found: list[str] = []
+    for name in names():
+        maker = find(name)
+        if isinstance(maker, type) and issubclass(maker, kind):
+            found += maker.examples or (f"{name}()",)
+    assert found, f"no {kind.__name__} is registered"
+    return [repr(parse(text)) for text in found]
+
+
+def given(name: str, n: int) -> Tensor:
+    """Input float32 (n,) of a kind, the same in every call."""
+    rng = torch.Generator().manual_seed(n)
+    x = torch.zeros(n)
+    if name == "normal":
+        x = torch.randn(n, generator=rng)
+    elif name == "heavy":
+        x = torch.randn(n, generator=rng) / torch.rand(n, generator=rng).clamp_(min=1e-3)
+        x[x.abs() < 1e-3] = 1e-3
+    elif name == "constant":
+        x = torch.full((n,), -0.37)
+    elif name == "spike" and n:
+        x[n // 3] = 1000.0
+    elif name == "denormal":
+        x = torch.randn(n, generator=rng) * 1e-41
+    elif name == "huge":
+        x = torch.randn(n, generator=rng).sign() * 3.4028e38
+    return x
+
+
+def cases(inputs: tuple[str, ...] = INPUTS, sizes: tuple[int, ...] = SIZES) -> Iterator[tuple[str, Tensor]]:
+    """Every input in every size, with a label for failures."""
+    for n in sizes:
+        for name in inputs:
+            yield f"{name}, n={n}", given(name, n)
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Equal bit for bit, so that -0.0 differs from 0.0 and NaN equals itself."""
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))

@@ -1,0 +1,173 @@
+"""The laws of codecs: each holds for every codec that is registered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from laconic import kernels
+from laconic.core.codec import Codec
+from laconic.core.errors import WireError
+from laconic.core.spec import parse
+
+from .table import LIVE, SIZES, USUAL, cases, given, same, specs
+
+each = pytest.mark.parametrize("spec", specs(Codec))
+
+
+@pytest.fixture(params=LIVE, autouse=True)
+def live(request: pytest.FixtureRequest) -> Iterator[str]:
+    with kernels.using(request.param):
+        yield request.param
+
+
+@each
+def test_the_repr_is_the_spec(spec: str) -> None:
+    codec = parse(spec)
+    assert isinstance(codec, Codec)
+    assert parse(repr(codec)) == codec
+
+
+@each
+def test_dtype_shape_and_size(spec: str) -> None:
+    codec = parse(spec)
+    for label, x in cases():
+        wire = codec.encode(x, key=3)
+        assert wire.dtype == torch.uint8 and wire.dim() == 1 and wire.is_contiguous(), label
+        most = codec.nbytes(x.numel())
+        assert wire.numel() == most if codec.fixed_size else wire.numel() <= most, (label, wire.numel(), most)
+        back = codec.decode(wire, x.numel())
+        assert back.dtype == torch.float32 and back.shape == x.shape, label
+
+
+@each
+def test_equal_keys_give_equal_bytes_and_the_input_stays(spec: str) -> None:
+    codec = parse(spec)
+    for label, x in cases():
+        before = x.clone()
+        assert same(codec.encode(x, key=11), codec.encode(x, key=11)), label
+        assert same(x, before), label
+
+
+@each
+def test_decode_add_is_add_of_decode(spec: str) -> None:
+    codec = parse(spec)
+    for label, x in cases(USUAL):
+        wire = codec.encode(x, key=5)
+        out = torch.linspace(-1, 1, x.numel())
+        added = codec.decode_add_(wire, out.clone(), alpha=0.25)
+        # one rounding of alpha * value and one of the sum, or a single one where they are fused
+        torch.testing.assert_close(
+            added, out + 0.25 * codec.decode(wire, x.numel()), rtol=1e-6, atol=1e-6, msg=label
+        )
+        assert codec.decode_add_(wire, out, alpha=0.25) is out, label
+
+
+@each
+def test_zeros_decode_to_zeros(spec: str) -> None:
+    codec = parse(spec)
+    for n in SIZES:
+        assert not codec.decode(codec.encode(torch.zeros(n), key=2), n).any(), n
+
+
+@each
+def test_finite_in_finite_out(spec: str) -> None:
+    codec = parse(spec)
+    for label, x in cases():
+        assert bool(torch.isfinite(codec.decode(codec.encode(x, key=7), x.numel())).all()), label
+
+
+@each
+def test_a_wire_may_lie_anywhere_in_a_larger_one(spec: str) -> None:
+    """A collective delivers all wires in one buffer: theirs start at any byte."""
+    codec = parse(spec)
+    for label, x in cases(("normal",)):
+        wire = codec.encode(x, key=9)
+        for shift in (1, 2, 3):
+            larger = torch.cat([torch.full((shift,), 255, dtype=torch.uint8), wire])
+            assert same(codec.decode(larger[shift:], x.numel()), codec.decode(wire, x.numel())), label
+
+
+@each
+def test_the_error_is_within_omega(spec: str, live: str) -> None:
+    """E|C(x) - x|^2 <= omega |x|^2: by the mean over keys where they matter, with 5 sigma of a coin."""
+    codec = parse(spec)
+    draws = 30 if live == "reference" else 300
+    for label, x in cases(USUAL, (1, 7, 100, 1001)):
+        omega, norm = codec.omega(x.numel()), float(x.double().square().sum())
+        wires = [codec.encode(x, key=key) for key in range(2)]
+        keyed = not same(*wires)
+        wires += [codec.encode(x, key=key) for key in range(2, draws if keyed else 2)]
+        errors = [float((codec.decode(wire, x.numel()).double() - x).square().sum()) for wire in wires]
+        slack = 2.5 * max(1.0, omega) / math.sqrt(len(wires)) if keyed else 0.0
+        assert sum(errors) / len(errors) <= (omega + slack) * norm * (1 + 1e-6), label
+
+
+@each
+def test_the_absolute_error_bound_holds(spec: str) -> None:
+    codec = parse(spec)
+    for label, x in cases():
+        bound = codec.absolute_error(x.numel())
+        if bound is not None:
+            error = codec.decode(codec.encode(x, key=1), x.numel()).double() - x
+            assert float(error.square().sum()) <= bound * (1 + 1e-6), label
+
+
+@pytest.mark.parametrize("spec", [spec for spec in specs(Codec) if parse(spec).unbiased])
+def test_unbiased_where_claimed(spec: str) -> None:
+    """The mean of 300 decodes, in 16 random directions: each within 5 sigma of x."""
+    codec = parse(spec)
+    for label, x in cases(("normal", "heavy"), (1001,)):
+        directions = torch.randn(16, x.numel(), generator=torch.Generator().manual_seed(0)).sign().double()
+        draws = [codec.decode(codec.encode(x, key=key), x.numel()).double() - x for key in range(300)]
+        errors = torch.stack(draws) @ directions.T  # (300, 16)
+        sigma = errors.std(dim=0) / math.sqrt(len(draws))
+        assert bool((errors.mean(dim=0).abs() <= 5 * sigma + 1e-6 * x.abs().sum()).all()), label
+
+
+@each
+def test_clear_zeroes_what_the_wire_carries(spec: str) -> None:
+    codec = parse(spec)
+    for label, x in cases():
+        wire = codec.encode(x, key=13)
+        decoded = codec.decode(wire, x.numel())
+        memory = codec.clear_(wire, torch.ones_like(x))
+        assert bool(((memory == 0) | (memory == 1)).all()), label
+        assert not (decoded * memory).any(), label  # nothing that was sent stays
+
+
+@each
+def test_cut_and_longer_wires_are_refused(spec: str) -> None:
+    codec = parse(spec)
+    for x in (given("normal", 100), given("heavy", 7)):
+        wire = codec.encode(x, key=3)
+        longer = torch.cat([wire, torch.zeros(1, dtype=torch.uint8)])
+        for bad in (*(wire[:m].clone() for m in range(wire.numel())), longer):
+            with pytest.raises(WireError):
+                codec.decode(bad, x.numel())
+            with pytest.raises(WireError):
+                codec.decode_add_(bad, torch.zeros_like(x))
+
+
+@each
+def test_damaged_wires_are_refused_or_give_a_tensor(spec: str) -> None:
+    """And nothing is written before or behind `out`."""
+    codec = parse(spec)
+    rng = torch.Generator().manual_seed(1)
+    for n in (1, 7, 100, 1001):
+        wire = codec.encode(given("normal", n), key=3)
+        for _ in range(60 if wire.numel() else 0):
+            bad = wire.clone()
+            for _ in range(int(torch.randint(1, 4, (1,), generator=rng))):
+                at = int(torch.randint(0, bad.numel(), (1,), generator=rng))
+                bad[at] = int(torch.randint(0, 256, (1,), generator=rng))
+            room = torch.full((n + 128,), 7.0)
+            try:
+                out = codec.decode_add_(bad, room[64 : 64 + n])
+            except WireError:
+                continue
+            assert out.shape == (n,)
+            assert bool((room[:64] == 7).all()) and bool((room[64 + n :] == 7).all())
