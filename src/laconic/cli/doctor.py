@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 from rich.table import Table
 
 from laconic import kernels
+from laconic.cli.console import console
 from laconic.cli.versions import version_of
 from laconic.core.errors import DataError
 from laconic.tasks import TASKS
@@ -34,13 +34,13 @@ NATIVE_WAY_OUT = (
 
 def doctor() -> None:
     """Say which kernels are live, which versions and backends are there, and what is missing."""
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(_facts())
+    screen = console()
+    screen.print(_facts())
     missing = _missing()
     for line in missing:
-        console.print(f"missing: {line}", style="yellow", markup=False)
+        screen.print(f"missing: {line}", style="yellow", markup=False)
     if not missing:
-        console.print("nothing is missing", style="green")
+        screen.print("nothing is missing", style="green")
 
 
 def _facts() -> Table:
@@ -49,6 +49,8 @@ def _facts() -> Table:
     table.add_column(overflow="fold")
     table.add_row("laconic", version_of("laconic"))
     for name, value in kernels.info().items():
+        if value is None:
+            continue
         shown = ", ".join(map(str, value)) if isinstance(value, (list, tuple, set, frozenset)) else str(value)
         table.add_row("kernels" if name == "live" else f"  {name.replace('_', ' ')}", shown or "none")
     table.add_row("torch", f"{torch.__version__}, {torch.get_num_threads()} threads")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
+from laconic.cli.console import errors
 from laconic.cli.doctor import doctor
 from laconic.cli.methods import methods
 from laconic.cli.run import PASS_THROUGH, run
@@ -22,8 +22,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except LaconicError as error:
-            console = Console(stderr=True, highlight=False, soft_wrap=True)
-            console.print(f"laconic: {error}", style="bold red", markup=False)
+            errors().print(f"laconic: {error}", style="bold red", markup=False)
             raise typer.Exit(2) from None
 
 

@@ -16,7 +16,7 @@ from laconic.report import Ledger
 from laconic.report.ledger import read_events, slug
 from laconic.strategies import checkpoint
 from laconic.tasks import find
-from laconic.tasks.launcher import launch
+from laconic.tasks.launcher import launch, prepare_to_launch
 from laconic.tasks.loading import prepare
 from laconic.tasks.plan import Plan
 from laconic.tasks.shard import Shard
@@ -33,6 +33,7 @@ class Session:
     def train_all(self) -> None:
         """Train every method with every seed. Whatever ends it, no worker and no scratch file is left."""
         settings = self.settings
+        prepare_to_launch()
         with tempfile.TemporaryDirectory(prefix="laconic-") as scratch:
             data = Path(scratch) / "data.pt"
             tensors = prepare(find(settings.task), settings.data, data)

@@ -8,8 +8,8 @@ from types import FrameType
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from laconic.cli.console import console, errors
 from laconic.cli.session import Session
 from laconic.cli.settings import Settings
 from laconic.cli.tables import print_summary
@@ -19,7 +19,6 @@ from laconic.tasks.launcher import WorkerFailed
 
 INTERRUPTED = 130  # exit code of a run that Ctrl-C has ended
 FAILED = 1
-PLAIN_WIDTH = 160  # columns of what goes to a file or a pipe
 
 
 def train(
@@ -71,33 +70,30 @@ def train(
         name=name,
         resume=resume,
     )
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    screen, complaints = console(), errors()
     before = signal.signal(signal.SIGTERM, _as_interrupt)
     ended, code = None, 0
     try:
-        Session(settings, console).train_all()
+        Session(settings, screen).train_all()
     except KeyboardInterrupt:
         ended, code = "Interrupted: this report holds what was measured until then.", INTERRUPTED
     except WorkerFailed as failure:
         ended, code = f"A worker failed: {failure}", FAILED
-        errors.print(failure.details.rstrip(), markup=False)
-        errors.print(f"laconic: {failure}", style="bold red", markup=False)
+        complaints.print(failure.details.rstrip(), markup=False)
+        complaints.print(f"laconic: {failure}", style="bold red", markup=False)
         if failure.expected:
             code = 2
     except LaconicError as error:
         ended, code = f"Ended: {error}", 2
-        errors.print(f"laconic: {error}", style="bold red", markup=False)
+        complaints.print(f"laconic: {error}", style="bold red", markup=False)
     finally:
         signal.signal(signal.SIGTERM, before)
     if (settings.folder / "events.jsonl").exists():
         published = publish(settings.folder, ended)
         if ended:
-            console.print(ended, style="yellow", markup=False)
-        print_summary(console, published.rows)
-        console.print(f"\nreport: {published.report}", markup=False)
+            screen.print(ended, style="yellow", markup=False)
+        print_summary(screen, published.rows)
+        screen.print(f"\nreport: {published.report}", markup=False)
     raise typer.Exit(code)
 
 

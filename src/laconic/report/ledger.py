@@ -15,9 +15,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.utils.tensorboard import SummaryWriter
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 EVENTS = "events.jsonl"
 CONFIG = "config.json"
@@ -91,6 +92,8 @@ class Ledger:
             board.add_scalar(f"train/{name}", sum(event[name] for event in ranks) / len(ranks), first["step"])
 
     def _board(self, method: str, seed: int) -> SummaryWriter:
+        from torch.utils.tensorboard import SummaryWriter  # slow to import: only in the process that writes
+
         if (method, seed) not in self._boards:
             place = self.folder / "tensorboard" / f"{slug(method)}-seed{seed}"
             self._boards[method, seed] = SummaryWriter(str(place), flush_secs=10)

@@ -74,7 +74,7 @@ DIGITS = Task(
     name="digits",
     title="handwritten digits, 8 x 8 (scikit-learn)",
     batch=16,
-    steps=400,
+    steps=300,
     load=load,
     inputs=inputs,
     models={"cnn": Recipe(small_cnn, lr=0.05), "mlp": Recipe(mlp, lr=0.05)},

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Generator, Iterator
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -48,8 +49,8 @@ def launch(plan: Plan) -> Generator[Event, None, None]:
     left.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    prepare_to_launch()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
     processes: list[BaseProcess] = []
     pipes: dict[Connection, int] = {}
     try:
@@ -70,6 +71,12 @@ def launch(plan: Plan) -> Generator[Event, None, None]:
             process.join()
         for pipe in pipes:
             pipe.close()
+
+
+def prepare_to_launch() -> None:
+    """Start the server process that forks workers; it imports while the caller does other things."""
+    forkserver.set_forkserver_preload(PRELOADED)
+    forkserver.ensure_running()
 
 
 def _listen(processes: list[BaseProcess], pipes: dict[Connection, int]) -> Iterator[Event]:

@@ -52,7 +52,7 @@ def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
 class LSTM(nn.Module):
     """One recurrent layer between an embedding and a read-out: (b, t) letters to (b, t, 128) logits."""
 
-    def __init__(self, width: int = 256) -> None:
+    def __init__(self, width: int = 128) -> None:
         super().__init__()
         self.embed = nn.Embedding(LETTERS, 64)
         self.lstm = nn.LSTM(64, width, batch_first=True)

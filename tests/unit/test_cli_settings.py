@@ -1,0 +1,140 @@
+"""What is asked for is checked as a whole before anything starts, and every error shows the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from laconic.cli.main import app
+from laconic.cli.methods import entries
+from laconic.cli.run import torchrun_arguments
+from laconic.cli.settings import Settings
+from laconic.core.errors import StateError
+from laconic.strategies.method import lift
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["digits", "--with", "dcg(density=0.01)"], ["unknown name 'dcg'", "did you mean dgc"]),
+        (["digits", "--with", "dgc(density=2)"], ["density must be in (0, 1], got 2"]),
+        (["digits", "--with", "dgc(denisty=0.1)"], ["denisty", "it takes dgc(density"]),
+        (["digits", "--with", "dgc(density=0.01"], ["cannot read the spec"]),
+        (["digits", "--with", "golomb()"], ["a method, codec, selector or reducer"]),
+        (["digits", "--with", "dgc()", "--against", "fb16()"], ["unknown name 'fb16'", "fp16"]),
+        (["digits"], ["--with", "laconic methods"]),
+        (["digts", "--with", "dgc()"], ["unknown task 'digts'", "digits"]),
+        (["digits", "--model", "cn", "--with", "dgc()"], ["no model 'cn'", "cnn"]),
+        (["digits", "--with", "dgc()", "--workers", "0"], ["--workers must be 1 or more, got 0"]),
+        (["digits", "--with", "dgc()", "--seeds", "0"], ["--seeds must be 1 or more, got 0"]),
+        (["digits", "--with", "dgc()", "--steps", "0"], ["--steps must be 1 or more, got 0"]),
+        (["digits", "--with", "dgc()", "--lr", "-1"], ["--lr must be a number above 0, got -1"]),
+        (["digits", "--with", "dgc()", "--batch", "800"], ["batch must be in [1, 718]", "got 800"]),
+        (["digits", "--with", "dgc()", "--name", "a/b"], ["--name is one folder's name", "'a/b'"]),
+        (["digits", "--with", "dgc()", "--resume"], ["--resume needs the --name"]),
+        (
+            ["digits", "--with", "dgc()", "--resume", "--name", "x"],
+            ["no run in", "start it without --resume"],
+        ),
+        (["mnist", "--with", "dgc()", "--data", "nowhere"], ["no data folder nowhere"]),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_starts_nothing(
+    arguments: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke("train", *arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("laconic: ") and result.stderr.count("\n") == 1
+    assert all(word in result.stderr for word in words), result.stderr
+    assert not any(tmp_path.iterdir()), "nothing is written"
+
+
+def settings(tmp_path: Path, **changes: object) -> Settings:
+    given: dict[str, object] = {
+        "task": "digits",
+        "model": None,
+        "methods": ("dgc( density = 0.01 )", "topk(0.02)"),
+        "against": ("dense", "dgc(density=0.01)"),
+        "workers": 2,
+        "seeds": 2,
+        "seed": 3,
+        "steps": None,
+        "batch": None,
+        "lr": None,
+        "eval_every": None,
+        "checkpoint_every": 0,
+        "data": None,
+        "out": tmp_path,
+        "name": "run",
+        "resume": False,
+    }
+    return Settings.of(**(given | changes))  # type: ignore[arg-type]
+
+
+def test_methods_are_spelt_one_way_and_baselines_come_first(tmp_path: Path) -> None:
+    made = settings(tmp_path)
+    assert made.specs == ("dense()", "dgc(density=0.01)", "topk(density=0.02)")
+    assert list(made.all_seeds) == [3, 4]
+    assert (made.steps, made.batch, made.lr, made.eval_every) == (300, 16, 0.05, 30)
+
+
+def test_an_older_run_moves_aside_and_other_folders_are_left_alone(tmp_path: Path) -> None:
+    made = settings(tmp_path)
+    made.open_folder()
+    (made.folder / "config.json").write_text("{}")
+    (made.folder / "mark").touch()
+    made.open_folder()
+    assert (tmp_path / "run.old" / "mark").exists() and not any(made.folder.iterdir())
+    (made.folder / "thesis.tex").touch()
+    with pytest.raises(StateError, match="holds no run of ours"):
+        made.open_folder()
+
+
+def test_methods_lists_every_name_with_its_bits() -> None:
+    listed = {entry.spec: entry for entry in entries()}
+    assert {"dgc()", "fp16()", "dense()", "topk(density=0.01)", "sum()"} <= set(listed)
+    assert listed["fp16()"].bits == 16
+    assert listed["dense()"].bits == 32
+    assert 0.03 < listed["dgc()"].bits < 0.05  # a thousandth of 32 + 11.5 bits
+    assert "arXiv:1712.01887" in listed["dgc()"].paper
+    assert all(entry.sends for entry in listed.values())
+    assert all(repr(lift(spec)) for spec in listed)
+    result = invoke("methods")
+    assert result.exit_code == 0 and "arXiv:1712.01887" in result.output
+
+
+def test_doctor_says_what_is_live_and_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LACONIC_DATA", str(tmp_path))
+    (tmp_path / "mnist.npz").touch()
+    result = invoke("doctor")
+    assert result.exit_code == 0
+    assert all(
+        word in result.output for word in ("kernels", "gloo", "LACONIC_DATA", str(tmp_path / "mnist.npz"))
+    )
+    assert "missing: data of cifar10" in result.output and "missing: data of mnist" not in result.output
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["train.py", "--nproc-per-node", "2", "--max-restarts", "3", "--", "--lr", "1"],
+        ["--nproc-per-node", "2", "--max-restarts", "3", "train.py", "--lr", "1"],
+    ],
+)
+def test_run_takes_flags_before_and_after_the_script(given: list[str]) -> None:
+    found = torchrun_arguments(given)
+    assert found == ["--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "train.py", "--lr", "1"]
+
+
+def test_run_leaves_a_meeting_place_alone() -> None:
+    found = torchrun_arguments(["--nnodes=2", "--rdzv-endpoint", "a:1", "train.py"])
+    assert found == ["--nnodes=2", "--rdzv-endpoint", "a:1", "train.py"]
