@@ -41,11 +41,13 @@ class Buckets:
         self._names = {id(parameter): name for parameter, name in names.items()}
         self._scaler = scaler
         self._scale = 1.0
+        self.cut = 0  # buckets of the present step so far
         self._layouts: dict[tuple[int, ...], Layout] = {}
 
     def submit(self, bucket: GradBucket) -> Answer:
         """Queue one bucket; the Future will hold its mean."""
         buffer, first, last = bucket.buffer(), bucket.index() == 0, bucket.is_last()
+        self.cut = bucket.index() + 1
         if first:
             self._scale = 1.0 if self._scaler is None else self._scaler.get_scale()
         scale, layout = self._scale, None if buffer.is_sparse else self._layout_of(bucket, buffer)

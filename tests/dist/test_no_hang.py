@@ -1,0 +1,48 @@
+"""Many buckets in flight over gloo: no hang, and replicas that stay bit-identical.
+
+This is where PyTorch's own PowerSGD hook hangs: it waits for a second collective inside a Future's callback.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import laconic
+from tests.dist.nets import agree, loss_of, net
+from tests.dist.two_rounds import TwoRounds
+
+SPECS = ("two rounds", "dgc(density=0.01, warmup_steps=50)")
+
+
+def long_run(which: str, steps: int) -> tuple[int, bool]:
+    """Buckets of about 0.1 MB; how many there were, and whether replicas agree."""
+    model = DistributedDataParallel(net(width=165, depth=13), bucket_cap_mb=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    handle = laconic.compress(model, optimizer, TwoRounds() if which == "two rounds" else which)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    return handle.buckets.cut, agree(model) and handle.stats().steps == steps
+
+
+def check(pool, which: str, size: int, steps: int) -> None:  # type: ignore[no-untyped-def]
+    for buckets, same in pool.run(size, long_run, which, steps, timeout_s=120):
+        assert buckets >= 12
+        assert same
+
+
+@pytest.mark.parametrize(("which", "size"), [(SPECS[0], 2), (SPECS[1], 4)])
+def test_many_buckets_do_not_hang(pool, which, size):
+    check(pool, which, size, steps=200)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("which", SPECS)
+def test_twenty_times(pool, which, size):
+    for _ in range(20):
+        check(pool, which, size, steps=200)
