@@ -69,7 +69,7 @@ class Sparse(Codec):
         "sparse(topk(density=0.01), indices=golomb())",
         "sparse(topk(density=0.1), values=cast(dtype='fp16'), indices=delta())",
         "sparse(sampled_topk(density=0.02), indices=golomb())",
-        "sparse(threshold(value=1.5), indices=golomb())",
+        "sparse(threshold(value=0.5), indices=golomb())",
         "sparse(randomk(density=0.05))",
         "sparse(randomk(density=0.1), values=cast(dtype='bf16'))",
     )

@@ -1,0 +1,1 @@
+"""Wires of the past, stored: a change of format cannot happen by accident."""
