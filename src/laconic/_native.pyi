@@ -1,4 +1,4 @@
-"""The native extension: one submodule a target, each with the functions of `Target`. Absent without a compiler."""
+"""The native extension: one submodule a target, with the functions of `Target`. Absent without a compiler."""
 
 from typing import Protocol
 

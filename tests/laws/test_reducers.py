@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from laconic import kernels
+from laconic.codecs.cast import Cast
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.layout import Layout
 from laconic.core.spec import find, modules, names, parse
 from laconic.core.turn import Turn
+from laconic.reducers.gather import Gather
 from laconic.reducers.reducer import Reducer
 
 SIZES = (1, 2, 4, 5)
-MORE = {"dense_first": ("dense_first(gather(sparse(topk(density=0.1))), steps=4)",)}
 MODEL = Layout.of(
     [("a", (30, 40)), ("b", (40,)), ("gap", (333,)), ("none", (0,)), ("c", (5, 5, 5)), ("d", ())]
 )
@@ -34,7 +35,7 @@ def examples():
             importlib.import_module(modules()[name])
             make = find(name)
             if isinstance(make, type) and issubclass(make, Reducer):
-                yield from MORE.get(name) or make.examples
+                yield from make.examples
 
 
 EXAMPLES = tuple(examples())
@@ -163,3 +164,17 @@ def test_reference_and_native_kernels_agree(spec):
     with kernels.using("reference"):
         plain = play(spec, 2, MODEL)
     assert all(torch.equal(one[0], other[0]) for one, other in zip(live, plain, strict=True))
+
+
+def test_a_gradient_that_no_feedback_has_checked_is_void_everywhere() -> None:
+    """Without a memory `x` is the bucket itself: gather looks before it encodes."""
+    layout = Layout.of([("a", (30,)), ("b", (4, 5))])
+
+    def play(comm: Loopback) -> bool:
+        bucket = torch.ones(layout.numel)
+        if comm.rank == 1:
+            bucket[33] = torch.inf
+        reducer = Gather(Cast("bf16")).bind(layout, comm)
+        return reducer.reduce(bucket, layout, Turn(0, comm.rank), bucket) is None
+
+    assert Loopback.run(3, play) == [True] * 3

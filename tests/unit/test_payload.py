@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.laws.worlds import Settings
+from tests.unit.resnet import resnet50
 
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.strategies.exchange import Exchange
 from laconic.strategies.method import lift
-from tests.laws.worlds import Settings
-from tests.unit.resnet import resnet50
 
 
 def payload(spec: str) -> tuple[int, int]:

@@ -12,6 +12,7 @@ import difflib
 import importlib
 import inspect
 import pkgutil
+import threading
 from abc import ABC
 from collections.abc import Callable
 from dataclasses import MISSING, fields
@@ -29,14 +30,15 @@ ROOMS = (
     "laconic.reducers",
     "laconic.methods",
 )
+READING = threading.Lock()  # ast.parse in several threads at once can fail, seen on CPython 3.11
 LONGEST = 10_000  # characters of a spec string
 
 
 class Spec(ABC):
     """Base of every frozen dataclass that a spec string can name.
 
-    `name` is the word that makes it: by default the name of the module that defines the class. `examples`: spec
-    strings that the laws are tried on; by default the bare name.
+    `name` is the word that makes it: by default the name of the module that defines the class. `examples`:
+    spec strings that the laws are tried on; by default the bare name.
     """
 
     name: ClassVar[str]
@@ -79,7 +81,8 @@ def parse(text: str) -> Any:
     if len(text) > LONGEST:
         raise SpecError(f"a spec has at most {LONGEST} characters, got {len(text)}")
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        with READING:
+            tree = ast.parse(text.strip(), mode="eval")
         return _build(tree.body, text)
     except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
         if isinstance(error, SpecError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,10 +19,17 @@ from laconic.reducers.sum import Sum
 
 @dataclass(frozen=True, repr=False)
 class DenseFirst(Reducer):
-    """`sum()` for the first `steps` steps, then `then`. Payload: 4 bytes an element, then that of `then`."""
+    """`sum()` for the first `steps` steps, then `then`. Payload: 4 bytes an element, then that of `then`.
+
+    >>> from laconic.core.spec import parse
+    >>> parse("dense_first(gather(cast('bf16')), steps=100)")
+    dense_first(gather(cast(dtype='bf16')), steps=100)
+    """
 
     then: Reducer
     steps: int
+
+    examples: ClassVar[tuple[str, ...]] = ("dense_first(gather(sparse(topk(density=0.1))), steps=4)",)
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -31,7 +39,7 @@ class DenseFirst(Reducer):
         return _DenseFirst(self.steps, Sum().bind(layout, comm), self.then.bind(layout, comm))
 
     def nbytes(self, layout: Layout) -> int:
-        return self.then.nbytes(layout)
+        return max(Sum().nbytes(layout), self.then.nbytes(layout))
 
     def codec(self) -> Codec | None:
         return self.then.codec()

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
+from laconic import kernels
 from laconic.codecs.sparse import Sparse
 from laconic.comm.comm import Comm
 from laconic.core.codec import Codec
@@ -75,6 +76,8 @@ class _Gather(BoundReducer):
         codec, units = self.spec.message.at(turn.step), self.spec.units(layout)
         segments = units.segments
         key = turn.common if draws_alike(codec) else turn.own
+        if x is out and not kernels.all_finite(x, segments):  # a gradient that no feedback has looked at
+            x = None
         if x is None:
             wire = told = out.new_empty(0, dtype=torch.uint8)  # an empty message: not finite
         else:
