@@ -47,10 +47,18 @@ class TorchComm(Comm):
     def own(cls, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> TorchComm:
         """A new process group of the same ranks, so that no one else's collectives come in between.
 
-        Called by all ranks of `group`. `close` it when done.
+        Called by all ranks of `group`. `close` it when done. Its collectives wait as long as those of
+        `group`, unless `timeout` says otherwise.
         """
         comm = cls(group)
-        return comm._new_group(comm.ranks, timeout)
+        return comm._new_group(comm.ranks, timeout or comm.timeout)
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long a collective of this group waits for its peers."""
+        device = torch.device(next(iter(self.backends)))
+        waits: timedelta = self.group._get_backend(device).options._timeout
+        return waits
 
     def close(self) -> None:
         """Free the process group. Only for one that `own` or `split` has made."""
@@ -108,9 +116,9 @@ class TorchComm(Comm):
         device = torch.device("cpu" if "cpu" in self.backends else next(iter(self.backends)))
         colors = torch.cat(self.all_gather(torch.tensor([color], device=device))).tolist()
         peers = [world_rank for world_rank, each in zip(self.ranks, colors, strict=True) if each == color]
-        return self._new_group(peers, None)
+        return self._new_group(peers, self.timeout)
 
-    def _new_group(self, ranks: list[int], timeout: timedelta | None) -> TorchComm:
+    def _new_group(self, ranks: list[int], timeout: timedelta) -> TorchComm:
         outsiders = len(ranks) < dist.get_world_size()  # these take no part in making the group
         backend = ",".join(f"{device}:{name}" for device, name in self.backends.items())
         with self._peers("new_group"):

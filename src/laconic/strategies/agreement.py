@@ -13,12 +13,12 @@ from collections.abc import Mapping
 import torch
 
 from laconic.comm.comm import Comm
-from laconic.core.errors import AttachError, LaconicError
+from laconic.core.errors import AttachError
 
 Fingerprint = Mapping[str, str]  # what is compared -> its value, in words that an error can show
 
 
-def agree(comm: Comm, mine: Fingerprint | None, error: LaconicError | None = None) -> None:
+def agree(comm: Comm, mine: Fingerprint | None, error: Exception | None = None) -> None:
     """Raise `error`, or `AttachError`, on every rank unless all have the same fingerprint and no error."""
     told = json.dumps({"error": None if error is None else str(error), "print": dict(mine or {})})
     heard = comm.all_gather(torch.frombuffer(bytearray(told.encode()), dtype=torch.uint8))

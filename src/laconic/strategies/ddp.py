@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from laconic.comm.metered import Metered
 from laconic.comm.torch_comm import TorchComm
-from laconic.core.errors import AttachError, LaconicError
+from laconic.core.errors import AttachError
 from laconic.strategies.agreement import agree
 from laconic.strategies.handle import Handle
 from laconic.strategies.method import lift
@@ -65,16 +65,14 @@ def compress(
             f"compress needs a DistributedDataParallel, got {type(model).__name__}:"
             " wrap it first, model = DistributedDataParallel(model)"
         )
-    comm = Metered(TorchComm.own(model.process_group))
-    handle: Handle | None = None
+    group = TorchComm.own(model.process_group)
+    comm = Metered(group)
     try:
-        method, names = lift(spec), parameter_names(model)
-        slot = free_slot(model, optimizer)
-        unused = bool(model.find_unused_parameters)
-        handle = Handle(method, names, optimizer, comm, scaler=scaler, seed=seed, restore_unused=unused)
-    except LaconicError as error:
-        agree(comm, None, error)
+        handle, slot = _bind(model, optimizer, spec, comm, scaler, seed)
+    except Exception as error:
+        agree(comm, None, error)  # so that no rank waits for one that has given up; raises `error` itself
         raise
+    handle.when_removed(slot.empty, group.close)
     try:
         agree(comm, handle.fingerprint)
     except BaseException:
@@ -83,8 +81,23 @@ def compress(
     comm.reset()
     slot.handle = handle
     _compressed[optimizer] = slot
-    handle.when_removed(slot.empty)
     return handle
+
+
+def _bind(
+    model: DistributedDataParallel,
+    optimizer: Optimizer,
+    spec: Any,
+    comm: Metered,
+    scaler: torch.amp.GradScaler | None,
+    seed: int,
+) -> tuple[Handle, Slot]:
+    """This rank's handle, and the hook that it will sit in."""
+    method, names = lift(spec), parameter_names(model)
+    slot = free_slot(model, optimizer)
+    unused = bool(model.find_unused_parameters)
+    handle = Handle(method, names, optimizer, comm, scaler=scaler, seed=seed, restore_unused=unused)
+    return handle, slot
 
 
 def free_slot(model: DistributedDataParallel, optimizer: Optimizer) -> Slot:

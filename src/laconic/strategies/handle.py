@@ -36,7 +36,7 @@ class Handle:
     ) -> None:
         self.method = method
         self.layout = Layout.of((name, tuple(parameter.shape)) for parameter, name in names.items())
-        self._detached: Callable[[], None] | None = None
+        self._detach: tuple[Callable[[], None], ...] = ()
         self._scaler = scaler
         self._restore_unused = restore_unused
         self._comm = comm
@@ -113,13 +113,13 @@ class Handle:
         """
         self._optimiser.remove()
         self.buckets.fifo.close()
-        if self._detached is not None:
-            self._detached()
-            self._detached = None
+        detach, self._detach = self._detach, ()
+        for callback in detach:
+            callback()
 
-    def when_removed(self, callback: Callable[[], None]) -> None:
-        """Call this once, at the end of `remove`."""
-        self._detached = callback
+    def when_removed(self, *callbacks: Callable[[], None]) -> None:
+        """Call these, in order and once, at the end of `remove`."""
+        self._detach = callbacks
 
     def _before_step(self) -> frozenset[str]:
         """Names whose momentum the optimiser must not apply. Raises where the step may not be taken."""
