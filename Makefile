@@ -36,7 +36,8 @@ bench: setup  ## every benchmark, a short pass; figures in benchmarks/results
 	$(BIN)/python -m benchmarks.accuracy --quick
 
 docs: setup  ## the tables that tests generate
-	$(BIN)/python -m docs.composition
+	$(BIN)/python -m tests.dist.composition > docs/composition.md.new && mv docs/composition.md.new docs/composition.md
+	$(BIN)/python -m docs.write
 
 clean:
 	rm -rf $(VENV) build dist runs .mypy_cache .ruff_cache .pytest_cache

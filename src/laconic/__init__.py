@@ -1,6 +1,6 @@
 """Distributed deep learning in few words: train over slow links, send what matters, keep the accuracy.
 
-    handle = laconic.compress(ddp_model, optimizer, "dgc(density=0.001, warmup_steps=400)")
+handle = laconic.compress(ddp_model, optimizer, "dgc(density=0.001, warmup_steps=400)")
 """
 
 from laconic.core.codec import Codec as Codec

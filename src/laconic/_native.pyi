@@ -14,8 +14,16 @@ class Target(Protocol):
         self, residual: Tensor, grad: Tensor, starts: Tensor, sizes: Tensor, scale: float, decay: float, /
     ) -> bool: ...
     def velocity_(
-        self, velocity: Tensor, residual: Tensor, grad: Tensor, starts: Tensor, sizes: Tensor,
-        momentum: Tensor, scale: float, nesterov: bool, /,
+        self,
+        velocity: Tensor,
+        residual: Tensor,
+        grad: Tensor,
+        starts: Tensor,
+        sizes: Tensor,
+        momentum: Tensor,
+        scale: float,
+        nesterov: bool,
+        /,
     ) -> bool: ...
     # philox
     def philox(self, out: Tensor, key: int, offset: int, /) -> None: ...
@@ -25,8 +33,15 @@ class Target(Protocol):
         self, x: Tensor, starts: Tensor, sizes: Tensor, indices: Tensor, counts: Tensor, out: Tensor, /
     ) -> None: ...
     def scatter_add_(
-        self, out: Tensor, starts: Tensor, sizes: Tensor, indices: Tensor, counts: Tensor, values: Tensor,
-        alpha: float, /,
+        self,
+        out: Tensor,
+        starts: Tensor,
+        sizes: Tensor,
+        indices: Tensor,
+        counts: Tensor,
+        values: Tensor,
+        alpha: float,
+        /,
     ) -> None: ...
     def scatter_zero_(
         self, out: Tensor, starts: Tensor, sizes: Tensor, indices: Tensor, counts: Tensor, /
@@ -36,8 +51,20 @@ class Target(Protocol):
         self, x: Tensor, starts: Tensor, sizes: Tensor, ks: Tensor, indices: Tensor, counts: Tensor, /
     ) -> int: ...
     def sampled_topk(
-        self, x: Tensor, starts: Tensor, sizes: Tensor, ks: Tensor, strides: Tensor, samples: Tensor,
-        ranks: Tensor, keys: Tensor, lower: float, rounds: int, indices: Tensor, counts: Tensor, /,
+        self,
+        x: Tensor,
+        starts: Tensor,
+        sizes: Tensor,
+        ks: Tensor,
+        strides: Tensor,
+        samples: Tensor,
+        ranks: Tensor,
+        keys: Tensor,
+        lower: float,
+        rounds: int,
+        indices: Tensor,
+        counts: Tensor,
+        /,
     ) -> int: ...
     def above(
         self, x: Tensor, starts: Tensor, sizes: Tensor, threshold: Tensor, indices: Tensor, counts: Tensor, /

@@ -3,7 +3,7 @@
     python -m tests.golden.make                  adds what is missing
     python -m tests.golden.make --replace SPEC   after a change of format on purpose: say so in the changelog
 
-`wires.json` maps a spec and a size to {"wire", "decoded"}: bytes in hexadecimal, or their SHA-256 where there are
+`wires.json` maps spec and size to {"wire", "decoded"}: bytes in hexadecimal, or their SHA-256 where there are
 more than 64. The input is made of Philox words and exact float32 operations only, so that every machine and
 every version of torch makes the same.
 """

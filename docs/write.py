@@ -1,0 +1,145 @@
+"""Writes every number of README.md and docs/ from the files that commands have left.
+
+    python -m docs.write            fill the blocks between the markers from benchmarks/results/
+    python -m docs.write --demo     first take the figures and the picture of the last `make demo`
+    python -m docs.write --check    change nothing; fail where a block is not what its file says
+
+A block stands between `<!-- name -->` and `<!-- /name -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from laconic.cli.methods import entries
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = (ROOT / "README.md",)
+
+
+def read(name: str) -> dict[str, Any]:
+    """One of the result files."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return found
+
+
+def plus_minus(figure: dict[str, float], scale: float = 1.0, digits: int = 2) -> str:
+    """`mean ± standard error` of a figure."""
+    return f"{scale * figure['mean']:.{digits}f} ± {scale * figure['error']:.{digits}f}"
+
+
+def demo() -> str:
+    """The table of `make demo`."""
+    lines = [
+        "| method | test accuracy, % | test loss | payload, kB a step | smaller than dense |",
+        "|---|---|---|---|---|",
+    ]
+    for row in read("demo")["rows"]:
+        lines.append(
+            f"| `{row['spec']}` | {plus_minus(row['accuracy'], 100)}"
+            f" | {plus_minus(row['test_loss'], digits=3)} | {1000 * row['payload_mb']:.1f} | {row['smaller']:.1f} times |"
+        )
+    return "\n".join(lines)
+
+
+def accuracy() -> str:
+    """One line an experiment and method."""
+    lines = [
+        "| task | method | test accuracy, % | test loss | smaller than dense |",
+        "|---|---|---|---|---|",
+    ]
+    for file in sorted(RESULTS.glob("accuracy-*.json")):
+        found = json.loads(file.read_text())
+        task = f"{found['config']['task']}, {found['config']['model']}, {found['config']['steps']} steps"
+        for row in found["rows"]:
+            lines.append(
+                f"| {task} | `{row['spec']}` | {plus_minus(row['accuracy'], 100)}"
+                f" | {plus_minus(row['test_loss'], digits=4)} | {row['smaller']:.0f} times |"
+            )
+    return "\n".join(lines)
+
+
+def kernels() -> str:
+    """The kernels' figures that have a bar."""
+    lines = ["| what | measured | at most |", "|---|---|---|"]
+    for row in read("kernels")["figures"]:
+        if row["bar"] is not None and row["unit"] != "M indices/s":
+            at_most = f"{row['bar']:g}" if row["bar"] > 0 else f"at least {-row['bar']:g}"
+            lines.append(f"| {row['what']} | {row['figure']:.2f} {row['unit']} | {at_most} |")
+    return "\n".join(lines)
+
+
+def wire() -> str:
+    """How far the model of headers is from the interface's counters."""
+    rows = read("wire")["rows"]
+    large = [row for row in rows if row["payload_sent"] + row["payload_received"] >= 1e6]
+    worst = max(abs(row["error"]) for row in large)
+    return (
+        f"In {len(large)} measurements of 1 MB and more (2 to 4 ranks in network namespaces), the model is"
+        f" within {100 * worst:.1f} % of the interface's own counters."
+    )
+
+
+def methods() -> str:
+    """Every registered name, as `laconic methods` lists them."""
+    lines = ["| name | bits a parameter | what it sends | paper |", "|---|---|---|---|"]
+    for entry in entries():
+        lines.append(f"| `{entry.spec}` | {entry.bits:.3g} | {entry.sends} | {entry.paper} |")
+    return "\n".join(lines)
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "demo": demo,
+    "accuracy": accuracy,
+    "kernels": kernels,
+    "wire": wire,
+    "methods": methods,
+}
+
+
+def filled(text: str) -> str:
+    """A page with every block written anew."""
+
+    def block(found: re.Match[str]) -> str:
+        name = found["name"]
+        return f"<!-- {name} -->\n{BLOCKS[name]()}\n<!-- /{name} -->"
+
+    return re.sub(r"<!-- (?P<name>\w+) -->\n.*?<!-- /(?P=name) -->", block, text, flags=re.DOTALL)
+
+
+def take_demo() -> None:
+    """Keep the figures and the picture of the last `make demo`."""
+    run = ROOT / "runs" / "demo"
+    kept = json.loads((run / "summary.json").read_text())
+    if not kept["complete"]:
+        raise SystemExit("the last demo did not come to its end: run `make demo` again")
+    kept["config"].pop("started", None)
+    (RESULTS / "demo.json").write_text(json.dumps(kept, indent=1) + "\n")
+    shutil.copy(run / "loss.svg", ROOT / "docs" / "demo.svg")
+
+
+def main() -> None:
+    """Write the pages, or check them."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    arguments.add_argument("--demo", action="store_true")
+    arguments.add_argument("--check", action="store_true")
+    options = arguments.parse_args()
+    if options.demo:
+        take_demo()
+    stale = [page for page in PAGES if filled(page.read_text()) != page.read_text()]
+    if options.check and stale:
+        sys.exit(f"not what its files say: {', '.join(page.name for page in stale)}; run `make docs`")
+    for page in stale:
+        page.write_text(filled(page.read_text()))
+
+
+if __name__ == "__main__":
+    main()
