@@ -45,7 +45,8 @@ def demo() -> str:
     for row in read("demo")["rows"]:
         lines.append(
             f"| `{row['spec']}` | {plus_minus(row['accuracy'], 100)}"
-            f" | {plus_minus(row['test_loss'], digits=3)} | {1000 * row['payload_mb']:.1f} | {row['smaller']:.1f} times |"
+            f" | {plus_minus(row['test_loss'], digits=3)}"
+            f" | {1000 * row['payload_mb']:.1f} | {row['smaller']:.1f} times |"
         )
     return "\n".join(lines)
 
