@@ -45,13 +45,14 @@ class Experiment:
     @property
     def specs(self) -> tuple[str, ...]:
         """What is compared with `dense()`."""
-        return tuple(f"dgc(density={density}, warmup_steps={self.warmup})" for density in (0.01, 0.001))
+        return tuple(f"dgc(density={density}, warmup_steps={self.warmup})" for density in DENSITIES)
 
 
 EXPERIMENTS = (
     Experiment("cnn", "cifar10", "cnn", steps=3000, warmup=600),
     Experiment("lstm", "shakespeare", "lstm", steps=2000, warmup=400),
 )
+DENSITIES = (0.01, 0.001)
 BOUNDS = {0.01: (0.5, 0.01), 0.001: (1.5, 0.03)}  # density: points of accuracy, share of the loss
 
 
@@ -111,8 +112,7 @@ def curves(method: MethodSeries) -> dict[str, dict[str, list[float]]]:
 def gaps(rows: list[Row]) -> list[dict[str, Any]]:
     """Each method's distance from dense, and whether it is within its bound plus one standard error."""
     dense, out = rows[0], []
-    for row in rows[1:]:
-        density = next(density for density in BOUNDS if f"density={density}," in row.spec)
+    for row, density in zip(rows[1:], DENSITIES, strict=True):
         points, share = BOUNDS[density]
         lost = 100 * (dense.accuracy.mean - row.accuracy.mean)
         error = 100 * (dense.accuracy.error**2 + row.accuracy.error**2) ** 0.5

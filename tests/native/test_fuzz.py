@@ -1,0 +1,34 @@
+"""A slice of the fuzz; `make soak` runs a million wires."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .fuzz import NoSanitizer, fuzz, sanitized, start
+
+
+def test_damaged_wires_are_refused_or_valid() -> None:
+    outcomes = fuzz(20_000)
+    assert sum(n for name, n in outcomes.items() if name.endswith("refused")) > 5_000
+    assert sum(n for name, n in outcomes.items() if name.endswith("accepted")) > 1_000
+
+
+@pytest.fixture(scope="module")
+def sanitizer() -> tuple[Path, Path]:
+    try:
+        return sanitized(timeout_s=120)
+    except NoSanitizer as reason:
+        pytest.skip(f"no sanitized build: {reason}")
+
+
+def test_the_sanitizer_is_awake(sanitizer: tuple[Path, Path]) -> None:
+    process = start(["--provoke"], sanitizer)
+    _, error = process.communicate()
+    assert process.returncode != 0
+    assert "AddressSanitizer: heap-buffer-overflow" in error
+
+
+def test_damaged_wires_stay_in_bounds(sanitizer: tuple[Path, Path]) -> None:
+    assert sum(fuzz(4_000, seed=1, sanitizer=sanitizer).values()) == 4_000
