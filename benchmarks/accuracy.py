@@ -49,8 +49,8 @@ class Experiment:
 
 
 EXPERIMENTS = (
-    Experiment("cnn", "cifar10", "cnn", steps=3000, warmup=600),
-    Experiment("lstm", "shakespeare", "lstm", steps=2000, warmup=400),
+    Experiment("cnn", "cifar10", "cnn", steps=2000, warmup=200),
+    Experiment("lstm", "shakespeare", "lstm", steps=2000, warmup=200),
 )
 DENSITIES = (0.01, 0.001)
 BOUNDS = {0.01: (0.5, 0.01), 0.001: (1.5, 0.03)}  # density: points of accuracy, share of the loss

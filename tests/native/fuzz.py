@@ -4,7 +4,7 @@
     python -m tests.native.fuzz --sanitize --count 1000000     with AddressSanitizer and UBSan (`make soak`)
     python -m tests.native.fuzz --only 4711                    one case again
 
-`--sanitize` builds the kernels in `build/asan`, and loads the sanitizer's run-time library before all others, so
+`--sanitize` builds the kernels in `build/asan`, and loads the sanitizer's run-time library before others, so
 that every buffer of torch has guarded ends. A read or write out of bounds ends the worker, and the run.
 """
 
@@ -85,7 +85,7 @@ def fuzz(
     for process in pool:
         told, error = process.communicate()
         if process.returncode:
-            failures.append(f"a worker ended with {process.returncode}:\n{error[-6000:]}")
+            failures.append(f"a worker ended with {process.returncode}:\n{error[:6000]}")
         else:
             outcomes.update(json.loads(told.splitlines()[-1]))
     if failures:

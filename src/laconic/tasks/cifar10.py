@@ -115,7 +115,7 @@ CIFAR10 = Task(
     inputs=inputs,
     models={
         "resnet20": Recipe(resnet20, lr=0.1),
-        "cnn": Recipe(small_cnn, lr=0.05),
+        "cnn": Recipe(small_cnn, lr=0.1),
     },
     files=tuple(READERS),
     how=HOW,

@@ -112,7 +112,7 @@ SHAKESPEARE = Task(
     steps=2000,
     load=load,
     inputs=inputs,
-    models={"gpt": Recipe(GPT, lr=0.1, weight_decay=0.0), "lstm": Recipe(LSTM, lr=2.0, weight_decay=0.0)},
+    models={"gpt": Recipe(GPT, lr=0.1, weight_decay=0.0), "lstm": Recipe(LSTM, lr=3.0, weight_decay=0.0)},
     files=tuple(READERS),
     how=HOW,
 )
