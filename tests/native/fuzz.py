@@ -23,6 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "asan"
+Sanitizer = tuple[Path, str]  # the extension, and what LD_PRELOAD names
 OPTIONS = "detect_leaks=0:allocator_may_return_null=0:halt_on_error=1"
 
 
@@ -30,16 +31,13 @@ class NoSanitizer(Exception):
     """Why there cannot be a sanitized build here."""
 
 
-def sanitized(timeout_s: float | None = None) -> tuple[Path, Path]:
-    """The extension with AddressSanitizer, built where needed, and the run-time library to load before it."""
+def sanitized(timeout_s: float | None = None) -> Sanitizer:
+    """The extension with AddressSanitizer, built where needed, and the libraries to load before it."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     ninja, cmake = (shutil.which(name, path=_tools()) for name in ("ninja", "cmake"))
     if not compiler or not ninja or not cmake:
         raise NoSanitizer("it needs a C++ compiler, cmake and ninja")
-    asked = [compiler, "-print-file-name=libasan.so"]
-    library = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
-    if not library.is_absolute():
-        raise NoSanitizer(f"{compiler} has no libasan.so")
+    libraries = [_library(compiler, name) for name in ("libasan.so", "libstdc++.so.6")]
     configure = [cmake, "-S", ROOT, "-B", BUILD, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
     settings = ["-DLACONIC_SANITIZE=ON", "-DSKBUILD=1", "-DCMAKE_BUILD_TYPE=Release"]
     for command in ([*configure, *settings, f"-DPython_EXECUTABLE={sys.executable}"], [ninja, "-C", BUILD]):
@@ -51,7 +49,16 @@ def sanitized(timeout_s: float | None = None) -> tuple[Path, Path]:
             ) from None
         if done.returncode:
             raise RuntimeError(f"the sanitized build failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
-    return next(BUILD.glob("_native.*")), library
+    return next(BUILD.glob("_native.*")), ":".join(libraries)
+
+
+def _library(compiler: str, name: str) -> str:
+    """Where the compiler keeps a library. The sanitizer needs C++'s throw when it starts."""
+    asked = [compiler, f"-print-file-name={name}"]
+    found = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
+    if not found.is_absolute():
+        raise NoSanitizer(f"{compiler} has no {name}")
+    return str(found)
 
 
 def _tools() -> str:
@@ -59,22 +66,20 @@ def _tools() -> str:
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
-def start(arguments: list[str], sanitizer: tuple[Path, Path] | None) -> subprocess.Popen[str]:
+def start(arguments: list[str], sanitizer: Sanitizer | None) -> subprocess.Popen[str]:
     """A worker process; with the sanitized kernels where these are given."""
     env = dict(os.environ, OMP_NUM_THREADS="1")
     if sanitizer is not None:
-        native, library = sanitizer
+        native, libraries = sanitizer
         arguments = [*arguments, "--native", str(native)]
-        env |= {"LD_PRELOAD": str(library), "ASAN_OPTIONS": OPTIONS, "UBSAN_OPTIONS": "print_stacktrace=1"}
+        env |= {"LD_PRELOAD": libraries, "ASAN_OPTIONS": OPTIONS, "UBSAN_OPTIONS": "print_stacktrace=1"}
     command = [sys.executable, "-m", "tests.native.fuzz", *arguments]
     return subprocess.Popen(
         command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
-def fuzz(
-    count: int, workers: int = 2, seed: int = 0, sanitizer: tuple[Path, Path] | None = None
-) -> Counter[str]:
+def fuzz(count: int, workers: int = 2, seed: int = 0, sanitizer: Sanitizer | None = None) -> Counter[str]:
     """How many wires were refused and accepted, by decoder. Raises `RuntimeError` where a worker fails."""
     slices = [(count * w // workers, count * (w + 1) // workers) for w in range(workers)]
     pool = [

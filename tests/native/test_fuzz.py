@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from .fuzz import NoSanitizer, fuzz, sanitized, start
+from .fuzz import NoSanitizer, Sanitizer, fuzz, sanitized, start
 
 
 def test_damaged_wires_are_refused_or_valid() -> None:
@@ -16,19 +14,19 @@ def test_damaged_wires_are_refused_or_valid() -> None:
 
 
 @pytest.fixture(scope="module")
-def sanitizer() -> tuple[Path, Path]:
+def sanitizer() -> Sanitizer:
     try:
         return sanitized(timeout_s=120)
     except NoSanitizer as reason:
         pytest.skip(f"no sanitized build: {reason}")
 
 
-def test_the_sanitizer_is_awake(sanitizer: tuple[Path, Path]) -> None:
+def test_the_sanitizer_is_awake(sanitizer: Sanitizer) -> None:
     process = start(["--provoke"], sanitizer)
     _, error = process.communicate()
     assert process.returncode != 0
     assert "AddressSanitizer: heap-buffer-overflow" in error
 
 
-def test_damaged_wires_stay_in_bounds(sanitizer: tuple[Path, Path]) -> None:
+def test_damaged_wires_stay_in_bounds(sanitizer: Sanitizer) -> None:
     assert sum(fuzz(4_000, seed=1, sanitizer=sanitizer).values()) == 4_000
