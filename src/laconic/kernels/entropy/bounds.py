@@ -25,9 +25,12 @@ def rice_parameter(k: int, n: int) -> int:
 
 
 def rice_parameters(counts: Tensor, segments: Segments) -> Tensor:
-    """`rice_parameter` of each segment, int64 (s,): how many r are too small."""
+    """`rice_parameter` of each segment, int64 (s,): how many r are too small.
+
+    a 2^r < b is written as a < ceil(b / 2^r), which does not overflow.
+    """
     k, n = counts[:, None], segments.sizes_tensor[:, None]
-    return ((k > 0) & (320 * k << torch.arange(32) < 77 * (2 * n - k))).sum(dim=1)
+    return ((k > 0) & (320 * k < -(-77 * (2 * n - k) >> torch.arange(32)))).sum(dim=1)
 
 
 def low_nbytes(counts: Tensor, r: Tensor) -> Tensor:

@@ -1,0 +1,88 @@
+"""Bit packing: the same bytes on every target, against Python's integers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from laconic import kernels
+from laconic.core.errors import WireError
+
+ALL = list(kernels.runnable())
+SIZES = (0, 1, 7, 8, 9, 31, 64, 65, 1001)
+
+
+def by_hand(codes: list[int], bits: int) -> bytes:
+    """One big integer that holds all codes, as bytes."""
+    whole = sum((code & (1 << bits) - 1) << bits * i for i, code in enumerate(codes))
+    return whole.to_bytes((len(codes) * bits + 7) // 8, "little")
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("bits", range(1, 33))
+def test_packing_is_one_long_integer(name: str, bits: int) -> None:
+    rng = torch.Generator().manual_seed(bits)
+    with kernels.using(name):
+        for n in SIZES:
+            codes = torch.randint(-(2**31), 2**31, (n,), generator=rng).to(torch.int32)
+            wire = kernels.pack_bits(codes, bits)
+            assert bytes(wire.tolist()) == by_hand(codes.tolist(), bits)
+            back = kernels.unpack_bits(wire, bits, n)
+            assert back.dtype == torch.int32
+            low = codes if bits == 32 else codes & (1 << bits) - 1
+            assert torch.equal(back, low)
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=50, deadline=None)
+@given(codes=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=70), bits=st.integers(1, 32))
+def test_any_codes_of_any_width(name: str, codes: list[int], bits: int) -> None:
+    with kernels.using(name):
+        wire = kernels.pack_bits(torch.tensor(codes, dtype=torch.int32), bits)
+        assert bytes(wire.tolist()) == by_hand(codes, bits)
+        again = kernels.pack_bits(kernels.unpack_bits(wire, bits, len(codes)), bits)
+        assert torch.equal(again, wire)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("bits", [1, 3, 8, 11, 16, 25, 32])
+def test_a_wire_at_any_byte(name: str, bits: int) -> None:
+    codes = torch.arange(100, dtype=torch.int32)
+    with kernels.using(name):
+        wire = kernels.pack_bits(codes, bits)
+        for shift in range(1, 9):
+            larger = torch.cat([wire.new_full((shift,), 255), wire, wire.new_full((9,), 255)])
+            moved = larger[shift : shift + wire.numel()]
+            assert torch.equal(kernels.unpack_bits(moved, bits, 100), kernels.unpack_bits(wire, bits, 100))
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("bits", [1, 3, 5, 13, 31])
+def test_wrong_lengths_and_padding_are_refused(name: str, bits: int) -> None:
+    codes = torch.ones(13, dtype=torch.int32)
+    with kernels.using(name):
+        wire = kernels.pack_bits(codes, bits)
+        for bad in (wire[:-1], torch.cat([wire, wire.new_zeros(1)]), wire[:0]):
+            with pytest.raises(WireError, match="fill"):
+                kernels.unpack_bits(bad, bits, 13)
+        padded = wire.clone()
+        padded[-1] |= 128
+        with pytest.raises(WireError, match="must be zero"):
+            kernels.unpack_bits(padded, bits, 13)
+
+
+def test_widths_and_types_are_checked() -> None:
+    codes = torch.zeros(3, dtype=torch.int32)
+    for bits in (0, 33, -1):
+        with pytest.raises(ValueError, match=r"1\.\.32"):
+            kernels.pack_bits(codes, bits)
+        with pytest.raises(ValueError, match=r"1\.\.32"):
+            kernels.unpack_bits(codes.view(torch.uint8), bits, 3)
+    with pytest.raises(ValueError, match="int32"):
+        kernels.pack_bits(codes.to(torch.int64), 4)
+    with pytest.raises(ValueError, match="contiguous"):
+        kernels.pack_bits(torch.zeros(6, dtype=torch.int32)[::2], 4)
+    with pytest.raises(ValueError, match="negative"):
+        kernels.unpack_bits(torch.zeros(0, dtype=torch.uint8), 4, -1)
