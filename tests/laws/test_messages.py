@@ -98,11 +98,11 @@ def test_cut_and_damaged_messages(spec: str, buffer: str) -> None:
     codec, (segments, x, keys) = parse(spec), inputs(buffer)
     wire = codec.encode_segments(x, segments, keys)
     rng = torch.Generator().manual_seed(2)
-    lengths = {int(torch.randint(0, wire.numel(), (1,), generator=rng)) for _ in range(12) if wire.numel()}
+    lengths = {int(torch.randint(0, wire.numel(), (1,), generator=rng)) for _ in range(8) if wire.numel()}
     for bad in (*(wire[:m] for m in lengths), torch.cat([wire, wire.new_zeros(1)])):
         with pytest.raises(WireError):
             codec.decode_segments_add_(bad, segments, x.clone())
-    for _ in range(40 if wire.numel() else 0):
+    for _ in range(15 if wire.numel() else 0):
         bad = wire.clone()
         bad[int(torch.randint(0, bad.numel(), (1,), generator=rng))] = int(
             torch.randint(0, 256, (1,), generator=rng)

@@ -34,14 +34,14 @@ class Elementwise(Codec):
         return memory.zero_()
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
-        views = runs(segments).views(x)
+        views = segments.joined.views(x)
         return self.encode(views[0] if len(views) == 1 else torch.cat([x[:0], *views]))
 
     def decode_segments_add_(
         self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0
     ) -> Tensor:
         check_wire(self, wire, self.nbytes(segments.numel))
-        parts = runs(segments)
+        parts = segments.joined
         wires = torch.split(wire, [self.nbytes(size) for size in parts.sizes]) if len(parts) else ()
         for part, view in zip(wires, parts.views(out), strict=True):
             self.decode_add_(part, view, alpha)
@@ -50,22 +50,3 @@ class Elementwise(Codec):
     def clear_segments_(self, wire: Tensor, segments: Segments, memory: Tensor) -> Tensor:
         check_wire(self, wire, self.nbytes(segments.numel))
         return segments.zero_(memory)
-
-
-def runs(segments: Segments) -> Segments:
-    """The same elements in the same order, with neighbours joined.
-
-    >>> runs(Segments((0, 3, 9), (3, 2, 1)))
-    Segments(starts=(0, 9), sizes=(5, 1))
-    """
-    starts: list[int] = []
-    sizes: list[int] = []
-    end = -1
-    for start, size in segments:
-        if start == end:
-            sizes[-1] += size
-        else:
-            starts.append(start)
-            sizes.append(size)
-        end = start + size
-    return Segments(tuple(starts), tuple(sizes))

@@ -10,7 +10,7 @@ from torch import Tensor
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 
-MASK = (1 << 64) - 1
+MASK, SIGN = (1 << 64) - 1, 1 << 63
 
 
 def as_bytes(values: Tensor) -> Tensor:
@@ -47,7 +47,8 @@ def take_counts(wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
 
 def keys_bytes(keys: Sequence[int]) -> Tensor:
     """Keys as uint64, on the CPU."""
-    return as_bytes(torch.tensor([key - (key >> 63 << 64) for key in keys], dtype=torch.int64))
+    signed = [(key + SIGN & MASK) - SIGN for key in keys]
+    return as_bytes(torch.tensor(signed, dtype=torch.int64))
 
 
 def take_keys(wire: Tensor, segments: Segments) -> tuple[list[int], Tensor]:
