@@ -165,6 +165,22 @@ def bf16_parameters(spec: str) -> bool:
     return loop(spec, net().bfloat16(), loss)
 
 
+def fp16_parameters(spec: str) -> bool:
+    def loss(model: nn.Module, step: int) -> Tensor:
+        x, y = batch(dist.get_rank(), step)
+        return nn.functional.cross_entropy(model(x.half()).float(), y)
+
+    return loop(spec, net().half(), loss)
+
+
+def fp64_parameters(spec: str) -> bool:
+    def loss(model: nn.Module, step: int) -> Tensor:
+        x, y = batch(dist.get_rank(), step)
+        return nn.functional.cross_entropy(model(x.double()), y)
+
+    return loop(spec, net().double(), loss)
+
+
 def join(spec: str) -> bool:
     wrapped, optimizer, _ = attach(spec, net())
     before = flat(wrapped)
@@ -204,6 +220,8 @@ FEATURES: dict[str, Feature] = {
     "unused parameters": unused_parameters,
     "sparse embeddings": sparse_embeddings,
     "bf16 parameters": bf16_parameters,
+    "fp16 parameters": fp16_parameters,
+    "fp64 parameters": fp64_parameters,
     "Join": join,
     "several groups": several_groups,
     "many buckets": many_buckets,
@@ -252,6 +270,7 @@ def table(rows: dict[str, list[str]]) -> str:
         "- *Join*: a rank that has run out of inputs goes on sending what it still holds.",
         "- *unused parameters*: what was sent for a parameter that no rank used in a step is still applied.",
         "- *sparse embeddings*: their gradients are gathered as they are, without compression.",
+        "- *bf16, fp16 and fp64 parameters*: the exchange itself is in float32, or in what the method sends.",
         "- Not here: DDP's `mixed_precision=`, which takes DDP's only hook: `compress` refuses.",
     ]
     return "\n".join([*lines, *notes, ""])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import math
 import re
+import weakref
+from datetime import timedelta
 from itertools import pairwise
 
 import pytest
@@ -14,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.core.errors import AttachError, LaconicError, NonFiniteError, SpecError, StateError
+from tests.dist.composition import Sometimes, Words
 from tests.dist.nets import SGD, agree, flat, loss_of, net, train
 
 MANY = {"bucket_cap_mb": 0.01}  # about eight buckets, regrouped after the first step
@@ -102,9 +106,15 @@ def stop_and_go(spec):
     return whole, flat(model)
 
 
-@pytest.mark.parametrize(
-    "spec", ["topk(density=0.05)", "dgc(density=0.05, warmup_steps=6)", "randomk(density=0.1)"]
+RESUMED = (
+    "topk(density=0.05)",
+    "randomk(density=0.1)",
+    "dgc(density=0.05, warmup_steps=6)",
+    "dgc(density=0.05, warmup_steps=12, warmup=[1.0, 0.3])",  # stops inside the dense part
 )
+
+
+@pytest.mark.parametrize("spec", RESUMED)
 def test_a_resumed_run_ends_with_the_same_bits(pool, spec):
     for whole, resumed in pool.run(2, stop_and_go, spec):
         assert torch.equal(whole, resumed)
@@ -377,7 +387,8 @@ def test_a_ddp_on_a_subgroup(pool):
 def broken():
     from laconic.strategies.exchange import Exchange
 
-    model = DistributedDataParallel(net(), **MANY)
+    group = dist.new_group(timeout=timedelta(seconds=5))
+    model = DistributedDataParallel(net(), process_group=group, **MANY)
     optimizer = torch.optim.SGD(model.parameters(), **SGD)
     laconic.compress(model, optimizer, "topk(density=0.05)")
     if dist.get_rank() == 0:
@@ -391,6 +402,136 @@ def broken():
 
 @pytest.mark.timeout(120)
 def test_an_error_in_the_thread_surfaces_in_backward(pool):
-    answers = pool.fresh(2, broken, timeout_s=20)
+    answers = pool.fresh(2, broken, timeout_s=60)
     assert "ZeroDivisionError" in answers[0].value[1] and "rank 0" in answers[0].value[1]
-    assert answers[1].value is None or "rank 1" in answers[1].value[1]
+    assert "rank 1" in answers[1].value[1], "the other rank hears of it too, at its group's timeout at the latest"
+
+
+def hooks_and_groups():
+    """Five refusals, and what is left of them."""
+    model = DistributedDataParallel(net())
+    before = len(dist.distributed_c10d._world.pg_map)
+    for _ in range(5):
+        try:
+            laconic.compress(model, torch.optim.Adam(model.parameters()), "dgc(density=0.1)")
+        except AttachError:
+            continue
+    model.register_comm_hook(None, allow)
+    return len(dist.distributed_c10d._world.pg_map) - before
+
+
+def allow(state, bucket):
+    raise AssertionError("no backward pass is made")
+
+
+def test_a_refusal_leaves_no_hook_and_no_group(pool):
+    assert pool.run(2, hooks_and_groups) == [0, 0]
+
+
+def twice_without_a_step():
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    laconic.compress(model, optimizer, "dgc(density=0.1)")
+    loss_of(model, 0).backward()
+    with pytest.warns(UserWarning, match=r"no_sync"):
+        loss_of(model, 1).backward()
+    return True
+
+
+def test_a_second_backward_without_a_step_is_warned_of(pool):
+    assert pool.run(2, twice_without_a_step) == [True, True]
+
+
+def half_an_optimiser():
+    model = DistributedDataParallel(net())
+    try:
+        laconic.compress(model, torch.optim.SGD(list(model.parameters())[:2], **SGD), "dgc(density=0.1)")
+    except AttachError as error:
+        return str(error)
+    return None
+
+
+def test_dgc_wants_all_parameters_in_one_optimiser(pool):
+    assert all("one optimiser" in answer for answer in pool.run(2, half_an_optimiser))
+
+
+def never_used(spec):
+    """How far a branch that no rank ever uses moves, and the rest."""
+    model = DistributedDataParallel(Sometimes(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    if spec is not None:
+        laconic.compress(model, optimizer, spec)
+    start = flat(model.module.third), flat(model.module.first)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    before = flat(model.module.first)
+    optimizer.step()  # without a backward pass there is nothing to apply
+    return torch.equal(start[0], flat(model.module.third)), torch.equal(start[1], before), torch.equal(
+        before, flat(model.module.first)
+    )
+
+
+@pytest.mark.parametrize("spec", [None, "dense()", "topk(density=0.05)", "dgc(density=0.05)"])
+def test_what_is_never_used_never_moves(pool, spec):
+    assert pool.run(2, never_used, spec) == [(True, False, True)] * 2
+
+
+def sparse_moves(spec):
+    """How far an embedding with sparse gradients moves."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Words())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    handle = laconic.compress(model, optimizer, spec)
+    start = flat(model.module.words)
+    for step in range(6):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    assert not any("words" in key for key in handle.state_dict()["tensors"])
+    return float((flat(model.module.words) - start).norm())
+
+
+def test_sparse_embeddings_keep_their_momentum_under_dgc(pool):
+    """At a density near 1 without masking DGC is momentum SGD, for sparse gradients too."""
+    dense = pool.run(2, sparse_moves, "dense()")[0]
+    for spec in ("dgc(density=0.9999, masking=False)", "dgc(density=0.9, warmup_steps=4, warmup=[1.0, 0.95])"):
+        assert pool.run(2, sparse_moves, spec)[0] == pytest.approx(dense, rel=0.2)
+
+
+def sparse_overflow():
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Words())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    laconic.compress(model, optimizer, "topk(density=0.1)")
+    loss = loss_of(model, 0) * (math.inf if dist.get_rank() == 1 else 1.0)
+    loss.backward()
+    try:
+        optimizer.step()
+    except NonFiniteError:
+        return agree(model)
+    return False
+
+
+def test_inf_in_a_sparse_gradient_is_refused_too(pool):
+    assert pool.run(2, sparse_overflow) == [True, True]
+
+
+def forgotten():
+    """A model that is dropped without remove(): its exchange goes with it."""
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    handle = laconic.compress(model, optimizer, "topk(density=0.1)")
+    loss_of(model, 0).backward()
+    optimizer.step()
+    exchange, thread = weakref.ref(handle.buckets.exchange), handle.buckets.fifo._thread
+    del model, optimizer, handle
+    gc.collect()
+    thread.join(timeout=5)
+    return exchange() is None, thread.is_alive()
+
+
+def test_a_dropped_model_takes_its_exchange_with_it(pool):
+    assert pool.run(2, forgotten) == [(True, False)] * 2

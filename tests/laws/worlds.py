@@ -31,6 +31,9 @@ class Settings:
     def settings(self, name: str) -> Mapping[str, Any]:
         return self._group
 
+    def give(self, name: str, buffer: Tensor) -> None:
+        self._buffers[name] = buffer
+
     def take_momentum(self, name: str) -> Tensor | None:
         return self._buffers.pop(name, None)
 

@@ -71,19 +71,36 @@ class Segments:
         return torch.tensor(self.sizes, dtype=torch.int64)
 
     @cached_property
-    def merged(self) -> Segments:
-        """The same elements with neighbours joined: as few, long ranges as possible, ascending."""
+    def joined(self) -> Segments:
+        """The same elements in the same order, with neighbours joined.
+
+        >>> Segments((0, 3, 9), (3, 2, 1)).joined
+        Segments(starts=(0, 9), sizes=(5, 1))
+        """
         runs: list[list[int]] = []
-        for start, size in sorted(self):
+        for start, size in self:
             if runs and runs[-1][0] + runs[-1][1] == start:
                 runs[-1][1] += size
             else:
                 runs.append([start, size])
         return Segments(tuple(run[0] for run in runs), tuple(run[1] for run in runs))
 
+    @cached_property
+    def merged(self) -> Segments:
+        """The same elements in ascending order, with neighbours joined: as few and long ranges as can be."""
+        ranges = sorted(self)
+        return Segments(tuple(start for start, _ in ranges), tuple(size for _, size in ranges)).joined
+
     def views(self, x: Tensor) -> list[Tensor]:
         """The ranges of flat `x` (n,), as views."""
         return [x[start : start + size] for start, size in self]
+
+    def scale_(self, x: Tensor, factor: float) -> Tensor:
+        """Multiply these ranges of flat `x` (n,) by `factor`."""
+        if factor != 1:
+            for view in self.merged.views(x):
+                view.mul_(factor)
+        return x
 
     def zero_(self, x: Tensor) -> Tensor:
         """Set these ranges of flat `x` (n,) to zero."""

@@ -27,7 +27,7 @@ def safe_gain(codec: Codec | None, layout: Layout, damped: bool = False) -> floa
         raise SpecError(
             f"error feedback diverges with {codec!r}: omega must be below 1, it is {worst:.4g} for a"
             f" tensor of {max(sizes)} elements; use smaller buckets or more levels,"
-            " error_feedback(damped=True), or no_feedback() where the codec is unbiased"
+            " or error_fed(..., damped=True) where the codec is unbiased"
         )
     if not codec.unbiased or math.isinf(worst):
         raise SpecError(f"only an unbiased codec with a finite omega can be damped, {codec!r} is not one")

@@ -60,15 +60,13 @@ class _Residual(BoundFeedback):
         share.subtract_from_(self._residual.held(layout))
 
     def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
-        if not self._residual.holds(layout):
-            self._pending.finish_all()
-        self._pending.finish(layout)
+        self._pending.finish_before(turn.step)
         residual = self._residual.flat(layout, grad.device)
         finite = kernels.accumulate_(residual, grad, layout.segments, scale=scale, decay=self._decay)
         return residual if finite else None
 
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
-        self._pending.add(share, layout)
+        self._pending.add(share, layout, turn.step)
 
     def put_back(self, layout: Layout) -> None:
         self._pending.drop(layout)

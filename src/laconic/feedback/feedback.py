@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -33,8 +33,6 @@ class Optimised(Protocol):
 
 class Feedback(Spec):
     """Configuration of a feedback; `bind` gives the working object."""
-
-    keeps_memory: ClassVar[bool] = True
 
     @abstractmethod
     def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:

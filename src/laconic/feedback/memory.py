@@ -30,10 +30,6 @@ class Memory:
         self._blocks: dict[int, tuple[Layout, Tensor]] = {}  # id of a bucket's layout -> it, and its block
         self._tensors: dict[str, Tensor] = {}  # name -> flat view of a block
 
-    def holds(self, layout: Layout) -> bool:
-        """Whether this very layout has a block already."""
-        return id(layout) in self._blocks
-
     def flat(self, layout: Layout, device: torch.device) -> Tensor:
         """The block of these tensors: float32 (layout.segments.end,), in the layout's coordinates."""
         block = self._blocks.get(id(layout))

@@ -38,7 +38,8 @@ class MomentumCorrection(Feedback):
 
     `masking`: clear the velocity of what was sent. `clip`: the global gradient norm whose local share limits
     each tensor's gradient; None leaves gradients as they are. `dense_steps`: so many first steps are
-    exchanged whole, with the optimiser's own momentum, whose buffers then become the velocity.
+    exchanged whole, unclipped and with the optimiser's own momentum, whose buffers then become the velocity,
+    with what weight decay they hold.
 
     >>> MomentumCorrection(clip=5.0)
     momentum_correction(clip=5.0)
@@ -82,14 +83,9 @@ class _Corrected(BoundFeedback):
 
     def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
         if not self._spec.owns_momentum(turn.step):
-            if scale != 1.0:
-                for view in layout.segments.merged.views(grad):
-                    view.mul_(scale)
-            return grad
+            return layout.segments.scale_(grad, scale)
         self._start()
-        if not self._residual.holds(layout):
-            self._pending.finish_all()
-        self._pending.finish(layout)
+        self._pending.finish_before(turn.step)
         velocity = self._velocity.flat(layout, grad.device)
         residual = self._residual.flat(layout, grad.device)
         if self._limit is not None:
@@ -114,7 +110,7 @@ class _Corrected(BoundFeedback):
 
     def _clip_(self, grad: Tensor, layout: Layout, limit: float) -> None:
         for view in layout.segments.views(grad):
-            norm = float(torch.linalg.vector_norm(view, dtype=torch.float32))
+            norm = float(torch.linalg.vector_norm(view, dtype=torch.float64))
             if limit < norm < math.inf:
                 view.mul_(limit / norm)
 
@@ -128,7 +124,7 @@ class _Corrected(BoundFeedback):
 
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
         if self._spec.owns_momentum(turn.step):
-            self._pending.add(share, layout)
+            self._pending.add(share, layout, turn.step)
 
     def put_back(self, layout: Layout) -> None:
         self._pending.drop(layout)
@@ -143,3 +139,4 @@ class _Corrected(BoundFeedback):
         self._pending.finish_all()
         self._velocity.load_state_dict(state)
         self._residual.load_state_dict(state)
+        self._started = False

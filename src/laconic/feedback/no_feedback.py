@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,18 +17,13 @@ from laconic.feedback.feedback import BoundFeedback, Feedback, Optimised, Share
 class NoFeedback(Feedback):
     """x = grad, and nothing is remembered. The optimiser keeps its own momentum."""
 
-    keeps_memory: ClassVar[bool] = False
-
     def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
         return _Nothing()
 
 
 class _Nothing(BoundFeedback):
     def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
-        if scale != 1.0:
-            for view in layout.segments.merged.views(grad):
-                view.mul_(scale)
-        return grad
+        return layout.segments.scale_(grad, scale)
 
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
         """Nothing stays behind."""

@@ -17,21 +17,22 @@ class Pending:
 
     def __init__(self, finish: Callable[[Share, Layout], None]) -> None:
         self._finish = finish
+        self._step = -1  # of all the shares below
         self._shares: dict[int, tuple[Share, Layout]] = {}
 
-    def add(self, share: Share, layout: Layout) -> None:
-        """Remember what was sent of these tensors."""
+    def add(self, share: Share, layout: Layout, step: int) -> None:
+        """Remember what was sent of these tensors in this step."""
+        self._step = step
         self._shares[id(layout)] = (share, layout)
 
     def drop(self, layout: Layout) -> None:
         """Forget it: the step is void."""
         self._shares.pop(id(layout), None)
 
-    def finish(self, layout: Layout) -> None:
-        """Make the share of these tensors final, if there is one."""
-        entry = self._shares.pop(id(layout), None)
-        if entry is not None:
-            self._finish(*entry)
+    def finish_before(self, step: int) -> None:
+        """Make shares of earlier steps final: before a memory is used again, or moved to other buckets."""
+        if self._step != step:
+            self.finish_all()
 
     def finish_all(self) -> None:
         """Make every share final."""

@@ -6,7 +6,6 @@ whose selection cut candidates by position; here the largest are kept.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from laconic.codecs.dense import Dense
@@ -50,19 +49,23 @@ def dgc(
         w = w - lr * (mean of what was sent + weight decay)
 
     Tensors of one dimension are summed as they are, with SGD's own momentum; `vectors` is the dtype they
-    travel in. Over the first `warmup_steps` the density falls in equal stages: 0.25, 0.0625, ... by default,
-    or those of `warmup` (a leading 1.0 is plain momentum SGD). `clip`: the global gradient norm whose local
-    share limits each tensor. Needs `torch.optim.SGD`. Payload: about density * n * (32 + log2(1 / density) +
-    1.5) bits.
+    travel in. Over about the first `warmup_steps` the density falls in equal stages: 0.25, 0.0625, ... by
+    default, or those of `warmup` (a leading 1.0 is plain momentum SGD). `clip`: the global norm whose
+    local share limits each tensor. Needs `torch.optim.SGD`. Payload: about density * n * (32 +
+    log2(1 / density) + 1.5) bits.
 
     >>> dgc(density=0.01, warmup_steps=400)
     dgc(density=0.01, warmup_steps=400)
     """
     check_density(density)
+    if density == 1 and clip is not None:
+        raise SpecError(
+            f"clip={clip} limits what is held back, and density=1 holds nothing back: leave it out"
+        )
     stages = _stages(density, warmup_steps, warmup)
     if density == 1 and all(stage == 1 for stage in stages):
-        return routes(Route(everything, Sum()))
-    every = math.ceil(warmup_steps / len(stages)) if stages else 1
+        return routes(Route(everything, Sum(dtype=vectors)))
+    every = max(1, round(warmup_steps / len(stages))) if stages else 1
     dense_steps = every * next((i for i, stage in enumerate(stages) if stage < 1), len(stages))
     select = SampledTopK(density, sample_ratio=sample_ratio)
     sparse = Sparse(Ramp(select, stages, every) if stages else select, values=values, indices=indices)

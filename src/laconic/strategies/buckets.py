@@ -6,6 +6,7 @@ each new group of parameters, by name. Buckets of other dtypes than float32 are 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,7 +17,6 @@ from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucke
 from laconic.core.layout import Entry, Layout
 from laconic.strategies.exchange import Exchange
 from laconic.strategies.fifo import Answer, Fifo
-from laconic.strategies.sparse_grads import sparse_mean
 from laconic.strategies.watch import GradientWatch
 
 
@@ -32,15 +32,22 @@ class Buckets:
     """Turns each bucket of a backward pass into a job on one FIFO thread."""
 
     def __init__(
-        self, exchange: Exchange, names: Mapping[Tensor, str], scaler: torch.amp.GradScaler | None
+        self,
+        exchange: Exchange,
+        names: Mapping[Tensor, str],
+        scaler: torch.amp.GradScaler | None,
+        *,
+        keep_means: bool,
     ) -> None:
         self.exchange = exchange
         self.watch = GradientWatch()
-        self.means: dict[str, Mean] = {}  # of the present step, by tensor name
+        self.means: dict[str, Mean] = {}  # of the present step, by tensor name, if they are kept
+        self._keep_means = keep_means
         self.fifo = Fifo(f"laconic rank {exchange.comm.rank}")
         self._names = {id(parameter): name for parameter, name in names.items()}
         self._scaler = scaler
         self._scale = 1.0
+        self._unused = False  # whether the means of a backward pass wait for the optimiser
         self.cut = 0  # buckets of the present step so far
         self._layouts: dict[tuple[int, ...], Layout] = {}
 
@@ -49,6 +56,7 @@ class Buckets:
         buffer, first, last = bucket.buffer(), bucket.index() == 0, bucket.is_last()
         self.cut = bucket.index() + 1
         if first:
+            self._check_stepped()
             self._scale = 1.0 if self._scaler is None else self._scaler.get_scale()
         scale, layout = self._scale, None if buffer.is_sparse else self._layout_of(bucket, buffer)
         ready = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
@@ -59,16 +67,32 @@ class Buckets:
             if first:
                 self.exchange.begin()
                 self.means.clear()
-            mean = (
-                sparse_mean(buffer, self.exchange.comm)
-                if layout is None
-                else self._mean_(buffer, layout, scale)
-            )
+            if layout is None:  # noqa: SIM108 - one line would be too long
+                mean = self.exchange.sparse_mean(buffer)
+            else:
+                mean = self._mean_(buffer, layout, scale)
             if last:
                 self.exchange.end()
             return mean
 
         return self.fifo.submit(job, [buffer.device] if buffer.is_cuda else None)
+
+    def stepped(self) -> None:
+        """The optimiser has taken the present step: its means are used up."""
+        self._unused = False
+        self.means.clear()
+
+    def _check_stepped(self) -> None:
+        """Warn where a second backward pass would take what the first has sent for a gradient."""
+        exchange = self.exchange
+        if self._unused and exchange.void is None and exchange.owns_momentum(exchange.step - 1):
+            warnings.warn(
+                "two synchronised backward passes without optimizer.step() between them:"
+                f" {exchange.method} would take the velocity that the first has sent for a gradient."
+                " Accumulate under model.no_sync()",
+                stacklevel=2,
+            )
+        self._unused = True
 
     def _layout_of(self, bucket: GradBucket, buffer: Tensor) -> Layout:
         parameters = bucket.parameters()
@@ -95,7 +119,7 @@ class Buckets:
                 buffer.fill_(torch.nan)
         owned = self.exchange.owns_momentum(self.exchange.step)
         self.watch.note(flat, layout, owned, scale)
-        for entry in layout:
+        for entry in layout if self._keep_means else ():
             view = buffer[entry.offset : entry.offset + entry.numel]
             self.means[entry.name] = Mean(view.view(entry.shape), scale)
         return buffer

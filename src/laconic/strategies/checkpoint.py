@@ -1,8 +1,8 @@
 """Checkpoints that count only when every rank has written its part.
 
-    folder/step-000123/rank0.pt     one part a rank: replicas share a model, but no rank shares another's
-    residual folder/step-000123/rank1.pt folder/step-000123/COMPLETE     world size and SHA-256 of every
-    part, written last, by rank 0
+    folder/step-000123/rank0.pt     one part a rank: replicas share a model, but no rank another's residual
+    folder/step-000123/rank1.pt
+    folder/step-000123/COMPLETE     world size and SHA-256 of every part, written last, by rank 0
 
 Each file is written beside its place, flushed to the disk and renamed, so that a crash at any moment leaves
 either the whole file or none. All ranks write to one folder that they share.

@@ -7,6 +7,7 @@
 DDP takes a hook once for life, so the hook asks a `Slot` that stays: empty, it is DDP's own all-reduce.
 """
 
+import weakref
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -38,7 +39,9 @@ class Slot:
 
 
 _slots: WeakKeyDictionary[DistributedDataParallel, Slot] = WeakKeyDictionary()
-_compressed: WeakKeyDictionary[Optimizer, Slot] = WeakKeyDictionary()
+_compressed: WeakKeyDictionary[Optimizer, weakref.ref[Slot]] = (
+    WeakKeyDictionary()
+)  # a slot holds its optimiser
 
 
 def compress(
@@ -70,17 +73,23 @@ def compress(
     try:
         handle, slot = _bind(model, optimizer, spec, comm, scaler, seed)
     except Exception as error:
-        agree(comm, None, error)  # so that no rank waits for one that has given up; raises `error` itself
+        try:
+            agree(comm, None, error)  # so that no rank waits for one that has given up; raises `error` itself
+        finally:
+            group.close()
         raise
-    handle.when_removed(slot.empty, group.close)
+    handle.when_removed(group.close)
     try:
         agree(comm, handle.fingerprint)
+        slot = slot or new_slot(model)
     except BaseException:
         handle.remove()
         raise
     comm.reset()
     slot.handle = handle
-    _compressed[optimizer] = slot
+    _compressed[optimizer] = weakref.ref(slot)
+    handle.when_removed(slot.empty, group.close)
+    weakref.finalize(model, handle.buckets.fifo.end).atexit = False
     return handle
 
 
@@ -91,35 +100,46 @@ def _bind(
     comm: Metered,
     scaler: torch.amp.GradScaler | None,
     seed: int,
-) -> tuple[Handle, Slot]:
-    """This rank's handle, and the hook that it will sit in."""
-    method, names = lift(spec), parameter_names(model)
+) -> tuple[Handle, Slot | None]:
+    """This rank's handle, and the hook that the model has from us, if it has one. Changes nothing."""
     slot = free_slot(model, optimizer)
-    unused = bool(model.find_unused_parameters)
-    handle = Handle(method, names, optimizer, comm, scaler=scaler, seed=seed, restore_unused=unused)
+    handle = Handle(
+        lift(spec),
+        parameter_names(model),
+        optimizer,
+        comm,
+        scaler=scaler,
+        seed=seed,
+        sparse=sparse_names(model),
+        restore_unused=bool(model.find_unused_parameters),
+    )
     return handle, slot
 
 
-def free_slot(model: DistributedDataParallel, optimizer: Optimizer) -> Slot:
-    """The model's hook, ready to be filled. Raises `AttachError` where it, or the optimiser, is taken."""
-    slot, other = _slots.get(model), _compressed.get(optimizer)
+def free_slot(model: DistributedDataParallel, optimizer: Optimizer) -> Slot | None:
+    """The model's empty hook, or None. Raises `AttachError` where the model or the optimiser is taken."""
+    slot, known = _slots.get(model), _compressed.get(optimizer)
+    other = known and known()
     taken = (slot and slot.handle) or (other and other.handle)
     if taken:
         what = "model" if slot and slot.handle else "optimiser"
         raise AttachError(
             f"this {what} is compressed already, with {taken.method}: call its handle's remove() first"
         )
-    if slot is None:
-        slot = Slot(model.process_group)
-        try:
-            model.register_comm_hook(slot, hook)
-        except RuntimeError as error:
-            raise AttachError(
-                f"this DistributedDataParallel has a communication hook already ({error}); DDP takes one"
-                " for life, and mixed_precision= counts as one: build a new DistributedDataParallel"
-                " without it"
-            ) from None
-        _slots[model] = slot
+    return slot
+
+
+def new_slot(model: DistributedDataParallel) -> Slot:
+    """Our hook, put on the model for its life. Raises `AttachError` where it has another."""
+    slot = Slot(model.process_group)
+    try:
+        model.register_comm_hook(slot, hook)
+    except RuntimeError as error:
+        raise AttachError(
+            f"this DistributedDataParallel has a communication hook already ({error}); DDP takes one"
+            " for life, and mixed_precision= counts as one: build a new DistributedDataParallel without it"
+        ) from None
+    _slots[model] = slot
     return slot
 
 
@@ -143,3 +163,13 @@ def parameter_names(model: DistributedDataParallel) -> dict[Tensor, str]:
         for name, parameter in model.module.named_parameters()
         if parameter.requires_grad and name not in ignored
     }
+
+
+def sparse_names(model: DistributedDataParallel) -> set[str]:
+    """Names of the embeddings whose gradients are sparse tensors: no feedback carries these."""
+    found = {
+        module.weight
+        for module in model.module.modules()
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse
+    }
+    return {name for parameter, name in parameter_names(model).items() if parameter in found}

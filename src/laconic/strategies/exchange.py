@@ -2,7 +2,8 @@
 
 It knows nothing of DDP: it takes a flat bucket with its layout and leaves the mean there. A bucket that is
 not finite on one rank is void on all: it is filled with NaN, later buckets of the step are neither sent nor
-settled, earlier ones put back what they sent. So no memory is ever non-finite, and no gradient is lost.
+settled, earlier ones put back what they sent. So no memory is ever non-finite, and no gradient is lost: what
+is finite of a void step stays in the memory and is sent later.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from laconic.core.turn import Turn
 from laconic.feedback.feedback import BoundFeedback, Optimised
 from laconic.reducers.reducer import BoundReducer, Sent
 from laconic.strategies.method import Method
+from laconic.strategies.sparse_grads import sparse_mean
 
 
 @dataclass
@@ -52,6 +54,7 @@ class Scaled:
 class Leg:
     """One route at work on all of its tensors."""
 
+    name: str
     feedback: BoundFeedback
     reducer: BoundReducer
     gain: float
@@ -76,7 +79,7 @@ class Exchange:
         for route, part in zip(method.routes, self._whole, strict=True):
             gain = route.feedback.gain(route.reducer.codec(), part)
             feedback = route.feedback.bind(part, optimised, comm.size)
-            self._legs.append(Leg(feedback, route.reducer.bind(part, comm), gain))
+            self._legs.append(Leg(repr(route.reducer), feedback, route.reducer.bind(part, comm), gain))
         self._parts: dict[int, tuple[Layout, tuple[Layout, ...]]] = {}
         self._settled: list[tuple[Leg, Layout]] = []
         self._owned: dict[tuple[bool, ...], frozenset[str]] = {}
@@ -98,15 +101,15 @@ class Exchange:
         began = time.perf_counter()
         turn = Turn(self.step, self.comm.rank, self.seed)
         legs = [(leg, part) for leg, part in zip(self._legs, self._split(layout), strict=True) if len(part)]
-        if self.void is None:
-            self.comm.mark()
+        self.comm.mark()
         corrected = [leg.feedback.correct(bucket, part, turn, 1 / scale) for leg, part in legs]
         finite = all(x is not None for x in corrected)
         for (leg, part), x in zip(legs, corrected, strict=True):
             if self.void is not None:
                 break
             suspect = None if finite else first_not_finite(bucket, layout)
-            sent = leg.reducer.reduce(x if finite else None, part, turn, bucket, leg.gain * scale)
+            with self.comm.phase(leg.name):
+                sent = leg.reducer.reduce(x if finite else None, part, turn, bucket, leg.gain * scale)
             if sent is None:
                 self.cancel(suspect or first_not_finite(bucket, layout) or "a tensor on another rank")
             else:
@@ -117,6 +120,20 @@ class Exchange:
         self._clock(began, time.perf_counter())
         self.dense_bytes += 4 * layout.numel
         return self.void is None
+
+    def sparse_mean(self, grad: Tensor) -> Tensor:
+        """Mean over ranks of sparse COO `grad`, gathered as it is; of NaN, where the step is void."""
+        began = time.perf_counter()
+        self.comm.mark()
+        with self.comm.phase("sparse gradients"):
+            mean = sparse_mean(grad, self.comm)
+        if self.void is None and not bool(mean.values().isfinite().all()):
+            self.cancel("a sparse gradient")
+        if self.void is not None:
+            mean.values().fill_(torch.nan)
+        self._clock(began, time.perf_counter())
+        self.dense_bytes += grad._indices().nbytes + grad._values().nbytes
+        return mean
 
     def cancel(self, reason: str) -> None:
         """This step is void, on every rank: put back what was sent. `reason` names the tensor to blame."""
@@ -158,18 +175,21 @@ class Exchange:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor], step: int) -> None:
-        """Take the memory and the step count back."""
-        homeless = [
-            key for key in state if not any(key.startswith(f"route{i}/") for i in range(len(self._legs)))
-        ]
-        if homeless:
-            raise StateError(f"the saved state has {homeless[0]}, which {self.method} has no route for")
+        """Take memory and step count back. Raises `StateError`, with nothing changed, if a tensor differs."""
+        own = {key: tuple(value.shape) for key, value in self.state_dict().items()}
+        told = {key: tuple(value.shape) for key, value in state.items()}
+        for key in sorted(own.keys() | told.keys()):
+            if own.get(key) != told.get(key):
+                raise StateError(
+                    f"{key} has shape {told.get(key)} in the saved state, here {own.get(key)}: it is of"
+                    " another model or method"
+                )
         for i, leg in enumerate(self._legs):
             prefix = f"route{i}/"
-            own = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+            part = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
             reduced = leg.reducer.state_dict().keys()
-            leg.feedback.load_state_dict({key: value for key, value in own.items() if key not in reduced})
-            leg.reducer.load_state_dict({key: value for key, value in own.items() if key in reduced})
+            leg.feedback.load_state_dict({key: value for key, value in part.items() if key not in reduced})
+            leg.reducer.load_state_dict({key: value for key, value in part.items() if key in reduced})
         self.step = step
         self.begin()
 

@@ -35,19 +35,26 @@ class Fifo:
         self._jobs.put((job, answer))
         return answer
 
+    def end(self) -> None:
+        """End the thread when the queued jobs are done; do not wait for that."""
+        self._jobs.put(None)
+
     def close(self) -> None:
         """Finish the queued jobs and end the thread."""
-        self._jobs.put(None)
+        self.end()
         self._thread.join()
 
     def _run(self) -> None:
         while (item := self._jobs.get()) is not None:
-            job, answer = item
-            if self.error is None:
-                try:
-                    answer.set_result(job())
-                    continue
-                except BaseException as error:  # whatever it is, backward() on this rank must hear of it
-                    self.error = error
+            self._do(*item)
+            del item  # while it waits for the next job, the thread keeps no model alive
+
+    def _do(self, job: Job, answer: Answer) -> None:
+        if self.error is None:
+            try:
+                answer.set_result(job())
+            except BaseException as error:  # whatever it is, backward() on this rank must hear of it
+                self.error = error
+        if self.error is not None:
             told = RuntimeError(f"{self._name}: {type(self.error).__name__}: {self.error}")
             answer.set_exception(told)  # type: ignore[arg-type]  # torch's own annotation is wrong

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 from laconic.comm.metered import Metered
 from laconic.core.errors import NonFiniteError, PeerError
 from laconic.core.layout import Layout
-from laconic.strategies.buckets import Buckets
+from laconic.strategies.buckets import Buckets, Mean
 from laconic.strategies.exchange import Exchange
 from laconic.strategies.method import Method
 from laconic.strategies.optimiser import OptimiserSide
-from laconic.strategies.state import FORMAT, RankState, label, model_digest, unlabel
+from laconic.strategies.state import FORMAT, Identity, RankState, label, model_digest, unlabel
 from laconic.strategies.stats import Stats
 
 
@@ -32,17 +32,18 @@ class Handle:
         *,
         scaler: torch.amp.GradScaler | None = None,
         seed: int = 0,
+        sparse: Collection[str] = (),
         restore_unused: bool = False,
     ) -> None:
         self.method = method
-        self.layout = Layout.of((name, tuple(parameter.shape)) for parameter, name in names.items())
+        dense = ((name, parameter) for parameter, name in names.items() if name not in sparse)
+        self.layout = Layout.of((name, tuple(parameter.shape)) for name, parameter in dense)
         self._detach: tuple[Callable[[], None], ...] = ()
         self._scaler = scaler
-        self._restore_unused = restore_unused
         self._comm = comm
         self._optimiser = OptimiserSide(optimizer, names, self._before_step, method.momentum_of_sgd)
         self._exchange = Exchange(method, self.layout, comm, self._optimiser, seed)
-        self.buckets = Buckets(self._exchange, names, scaler)
+        self.buckets = Buckets(self._exchange, names, scaler, keep_means=restore_unused)
         self._optimiser.install()
 
     def __repr__(self) -> str:
@@ -73,20 +74,26 @@ class Handle:
             encode_s=seconds.encode_s,
             communicate_s=seconds.communicate_s,
             decode_s=seconds.decode_s,
+            buckets=self.buckets.cut,
+            phases={" ".join(key): part.payload_sent for key, part in meter.parts.items()},
         )
 
     def state_dict(self) -> RankState:
         """This rank's memory, to be saved by this rank, between steps. The rank is in every key."""
         tensors = {**self._exchange.state_dict(), **self._optimiser.state_dict()}
         return RankState(
+            **self._identity(), step=self._exchange.step, tensors=label(tensors, self._comm.rank)
+        )
+
+    def _identity(self) -> Identity:
+        """Whose state it is."""
+        return Identity(
             format=FORMAT,
             spec=repr(self.method),
             model=model_digest(self.layout),
             rank=self._comm.rank,
             size=self._comm.size,
             seed=self._exchange.seed,
-            step=self._exchange.step,
-            tensors=label(tensors, self._comm.rank),
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -95,9 +102,7 @@ class Handle:
         Raises `StateError`, with nothing changed, for a state of another rank, world size (see
         `laconic.resize`), model, method or seed.
         """
-        now = self.state_dict()
-        kept = {key: value for key, value in now.items() if key not in ("step", "tensors")}
-        tensors = unlabel(state, kept)
+        tensors = unlabel(state, self._identity())
         decay = {key: value for key, value in tensors.items() if key.startswith("decay/")}
         self._optimiser.check_state(decay)
         self._exchange.load_state_dict(
@@ -133,15 +138,17 @@ class Handle:
                 " optimizer.zero_grad(), or train with a GradScaler, which skips it by itself"
             )
         owned = exchange.owns_momentum(exchange.step - 1)
-        for name in self.layout.names:
-            self._look_at(name, watched=name in owned)
+        for name, mean in self.buckets.means.items():
+            self._restore(self._optimiser.parameter(name), mean)
+        for name in self.buckets.watch.noted():
+            grad = self._optimiser.parameter(name).grad
+            if grad is not None:
+                self.buckets.watch.compare(name, grad)
+        self.buckets.stepped()
         return owned
 
-    def _look_at(self, name: str, watched: bool) -> None:
-        parameter, mean = self._optimiser.parameter(name), self.buckets.means.get(name)
-        if mean is None:
-            return
-        if self._restore_unused and (parameter.grad is None or not bool(parameter.grad.any())):
+    def _restore(self, parameter: Tensor, mean: Mean) -> None:
+        """Give a parameter that no rank has used the mean of what was held back for it: DDP leaves it out."""
+        untouched = parameter.grad is None or not bool(parameter.grad.any())
+        if untouched and bool(mean.view.any()):
             parameter.grad = mean.view.detach() / mean.scale
-        if watched and parameter.grad is not None:
-            self.buckets.watch.compare(name, parameter.grad)

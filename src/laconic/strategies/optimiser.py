@@ -49,6 +49,12 @@ class OptimiserSide:
             )
         if momentum_of_sgd:
             check_sgd(optimiser)
+            missing = [name for parameter, name in names.items() if not any(parameter is p for p in trained)]
+            if missing:
+                raise AttachError(
+                    "this method applies the momentum of every trained tensor, but the optimiser does not"
+                    f" hold {missing[0]}: give all of model.parameters() to one optimiser"
+                )
         self._hooks: tuple[RemovableHandle, ...] = ()
 
     def install(self) -> None:

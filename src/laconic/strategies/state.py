@@ -20,8 +20,8 @@ from laconic.core.layout import Layout
 FORMAT = 1
 
 
-class RankState(TypedDict):
-    """Plain numbers, strings and tensors: loads under `torch.load(weights_only=True)`."""
+class Identity(TypedDict):
+    """Whose state it is: all of it must be the same where it is loaded."""
 
     format: int
     spec: str
@@ -29,6 +29,11 @@ class RankState(TypedDict):
     rank: int
     size: int
     seed: int
+
+
+class RankState(Identity):
+    """Plain numbers, strings and tensors: loads under `torch.load(weights_only=True)`."""
+
     step: int
     tensors: dict[str, Tensor]  # "rank<r>/<what>/<tensor name>"
 

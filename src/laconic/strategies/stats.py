@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -10,8 +11,10 @@ class Stats:
     """Cumulative figures of this rank.
 
     `payload`: bytes that the method handed to collectives, once. `wire`: the same times each collective's
-    message pattern, with headers and acknowledgements, by the model that `laconic.comm.metered` states.
-    `dense`: what a float32 exchange would have handed over.
+    message pattern, with headers and acknowledgements, by the model that `laconic.comm.link` states.
+    `dense`: what a float32 exchange would have handed over. `buckets`: into how
+    many DDP cuts a step. `phases`: payload sent, by reduction and
+    collective, such as "sum() all_reduce".
     """
 
     steps: int
@@ -23,6 +26,8 @@ class Stats:
     encode_s: float
     communicate_s: float
     decode_s: float
+    buckets: int = 0
+    phases: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:

@@ -31,6 +31,10 @@ class GradientWatch:
             view = mean[smallest.offset : smallest.offset + smallest.numel]
             self._seen[smallest.name] = float(view.abs().sum()) / scale
 
+    def noted(self) -> tuple[str, ...]:
+        """Names of the tensors to compare before the step."""
+        return tuple(self._seen)
+
     def compare(self, name: str, grad: Tensor) -> None:
         """Warn where the gradient is no longer what the exchange left."""
         expected = self._seen.pop(name, None)

@@ -47,7 +47,7 @@ def train_rank(plan: Plan, emit: Emit) -> None:
         state = checkpoint.load(plan.resume_from, rank=rank, size=size)
         first = restore(plan, state, model, optimizer, handle)
 
-    before = measured(handle)
+    before, sent_before = measured(handle), handle.stats().phases
     for step in range(first, plan.steps):
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate(plan.lr, step, plan.steps)
@@ -63,7 +63,7 @@ def train_rank(plan: Plan, emit: Emit) -> None:
         optimizer.step()
         clock.append(time.perf_counter())
 
-        now, done = measured(handle), step + 1
+        now, phases, done = measured(handle), handle.stats().phases, step + 1
         spent = {name: now[name] - before[name] for name in now}
         names = ("data_s", "forward_s", "backward_s", "update_s")
         seconds = {name: end - start for name, start, end in zip(names, clock, clock[1:], strict=False)}
@@ -71,8 +71,9 @@ def train_rank(plan: Plan, emit: Emit) -> None:
             {"kind": "step", "step": done, "loss": loss.item(), "step_s": clock[-1] - clock[0]}
             | seconds
             | spent
+            | {"phases": {name: total - sent_before.get(name, 0) for name, total in phases.items()}}
         )
-        before = now
+        before, sent_before = now, phases
         if done == plan.steps or (plan.eval_every and done % plan.eval_every == 0):
             emit(evaluate(model, task, tensors, rank, size) | {"step": done})
         if plan.checkpoint_every and done % plan.checkpoint_every == 0:
