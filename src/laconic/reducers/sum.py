@@ -51,7 +51,7 @@ class Sum(Reducer):
 
 
 @dataclass(frozen=True)
-class Share(Sent):
+class DenseShare(Sent):
     """A dense share: `kept` (n,), times `gain`, lies on the segments.
 
     A share is kept only where x was not reduced in its own place: a memory wants it, as its own entries
@@ -95,7 +95,7 @@ class _Sum(BoundReducer):
             apart = x.data_ptr() != out.data_ptr()
             if apart or not in_place:
                 self._pack_(buffer, x, runs)
-        share = Share(runs, buffer.clone() if apart else None, 1.0 if exact else float(self.comm.size))
+        share = DenseShare(runs, buffer.clone() if apart else None, 1.0 if exact else float(self.comm.size))
         self.comm.all_reduce(buffer)
         if not in_place:
             for view, part in zip(runs.views(out), _split(buffer, runs), strict=True):

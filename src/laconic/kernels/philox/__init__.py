@@ -8,7 +8,6 @@ from torch import Tensor
 from laconic.kernels import dispatch
 from laconic.kernels.philox import reference
 
-MASK = (1 << 64) - 1
 
 
 def _check(n: int, offset: int) -> None:
