@@ -9,8 +9,9 @@ from torch import Tensor
 
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
+from laconic.core.turn import MASK
 
-MASK, SIGN = (1 << 64) - 1, 1 << 63
+SIGN = 1 << 63
 
 
 def as_bytes(values: Tensor) -> Tensor:

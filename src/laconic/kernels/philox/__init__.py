@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from laconic.core.turn import MASK
 from laconic.kernels import dispatch
 from laconic.kernels.philox import reference
-
 
 
 def _check(n: int, offset: int) -> None:
