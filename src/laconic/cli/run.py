@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,6 +25,8 @@ def run(
     FLAGS are those of torchrun. They may also come before SCRIPT, as torchrun has them; what follows SCRIPT
     then belongs to it. Workers of one machine find each other without a flag.
     """
+    if not arguments[0].startswith("-") and not Path(arguments[0]).exists():
+        raise SpecError(f"there is no script {arguments[0]!r} in {Path.cwd()}")
     from torch.distributed.run import main  # slow to import: only where it is used
 
     main(torchrun_arguments(arguments))
