@@ -10,7 +10,11 @@ from laconic.reducers.sum import Sum
 from laconic.strategies.method import Method, Route, everything, lift, matrices, method, routes
 
 
-@method(paper="Karimireddy et al. 2019, arXiv:1901.09847", sends="what the codec in it sends")
+@method(
+    paper="Karimireddy et al. 2019, arXiv:1901.09847",
+    sends="what the codec in it sends",
+    examples=("error_fed(topk(density=0.01), decay=0.9)",),
+)
 def error_fed(what: Any, *, decay: float = 1.0, damped: bool = False) -> Method:
     """x = decay * e + g;  send C(x), times 1 / (1 + omega) where damped;  e = x - what was sent.
 

@@ -80,11 +80,14 @@ class Method:
 class Paper(Generic[Arguments]):
     """A registered method: call it for a `Method`. `paper` says where it is from, `sends` what travels."""
 
-    def __init__(self, compose: Callable[Arguments, Method], paper: str, sends: str) -> None:
+    def __init__(
+        self, compose: Callable[Arguments, Method], paper: str, sends: str, examples: tuple[str, ...]
+    ) -> None:
         functools.update_wrapper(self, compose)
         self.name = compose.__name__
         self.paper = paper
         self.sends = sends
+        self.examples = examples
         self._compose = compose
         self.__signature__ = inspect.signature(compose)
 
@@ -97,9 +100,11 @@ class Paper(Generic[Arguments]):
         return Method(f"{self.name}({', '.join(shown)})", made.routes, made.momentum_of_sgd)
 
 
-def method(*, paper: str, sends: str) -> Callable[[Callable[Arguments, Method]], Paper[Arguments]]:
-    """Decorator: a function that composes routes becomes a registered method."""
-    return lambda compose: Paper(compose, paper, sends)
+def method(
+    *, paper: str, sends: str, examples: tuple[str, ...] = ()
+) -> Callable[[Callable[Arguments, Method]], Paper[Arguments]]:
+    """Decorator: a function that composes routes becomes a registered method. `examples`: spec strings."""
+    return lambda compose: Paper(compose, paper, sends, examples)
 
 
 def routes(*parts: Route, momentum_of_sgd: bool = False) -> Method:
