@@ -172,7 +172,7 @@ def page(results: list[dict[str, Any]]) -> str:
     lines += [
         "",
         "Where 0.001 falls short: these are small models. A thousandth of them is a few hundred entries a",
-        "worker and step, so that an entry waits for hundreds of steps, which is much of a training this short.",
+        "worker and step, so that an entry waits for hundreds of steps: much of a training this short.",
         "The curves in the JSON files show the gap closing in the second half of the CIFAR-10 training.",
     ]
     return "\n".join([*lines, ""])
