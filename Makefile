@@ -30,7 +30,7 @@ soak: setup  ## the slow laws in full: repeats, fuzz with AddressSanitizer, kill
 	$(BIN)/python -m pytest -q -m soak
 	$(BIN)/python -m tests.native.fuzz --sanitize --count 1000000
 
-bench: setup  ## every benchmark, a short pass; figures in benchmarks/results
+bench: setup  ## a short pass of every benchmark, which writes nothing; without --quick they write their results
 	$(BIN)/python -m benchmarks.kernels --quick
 	$(BIN)/python -m benchmarks.wire --quick
 	$(BIN)/python -m benchmarks.accuracy --quick
