@@ -67,10 +67,7 @@ class Buckets:
             if first:
                 self.exchange.begin()
                 self.means.clear()
-            if layout is None:  # noqa: SIM108 - one line would be too long
-                mean = self.exchange.sparse_mean(buffer)
-            else:
-                mean = self._mean_(buffer, layout, scale)
+            mean = self._mean_(buffer, layout, scale)
             if last:
                 self.exchange.end()
             return mean
@@ -109,7 +106,9 @@ class Buckets:
             self._layouts[key] = known
         return known
 
-    def _mean_(self, buffer: Tensor, layout: Layout, scale: float) -> Tensor:
+    def _mean_(self, buffer: Tensor, layout: Layout | None, scale: float) -> Tensor:
+        if layout is None:
+            return self.exchange.sparse_mean(buffer)
         flat = buffer if buffer.dtype == torch.float32 else buffer.to(torch.float32)
         finite = self.exchange.mean_(flat, layout, scale)
         if flat is not buffer:
