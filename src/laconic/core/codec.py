@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -22,13 +20,25 @@ from laconic.core.spec import Spec
 
 
 class Codec(Spec):
-    """Turns x float32 (n,) into wire uint8 (m,) and back.
+    """Turns x float32 (n,) into wire uint8 (m,) and back. x must be finite.
 
-    `fixed_size`: `nbytes(n)` is exact, else an upper bound. `unbiased`: E[decode(encode(x))] = x.
+    A codec whose options decide about a property overrides it as one, the others with a class variable.
     """
 
-    fixed_size: ClassVar[bool]
-    unbiased: ClassVar[bool]
+    @property
+    @abstractmethod
+    def fixed_size(self) -> bool:
+        """Whether `nbytes(n)` is exact, not only an upper bound."""
+
+    @property
+    @abstractmethod
+    def unbiased(self) -> bool:
+        """Whether E[decode(encode(x))] = x, over the keys."""
+
+    @property
+    def needs_feedback(self) -> bool:
+        """Whether what it loses should be sent later: by default where it is biased."""
+        return not self.unbiased
 
     @abstractmethod
     def encode(self, x: Tensor, key: int = 0) -> Tensor:

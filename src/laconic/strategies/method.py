@@ -137,5 +137,5 @@ def lift(spec: Any) -> Method:
     if isinstance(spec, Sum):
         return Method(text, (Route(everything, spec),))
     codec = spec.codec()
-    feedback = NoFeedback() if codec is None or codec.unbiased else ErrorFeedback()
+    feedback = NoFeedback() if codec is None or not codec.needs_feedback else ErrorFeedback()
     return Method(text, (Route(matrices, spec, feedback), Route(everything, Sum())))
