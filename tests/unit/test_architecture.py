@@ -26,6 +26,7 @@ FLOORS = {
     "comm": 4,
     "reducers": 5,
     "strategies": 6,
+    "optim": 6.5,
     "plan": 7,
     "methods": 8,
     "lab": 9,

@@ -8,7 +8,7 @@ and nothing is ever repacked. `Segments` is the nameless part, in the form that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -179,6 +179,11 @@ class Layout:
         return Segments(
             tuple(entry.offset for entry in self.entries), tuple(entry.numel for entry in self.entries)
         )
+
+    def named(self, names: Collection[str]) -> Layout:
+        """The entries of these names, at their old offsets."""
+        wanted = frozenset(names)
+        return self.where(lambda entry: entry.name in wanted)
 
     def where(self, wanted: Callable[[Entry], bool]) -> Layout:
         """The entries that `wanted` accepts, at their old offsets."""

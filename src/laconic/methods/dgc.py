@@ -21,6 +21,7 @@ from laconic.reducers.dense_first import DenseFirst
 from laconic.reducers.gather import Gather
 from laconic.reducers.sum import Sum
 from laconic.strategies.method import Method, Route, everything, matrices, method, routes
+from laconic.strategies.sgd_momentum import SgdMomentum
 
 DENSE, GOLOMB = Dense(), Golomb()
 FIRST = 0.25  # the paper's first warm-up density; each stage sends a quarter of the one before
@@ -69,14 +70,11 @@ def dgc(
     dense_steps = every * next((i for i, stage in enumerate(stages) if stage < 1), len(stages))
     select = SampledTopK(density, sample_ratio=sample_ratio)
     sparse = Sparse(Ramp(select, stages, every) if stages else select, values=values, indices=indices)
+    feedback = MomentumCorrection(masking=masking, clip=clip, dense_steps=dense_steps)
+    reducer = DenseFirst(Gather(sparse), dense_steps) if dense_steps else Gather(sparse)
     return routes(
-        Route(
-            matrices,
-            DenseFirst(Gather(sparse), dense_steps) if dense_steps else Gather(sparse),
-            MomentumCorrection(masking=masking, clip=clip, dense_steps=dense_steps),
-        ),
+        Route(matrices, reducer, feedback, SgdMomentum(feedback)),
         Route(everything, Sum(dtype=vectors)),
-        momentum_of_sgd=True,
     )
 
 

@@ -145,7 +145,7 @@ class Exchange:
     def _split(self, layout: Layout) -> tuple[Layout, ...]:
         known = self._parts.get(id(layout))
         if known is None:
-            known = (layout, self.method.assign(layout))
+            known = (layout, tuple(layout.named(part.names) for part in self._whole))
             self._parts[id(layout)] = known
         return known[1]
 

@@ -41,10 +41,13 @@ class Handle:
         self._detach: tuple[Callable[[], None], ...] = ()
         self._scaler = scaler
         self._comm = comm
-        self._optimiser = OptimiserSide(optimizer, names, self._before_step, method.momentum_of_sgd)
+        self._optimiser = OptimiserSide(optimizer, names, self._before_step, method.rules)
         self._exchange = Exchange(method, self.layout, comm, self._optimiser, seed)
         self.buckets = Buckets(self._exchange, names, scaler, keep_means=restore_unused)
-        self._optimiser.install()
+        self._rules = [
+            rule.bind(part, self._optimiser, comm, seed) for rule, part in method.governed(self.layout)
+        ]
+        self._optimiser.install(self._rules)
 
     def __repr__(self) -> str:
         return (
@@ -80,7 +83,9 @@ class Handle:
 
     def state_dict(self) -> RankState:
         """This rank's memory, to be saved by this rank, between steps. The rank is in every key."""
-        tensors = {**self._exchange.state_dict(), **self._optimiser.state_dict()}
+        tensors = self._exchange.state_dict()
+        for i, rule in enumerate(self._rules):
+            tensors |= {f"rule{i}/{key}": value for key, value in rule.state_dict().items()}
         return RankState(
             **self._identity(), step=self._exchange.step, tensors=label(tensors, self._comm.rank)
         )
@@ -103,12 +108,13 @@ class Handle:
         `laconic.resize`), model, method or seed.
         """
         tensors = unlabel(state, self._identity())
-        decay = {key: value for key, value in tensors.items() if key.startswith("decay/")}
-        self._optimiser.check_state(decay)
-        self._exchange.load_state_dict(
-            {key: value for key, value in tensors.items() if key not in decay}, step=int(state["step"])
-        )
-        self._optimiser.load_state_dict(decay)
+        parts = [_under(f"rule{i}/", tensors) for i in range(len(self._rules))]
+        for rule, part in zip(self._rules, parts, strict=True):
+            rule.check_state(part)
+        own = {key: value for key, value in tensors.items() if not key.startswith("rule")}
+        self._exchange.load_state_dict(own, step=int(state["step"]))
+        for rule, part in zip(self._rules, parts, strict=True):
+            rule.load_state_dict(part)
 
     def remove(self) -> None:
         """Back to DDP's own all-reduce: the model can be compressed anew. What was not sent yet is dropped.
@@ -126,8 +132,8 @@ class Handle:
         """Call these, in order and once, at the end of `remove`."""
         self._detach = callbacks
 
-    def _before_step(self) -> frozenset[str]:
-        """Names whose momentum the optimiser must not apply. Raises where the step may not be taken."""
+    def _before_step(self) -> int:
+        """The step that the optimiser is about to take. Raises where it may not be taken."""
         exchange, rank = self._exchange, self._comm.rank
         if self.buckets.fifo.error is not None:
             raise PeerError(f"rank {rank}: the exchange has failed: {self.buckets.fifo.error}")
@@ -137,7 +143,6 @@ class Handle:
                 " parameter was changed, and every memory is as if nothing had been sent. Skip the step with"
                 " optimizer.zero_grad(), or train with a GradScaler, which skips it by itself"
             )
-        owned = exchange.owns_momentum(exchange.step - 1)
         for name, mean in self.buckets.means.items():
             self._restore(self._optimiser.parameter(name), mean)
         for name in self.buckets.watch.noted():
@@ -145,10 +150,15 @@ class Handle:
             if grad is not None:
                 self.buckets.watch.compare(name, grad)
         self.buckets.stepped()
-        return owned
+        return exchange.step - 1
 
     def _restore(self, parameter: Tensor, mean: Mean) -> None:
         """Give a parameter that no rank has used the mean of what was held back for it: DDP leaves it out."""
         untouched = parameter.grad is None or not bool(parameter.grad.any())
         if untouched and bool(mean.view.any()):
             parameter.grad = mean.view.detach() / mean.scale
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose key has this prefix, without it."""
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}

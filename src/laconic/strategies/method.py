@@ -21,49 +21,63 @@ from laconic.feedback.no_feedback import NoFeedback
 from laconic.reducers.gather import Gather
 from laconic.reducers.reducer import Reducer
 from laconic.reducers.sum import Sum
+from laconic.strategies.rule import Rule
 
 Arguments = ParamSpec("Arguments")
 LARGE = 1 << 20  # elements of a tensor that shows whether a codec is exact
 
 
+Takes = Callable[[Entry, Layout], bool]  # a tensor, and the layout of the whole model
+
+
 @dataclass(frozen=True)
 class Route:
-    """A set of tensors with the reducer and the feedback that carry them."""
+    """A set of tensors with the reducer and the feedback that carry them, and the rule of their update."""
 
-    takes: Callable[[Entry], bool]
+    takes: Takes
     reducer: Reducer
     feedback: Feedback = field(default_factory=NoFeedback)
+    rule: Rule | None = None
 
 
-def everything(entry: Entry) -> bool:
+def everything(entry: Entry, model: Layout) -> bool:
     """All tensors."""
     return True
 
 
-def matrices(entry: Entry) -> bool:
+def matrices(entry: Entry, model: Layout) -> bool:
     """Tensors of two dimensions and more: the weights, and nearly all of the bytes."""
     return len(entry.shape) > 1
 
 
 @dataclass(frozen=True)
 class Method:
-    """Routes in order; a tensor takes the first that wants it. `text` is the spec string that makes it.
-
-    `momentum_of_sgd`: the method continues the momentum of `torch.optim.SGD`, and takes no other optimiser.
-    """
+    """Routes in order; a tensor takes the first that wants it. `text` is the spec string that makes it."""
 
     text: str
     routes: tuple[Route, ...] = field(compare=False)
-    momentum_of_sgd: bool = False
 
     def __repr__(self) -> str:
         return self.text
 
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules of its routes, each once."""
+        return tuple(dict.fromkeys(route.rule for route in self.routes if route.rule is not None))
+
+    def governed(self, layout: Layout) -> tuple[tuple[Rule, Layout], ...]:
+        """Each rule with its tensors in a whole model's layout."""
+        names: dict[Rule, set[str]] = {}
+        for route, part in zip(self.routes, self.assign(layout), strict=True):
+            if route.rule is not None:
+                names.setdefault(route.rule, set()).update(part.names)
+        return tuple((rule, layout.named(own)) for rule, own in names.items())
+
     def assign(self, layout: Layout) -> tuple[Layout, ...]:
-        """The part of the layout that each route carries."""
+        """The part of a whole model's layout that each route carries."""
         parts: list[list[Entry]] = [[] for _ in self.routes]
         for entry in layout:
-            home = next((i for i, route in enumerate(self.routes) if route.takes(entry)), None)
+            home = next((i for i, route in enumerate(self.routes) if route.takes(entry, layout)), None)
             if home is None:
                 raise SpecError(
                     f"{self.text}: no route takes {entry.name!r}; end with a route for everything"
@@ -97,7 +111,7 @@ class Paper(Generic[Arguments]):
         given = self.__signature__.bind(*args, **kwargs).arguments
         literal = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
         shown = [f"{key}={value!r}" for key, value in literal.items() if value != parameters[key].default]
-        return Method(f"{self.name}({', '.join(shown)})", made.routes, made.momentum_of_sgd)
+        return Method(f"{self.name}({', '.join(shown)})", made.routes)
 
 
 def method(
@@ -107,9 +121,9 @@ def method(
     return lambda compose: Paper(compose, paper, sends, examples)
 
 
-def routes(*parts: Route, momentum_of_sgd: bool = False) -> Method:
+def routes(*parts: Route) -> Method:
     """A method that has no name yet."""
-    return Method("routes()", parts, momentum_of_sgd)
+    return Method("routes()", parts)
 
 
 def lift(spec: Any) -> Method:

@@ -17,7 +17,7 @@ from torch import Tensor
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Identity(TypedDict):

@@ -1,0 +1,84 @@
+"""Rule: what a method needs of the optimiser, and what it does in the optimiser's place.
+
+Most methods need nothing: they leave a mean gradient, and any optimiser takes it. Some are made for one kind
+of optimiser (AMSGrad, AdaGrad), and some change the update itself: DGC applies SGD's momentum before the
+exchange, 1-bit Adam exchanges the momentum inside the step. The tensors that a rule has updated are hidden
+from the optimiser for that step; its parameter groups are never rewritten.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from laconic.comm.metered import Metered
+from laconic.core.errors import StateError
+from laconic.core.layout import Layout
+
+
+class Optimised(Protocol):
+    """The optimiser's side of a model, as rules and feedbacks see it."""
+
+    optimiser: Optimizer
+
+    def settings(self, name: str) -> Mapping[str, Any]:
+        """The present settings (`lr`, `momentum`, ...) of the group that this tensor is in."""
+
+    def parameter(self, name: str) -> Tensor:
+        """The model's parameter of this name."""
+
+    def take_momentum(self, name: str) -> Tensor | None:
+        """The tensor's momentum buffer, which the optimiser then forgets; None where it has none."""
+
+
+class Rule(ABC):
+    """Configuration of a rule: a frozen dataclass. `bind` gives the working object."""
+
+    @property
+    @abstractmethod
+    def wants(self) -> str:
+        """The optimiser that it needs, in words for the user."""
+
+    @abstractmethod
+    def check(self, optimiser: Optimizer, missing: Collection[str]) -> None:
+        """Raise `AttachError` unless this optimiser will do. `missing`: trained tensors that it lacks."""
+
+    @abstractmethod
+    def make(self, parameters: Iterable[Tensor], *, lr: float | None, weight_decay: float) -> Optimizer:
+        """An optimiser that will do, at the rate given or at a usual one."""
+
+    @abstractmethod
+    def bind(self, layout: Layout, optimised: Optimised, comm: Metered, seed: int) -> BoundRule:
+        """The working object for these tensors of the model."""
+
+
+class BoundRule(ABC):
+    """A rule at work."""
+
+    @abstractmethod
+    def step_(self, step: int) -> Iterable[str]:
+        """Update tensors in the optimiser's place, at its step `step`; the names of those."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """State of this rank, "<kind>/<tensor name>" to a tensor."""
+        return {}
+
+    def check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Raise `StateError` for a state that this rule did not make."""
+        if state:
+            raise StateError(f"the saved state has {sorted(state)[0]}, which this method does not keep")
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take the state back."""
+        self.check_state(state)
+
+
+class OnlyAsks(BoundRule):
+    """A rule that asks for an optimiser, and leaves the update to it."""
+
+    def step_(self, step: int) -> Iterable[str]:
+        return ()

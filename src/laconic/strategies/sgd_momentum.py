@@ -1,0 +1,113 @@
+"""SGD whose momentum is applied before the exchange (DGC): `torch.optim.SGD` must not apply it again.
+
+Just before `step` the tensors whose gradient holds sent velocity are updated here; all others stay SGD's own,
+bit for bit:
+
+    w = w - lr * (G + d)     G: mean of what was sent; d: weight decay * w, with momentum of its own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+from laconic.comm.metered import Metered
+from laconic.core.errors import AttachError, StateError
+from laconic.core.layout import Layout
+from laconic.feedback.feedback import Feedback
+from laconic.strategies.rule import BoundRule, Optimised, Rule
+
+
+@dataclass(frozen=True)
+class SgdMomentum(Rule):
+    """For tensors whose momentum `feedback` owns, at the steps at which it does."""
+
+    feedback: Feedback
+
+    @property
+    def wants(self) -> str:
+        return "torch.optim.SGD"
+
+    def check(self, optimiser: Optimizer, missing: Collection[str]) -> None:
+        if not isinstance(optimiser, SGD):
+            raise AttachError(
+                f"this method continues the momentum of torch.optim.SGD, got {type(optimiser).__name__}; with"
+                " another optimiser take plain error feedback, such as 'sampled_topk(density=0.001)'"
+            )
+        for group in optimiser.param_groups:
+            for setting in ("fused", "differentiable", "dampening"):
+                if group.get(setting):
+                    raise AttachError(
+                        f"this method applies SGD's momentum itself and cannot do"
+                        f" {setting}={group[setting]!r}: build the optimiser without {setting}"
+                    )
+        if missing:
+            raise AttachError(
+                "this method applies the momentum of every trained tensor, but the optimiser does not"
+                f" hold {next(iter(missing))}: give all of model.parameters() to one optimiser"
+            )
+
+    def make(self, parameters: Iterable[Tensor], *, lr: float | None, weight_decay: float) -> SGD:
+        return SGD(parameters, lr=lr or 0.1, momentum=0.9, nesterov=True, weight_decay=weight_decay)
+
+    def bind(self, layout: Layout, optimised: Optimised, comm: Metered, seed: int) -> BoundRule:
+        return _Momentum(self.feedback, layout, optimised)
+
+
+class _Momentum(BoundRule):
+    def __init__(self, feedback: Feedback, layout: Layout, optimised: Optimised) -> None:
+        self._feedback = feedback
+        self._layout = layout
+        self._optimised = optimised
+        self._decay: dict[str, Tensor] = {}  # momentum of the weight decay
+
+    def step_(self, step: int) -> Iterable[str]:
+        if not self._feedback.owns_momentum(step):
+            return ()
+        grads = {name: self._optimised.parameter(name) for name in self._layout.names}
+        present = {name: parameter for name, parameter in grads.items() if parameter.grad is not None}
+        for name, parameter in present.items():
+            self._update_(name, parameter, self._optimised.settings(name))
+        return present.keys()
+
+    @torch.no_grad()
+    def _update_(self, name: str, parameter: Tensor, group: Mapping[str, Any]) -> None:
+        rate = float(group["lr"]) * (-1 if group["maximize"] else 1)
+        if group["weight_decay"]:
+            sign = -1 if group["maximize"] else 1
+            term = parameter * (sign * float(group["weight_decay"]))
+            momentum = float(group["momentum"])
+            if momentum:
+                held = self._decay.get(name)
+                held = torch.zeros_like(parameter) if held is None else held
+                held.mul_(momentum).add_(term)
+                self._decay[name] = held
+                term = term.add_(held, alpha=momentum) if group["nesterov"] else held
+            parameter.add_(term, alpha=-rate)
+        assert parameter.grad is not None
+        parameter.add_(parameter.grad, alpha=-rate)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {f"decay/{name}": value.detach().clone() for name, value in self._decay.items()}
+
+    def check_state(self, state: Mapping[str, Tensor]) -> None:
+        shapes = {f"decay/{entry.name}": entry.shape for entry in self._layout}
+        for key, value in state.items():
+            if shapes.get(key) != tuple(value.shape):
+                raise StateError(
+                    f"the saved state has {key} of shape {tuple(value.shape)}, this model has not"
+                )
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.check_state(state)
+        named = {key.removeprefix("decay/"): value for key, value in state.items()}
+        self._decay = {
+            name: value.to(parameter.device, parameter.dtype).clone()
+            for name, value in named.items()
+            for parameter in (self._optimised.parameter(name),)
+        }
