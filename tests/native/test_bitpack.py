@@ -86,3 +86,58 @@ def test_widths_and_types_are_checked() -> None:
         kernels.pack_bits(torch.zeros(6, dtype=torch.int32)[::2], 4)
     with pytest.raises(ValueError, match="negative"):
         kernels.unpack_bits(torch.zeros(0, dtype=torch.uint8), 4, -1)
+
+
+def in_base_3(levels: list[int]) -> list[int]:
+    """Five levels a byte, digit by digit."""
+    digits = [{0: 0, 1: 1, -1: 2}[level] for level in levels] + [0] * (-len(levels) % 5)
+    return [sum(digits[at + i] * 3**i for i in range(5)) for at in range(0, len(digits), 5)]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_five_levels_make_a_byte(name: str) -> None:
+    rng = torch.Generator().manual_seed(3)
+    with kernels.using(name):
+        for n in (*range(12), 100, 5119, 5120, 5121, 10_243):
+            levels = torch.randint(-1, 2, (n,), generator=rng).to(torch.int32)
+            wire = kernels.pack_ternary(levels)
+            assert wire.dtype == torch.uint8 and wire.tolist() == in_base_3(levels.tolist())
+            back = kernels.unpack_ternary(wire, n)
+            assert back.dtype == torch.int32 and torch.equal(back, levels)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_all_243_bytes_are_read_and_no_other(name: str) -> None:
+    with kernels.using(name):
+        wire = torch.arange(243).to(torch.uint8)
+        levels = kernels.unpack_ternary(wire, 5 * 243)
+        assert len({tuple(five) for five in levels.view(-1, 5).tolist()}) == 243
+        assert torch.equal(kernels.pack_ternary(levels), wire)
+        for byte in range(243, 256):
+            with pytest.raises(WireError, match=f"at most 242, got {byte}"):
+                kernels.unpack_ternary(torch.tensor([0, byte, 0], dtype=torch.uint8), 15)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_ternary_padding_and_lengths(name: str) -> None:
+    with kernels.using(name):
+        for n in range(1, 5):
+            for byte in range(243):
+                wire = torch.tensor([7, byte], dtype=torch.uint8)
+                if byte < 3**n:
+                    assert kernels.unpack_ternary(wire, 5 + n).numel() == 5 + n
+                else:
+                    with pytest.raises(WireError, match="must be zero"):
+                        kernels.unpack_ternary(wire, 5 + n)
+        for n in (4, 5, 11):
+            with pytest.raises(WireError, match=r"base 3, got 2"):
+                kernels.unpack_ternary(torch.zeros(2, dtype=torch.uint8), n)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("bad", [2, -2, 3, 127, 2**31 - 1, -(2**31)])
+def test_a_level_beyond_one_is_refused(name: str, bad: int) -> None:
+    levels = torch.zeros(20, dtype=torch.int32)
+    levels[13] = bad
+    with kernels.using(name), pytest.raises(ValueError, match=f"-1, 0 or 1, got .*{bad}.*pack_bits"):
+        kernels.pack_ternary(levels)

@@ -8,8 +8,11 @@ from laconic.kernels.accumulate import accumulate_ as accumulate_
 from laconic.kernels.accumulate import all_finite as all_finite
 from laconic.kernels.accumulate import velocity_ as velocity_
 from laconic.kernels.bitpack import pack_bits as pack_bits
+from laconic.kernels.bitpack import pack_ternary as pack_ternary
 from laconic.kernels.bitpack import packed_nbytes as packed_nbytes
+from laconic.kernels.bitpack import ternary_nbytes as ternary_nbytes
 from laconic.kernels.bitpack import unpack_bits as unpack_bits
+from laconic.kernels.bitpack import unpack_ternary as unpack_ternary
 from laconic.kernels.dispatch import info as info
 from laconic.kernels.dispatch import runnable as runnable
 from laconic.kernels.dispatch import using as using

@@ -57,6 +57,50 @@ def unpack_bits(wire: Tensor, bits: int, n: int) -> Tensor:
     return reference.unpack_bits(wire, bits, n)
 
 
+def ternary_nbytes(n: int) -> int:
+    """Bytes of n levels in base 3: ceil(n / 5), 1.6 bits a level."""
+    return (n + 4) // 5
+
+
+def pack_ternary(levels: Tensor) -> Tensor:
+    """Levels int32 (n,) of -1, 0, 1 as wire uint8 (ceil(n / 5),): five digits of base 3 in a byte.
+
+    The digits 0, 1, 2 stand for the levels 0, 1, -1; the first level is the lowest digit, so a byte is at
+    most 242. After the last level the digits are zero. `ValueError` for any other level.
+
+    >>> pack_ternary(torch.tensor([1, -1, 0, 0, 1, -1], dtype=torch.int32)).tolist()
+    [88, 2]
+    """
+    checks.flat("levels", levels, torch.int32)
+    if (native := dispatch.native(levels)) is not None:
+        wire = torch.empty(ternary_nbytes(levels.numel()), dtype=torch.uint8)
+        if native.pack_ternary(levels, wire):
+            return wire
+    elif reference.is_ternary(levels):
+        return reference.pack_ternary(levels)
+    raise ValueError(
+        f"levels must be -1, 0 or 1, got {int(levels.min())} to {int(levels.max())}: use pack_bits"
+    )
+
+
+def unpack_ternary(wire: Tensor, n: int) -> Tensor:
+    """Levels int32 (n,) of a wire that `pack_ternary` made. `WireError` for one that it cannot have made.
+
+    >>> unpack_ternary(torch.tensor([88, 2], dtype=torch.uint8), n=6).tolist()
+    [1, -1, 0, 0, 1, -1]
+    """
+    checks.flat("wire", wire, torch.uint8)
+    if n < 0:
+        raise ValueError(f"n must not be negative, got {n}")
+    if wire.numel() != ternary_nbytes(n):
+        raise WireError(f"{n} levels fill {ternary_nbytes(n)} bytes in base 3, got {wire.numel()}")
+    if (native := dispatch.native(wire)) is not None:
+        levels = torch.empty(n, dtype=torch.int32)
+        native.unpack_ternary(wire, levels)
+        return levels
+    return reference.unpack_ternary(wire, n)
+
+
 def _check_bits(bits: int) -> None:
     if not 1 <= bits <= 32:
         raise ValueError(f"bits must be in 1..32, got {bits}")

@@ -1,5 +1,6 @@
 // Bit packing: eight codes of B bits are exactly B bytes, so a loop over groups of eight has constant shifts.
 // See README.md.
+#include "laconic/kernels/bitpack/ternary.h"
 #include "laconic/kernels/native/frame.h"
 
 #include <algorithm>
@@ -127,11 +128,30 @@ void unpack_bits(ConstBytes wire, int bits, Ints codes) {
   table[bits - 1](wire.data(), wire.size(), codes.data(), codes.size());
 }
 
+void fit(std::int64_t n, std::int64_t nbytes) {
+  if (nbytes != Ternary::nbytes(n)) throw WireError("%lld levels and %lld bytes do not fit together", n, nbytes);
+}
+
+bool pack_ternary(ConstInts levels, Bytes wire) {
+  fit(levels.size(), wire.size());
+  nb::gil_scoped_release released;
+  return Ternary::pack(levels.data(), levels.size(), wire.data());
+}
+
+void unpack_ternary(ConstBytes wire, Ints levels) {
+  fit(levels.size(), wire.size());
+  nb::gil_scoped_release released;
+  Ternary::check(wire.data(), levels.size());
+  Ternary::unpack(wire.data(), levels.size(), levels.data());
+}
+
 }  // namespace
 
 LACONIC_KERNELS(m) {
   m.def("pack_bits", &pack_bits);
   m.def("unpack_bits", &unpack_bits);
+  m.def("pack_ternary", &pack_ternary);
+  m.def("unpack_ternary", &unpack_ternary);
 }
 
 }  // namespace laconic::LACONIC_TARGET

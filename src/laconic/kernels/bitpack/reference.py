@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from laconic.core.errors import WireError
+
 
 def overlaps(bits: int) -> Iterator[tuple[int, int, int]]:
     """(byte, code, shift) of a group where they share bits; the byte starts `shift` bits into the code."""
@@ -41,3 +43,25 @@ def unpack_bits(wire: Tensor, bits: int, n: int) -> Tensor:
         out[:, code] |= moved(groups[:, byte], shift) & (1 << bits) - 1
     codes = out.flatten()[:n]
     return torch.where(codes >= 1 << 31, codes - (1 << 32), codes).to(torch.int32)
+
+
+def is_ternary(levels: Tensor) -> bool:
+    """Whether every level is -1, 0 or 1."""
+    return not bool(((levels < -1) | (levels > 1)).any())
+
+
+def pack_ternary(levels: Tensor) -> Tensor:
+    """Wire uint8 (ceil(n / 5),) of ternary levels int32 (n,)."""
+    digits = pad(levels % 3, (0, -levels.numel() % 5)).view(-1, 5)  # -1 becomes 2
+    return sum((digits[:, i] * 3**i for i in range(5)), digits.new_zeros(len(digits))).to(torch.uint8)
+
+
+def unpack_ternary(wire: Tensor, n: int) -> Tensor:
+    """Levels int32 (n,) of a wire of the right length. `WireError` for what `pack_ternary` cannot make."""
+    if bool((wire >= 243).any()):
+        raise WireError(f"five levels make a byte of at most 242, got {int(wire.max())}")
+    whole = wire.to(torch.int32)
+    digits = torch.stack([whole // 3**i % 3 for i in range(5)], dim=1).flatten()
+    if bool(digits[n:].any()):
+        raise WireError(f"digits after the last of {n} levels must be zero")
+    return torch.where(digits == 2, -1, digits)[:n].clone()
