@@ -77,6 +77,37 @@ def test_keys_and_neighbours_are_independent() -> None:
         assert abs(float((left.double() * right.double()).mean()) * 12) < 5 / math.sqrt(n)
 
 
+def dither_by_hand(key: int, i: int) -> int:
+    """Element i, from single words."""
+    upper = int(kernels.philox(key, 1, i // 2)) & 0xFFFFFFFF
+    lower = int(kernels.philox(key ^ 0xD1B54A32D192ED03, 1, i // 4)) & 0xFFFFFFFF
+    return (upper >> 16 * (i % 2) & 0xFFFF) << 8 | lower >> 8 * (i % 4) & 0xFF
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("offset", [0, 1, 127, 128, 2**35 - 70])
+def test_dither_is_half_a_word_and_a_byte(name: str, offset: int) -> None:
+    with kernels.using(name):
+        for key in (0, 2**64 - 1):
+            expected = [dither_by_hand(key, i) for i in range(offset, offset + 300)]
+            for n in (0, 1, 129, 300):
+                assert kernels.dither24(key, n, offset).tolist() == expected[:n]
+                assert kernels.dither24(key, n, offset + 300 - n).tolist() == expected[300 - n :]
+
+
+def test_dither_rounds_up_as_often_as_it_should() -> None:
+    """P(U < T) = T / 2^24 within 5 sigma of 2^20 draws, also where only the lower bits decide."""
+    n = 1 << 20
+    u = kernels.dither24(7, n)
+    assert 0 <= int(u.min()) and int(u.max()) < 1 << 24
+    for threshold in (1 << 12, 5_000_001, 1 << 23):
+        p = threshold / 2**24
+        assert abs(float((u < threshold).double().mean()) - p) < 5 * math.sqrt(p * (1 - p) / n)
+    for bits in (u & 255, u >> 16):
+        counts = torch.bincount(bits, minlength=256).double()
+        assert abs(float(((counts - n / 256) ** 2).sum() / (n / 256)) - 255) < 5 * math.sqrt(510)
+
+
 def test_negative_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="must not be negative, got n=-1"):
         kernels.philox(0, -1)

@@ -22,6 +22,7 @@ from laconic.kernels.entropy import delta_encode as delta_encode
 from laconic.kernels.entropy import rice_bound as rice_bound
 from laconic.kernels.entropy import rice_decode as rice_decode
 from laconic.kernels.entropy import rice_encode as rice_encode
+from laconic.kernels.philox import dither24 as dither24
 from laconic.kernels.philox import philox as philox
 from laconic.kernels.philox import uniform as uniform
 from laconic.kernels.scatter import gather as gather

@@ -1,5 +1,6 @@
-// Random words and uniform floats of a key's stream.
+// Random words, uniform floats and dither of a key's stream.
 #include "laconic/kernels/native/frame.h"
+#include "laconic/kernels/philox/dither.h"
 #include "laconic/kernels/philox/philox.h"
 
 namespace laconic::LACONIC_TARGET {
@@ -21,11 +22,30 @@ void uniform(Floats out, std::uint64_t key, std::uint64_t offset) {
   });
 }
 
+void dither24(Ints out, std::uint64_t key, std::uint64_t offset) {
+  nb::gil_scoped_release released;
+  std::int32_t* data = out.data();
+  const std::uint64_t end = offset + static_cast<std::uint64_t>(out.size());
+  const Dither dither(key);
+  std::uint16_t upper[Dither::block];
+  std::uint32_t lower[Dither::block / 4];
+  for (std::uint64_t number = offset / Dither::block; number * Dither::block < end; ++number) {
+    const std::uint64_t first = number * Dither::block;
+    dither.upper(number, upper);
+    for (int i = 0; i < 8; ++i) dither.lower_bits.block(8 * number + i, lower + 4 * i);
+    for (std::uint64_t i = std::max(first, offset); i < std::min(first + Dither::block, end); ++i) {
+      const std::uint64_t at = i - first;
+      data[i - offset] = static_cast<std::int32_t>(upper[at] << 8 | (lower[at / 4] >> 8 * (at % 4) & 255));
+    }
+  }
+}
+
 }  // namespace
 
 LACONIC_KERNELS(m) {
   m.def("philox", &philox);
   m.def("uniform", &uniform);
+  m.def("dither24", &dither24);
 }
 
 }  // namespace laconic::LACONIC_TARGET

@@ -29,6 +29,13 @@ struct Philox {
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
   }
 
+  // Word i of the stream.
+  std::uint32_t word(std::uint64_t i) const {
+    std::uint32_t four[4];
+    block(i / 4, four);
+    return four[i % 4];
+  }
+
   // The 64 words of 16 blocks.
   void blocks16(std::uint64_t first, std::uint32_t* out) const {
 #if defined(__AVX2__)

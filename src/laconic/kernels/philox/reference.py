@@ -9,6 +9,7 @@ LOW = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
+LOWER_KEY = 0xD1B54A32D192ED03  # the stream that breaks ties
 
 
 def block(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
@@ -40,3 +41,19 @@ def philox(key: int, n: int, offset: int = 0, device: torch.device | None = None
 def uniform(key: int, n: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
     """The top 24 bits of each element as float32 in [0, 1): exact multiples of 2^-24."""
     return (words(key, n, offset, device) >> 8).to(torch.float32) * 2.0**-24
+
+
+def dither24(key: int, n: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
+    """Elements [offset, offset + n): half a word each of the key's stream, and a byte of another one."""
+    upper = parts(key, 16, n, offset, device)
+    return (upper << 8 | parts(key ^ LOWER_KEY, 8, n, offset, device)).to(torch.int32)
+
+
+def parts(key: int, bits: int, n: int, offset: int, device: torch.device | None) -> Tensor:
+    """Elements [offset, offset + n) of the key's stream cut in numbers of so many bits, the low ones first."""
+    each = 32 // bits
+    first = offset // each
+    stream = words(key, (offset + n + each - 1) // each - first, first, device)
+    shifts = torch.arange(0, 32, bits, device=device)
+    cut = stream[:, None] >> shifts & (1 << bits) - 1
+    return cut.flatten()[offset - each * first :][:n]
