@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import lru_cache
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 from laconic.core.errors import SpecError
 
@@ -33,16 +33,23 @@ ROOMS = (
 READING = threading.Lock()  # ast.parse in several threads at once can fail, seen on CPython 3.11
 LONGEST = 10_000  # characters of a spec string
 
+# How well a paper is known: checked against its authors' or other public code; standard knowledge, not
+# checked against code; only the abstract was at hand, and the rest is ours; "-" where there is no paper.
+Status = Literal["verified", "recalled", "reconstruction", "-"]
+
 
 class Spec(ABC):
     """Base of every frozen dataclass that a spec string can name.
 
     `name` is the word that makes it: by default the name of the module that defines the class. `examples`:
-    spec strings that the laws are tried on; by default the bare name.
+    spec strings that the laws are tried on; by default the bare name. `paper` says where it is from, and
+    `status` how well that is known.
     """
 
     name: ClassVar[str]
     examples: ClassVar[tuple[str, ...]] = ()
+    paper: ClassVar[str] = "-"
+    status: ClassVar[Status] = "-"
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -28,7 +28,9 @@ FIRST = 0.25  # the paper's first warm-up density; each stage sends a quarter of
 
 
 @method(
-    paper="Lin et al. 2018, arXiv:1712.01887", sends="the largest entries of the gathered velocity, and where"
+    paper="Lin et al. 2018, arXiv:1712.01887",
+    status="verified",
+    sends="the largest entries of the gathered velocity, and where",
 )
 def dgc(
     density: float = 0.001,

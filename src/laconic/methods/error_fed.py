@@ -12,6 +12,7 @@ from laconic.strategies.method import Method, Route, everything, lift, matrices,
 
 @method(
     paper="Karimireddy et al. 2019, arXiv:1901.09847",
+    status="recalled",
     sends="what the codec in it sends",
     examples=("error_fed(topk(density=0.01), decay=0.9)",),
 )

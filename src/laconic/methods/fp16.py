@@ -6,7 +6,7 @@ from laconic.reducers.sum import Sum
 from laconic.strategies.method import Method, Route, everything, method, routes
 
 
-@method(paper="-", sends="every gradient as float16")
+@method(paper="-", status="-", sends="every gradient as float16")
 def fp16() -> Method:
     """mean = sum_r fp16(g_r / N), in float16.
 

@@ -14,7 +14,7 @@ from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
 from laconic.core.layout import Entry, Layout
 from laconic.core.selector import Selector
-from laconic.core.spec import parse
+from laconic.core.spec import Status, parse
 from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.feedback.feedback import Feedback
 from laconic.feedback.no_feedback import NoFeedback
@@ -92,14 +92,23 @@ class Method:
 
 
 class Paper(Generic[Arguments]):
-    """A registered method: call it for a `Method`. `paper` says where it is from, `sends` what travels."""
+    """A registered method: call it for a `Method`.
+
+    `paper` says where it is from, `status` how well that is known, `sends` what travels.
+    """
 
     def __init__(
-        self, compose: Callable[Arguments, Method], paper: str, sends: str, examples: tuple[str, ...]
+        self,
+        compose: Callable[Arguments, Method],
+        paper: str,
+        status: Status,
+        sends: str,
+        examples: tuple[str, ...],
     ) -> None:
         functools.update_wrapper(self, compose)
         self.name = compose.__name__
         self.paper = paper
+        self.status = status
         self.sends = sends
         self.examples = examples
         self._compose = compose
@@ -115,10 +124,10 @@ class Paper(Generic[Arguments]):
 
 
 def method(
-    *, paper: str, sends: str, examples: tuple[str, ...] = ()
+    *, paper: str, status: Status = "-", sends: str, examples: tuple[str, ...] = ()
 ) -> Callable[[Callable[Arguments, Method]], Paper[Arguments]]:
     """Decorator: a function that composes routes becomes a registered method. `examples`: spec strings."""
-    return lambda compose: Paper(compose, paper, sends, examples)
+    return lambda compose: Paper(compose, paper, status, sends, examples)
 
 
 def routes(*parts: Route) -> Method:
