@@ -35,6 +35,10 @@ class DenseFirst(Reducer):
         if self.steps < 1:
             raise SpecError(f"steps must be 1 or more, got {self.steps}")
 
+    @property
+    def exact_mean(self) -> bool:
+        return self.then.exact_mean
+
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         return _DenseFirst(self.steps, Sum().bind(layout, comm), self.then.bind(layout, comm))
 
@@ -56,6 +60,9 @@ class _DenseFirst(BoundReducer):
     ) -> Sent | None:
         reduction = self.dense if turn.step < self.steps else self.then
         return reduction.reduce(x, layout, turn, out, alpha)
+
+    def put_back(self, layout: Layout) -> None:
+        self.then.put_back(layout)
 
     def state_dict(self) -> dict[str, Tensor]:
         return self.then.state_dict()

@@ -50,13 +50,19 @@ class SentMessage(Sent):
 class Reducer(Spec):
     """Configuration of a reduction; `bind` gives the working object."""
 
+    @property
+    def exact_mean(self) -> bool:
+        """Whether mean = average of what the ranks sent + what its own memory gave: laws hold it to that."""
+        return True
+
     @abstractmethod
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         """The working object for the tensors of this layout, over this group."""
 
     @abstractmethod
     def nbytes(self, layout: Layout) -> int:
-        """Payload of this rank for one exchange of these tensors, in bytes: exact, or the most it can be."""
+        """Payload of one rank for one exchange of these tensors, in bytes: exact, or the most it can be in a
+        group of any size."""
 
     def codec(self) -> Codec | None:
         """The codec whose error stays behind on this rank, or None where the reduction is exact."""
@@ -75,6 +81,10 @@ class BoundReducer(ABC):
         `x is None` says that this rank's gradient is not finite: every rank then returns None, and `out` is
         undefined. `x` may be `out` itself. `layout` is a part of the one given at bind.
         """
+
+    def put_back(self, layout: Layout) -> None:
+        """Undo what the present turn's `reduce` of this layout did to its state: the step is void."""
+        assert not self.state_dict(), f"{type(self).__name__} keeps state, and must put it back"
 
     def state_dict(self) -> dict[str, Tensor]:
         """State of this rank, "<kind>/<tensor name>" to a tensor; empty where there is none."""
