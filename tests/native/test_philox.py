@@ -99,7 +99,7 @@ def test_dither_rounds_up_as_often_as_it_should() -> None:
     """P(U < T) = T / 2^24 within 5 sigma of 2^20 draws, also where only the lower bits decide."""
     n = 1 << 20
     u = kernels.dither24(7, n)
-    assert 0 <= int(u.min()) and int(u.max()) < 1 << 24
+    assert int(u.min()) >= 0 and int(u.max()) < 1 << 24
     for threshold in (1 << 12, 5_000_001, 1 << 23):
         p = threshold / 2**24
         assert abs(float((u < threshold).double().mean()) - p) < 5 * math.sqrt(p * (1 - p) / n)

@@ -42,8 +42,8 @@ def uniform(key: int, n: int, offset: int = 0, device: torch.device | None = Non
 def dither24(key: int, n: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
     """Uniform integers int32 (n,) in [0, 2^24), elements [offset, offset + n) of a key's dither.
 
-    A fraction f is rounded up where its element is below trunc(f * 2^24). Kernels make 16 of the 24 bits, half
-    the price of `uniform`, and the other 8 only where the 16 do not decide: once in 65,536.
+    A fraction f is rounded up where its element is below trunc(f * 2^24). Kernels make 16 of the 24 bits,
+    half the price of `uniform`, and the other 8 only where the 16 do not decide: once in 65,536.
 
     >>> dither24(0, 2).tolist()
     [15259035, 6694877]

@@ -50,7 +50,7 @@ def dither24(key: int, n: int, offset: int = 0, device: torch.device | None = No
 
 
 def parts(key: int, bits: int, n: int, offset: int, device: torch.device | None) -> Tensor:
-    """Elements [offset, offset + n) of the key's stream cut in numbers of so many bits, the low ones first."""
+    """Elements [offset, offset + n) of the key's stream cut in numbers of so many bits, low ones first."""
     each = 32 // bits
     first = offset // each
     stream = words(key, (offset + n + each - 1) // each - first, first, device)
