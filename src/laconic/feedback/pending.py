@@ -1,4 +1,4 @@
-"""Shares that were sent this turn and leave the memory when the next one begins.
+"""What changes a memory when the next turn begins: shares that were sent in this one, and the like.
 
 A step can still be void after a bucket was sent: another rank may find Inf in a later bucket. So nothing is
 subtracted before the turn is over. Putting back is then exact, and costs nothing: the share is dropped.
@@ -7,20 +7,22 @@ subtracted before the turn is over. Putting back is then exact, and costs nothin
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from laconic.core.layout import Layout
-from laconic.feedback.feedback import Share
+
+T = TypeVar("T")
 
 
-class Pending:
+class Pending(Generic[T]):
     """Shares by layout, and what to do with each when it becomes final."""
 
-    def __init__(self, finish: Callable[[Share, Layout], None]) -> None:
+    def __init__(self, finish: Callable[[T, Layout], None]) -> None:
         self._finish = finish
         self._step = -1  # of all the shares below
-        self._shares: dict[int, tuple[Share, Layout]] = {}
+        self._shares: dict[int, tuple[T, Layout]] = {}
 
-    def add(self, share: Share, layout: Layout, step: int) -> None:
+    def add(self, share: T, layout: Layout, step: int) -> None:
         """Remember what was sent of these tensors in this step."""
         self._step = step
         self._shares[id(layout)] = (share, layout)

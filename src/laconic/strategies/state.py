@@ -69,7 +69,9 @@ def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[RankState]:
     """States for `size` ranks from the states of all ranks of a run, in rank order.
 
     A step applies the mean over ranks of what was sent, so what N ranks still hold weighs (1/N) * sum of
-    their residuals. Every new rank gets exactly that: nothing is lost, and nothing is counted twice.
+    their residuals. Every new rank gets exactly that: nothing is lost, and nothing is counted twice. State
+    that one rank holds for all ("once/..." in its key) is given to every new rank, and the one that serves
+    the tensor then takes it.
     """
     if size < 1:
         raise StateError(f"size must be 1 or more, got {size}")
@@ -82,7 +84,7 @@ def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[RankState]:
     for rank, state in enumerate(states):
         same = {key: first[key] for key in ("format", "spec", "model", "size", "seed", "step")}
         parts.append(unlabel(state, {**same, "rank": rank}))
-    mean = {key: torch.stack([part[key] for part in parts]).mean(dim=0) for key in parts[0]}
+    carried = {key: _carried(key, [part[key] for part in parts]) for key in parts[0]}
     return [
         RankState(
             format=FORMAT,
@@ -92,7 +94,17 @@ def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[RankState]:
             size=size,
             seed=first["seed"],
             step=first["step"],
-            tensors=label({key: value.clone() for key, value in mean.items()}, rank),
+            tensors=label({key: value.clone() for key, value in carried.items()}, rank),
         )
         for rank in range(size)
     ]
+
+
+def _carried(key: str, values: list[Tensor]) -> Tensor:
+    """What every new rank gets of one tensor of all old ranks."""
+    if key.split("/")[1:2] != ["once"]:
+        return torch.stack(values).mean(dim=0)
+    held = torch.zeros_like(values[0])
+    for value in values:  # the first that is not zero: their sum, unless they have been resized already
+        held = torch.where(held == 0, value, held)
+    return held

@@ -1,0 +1,174 @@
+"""Server: both directions compressed, as through a parameter server; every rank serves some of the tensors.
+
+What STC (Sattler et al. 2019, arXiv:1903.02891), natural compression both ways (Horvath et al. 2019,
+arXiv:1905.10988) and 1-bit Adam (Tang et al. 2021, arXiv:2102.02888) do with one server, without a rank that
+all traffic goes through. Per tensor, on the rank that serves it, in a group of N:
+
+    x = e + 1/N * sum over ranks r = 0..N-1, in this order, of decode(up_r)
+    down = C(x)        e = x - decode(down)        mean = decode(down), on every rank
+
+The server's residual e is there only where `down` needs feedback; else e = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.comm.comm import Comm
+from laconic.core.codec import Codec
+from laconic.core.errors import SpecError, WireError
+from laconic.core.layout import Layout, Segments
+from laconic.core.turn import Turn
+from laconic.feedback.contraction import safe_gain
+from laconic.feedback.memory import Memory
+from laconic.feedback.pending import Pending
+from laconic.reducers.deal import Deal, homes, message
+from laconic.reducers.gather import draws_alike
+from laconic.reducers.reducer import BoundReducer, Reducer, Sent
+
+LARGE = 1 << 20  # elements of a tensor that shows whether a codec is exact
+
+
+@dataclass(frozen=True, repr=False)
+class Server(Reducer):
+    """mean = decode(down(e + average of decode(up_r))): codec `up` to the servers, codec `down` back.
+
+    Payload: of each tensor the up-message, or, on the rank that serves it, the down-message. A tensor is
+    served by one rank, chosen by size over the whole model, so it does not depend on how DDP cuts buckets.
+
+    >>> from laconic.core.spec import parse
+    >>> parse("server(sparse(topk(density=0.01)), cast('bf16'))")
+    server(sparse(topk(density=0.01)), down=cast(dtype='bf16'))
+    """
+
+    up: Codec
+    down: Codec
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "server(sparse(topk(density=0.1)), sparse(topk(density=0.1)))",
+        "server(cast('bf16'), cast('bf16'))",
+        "server(sparse(randomk(density=0.1)), dense())",
+    )
+
+    def __post_init__(self) -> None:
+        for way, codec in (("up", self.up), ("down", self.down)):
+            if not isinstance(codec, Codec):
+                raise SpecError(f"server takes a codec each way, such as cast('bf16'), got {way}={codec!r}")
+
+    @property
+    def exact_mean(self) -> bool:
+        return self.down.needs_feedback or self.down.omega(LARGE) == 0
+
+    def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
+        if self.down.needs_feedback:
+            try:
+                safe_gain(self.down, layout)
+            except SpecError as error:
+                raise SpecError(f"a server cannot answer with down={self.down!r}: {error}") from None
+        return _Server(self, layout, comm)
+
+    def nbytes(self, layout: Layout) -> int:
+        tensors = (Segments.whole(entry.numel) for entry in layout)
+        return sum(max(1, self.up.message_nbytes(x), self.down.message_nbytes(x)) for x in tensors)
+
+    def codec(self) -> Codec:
+        return self.up
+
+
+class _Server(BoundReducer):
+    """At work. An empty message to or from a server says that a gradient is not finite."""
+
+    def __init__(self, spec: Server, layout: Layout, comm: Comm) -> None:
+        self._spec = spec
+        self._layout = layout
+        self._comm = comm
+        self._homes = homes(layout, comm.size)
+        self._deals: dict[int, Deal] = {}  # by id of a bucket's layout
+        self._residual = Memory("once/server", layout) if spec.down.needs_feedback else None
+        self._pending = Pending(self._finish)
+
+    def reduce(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Sent | None:
+        self._pending.finish_before(turn.step)
+        deal = self._deal(layout)
+        up, down = self._spec.up.at(turn.step), self._spec.down.at(turn.step)
+        if x is out and not kernels.all_finite(x, layout.segments):  # no feedback has looked at it
+            x = None
+        nothing = out.new_empty(0, dtype=torch.uint8)
+        key = turn.common if draws_alike(up) else turn.own
+        wires = [nothing] * self._comm.size if x is None else deal.encode(x, up, key)
+        came = self._comm.all_to_all(wires)
+        answer = self._serve(came, deal.home, up, down, turn)
+        answers = self._comm.all_gather(nothing if answer is None else answer)
+        if any(len(part) and not each.numel() for part, each in zip(deal.served, answers, strict=True)):
+            self.put_back(layout)
+            return None
+        layout.segments.zero_(out)
+        for rank, (part, each) in enumerate(zip(deal.served, answers, strict=True)):
+            _add_(down, each, part.segments, out, alpha, rank)
+        return deal.share(wires, up)
+
+    def _serve(self, wires: list[Tensor], home: Layout, up: Codec, down: Codec, turn: Turn) -> Tensor | None:
+        """The down-message of the tensors served here; None where there are none, or one is not finite."""
+        if not len(home) or not all(wire.numel() for wire in wires):
+            return None
+        segments, device = home.segments, wires[0].device
+        if self._residual is None:
+            x = torch.zeros(segments.end, dtype=torch.float32, device=device)
+        else:
+            x = self._residual.flat(home, device).clone()
+        for rank, wire in enumerate(wires):
+            _add_(up, wire, segments, x, 1 / self._comm.size, rank)
+        if not kernels.all_finite(x, segments):
+            return None
+        # Keys of its own: with those of this rank's up-message the two roundings would not be independent.
+        answer = message(x, home, down, lambda name: turn.own(f"server/{name}"))
+        if self._residual is not None and home.numel:
+            self._pending.add(down.decode_segments_add_(answer, segments, x, -1.0), home, turn.step)
+        return answer
+
+    def _deal(self, layout: Layout) -> Deal:
+        deal = self._deals.get(id(layout))
+        if deal is None:
+            deal = self._deals[id(layout)] = Deal.of(layout, self._homes, self._comm.rank, self._comm.size)
+        return deal
+
+    def _finish(self, residual: Tensor, home: Layout) -> None:
+        assert self._residual is not None
+        self._residual.held(home).copy_(residual)
+
+    def put_back(self, layout: Layout) -> None:
+        self._pending.drop(self._deal(layout).home)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The residuals of the tensors served here, and zeros for the others: each is held once."""
+        self._pending.finish_all()
+        return {} if self._residual is None else self._residual.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        if self._residual is None:
+            super().load_state_dict(state)
+            return
+        self._residual.check(state)
+        self._pending.finish_all()
+        for entry in self._layout:
+            if self._homes[entry.name] == self._comm.rank:
+                value = state[f"{self._residual.kind}/{entry.name}"]
+                self._residual.set(entry, value.to(torch.float32).flatten())
+
+
+def _add_(codec: Codec, wire: Tensor, segments: Segments, out: Tensor, alpha: float, rank: int) -> None:
+    """out += alpha * decoded message of a rank, on the segments."""
+    if not segments.numel:
+        return
+    try:
+        codec.decode_segments_add_(wire, segments, out, alpha)
+    except WireError as error:
+        raise WireError(f"the message that rank {rank} sent is damaged: {error}") from error
