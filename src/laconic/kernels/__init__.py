@@ -13,6 +13,13 @@ from laconic.kernels.bitpack import packed_nbytes as packed_nbytes
 from laconic.kernels.bitpack import ternary_nbytes as ternary_nbytes
 from laconic.kernels.bitpack import unpack_bits as unpack_bits
 from laconic.kernels.bitpack import unpack_ternary as unpack_ternary
+from laconic.kernels.codebook import codebook_nbytes as codebook_nbytes
+from laconic.kernels.codebook import hierarchy_add_ as hierarchy_add_
+from laconic.kernels.codebook import hierarchy_encode as hierarchy_encode
+from laconic.kernels.codebook import powers_add_ as powers_add_
+from laconic.kernels.codebook import powers_encode as powers_encode
+from laconic.kernels.codebook import quantile_add_ as quantile_add_
+from laconic.kernels.codebook import quantile_encode as quantile_encode
 from laconic.kernels.dispatch import info as info
 from laconic.kernels.dispatch import runnable as runnable
 from laconic.kernels.dispatch import using as using

@@ -1,0 +1,137 @@
+"""Small codes and the few numbers that they stand for: groups of equal count, or powers of a base.
+
+Each tensor's wire is [numbers float32 | codes, packed as in `bitpack`], one after the other; an empty one has
+none. See README.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import NonFiniteError, WireError
+from laconic.core.layout import Segments
+from laconic.kernels import checks, dispatch
+from laconic.kernels.codebook import reference
+from laconic.kernels.codebook.shapes import hierarchy_shape, powers_shape, quantile_shape
+
+Shape = Callable[[int], tuple[int, int]]
+
+
+def codebook_nbytes(shape: tuple[int, int], n: int) -> int:
+    """Bytes of n codes, for a shape (numbers, bits of a code)."""
+    numbers, bits = shape
+    return 4 * numbers + (n * bits + 7) // 8
+
+
+def hierarchy_encode(x: Tensor, segments: Segments, levels: int) -> Tensor:
+    """Each |x| as one of `levels` (1..256) groups of equal count, largest first, and its sign.
+
+    >>> x = torch.tensor([4.0, -1.0, 2.0, 1.0])
+    >>> hierarchy_encode(x, Segments.whole(4), levels=2).view(torch.uint8)[:8].view(torch.float32).tolist()
+    [3.0, 1.0]
+    """
+    checks.buffer("x", x, segments)
+    wire = _room(x, segments, lambda n: hierarchy_shape(n, levels))
+    if (native := dispatch.native(x)) is not None:
+        _check_finite(native.hierarchy_encode(x, segments.starts_tensor, segments.sizes_tensor, levels, wire))
+        return wire
+    return _joined(wire, [reference.hierarchy_encode(view, levels) for view in _views(x, segments)])
+
+
+def hierarchy_add_(wire: Tensor, segments: Segments, out: Tensor, levels: int, alpha: float = 1.0) -> Tensor:
+    """out[segment] += alpha * (sign * mean of the group). `WireError` for what no encoder makes."""
+    _check(wire, segments, out, lambda n: hierarchy_shape(n, levels))
+    if (native := dispatch.native(wire, out)) is not None:
+        native.hierarchy_add_(wire, segments.starts_tensor, segments.sizes_tensor, levels, out, alpha)
+        return out
+    for view, part in _parts(wire, segments, out, lambda n: hierarchy_shape(n, levels)):
+        view += reference.hierarchy_decode(part, view.numel(), levels) * alpha
+    return out
+
+
+def quantile_encode(x: Tensor, segments: Segments, bins: int) -> Tensor:
+    """Each x as one of `bins` (2..65536) groups of about equal count, none of which has both signs."""
+    checks.buffer("x", x, segments)
+    wire = _room(x, segments, lambda n: quantile_shape(n, bins))
+    if (native := dispatch.native(x)) is not None:
+        _check_finite(native.quantile_encode(x, segments.starts_tensor, segments.sizes_tensor, bins, wire))
+        return wire
+    return _joined(wire, [reference.quantile_encode(view, bins) for view in _views(x, segments)])
+
+
+def quantile_add_(wire: Tensor, segments: Segments, out: Tensor, bins: int, alpha: float = 1.0) -> Tensor:
+    """out[segment] += alpha * mean of the bin. `WireError` for what `quantile_encode` cannot have made."""
+    _check(wire, segments, out, lambda n: quantile_shape(n, bins))
+    if (native := dispatch.native(wire, out)) is not None:
+        native.quantile_add_(wire, segments.starts_tensor, segments.sizes_tensor, bins, out, alpha)
+        return out
+    for view, part in _parts(wire, segments, out, lambda n: quantile_shape(n, bins)):
+        view += reference.quantile_decode(part, view.numel(), bins) * alpha
+    return out
+
+
+def powers_encode(x: Tensor, segments: Segments, bounds: Tensor) -> Tensor:
+    """With s = max |x| of the tensor: level = how many of bounds[l] * s the entry reaches, and its sign.
+
+    bounds float32 (levels,) ascend from above 0 to at most 1. Level 0 has no sign; a zero is always level 0.
+    """
+    checks.buffer("x", x, segments)
+    wire = _room(x, segments, lambda n: powers_shape(n, bounds.numel()))
+    if (native := dispatch.native(x)) is not None:
+        _check_finite(native.powers_encode(x, segments.starts_tensor, segments.sizes_tensor, bounds, wire))
+        return wire
+    return _joined(wire, [reference.powers_encode(view, bounds) for view in _views(x, segments)])
+
+
+def powers_add_(wire: Tensor, segments: Segments, out: Tensor, powers: Tensor, alpha: float = 1.0) -> Tensor:
+    """out[segment] += alpha * (sign * s * powers[level - 1]), nothing for level 0; powers float32 (levels,).
+
+    Raises `WireError` for what `powers_encode` cannot have made.
+    """
+    _check(wire, segments, out, lambda n: powers_shape(n, powers.numel()))
+    if (native := dispatch.native(wire, out)) is not None:
+        native.powers_add_(wire, segments.starts_tensor, segments.sizes_tensor, powers, out, alpha)
+        return out
+    for view, part in _parts(wire, segments, out, lambda n: powers_shape(n, powers.numel())):
+        view += reference.powers_decode(part, view.numel(), powers) * alpha
+    return out
+
+
+def _lengths(segments: Segments, shape: Shape) -> list[int]:
+    return [codebook_nbytes(shape(n), n) for n in segments.sizes]
+
+
+def _room(x: Tensor, segments: Segments, shape: Shape) -> Tensor:
+    return torch.empty(sum(_lengths(segments, shape)), dtype=torch.uint8, device=x.device)
+
+
+def _check(wire: Tensor, segments: Segments, out: Tensor, shape: Shape) -> None:
+    checks.flat("wire", wire, torch.uint8)
+    checks.buffer("out", out, segments)
+    expected = sum(_lengths(segments, shape))
+    if wire.numel() != expected:
+        raise WireError(f"the codes of {len(segments)} tensors fill {expected} bytes, got {wire.numel()}")
+
+
+def _check_finite(finite: bool) -> None:
+    if not finite:
+        raise NonFiniteError("a codebook cannot hold NaN or Inf: skip this step, it has no gradient")
+
+
+def _views(x: Tensor, segments: Segments) -> list[Tensor]:
+    """The tensors, which must be finite."""
+    views = segments.views(x)
+    _check_finite(all(bool(torch.isfinite(view).all()) for view in views))
+    return views
+
+
+def _joined(wire: Tensor, parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts, out=wire) if parts else wire
+
+
+def _parts(wire: Tensor, segments: Segments, out: Tensor, shape: Shape) -> list[tuple[Tensor, Tensor]]:
+    wires = torch.split(wire, _lengths(segments, shape)) if len(segments) else ()
+    return list(zip(segments.views(out), wires, strict=True))

@@ -1,0 +1,29 @@
+"""How many numbers a tensor's codebook has, and how many bits each code."""
+
+from __future__ import annotations
+
+
+def bits_for(entries: int) -> int:
+    """The least b with 2^b >= entries.
+
+    >>> [bits_for(k) for k in (1, 2, 3, 256)]
+    [0, 1, 2, 8]
+    """
+    return (entries - 1).bit_length()
+
+
+def hierarchy_shape(n: int, levels: int) -> tuple[int, int]:
+    """A mean a group, of which there are no more than elements; sign and group of each."""
+    entries = min(levels, n)
+    return (entries, 1 + bits_for(entries)) if n else (0, 0)
+
+
+def quantile_shape(n: int, bins: int) -> tuple[int, int]:
+    """A mean a bin, of which there are no more than elements; the bin of each."""
+    entries = min(bins, n)
+    return (entries, bits_for(entries)) if n else (0, 0)
+
+
+def powers_shape(n: int, levels: int) -> tuple[int, int]:
+    """The largest magnitude; sign and level of each, level 0 for nothing."""
+    return (1, 1 + levels.bit_length()) if n else (0, 0)
