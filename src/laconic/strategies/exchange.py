@@ -23,15 +23,7 @@ from laconic.feedback.feedback import BoundFeedback, Optimised
 from laconic.reducers.reducer import BoundReducer, Sent
 from laconic.strategies.method import Method
 from laconic.strategies.sparse_grads import sparse_mean
-
-
-@dataclass
-class Seconds:
-    """Where the time of the exchanges went."""
-
-    encode_s: float = 0.0
-    communicate_s: float = 0.0
-    decode_s: float = 0.0
+from laconic.strategies.stats import Seconds
 
 
 @dataclass(frozen=True)
@@ -64,7 +56,13 @@ class Exchange:
     """A method bound to a model's layout and a group."""
 
     def __init__(
-        self, method: Method, layout: Layout, comm: Metered, optimised: Optimised, seed: int = 0
+        self,
+        method: Method,
+        layout: Layout,
+        comm: Metered,
+        optimised: Optimised,
+        seed: int = 0,
+        seconds: Seconds | None = None,
     ) -> None:
         self.method = method
         self.layout = layout
@@ -72,7 +70,7 @@ class Exchange:
         self.seed = seed
         self.step = 0
         self.void: str | None = None  # why the present step must not be applied
-        self.seconds = Seconds()
+        self.seconds = seconds or Seconds()
         self.dense_bytes = 0
         self._legs: list[Leg] = []
         self._whole = method.assign(layout)
@@ -140,6 +138,7 @@ class Exchange:
         self.void = reason
         for leg, part in self._settled:
             leg.feedback.put_back(part)
+            leg.reducer.put_back(part)
         self._settled.clear()
 
     def _split(self, layout: Layout) -> tuple[Layout, ...]:
@@ -174,8 +173,8 @@ class Exchange:
             for key, value in {**leg.feedback.state_dict(), **leg.reducer.state_dict()}.items()
         }
 
-    def load_state_dict(self, state: Mapping[str, Tensor], step: int) -> None:
-        """Take memory and step count back. Raises `StateError`, with nothing changed, if a tensor differs."""
+    def check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Raise `StateError` unless the state has exactly the tensors of this method's memory."""
         own = {key: tuple(value.shape) for key, value in self.state_dict().items()}
         told = {key: tuple(value.shape) for key, value in state.items()}
         for key in sorted(own.keys() | told.keys()):
@@ -184,6 +183,10 @@ class Exchange:
                     f"{key} has shape {told.get(key)} in the saved state, here {own.get(key)}: it is of"
                     " another model or method"
                 )
+
+    def load_state_dict(self, state: Mapping[str, Tensor], step: int) -> None:
+        """Take memory and step count back. Raises `StateError`, with nothing changed, if a tensor differs."""
+        self.check_state(state)
         for i, leg in enumerate(self._legs):
             prefix = f"route{i}/"
             part = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}

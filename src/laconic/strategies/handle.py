@@ -16,6 +16,7 @@ from laconic.strategies.buckets import Buckets, Mean
 from laconic.strategies.exchange import Exchange
 from laconic.strategies.method import Method
 from laconic.strategies.optimiser import OptimiserSide
+from laconic.strategies.rule import Site
 from laconic.strategies.state import FORMAT, Identity, RankState, label, model_digest, unlabel
 from laconic.strategies.stats import Stats
 
@@ -44,9 +45,8 @@ class Handle:
         self._optimiser = OptimiserSide(optimizer, names, self._before_step, method.rules)
         self._exchange = Exchange(method, self.layout, comm, self._optimiser, seed)
         self.buckets = Buckets(self._exchange, names, scaler, keep_means=restore_unused)
-        self._rules = [
-            rule.bind(part, self._optimiser, comm, seed) for rule, part in method.governed(self.layout)
-        ]
+        site = Site(comm, seed, self._exchange.seconds)
+        self._rules = [rule.bind(part, self._optimiser, site) for rule, part in method.governed(self.layout)]
         self._optimiser.install(self._rules)
 
     def __repr__(self) -> str:

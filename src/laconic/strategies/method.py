@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, ParamSpec
 
 from laconic.codecs.indices.golomb import Golomb
@@ -133,6 +133,13 @@ def method(
 def routes(*parts: Route) -> Method:
     """A method that has no name yet."""
     return Method("routes()", parts)
+
+
+def governed_by(rule: Rule, what: Any) -> Method:
+    """What `lift` makes of a codec, selector or reducer, with this rule for all of its tensors."""
+    if isinstance(what, Method):
+        raise SpecError(f"this method takes a codec, selector or reducer, got the method {what}")
+    return routes(*(replace(route, rule=rule) for route in lift(what).routes))
 
 
 def lift(spec: Any) -> Method:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -18,21 +19,26 @@ from torch.optim import Optimizer
 from laconic.comm.metered import Metered
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
+from laconic.feedback.feedback import Optimised
+from laconic.strategies.stats import Seconds
 
 
-class Optimised(Protocol):
-    """The optimiser's side of a model, as rules and feedbacks see it."""
+class OptimiserView(Optimised, Protocol):
+    """The optimiser's side of a model, as rules see it."""
 
     optimiser: Optimizer
-
-    def settings(self, name: str) -> Mapping[str, Any]:
-        """The present settings (`lr`, `momentum`, ...) of the group that this tensor is in."""
 
     def parameter(self, name: str) -> Tensor:
         """The model's parameter of this name."""
 
-    def take_momentum(self, name: str) -> Tensor | None:
-        """The tensor's momentum buffer, which the optimiser then forgets; None where it has none."""
+
+@dataclass(frozen=True)
+class Site:
+    """Where a rule works: the group, the seed of its keys, and the clock of what it exchanges."""
+
+    comm: Metered
+    seed: int
+    seconds: Seconds
 
 
 class Rule(ABC):
@@ -47,12 +53,12 @@ class Rule(ABC):
     def check(self, optimiser: Optimizer, missing: Collection[str]) -> None:
         """Raise `AttachError` unless this optimiser will do. `missing`: trained tensors that it lacks."""
 
-    @abstractmethod
-    def make(self, parameters: Iterable[Tensor], *, lr: float | None, weight_decay: float) -> Optimizer:
-        """An optimiser that will do, at the rate given or at a usual one."""
+    def make(self, parameters: list[Tensor], *, lr: float | None, weight_decay: float) -> Optimizer | None:
+        """An optimiser that will do, at the rate given or at a usual one; None where plain SGD will do."""
+        return None
 
     @abstractmethod
-    def bind(self, layout: Layout, optimised: Optimised, comm: Metered, seed: int) -> BoundRule:
+    def bind(self, layout: Layout, view: OptimiserView, site: Site) -> BoundRule:
         """The working object for these tensors of the model."""
 
 

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from laconic.comm.metered import Metered
 from laconic.core.errors import AttachError, StateError
 from laconic.core.layout import Layout
 from laconic.feedback.feedback import Feedback
-from laconic.strategies.rule import BoundRule, Optimised, Rule
+from laconic.strategies.rule import BoundRule, OptimiserView, Rule, Site
 
 
 @dataclass(frozen=True)
@@ -52,27 +51,24 @@ class SgdMomentum(Rule):
                 f" hold {next(iter(missing))}: give all of model.parameters() to one optimiser"
             )
 
-    def make(self, parameters: Iterable[Tensor], *, lr: float | None, weight_decay: float) -> SGD:
-        return SGD(parameters, lr=lr or 0.1, momentum=0.9, nesterov=True, weight_decay=weight_decay)
-
-    def bind(self, layout: Layout, optimised: Optimised, comm: Metered, seed: int) -> BoundRule:
-        return _Momentum(self.feedback, layout, optimised)
+    def bind(self, layout: Layout, view: OptimiserView, site: Site) -> BoundRule:
+        return _Momentum(self.feedback, layout, view)
 
 
 class _Momentum(BoundRule):
-    def __init__(self, feedback: Feedback, layout: Layout, optimised: Optimised) -> None:
+    def __init__(self, feedback: Feedback, layout: Layout, view: OptimiserView) -> None:
         self._feedback = feedback
         self._layout = layout
-        self._optimised = optimised
+        self._view = view
         self._decay: dict[str, Tensor] = {}  # momentum of the weight decay
 
     def step_(self, step: int) -> Iterable[str]:
         if not self._feedback.owns_momentum(step):
             return ()
-        grads = {name: self._optimised.parameter(name) for name in self._layout.names}
+        grads = {name: self._view.parameter(name) for name in self._layout.names}
         present = {name: parameter for name, parameter in grads.items() if parameter.grad is not None}
         for name, parameter in present.items():
-            self._update_(name, parameter, self._optimised.settings(name))
+            self._update_(name, parameter, self._view.settings(name))
         return present.keys()
 
     @torch.no_grad()
@@ -109,5 +105,5 @@ class _Momentum(BoundRule):
         self._decay = {
             name: value.to(parameter.device, parameter.dtype).clone()
             for name, value in named.items()
-            for parameter in (self._optimised.parameter(name),)
+            for parameter in (self._view.parameter(name),)
         }

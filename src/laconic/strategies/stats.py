@@ -6,6 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
+@dataclass
+class Seconds:
+    """Where the time of the exchanges went."""
+
+    encode_s: float = 0.0
+    communicate_s: float = 0.0
+    decode_s: float = 0.0
+
+
 @dataclass(frozen=True)
 class Stats:
     """Cumulative figures of this rank.

@@ -1,0 +1,53 @@
+"""1-bit Adam: after a warm-up, momentum in one bit an entry, both ways.
+
+Tang et al. 2021, arXiv:2102.02888 [recalled]; the only widely used release of it is gone.
+"""
+
+from __future__ import annotations
+
+from laconic.codecs.sign import Sign
+from laconic.core.codec import Codec
+from laconic.core.errors import SpecError
+from laconic.feedback.error_feedback import ErrorFeedback
+from laconic.methods.adam import ADAM
+from laconic.optim.frozen_adam import FrozenAdam
+from laconic.optim.local import Local
+from laconic.reducers.dense_first import DenseFirst
+from laconic.reducers.server import Server
+from laconic.reducers.sum import Sum
+from laconic.strategies.method import Method, Route, everything, matrices, method, routes
+
+SIGN = Sign()
+
+
+@method(
+    paper="Tang et al. 2021, arXiv:2102.02888",
+    sends="the signs of Adam's momentum, and their mean magnitude, up and down",
+    status="recalled",
+    examples=("onebit_adam(warmup_steps=3)",),
+)
+def onebit_adam(warmup_steps: int = 1000, what: Codec = SIGN) -> Method:
+    """The first `warmup_steps` steps are Adam's. Then v stays as it is, and with C = `what` on rank i:
+
+        m_i = b1 * m + (1 - b1) * g_i       m = C'(mean of C(m_i + e_i) + e')       w = w - lr * m / D
+
+    where e_i and the server's e' keep what C lost, and D = sqrt(vhat) + eps. Up and down by `server`: two
+    messages of C a step, whatever the number of ranks. The exchange happens inside `optimizer.step()`, so
+    whatever a script does to gradients before it (clipping, accumulation, a GradScaler) is done to this
+    rank's own, as in the paper. Weight decay is Adam's or AdamW's. Tensors of one dimension stay with Adam.
+    An entry that no gradient reached in the warm-up rests: v is zero there.
+
+    Needs `torch.optim.Adam` or `AdamW`, with or without amsgrad. The paper warms up for 15 to 25 % of the
+    steps [recalled], which should take in any rise of the learning rate. Payload after it: about 2 bits a
+    parameter, of which each rank sends one to the servers and its share of the other to everyone.
+
+    >>> onebit_adam(warmup_steps=400)
+    onebit_adam(warmup_steps=400)
+    """
+    if warmup_steps < 1:
+        raise SpecError(f"warmup_steps must be 1 or more, got {warmup_steps}: Adam's v is learnt in them")
+    momentum = routes(Route(everything, Server(what, what), ErrorFeedback()))
+    return routes(
+        Route(matrices, DenseFirst(Local(), warmup_steps), rule=FrozenAdam(warmup_steps, momentum)),
+        Route(everything, Sum(), rule=ADAM),
+    )

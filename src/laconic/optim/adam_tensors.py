@@ -1,0 +1,121 @@
+"""The tensors of a `torch.optim.Adam` or `AdamW`, for rules that take steps in its place.
+
+Moments and step counts stay in the optimiser's own state: its `state_dict` saves them, and without the rule
+it goes on from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Adam, AdamW, Optimizer
+
+from laconic.core.errors import AttachError
+from laconic.core.layout import Layout
+from laconic.strategies.rule import OptimiserView
+
+
+def check_adam(optimiser: Optimizer) -> None:
+    """Raise `AttachError` unless this is a `torch.optim.Adam` or `AdamW` whose step a rule can take."""
+    if not isinstance(optimiser, (Adam, AdamW)):
+        raise AttachError(
+            f"this method is made for torch.optim.Adam or AdamW, got {type(optimiser).__name__}: build one of"
+            " these, or take error_fed(...), which goes with any optimiser"
+        )
+    for group in optimiser.param_groups:
+        for setting in ("fused", "capturable", "differentiable"):
+            if group.get(setting):
+                raise AttachError(
+                    f"this method takes Adam's step itself and cannot do {setting}={group[setting]!r}: build"
+                    f" the optimiser without {setting}"
+                )
+
+
+def make_adam(parameters: list[Tensor], lr: float | None, weight_decay: float) -> AdamW:
+    """The usual AdamW."""
+    return AdamW(parameters, lr=1e-3 if lr is None else lr, weight_decay=weight_decay)
+
+
+class AdamTensors:
+    """One Adam's view of the tensors of a layout, in float32 whatever the parameters are."""
+
+    def __init__(self, layout: Layout, view: OptimiserView) -> None:
+        self.layout = Layout.of((entry.name, entry.shape) for entry in layout)  # one after the other
+        self._view = view
+
+    def settings(self, name: str) -> Mapping[str, Any]:
+        """Adam's settings of this tensor."""
+        return self._view.settings(name)
+
+    def state(self, name: str) -> dict[str, Any]:
+        """Adam's own state of this tensor; made as Adam makes it where there is none."""
+        parameter = self._view.parameter(name)
+        state: dict[str, Any] = self._view.optimiser.state[parameter]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+            if self.settings(name)["amsgrad"]:
+                state["max_exp_avg_sq"] = torch.zeros_like(parameter)
+        return state
+
+    def gradient(self, name: str) -> Tensor:
+        """float32 (n,): this rank's gradient with Adam's L2 decay; zero where there is none."""
+        parameter, settings = self._view.parameter(name), self.settings(name)
+        grad = parameter.grad
+        g = torch.zeros_like(parameter) if grad is None else -grad if settings["maximize"] else grad
+        g = g.detach().to(torch.float32)
+        if settings["weight_decay"] and not decoupled(settings, self._view.optimiser):
+            g = g.add(parameter.detach().to(torch.float32), alpha=float(settings["weight_decay"]))
+        return g.flatten()
+
+    def momentum(self, name: str) -> Tensor:
+        """float32 (n,): the first moment."""
+        moment: Tensor = self.state(name)["exp_avg"]
+        return moment.to(torch.float32).flatten()
+
+    def shrink(self, name: str) -> float:
+        """What one step of AdamW's decay multiplies the weights by."""
+        settings = self.settings(name)
+        apart = settings["weight_decay"] and decoupled(settings, self._view.optimiser)
+        return 1 - float(settings["lr"]) * float(settings["weight_decay"]) if apart else 1.0
+
+    def denominator(self, name: str, updates: float) -> Tensor:
+        """float32 (n,): sqrt(v / (1 - b2^updates)) + eps, and inf where v is zero.
+
+        An entry that no gradient has reached while v was learnt cannot be scaled: a rounding error in its
+        momentum, over eps, would throw it far away. So it rests.
+        """
+        state, settings = self.state(name), self.settings(name)
+        held: Tensor = state["max_exp_avg_sq" if settings["amsgrad"] else "exp_avg_sq"]
+        v = held.to(torch.float32).flatten()
+        learnt = 1 - float(settings["betas"][1]) ** updates
+        scale: Tensor = (v / learnt).sqrt_().add_(float(settings["eps"]))
+        return scale.masked_fill_(v == 0, torch.inf)
+
+    def learn_variance(self, name: str, gradient: Tensor) -> None:
+        """v = b2 * v + (1 - b2) * gradient^2, and AMSGrad's maximum."""
+        state, settings = self.state(name), self.settings(name)
+        b2, v = float(settings["betas"][1]), state["exp_avg_sq"]
+        g = gradient.view_as(v).to(v.dtype)
+        v.mul_(b2).addcmul_(g, g, value=1 - b2)
+        if settings["amsgrad"]:
+            torch.maximum(state["max_exp_avg_sq"], v, out=state["max_exp_avg_sq"])
+
+    @torch.no_grad()
+    def take(self, name: str, weights: Tensor) -> None:
+        """Put new weights, float32 (n,), in the parameter's place."""
+        parameter = self._view.parameter(name)
+        parameter.copy_(weights.view_as(parameter))
+
+    def weights(self, name: str) -> Tensor:
+        """float32 (n,): a copy of the parameter."""
+        return self._view.parameter(name).detach().to(torch.float32, copy=True).flatten()
+
+
+def decoupled(settings: Mapping[str, Any], optimiser: Optimizer) -> bool:
+    """Whether weight decay acts on the weights (AdamW), not on the gradient (Adam)."""
+    return bool(settings.get("decoupled_weight_decay", isinstance(optimiser, AdamW)))

@@ -1,0 +1,73 @@
+"""AMSGrad as COMP-AMS states it: Adam whose second moment never falls.
+
+Reddi et al. 2018, arXiv:1904.09237; Li, Karimi, Li 2022, arXiv:2205.05632 [recalled]. Under sparse gradients
+Adam's v falls between the rare times at which an entry arrives, and the step that follows is too long; the
+maximum keeps it short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from laconic.optim.settings import Parameters, above_zero, at_least_zero, share
+
+
+class AMSGrad(Optimizer):
+    """With g the gradient plus `weight_decay` * w:
+
+        m = b1 * m + (1 - b1) * g        v = b2 * v + (1 - b2) * g^2        vhat = max(vhat, v)
+        w = w - lr * m / sqrt(vhat + eps)
+
+    Without bias correction, and eps inside the root, as in the paper; `torch.optim.Adam(amsgrad=True)` has
+    both otherwise. State: three tensors like the parameter, equal on all ranks when the gradients are.
+
+    >>> w = torch.nn.Parameter(torch.tensor([1.0]))
+    >>> w.grad = torch.tensor([2.0])
+    >>> AMSGrad([w], lr=0.1).step()
+    >>> round(w.item(), 4)
+    0.6838
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        at_least_zero(lr=lr, weight_decay=weight_decay)
+        above_zero(eps=eps)
+        share(beta1=betas[0], beta2=betas[1])
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update_(parameter, group["lr"], group["betas"], group["eps"], group["weight_decay"])
+        return loss
+
+    def _update_(
+        self, w: Tensor, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+    ) -> None:
+        state = self.state[w]
+        if not state:
+            for name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"):
+                state[name] = torch.zeros_like(w)
+        g = w.grad if not weight_decay else w.grad + weight_decay * w  # type: ignore[operator]
+        m, v, most = state["exp_avg"], state["exp_avg_sq"], state["max_exp_avg_sq"]
+        m.lerp_(g, 1 - betas[0])
+        v.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
+        torch.maximum(most, v, out=most)
+        w.addcdiv_(m, (most + eps).sqrt_(), value=-lr)

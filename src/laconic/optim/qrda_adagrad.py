@@ -1,0 +1,78 @@
+"""QRDA AdaGrad: AdaGrad by regularised dual averaging, on quantised gradients, with sparse models out.
+
+Xu et al. 2022, arXiv:2208.05631, of which the abstract was at hand; the update is derived from Duchi et al.
+2011 [recalled]. Each step regularises the whole past anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from laconic.optim.prox import one_of, shrink, zero_share
+from laconic.optim.settings import Parameters, above_zero, at_least_zero
+
+
+class QRDAAdaGrad(Optimizer):
+    """With g the mean of the quantised gradients at step t = 1, 2, ..., and a its mean so far:
+
+        s = s + g^2        H = delta + sqrt(s)        a = ((t - 1) * a + g) / t
+        z = w_1 - lr * t * a / H
+        w = argmin  1/2 sum_j H_j (w_j - z_j)^2 + lr * t * (l1 * |w|_1  or  l2 * sum over rows of |row|_2)
+
+    The prox-centre is w_1, what the weights were at the first step: from zero, as the paper's convex problems
+    start, all layers of a network would vanish together. Without a regulariser it is lazy AdaGrad. The
+    learning rate scales the whole past, so it should be constant. An entry whose gradient has always been
+    zero stays as it is. State: three tensors a parameter.
+
+    >>> w = torch.nn.Parameter(torch.tensor([1.0, 0.105]))
+    >>> w.grad = torch.tensor([0.5, 0.5])
+    >>> optimizer = QRDAAdaGrad([w], lr=0.1, l1=0.1)
+    >>> optimizer.step()
+    >>> [round(value, 4) for value in w.tolist()], optimizer.zero_share()
+    ([0.88, 0.0], 0.5)
+    """
+
+    def __init__(
+        self, params: Parameters, lr: float = 0.01, l1: float = 0.0, l2: float = 0.0, delta: float = 1e-6
+    ) -> None:
+        at_least_zero(lr=lr, l1=l1, l2=l2)
+        above_zero(delta=delta)
+        one_of(l1, l2)
+        super().__init__(params, {"lr": lr, "l1": l1, "l2": l2, "delta": delta})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for w in group["params"]:
+                if w.grad is not None:
+                    self._update_(w, group["lr"], group["l1"], group["l2"], group["delta"])
+        return loss
+
+    def _update_(self, w: Tensor, lr: float, l1: float, l2: float, delta: float) -> None:
+        state = self.state[w]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.int64)
+            state["sum"] = torch.zeros_like(w)
+            state["mean"] = torch.zeros_like(w)
+            state["start"] = w.detach().clone()
+        g = w.grad
+        state["step"] += 1
+        t = int(state["step"])
+        seen = state["sum"].addcmul_(g, g)
+        h = seen.sqrt().add_(delta)
+        mean = state["mean"].lerp_(g, 1 / t)
+        z = state["start"] - lr * t * mean / h
+        w.copy_(torch.where(seen > 0, shrink(z, h, lr * t * l1, lr * t * l2), w))
+
+    def zero_share(self) -> float:
+        """Share of all weights that are exactly zero."""
+        return zero_share([w for group in self.param_groups for w in group["params"]])

@@ -1,0 +1,66 @@
+"""When 0/1 Adam learns its variance, and when ranks meet: both rarer and rarer. Pure functions of the step.
+
+Lu et al. 2022, arXiv:2202.06009, the policies of its experiments [recalled].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from laconic.core.errors import SpecError
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Until step `freeze_steps` every step is a round, and v is learnt at some: first at every step, and
+    after every `kappa` times at steps twice as far apart. Then v is frozen, and rounds are one step apart,
+    and twice as far after every `double_every` steps, up to `longest`.
+
+    >>> rounds = Rounds(freeze_steps=8, kappa=2, double_every=4, longest=4)
+    >>> [step for step in range(8) if rounds.learns(step)]
+    [0, 1, 2, 4, 6]
+    >>> [step for step in range(8, 30) if rounds.meets(step)]
+    [8, 9, 10, 11, 12, 14, 16, 20, 24, 28]
+    """
+
+    freeze_steps: int
+    kappa: int
+    double_every: int
+    longest: int
+
+    def __post_init__(self) -> None:
+        for name in ("freeze_steps", "kappa", "double_every", "longest"):
+            if getattr(self, name) < 1:
+                raise SpecError(f"{name} must be 1 or more, got {getattr(self, name)}")
+
+    def learns(self, step: int) -> bool:
+        """Whether v is learnt at this step, from a dense mean."""
+        if step >= self.freeze_steps:
+            return False
+        at, apart = 0, 1
+        while at + self.kappa * apart <= step:
+            at += self.kappa * apart
+            apart *= 2
+        return (step - at) % apart == 0
+
+    def meets(self, step: int) -> bool:
+        """Whether ranks exchange anything at this step."""
+        if step < self.freeze_steps:
+            return True
+        at = self.freeze_steps
+        while at < step:  # from one doubling to the next
+            apart = self.apart(at)
+            until = step if apart == self.longest else min(step, at + self.double_every - self._into(at))
+            at += apart * max(1, -(-(until - at) // apart))
+        return at == step
+
+    def apart(self, step: int) -> int:
+        """Steps from the round at this step to the next."""
+        if step < self.freeze_steps:
+            return 1
+        doublings = (step - self.freeze_steps) // self.double_every
+        return min(self.longest, 1 << min(doublings, 30))
+
+    def _into(self, step: int) -> int:
+        """Steps since the last doubling."""
+        return (step - self.freeze_steps) % self.double_every

@@ -1,0 +1,228 @@
+"""1-bit and 0/1 Adam on threads as ranks, against plain loops; with an exact codec they must be exact."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from laconic.comm.comm import Comm
+from laconic.comm.loopback import Loopback
+from laconic.comm.metered import Metered
+from laconic.core.errors import AttachError
+from laconic.core.layout import Layout
+from laconic.core.spec import parse
+from laconic.methods.adam import ADAM
+from laconic.optim.local_adam import LocalAdam
+from laconic.optim.rounds import Rounds
+from laconic.strategies.method import Method, lift
+from laconic.strategies.optimiser import OptimiserSide
+from laconic.strategies.rule import BoundRule, Rule, Site
+from laconic.strategies.stats import Seconds
+
+SIZE, STEPS, B1, B2, EPS = 3, 14, 0.9, 0.999, 1e-8
+Make = Callable[[list[Tensor]], Optimizer]
+
+
+class World:
+    """One rank: a model, its optimiser, and a rule at work on the matrix. Gradients are drawn."""
+
+    def __init__(self, comm: Comm, rule: Rule, make: Make) -> None:
+        self.comm = comm
+        self.model = nn.Linear(5, 4)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
+        self.step = 0
+        self.optimiser = make([*self.model.parameters()])
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        self.side = OptimiserSide(self.optimiser, names, lambda: self.step, [rule])
+        layout = Layout.of([("weight", (4, 5))])
+        self.rule: BoundRule = rule.bind(layout, self.side, Site(Metered(comm), 7, Seconds()))
+        self.side.install([self.rule])
+
+    def advance(self, weight_grad: Tensor) -> Tensor:
+        self.model.weight.grad = weight_grad.clone()
+        self.model.bias.grad = torch.full_like(self.model.bias, 0.1)
+        self.optimiser.step()
+        self.step += 1
+        return self.model.weight.detach().clone()
+
+
+def drawn(rank: int, step: int) -> Tensor:
+    return torch.randn(4, 5, generator=torch.Generator().manual_seed(1000 * rank + step))
+
+
+def mean_gradient(step: int) -> Tensor:
+    return torch.stack([drawn(rank, step) for rank in range(SIZE)]).mean(0)
+
+
+def rule_of(spec: str) -> Rule:
+    return next(rule for rule in lift(spec).rules if rule != ADAM)
+
+
+def adamw(decay: float = 0.1) -> Make:
+    return lambda parameters: AdamW(parameters, lr=0.01, weight_decay=decay)
+
+
+ONE, ZERO = "onebit_adam(warmup_steps=5, what=dense())", "zero_one_adam(freeze_steps=5, kappa=2, what=dense()"
+
+
+def test_one_bit_adam_with_an_exact_codec_is_adam_with_frozen_variance() -> None:
+    def play(comm: Comm) -> list[Tensor]:
+        world = World(comm, rule_of(ONE), adamw())
+        return [world.advance(mean_gradient(t) if t < 5 else drawn(comm.rank, t)) for t in range(STEPS)]
+
+    w = torch.linspace(-1, 1, 20).view(4, 5)
+    m = v = torch.zeros(4, 5)
+    for t in range(STEPS):
+        g = mean_gradient(t)
+        m = B1 * m + (1 - B1) * g
+        if t < 5:
+            v = B2 * v + (1 - B2) * g * g
+        root = (v / (1 - B2 ** min(t + 1, 5))).sqrt() + EPS
+        w = w * (1 - 0.01 * 0.1) - 0.01 / (1 - B1 ** (t + 1)) * m / root
+        for found in Loopback.run(SIZE, play):
+            torch.testing.assert_close(found[t], w, rtol=1e-5, atol=1e-6)
+
+
+def test_l2_decay_of_plain_adam_goes_through_the_momentum() -> None:
+    def play(comm: Comm) -> Tensor:
+        world = World(comm, rule_of(ONE), lambda p: Adam(p, lr=0.01, weight_decay=0.3))
+        for t in range(8):
+            last = world.advance(mean_gradient(t) if t < 5 else drawn(comm.rank, t))
+        return last
+
+    w = torch.linspace(-1, 1, 20).view(4, 5)
+    m = v = torch.zeros(4, 5)
+    for t in range(8):
+        g = mean_gradient(t) + 0.3 * w
+        m = B1 * m + (1 - B1) * g
+        v = B2 * v + (1 - B2) * g * g if t < 5 else v
+        w = w - 0.01 / (1 - B1 ** (t + 1)) * m / ((v / (1 - B2 ** min(t + 1, 5))).sqrt() + EPS)
+    for found in Loopback.run(SIZE, play):
+        torch.testing.assert_close(found, w, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("double_every", [1000, 2])
+def test_zero_one_adam_with_an_exact_codec_is_its_equations(double_every: int) -> None:
+    spec = f"{ZERO}, double_every={double_every}, longest=4)"
+    rounds = Rounds(5, 2, double_every, 4)
+
+    def play(comm: Comm) -> list[Tensor]:
+        world = World(comm, rule_of(spec), adamw())
+        return [world.advance(drawn(comm.rank, t)) for t in range(STEPS)]
+
+    start = torch.linspace(-1, 1, 20).view(4, 5)
+    w = [start.clone() for _ in range(SIZE)]
+    m = [torch.zeros(4, 5) for _ in range(SIZE)]
+    u = [torch.zeros(4, 5) for _ in range(SIZE)]
+    v, learnt, span, shrink = torch.zeros(4, 5), 0, 0.0, 1.0
+    found = Loopback.run(SIZE, play)
+    for t in range(STEPS):
+        if rounds.learns(t):
+            v, learnt = B2 * v + (1 - B2) * mean_gradient(t) ** 2, learnt + 1
+        root = (v / (1 - B2**learnt)).sqrt() + EPS
+        c = 0.01 / (1 - B1 ** (t + 1))
+        span, shrink = span + c, shrink * (1 - 0.01 * 0.1)
+        for i in range(SIZE):
+            m[i] = B1 * m[i] + (1 - B1) * (mean_gradient(t) if rounds.learns(t) else drawn(i, t))
+            u[i] = u[i] + c * m[i]
+            w[i] = w[i] * (1 - 0.01 * 0.1) - c * m[i] / root
+        if rounds.meets(t):
+            agreed = torch.stack(u).mean(0) / span
+            start = start * shrink - span * agreed / root
+            w, m, u = [start] * SIZE, [agreed] * SIZE, [torch.zeros(4, 5)] * SIZE
+            span, shrink = 0.0, 1.0
+        for i in range(SIZE):
+            torch.testing.assert_close(found[i][t], w[i], rtol=1e-4, atol=1e-6)
+        if rounds.meets(t):
+            assert torch.equal(found[0][t], found[1][t]) and torch.equal(found[0][t], found[2][t])
+    assert any(not torch.equal(found[0][t], found[1][t]) for t in range(STEPS)) == (double_every == 2)
+
+
+@pytest.mark.parametrize(
+    "spec", ["onebit_adam(warmup_steps=5)", "zero_one_adam(freeze_steps=5, double_every=3)"]
+)
+def test_a_saved_rule_goes_on_bit_for_bit(spec: str) -> None:
+    rule = rule_of(spec)
+
+    def feed(world: World, steps: range) -> Tensor:
+        for t in steps:
+            early = t < 5 and not isinstance(rule, LocalAdam)
+            last = world.advance(mean_gradient(t) if early else drawn(world.comm.rank, t))
+        return last
+
+    def play(comm: Comm) -> tuple[Tensor, Tensor]:
+        world = World(comm, rule, adamw())
+        feed(world, range(9))
+        model, optimiser, state = copy.deepcopy(
+            (world.model.state_dict(), world.optimiser.state_dict(), world.rule.state_dict())
+        )
+        straight = feed(world, range(9, 15))
+        again = World(comm, rule, adamw())
+        again.model.load_state_dict(model)
+        again.optimiser.load_state_dict(optimiser)
+        again.rule.load_state_dict(state)
+        again.step = 9
+        return straight, feed(again, range(9, 15))
+
+    for straight, resumed in Loopback.run(SIZE, play):
+        assert torch.equal(straight, resumed)
+
+
+def test_an_entry_that_no_gradient_reached_rests() -> None:
+    def play(comm: Comm) -> Tensor:
+        world = World(comm, rule_of("onebit_adam(warmup_steps=3)"), adamw(decay=0.0))
+        for t in range(8):
+            g = mean_gradient(t) if t < 3 else drawn(comm.rank, t)
+            g[1, 2] = 0.0 if t < 3 else g[1, 2]
+            last = world.advance(g)
+        return last
+
+    before = torch.linspace(-1, 1, 20).view(4, 5)
+    for found in Loopback.run(SIZE, play):
+        assert found[1, 2] == before[1, 2] and bool(found.isfinite().all())
+        assert bool((found - before).abs().max() < 0.5)  # eight steps at a rate of 0.01, none of them wild
+
+
+def test_feedback_keeps_one_bit_momentum_near_the_exact_one() -> None:
+    def play(comm: Comm, what: str) -> Tensor:
+        world = World(comm, rule_of(f"onebit_adam(warmup_steps=5, what={what})"), adamw())
+        for t in range(200):
+            last = world.advance(mean_gradient(t) if t < 5 else drawn(comm.rank, t) + 0.5)
+        return last
+
+    exact = Loopback.run(SIZE, lambda comm: play(comm, "dense()"))[0]
+    onebit = Loopback.run(SIZE, lambda comm: play(comm, "sign()"))
+    assert all(torch.equal(onebit[0], other) for other in onebit)
+    start = torch.linspace(-1, 1, 20).view(4, 5)
+    assert (onebit[0] - exact).norm() < 0.15 * (exact - start).norm()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: SGD(p, lr=0.1), "made for torch.optim.Adam or AdamW, got SGD"),
+        (lambda p: AdamW(p, fused=True), "cannot do fused=True"),
+    ],
+)
+def test_another_optimiser_is_refused(make: Make, message: str) -> None:
+    with pytest.raises(AttachError, match=message):
+        World(Loopback.run(1, lambda comm: comm)[0], rule_of("onebit_adam(warmup_steps=5)"), make)
+
+
+def test_comp_ams_asks_for_amsgrad() -> None:
+    method = parse("comp_ams()")
+    assert isinstance(method, Method)
+    (rule,) = method.rules
+    rule.check(AdamW([nn.Parameter(torch.ones(1))], amsgrad=True), ())
+    made = rule.make([nn.Parameter(torch.ones(2, 2))], lr=None, weight_decay=0.0)
+    assert made is not None
+    rule.check(made, ())
+    with pytest.raises(AttachError, match="amsgrad=True, got AdamW"):
+        rule.check(AdamW([nn.Parameter(torch.ones(1))]), ())

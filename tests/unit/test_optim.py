@@ -1,0 +1,176 @@
+"""The optimisers, each against a plain loop over numbers, and their prox against brute force."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from laconic.core.errors import SpecError
+from laconic.optim import AMSGrad, QCMDAdaGrad, QRDAAdaGrad
+from laconic.optim.prox import block_soft, soft
+from laconic.optim.rounds import Rounds
+
+STEPS, SHAPE = 12, (4, 3)
+
+
+def gradients(seed: int = 0) -> list[Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    return [torch.randn(SHAPE, generator=rng, dtype=torch.float64) for _ in range(STEPS)]
+
+
+def run(make, seed: int = 0) -> tuple[Tensor, torch.optim.Optimizer]:  # type: ignore[no-untyped-def]
+    rng = torch.Generator().manual_seed(seed + 100)
+    w = Parameter(torch.randn(SHAPE, generator=rng, dtype=torch.float64))
+    optimiser = make([w])
+    for g in gradients(seed):
+        w.grad = g.clone()
+        optimiser.step()
+    return w.detach(), optimiser
+
+
+def start(seed: int = 0) -> list[float]:
+    rng = torch.Generator().manual_seed(seed + 100)
+    return torch.randn(SHAPE, generator=rng, dtype=torch.float64).flatten().tolist()
+
+
+def test_amsgrad_is_its_equations() -> None:
+    found, _ = run(lambda w: AMSGrad(w, lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1))
+    for i, w in enumerate(start()):
+        m = v = most = 0.0
+        for grad in gradients():
+            g = grad.flatten()[i].item() + 0.1 * w
+            m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g * g
+            most = max(most, v)
+            w -= 0.01 * m / math.sqrt(most + 1e-6)
+        assert found.flatten()[i].item() == pytest.approx(w, abs=1e-12)
+
+
+def test_qcmd_is_its_equations() -> None:
+    found, optimiser = run(lambda w: QCMDAdaGrad(w, lr=0.3, l1=0.4, delta=1e-3))
+    zeros = 0
+    for i, w in enumerate(start()):
+        s = 0.0
+        for grad in gradients():
+            g = grad.flatten()[i].item()
+            s += g * g
+            h = 1e-3 + math.sqrt(s)
+            z = w - 0.3 * g / h
+            w = math.copysign(max(abs(z) - 0.3 * 0.4 / h, 0.0), z)
+        zeros += w == 0
+        assert found.flatten()[i].item() == pytest.approx(w, abs=1e-12)
+    assert optimiser.zero_share() == zeros / 12 > 0  # type: ignore[attr-defined]
+
+
+def test_qrda_is_its_equations() -> None:
+    found, optimiser = run(lambda w: QRDAAdaGrad(w, lr=0.5, l1=0.2, delta=1e-3))
+    zeros = 0
+    for i, first in enumerate(start()):
+        s = mean = 0.0
+        w = first
+        for t, grad in enumerate(gradients(), start=1):
+            g = grad.flatten()[i].item()
+            s += g * g
+            h = 1e-3 + math.sqrt(s)
+            mean = ((t - 1) * mean + g) / t
+            z = first - 0.5 * t * mean / h
+            w = math.copysign(max(abs(z) - 0.5 * t * 0.2 / h, 0.0), z)
+        zeros += w == 0
+        assert found.flatten()[i].item() == pytest.approx(w, abs=1e-12)
+    assert optimiser.zero_share() == zeros / 12 > 0  # type: ignore[attr-defined]
+
+
+def test_without_a_regulariser_mirror_descent_is_adagrad() -> None:
+    ours, _ = run(lambda w: QCMDAdaGrad(w, lr=0.3, delta=1e-3))
+    theirs, _ = run(lambda w: torch.optim.Adagrad(w, lr=0.3, eps=1e-3))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [QCMDAdaGrad, QRDAAdaGrad])
+def test_what_never_had_a_gradient_stays(make) -> None:  # type: ignore[no-untyped-def]
+    w = Parameter(torch.tensor([[0.3, -0.2], [0.1, 0.4]]))
+    before = w.detach().clone()
+    optimiser = make([w], lr=0.1, l1=10.0)
+    for _ in range(3):
+        w.grad = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+        optimiser.step()
+    assert w[0, 0] == 0
+    assert torch.equal(w.detach().flatten()[1:], before.flatten()[1:])
+
+
+def test_the_l2_step_is_the_minimum() -> None:
+    rng = torch.Generator().manual_seed(1)
+    z = torch.randn(5, 4, generator=rng, dtype=torch.float64)
+    h = torch.rand(5, 4, generator=rng, dtype=torch.float64) + 0.1
+    c = 1.0
+    found = block_soft(z, h, c)
+
+    def cost(w: Tensor) -> Tensor:
+        return 0.5 * (h * (w - z).square()).sum(1) + c * w.norm(dim=1)
+
+    assert bool((found == 0).all(1).any()) and not bool((found == 0).all())
+    for _ in range(500):
+        step = torch.randn(5, 4, generator=rng, dtype=torch.float64) * 10 ** (
+            -4 * torch.rand(1, generator=rng)
+        )
+        assert bool((cost(found + step) >= cost(found) - 1e-12).all())
+
+
+def test_the_l1_step_is_the_minimum() -> None:
+    z, t = torch.tensor([1.5, -0.4, 0.2], dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64)
+    found = soft(z, t)
+    grid = torch.linspace(-2, 2, 40001, dtype=torch.float64)[:, None]
+    best = grid[(0.5 * (grid - z).square() + t * grid.abs()).argmin(0), 0]
+    torch.testing.assert_close(found, best, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("make", [AMSGrad, QCMDAdaGrad, QRDAAdaGrad])
+def test_a_saved_state_goes_on_bit_for_bit(make) -> None:  # type: ignore[no-untyped-def]
+    w, again = Parameter(torch.ones(3)), Parameter(torch.ones(3))
+    first, second = make([w]), make([again])
+    for t in range(6):
+        w.grad = torch.tensor([0.1, -0.2, 0.3]) * (t + 1)
+        if t == 3:
+            again.data.copy_(w.data)
+            second.load_state_dict(copy.deepcopy(first.state_dict()))
+        if t >= 3:
+            again.grad = w.grad.clone()
+            second.step()
+        first.step()
+    assert torch.equal(w, again)
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "message"),
+    [
+        (AMSGrad, {"lr": -1.0}, "lr must be a finite number of 0 or more, got -1.0"),
+        (AMSGrad, {"eps": 0.0}, "eps must be a finite number above 0"),
+        (AMSGrad, {"betas": (1.0, 0.9)}, r"beta1 must be in \[0, 1\), got 1.0"),
+        (QCMDAdaGrad, {"l1": math.nan}, "l1 must be a finite number"),
+        (QRDAAdaGrad, {"l1": 0.1, "l2": 0.1}, "choose l1 or l2"),
+    ],
+)
+def test_wrong_settings_are_refused(make, settings, message) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(SpecError, match=message):
+        make([Parameter(torch.ones(2))], **settings)
+
+
+@pytest.mark.parametrize(
+    "rounds", [Rounds(1, 1, 1, 1), Rounds(20, 3, 7, 8), Rounds(9, 1, 1, 16), Rounds(5, 2, 13, 5)]
+)
+def test_rounds_are_the_paper_s_sequences(rounds: Rounds) -> None:
+    learns, j = [0], 0
+    while learns[-1] < 300:
+        learns.append(learns[-1] + 2 ** (j // rounds.kappa))
+        j += 1
+    expected = [t for t in learns if t < min(300, rounds.freeze_steps)]
+    assert [t for t in range(300) if rounds.learns(t)] == expected
+    meets, at = [], rounds.freeze_steps
+    while at < 300:
+        meets.append(at)
+        at += min(rounds.longest, 2 ** ((at - rounds.freeze_steps) // rounds.double_every))
+    assert [t for t in range(300) if rounds.meets(t)] == [*range(rounds.freeze_steps), *meets]
