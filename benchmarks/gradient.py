@@ -11,6 +11,7 @@ and biases in front of a normalisation, which takes them away, have rounding noi
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -30,17 +31,19 @@ STEPS, BATCH, WORKERS = 100, 64, 4
 def net() -> nn.Module:
     """Two convolutions with batch normalisation and two dense layers: weights, biases, gains and shifts."""
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.BatchNorm2d(32),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(512, 176),
-        nn.ReLU(),
-        nn.Linear(176, 10),
+        OrderedDict(
+            conv1=nn.Conv2d(1, 16, 3, padding=1),
+            norm1=nn.BatchNorm2d(16),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(16, 32, 3, padding=1),
+            norm2=nn.BatchNorm2d(32),
+            relu2=nn.ReLU(),
+            pool=nn.MaxPool2d(2),
+            flat=nn.Flatten(),
+            hidden=nn.Linear(512, 176),
+            relu3=nn.ReLU(),
+            head=nn.Linear(176, 10),
+        )
     )
 
 

@@ -1,6 +1,6 @@
 """Writes every number of README.md and docs/ from the files that commands have left.
 
-    python -m docs.write            fill the blocks between the markers from benchmarks/results/
+    python -m docs.write            fill the blocks between the markers, and write whole pages of docs/
     python -m docs.write --demo     first take the figures and the picture of the last `make demo`
     python -m docs.write --check    change nothing; fail where a block is not what its file says
 
@@ -15,14 +15,17 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from laconic.cli.methods import entries
+from docs import methods_page
+from laconic.cli.entries import entries
+from laconic.cli.methods import cells
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "README.md",)
+PAGES = (ROOT / "README.md",)  # with blocks in them
 
 
 def read(name: str) -> dict[str, Any]:
@@ -90,10 +93,12 @@ def wire() -> str:
 
 
 def methods() -> str:
-    """Every registered name, as `laconic methods` lists them."""
-    lines = ["| name | bits a parameter | what it sends | paper |", "|---|---|---|---|"]
-    for entry in entries():
-        lines.append(f"| `{entry.spec}` | {entry.bits:.3g} | {entry.sends} | {entry.paper} |")
+    """Every registered name, by the first of its specs that `laconic methods` lists."""
+    lines = ["| name | bits a parameter | times smaller | what it sends | paper |", "|---|---|---|---|---|"]
+    for _, found in groupby(entries(), key=lambda entry: entry.name):
+        entry = next(found)
+        size = cells(entry)
+        lines.append(f"| `{entry.spec}` | {size[0]} | {size[1]} | {entry.sends} | {entry.paper} |")
     return "\n".join(lines)
 
 
@@ -104,6 +109,14 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "wire": wire,
     "methods": methods,
 }
+
+WHOLE: dict[Path, Callable[[], str]] = {ROOT / "docs" / "methods.md": methods_page.page}
+
+
+def stale() -> dict[Path, str]:
+    """The pages that are not what their files say, with what they should be."""
+    due = {page: filled(page.read_text()) for page in PAGES} | {page: make() for page, make in WHOLE.items()}
+    return {page: text for page, text in due.items() if not page.exists() or page.read_text() != text}
 
 
 def filled(text: str) -> str:
@@ -135,11 +148,11 @@ def main() -> None:
     options = arguments.parse_args()
     if options.demo:
         take_demo()
-    stale = [page for page in PAGES if filled(page.read_text()) != page.read_text()]
-    if options.check and stale:
-        sys.exit(f"not what its files say: {', '.join(page.name for page in stale)}; run `make docs`")
-    for page in stale:
-        page.write_text(filled(page.read_text()))
+    found = stale()
+    if options.check and found:
+        sys.exit(f"not what its files say: {', '.join(page.name for page in found)}; run `make docs`")
+    for page, text in found.items():
+        page.write_text(text)
 
 
 if __name__ == "__main__":

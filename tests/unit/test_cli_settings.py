@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from laconic.cli.entries import entries
 from laconic.cli.main import app
-from laconic.cli.methods import entries
 from laconic.cli.run import torchrun_arguments
 from laconic.cli.settings import Settings
 from laconic.core.errors import StateError
@@ -100,9 +100,9 @@ def test_an_older_run_moves_aside_and_other_folders_are_left_alone(tmp_path: Pat
 def test_methods_lists_every_name_with_its_bits() -> None:
     listed = {entry.spec: entry for entry in entries()}
     assert {"dgc()", "fp16()", "dense()", "topk(density=0.01)", "sum()"} <= set(listed)
-    assert listed["fp16()"].bits == 16
-    assert listed["dense()"].bits == 32
-    assert 0.03 < listed["dgc()"].bits < 0.05  # a thousandth of 32 + 11.5 bits
+    assert listed["fp16()"].most == 16
+    assert listed["dense()"].most == 32
+    assert 0.03 < listed["dgc()"].most < 0.05  # a thousandth of 32 + 11.5 bits
     assert "arXiv:1712.01887" in listed["dgc()"].paper
     assert all(entry.sends for entry in listed.values())
     assert all(repr(lift(spec)) for spec in listed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from docs.write import BLOCKS, PAGES, filled
+from docs.write import BLOCKS, PAGES, WHOLE, filled
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -13,6 +13,11 @@ def test_blocks_are_what_their_files_say(page) -> None:  # type: ignore[no-untyp
     text = page.read_text()
     assert set(re.findall(r"<!-- (\w+) -->", text)) == BLOCKS.keys()
     assert filled(text) == text, "run `make docs`"
+
+
+@pytest.mark.parametrize("page", WHOLE, ids=lambda page: page.name)
+def test_whole_pages_are_what_their_files_say(page) -> None:  # type: ignore[no-untyped-def]
+    assert page.read_text() == WHOLE[page](), "run `make docs`"
 
 
 def test_pages_that_readme_links_are_there() -> None:

@@ -1,85 +1,119 @@
-"""`laconic methods`: every name that can follow --with, what it sends, and where it is from."""
+"""`laconic methods`: every name that can follow --with, what it sends and what it loses; or one in full."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Annotated
 
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from laconic.cli.console import console
-from laconic.core.codec import Codec
-from laconic.core.layout import Layout
-from laconic.core.selector import Selector
-from laconic.methods import catalogue
-from laconic.reducers.reducer import Reducer
-from laconic.strategies.method import Paper, lift
+from laconic.cli.entries import Entry, entries
+from laconic.core.spec import find, signature_text
+from laconic.strategies.method import Paper
 
-MATRIX = Layout.of([("weight", (1000, 1000))])
-KINDS = {"paper": Paper, "selector": Selector, "codec": Codec, "reducer": Reducer}
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One registered name. `bits`: payload bits a parameter of MATRIX, at most, for the call in `spec`."""
-
-    spec: str
-    kind: str
-    sends: str
-    bits: float
-    paper: str
+HEADS = ("bits", "smaller", "error", "bound", "unbiased")
+STATUS = {
+    "verified": "checked against its authors' or other public code",
+    "recalled": "standard knowledge, not checked against code",
+    "reconstruction": "only the abstract was at hand: what it leaves open is ours",
+    "-": "no paper",
+}
+LEGEND = (
+    "On a stored gradient of a small trained net, matrices only. bits: payload of a worker and step, a"
+    " parameter; smaller: how many times, than float32. error: mean |C(x) - x|^2 / |x|^2; bound: the most"
+    " that is declared. Selectors, codecs and reducers become methods, with error feedback where they need"
+    " it. `laconic methods NAME` tells all of one."
+)
 
 
-def methods() -> None:
-    """List all methods: what each sends, bits a parameter, and its paper."""
+def methods(
+    name: Annotated[str | None, typer.Argument(help="one of the names: all that is known of it")] = None,
+) -> None:
+    """List all methods: what each sends and loses, as measured, and its paper; or show one in full."""
     screen = console()
+    if name is None:
+        screen.print(listing(entries()))
+        screen.print(LEGEND, style="dim")
+    else:
+        show(screen, name.partition("(")[0].strip())
+
+
+def listing(found: Sequence[Entry]) -> Table:
+    """The table: kinds apart, a name's words once, its figures for each spec."""
     table = Table(box=None, padding=(0, 1), header_style="bold")
-    table.add_column("method", style="cyan", overflow="fold")
-    table.add_column("bits", justify="right", no_wrap=True)
-    table.add_column("what it sends", ratio=1)
-    table.add_column("paper", max_width=26)
-    listed = entries()
-    for entry, following in zip(listed, [*listed[1:], None], strict=True):
-        last = following is None or following.kind != entry.kind
-        table.add_row(entry.spec, f"{entry.bits:.3g}", entry.sends, entry.paper, end_section=last)
-    screen.print(table)
-    screen.print(
-        "bits: payload a parameter, for a matrix of a million parameters, at most. "
-        "Selectors, codecs and reducers become methods, with error feedback where it is needed.",
-        style="dim",
-    )
+    table.add_column("method, what it sends, paper", ratio=1)
+    for head in HEADS:
+        table.add_column(head, justify="right", no_wrap=True)
+    for before, entry, after in _neighbours(found):
+        words: list[RenderableType] = [Text(entry.spec, "cyan")]
+        if before is None or before.name != entry.name:
+            cited = f" ({entry.paper}, {entry.status})" if entry.paper != "-" else ""
+            words.append(Padding(Text(f"{entry.sends}{cited}", "dim"), (0, 0, 0, 2)))
+        last = after is None or after.kind != entry.kind
+        table.add_row(Padding(Group(*words), (0, 1, 0, 0)), *cells(entry), end_section=last)
+    return table
 
 
-def entries() -> list[Entry]:
-    """Papers first, then the pieces that are lifted to methods: those that give an example of themselves."""
-    made = [(make, example) for name, make in catalogue().items() if (example := _example(name, make))]
-    found = [_entry(make, example) for make, example in made]
-    order = list(KINDS)
-    return sorted(found, key=lambda entry: (order.index(entry.kind), entry.spec))
+def cells(entry: Entry) -> tuple[str, ...]:
+    """The figures of an entry as HEADS calls them; its most bits where nothing was measured."""
+    figures = entry.measured
+    unbiased = {None: "-", True: "yes", False: "no"}[entry.unbiased]
+    if figures is None:
+        return f"<= {entry.most:.3g}", f">= {times(32 / entry.most)}", "-", "-", unbiased
+    size = (f"{figures.matrix_bits:.3g}", times(32 / figures.matrix_bits))
+    if figures.error is None or figures.bound is None:
+        return *size, "-", "-", unbiased
+    return *size, f"{figures.error:.3g}", f"{figures.bound:.3g}", unbiased
 
 
-def _entry(make: Callable[..., Any], spec: str) -> Entry:
-    bases = inspect.getmro(make) if inspect.isclass(make) else (type(make),)
-    kind = next(kind for kind, base in KINDS.items() if base in bases)
-    bits = 8 * lift(spec).nbytes(MATRIX) / MATRIX.numel
+def times(ratio: float) -> str:
+    """How many times smaller, in three digits or whole.
+
+    >>> times(3.5566), times(41234.5)
+    ('3.56', '41,234')
+    """
+    return f"{ratio:.3g}" if ratio < 1000 else f"{ratio:,.0f}"
+
+
+def show(screen: Console, name: str) -> None:
+    """All of one name: its words, its call, its paper, its figures. Raises `SpecError` for an unknown one."""
+    make = find(name)
+    found = [entry for entry in entries() if entry.name == name]
+    screen.print(Text(f"{name}{signature_text(make)}", "bold cyan"))
+    for text in (sys.modules[make.__module__].__doc__, inspect.getdoc(make)):
+        screen.print()
+        screen.print((text or "").strip(), markup=False)
+    facts = Table(box=None, padding=(0, 1), show_header=False)
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column(ratio=1)
+    status = getattr(make, "status", "-")
+    facts.add_row("paper", getattr(make, "paper", "-"))
+    facts.add_row("status", f"{status}: {STATUS[status]}" if status != "-" else STATUS[status])
     if isinstance(make, Paper):
-        return Entry(spec, kind, make.sends, bits, make.paper)
-    return Entry(spec, kind, _headline(make), bits, "")
+        facts.add_row("sends", make.sends)
+    for needs in dict.fromkeys(entry.needs for entry in found if entry.needs):
+        facts.add_row("needs", needs)
+    facts.add_row("examples", Text("\n".join(getattr(make, "examples", ()) or (f"{name}()",)), "cyan"))
+    screen.print()
+    screen.print(facts)
+    if found:
+        figures = Table(box=None, padding=(0, 1), header_style="bold")
+        figures.add_column("measured", style="cyan", overflow="fold")
+        for head in HEADS:
+            figures.add_column(head, justify="right", no_wrap=True)
+        for entry in found:
+            figures.add_row(entry.spec, *cells(entry))
+        screen.print()
+        screen.print(figures)
 
 
-def _example(name: str, make: Callable[..., Any]) -> str | None:
-    """A call of this name: without arguments, or the first example that the class gives, or None."""
-    parameters = inspect.signature(make).parameters.values()
-    if all(parameter.default is not inspect.Parameter.empty for parameter in parameters):
-        return f"{name}()"
-    return next(iter(getattr(make, "examples", ())), None)
-
-
-def _headline(make: Callable[..., Any]) -> str:
-    """What the first line of its module's docstring says, without the name."""
-    first = (sys.modules[make.__module__].__doc__ or "").strip().split("\n")[0]
-    said = first.partition(": ")[2] or first
-    return said.split(". ")[0].rstrip(".")
+def _neighbours(found: Sequence[Entry]) -> Iterator[tuple[Entry | None, Entry, Entry | None]]:
+    """Each entry between the one before and the one after."""
+    yield from zip([None, *found], found, [*found[1:], None], strict=False)

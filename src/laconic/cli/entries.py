@@ -1,0 +1,125 @@
+"""What is known of every name that can follow --with: what it sends, its paper, and what was measured of it.
+
+The figures are those of `measured.json` beside this file, which `python -m benchmarks.methods` writes: every
+registered name is tried on one stored gradient of a small trained network.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from laconic.codecs.dense import Dense
+from laconic.core.codec import Codec
+from laconic.core.layout import Layout
+from laconic.core.selector import Selector
+from laconic.methods import catalogue
+from laconic.reducers.reducer import Reducer
+from laconic.reducers.sum import Sum
+from laconic.strategies.method import Paper, Route, lift
+
+FIGURES = "measured.json"
+SHOWN = 2  # specs of a name: the bare one and its first example, or the first two examples
+MATRIX = Layout.of([("weight", (1000, 1000))])
+KINDS = {"paper": Paper, "selector": Selector, "codec": Codec, "reducer": Reducer}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures of one spec on the stored gradient. Errors are |C(x) - x|^2 / |x|^2, matrices only.
+
+    `bits`: payload of a worker and step, in bits a parameter, all tensors together; `matrix_bits`: without
+    the tensors of one dimension. `error`: mean over keys; `bias`: what of it the mean over keys keeps.
+    `bound`: the most that the declared omegas allow, or, where `absolute`, the declared absolute errors.
+    Errors are None where no single codec makes them.
+    """
+
+    bits: float
+    matrix_bits: float
+    error: float | None
+    bias: float | None
+    bound: float | None
+    absolute: bool
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One spec of a registered name. `most`: payload bits a parameter of MATRIX, at most."""
+
+    name: str
+    spec: str
+    kind: str
+    sends: str
+    paper: str
+    status: str
+    needs: str
+    unbiased: bool | None
+    most: float
+    measured: Measured | None
+
+
+def entries() -> list[Entry]:
+    """Papers first, then the pieces that are lifted to methods: those that give an example of themselves."""
+    found = [_entry(name, make, spec) for name, make in catalogue().items() for spec in examples(name, make)]
+    order = list(KINDS)
+    return sorted(found, key=lambda entry: (order.index(entry.kind), entry.name))
+
+
+def examples(name: str, make: Callable[..., Any]) -> list[str]:
+    """Calls of this name, at most SHOWN: without arguments where that can be, then the class's examples.
+
+    >>> examples("topk", catalogue()["topk"])
+    ['topk(density=0.01)']
+    """
+    parameters = inspect.signature(make).parameters.values()
+    bare = all(parameter.default is not inspect.Parameter.empty for parameter in parameters)
+    found: list[str] = [repr(lift(f"{name}()"))] if bare else []
+    for call in getattr(make, "examples", ()):
+        if len(found) < SHOWN and (spec := repr(lift(call))) not in found:
+            found.append(spec)
+    return found
+
+
+@lru_cache(maxsize=1)
+def figures() -> dict[str, Measured]:
+    """All that was measured, by spec."""
+    kept = json.loads((files("laconic.cli") / FIGURES).read_text(encoding="utf-8"))
+    return {spec: Measured(**row) for spec, row in kept["figures"].items()}
+
+
+def headline(make: Callable[..., Any]) -> str:
+    """What the first line of its module's docstring says, without the name."""
+    first = (sys.modules[make.__module__].__doc__ or "").strip().split("\n")[0]
+    said = first.partition(": ")[2] or first
+    return said.split(". ")[0].rstrip(".")
+
+
+def codec_of(route: Route) -> Codec | None:
+    """The codec whose error this route makes, the exact one for an exact sum; None where it has no codec."""
+    if isinstance(route.reducer, Sum) and route.reducer.codec() is None:
+        return Dense()
+    return route.reducer.codec()
+
+
+def _entry(name: str, make: Callable[..., Any], spec: str) -> Entry:
+    bases = inspect.getmro(make) if inspect.isclass(make) else (type(make),)
+    method = lift(spec)
+    codecs = [codec_of(route) for route in method.routes]
+    return Entry(
+        name=name,
+        spec=spec,
+        kind=next(kind for kind, base in KINDS.items() if base in bases),
+        sends=make.sends if isinstance(make, Paper) else headline(make),
+        paper=getattr(make, "paper", "-"),
+        status=getattr(make, "status", "-"),
+        needs=", ".join(rule.wants for rule in method.rules),
+        unbiased=None if None in codecs else all(codec.unbiased for codec in codecs if codec is not None),
+        most=8 * method.nbytes(MATRIX) / MATRIX.numel,
+        measured=figures().get(spec),
+    )

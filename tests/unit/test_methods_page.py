@@ -1,0 +1,138 @@
+"""What `laconic methods` and docs/methods.md say of every registered name is what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from benchmarks.distortion import distortion
+from benchmarks.gradient import stored
+from benchmarks.methods import bits, specs
+from benchmarks.payload import LATE
+from docs.methods_page import page
+from torch import Tensor
+from typer.testing import CliRunner
+
+from laconic.cli.entries import entries, figures
+from laconic.cli.main import app
+from laconic.core.codec import Codec
+from laconic.core.layout import Layout
+from laconic.reducers.gather import Gather
+from laconic.strategies.method import Method, Route, everything, lift
+
+AGAIN = "measure again: python -m benchmarks.methods, then make docs"
+GRADIENT = stored()
+MATRICES = {name: part for name, part in GRADIENT.items() if part.dim() > 1}
+
+
+def flat(tensors: Mapping[str, Tensor]) -> tuple[Tensor, Layout]:
+    layout = Layout.of((name, tuple(part.shape)) for name, part in tensors.items())
+    return torch.cat([part.flatten() for part in tensors.values()]), layout
+
+
+def test_the_stored_gradient_is_small_finite_and_uneven() -> None:
+    assert 50_000 < sum(part.numel() for part in GRADIENT.values()) < 125_000
+    assert all(part.dtype == torch.float32 and bool(part.isfinite().all()) for part in GRADIENT.values())
+    typical = [float(part.square().mean().sqrt()) for part in MATRICES.values()]
+    assert max(typical) > 10 * min(typical) > 0
+
+
+def test_every_registered_name_is_measured() -> None:
+    assert set(figures()) == set(specs()), AGAIN
+
+
+@pytest.mark.parametrize("spec", sorted(figures()))
+def test_figures_are_what_is_measured(spec: str) -> None:
+    kept = figures()[spec]
+    assert bits(spec, GRADIENT) == pytest.approx(kept.bits, rel=0.005), AGAIN
+    found = distortion(lift(spec), *flat(MATRICES), LATE, keys=3)
+    assert (found is None) == (kept.error is None), AGAIN
+    if found is not None:  # 3 keys of a hundred thousand entries each, against 64: within some percent
+        assert found.error == pytest.approx(kept.error, rel=0.1, abs=1e-12), AGAIN
+        assert found.bound == pytest.approx(kept.bound, rel=1e-4, abs=1e-12), AGAIN
+
+
+@pytest.mark.parametrize("entry", [entry for entry in entries() if entry.measured], ids=lambda e: e.spec)
+def test_measured_errors_keep_what_is_declared(entry) -> None:  # type: ignore[no-untyped-def]
+    error, bias, bound = entry.measured.error, entry.measured.bias, entry.measured.bound
+    if error is None:
+        return  # no single codec makes it: majority votes, momentum
+    assert error <= 1.01 * bound  # some meet their bound on every x: the mean over 64 keys lies about it
+    if entry.unbiased:
+        assert bias <= 0.01 * error  # the noise of 64 keys is taken off, up to its own noise
+
+
+@dataclass(frozen=True, repr=False)
+class Coin(Codec):
+    """All or nothing, unbiased: 2x or 0; and where `biased`, x or 0."""
+
+    biased: bool = False
+    name: ClassVar[str] = "coin"
+    fixed_size: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = False
+
+    def encode(self, x: Tensor, key: int = 0) -> Tensor:
+        toss = torch.rand(x.numel(), generator=torch.Generator().manual_seed(key >> 1)) < 0.5
+        return (toss * x * (1 if self.biased else 2)).view(torch.uint8)
+
+    def decode_add_(self, wire: Tensor, out: Tensor, alpha: float = 1.0) -> Tensor:
+        return out.add_(wire.clone().view(torch.float32), alpha=alpha)
+
+    def nbytes(self, n: int) -> int:
+        return 4 * n
+
+    def omega(self, n: int) -> float:
+        return 1.0
+
+    def absolute_error(self, n: int) -> float | None:
+        return 1e-9 if self.biased else None
+
+
+def test_error_and_bias_are_told_apart() -> None:
+    x, layout = flat(MATRICES)
+    fair, unfair = (
+        distortion(Method("coin", (Route(everything, Gather(Coin(biased))),)), x, layout, 0)
+        for biased in (False, True)
+    )
+    assert fair is not None and unfair is not None
+    assert fair.error == pytest.approx(1, rel=0.01) and fair.bias < 0.001 and fair.bound == pytest.approx(1)
+    assert unfair.error == pytest.approx(0.5, rel=0.01) and unfair.bias == pytest.approx(0.25, rel=0.01)
+    assert unfair.absolute and not fair.absolute
+    energy = float(x.square().sum())
+    assert unfair.bound == pytest.approx(len(layout) * 1e-9 / energy, rel=1e-4)
+    largest = distortion(lift("topk(density=0.01)"), x, layout, 0)
+    lost = sum(float(part.square().sum()) for part in MATRICES.values())
+    for part in MATRICES.values():
+        lost -= float(part.abs().flatten().topk(-(-part.numel() // 100)).values.square().sum())
+    assert largest is not None and largest.error == largest.bias == pytest.approx(lost / energy, rel=1e-5)
+
+
+def test_one_name_is_shown_in_full() -> None:
+    shown = CliRunner().invoke(app, ["methods", "dgc(density=0.5)"])
+    assert shown.exit_code == 0
+    for words in (
+        "u = mu * u + g",
+        "arXiv:1712.01887",
+        "verified: checked",
+        "torch.optim.SGD",
+        "warmup_steps=0",
+    ):
+        assert words in shown.output
+    unknown = CliRunner().invoke(app, ["methods", "topq"])
+    assert unknown.exit_code == 2
+
+
+def test_the_list_stays_inside_100_columns() -> None:
+    shown = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "100", "FORCE_COLOR": "1"})
+    assert shown.exit_code == 0 and "arXiv:1712.01887" in shown.output
+
+
+def test_the_page_has_every_name_once_and_every_spec() -> None:
+    text = page()
+    for entry in entries():
+        assert text.count(f"\n| `{entry.name}` |") == 1
+        assert entry.measured is None or f"\n| `{entry.spec}` |" in text
+    assert text.count("reconstruction") >= 1
