@@ -29,6 +29,69 @@ class Target(Protocol):
     def philox(self, out: Tensor, key: int, offset: int, /) -> None: ...
     def uniform(self, out: Tensor, key: int, offset: int, /) -> None: ...
     def dither24(self, out: Tensor, key: int, offset: int, /) -> None: ...
+    # quantise
+    def quantise(
+        self,
+        x: Tensor,
+        starts: Tensor,
+        sizes: Tensor,
+        keys: Tensor,
+        levels: int,
+        bucket: int,
+        powers: bool,
+        base3: bool,
+        norm: int,
+        scales: Tensor,
+        wire: Tensor,
+        /,
+    ) -> int: ...
+    def quantise_levels(
+        self,
+        x: Tensor,
+        starts: Tensor,
+        sizes: Tensor,
+        keys: Tensor,
+        levels: int,
+        bucket: int,
+        powers: bool,
+        norm: int,
+        scales: Tensor,
+        made: Tensor,
+        signed: Tensor,
+        /,
+    ) -> int: ...
+    def dequantise_add_(
+        self,
+        wire: Tensor,
+        starts: Tensor,
+        sizes: Tensor,
+        out: Tensor,
+        alpha: float,
+        levels: int,
+        bucket: int,
+        powers: bool,
+        base3: bool,
+        /,
+    ) -> None: ...
+    def levels_add_(
+        self,
+        signed: Tensor,
+        scales: Tensor,
+        starts: Tensor,
+        sizes: Tensor,
+        out: Tensor,
+        alpha: float,
+        levels: int,
+        bucket: int,
+        powers: bool,
+        /,
+    ) -> None: ...
+    def norms(
+        self, x: Tensor, starts: Tensor, sizes: Tensor, bucket: int, norm: int, out: Tensor, /
+    ) -> None: ...
+    def moments(
+        self, x: Tensor, starts: Tensor, sizes: Tensor, deviation: Tensor, largest: Tensor, /
+    ) -> None: ...
     # scatter
     def gather(
         self, x: Tensor, starts: Tensor, sizes: Tensor, indices: Tensor, counts: Tensor, out: Tensor, /

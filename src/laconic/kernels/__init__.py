@@ -32,6 +32,13 @@ from laconic.kernels.entropy import rice_encode as rice_encode
 from laconic.kernels.philox import dither24 as dither24
 from laconic.kernels.philox import philox as philox
 from laconic.kernels.philox import uniform as uniform
+from laconic.kernels.quantise import dequantise_add_ as dequantise_add_
+from laconic.kernels.quantise import levels_add_ as levels_add_
+from laconic.kernels.quantise import moments as moments
+from laconic.kernels.quantise import norms as norms
+from laconic.kernels.quantise import quantise as quantise
+from laconic.kernels.quantise import quantise_levels as quantise_levels
+from laconic.kernels.quantise import quantised_nbytes as quantised_nbytes
 from laconic.kernels.scatter import gather as gather
 from laconic.kernels.scatter import scatter_add_ as scatter_add_
 from laconic.kernels.scatter import scatter_zero_ as scatter_zero_

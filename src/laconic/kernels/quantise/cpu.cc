@@ -1,0 +1,222 @@
+// Quantisers: norm, stochastic rounding and packing in one pass; unpacking and addition in another. See README.md.
+#include "laconic/kernels/quantise/pack.h"
+#include "laconic/kernels/quantise/tensor.h"
+
+namespace laconic::LACONIC_TARGET {
+namespace {
+
+constexpr std::int64_t clean = -1;  // else the number of the first tensor that holds NaN or Inf
+
+// What stands for the numbers in a wire, by its codec's options.
+struct Form {
+  int levels;
+  Buckets buckets;
+  bool powers, base3;  // base3: of levels = 1 only
+
+  int bits() const { return 1 + std::bit_width(static_cast<unsigned>(levels)); }
+  std::int64_t codes_nbytes(std::int64_t n) const { return base3 ? Ternary::nbytes(n) : (n * bits() + 7) / 8; }
+  std::int64_t nbytes(std::int64_t n) const { return 4 * buckets.count(n) + codes_nbytes(n); }
+
+  // Calls run(grid, Code) with the least type that holds a code.
+  template <class Run>
+  auto with(Run run) const {
+    if (powers) return run(Powers{levels}, std::uint8_t{});  // up to 127
+    return bits() <= 8 ? run(Uniform{levels}, std::uint8_t{}) : run(Uniform{levels}, std::uint16_t{});
+  }
+};
+
+float load(const std::uint8_t* from) {
+  float value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+// The scales of a message, one a bucket: given, or measured.
+struct Scales {
+  Norm norm;
+  const float* given;  // or null
+
+  float of(const float* x, std::int64_t count) { return given ? *given++ : scale_of(norm, x, count); }
+};
+
+std::int64_t quantise(ConstFloats x, ConstLongs starts, ConstLongs sizes, ConstLongs keys, int levels,
+                      std::int64_t bucket, bool powers, bool base3, int norm, ConstFloats given, Bytes wire) {
+  nb::gil_scoped_release released;
+  const Segments segments(starts, sizes);
+  const Form form{levels, {bucket}, powers, base3};
+  Scales scales{static_cast<Norm>(norm), given.size() ? given.data() : nullptr};
+  return form.with([&]<class Grid, class Code>(Grid grid, Code) {
+    std::uint8_t* wire_at = wire.data();
+    for (std::int64_t s = 0; s < segments.count; ++s) {
+      const std::int64_t n = segments.sizes[s];
+      const float* part = x.data() + segments.starts[s];
+      std::uint8_t* head = wire_at;
+      std::uint8_t* body = head + 4 * form.buckets.count(n);
+      const auto scale = [&](std::int64_t from, std::int64_t count) {
+        const float z = scales.of(part + from, count);
+        std::memcpy(head, &z, sizeof z);
+        head += sizeof z;
+        return z;
+      };
+      const auto encoded = [&](auto writer) {
+        const auto put = [&](const Code* codes, std::int64_t count) { writer.put(codes, count); };
+        const bool good = encode_tensor<Code>(part, n, form.buckets, grid, form.bits(),
+                                              static_cast<std::uint64_t>(keys.data()[s]), given.size() > 0, scale, put);
+        writer.end();
+        return good;
+      };
+      if (!(base3 ? encoded(Base3Writer<Code>(body)) : encoded(BitWriter<Code>(body, form.bits())))) return s;
+      wire_at += form.nbytes(n);
+    }
+    return clean;
+  });
+}
+
+std::int64_t quantise_levels(ConstFloats x, ConstLongs starts, ConstLongs sizes, ConstLongs keys, int levels,
+                             std::int64_t bucket, bool powers, int norm, ConstFloats given, Floats made, Ints out) {
+  nb::gil_scoped_release released;
+  const Segments segments(starts, sizes);
+  const Form form{levels, {bucket}, powers, false};
+  Scales scales{static_cast<Norm>(norm), given.size() ? given.data() : nullptr};
+  const std::uint32_t mask = (1u << (form.bits() - 1)) - 1;
+  return form.with([&]<class Grid, class Code>(Grid grid, Code) {
+    float* scale_at = made.data();
+    std::int32_t* to = out.data();
+    for (std::int64_t s = 0; s < segments.count; ++s) {
+      const float* part = x.data() + segments.starts[s];
+      const auto scale = [&](std::int64_t from, std::int64_t count) {
+        return *scale_at++ = scales.of(part + from, count);
+      };
+      const auto put = [&](const Code* codes, std::int64_t count) {
+        for (std::int64_t i = 0; i < count; ++i) {
+          const auto level = static_cast<std::int32_t>(codes[i] & mask);
+          to[i] = codes[i] > mask ? -level : level;
+        }
+        to += count;
+      };
+      if (!encode_tensor<Code>(part, segments.sizes[s], form.buckets, grid, form.bits(),
+                               static_cast<std::uint64_t>(keys.data()[s]), given.size() > 0, scale, put))
+        return s;
+    }
+    return clean;
+  });
+}
+
+// Raises WireError for bytes that no encoder can have made.
+void check(ConstBytes wire, const Segments& segments, const Form& form) {
+  std::int64_t total = 0;
+  for (std::int64_t s = 0; s < segments.count; ++s) total += form.nbytes(segments.sizes[s]);
+  if (total != wire.size()) throw WireError("a message of %lld bytes is expected, got %lld", total, wire.size());
+  const std::uint8_t* at = wire.data();
+  for (std::int64_t s = 0; s < segments.count; ++s) {
+    const std::int64_t n = segments.sizes[s];
+    for (std::int64_t b = form.buckets.count(n); b > 0; --b, at += 4)
+      if (std::bit_cast<std::uint32_t>(load(at)) >= infinite)
+        throw WireError("the scale of a bucket of tensor %lld is negative or not finite", s, 0);
+    if (form.base3) {
+      Ternary::check(at, n);
+    } else {
+      const std::int64_t used = n * form.bits() % 8;
+      if (used && at[form.codes_nbytes(n) - 1] >> used) throw WireError("the last bits of tensor %lld must be zero", s, 0);
+      if (!std::has_single_bit(static_cast<unsigned>(form.levels) + 1)) form.with([&]<class Code>(auto, Code) {
+        BitReader<Code> reader(at, form.bits());
+        const auto mask = static_cast<Code>((1u << (form.bits() - 1)) - 1);
+        Code most = 0;
+        for (std::int64_t left = n; left > 0; left -= Dither::block) {
+          const Code* codes = reader.get(std::min(left, Dither::block));
+          for (std::int64_t i = 0; i < Dither::block; ++i) most = std::max(most, static_cast<Code>(codes[i] & mask));
+        }
+        if (most > form.levels) throw WireError("there are levels up to %lld, got %lld", form.levels, most);
+      });
+    }
+    at += form.codes_nbytes(n);
+  }
+}
+
+void dequantise_add(ConstBytes wire, ConstLongs starts, ConstLongs sizes, Floats out, double alpha, int levels,
+                    std::int64_t bucket, bool powers, bool base3) {
+  nb::gil_scoped_release released;
+  const Segments segments(starts, sizes);
+  const Form form{levels, {bucket}, powers, base3};
+  check(wire, segments, form);
+  form.with([&]<class Grid, class Code>(Grid grid, Code) {
+    const std::uint8_t* head = wire.data();
+    for (std::int64_t s = 0; s < segments.count; ++s) {
+      const std::int64_t n = segments.sizes[s];
+      const std::uint8_t* body = head + 4 * form.buckets.count(n);
+      const std::uint8_t* next = body + form.codes_nbytes(n);
+      const auto scale = [&head] {
+        head += 4;
+        return load(head - 4);
+      };
+      const auto decode = [&](auto reader) {
+        decode_tensor<Code>(out.data() + segments.starts[s], n, form.buckets, grid, form.bits(),
+                            static_cast<float>(alpha), scale, [&](std::int64_t count) { return reader.get(count); });
+      };
+      if (base3)
+        decode(Base3Reader<Code>(body, n));
+      else
+        decode(BitReader<Code>(body, form.bits()));
+      head = next;
+    }
+  });
+}
+
+// On the uniform grid levels may be of any size, as sums are.
+void levels_add(ConstInts signed_levels, ConstFloats scales, ConstLongs starts, ConstLongs sizes, Floats out,
+                double alpha, int levels, std::int64_t bucket, bool powers) {
+  nb::gil_scoped_release released;
+  const Segments segments(starts, sizes);
+  const Form form{levels, {bucket}, powers, false};
+  const auto factor = static_cast<float>(alpha);
+  form.with([&](auto grid, auto) {
+    const std::int32_t* from = signed_levels.data();
+    const float* scale = scales.data();
+    for (std::int64_t s = 0; s < segments.count; ++s) {
+      const std::int64_t n = segments.sizes[s];
+      float* __restrict to = out.data() + segments.starts[s];
+      for (std::int64_t first = 0, end; first < n; first = end, ++scale) {
+        end = form.buckets.end(first, n);
+        for (std::int64_t i = first; i < end; ++i) to[i] += factor * (grid.signed_value(from[i]) * *scale);
+      }
+      from += n;
+    }
+  });
+}
+
+void norms(ConstFloats x, ConstLongs starts, ConstLongs sizes, std::int64_t bucket, int norm, Floats out) {
+  nb::gil_scoped_release released;
+  const Segments segments(starts, sizes);
+  const Buckets buckets{bucket};
+  float* to = out.data();
+  for (std::int64_t s = 0; s < segments.count; ++s) {
+    const float* part = x.data() + segments.starts[s];
+    for (std::int64_t from = 0, end; from < segments.sizes[s]; from = end) {
+      end = buckets.end(from, segments.sizes[s]);
+      *to++ = scale_of(static_cast<Norm>(norm), part + from, end - from);
+    }
+  }
+}
+
+void moments(ConstFloats x, ConstLongs starts, ConstLongs sizes, Floats deviations, Floats largests) {
+  nb::gil_scoped_release released;
+  const Segments segments(starts, sizes);
+  for (std::int64_t s = 0; s < segments.count; ++s) {
+    const Moments both = moments_of(x.data() + segments.starts[s], segments.sizes[s]);
+    deviations.data()[s] = both.deviation;
+    largests.data()[s] = both.largest;
+  }
+}
+
+}  // namespace
+
+LACONIC_KERNELS(m) {
+  m.def("quantise", &quantise);
+  m.def("quantise_levels", &quantise_levels);
+  m.def("dequantise_add_", &dequantise_add);
+  m.def("levels_add_", &levels_add);
+  m.def("norms", &norms);
+  m.def("moments", &moments);
+}
+
+}  // namespace laconic::LACONIC_TARGET

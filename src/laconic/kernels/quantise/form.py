@@ -1,0 +1,54 @@
+"""What a wire of levels looks like, by its options: how many levels, buckets and bytes there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from laconic.core.layout import Segments
+from laconic.kernels.bitpack import packed_nbytes, ternary_nbytes
+
+NORMS = ("max", "l2", "mean")
+MOST = {"uniform": 32767, "powers": 127}  # levels: a code has 16 bits; 2^-126 is the least normal float
+
+
+@dataclass(frozen=True)
+class Form:
+    """The options that encoder and decoder share. Raises `ValueError` for those that no wire can have."""
+
+    levels: int
+    bucket: int = 0
+    grid: str = "uniform"
+    packing: str = "bits"
+
+    def __post_init__(self) -> None:
+        if self.grid not in MOST:
+            raise ValueError(f"grid must be one of {', '.join(MOST)}, got {self.grid!r}")
+        if not 1 <= self.levels <= MOST[self.grid]:
+            raise ValueError(f"levels must be in 1..{MOST[self.grid]} ({self.grid}), got {self.levels}")
+        if self.bucket < 0:
+            raise ValueError(
+                f"bucket must be a number of elements, or 0 for whole tensors, got {self.bucket}"
+            )
+        if self.packing not in ("bits", "base3") or (self.packing == "base3" and self.levels != 1):
+            raise ValueError(f"packing must be 'bits', or 'base3' with levels=1, got {self.packing!r}")
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code: its sign, and its level."""
+        return 1 + self.levels.bit_length()
+
+    def buckets_in(self, n: int) -> int:
+        """Buckets of a tensor of n elements."""
+        return min(n, 1) if self.bucket == 0 else -(-n // self.bucket)
+
+    def codes_nbytes(self, n: int) -> int:
+        """Bytes of the codes of a tensor of n elements."""
+        return ternary_nbytes(n) if self.packing == "base3" else packed_nbytes(n, self.bits)
+
+    def buckets(self, segments: Segments) -> int:
+        """Buckets of all tensors together."""
+        return sum(self.buckets_in(n) for n in segments.sizes)
+
+    def message_nbytes(self, segments: Segments) -> int:
+        """Bytes of a message."""
+        return sum(4 * self.buckets_in(n) + self.codes_nbytes(n) for n in segments.sizes)

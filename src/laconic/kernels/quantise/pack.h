@@ -1,0 +1,171 @@
+// Codes [sign 1 | level bits - 1] as bytes and back, 128 at a time: in `bits` bits each, or ternary ones five in a byte.
+#pragma once
+
+#include "laconic/kernels/bitpack/ternary.h"
+#include "laconic/kernels/philox/dither.h"
+
+namespace laconic::LACONIC_TARGET {
+
+// 128 codes fill 16 bits bytes, so every block starts at a byte. Code is the least of uint8 and uint16 that holds a code: eight or four of them lie in a word of 64 bits.
+template <class Code>
+struct Packing {
+  static constexpr int block = Dither::block, lanes = 8 / sizeof(Code), width = 8 * sizeof(Code);
+  static constexpr std::uint64_t ones = ~std::uint64_t{0} / ((std::uint64_t{1} << width) - 1);  // 1 in every lane
+
+  int bits;
+  std::uint64_t mask;  // the low bits of every lane
+
+  explicit Packing(int bits) : bits(bits), mask(ones * low()) {}
+
+  std::int64_t nbytes(std::int64_t n) const { return (n * bits + 7) / 8; }
+
+  // Writes the bytes of `count` codes; `codes` has a whole block, of which the rest is zero.
+  void pack(const Code* codes, std::int64_t count, std::uint8_t* to) const {
+    std::uint8_t bytes[block * sizeof(Code) + 16];
+    for (int at = 0, group = 0; at < block; at += 8, group += bits) {
+      std::uint64_t words[sizeof(Code)];
+      std::memcpy(words, codes + at, sizeof words);
+      for (std::uint64_t& word : words) word = packed(word);
+      std::memcpy(bytes + group, words, 8);
+      if constexpr (sizeof(Code) == 2) {  // the second half starts bits / 2 bytes further, or in the middle of a byte
+        const int used = lanes * bits;
+        if (used % 8) words[1] = words[1] << 4 | bytes[group + used / 8];
+        std::memcpy(bytes + group + used / 8, words + 1, 8);
+      }
+    }
+    std::memcpy(to, bytes, static_cast<std::size_t>(nbytes(count)));
+  }
+
+  // Reads the bytes of `count` codes into a whole block, of which the rest becomes zero or padding.
+  void unpack(const std::uint8_t* from, std::int64_t count, Code* codes) const {
+    std::uint8_t bytes[block * sizeof(Code) + 16] = {};
+    std::memcpy(bytes, from, static_cast<std::size_t>(nbytes(count)));
+    for (int at = 0, group = 0; at < block; at += 8, group += bits) {
+      std::uint64_t words[sizeof(Code)];
+      std::memcpy(words, bytes + group, 8);
+      if constexpr (sizeof(Code) == 2) {
+        const int used = lanes * bits;
+        std::memcpy(words + 1, bytes + group + used / 8, 8);
+        words[1] >>= used % 8;
+      }
+      for (std::uint64_t& word : words) word = unpacked(word);
+      std::memcpy(codes + at, words, sizeof words);
+    }
+  }
+
+ private:
+#if defined(__BMI2__)
+  std::uint64_t packed(std::uint64_t word) const { return _pext_u64(word, mask); }
+  std::uint64_t unpacked(std::uint64_t word) const { return _pdep_u64(word, mask); }
+#else
+  std::uint64_t packed(std::uint64_t word) const {
+    std::uint64_t out = 0;
+    for (int lane = 0; lane < lanes; ++lane) out |= (word >> lane * width & low()) << lane * bits;
+    return out;
+  }
+  std::uint64_t unpacked(std::uint64_t word) const {
+    std::uint64_t out = 0;
+    for (int lane = 0; lane < lanes; ++lane) out |= (word >> lane * bits & low()) << lane * width;
+    return out;
+  }
+#endif
+  std::uint64_t low() const { return (std::uint64_t{1} << bits) - 1; }
+};
+
+template <class Code>
+class BitWriter {
+ public:
+  BitWriter(std::uint8_t* to, int bits) : to(to), packing(bits) {}
+
+  void put(const Code* codes, std::int64_t count) {
+    packing.pack(codes, count, to);
+    to += packing.nbytes(count);
+  }
+  std::uint8_t* end() { return to; }
+
+ private:
+  std::uint8_t* to;
+  Packing<Code> packing;
+};
+
+template <class Code>
+class BitReader {
+ public:
+  BitReader(const std::uint8_t* from, int bits) : from(from), packing(bits) {}
+
+  const Code* get(std::int64_t count) {
+    packing.unpack(from, count, codes);
+    from += packing.nbytes(count);
+    return codes;
+  }
+
+ private:
+  const std::uint8_t* from;
+  Packing<Code> packing;
+  Code codes[Dither::block];
+};
+
+// The level of a ternary code [sign 1 | level 1], and back.
+inline std::int32_t ternary_level(std::uint32_t code) { return (code & 1) ? 1 - static_cast<std::int32_t>(code & 2) : 0; }
+inline std::uint32_t ternary_code(std::int32_t level) { return static_cast<std::uint32_t>(level) & 3; }  // 1 or [1 | 1]
+
+// Five blocks of 128 are 128 bytes: levels wait until so many are there.
+template <class Code>
+class Base3Writer {
+ public:
+  explicit Base3Writer(std::uint8_t* to) : to(to) {}
+
+  void put(const Code* codes, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) levels[waiting + i] = ternary_level(codes[i]);
+    waiting += count;
+    if (waiting == room) flush();
+  }
+  std::uint8_t* end() {
+    flush();
+    return to;
+  }
+
+ private:
+  static constexpr std::int64_t room = Ternary::group * Dither::block;
+
+  void flush() {
+    Ternary::pack(levels, waiting, to);
+    to += Ternary::nbytes(waiting);
+    waiting = 0;
+  }
+
+  std::uint8_t* to;
+  std::int32_t levels[room];
+  std::int64_t waiting = 0;
+};
+
+template <class Code>
+class Base3Reader {
+ public:
+  Base3Reader(const std::uint8_t* from, std::int64_t n) : from(from), left(n) {}
+
+  const Code* get(std::int64_t count) {
+    if (at == room) fill();
+    for (std::int64_t i = 0; i < count; ++i) codes[i] = static_cast<Code>(ternary_code(levels[at + i]));
+    at += Dither::block;
+    return codes;
+  }
+
+ private:
+  static constexpr std::int64_t room = Ternary::group * Dither::block;
+
+  void fill() {
+    const std::int64_t count = std::min(room, left);
+    Ternary::unpack(from, count, levels);
+    from += Ternary::nbytes(count);
+    left -= count;
+    at = 0;
+  }
+
+  const std::uint8_t* from;
+  std::int64_t left, at = room;
+  std::int32_t levels[room];
+  Code codes[Dither::block];
+};
+
+}  // namespace laconic::LACONIC_TARGET

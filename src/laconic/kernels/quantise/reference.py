@@ -1,0 +1,188 @@
+"""Quantisers in plain torch: what the native kernels must equal, bit for bit given the scales."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from laconic.core.errors import NonFiniteError, WireError
+from laconic.core.layout import Segments
+from laconic.kernels.bitpack import pack_bits, pack_ternary, unpack_bits, unpack_ternary
+from laconic.kernels.philox import dither24
+from laconic.kernels.quantise.form import Form
+
+ONE = 65536.0  # native code works with fixed-point numbers of 16 bits behind the point; y is in their unit
+TINY, ENLARGE = 2.0**-60, 2.0**100  # below, a bucket is enlarged, for 1 / scale to be a float
+LARGEST = torch.finfo(torch.float32).max
+
+
+def not_finite(number: int, segments: Segments) -> NonFiniteError:
+    """What is raised for tensor `number` of a message."""
+    return NonFiniteError(
+        f"tensor {number} of the message ({segments.sizes[number]} elements) holds NaN or Inf, for which there "
+        "is no level: skip such a step, as `compress` does"
+    )
+
+
+def norms(x: Tensor, segments: Segments, form: Form, norm: str) -> Tensor:
+    """Float32 (B,): one a bucket."""
+    return torch.cat([x[:0], *(scales_of(view, form, norm) for view in segments.views(x))])
+
+
+def scales_of(x: Tensor, form: Form, norm: str) -> Tensor:
+    """The norm of each bucket of one tensor; not finite where an element is not."""
+    n, size = x.numel(), form.bucket or max(x.numel(), 1)
+    buckets = pad(x, (0, -n % size)).view(-1, size)
+    if norm == "max":
+        bits = buckets.view(torch.int32) & 0x7FFFFFFF
+        return bits.amax(dim=1).view(torch.float32) if n else x[:0]
+    wide = buckets.double()
+    if norm == "l2":
+        value = wide.square().sum(dim=1).sqrt()
+    else:
+        value = wide.abs().sum(dim=1) / per_bucket(n, size).to(x.device)
+    return torch.where(torch.isfinite(value), value.clamp(max=LARGEST), torch.nan).to(torch.float32)
+
+
+def per_bucket(n: int, size: int) -> Tensor:
+    """How many of n elements lie in each bucket of so many."""
+    starts = torch.arange(0, n, size)
+    return (n - starts).clamp(max=size)
+
+
+def moments(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
+    """Population standard deviation and largest |x| of each tensor."""
+    deviations, largest = [x.new_zeros(0)], [x.new_zeros(0)]
+    for view in segments.views(x):
+        shifted = view.double() - view[:1].double()  # exactly 0 where x is constant
+        n = max(view.numel(), 1)
+        variance = (shifted.square().sum() - shifted.sum().square() / n) / n
+        deviations.append(variance.clamp(min=0).sqrt().clamp(max=LARGEST).to(torch.float32).view(1))
+        largest.append(scales_of(view, Form(1), "max") if view.numel() else view.new_zeros(1))
+    return torch.cat(deviations), torch.cat(largest)
+
+
+def quantise(
+    x: Tensor, segments: Segments, keys: Sequence[int], form: Form, norm: str, scales: Tensor | None
+) -> Tensor:
+    """Uint8 (m,): the wires of the tensors, one after the other."""
+    parts = [x.new_empty(0, dtype=torch.uint8)]
+    for view, scale, level in encoded(x, segments, keys, form, norm, scales):
+        if form.packing == "base3":
+            body = pack_ternary(level)
+        else:
+            sign = (view.view(torch.int32) < 0).to(torch.int32)
+            body = pack_bits(level.abs() | sign << (form.bits - 1), form.bits)
+        parts += [scale.contiguous().view(torch.uint8) if scale.numel() else parts[0], body]
+    return torch.cat(parts)
+
+
+def quantise_levels(
+    x: Tensor, segments: Segments, keys: Sequence[int], form: Form, norm: str, scales: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Scales float32 (B,) and signed levels int32 (K,)."""
+    made, levels = [x[:0]], [x.new_empty(0, dtype=torch.int32)]
+    for _, scale, level in encoded(x, segments, keys, form, norm, scales):
+        made.append(scale)
+        levels.append(level)
+    return torch.cat(made), torch.cat(levels)
+
+
+def encoded(
+    x: Tensor, segments: Segments, keys: Sequence[int], form: Form, norm: str, scales: Tensor | None
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """View, scales and signed levels of each tensor."""
+    views = segments.views(x)
+    if scales is None:
+        given = [scales_of(view, form, norm) for view in views]
+    else:
+        given = list(torch.split(scales, [form.buckets_in(n) for n in segments.sizes]))
+    for number, (view, scale) in enumerate(zip(views, given, strict=True)):
+        if not bool(torch.isfinite(view).all()) or not bool(torch.isfinite(scale).all()):
+            raise not_finite(number, segments)
+    rounds = zip(views, given, keys, strict=True)
+    return [(view, scale, rounded(view, scale, key, form)) for view, scale, key in rounds]
+
+
+def rounded(x: Tensor, scales: Tensor, key: int, form: Form) -> Tensor:
+    """Signed levels int32 (n,) of one tensor."""
+    powers = form.grid == "powers"
+    most = torch.tensor(ONE if powers else ONE * form.levels, dtype=torch.float32, device=x.device)
+    small = (scales > 0) & (scales < TINY)
+    z = torch.where(small, scales * ENLARGE, scales)
+    inv = most / z
+    inv = torch.where(inv * z < most, torch.nextafter(inv, torch.full_like(inv, torch.inf)), inv)
+    inv = torch.where(scales == 0, 0.0, inv)  # a level of nothing is 0
+    size = x.abs()
+    size = torch.where(spread(small, x, form), size * ENLARGE, size)
+    y = torch.minimum(size * spread(inv, x, form), most)
+    if powers:
+        bits = y.view(torch.int32)
+        low = y * 2.0 ** (form.levels - 1)  # in the cell of 0, where it is less than ONE
+        above = bits >= (127 + 16 + 1 - form.levels) << 23
+        level = torch.where(above, (bits >> 23) - (127 + 16 - form.levels), 0)
+        threshold = torch.where(above, (bits & 0x7FFFFF) << 1, (low.clamp(max=ONE) * 256).to(torch.int32))
+    else:
+        level = (y.to(torch.int64) >> 16).to(torch.int32)
+        threshold = ((y - (level << 16)) * 256).to(torch.int32)
+    level = level + (dither24(key, x.numel(), device=x.device) < threshold)
+    return torch.where(x.view(torch.int32) < 0, -level, level)
+
+
+def spread(per_bucket: Tensor, x: Tensor, form: Form) -> Tensor:
+    """One value a bucket as one an element."""
+    n = x.numel()
+    return per_bucket.repeat_interleave(form.bucket or max(n, 1))[:n]
+
+
+def values(signed: Tensor, scales: Tensor, form: Form) -> Tensor:
+    """Float32 (n,) of the signed levels of one tensor."""
+    if form.grid == "powers":
+        bits = (127 + signed.abs() - form.levels) << 23
+        size = torch.where(signed != 0, bits.view(torch.float32), 0.0)
+        size = torch.where(signed < 0, -size, size)
+    else:
+        size = signed.to(torch.float32) / torch.tensor(float(form.levels), device=signed.device)
+    return size * spread(scales, signed, form)
+
+
+def dequantise_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float, form: Form) -> Tensor:
+    """out += alpha * values, once the whole wire has been found valid."""
+    total = form.message_nbytes(segments)
+    if wire.numel() != total:
+        raise WireError(f"a message of {total} bytes is expected, got {wire.numel()}")
+    made, levels, at = [wire.new_empty(0, dtype=torch.float32)], [wire.new_empty(0, dtype=torch.int32)], 0
+    for number, n in enumerate(segments.sizes):
+        head, body = 4 * form.buckets_in(n), form.codes_nbytes(n)
+        scale = wire[at : at + head].clone().view(torch.float32)
+        if not bool((torch.isfinite(scale) & (scale.view(torch.int32) >= 0)).all()):
+            raise WireError(f"the scale of a bucket of tensor {number} is negative or not finite")
+        made.append(scale)
+        levels.append(unpacked(wire[at + head : at + head + body].contiguous(), n, form))
+        at += head + body
+    return levels_add_(torch.cat(levels), torch.cat(made), segments, out, alpha, form)
+
+
+def unpacked(wire: Tensor, n: int, form: Form) -> Tensor:
+    """Signed levels int32 (n,) of the codes of one tensor."""
+    if form.packing == "base3":
+        return unpack_ternary(wire, n)
+    codes = unpack_bits(wire, form.bits, n)
+    level = codes & (1 << (form.bits - 1)) - 1
+    if n and int(level.max()) > form.levels:
+        raise WireError(f"there are levels up to {form.levels}, got {int(level.max())}")
+    return torch.where(codes >> (form.bits - 1) != 0, -level, level)
+
+
+def levels_add_(
+    signed: Tensor, scales: Tensor, segments: Segments, out: Tensor, alpha: float, form: Form
+) -> Tensor:
+    """out += alpha * values, in two roundings: never one fused multiply-add."""
+    parts = torch.split(signed, list(segments.sizes)) if len(segments) else ()
+    heads = torch.split(scales, [form.buckets_in(n) for n in segments.sizes]) if len(segments) else ()
+    for part, head, view in zip(parts, heads, segments.views(out), strict=True):
+        view.add_(values(part, head, form) * alpha)
+    return out
