@@ -82,7 +82,7 @@ def test_methods_are_spelt_one_way_and_baselines_come_first(tmp_path: Path) -> N
     made = settings(tmp_path)
     assert made.specs == ("dense()", "dgc(density=0.01)", "topk(density=0.02)")
     assert list(made.all_seeds) == [3, 4]
-    assert (made.steps, made.batch, made.lr, made.eval_every) == (300, 16, 0.05, 30)
+    assert (made.steps, made.batch, made.lr, made.eval_every) == (300, 16, None, 30)
 
 
 def test_an_older_run_moves_aside_and_other_folders_are_left_alone(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_a_model_learns_one_batch(name: str, model: str) -> None:
         0, 16 if name == "digits" else 100, (8, *SHAPES[name]), dtype=torch.uint8, generator=rng
     )
     y = torch.randint(0, 10, (8, 64) if text else (8,), dtype=torch.uint8, generator=rng)
-    optimizer = recipe.optimizer(net, 0.2 * recipe.lr)
+    optimizer = recipe.optimizer(net, lr=0.2 * recipe.lr)
     losses = []
     for _ in range(12):
         loss = cross_entropy(net(task.inputs(x, None)), y)

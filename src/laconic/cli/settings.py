@@ -34,7 +34,7 @@ class Settings:
     seed: int
     steps: int
     batch: int
-    lr: float
+    lr: float | None
     eval_every: int
     checkpoint_every: int
     data: Path | None
@@ -65,7 +65,7 @@ class Settings:
     ) -> Settings:
         """Settings, with the task's own for what is not given. Raises `SpecError` for what is wrong."""
         known = find(task)
-        recipe = known.recipe(model)
+        known.recipe(model)  # refuses an unknown one
         chosen = model or next(iter(known.models))
         total = known.steps if steps is None else steps
         checked = cls(
@@ -78,7 +78,7 @@ class Settings:
             seed=seed,
             steps=total,
             batch=known.batch if batch is None else batch,
-            lr=recipe.lr if lr is None else lr,
+            lr=lr,
             eval_every=max(1, total // 10) if eval_every is None else eval_every,
             checkpoint_every=checkpoint_every,
             data=data,
@@ -95,8 +95,8 @@ class Settings:
                 )
         if checkpoint_every < 0:
             raise SpecError(f"--checkpoint-every must be 0 (none) or more, got {checkpoint_every}")
-        if not 0 < checked.lr < float("inf"):
-            raise SpecError(f"--lr must be a number above 0, got {checked.lr}")
+        if lr is not None and not 0 < lr < float("inf"):
+            raise SpecError(f"--lr must be a number above 0, got {lr}")
         if not checked.name or Path(checked.name).name != checked.name:
             raise SpecError(f"--name is one folder's name in {out}, got {checked.name!r}")
         if resume and name is None:
@@ -128,7 +128,7 @@ class Settings:
             "workers": self.workers,
             "steps": self.steps,
             "batch": self.batch,
-            "lr": self.lr,
+            "lr": "the usual" if self.lr is None else self.lr,
             "seeds": self.seeds,
             "first_seed": self.seed,
             "methods": list(self.specs),

@@ -38,7 +38,7 @@ def train(
     batch: Annotated[
         int | None, typer.Option(help="examples a worker and step [default: the task's]")
     ] = None,
-    lr: Annotated[float | None, typer.Option(help="highest learning rate [default: the model's]")] = None,
+    lr: Annotated[float | None, typer.Option(help="highest learning rate [default: the usual one]")] = None,
     model: Annotated[str | None, typer.Option(help="one of the task's models [default: its first]")] = None,
     data: Annotated[Path | None, typer.Option(help="folder of the data set [default: $LACONIC_DATA]")] = None,
     out: Annotated[Path, typer.Option(help="folder of all runs")] = Path("runs"),

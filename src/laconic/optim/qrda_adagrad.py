@@ -17,16 +17,16 @@ from laconic.optim.settings import Parameters, above_zero, at_least_zero
 
 
 class QRDAAdaGrad(Optimizer):
-    """With g the mean of the quantised gradients at step t = 1, 2, ..., and a its mean so far:
+    """With g the mean of the quantised gradients, and sums over all steps so far:
 
-        s = s + g^2        H = delta + sqrt(s)        a = ((t - 1) * a + g) / t
-        z = w_1 - lr * t * a / H
-        w = argmin  1/2 sum_j H_j (w_j - z_j)^2 + lr * t * (l1 * |w|_1  or  l2 * sum over rows of |row|_2)
+        s = s + g^2        H = delta + sqrt(s)        a = a + lr * g        c = c + lr
+        z = w_1 - a / H
+        w = argmin  1/2 sum_j H_j (w_j - z_j)^2 + c * (l1 * |w|_1  or  l2 * sum over rows of |row|_2)
 
-    The prox-centre is w_1, what the weights were at the first step: from zero, as the paper's convex problems
-    start, all layers of a network would vanish together. Without a regulariser it is lazy AdaGrad. The
-    learning rate scales the whole past, so it should be constant. An entry whose gradient has always been
-    zero stays as it is. State: three tensors a parameter.
+    At a constant rate a is the paper's lr * t * (mean of g); under a schedule every gradient keeps the rate
+    of its own step. The prox-centre is w_1, what the weights were at the first step: from zero, as convex
+    problems start, all layers of a network would vanish together. Without a regulariser it is lazy AdaGrad.
+    An entry whose gradient has always been zero stays as it is. State: three tensors a parameter.
 
     >>> w = torch.nn.Parameter(torch.tensor([1.0, 0.105]))
     >>> w.grad = torch.tensor([0.5, 0.5])
@@ -60,18 +60,17 @@ class QRDAAdaGrad(Optimizer):
     def _update_(self, w: Tensor, lr: float, l1: float, l2: float, delta: float) -> None:
         state = self.state[w]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.int64)
+            state["rates"] = torch.zeros((), dtype=torch.float64)
             state["sum"] = torch.zeros_like(w)
-            state["mean"] = torch.zeros_like(w)
+            state["dual"] = torch.zeros_like(w)
             state["start"] = w.detach().clone()
         g = w.grad
-        state["step"] += 1
-        t = int(state["step"])
+        state["rates"] += lr
+        c = float(state["rates"])
         seen = state["sum"].addcmul_(g, g)
         h = seen.sqrt().add_(delta)
-        mean = state["mean"].lerp_(g, 1 / t)
-        z = state["start"] - lr * t * mean / h
-        w.copy_(torch.where(seen > 0, shrink(z, h, lr * t * l1, lr * t * l2), w))
+        z = state["start"] - state["dual"].add_(g, alpha=lr) / h
+        w.copy_(torch.where(seen > 0, shrink(z, h, c * l1, c * l2), w))
 
     def zero_share(self) -> float:
         """Share of all weights that are exactly zero."""

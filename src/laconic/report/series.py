@@ -39,6 +39,7 @@ class SeedSeries:
     eval_steps: Array
     accuracy: Array
     test_loss: Array
+    zeros: Array  # share of the weights that are exactly zero
 
     def __getitem__(self, name: str) -> Array:
         return self.values[name]
@@ -86,14 +87,15 @@ def read_run(folder: Path) -> Run:
     methods = []
     for spec in config["methods"]:
         found = sorted(seed for method, seed in grouped if method == spec)
-        seeds = [_seed_series(seed, grouped[spec, seed]) for seed in found]
+        seeds = [seed_series(seed, grouped[spec, seed]) for seed in found]
         seeds = [seed for seed in seeds if len(seed.steps)]
         if seeds:
             methods.append(MethodSeries(spec, tuple(seeds)))
     return Run(config, tuple(methods))
 
 
-def _seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
+def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
+    """The series of one training from its events, of all ranks, in any order."""
     steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
     evals: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for event in events:
@@ -112,4 +114,5 @@ def _seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
         eval_steps=np.array(measured, dtype=np.float64),
         accuracy=np.array(right, dtype=np.float64) / np.array(answers, dtype=np.float64),
         test_loss=np.array(losses, dtype=np.float64) / np.array(answers, dtype=np.float64),
+        zeros=np.array([evals[step][0].get("zeros", 0.0) for step in measured], dtype=np.float64),
     )

@@ -49,7 +49,7 @@ class Row:
     """One method. Bytes and seconds a step are means over the second half of the steps, after any warm-up.
 
     `smaller`: dense float32 bytes over payload in that half. `against_first`: the same over the first
-    method that the others are compared with, in payload.
+    method that the others are compared with, in payload. `zeros`: share of the weights that are exactly zero.
     """
 
     spec: str
@@ -64,6 +64,7 @@ class Row:
     total_payload_mb: float
     step_s: Figure
     against_first: float
+    zeros: float = 0.0
 
 
 def summarise(run: Run) -> list[Row]:
@@ -88,7 +89,7 @@ def write_summary(folder: Path, run: Run, rows: list[Row], interrupted: str | No
         "interrupted": interrupted,
         "rows": [asdict(row) for row in rows],
     }
-    (folder / SUMMARY).write_text(json.dumps(_plain(content), indent=1))
+    (folder / SUMMARY).write_text(json.dumps(plain(content), indent=1))
 
 
 def _row(method: MethodSeries) -> Row:
@@ -111,15 +112,16 @@ def _row(method: MethodSeries) -> Row:
         total_payload_mb=float(method.over_seeds("payload_sent").sum(axis=1).mean()) / MB,
         step_s=Figure.of(np.median(method.over_seeds("step_s")[:, late], axis=1)),
         against_first=1.0,
+        zeros=float(np.mean([seed.zeros[-1] if len(seed.zeros) else 0.0 for seed in method.seeds])),
     )
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """JSON has no nan and no infinity: null stands for both."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

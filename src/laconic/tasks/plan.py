@@ -22,7 +22,7 @@ class Plan:
     workers: int
     steps: int
     batch: int
-    lr: float
+    lr: float | None  # None: the usual one of the model and the optimiser
     eval_every: int
     checkpoint_every: int
     data: Path  # the prepared tensors, see `loading.py`

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from laconic.core.errors import SpecError
+from laconic.strategies.method import Method
 
 Tensors = dict[str, Tensor]
 Inputs = Callable[[Tensor, torch.Generator | None], Tensor]
@@ -35,8 +36,17 @@ class Recipe:
     weight_decay: float = 1e-4
     warmup: float = 0.05  # share of the steps in which the rate rises; then a cosine brings it down
 
-    def optimizer(self, model: nn.Module, lr: float | None = None) -> torch.optim.SGD:
-        """SGD with this recipe's settings, or with another rate."""
+    def optimizer(
+        self, model: nn.Module, lr: float | None = None, method: Method | None = None
+    ) -> torch.optim.Optimizer:
+        """SGD with this recipe's settings, or the usual optimiser of a method that needs another.
+
+        `lr` None: this recipe's rate for SGD, the optimiser's own for another.
+        """
+        for rule in () if method is None else method.rules:
+            made = rule.make([*model.parameters()], lr=lr, weight_decay=self.weight_decay)
+            if made is not None:
+                return made
         return torch.optim.SGD(
             model.parameters(),
             lr=self.lr if lr is None else lr,

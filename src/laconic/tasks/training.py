@@ -17,9 +17,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.core.errors import StateError
+from laconic.optim.prox import zero_share
 from laconic.strategies import checkpoint
 from laconic.strategies.ddp import compress
 from laconic.strategies.handle import Handle
+from laconic.strategies.method import lift
 from laconic.tasks.catalogue import find
 from laconic.tasks.loading import mapped
 from laconic.tasks.plan import Emit, Event, Plan
@@ -38,8 +40,10 @@ def train_rank(plan: Plan, emit: Emit) -> None:
     recipe = task.recipe(plan.model)
     torch.manual_seed(plan.seed)  # every rank builds the same model
     model = DistributedDataParallel(recipe.build())
-    optimizer = recipe.optimizer(model, plan.lr)
-    handle = compress(model, optimizer, plan.spec, seed=plan.seed)
+    method = lift(plan.spec)
+    optimizer = recipe.optimizer(model, plan.lr, method)
+    highest = float(optimizer.param_groups[0]["lr"])
+    handle = compress(model, optimizer, method, seed=plan.seed)
     shard = Shard(len(tensors["train_y"]), plan.batch, rank, size, plan.seed)
 
     first = 0
@@ -50,7 +54,7 @@ def train_rank(plan: Plan, emit: Emit) -> None:
     before, sent_before = measured(handle), handle.stats().phases
     for step in range(first, plan.steps):
         for group in optimizer.param_groups:
-            group["lr"] = recipe.rate(plan.lr, step, plan.steps)
+            group["lr"] = recipe.rate(highest, step, plan.steps)
         clock = [time.perf_counter()]
         chosen = shard.indices(step)
         x, y = task.inputs(tensors["train_x"][chosen], shard.rng(step)), tensors["train_y"][chosen]
@@ -88,7 +92,10 @@ def measured(handle: Handle) -> dict[str, float]:
 
 
 def evaluate(model: DistributedDataParallel, task: Task, tensors: Tensors, rank: int, size: int) -> Event:
-    """This rank's share of the test set: right answers, sum of losses, answers; with rank 0's buffers."""
+    """This rank's share of the test set: right answers, sum of losses, answers; with rank 0's buffers.
+
+    `zeros`: share of the weights that are exactly zero.
+    """
     for buffer in model.buffers():
         dist.broadcast(buffer, 0)
     plain: nn.Module = model.module
@@ -103,7 +110,8 @@ def evaluate(model: DistributedDataParallel, task: Task, tensors: Tensors, rank:
             total += F.cross_entropy(logits.flatten(0, -2), labels.flatten().long(), reduction="sum").item()
             answers += labels.numel()
     plain.train()
-    return {"kind": "eval", "right": right, "loss_sum": total, "answers": answers}
+    zeros = zero_share([weight.detach() for weight in plain.parameters() if weight.dim() > 1])
+    return {"kind": "eval", "right": right, "loss_sum": total, "answers": answers, "zeros": zeros}
 
 
 def captured(
