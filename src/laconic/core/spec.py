@@ -109,6 +109,8 @@ def _build(node: ast.expr, text: str) -> Any:
             return -value if isinstance(node.op, ast.USub) else value
     if isinstance(node, (ast.Tuple, ast.List)):
         return tuple(_build(item, text) for item in node.elts)
+    if isinstance(node, ast.Dict):
+        return _dict(node, text)
     if isinstance(node, ast.Name):
         return _call(node.id, (), {})
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -119,9 +121,22 @@ def _build(node: ast.expr, text: str) -> Any:
         named = {keyword.arg: _build(keyword.value, text) for keyword in node.keywords if keyword.arg}
         return _call(node.func.id, tuple(_build(item, text) for item in node.args), named)
     raise SpecError(
-        f"a spec holds calls, numbers, strings and lists only, got {_short(ast.unparse(node))}"
+        f"a spec holds calls, numbers, strings, lists and dicts only, got {_short(ast.unparse(node))}"
         f" in {_short(text)}"
     )
+
+
+def _dict(node: ast.Dict, text: str) -> dict[str, Any]:
+    """A dict of what its values describe. Its keys are strings, each there once."""
+    built: dict[str, Any] = {}
+    for key, value in zip(node.keys, node.values, strict=True):
+        if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
+            shown = "**" if key is None else _short(ast.unparse(key))
+            raise SpecError(f"the keys of a dict are strings, got {shown} in {_short(text)}")
+        if key.value in built:
+            raise SpecError(f"a dict has each key once, got {key.value!r} twice in {_short(text)}")
+        built[key.value] = _build(value, text)
+    return built
 
 
 def _call(name: str, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
