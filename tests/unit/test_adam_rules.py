@@ -16,7 +16,6 @@ from laconic.comm.metered import Metered
 from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
-from laconic.methods.adam import ADAM
 from laconic.optim.local_adam import LocalAdam
 from laconic.optim.rounds import Rounds
 from laconic.strategies.method import Method, lift
@@ -62,7 +61,8 @@ def mean_gradient(step: int) -> Tensor:
 
 
 def rule_of(spec: str) -> Rule:
-    return next(rule for rule in lift(spec).rules if rule != ADAM)
+    (rule,) = lift(spec).rules
+    return rule
 
 
 def adamw(decay: float = 0.1) -> Make:

@@ -9,7 +9,6 @@ from laconic.codecs.sign import Sign
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
 from laconic.feedback.error_feedback import ErrorFeedback
-from laconic.methods.adam import ADAM
 from laconic.optim.frozen_adam import FrozenAdam
 from laconic.optim.local import Local
 from laconic.reducers.dense_first import DenseFirst
@@ -34,8 +33,8 @@ def onebit_adam(warmup_steps: int = 1000, what: Codec = SIGN) -> Method:
     where e_i and the server's e' keep what C lost, and D = sqrt(vhat) + eps. Up and down by `server`: two
     messages of C a step, whatever the number of ranks. The exchange happens inside `optimizer.step()`, so
     whatever a script does to gradients before it (clipping, accumulation, a GradScaler) is done to this
-    rank's own, as in the paper. Weight decay is Adam's or AdamW's. Tensors of one dimension stay with Adam.
-    An entry that no gradient reached in the warm-up rests: v is zero there.
+    rank's own, as in the paper. Weight decay is Adam's or AdamW's. The momentum of tensors of one dimension
+    is summed as it is. An entry that no gradient reached in the warm-up rests: v is zero there.
 
     Needs `torch.optim.Adam` or `AdamW`, with or without amsgrad. The paper warms up for 15 to 25 % of the
     steps [recalled], which should take in any rise of the learning rate. Payload after it: about 2 bits a
@@ -46,8 +45,6 @@ def onebit_adam(warmup_steps: int = 1000, what: Codec = SIGN) -> Method:
     """
     if warmup_steps < 1:
         raise SpecError(f"warmup_steps must be 1 or more, got {warmup_steps}: Adam's v is learnt in them")
-    momentum = routes(Route(everything, Server(what, what), ErrorFeedback()))
-    return routes(
-        Route(matrices, DenseFirst(Local(), warmup_steps), rule=FrozenAdam(warmup_steps, momentum)),
-        Route(everything, Sum(), rule=ADAM),
-    )
+    momentum = routes(Route(matrices, Server(what, what), ErrorFeedback()), Route(everything, Sum()))
+    rule = FrozenAdam(warmup_steps, momentum)
+    return routes(Route(everything, DenseFirst(Local(), warmup_steps), rule=rule))
