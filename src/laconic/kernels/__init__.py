@@ -29,6 +29,9 @@ from laconic.kernels.entropy import delta_encode as delta_encode
 from laconic.kernels.entropy import rice_bound as rice_bound
 from laconic.kernels.entropy import rice_decode as rice_decode
 from laconic.kernels.entropy import rice_encode as rice_encode
+from laconic.kernels.natural import natural_add_ as natural_add_
+from laconic.kernels.natural import natural_encode as natural_encode
+from laconic.kernels.natural import natural_nbytes as natural_nbytes
 from laconic.kernels.philox import dither24 as dither24
 from laconic.kernels.philox import philox as philox
 from laconic.kernels.philox import uniform as uniform
@@ -46,3 +49,9 @@ from laconic.kernels.select import above as above
 from laconic.kernels.select import random_indices as random_indices
 from laconic.kernels.select import sampled_topk as sampled_topk
 from laconic.kernels.select import topk as topk
+from laconic.kernels.sign import sign_add_ as sign_add_
+from laconic.kernels.sign import sign_encode as sign_encode
+from laconic.kernels.sign import sign_nbytes as sign_nbytes
+from laconic.kernels.sign import signed_add_ as signed_add_
+from laconic.kernels.sign import signs as signs
+from laconic.kernels.vote import majority as majority

@@ -1,0 +1,70 @@
+"""Natural: every element becomes one of the two powers of two next to it, at random, right on average.
+
+Horvath, Ho, Horvath, Sahu, Canini, Richtarik 2019, arXiv:1905.10988 ("Natural compression"); the packing in
+eight bits after sands-lab/grace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from laconic import kernels
+from laconic.codecs.fused import Fused
+from laconic.core.errors import SpecError
+from laconic.core.layout import Segments
+
+
+@dataclass(frozen=True, repr=False)
+class Natural(Fused):
+    """C(x) = sign(x) 2^(a+1) with probability p, else sign(x) 2^a, where |x| = 2^a (1 + p).
+
+    Wire, a byte an element and with 9 bits the signs before them:
+
+        bits=9   [sign bits, ceil(n / 8) bytes, 1 is negative | exponent uint8 (n,) in 0..254, 0 is zero]
+        bits=8   [sign 1 | code 7] (n,), code = exponent - 18 clipped to 0..127, 0 is zero
+
+    Error: p (1 - p) 4^a an element, so omega = 1/8, reached at p = 1/3. Powers of two are exact. With 9 bits
+    unbiased from zero through the denormals (which become 0 or 2^-126) up to 2^127; beyond, 2^127 is sent.
+    With 8 bits both hold from 2^-108 to 2^18: what rounds below becomes zero, larger ones 2^18; as this can
+    cut, it counts as biased, and `compress` gives it error feedback. NaN and Inf raise `NonFiniteError`.
+
+    >>> import torch
+    >>> codec = Natural()
+    >>> wire = codec.encode(torch.tensor([1.0, -0.25, 0.0]), key=1)
+    >>> wire.numel(), codec.decode(wire, 3).tolist()
+    (4, [1.0, -0.25, 0.0])
+    """
+
+    bits: int = 9
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "natural()",
+        "natural(bits=8)",
+        "sparse(randomk(density=0.1), values=natural())",
+    )
+
+    def __post_init__(self) -> None:
+        if self.bits not in (8, 9) or not isinstance(self.bits, int):
+            raise SpecError(f"bits must be 9 (every exponent) or 8 (2^-108 to 2^18), got {self.bits!r}")
+
+    @property
+    def unbiased(self) -> bool:
+        return self.bits == 9
+
+    def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
+        return kernels.natural_encode(x, segments, keys, self.bits)
+
+    def decode_segments_add_(
+        self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0
+    ) -> Tensor:
+        return kernels.natural_add_(wire, segments, out, alpha, self.bits)
+
+    def nbytes(self, n: int) -> int:
+        return kernels.natural_nbytes(n, self.bits)
+
+    def omega(self, n: int) -> float:
+        return 1 / 8

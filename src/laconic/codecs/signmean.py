@@ -1,0 +1,55 @@
+"""Sign mean: of every element one bit, of every tensor one number, its mean magnitude.
+
+The values of sparse ternary compression: Sattler et al. 2019, arXiv:1903.02891.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from laconic import kernels
+from laconic.codecs.fused import Fused
+from laconic.codecs.sign import lost
+from laconic.core.layout import Segments
+
+
+@dataclass(frozen=True, repr=False)
+class SignMean(Fused):
+    """C(x) = mean |x| * sign(x), tensor by tensor: `sign` with one block of any length.
+
+    Wire: mean magnitude float32 (1,), sign bits (ceil(n / 8) bytes; 1 is negative, the first is the lowest
+    bit); of no element no byte. Inside `sparse` a tensor is its chosen entries: 4 + ceil(k / 8) bytes of k.
+
+    Error: omega = 1 - 1/n (see `sign`), and far less for entries of like size, as top-k leaves them. Not
+    random, so biased: use error feedback. NaN and Inf raise `NonFiniteError`.
+
+    >>> import torch
+    >>> codec = SignMean()
+    >>> wire = codec.encode(torch.tensor([1.0, -3.0]))
+    >>> wire.numel(), codec.decode(wire, 2).tolist()
+    (5, [2.0, -2.0])
+    """
+
+    unbiased: ClassVar[bool] = False
+    examples: ClassVar[tuple[str, ...]] = (
+        "signmean()",
+        "sparse(topk(density=0.05), values=signmean(), indices=golomb())",
+    )
+
+    def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
+        return kernels.sign_encode(x, segments)
+
+    def decode_segments_add_(
+        self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0
+    ) -> Tensor:
+        return kernels.sign_add_(wire, segments, out, alpha)
+
+    def nbytes(self, n: int) -> int:
+        return kernels.sign_nbytes(n, 0)
+
+    def omega(self, n: int) -> float:
+        return lost(n)

@@ -1,0 +1,75 @@
+"""Natural compression: every float becomes a power of two next to it, by its own bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import NonFiniteError, WireError
+from laconic.core.layout import Segments
+from laconic.kernels import checks, dispatch
+from laconic.kernels.natural import reference
+from laconic.kernels.sign import sign_bytes
+
+BITS = (8, 9)
+
+
+def natural_nbytes(n: int, bits: int) -> int:
+    """Bytes of the wire of n elements: a byte each, and with 9 bits the signs before them."""
+    return n + sign_bytes(n) if bits == 9 else n
+
+
+def natural_encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int = 9) -> Tensor:
+    """The segments' wires, one after the other; `keys` has one key a segment.
+
+        9 bits   [sign bits, padded to bytes | exponent uint8 (n,), 0..254]
+        8 bits   [sign 1 | code 7] (n,); code 0 is zero, code c the exponent c + 18
+
+    The exponent e of x = +-2^(e - 127) (1 + m / 2^23) becomes e + 1 iff `dither24` of its element is below
+    2 m, so with probability m / 2^23. `NonFiniteError` for NaN or Inf.
+
+    >>> natural_encode(torch.tensor([1.0, -0.25]), Segments.whole(2), (0,)).tolist()
+    [2, 127, 125]
+    """
+    checks.buffer("x", x, segments)
+    _check(bits)
+    packed = checks.keys64(keys, len(segments))
+    if (native := dispatch.native(x)) is not None:
+        wire = torch.empty(_message(segments, bits), dtype=torch.uint8)
+        starts, sizes = segments.starts_tensor, segments.sizes_tensor
+        finite = native.natural_encode(x, starts, sizes, packed, bits, wire)
+    else:
+        wire, finite = reference.natural_encode(x, segments, keys, bits)
+    if not finite:
+        raise NonFiniteError(
+            "NaN and Inf have no power of two next to them: skip this step, it has no gradient"
+        )
+    return wire
+
+
+def natural_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0, bits: int = 9) -> Tensor:
+    """out += alpha * decoded on the segments, in place.
+
+    `WireError`, before any write, for a wrong length, an exponent of 255 and padding that is not zero.
+    """
+    checks.buffer("out", out, segments)
+    checks.flat("wire", wire, torch.uint8)
+    _check(bits)
+    expected = _message(segments, bits)
+    if wire.numel() != expected:
+        raise WireError(f"powers of two of these tensors fill {expected} bytes, got {wire.numel()}")
+    if (native := dispatch.native(wire, out)) is not None:
+        native.natural_add_(wire, segments.starts_tensor, segments.sizes_tensor, bits, out, alpha)
+        return out
+    return reference.natural_add_(wire, segments, out, alpha, bits)
+
+
+def _check(bits: int) -> None:
+    if bits not in BITS:
+        raise ValueError(f"bits must be 8 or 9, got {bits}")
+
+
+def _message(segments: Segments, bits: int) -> int:
+    return sum(natural_nbytes(size, bits) for size in segments.sizes)

@@ -1,0 +1,104 @@
+"""Signs, one bit each, and mean magnitudes, one float a block: written and read in one pass over memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import NonFiniteError, WireError
+from laconic.core.layout import Segments
+from laconic.kernels import checks, dispatch
+from laconic.kernels.sign import reference
+
+
+def sign_bytes(n: int) -> int:
+    """Bytes of n sign bits: ceil(n / 8)."""
+    return (n + 7) // 8
+
+
+def sign_nbytes(n: int, block: int) -> int:
+    """Bytes of the wire of n elements: 4 for each block's mean, then the signs. Block 0 is the whole."""
+    return 4 * (-(-n // block) if block else min(n, 1)) + sign_bytes(n)
+
+
+def sign_encode(x: Tensor, segments: Segments, block: int = 0) -> Tensor:
+    """The segments' wires, one after the other, each [mean |x| float32 (blocks,) | sign bits, full bytes].
+
+    Sums are in float64 in an order of the implementation's own: the reference's means are within 1 ulp of the
+    native ones, which are alike on every target. `NonFiniteError` for NaN or Inf.
+
+    >>> sign_encode(torch.tensor([1.0, -3.0]), Segments.whole(2)).tolist()  # 2.0, then 0b10
+    [0, 0, 0, 64, 2]
+    """
+    _check(x, segments, block)
+    if (native := dispatch.native(x)) is not None:
+        wire = torch.empty(_message(segments, block), dtype=torch.uint8)
+        finite = native.sign_encode(x, segments.starts_tensor, segments.sizes_tensor, block, wire)
+    else:
+        wire, finite = reference.sign_encode(x, segments, block)
+    if not finite:
+        raise NonFiniteError(
+            "the mean magnitude of NaN or Inf is no number: skip this step, it has no gradient"
+        )
+    return wire
+
+
+def sign_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0, block: int = 0) -> Tensor:
+    """out += alpha * mean, or -= where the sign bit is set, on the segments, in place.
+
+    `WireError`, before any write, for means that are negative or not finite, padding that is not zero, and
+    wrong lengths.
+    """
+    _check(out, segments, block)
+    checks.flat("wire", wire, torch.uint8)
+    expected = _message(segments, block)
+    if wire.numel() != expected:
+        raise WireError(f"signs and means of these tensors fill {expected} bytes, got {wire.numel()}")
+    if (native := dispatch.native(wire, out)) is not None:
+        native.sign_add_(wire, segments.starts_tensor, segments.sizes_tensor, block, out, alpha)
+        return out
+    return reference.sign_add_(wire, segments, out, alpha, block)
+
+
+def signs(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
+    """Sign bits uint8 (sum of ceil(n_i / 8),) and mean magnitudes float32 (s,), apart.
+
+    A mean is NaN or Inf where its segment holds NaN or Inf, and 0 where it holds nothing.
+
+    >>> signs(torch.tensor([1.0, -3.0, -1.0]), Segments((0, 2), (2, 1)))
+    (tensor([2, 1], dtype=torch.uint8), tensor([2., 1.]))
+    """
+    checks.buffer("x", x, segments)
+    if (native := dispatch.native(x)) is not None:
+        bits = torch.empty(sum(map(sign_bytes, segments.sizes)), dtype=torch.uint8)
+        means = torch.empty(len(segments), dtype=torch.float32)
+        native.signs(x, segments.starts_tensor, segments.sizes_tensor, bits, means)
+        return bits, means
+    return reference.signs(x, segments)
+
+
+def signed_add_(bits: Tensor, values: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0) -> Tensor:
+    """out += alpha * value of the segment, or -= where the sign bit is set, in place; values float32 (s,)."""
+    checks.buffer("out", out, segments)
+    checks.flat("bits", bits, torch.uint8)
+    checks.flat("values", values)
+    expected = sum(map(sign_bytes, segments.sizes))
+    if bits.numel() != expected or values.numel() != len(segments):
+        raise WireError(
+            f"these tensors have {expected} bytes of signs and {len(segments)} values, "
+            f"got {bits.numel()} and {values.numel()}"
+        )
+    if (native := dispatch.native(bits, values, out)) is not None:
+        native.signed_add_(bits, values, segments.starts_tensor, segments.sizes_tensor, out, alpha)
+        return out
+    return reference.signed_add_(bits, values, segments, out, alpha)
+
+
+def _check(x: Tensor, segments: Segments, block: int) -> None:
+    checks.buffer("x", x, segments)
+    if block < 0:
+        raise ValueError(f"block must not be negative (0 is a whole tensor), got {block}")
+
+
+def _message(segments: Segments, block: int) -> int:
+    return sum(sign_nbytes(size, block) for size in segments.sizes)

@@ -1,0 +1,145 @@
+// Signs and mean magnitudes, of blocks or of whole tensors, in one pass over memory. See README.md.
+#include "laconic/kernels/native/frame.h"
+#include "laconic/kernels/sign/signs.h"
+
+namespace laconic::LACONIC_TARGET {
+namespace {
+
+constexpr std::int64_t chunk = 4096;  // elements that stay in the cache between their sum and their signs
+
+// Sum of magnitudes, in 16 lanes that are folded in one order: the same bits on every target.
+double magnitudes(const float* x, std::int64_t n) {
+  double lanes[16] = {};
+  std::int64_t i = 0;
+#if defined(__AVX512F__)
+  __m512d low = _mm512_setzero_pd(), high = low;
+  for (; i + 16 <= n; i += 16) {
+    const __m512 sixteen = _mm512_abs_ps(_mm512_loadu_ps(x + i));
+    low = _mm512_add_pd(low, _mm512_cvtps_pd(_mm512_castps512_ps256(sixteen)));
+    high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(sixteen, 1)));
+  }
+  _mm512_storeu_pd(lanes, low);
+  _mm512_storeu_pd(lanes + 8, high);
+#else
+  for (; i + 16 <= n; i += 16)
+    for (int j = 0; j < 16; ++j) lanes[j] += std::fabs(x[i + j]);
+#endif
+  for (; i < n; ++i) lanes[i % 16] += std::fabs(x[i]);
+  for (int width = 8; width; width /= 2)
+    for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
+  return lanes[0];
+}
+
+// Blocks of so many elements, the last one shorter; 0 stands for the whole of a tensor.
+struct Blocks {
+  std::int64_t block;
+
+  std::int64_t length(std::int64_t n) const { return block ? block : n; }
+  std::int64_t count(std::int64_t n) const { return n ? (n - 1) / length(n) + 1 : 0; }
+  std::int64_t mean_bytes(std::int64_t n) const { return 4 * count(n); }
+  std::int64_t nbytes(std::int64_t n) const { return mean_bytes(n) + sign_bytes(n); }
+
+  // Means float32 (count,), at any byte, and signs of one tensor; false if some x is NaN or Inf: so is its mean then.
+  bool encode(const float* x, std::int64_t n, std::uint8_t* means, std::uint8_t* signs) const {
+    bool finite = true;
+    double sum = 0;
+    std::int64_t first = 0;  // of the present block
+    for (std::int64_t at = 0; at < n; at += chunk) {
+      const std::int64_t end = std::min(at + chunk, n);
+      for (std::int64_t from = at; from < end;) {
+        const std::int64_t last = std::min(first + length(n), n), to = std::min(last, end);
+        sum += magnitudes(x + from, to - from);
+        if (to == last) {
+          const auto mean = static_cast<float>(sum / static_cast<double>(last - first));
+          std::memcpy(means, &mean, sizeof mean);
+          means += sizeof mean;
+          finite &= std::isfinite(sum);
+          sum = 0;
+          first = last;
+        }
+        from = to;
+      }
+      pack_signs(x + at, end - at, signs + at / 8);
+    }
+    return finite;
+  }
+
+  void check(const std::uint8_t* means, const std::uint8_t* signs, std::int64_t n) const {
+    for (std::int64_t b = 0; b < count(n); ++b) {
+      std::uint32_t bits;
+      std::memcpy(&bits, means + 4 * b, sizeof bits);
+      if (bits >= 0x7F800000u) throw WireError("mean magnitude %lld of %lld is negative or not finite", b, count(n));
+    }
+    check_signs(signs, n);
+  }
+
+  void add(const std::uint8_t* means, const std::uint8_t* signs, std::int64_t n, float* out, float alpha) const {
+    for (std::int64_t b = 0; b < count(n); ++b) {
+      float mean;
+      std::memcpy(&mean, means + 4 * b, sizeof mean);
+      add_signed(signs, b * length(n), std::min((b + 1) * length(n), n), alpha * mean, out);
+    }
+  }
+};
+
+bool sign_encode(ConstFloats x, ConstLongs starts, ConstLongs sizes, std::int64_t block, Bytes wire) {
+  nb::gil_scoped_release released;
+  const Segments segments(starts, sizes);
+  const Blocks blocks{block};
+  std::uint8_t* to = wire.data();
+  bool finite = true;
+  for (std::int64_t s = 0; s < segments.count; to += blocks.nbytes(segments.sizes[s++])) {
+    const std::int64_t n = segments.sizes[s];
+    finite &= blocks.encode(x.data() + segments.starts[s], n, to, to + blocks.mean_bytes(n));
+  }
+  return finite;
+}
+
+void sign_add(ConstBytes wire, ConstLongs starts, ConstLongs sizes, std::int64_t block, Floats out, double alpha) {
+  nb::gil_scoped_release released;
+  const Segments segments(starts, sizes);
+  const Blocks blocks{block};
+  const auto each = [&](auto visit) {  // visit(means, signs, n, number)
+    const std::uint8_t* from = wire.data();
+    for (std::int64_t s = 0; s < segments.count; from += blocks.nbytes(segments.sizes[s++]))
+      visit(from, from + blocks.mean_bytes(segments.sizes[s]), segments.sizes[s], s);
+  };
+  each([&](auto means, auto signs, std::int64_t n, std::int64_t) { blocks.check(means, signs, n); });
+  each([&](auto means, auto signs, std::int64_t n, std::int64_t s) {
+    blocks.add(means, signs, n, out.data() + segments.starts[s], static_cast<float>(alpha));
+  });
+}
+
+void signs_and_means(ConstFloats x, ConstLongs starts, ConstLongs sizes, Bytes signs, Floats means) {
+  nb::gil_scoped_release released;
+  const Segments segments(starts, sizes);
+  std::uint8_t* to = signs.data();
+  std::fill_n(means.data(), means.size(), 0.0f);  // those of tensors without elements
+  for (std::int64_t s = 0; s < segments.count; to += sign_bytes(segments.sizes[s++]))
+    Blocks{0}.encode(x.data() + segments.starts[s], segments.sizes[s],
+                     reinterpret_cast<std::uint8_t*>(means.data() + s), to);
+}
+
+void signed_add(ConstBytes signs, ConstFloats values, ConstLongs starts, ConstLongs sizes, Floats out, double alpha) {
+  nb::gil_scoped_release released;
+  const Segments segments(starts, sizes);
+  const std::uint8_t* from = signs.data();
+  for (std::int64_t s = 0; s < segments.count; from += sign_bytes(segments.sizes[s++]))
+    check_signs(from, segments.sizes[s]);
+  from = signs.data();
+  for (std::int64_t s = 0; s < segments.count; from += sign_bytes(segments.sizes[s++])) {
+    const float value = static_cast<float>(alpha) * values.data()[s];
+    add_signed(from, 0, segments.sizes[s], value, out.data() + segments.starts[s]);
+  }
+}
+
+}  // namespace
+
+LACONIC_KERNELS(m) {
+  m.def("sign_encode", &sign_encode);
+  m.def("sign_add_", &sign_add);
+  m.def("signs", &signs_and_means);
+  m.def("signed_add_", &signed_add);
+}
+
+}  // namespace laconic::LACONIC_TARGET
