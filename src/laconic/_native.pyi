@@ -42,6 +42,7 @@ class Target(Protocol):
         base3: bool,
         norm: int,
         scales: Tensor,
+        floors: Tensor,
         wire: Tensor,
         /,
     ) -> int: ...
@@ -56,6 +57,7 @@ class Target(Protocol):
         powers: bool,
         norm: int,
         scales: Tensor,
+        floors: Tensor,
         made: Tensor,
         signed: Tensor,
         /,

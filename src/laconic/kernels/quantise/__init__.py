@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from laconic.core.errors import NonFiniteError, WireError
+from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 from laconic.kernels import checks, dispatch
 from laconic.kernels.quantise import reference
@@ -17,8 +17,8 @@ from laconic.kernels.quantise.form import NORMS, Form
 def norms(x: Tensor, segments: Segments, bucket: int = 0, norm: str = "max") -> Tensor:
     """One float32 for each bucket of these ranges of x float32 (n,), tensor after tensor: (B,).
 
-    A tensor is cut in runs of `bucket` elements, the last one shorter; 0 leaves it whole, and an empty one has
-    none. `norm`: 'max' |x|, 'l2', or 'mean' |x|. A norm is not finite where an element of its bucket is not.
+    A tensor is cut in runs of `bucket` elements, the last one shorter; 0 leaves it whole, and an empty one
+    has none. `norm`: 'max' |x|, 'l2', or 'mean' |x|; not finite where an element of the bucket is not.
 
     >>> norms(torch.tensor([3.0, -4.0, 2.0]), Segments.whole(3), bucket=2).tolist()
     [4.0, 2.0]
@@ -57,16 +57,18 @@ def quantise(
     packing: str = "bits",
     norm: str = "max",
     scales: Tensor | None = None,
+    floors: Tensor | None = None,
 ) -> Tensor:
     """One message uint8 (m,) of these ranges of x float32 (n,), read once where the buckets fit in the cache.
 
-    For each tensor: scales float32 (ceil(n / bucket),), then the codes, padded to a byte. A code is [sign 1 |
-    level], of 1 + bit_length(levels) bits, or five ternary ones are a byte (`packing='base3'`, levels=1). Level
-    l of s means l / s of the scale (`grid='uniform'`) or, from 1 on, 2^(l - s) ('powers'); |x| is rounded to
-    one of the two levels around it so that the mean is |x|, by `dither24` of the tensor's key. Scales are the
-    norms, or those given, float32 (B,), beyond which |x| is cut off.
+    For each tensor: scales float32 (ceil(n / bucket),), then the codes, padded to a byte. A code is
+    [sign 1 | level], of 1 + bit_length(levels) bits, or five ternary ones are a byte (`packing='base3'`,
+    levels=1). Level l of s means l / s of the scale (`grid='uniform'`) or, from 1 on, 2^(l - s) ('powers').
+    |x| becomes one of the two levels around it, so that the mean is |x|, by `dither24` of the tensor's key.
+    Scales are the norms, or those given, float32 (B,), where |x| is cut off; what is smaller than a given
+    floor of its bucket, float32 (B,), becomes 0.
 
-    Raises `NonFiniteError` for NaN and Inf. No finite x gives a wire that decodes to anything else.
+    Raises `NonFiniteError` for NaN and Inf; what is finite decodes to what is finite.
 
     >>> x = torch.tensor([1.0, -0.5, 0.0, 0.25])
     >>> wire = quantise(x, Segments.whole(4), [7], levels=4)
@@ -74,14 +76,14 @@ def quantise(
     [1.0, -0.5, 0.0, 0.25]
     """
     form = Form(levels, bucket, grid, packing)
-    kind = _check(x, segments, norm, scales, form)
+    kind = _check(x, segments, form, norm, scales, floors)
     if (native := dispatch.native(x)) is None:
-        return reference.quantise(x, segments, keys, form, norm, scales)
+        return reference.quantise(x, segments, keys, form, norm, scales, floors)
     wire = torch.empty(form.message_nbytes(segments), dtype=torch.uint8)
     starts, sizes, at = segments.starts_tensor, segments.sizes_tensor, checks.keys64(keys, len(segments))
-    given = torch.empty(0) if scales is None else scales
+    z, least = (torch.empty(0) if given is None else given for given in (scales, floors))
     powers, base3 = grid == "powers", packing == "base3"
-    bad = native.quantise(x, starts, sizes, at, levels, bucket, powers, base3, kind, given, wire)
+    bad = native.quantise(x, starts, sizes, at, levels, bucket, powers, base3, kind, z, least, wire)
     if bad >= 0:
         raise reference.not_finite(bad, segments)
     return wire
@@ -97,18 +99,19 @@ def quantise_levels(
     grid: str = "uniform",
     norm: str = "max",
     scales: Tensor | None = None,
+    floors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What `quantise` would send, unpacked: scales float32 (B,), and levels with their sign int32 (K,)."""
     form = Form(levels, bucket, grid)
-    kind = _check(x, segments, norm, scales, form)
+    kind = _check(x, segments, form, norm, scales, floors)
     if (native := dispatch.native(x)) is None:
-        return reference.quantise_levels(x, segments, keys, form, norm, scales)
+        return reference.quantise_levels(x, segments, keys, form, norm, scales, floors)
     made = torch.empty(form.buckets(segments), dtype=torch.float32)
     out = torch.empty(segments.numel, dtype=torch.int32)
     starts, sizes, at = segments.starts_tensor, segments.sizes_tensor, checks.keys64(keys, len(segments))
-    given = torch.empty(0) if scales is None else scales
+    z, least = (torch.empty(0) if given is None else given for given in (scales, floors))
     bad = native.quantise_levels(
-        x, starts, sizes, at, levels, bucket, grid == "powers", kind, given, made, out
+        x, starts, sizes, at, levels, bucket, grid == "powers", kind, z, least, made, out
     )
     if bad >= 0:
         raise reference.not_finite(bad, segments)
@@ -128,8 +131,8 @@ def dequantise_add_(
 ) -> Tensor:
     """out[segment] += alpha * the values of a message that `quantise` made with the same options, in place.
 
-    Raises `WireError`, before anything is written, for a wrong length, a scale that is negative or not finite,
-    a level that there is not, and padding that is not zero.
+    Raises `WireError`, before anything is written, for a wrong length, a scale that is negative or not
+    finite, a level that there is not, and padding that is not zero.
     """
     form = Form(levels, bucket, grid, packing)
     checks.flat("wire", wire, torch.uint8)
@@ -187,15 +190,19 @@ def _norm(norm: str) -> int:
     return NORMS.index(norm)
 
 
-def _check(x: Tensor, segments: Segments, norm: str, scales: Tensor | None, form: Form) -> int:
-    """The number of the norm, once x and the scales are found to be what they must be."""
+def _check(
+    x: Tensor, segments: Segments, form: Form, norm: str, scales: Tensor | None, floors: Tensor | None
+) -> int:
+    """The number of the norm, once x, scales and floors are found to be what they must be."""
     checks.buffer("x", x, segments)
-    if scales is not None:
-        checks.flat("scales", scales)
-        if scales.numel() != form.buckets(segments):
-            raise ValueError(f"one scale a bucket is needed ({form.buckets(segments)}), got {scales.numel()}")
-        if not bool(((scales >= 0) & torch.isfinite(scales)).all()):
-            raise NonFiniteError(
-                f"scales must be finite and not negative, got {scales.min()} to {scales.max()}"
+    for name, given in (("scales", scales), ("floors", floors)):
+        if given is None:
+            continue
+        checks.flat(name, given)
+        if given.numel() != form.buckets(segments):
+            raise ValueError(
+                f"one of {name} a bucket is needed ({form.buckets(segments)}), got {given.numel()}"
             )
+        if bool((given < 0).any()):
+            raise ValueError(f"{name} must not be negative, got {float(given.min())}")
     return _norm(norm)

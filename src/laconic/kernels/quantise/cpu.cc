@@ -31,20 +31,28 @@ float load(const std::uint8_t* from) {
   return value;
 }
 
-// The scales of a message, one a bucket: given, or measured.
-struct Scales {
+// The scales and floors of a message, one a bucket: given, or measured, or none.
+struct Measures {
   Norm norm;
-  const float* given;  // or null
+  const float *scales, *floors;  // null where not given
 
-  float of(const float* x, std::int64_t count) { return given ? *given++ : scale_of(norm, x, count); }
+  Measures(int norm, const ConstFloats& scales, const ConstFloats& floors)
+      : norm(static_cast<Norm>(norm)),
+        scales(scales.size() ? scales.data() : nullptr),
+        floors(floors.size() ? floors.data() : nullptr) {}
+
+  bool given() const { return scales != nullptr; }
+  Measure of(const float* x, std::int64_t count) {
+    return {scales ? *scales++ : scale_of(norm, x, count), floors ? *floors++ : 0};
+  }
 };
 
 std::int64_t quantise(ConstFloats x, ConstLongs starts, ConstLongs sizes, ConstLongs keys, int levels,
-                      std::int64_t bucket, bool powers, bool base3, int norm, ConstFloats given, Bytes wire) {
+                      std::int64_t bucket, bool powers, bool base3, int norm, ConstFloats scales, ConstFloats floors, Bytes wire) {
   nb::gil_scoped_release released;
   const Segments segments(starts, sizes);
   const Form form{levels, {bucket}, powers, base3};
-  Scales scales{static_cast<Norm>(norm), given.size() ? given.data() : nullptr};
+  Measures measures(norm, scales, floors);
   return form.with([&]<class Grid, class Code>(Grid grid, Code) {
     std::uint8_t* wire_at = wire.data();
     for (std::int64_t s = 0; s < segments.count; ++s) {
@@ -52,16 +60,16 @@ std::int64_t quantise(ConstFloats x, ConstLongs starts, ConstLongs sizes, ConstL
       const float* part = x.data() + segments.starts[s];
       std::uint8_t* head = wire_at;
       std::uint8_t* body = head + 4 * form.buckets.count(n);
-      const auto scale = [&](std::int64_t from, std::int64_t count) {
-        const float z = scales.of(part + from, count);
-        std::memcpy(head, &z, sizeof z);
-        head += sizeof z;
-        return z;
+      const auto measure = [&](std::int64_t from, std::int64_t count) {
+        const Measure found = measures.of(part + from, count);
+        std::memcpy(head, &found.scale, sizeof found.scale);
+        head += sizeof found.scale;
+        return found;
       };
       const auto encoded = [&](auto writer) {
         const auto put = [&](const Code* codes, std::int64_t count) { writer.put(codes, count); };
         const bool good = encode_tensor<Code>(part, n, form.buckets, grid, form.bits(),
-                                              static_cast<std::uint64_t>(keys.data()[s]), given.size() > 0, scale, put);
+                                              static_cast<std::uint64_t>(keys.data()[s]), measures.given(), measure, put);
         writer.end();
         return good;
       };
@@ -73,19 +81,21 @@ std::int64_t quantise(ConstFloats x, ConstLongs starts, ConstLongs sizes, ConstL
 }
 
 std::int64_t quantise_levels(ConstFloats x, ConstLongs starts, ConstLongs sizes, ConstLongs keys, int levels,
-                             std::int64_t bucket, bool powers, int norm, ConstFloats given, Floats made, Ints out) {
+                             std::int64_t bucket, bool powers, int norm, ConstFloats scales, ConstFloats floors, Floats made, Ints out) {
   nb::gil_scoped_release released;
   const Segments segments(starts, sizes);
   const Form form{levels, {bucket}, powers, false};
-  Scales scales{static_cast<Norm>(norm), given.size() ? given.data() : nullptr};
+  Measures measures(norm, scales, floors);
   const std::uint32_t mask = (1u << (form.bits() - 1)) - 1;
   return form.with([&]<class Grid, class Code>(Grid grid, Code) {
     float* scale_at = made.data();
     std::int32_t* to = out.data();
     for (std::int64_t s = 0; s < segments.count; ++s) {
       const float* part = x.data() + segments.starts[s];
-      const auto scale = [&](std::int64_t from, std::int64_t count) {
-        return *scale_at++ = scales.of(part + from, count);
+      const auto measure = [&](std::int64_t from, std::int64_t count) {
+        const Measure found = measures.of(part + from, count);
+        *scale_at++ = found.scale;
+        return found;
       };
       const auto put = [&](const Code* codes, std::int64_t count) {
         for (std::int64_t i = 0; i < count; ++i) {
@@ -95,7 +105,7 @@ std::int64_t quantise_levels(ConstFloats x, ConstLongs starts, ConstLongs sizes,
         to += count;
       };
       if (!encode_tensor<Code>(part, segments.sizes[s], form.buckets, grid, form.bits(),
-                               static_cast<std::uint64_t>(keys.data()[s]), given.size() > 0, scale, put))
+                               static_cast<std::uint64_t>(keys.data()[s]), measures.given(), measure, put))
         return s;
     }
     return clean;

@@ -8,6 +8,7 @@ from laconic.core.layout import Segments
 from laconic.kernels.bitpack import packed_nbytes, ternary_nbytes
 
 NORMS = ("max", "l2", "mean")
+LONGEST = 1 << 31
 MOST = {"uniform": 32767, "powers": 127}  # levels: a code has 16 bits; 2^-126 is the least normal float
 
 

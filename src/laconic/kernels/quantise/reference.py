@@ -22,8 +22,8 @@ LARGEST = torch.finfo(torch.float32).max
 def not_finite(number: int, segments: Segments) -> NonFiniteError:
     """What is raised for tensor `number` of a message."""
     return NonFiniteError(
-        f"tensor {number} of the message ({segments.sizes[number]} elements) holds NaN or Inf, for which there "
-        "is no level: skip such a step, as `compress` does"
+        f"a quantiser has no level for NaN or Inf, but tensor {number} of the message "
+        f"({segments.sizes[number]} elements), or its scale, holds them: skip such a step, as `compress` does"
     )
 
 
@@ -66,11 +66,17 @@ def moments(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
 
 
 def quantise(
-    x: Tensor, segments: Segments, keys: Sequence[int], form: Form, norm: str, scales: Tensor | None
+    x: Tensor,
+    segments: Segments,
+    keys: Sequence[int],
+    form: Form,
+    norm: str,
+    scales: Tensor | None,
+    floors: Tensor | None,
 ) -> Tensor:
     """Uint8 (m,): the wires of the tensors, one after the other."""
     parts = [x.new_empty(0, dtype=torch.uint8)]
-    for view, scale, level in encoded(x, segments, keys, form, norm, scales):
+    for view, scale, level in encoded(x, segments, keys, form, norm, scales, floors):
         if form.packing == "base3":
             body = pack_ternary(level)
         else:
@@ -81,28 +87,46 @@ def quantise(
 
 
 def quantise_levels(
-    x: Tensor, segments: Segments, keys: Sequence[int], form: Form, norm: str, scales: Tensor | None
+    x: Tensor,
+    segments: Segments,
+    keys: Sequence[int],
+    form: Form,
+    norm: str,
+    scales: Tensor | None,
+    floors: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Scales float32 (B,) and signed levels int32 (K,)."""
     made, levels = [x[:0]], [x.new_empty(0, dtype=torch.int32)]
-    for _, scale, level in encoded(x, segments, keys, form, norm, scales):
+    for _, scale, level in encoded(x, segments, keys, form, norm, scales, floors):
         made.append(scale)
         levels.append(level)
     return torch.cat(made), torch.cat(levels)
 
 
 def encoded(
-    x: Tensor, segments: Segments, keys: Sequence[int], form: Form, norm: str, scales: Tensor | None
+    x: Tensor,
+    segments: Segments,
+    keys: Sequence[int],
+    form: Form,
+    norm: str,
+    scales: Tensor | None,
+    floors: Tensor | None,
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     """View, scales and signed levels of each tensor."""
-    views = segments.views(x)
+    views, buckets = segments.views(x), [form.buckets_in(n) for n in segments.sizes]
     if scales is None:
         given = [scales_of(view, form, norm) for view in views]
     else:
-        given = list(torch.split(scales, [form.buckets_in(n) for n in segments.sizes]))
+        given = list(torch.split(scales, buckets)) if buckets else []
     for number, (view, scale) in enumerate(zip(views, given, strict=True)):
         if not bool(torch.isfinite(view).all()) or not bool(torch.isfinite(scale).all()):
             raise not_finite(number, segments)
+    if floors is not None:
+        least = torch.split(floors, buckets) if buckets else ()
+        views = [
+            torch.where(view.abs() < spread(floor, view, form), 0.0, view)
+            for view, floor in zip(views, least, strict=True)
+        ]
     rounds = zip(views, given, keys, strict=True)
     return [(view, scale, rounded(view, scale, key, form)) for view, scale, key in rounds]
 

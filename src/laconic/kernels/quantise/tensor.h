@@ -14,7 +14,12 @@ struct Buckets {
   std::int64_t end(std::int64_t from, std::int64_t n) const { return size == 0 ? n : std::min(from + size, n); }
 };
 
-// Hands out the codes of x (n,) by blocks. next(from, count) is the scale of a bucket, put(codes, count) takes a
+// What a bucket is quantised with: elements smaller than `floor` become 0.
+struct Measure {
+  float scale = 0, floor = 0;
+};
+
+// Hands out the codes of x (n,) by blocks. next(from, count) is the measure of a bucket, put(codes, count) takes a
 // block, of which the rest is zero. False where a scale is not finite or, if `look`, an element is not.
 template <class Code, class Grid, class Next, class Put>
 bool encode_tensor(const float* x, std::int64_t n, Buckets buckets, Grid grid, int bits, std::uint64_t key, bool look,
@@ -23,19 +28,22 @@ bool encode_tensor(const float* x, std::int64_t n, Buckets buckets, Grid grid, i
   std::uint16_t upper[Dither::block];
   Code codes[Dither::block] = {};
   std::int64_t bucket_end = 0;
-  float scale = 0;
+  Measure now;
   for (std::int64_t first = 0; first < n; first += Dither::block) {
     const std::int64_t end = std::min(first + Dither::block, n);
     dither.upper(static_cast<std::uint64_t>(first / Dither::block), upper);
     for (std::int64_t from = first, to; from < end; from = to) {
       if (from == bucket_end) {
         bucket_end = buckets.end(from, n);
-        if (!std::isfinite(scale = next(from, bucket_end - from))) return false;
+        now = next(from, bucket_end - from);
+        if (!std::isfinite(now.scale)) return false;
       }
       to = std::min(end, bucket_end);
       if (look && largest(x + from, to - from) >= infinite) return false;
       const std::int64_t at = from - first;
-      encode(x + from, static_cast<int>(to - from), scale, grid, bits, dither, from, upper + at, codes + at);
+      encode(x + from, static_cast<int>(to - from), now.scale, grid, bits, dither, from, upper + at, codes + at);
+      if (now.floor > 0)
+        for (std::int64_t i = from; i < to; ++i) codes[i - first] = std::fabs(x[i]) < now.floor ? 0 : codes[i - first];
     }
     std::fill(codes + (end - first), codes + Dither::block, Code{0});
     put(codes, end - first);

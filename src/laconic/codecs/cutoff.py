@@ -1,0 +1,73 @@
+"""Cutoff: small elements become zero, the others one of few levels, rounded at random."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from laconic import kernels
+from laconic.codecs import variance
+from laconic.codecs.quantiser import Measures, Quantiser
+from laconic.core.errors import SpecError
+from laconic.core.layout import Segments
+from laconic.kernels.quantise.form import Form
+
+
+@dataclass(frozen=True, repr=False)
+class Cutoff(Quantiser):
+    """The threshold quantiser of QCMD and QRDA AdaGrad (Xu et al. 2022, arXiv:2208.05631): reconstruction.
+
+    No code is public. What the abstract says: a threshold keeps the quantisation error small beside the
+    signal, and the gradients sparse. Here |x| < share * mean |x| of its tensor (`rule='mean'`), or
+    share * max |x| ('max'), becomes 0; the rest are rounded at random to levels 0, 1/s, ..., 1 of max |x|, as
+    by `qsgd(bucket=0)`.
+
+    Wire: scale float32 (1,), then codes [sign | level] of 1 + bit_length(s) bits, padded to a byte.
+    Error: what is left out costs its square, the rest (sqrt(1 + (n - 1) / s^2) - 1) / 2 of theirs: omega is
+    the larger of 1 and that; with rule 'max' no entry costs more than 1 / (s share) - 1 of its square, or
+    1/8. Biased, for small entries never travel; the paper has no error feedback.
+
+    >>> import torch
+    >>> codec = Cutoff(share=0.5, rule="max", levels=2)
+    >>> codec.decode(codec.encode(torch.tensor([4.0, 1.9, -2.0])), 3).tolist()
+    [4.0, 0.0, -2.0]
+    """
+
+    share: float = 0.5
+    rule: str = "mean"
+    levels: int = 1
+
+    unbiased: ClassVar[bool] = False
+    examples: ClassVar[tuple[str, ...]] = ("cutoff()", "cutoff(share=0.1, rule='max', levels=7)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rule not in ("mean", "max"):
+            raise SpecError(f"cutoff: rule must be 'mean' or 'max', got {self.rule!r}")
+        most = 1.0 if self.rule == "max" else math.inf
+        if not isinstance(self.share, (int, float)) or not 0 < self.share <= most or self.share == math.inf:
+            raise SpecError(
+                f"cutoff: share of the {self.rule} must be in (0, {most:g}], got {self.share!r}; "
+                "qsgd(bucket=0) leaves nothing out"
+            )
+
+    @property
+    def needs_feedback(self) -> bool:
+        return False
+
+    @property
+    def form(self) -> Form:
+        return Form(self.levels)
+
+    def measures(self, x: Tensor, segments: Segments) -> Measures:
+        floors = (self.share * kernels.norms(x, segments, norm=self.rule)).nan_to_num(nan=0.0)
+        return {"norm": "max", "floors": floors}
+
+    def omega(self, n: int) -> float:
+        lost = variance.uniform(n, self.levels, "max")
+        if self.rule == "max":
+            lost = min(lost, max(0.125, 1 / (self.levels * self.share) - 1) * variance.ROUNDING)
+        return max(1.0, lost)

@@ -1,0 +1,48 @@
+"""NUQSGD: levels at powers of 2 of the norm of each bucket, dense where most entries are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from laconic.codecs import variance
+from laconic.codecs.quantiser import Measures, Quantiser, longest
+from laconic.core.layout import Segments
+from laconic.kernels.quantise.form import Form
+
+
+@dataclass(frozen=True, repr=False)
+class NUQSGD(Quantiser):
+    """NUQSGD (Ramezani-Kebrya, Faghri, Markov, Aksenov, Alistarh, Roy 2021, arXiv:1908.06077), p = 1/2.
+
+    Levels 0, 2^(1 - s), ..., 1/2, 1 of the L2 norm of each bucket. Against `qsgd(norm='l2')` of as many bits:
+    small entries, as nearly all are beside an L2 norm, keep their order of magnitude; large ones are coarser.
+
+    Wire: scales float32 (ceil(n / B),), then codes [sign | level] of 1 + bit_length(s) bits, padded to a
+    byte; 1 to 127 levels. Error, with m the longest bucket and r = 2^(1 - s) sqrt(m): omega = r - 1 where
+    r >= 9/4, else 1/8 + 2/9 r^2. Unbiased.
+
+    >>> import torch
+    >>> codec = NUQSGD(levels=3, bucket=0)
+    >>> wire = codec.encode(torch.tensor([0.0, -4.0, 0.0]))
+    >>> wire.numel(), codec.decode(wire, 3).tolist()
+    (6, [0.0, -4.0, 0.0])
+    """
+
+    levels: int = 7
+    bucket: int = 512
+
+    unbiased: ClassVar[bool] = True
+    examples: ClassVar[tuple[str, ...]] = ("nuqsgd()", "nuqsgd(levels=3, bucket=64)")
+
+    @property
+    def form(self) -> Form:
+        return Form(self.levels, self.bucket, grid="powers")
+
+    def measures(self, x: Tensor, segments: Segments) -> Measures:
+        return {"norm": "l2"}
+
+    def omega(self, n: int) -> float:
+        return variance.powers(longest(n, self.bucket), self.levels, "l2")

@@ -1,0 +1,93 @@
+"""Quantiser: what the codecs share that send each element as one of few levels of a scale."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TypedDict
+
+from torch import Tensor
+
+from laconic import kernels
+from laconic.codecs.fused import Fused
+from laconic.core.errors import SpecError
+from laconic.core.layout import Segments
+from laconic.kernels.quantise.form import Form
+
+
+class Measures(TypedDict, total=False):
+    """What a message is scaled by: a norm of each bucket; or scales, and floors, float32 (B,)."""
+
+    norm: str
+    scales: Tensor
+    floors: Tensor
+
+
+class Quantiser(Fused):
+    """Wire of a tensor of n elements, in buckets of B (0: the whole tensor), with s levels:
+
+        scales   float32 (ceil(n / B),)
+        codes    [sign 1 | level] in b = 1 + bit_length(s) bits each, the lowest bits first, padded to a byte
+
+    4 ceil(n / B) + ceil(n b / 8) bytes. An element becomes one of the two levels around |x| / scale, at
+    random, so that its mean is right. Zeros stay zeros, and where the scale is the largest |x|, that one is
+    sent as it is. NaN and Inf raise `NonFiniteError`. A message is one call of a kernel.
+    """
+
+    @property
+    @abstractmethod
+    def form(self) -> Form:
+        """Levels, buckets and packing of the wire. Raises `ValueError` for options that no wire can have."""
+
+    @abstractmethod
+    def measures(self, x: Tensor, segments: Segments) -> Measures:
+        """What these ranges of flat x are scaled by."""
+
+    def __post_init__(self) -> None:
+        try:
+            _ = self.form
+        except ValueError as error:
+            raise SpecError(f"{self.name}: {error}") from None
+
+    def nbytes(self, n: int) -> int:
+        form = self.form
+        return 4 * form.buckets_in(n) + form.codes_nbytes(n)
+
+    def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
+        form, measures = self.form, self.measures(x, segments)
+        return kernels.quantise(
+            x,
+            segments,
+            keys,
+            levels=form.levels,
+            bucket=form.bucket,
+            grid=form.grid,
+            packing=form.packing,
+            **measures,
+        )
+
+    def decode_segments_add_(
+        self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0
+    ) -> Tensor:
+        form = self.form
+        return kernels.dequantise_add_(
+            wire,
+            segments,
+            out,
+            alpha,
+            levels=form.levels,
+            bucket=form.bucket,
+            grid=form.grid,
+            packing=form.packing,
+        )
+
+
+def check_norm(name: str, norm: str) -> None:
+    """Raise `SpecError` unless this is a norm that bounds every entry."""
+    if norm not in ("max", "l2"):
+        raise SpecError(f"{name}: norm must be 'max' or 'l2', got {norm!r}")
+
+
+def longest(n: int, bucket: int) -> int:
+    """Elements of the longest bucket of a tensor of n elements."""
+    return min(n, bucket) if bucket else n
