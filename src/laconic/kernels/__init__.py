@@ -54,4 +54,7 @@ from laconic.kernels.sign import sign_encode as sign_encode
 from laconic.kernels.sign import sign_nbytes as sign_nbytes
 from laconic.kernels.sign import signed_add_ as signed_add_
 from laconic.kernels.sign import signs as signs
+from laconic.kernels.units import units_bound as units_bound
+from laconic.kernels.units import units_decode as units_decode
+from laconic.kernels.units import units_encode as units_encode
 from laconic.kernels.vote import majority as majority

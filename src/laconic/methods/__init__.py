@@ -15,8 +15,8 @@ from laconic.strategies.method import Paper
 def catalogue() -> dict[str, Callable[..., Any]]:
     """Every registered name that `compress` takes, with what makes it: papers, codecs, selectors, reducers.
 
-    >>> sorted(catalogue())[:3]
-    ['bf16', 'cast', 'dense']
+    >>> [name for name in catalogue() if name in ("dgc", "golomb", "topk")]
+    ['dgc', 'topk']
     """
     makers = {name: spec.find(name) for name in spec.names()}
     return {name: make for name, make in makers.items() if _fits(make)}

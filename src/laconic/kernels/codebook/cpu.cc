@@ -1,6 +1,6 @@
 // Small codes and the few numbers that they stand for: rank groups and powers of a base. See README.md.
 #include "laconic/kernels/codebook/ranks.h"
-#include "laconic/kernels/codebook/stream.h"
+#include "laconic/kernels/native/stream.h"
 #include "laconic/kernels/native/frame.h"
 
 namespace laconic::LACONIC_TARGET {

@@ -36,7 +36,7 @@ def rice_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     >>> rice_encode(torch.tensor([0, 5], dtype=torch.int32), torch.tensor([2]), Segments.whole(8)).tolist()
     [0, 9]
     """
-    _check_ascending(indices, counts, segments)
+    check_ascending(indices, counts, segments)
     if (native := dispatch.native(indices)) is not None:
         wire = torch.empty(native.rice_most(counts, segments.sizes_tensor), dtype=torch.uint8)
         return wire[: native.rice_encode(indices, counts, segments.sizes_tensor, wire)]
@@ -49,7 +49,7 @@ def rice_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     >>> rice_decode(torch.tensor([0, 9], dtype=torch.uint8), torch.tensor([2]), Segments.whole(8)).tolist()
     [0, 5]
     """
-    total = _check_wire(wire, counts, segments)
+    total = check_coded(wire, counts, segments)
     if (native := dispatch.native(wire)) is not None:
         indices = torch.empty(total, dtype=torch.int32)
         native.rice_decode(wire, counts, segments.sizes_tensor, indices)
@@ -64,7 +64,7 @@ def delta_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     >>> delta_encode(indices, torch.tensor([3]), Segments.whole(300)).tolist()
     [0, 4, 194, 1]
     """
-    _check_ascending(indices, counts, segments)
+    check_ascending(indices, counts, segments)
     if (native := dispatch.native(indices)) is not None:
         wire = torch.empty(LONGEST_GAP * indices.numel(), dtype=torch.uint8)
         return wire[: native.delta_encode(indices, counts, segments.sizes_tensor, wire)].clone()
@@ -73,7 +73,7 @@ def delta_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 
 def delta_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     """Indices int32 (K,) of what `delta_encode` made. `WireError` for bytes that it cannot have made."""
-    total = _check_wire(wire, counts, segments)
+    total = check_coded(wire, counts, segments)
     if not total <= wire.numel() <= LONGEST_GAP * total:
         raise WireError(f"{total} gaps take {total} to {LONGEST_GAP * total} bytes, got {wire.numel()}")
     if (native := dispatch.native(wire)) is not None:
@@ -83,14 +83,14 @@ def delta_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     return reference.delta_decode(wire, counts, segments)
 
 
-def _check_ascending(indices: Tensor, counts: Tensor, segments: Segments) -> None:
+def check_ascending(indices: Tensor, counts: Tensor, segments: Segments) -> None:
     if not ascending(indices, counts, segments):
         raise ValueError(
             "indices must ascend inside their segments: sort them, count from the segment's start"
         )
 
 
-def _check_wire(wire: Tensor, counts: Tensor, segments: Segments) -> int:
+def check_coded(wire: Tensor, counts: Tensor, segments: Segments) -> int:
     """How many indices to expect: at most as many as the segments have elements."""
     checks.flat("wire", wire, torch.uint8)
     checks.per_segment("counts", counts, segments)

@@ -54,7 +54,7 @@ class BitReader {
     return static_cast<std::uint32_t>(code);
   }
 
-  std::int64_t bits_taken() const { return bit_; }
+  void skip(std::int64_t bits) { bit_ += bits; }
 
   // True if the last byte is the one that holds the last bit taken, and what follows in it is zero.
   bool ended() const {

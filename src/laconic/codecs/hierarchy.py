@@ -1,0 +1,72 @@
+"""Hierarchy: magnitudes in a few groups by size, each sent as the mean of its group.
+
+Jiang et al. 2022, arXiv:2212.14760 ("Deep hierarchy quantization compression"). Reconstruction: only the
+abstract is public; it says that the largest entries are quantised hierarchically. Groups of equal count,
+their means and the wire are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from laconic import kernels
+from laconic.codecs.fused import Fused
+from laconic.core.errors import SpecError
+from laconic.core.layout import Segments
+from laconic.core.spec import Status
+from laconic.kernels.codebook.shapes import hierarchy_shape
+
+MOST = 256
+
+
+@dataclass(frozen=True, repr=False)
+class Hierarchy(Fused):
+    """The n magnitudes of a tensor, sorted, are cut into L = min(levels, n) groups of equal count.
+
+    Wire: mean of each group float32 (L,), the largest first; then of each element [sign | group ceil(log2 L)
+    bits]: 4 L + ceil(n (1 + ceil(log2 L)) / 8) bytes. With one level it is `signmean()`, bit for bit.
+
+    Error: in a group of m entries with mean a, sum (|x| - a)^2 = sum x^2 - m a^2 <= (1 - 1/m) sum x^2, as the
+    sum of magnitudes is at least the root of the sum of squares. So omega = 1 - 1/m with m = ceil(n / L).
+
+    >>> import torch
+    >>> codec = Hierarchy(levels=2)
+    >>> codec.decode(codec.encode(torch.tensor([4.0, -1.0, 2.0, 1.0])), 4).tolist()
+    [3.0, -1.0, 3.0, 1.0]
+    """
+
+    levels: int = 4
+
+    unbiased: ClassVar[bool] = False
+    paper: ClassVar[str] = "Jiang et al. 2022, arXiv:2212.14760"
+    status: ClassVar[Status] = "reconstruction"
+    examples: ClassVar[tuple[str, ...]] = (
+        "hierarchy()",
+        "hierarchy(levels=1)",
+        "hierarchy(levels=5)",
+        "sparse(topk(density=0.05), values=hierarchy(), indices=golomb())",
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.levels, int) or not 1 <= self.levels <= MOST:
+            raise SpecError(f"hierarchy: levels must be an integer in 1..{MOST}, got {self.levels!r}")
+
+    def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
+        if self.levels == 1:
+            return kernels.sign_encode(x, segments)  # the same wire, and its mean to the last bit
+        return kernels.hierarchy_encode(x, segments, self.levels)
+
+    def decode_segments_add_(
+        self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0
+    ) -> Tensor:
+        return kernels.hierarchy_add_(wire, segments, out, self.levels, alpha)
+
+    def nbytes(self, n: int) -> int:
+        return kernels.codebook_nbytes(hierarchy_shape(n, self.levels), n)
+
+    def omega(self, n: int) -> float:
+        return 1 - 1 / -(-n // min(self.levels, n)) if n else 0.0

@@ -1,0 +1,92 @@
+"""Logquant: each value as a power of a base times the largest, so that all keep the same relative precision.
+
+Yang et al. 2021, arXiv:2112.04291 ("FastSGD"): reciprocal mapper and logarithm quantisation. Reconstruction:
+only the abstract is public. There 1 / |v| is mapped to an integer logarithm; here s / |v|, so that no value
+falls outside, and the rounding is by comparison with a table, not by a logarithm an entry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.codecs.fused import Fused
+from laconic.core.errors import SpecError
+from laconic.core.layout import Segments
+from laconic.core.spec import Status
+from laconic.kernels.codebook.shapes import powers_shape
+
+MOST = 255
+
+
+@dataclass(frozen=True, repr=False)
+class Logquant(Fused):
+    """With s = max |x|: q = round(log_base(s / |x|)); decoded as sign(x) * s * base^-q.
+
+    Wire: s float32 (1,); then of each element [sign | level], level = levels - q in bit_length(levels) bits
+    for q < levels, or level 0 without a sign for 0: 4 + ceil(n (1 + bit_length(levels)) / 8) bytes.
+
+    Error: a kept entry is off by at most r |x_i|, r = sqrt(base) - 1, and the largest by nothing. One that is
+    dropped is below s base^-(levels - 1/2) and off by itself; at most n - 1 can be, beside the s^2 of the
+    largest. With d = (n - 1) base^-(2 levels - 1) the error is so at most a mean of 0, r^2 and 1, weighted by
+    s^2, kept and dropped squares of which the last are at most d s^2: omega = max(r^2, d / (1 + d)).
+
+    >>> codec = Logquant(levels=3)
+    >>> codec.decode(codec.encode(torch.tensor([8.0, -3.0, 2.0, 1.0])), 4).tolist()
+    [8.0, -4.0, 2.0, 0.0]
+    """
+
+    base: float = 2.0
+    levels: int = 15
+
+    unbiased: ClassVar[bool] = False
+    paper: ClassVar[str] = "Yang et al. 2021, arXiv:2112.04291"
+    status: ClassVar[Status] = "reconstruction"
+    examples: ClassVar[tuple[str, ...]] = (
+        "logquant()",
+        "logquant(base=1.2, levels=63)",
+        "logquant(base=3.5, levels=1)",
+        "sparse(above_share(share=0.1), values=logquant(levels=4), indices=fine_delta())",
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.base, (int, float)) or not 1.001 <= self.base < 4:
+            raise SpecError(
+                f"logquant: base must be in [1.001, 4), where its error is bounded, got {self.base!r}"
+            )
+        if not isinstance(self.levels, int) or not 1 <= self.levels <= MOST:
+            raise SpecError(f"logquant: levels must be an integer in 1..{MOST}, got {self.levels!r}")
+
+    @property
+    def least_share(self) -> float:
+        """The share of max |x| from which on an entry is kept: base^-(levels - 1/2), as float32."""
+        return float(powers_of(self.base, self.levels, 0.5)[0])
+
+    def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
+        return kernels.powers_encode(x, segments, powers_of(self.base, self.levels, 0.5))
+
+    def decode_segments_add_(
+        self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0
+    ) -> Tensor:
+        return kernels.powers_add_(wire, segments, out, powers_of(self.base, self.levels, 0.0), alpha)
+
+    def nbytes(self, n: int) -> int:
+        return kernels.codebook_nbytes(powers_shape(n, self.levels), n)
+
+    def omega(self, n: int) -> float:
+        kept = (math.sqrt(self.base) - 1) ** 2
+        dropped = max(n - 1, 0) * self.base ** (1 - 2 * self.levels)
+        return max(kept, dropped / (1 + dropped)) * (1 + 1e-6)  # the tables are rounded to float32
+
+
+@lru_cache(maxsize=64)
+def powers_of(base: float, levels: int, shift: float) -> Tensor:
+    """base^-(q + shift) for q = levels - 1 down to 0, float32 (levels,), rounded once from double."""
+    return torch.tensor([base ** -(q + shift) for q in reversed(range(levels))], dtype=torch.float64).float()

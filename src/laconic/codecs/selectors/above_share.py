@@ -1,0 +1,68 @@
+"""Above share: the entries that are large beside the largest of their tensor.
+
+The threshold filter of Yang et al. 2021, arXiv:2112.04291 ("FastSGD"), which drops quantised logarithms that
+fail a threshold. Reconstruction: only the abstract is public.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.core.errors import SpecError
+from laconic.core.layout import Segments
+from laconic.core.selector import Selector
+from laconic.core.spec import Status
+
+LEAST = 2.0**-149  # the smallest float32 above zero
+
+
+@dataclass(frozen=True, repr=False)
+class AboveShare(Selector):
+    """Every |x_i| >= share * max |x| of its tensor, however many there are; zeros never.
+
+    Error: at most n - 1 entries are left out, each below share * max |x|, beside the square of the largest:
+    |x - x_S|^2 <= d / (1 + d) |x|^2 with d = (n - 1) share^2.
+
+    >>> AboveShare(share=0.5).select(torch.tensor([0.1, -3.0, 1.0, 1.5])).tolist()
+    [1, 3]
+    """
+
+    share: float
+
+    paper: ClassVar[str] = "Yang et al. 2021, arXiv:2112.04291"
+    status: ClassVar[Status] = "reconstruction"
+    examples: ClassVar[tuple[str, ...]] = ("above_share(share=0.2)", "above_share(share=1.0)")
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.share, (int, float)) and not isinstance(self.share, bool)
+        if not number or not 1e-30 <= self.share <= 1:
+            raise SpecError(
+                f"above_share: share must be in [1e-30, 1] of the largest entry, got {self.share!r}"
+            )
+
+    def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
+        largest = torch.tensor([largest_of(view) for view in segments.views(x)], dtype=torch.float32)
+        limits = largest * torch.tensor(self.share, dtype=torch.float64).float()
+        return kernels.above(x, segments, limits.clamp_(min=LEAST))
+
+    def most(self, n: int) -> int:
+        return n
+
+    def omega(self, n: int) -> float:
+        left = max(n - 1, 0) * self.share**2
+        return left / (1 + left) * (1 + 1e-6)  # the limit is rounded to float32
+
+
+def largest_of(x: Tensor) -> float:
+    """max |x_i| of x float32 (n,), in one pass and without a copy; 0 of none."""
+    if not x.numel():
+        return 0.0
+    low, high = torch.aminmax(x)
+    return math.nan if math.isnan(low) else max(-float(low), float(high))
