@@ -1,0 +1,69 @@
+"""The sum over ranks of small integers, in as many bits as they need: up as they are, down as their sums.
+
+An all_reduce adds bytes at the least, and has to have room for the sum from the start. Here the integers of
+a rank are cut into one chunk a rank, each rank adds the chunks it gets, and all gather the sums: of b bits
+and size N, (N-1)/N * b + 1/N * (b + about log2 N) bits an integer.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.comm.comm import Comm
+from laconic.core.errors import WireError
+
+BLOCK = 8  # integers that fill whole bytes, whatever their bits: chunks are multiples of it
+SUM_BITS = 30
+MOST_SUM = (1 << SUM_BITS) - 1
+
+
+def integer_sum(wire: Tensor, n: int, most: int, comm: Comm) -> Tensor:
+    """Sum over ranks, int32 (n,) and equal on all, of n integers in 0..most, packed at bit_length(most) bits.
+
+    `most` times the number of ranks is at most MOST_SUM.
+    """
+    bits, most_sum = most.bit_length(), most * comm.size
+    chunk = BLOCK * _chunk_blocks(n, comm.size)
+    counts = [max(0, min(chunk, n - chunk * rank)) for rank in range(comm.size)]
+    chunks = torch.split(wire, [kernels.packed_nbytes(count, bits) for count in counts])
+    here = torch.zeros(counts[comm.rank], dtype=torch.int32, device=wire.device)
+    for rank, came in enumerate(comm.all_to_all(chunks)):
+        here += _unpacked(came, most, here.numel(), rank)
+    sums = comm.all_gather(kernels.pack_bits(here, most_sum.bit_length()))
+    parts = zip(sums, counts, strict=True)
+    return torch.cat([_unpacked(part, most_sum, count, rank) for rank, (part, count) in enumerate(parts)])
+
+
+def integer_sum_nbytes(n: int, most: int) -> int:
+    """Bytes that a rank hands over in `integer_sum`: the most in a group of any size.
+
+    That is on a rank with a whole chunk, which goes down in more bits than it would have gone up; and in the
+    least group that needs so many bits more.
+
+    >>> integer_sum_nbytes(8000, most=2), 8 * 2500 / 8000  # of 2 or 4 ranks
+    (2500, 2.5)
+    """
+    bits = most.bit_length()
+    sizes = [-(-(1 << bits + more - 1) // most) for more in range(1, SUM_BITS - bits + 1)]
+    extra = (_chunk_blocks(n, size) * ((most * size).bit_length() - bits) for size in sizes)
+    return kernels.packed_nbytes(n, bits) + max(extra)
+
+
+def _chunk_blocks(n: int, size: int) -> int:
+    """Blocks in each rank's chunk of n integers; the last ranks may have fewer, or none."""
+    return -(-n // (BLOCK * size))
+
+
+def _unpacked(wire: Tensor, most: int, n: int, rank: int) -> Tensor:
+    """Integers int32 (n,) that a rank has sent, in 0..most."""
+    try:
+        values = kernels.unpack_bits(wire, most.bit_length(), n)
+    except WireError as error:
+        raise WireError(f"the levels that rank {rank} sent are damaged: {error}") from error
+    if n and int(values.max()) > most:
+        raise WireError(
+            f"the levels that rank {rank} sent are damaged: up to {int(values.max())}, not {most}"
+        )
+    return values

@@ -1,0 +1,170 @@
+"""Shared scale: all ranks round to steps of one size, so levels add up as integers, in few bits each way.
+
+TernGrad's scaler sharing (Wen et al. 2017, arXiv:1705.07878; the maximum over ranks as in the authors'
+release [V]) at one level; QSGD with a shared norm (as "QSGDMaxNorm" of vineeths96/Gradient-Compression [V])
+at more. Per tensor, or per bucket of it, with ranks r = 0..N-1:
+
+    1. s_r = min(max|x_r|, clip * sigma_r)          sigma: population standard deviation of the tensor
+    2. s = max over ranks of s_r                    one all_reduce
+    3. l_r = levels * clamp(x_r / s, -1, 1), rounded up or down at random to an integer: E l_r is the argument
+    4. all_to_all of the l_r of all tensors, in N chunks; each rank adds those of its chunk
+    5. all_gather of the sums; mean = s / (levels * N) * sum of l_r, the same bits on all
+
+Unbiased without clipping. An entry is cut at the shared scale, not at its own rank's: less than the paper
+cuts. A rank with a small gradient is rounded in the steps of the largest: that costs accuracy where ranks
+differ much; `gather(ternary())` has a scale a rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.codecs.qsgd import QSGD
+from laconic.codecs.ternary import Ternary
+from laconic.comm.comm import Comm
+from laconic.core.codec import Codec
+from laconic.core.errors import SpecError
+from laconic.core.layout import Layout, Segments
+from laconic.core.turn import Turn
+from laconic.reducers.integer_sum import MOST_SUM, integer_sum, integer_sum_nbytes
+from laconic.reducers.reducer import BoundReducer, Reducer, Sent
+
+Norm = Literal["max", "l2"]
+
+
+@dataclass(frozen=True, repr=False)
+class SharedScale(Reducer):
+    """mean = s / (levels * N) * sum of integer levels, for a scale s that is the largest of the ranks'.
+
+    `clip`: how many standard deviations of its tensor a scale is at most; 0 does not clip. `bucket`: entries
+    that share a scale; 0 for a whole tensor. `norm`: what a scale is, 'max' or 'l2'.
+
+    Payload in bits an entry, in a group of N: (N-1)/N * bit_length(2 levels) up, 1/N * bit_length(2 N levels)
+    down, and 32 a scale. At one level that is 2.5 for 2 or 4 ranks, and tends to 2.
+
+    >>> SharedScale(levels=7, clip=0, bucket=512)
+    shared_scale(levels=7, clip=0, bucket=512)
+    """
+
+    levels: int = 1
+    clip: float = 2.5
+    bucket: int = 0
+    norm: Norm = "max"
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "shared_scale()",
+        "shared_scale(clip=0)",
+        "shared_scale(levels=7, clip=0, bucket=64)",
+        "shared_scale(levels=100, clip=0, bucket=0, norm='l2')",
+    )
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.levels <= 32767:
+            raise SpecError(f"levels must be in 1..32767, got {self.levels}")
+        if not 0 <= self.clip < float("inf"):
+            raise SpecError(f"clip must be 0 (none) or a number of standard deviations, got {self.clip}")
+        if self.bucket < 0:
+            raise SpecError(f"bucket must be a number of entries, or 0 for whole tensors, got {self.bucket}")
+        if self.norm not in get_args(Norm):
+            raise SpecError(f"norm must be 'max' or 'l2', got {self.norm!r}")
+        if self.clip and (self.bucket or self.norm != "max"):
+            raise SpecError(
+                f"clip={self.clip} limits the largest entry of a whole tensor: with bucket={self.bucket} and"
+                f" norm={self.norm!r} set clip=0"
+            )
+
+    def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
+        if 2 * self.levels * comm.size > MOST_SUM:
+            raise SpecError(
+                f"levels={self.levels} of {comm.size} ranks add up to more than {MOST_SUM // 2}: take fewer"
+            )
+        return _SharedScale(self, comm)
+
+    @property
+    def bits(self) -> int:
+        """Bits of a level on its way up."""
+        return (2 * self.levels).bit_length()
+
+    def scales(self, layout: Layout) -> int:
+        """Scales of these tensors: one a tensor or a bucket, none of nothing."""
+        sizes = (entry.numel for entry in layout)
+        return sum(-(-n // (self.bucket or n)) for n in sizes if n)
+
+    def nbytes(self, layout: Layout) -> int:
+        return 4 * max(1, self.scales(layout)) + integer_sum_nbytes(layout.numel, 2 * self.levels)
+
+    def codec(self) -> Codec:
+        """What errs like this where all ranks have one scale; one whose own is smaller errs more."""
+        ternary = self.levels == 1 and not self.bucket and self.norm == "max"
+        return Ternary(self.clip) if ternary or self.clip else QSGD(self.levels, self.bucket, self.norm)
+
+
+@dataclass(frozen=True)
+class Levels(Sent):
+    """A share as the packed levels that went up: levels of all segments, one after the other."""
+
+    spec: SharedScale
+    wire: Tensor
+    scales: Tensor
+    segments: Segments
+
+    def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
+        spec = self.spec
+        levels = kernels.unpack_bits(self.wire, spec.bits, self.segments.numel).sub_(spec.levels)
+        return kernels.levels_add_(
+            levels, self.scales, self.segments, x, alpha, levels=spec.levels, bucket=spec.bucket
+        )
+
+    def clear_(self, memory: Tensor) -> Tensor:
+        return self.segments.zero_(memory)
+
+
+@dataclass(frozen=True)
+class _SharedScale(BoundReducer):
+    spec: SharedScale
+    comm: Comm
+
+    def reduce(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Sent | None:
+        spec, size, segments = self.spec, self.comm.size, layout.segments
+        scales = torch.full((spec.scales(layout),), torch.inf, device=out.device)
+        if x is not None:
+            scales = self._scales(x, segments)
+        told = scales if scales.numel() else scales.new_full((1,), torch.inf if x is None else 0.0)
+        if not bool(told.isfinite().all()):
+            told.fill_(torch.inf)  # a NaN could get lost in the maximum
+        self.comm.all_reduce(told, "max")
+        if x is None or not bool(told.isfinite().all()):
+            return None
+        keys = [turn.own(name) for name in layout.names]
+        _, levels = kernels.quantise_levels(
+            x, segments, keys, levels=spec.levels, bucket=spec.bucket, scales=scales
+        )
+        wire = kernels.pack_bits(levels.add_(spec.levels), spec.bits)
+        sums = integer_sum(wire, segments.numel, 2 * spec.levels, self.comm)
+        kernels.levels_add_(
+            sums.sub_(size * spec.levels),
+            scales / size,  # first, for size * scale can overflow
+            segments,
+            segments.zero_(out),
+            alpha,
+            levels=spec.levels,
+            bucket=spec.bucket,
+        )
+        return Levels(spec, wire, scales, segments)
+
+    def _scales(self, x: Tensor, segments: Segments) -> Tensor:
+        """This rank's scales float32 (B,), not finite where x is not."""
+        spec = self.spec
+        if not spec.clip:
+            return kernels.norms(x, segments, spec.bucket, spec.norm)
+        deviation, largest = kernels.moments(x, segments)
+        cut = torch.minimum(largest, spec.clip * deviation)
+        # One element, or all alike: no deviation, but still something to learn. (Nor is NaN more than 0.)
+        return torch.where(cut > 0, cut, largest)[segments.sizes_tensor.to(x.device) > 0]

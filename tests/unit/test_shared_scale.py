@@ -1,0 +1,219 @@
+"""SharedScale and the integer sum below it: what is their own, beyond the laws of all reducers."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from laconic import kernels
+from laconic.comm.loopback import Loopback
+from laconic.comm.metered import Metered
+from laconic.core.errors import SpecError, WireError
+from laconic.core.layout import Layout
+from laconic.core.spec import parse
+from laconic.core.turn import Turn
+from laconic.reducers.integer_sum import integer_sum, integer_sum_nbytes
+from laconic.reducers.shared_scale import SharedScale
+
+LAYOUT = Layout.of([("a", (25, 31)), ("none", (0, 3)), ("b", (7, 11)), ("one", (1,))])
+SIZES = (1, 2, 4, 5)
+BIGGEST = torch.finfo(torch.float32).max
+
+
+def x_of(rank):
+    x = torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(rank)) ** 3
+    return x * 2.0**rank  # scales differ by rank
+
+
+def reduce(spec, x_of, size, *, seed=1, layout=LAYOUT, in_place=False):
+    def body(comm):
+        x = x_of(comm.rank)
+        out = x if in_place else torch.full_like(x, 9.0)
+        sent = parse(spec).bind(layout, comm).reduce(x, layout, Turn(3, comm.rank, seed), out)
+        return out, sent
+
+    return Loopback.run(size, body)
+
+
+def plain(xs, keys, levels, clip, bucket):
+    """One tensor, as the paper's steps in plain loops over doubles: its mean."""
+    n, size = len(xs[0]), len(xs)
+    mean = [0.0] * n
+    for first in range(0, n, bucket or n or 1):
+        at = range(first, min(n, first + (bucket or n)))
+        scales = []
+        for x in xs:
+            largest, middle = max(abs(x[i]) for i in at), sum(x) / n
+            sigma = math.sqrt(sum((v - middle) ** 2 for v in x) / n)
+            scales.append(min(largest, clip * sigma) if clip and sigma else largest)
+        s = max(scales)
+        for x, key in zip(xs, keys, strict=True):
+            dither = kernels.dither24(key, n).tolist()
+            for i in at if s else ():
+                a = levels * min(abs(x[i]) / s, 1.0)
+                level = math.floor(a) + (dither[i] < (a - math.floor(a)) * 2**24)
+                mean[i] += math.copysign(level, x[i]) * s / levels / size
+    return mean
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "levels, clip, bucket", [(1, 2.5, 0), (1, 0, 0), (7, 0, 64), (3, 2.0, 0), (100, 0, 10)]
+)
+def test_the_mean_is_that_of_plain_loops(levels, clip, bucket, size):
+    spec = f"shared_scale(levels={levels}, clip={clip}, bucket={bucket})"
+    xs = [x_of(rank) for rank in range(size)]
+    out = reduce(spec, x_of, size)[0][0]
+    for entry in LAYOUT:
+        where = slice(entry.offset, entry.offset + entry.numel)
+        keys = [Turn(3, rank, 1).own(entry.name) for rank in range(size)]
+        mean = plain([x[where].tolist() for x in xs], keys, levels, clip, bucket)
+        torch.testing.assert_close(out[where], torch.tensor(mean), rtol=1e-6, atol=1e-6 * 2**size)
+
+
+@pytest.mark.parametrize(
+    "shared, own",
+    [
+        ("shared_scale()", "gather(ternary())"),
+        ("shared_scale(clip=0)", "gather(ternary(clip=0))"),
+        ("shared_scale(levels=7, clip=0, bucket=64)", "gather(qsgd(levels=7, bucket=64))"),
+        (
+            "shared_scale(levels=9, clip=0, bucket=64, norm='l2')",
+            "gather(qsgd(levels=9, bucket=64, norm='l2'))",
+        ),
+    ],
+)
+def test_a_rank_that_is_alone_shares_its_own_scale(shared, own):
+    assert torch.equal(reduce(shared, x_of, 1)[0][0], reduce(own, x_of, 1)[0][0])
+    assert parse(shared).codec() == parse(own).codec()
+
+
+def test_the_mean_is_a_whole_number_of_steps():
+    size, levels = 5, 7
+    out = reduce(f"shared_scale(levels={levels}, clip=0)", x_of, size)[0][0][: LAYOUT["a"].numel]
+    scale = max(float(x_of(rank)[: LAYOUT["a"].numel].abs().max()) for rank in range(size))
+    steps = out.double() * (levels * size / scale)
+    assert bool(((steps - steps.round()).abs() < 1e-4).all())
+    assert steps.abs().max() <= levels * size
+
+
+def test_without_clipping_it_is_unbiased():
+    """100,000 draws a value: within 5 standard errors, each at most s / (2 levels sqrt(N draws))."""
+    size, repeats, steps = 2, 10_000, 10
+    layout = Layout.of([("w", (5, repeats))])
+    values = [torch.tensor([1.0, -0.3, 0.01, 0.0, 0.25]), torch.tensor([0.2, -0.4, 0.5, 0.0, 0.25])]
+
+    def body(comm):
+        bound, total = parse("shared_scale(levels=2, clip=0)").bind(layout, comm), torch.zeros(5)
+        x = values[comm.rank].repeat_interleave(repeats)
+        for step in range(steps):
+            out = torch.empty_like(x)
+            bound.reduce(x, layout, Turn(step, comm.rank), out)
+            total += out.view(5, repeats).mean(dim=1) / steps
+        return total
+
+    error = (Loopback.run(size, body)[0] - (values[0] + values[1]) / 2).abs()
+    assert bool((error <= 5 * 0.25 / math.sqrt(size * repeats * steps)).all()) and error[3] == 0
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("spec", ["shared_scale()", "shared_scale(levels=100, clip=0, bucket=64)"])
+@pytest.mark.parametrize("value", [0.0, 1.0, -1e-41, 1e-45, BIGGEST, -BIGGEST])
+def test_a_constant_gradient_arrives_as_it_is(spec, value, size):
+    """Its deviation is 0. Also zeros, the least and the largest numbers, and tensors of one element."""
+    for out, sent in reduce(spec, lambda rank: torch.full((LAYOUT.numel,), value), size):
+        assert sent is not None
+        torch.testing.assert_close(out, torch.full_like(out, value), rtol=1e-6, atol=2e-45)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("spec", ["shared_scale()", "shared_scale(levels=7, clip=0, bucket=64)"])
+def test_one_value_that_is_not_finite_voids_all(spec, bad):
+    """Also where no feedback has looked at the gradient: x is the bucket itself."""
+
+    def spoilt(rank):
+        x = x_of(rank)
+        if rank == 1:
+            x[LAYOUT["b"].offset + 3] = bad
+        return x
+
+    assert [sent for _, sent in reduce(spec, spoilt, 3, in_place=True)] == [None] * 3
+
+
+def test_a_share_is_kept_in_its_packed_form():
+    _, sent = reduce("shared_scale()", x_of, 2)[0]
+    assert sent.wire.dtype == torch.uint8 and sent.wire.numel() == math.ceil(LAYOUT.numel / 4)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("most", [1, 2, 14, 200, 65534])
+@pytest.mark.parametrize("n", [0, 1, 8, 9, 31, 1001])
+def test_integers_are_added(n, most, size):
+    given = [[random.Random(f"{r} {n}").randint(0, most) for _ in range(n)] for r in range(size)]
+
+    def body(comm):
+        codes = torch.tensor(given[comm.rank], dtype=torch.int32)
+        return integer_sum(kernels.pack_bits(codes, most.bit_length()), n, most, comm).tolist()
+
+    expected = [sum(column) for column in zip(*given, strict=True)]
+    assert Loopback.run(size, body) == [expected] * size
+
+
+@pytest.mark.parametrize("most", [2, 14, 254])
+@pytest.mark.parametrize("n", [500, 1001, 4096])
+def test_the_payload_that_is_told_is_the_most_in_any_group(n, most):
+    def body(comm):
+        comm = Metered(comm)
+        integer_sum(kernels.pack_bits(torch.zeros(n, dtype=torch.int32), most.bit_length()), n, most, comm)
+        return comm.snapshot().payload_sent
+
+    handed = [max(Loopback.run(size, body)) for size in range(1, 10)]
+    assert max(handed) == integer_sum_nbytes(n, most)
+
+
+class Damaging(Loopback):
+    """Rank 1 sends bits that no level has."""
+
+    def all_to_all(self, chunks):
+        if self.rank == 1:
+            chunks = [chunk | (torch.arange(chunk.numel()) == 0).byte() * 3 for chunk in chunks]
+        return super().all_to_all(chunks)
+
+
+def test_levels_that_there_are_not_name_their_sender():
+    def body(comm):
+        x = x_of(comm.rank)
+        bound = SharedScale().bind(LAYOUT, Damaging(comm.room, comm.rank))
+        bound.reduce(x, LAYOUT, Turn(0, comm.rank), x)
+
+    with pytest.raises(WireError, match="the levels that rank 1 sent are damaged: up to 3, not 2"):
+        Loopback.run(2, body)
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ("levels=0", "levels must be in 1..32767, got 0"),
+        ("levels=32768", "got 32768"),
+        ("clip=-1", "clip must be 0"),
+        ("bucket=-1, clip=0", "bucket must be"),
+        ("norm='l1', clip=0", "norm must be 'max' or 'l2', got 'l1'"),
+        ("bucket=512", "set clip=0"),
+        ("norm='l2'", "set clip=0"),
+    ],
+)
+def test_wrong_options_are_refused(options, says):
+    with pytest.raises(SpecError, match=says):
+        parse(f"shared_scale({options})")
+
+
+def test_a_group_whose_sums_are_too_long_is_refused():
+    class Crowd(Loopback):
+        def __init__(self):
+            self.rank, self.size = 0, 20_000
+
+    with pytest.raises(SpecError, match="levels=32767 of 20000 ranks add up to more than"):
+        SharedScale(levels=32767, clip=0).bind(LAYOUT, Crowd())
