@@ -6,7 +6,6 @@ fail a threshold. Reconstruction: only the abstract is public.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -48,7 +47,8 @@ class AboveShare(Selector):
             )
 
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
-        largest = torch.tensor([largest_of(view) for view in segments.views(x)], dtype=torch.float32)
+        largest = torch.zeros(len(segments))
+        largest[segments.sizes_tensor > 0] = kernels.norms(x, segments).cpu()
         limits = largest * torch.tensor(self.share, dtype=torch.float64).float()
         return kernels.above(x, segments, limits.clamp_(min=LEAST))
 
@@ -58,11 +58,3 @@ class AboveShare(Selector):
     def omega(self, n: int) -> float:
         left = max(n - 1, 0) * self.share**2
         return left / (1 + left) * (1 + 1e-6)  # the limit is rounded to float32
-
-
-def largest_of(x: Tensor) -> float:
-    """max |x_i| of x float32 (n,), in one pass and without a copy; 0 of none."""
-    if not x.numel():
-        return 0.0
-    low, high = torch.aminmax(x)
-    return math.nan if math.isnan(low) else max(-float(low), float(high))
