@@ -1,0 +1,133 @@
+"""Majority vote: every rank votes with the signs of its gradient; the winners travel back in one bit each.
+
+Bernstein, Wang, Azizzadenesheli, Anandkumar 2018, arXiv:1802.04434; Bernstein, Zhao, Azizzadenesheli,
+Anandkumar 2019, arXiv:1810.05291 ("signSGD with majority vote is communication efficient and fault
+tolerant"). With ranks r = 0..N-1, for each tensor of n elements:
+
+    1. b_r = sign bits of x_r,  m_r = mean |x_r|
+    2. m = 1/N * sum of m_r                          one all_reduce of a float32 a tensor
+    3. all_to_all of the b_r of all tensors, in N chunks; each rank counts the votes of its chunk
+    4. all_gather of the winners w; mean = m * (1 - 2 w), the same bits on all
+
+The paper's server is spread over the ranks, and its step is the sign alone: the factor m is ours, so that a
+learning rate means what it means for SGD. The paper settles ties by sign(0); here a coin that is equal on all
+ranks decides, the philox bit of the element in its tensor's common stream: no direction is preferred.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.comm.comm import Comm
+from laconic.core.errors import WireError
+from laconic.core.layout import Layout, Segments
+from laconic.core.turn import Turn
+from laconic.reducers.reducer import BoundReducer, Reducer, Sent
+
+
+@dataclass(frozen=True, repr=False)
+class MajorityVote(Reducer):
+    """mean = (1/N * sum over ranks of mean |x_r|) * the sign that more ranks have, entry by entry.
+
+    It is no average of what the ranks sent, hence biased, and no rank can tell what it has lost: `codec()` is
+    None and there is no error feedback. In return no rank, however wrong, has more than one vote on a sign.
+
+    Payload: 1 bit an entry, up and down together ((N-1)/N of it up, 1/N down), and 4 bytes a tensor.
+
+    >>> from laconic.core.layout import Layout
+    >>> MajorityVote().nbytes(Layout.of([("weight", (100, 10)), ("bias", (10,))]))
+    135
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ("majority_vote()",)
+
+    @property
+    def exact_mean(self) -> bool:
+        return False
+
+    def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
+        return _MajorityVote(comm)
+
+    def nbytes(self, layout: Layout) -> int:
+        return 4 * max(1, len(layout)) + sum(kernels.packed_nbytes(entry.numel, 1) for entry in layout)
+
+
+@dataclass(frozen=True)
+class Vote(Sent):
+    """A share as the sign bits that went up, at the common magnitudes of the tensors."""
+
+    bits: Tensor
+    scales: Tensor
+    segments: Segments
+
+    def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
+        return kernels.signed_add_(self.bits, self.scales, self.segments, x, alpha)
+
+    def clear_(self, memory: Tensor) -> Tensor:
+        return self.segments.zero_(memory)
+
+
+@dataclass(frozen=True)
+class _MajorityVote(BoundReducer):
+    comm: Comm
+
+    def reduce(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Sent | None:
+        segments, size = layout.segments, self.comm.size
+        told = out.new_zeros(max(1, len(layout)))  # one more than nothing can say that it is not finite
+        if x is None:
+            told.fill_(torch.nan)
+        else:
+            bits, means = kernels.signs(x, segments)
+            told[: len(layout)] = means / size  # first, for the sum of large ones can overflow
+        self.comm.all_reduce(told)
+        if x is None or not bool(told.isfinite().all()):
+            return None
+        scales = told[: len(layout)]
+        winners = self._winners(bits, layout, turn) if bits.numel() else bits
+        kernels.signed_add_(winners, scales, segments, segments.zero_(out), alpha)
+        return Vote(bits, scales, segments)
+
+    def _winners(self, bits: Tensor, layout: Layout, turn: Turn) -> Tensor:
+        """The bits that more ranks have, uint8 (m,), of this rank's bits uint8 (m,)."""
+        rank, size, m = self.comm.rank, self.comm.size, bits.numel()
+        chunk = -(-m // size)
+        counts = [max(0, min(chunk, m - chunk * each)) for each in range(size)]
+        votes = self.comm.all_to_all(torch.split(bits, counts))
+        self._check(votes, [counts[rank]] * size)
+        ties = torch.zeros_like(votes[rank])
+        if size % 2 == 0:
+            ties.copy_(coins(layout, turn, chunk * rank, counts[rank]))
+        winners = self.comm.all_gather(kernels.majority(torch.stack(votes), ties))
+        self._check(winners, counts)
+        return torch.cat(winners)
+
+    def _check(self, parts: list[Tensor], counts: list[int]) -> None:
+        for rank, (part, count) in enumerate(zip(parts, counts, strict=True)):
+            if part.numel() != count:
+                raise WireError(
+                    f"the votes that rank {rank} sent are damaged: {part.numel()} bytes, not {count}"
+                )
+
+
+def coins(layout: Layout, turn: Turn, begin: int, count: int) -> Tensor:
+    """Random bytes [begin, begin + count) of a message of sign bits: each tensor's come from its own stream.
+
+    So an element's coin depends neither on the rank that counts its votes nor on what else is in the bucket.
+    """
+    parts, at, end = [torch.empty(0, dtype=torch.uint8)], 0, begin + count
+    for entry in layout:
+        m = kernels.packed_nbytes(entry.numel, 1)
+        first, last = max(begin - at, 0), min(end - at, m)
+        if first < last:
+            offset = first // 4
+            words = kernels.philox(turn.common(entry.name), -(-last // 4) - offset, offset)
+            parts.append(words.view(torch.uint8)[first - 4 * offset :][: last - first])
+        at += m
+    return torch.cat(parts)

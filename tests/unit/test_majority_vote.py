@@ -1,0 +1,144 @@
+"""Majority vote: counted by hand, fair where votes are equal, the same whatever the buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.comm.loopback import Loopback
+from laconic.comm.metered import Metered
+from laconic.core.errors import WireError
+from laconic.core.layout import Layout
+from laconic.core.spec import parse
+from laconic.core.turn import Turn
+from laconic.feedback.no_feedback import NoFeedback
+from laconic.reducers.majority_vote import coins
+from laconic.strategies.method import lift
+
+LAYOUT = Layout.of([("a", (30, 10)), ("b", (3,)), ("none", (0,)), ("c", (17, 9))])
+
+
+def x_of(rank: int) -> Tensor:
+    return torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(rank)) * (1 + rank)
+
+
+def vote(size: int, given=x_of, layout: Layout = LAYOUT, step: int = 0) -> list[tuple[Tensor, object, int]]:
+    """out, sent and bytes handed over, of each rank."""
+
+    def body(loopback: Loopback):
+        comm = Metered(loopback)
+        out = torch.zeros(LAYOUT.numel)
+        reducer = parse("majority_vote()").bind(layout, comm)
+        sent = reducer.reduce(given(comm.rank), layout, Turn(step, comm.rank, seed=5), out)
+        return out, sent, comm.snapshot().payload_sent
+
+    return Loopback.run(size, body)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("name", kernels.runnable())
+def test_votes_are_counted_one_by_one(name: str, size: int) -> None:
+    with kernels.using(name):
+        results = vote(size)
+    xs = [x_of(rank) for rank in range(size)]
+    for entry in LAYOUT:
+        ours = [x[entry.offset : entry.offset + entry.numel] for x in xs]
+        magnitude = sum(float(x.double().abs().mean()) for x in ours) / size if entry.numel else 0.0
+        words = kernels.philox(Turn(0, seed=5).common(entry.name), (entry.numel + 31) // 32)
+        for i in range(entry.numel):
+            against = sum(bool(x[i] < 0) for x in ours)
+            coin = int(words[i // 32]) >> i % 32 & 1
+            negative = coin if 2 * against == size else 2 * against > size
+            for out, _, _ in results:
+                value = float(out[entry.offset + i])
+                assert (value < 0) == bool(negative)
+                assert abs(value) == pytest.approx(magnitude, rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def test_one_bit_an_entry_both_ways_together(size: int) -> None:
+    """Each tensor's bits fill bytes: ceil(300 / 8) + ceil(3 / 8) + ceil(153 / 8), and 4 bytes each of 4."""
+    assert [nbytes for _, _, nbytes in vote(size)] == [38 + 1 + 20 + 16] * size
+    assert parse("majority_vote()").nbytes(LAYOUT) == 38 + 1 + 20 + 16
+
+
+def test_equal_votes_are_settled_by_fair_coins_that_all_have() -> None:
+    """10,000 ties in each of 4 steps: half of them negative within 5 sigma; other coins in another step."""
+    layout = Layout.of([("w", (100, 100))])
+    drawn = []
+    for step in range(4):
+
+        def body(comm: Loopback, step: int = step) -> Tensor:
+            out = torch.zeros(10_000)
+            x = torch.full((10_000,), 1.0 if comm.rank % 2 else -1.0)
+            parse("majority_vote()").bind(layout, comm).reduce(x, layout, Turn(step, comm.rank), out)
+            return out
+
+        outs = Loopback.run(4, body)
+        assert all(torch.equal(out, outs[0]) for out in outs)
+        drawn.append(outs[0] < 0)
+        assert abs(int(drawn[-1].sum()) - 5000) < 5 * 50
+    assert abs(int((drawn[0] ^ drawn[1]).sum()) - 5000) < 5 * 50
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_result_does_not_depend_on_the_bucket(size: int) -> None:
+    """A tensor alone gets what it gets among others: its scale, its votes and its coins are its own."""
+    together = vote(size)[0][0]
+    for entry in LAYOUT:
+        alone = vote(size, layout=LAYOUT.where(lambda other, name=entry.name: other.name == name))[0][0]
+        own = slice(entry.offset, entry.offset + entry.numel)
+        assert torch.equal(alone[own], together[own])
+
+
+def test_coins_of_any_range_are_those_of_the_whole() -> None:
+    turn = Turn(3)
+    m = 38 + 1 + 20
+    whole = coins(LAYOUT, turn, 0, m)
+    assert whole.numel() == m
+    for begin in range(m):
+        for count in (0, 1, 5, m - begin):
+            part = coins(LAYOUT, turn, begin, min(count, m - begin))
+            assert torch.equal(part, whole[begin : begin + count])
+
+
+def test_one_rank_has_one_vote_however_loud() -> None:
+    """Four ranks say plus and one minus, a billion times louder: plus wins, at a larger scale only."""
+    results = vote(5, lambda rank: torch.full((LAYOUT.numel,), -1e9 if rank == 2 else 1.0))
+    assert all(bool((out > 0).all()) for out, _, _ in results)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), None])
+def test_what_is_not_finite_voids_the_vote_everywhere(bad: float | None) -> None:
+    def given(rank: int) -> Tensor | None:
+        x = x_of(rank)
+        x[301] = bad if bad is not None and rank == 1 else 1.0
+        return None if bad is None and rank == 1 else x
+
+    assert [sent for _, sent, _ in vote(4, given)] == [None] * 4
+
+
+def test_the_largest_magnitudes_do_not_overflow() -> None:
+    largest = torch.finfo(torch.float32).max
+    for out, sent, _ in vote(4, lambda rank: torch.full((LAYOUT.numel,), -largest)):
+        assert sent is not None and bool((out == -largest).all())
+
+
+def test_a_rank_that_votes_too_short_is_named() -> None:
+    class Short(Loopback):
+        def all_to_all(self, chunks: Sequence[Tensor]) -> list[Tensor]:
+            return [chunk[:-1] for chunk in super().all_to_all(chunks)]
+
+    reducer = parse("majority_vote()").bind(LAYOUT, Short(Loopback.world(1)[0].room, 0))
+    with pytest.raises(WireError, match="the votes that rank 0 sent are damaged: 58 bytes, not 59"):
+        reducer.reduce(x_of(0), LAYOUT, Turn(0), torch.zeros(LAYOUT.numel))
+
+
+def test_as_a_method_it_has_no_feedback() -> None:
+    method = lift("majority_vote()")
+    assert parse("majority_vote()").codec() is None
+    assert all(isinstance(route.feedback, NoFeedback) for route in method.routes)
