@@ -19,6 +19,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from benchmarks import accuracy_page
+
 from docs import methods_page
 from laconic.cli.entries import entries
 from laconic.cli.methods import cells
@@ -110,7 +112,10 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "methods": methods,
 }
 
-WHOLE: dict[Path, Callable[[], str]] = {ROOT / "docs" / "methods.md": methods_page.page}
+WHOLE: dict[Path, Callable[[], str]] = {
+    ROOT / "docs" / "methods.md": methods_page.page,
+    ROOT / "docs" / "accuracy.md": accuracy_page.page,
+}
 
 
 def stale() -> dict[Path, str]:

@@ -36,7 +36,7 @@ def picture(run: Run) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
         f"<title>Training loss by bytes sent and by step: {escape(title)}</title>",
-        f"<style>{_style()}</style>",
+        f"<style>{style()}</style>",
         f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}" rx="10"/>',
         f'<text class="head" x="56" y="32">{escape(title)}</text>',
         _panel(by_bytes, 56, "training loss by MB sent a worker", log_x=True),
@@ -52,8 +52,8 @@ def _panel(curves: list[Curve], left: int, title: str, *, log_x: bool) -> str:
     ys = np.concatenate([curve.y for curve in curves] or [np.array([0.1, 1.0])])
     ys = ys[np.isfinite(ys) & (ys > 0)]
     x_low = float(xs.min()) if log_x else 0.0
-    to_x, x_ticks = _axis(x_low, float(xs.max()), left, PANEL_WIDTH, log=log_x)
-    down, y_ticks = _axis(float(ys.min(initial=1e9)), float(ys.max(initial=1e-9)), 0, PANEL_HEIGHT, log=True)
+    to_x, x_ticks = axis(x_low, float(xs.max()), left, PANEL_WIDTH, log=log_x)
+    down, y_ticks = axis(float(ys.min(initial=1e9)), float(ys.max(initial=1e-9)), 0, PANEL_HEIGHT, log=True)
 
     def to_y(values: Array) -> Array:
         flipped: Array = TOP + PANEL_HEIGHT - down(values)
@@ -76,7 +76,7 @@ def _panel(curves: list[Curve], left: int, title: str, *, log_x: bool) -> str:
     return "\n".join(drawn)
 
 
-def _axis(low: float, high: float, start: int, length: int, *, log: bool) -> tuple[Scale, list[float]]:
+def axis(low: float, high: float, start: int, length: int, *, log: bool) -> tuple[Scale, list[float]]:
     """A map from values to pixels, and the values to mark."""
     high = high if high > low else low + 1.0
     if not log:
@@ -104,7 +104,8 @@ def _legend(specs: list[str]) -> str:
     return "\n".join(drawn)
 
 
-def _style() -> str:
+def style() -> str:
+    """The style sheet: text, grid, and the colours c0, c1, ... of lines, by day and by night."""
     light = "".join(f".c{i}{{stroke:{colour}}}" for i, colour in enumerate(LIGHT))
     dark = "".join(f".c{i}{{stroke:{colour}}}" for i, colour in enumerate(DARK))
     return (

@@ -1,0 +1,106 @@
+"""docs/accuracy.md: from the files that trainings have left, whatever files are there."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from typing import Any
+
+from benchmarks.contenders import MODELS, POINTS, STEPS, WORKERS
+from benchmarks.densities import EXPERIMENTS
+from benchmarks.standings import Standing, standings
+from laconic.tasks import find
+
+HEADS = ("method", "seeds", "test accuracy, %", "lost", "bound", "test loss", "payload, kB", "times smaller")
+SPARSE = 0.001  # share of zero weights from which they are worth a column
+WHY = """\
+Where 0.001 falls short: these are small models. A thousandth of them is a few hundred entries a
+worker and step, so that an entry waits for hundreds of steps: much of a training this short.
+The curves in the JSON files show the gap closing in the second half of the CIFAR-10 training."""
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [
+        "# Accuracy at equal steps",
+        "",
+        "Mean ± standard error over seeds. Made by `make docs` from the",
+    ]
+    lines += ["files that `python -m benchmarks.accuracy` leaves in `benchmarks/results/`."]
+    for task, model in MODELS.items():
+        found = standings(task)
+        if found:
+            title = f"## Every method: {find(task).title}: `{model}`, {STEPS:,} steps"
+            lines += ["", title, "", *methods(task, found)]
+    for experiment in EXPERIMENTS:
+        if experiment.file.exists():
+            lines += ["", *densities(json.loads(experiment.file.read_text()))]
+    return "\n".join([*lines, "", WHY]) + "\n"
+
+
+def methods(task: str, found: list[Standing]) -> list[str]:
+    """One table a family of optimisers, its dense training first."""
+    lines = [
+        f"{WORKERS} workers; payload a worker and step, mean over the second half. Methods without error",
+        f"feedback should stay within {POINTS:g} point of dense, plus one standard error; the others are",
+        "shown as they are. Lost: points of accuracy less than the dense training of the same optimiser.",
+        "",
+        f"![accuracy over bytes](accuracy-methods-{task}.svg)",
+    ]
+    for name, group in groupby(found, key=lambda standing: standing.contender.family):
+        members = list(group)
+        sparse = any(member.zeros > SPARSE for member in members)
+        heads = (*HEADS, "zero weights, %") if sparse else HEADS
+        lines += ["", f"**{name}**", "", f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+        for member in members:
+            zeros = (f"{100 * member.zeros:.1f}",) if sparse else ()
+            lines.append(f"| {' | '.join((*cells(member), *zeros))} |")
+    return lines
+
+
+def cells(standing: Standing) -> tuple[str, ...]:
+    """The figures of one method, as HEADS calls them."""
+    dense = standing.contender.spec == standing.contender.against
+    seeds = f"{standing.seeds}" + (f" ({standing.diverged} diverged)" if standing.diverged else "")
+    return (
+        f"`{standing.contender.spec}`",
+        seeds,
+        standing.accuracy.text(100),
+        "" if dense else standing.lost.text(),
+        standing.verdict,
+        standing.test_loss.text(digits=3),
+        f"{1000 * standing.payload_mb:,.1f}",
+        f"{standing.smaller:.3g}",
+    )
+
+
+def densities(found: dict[str, Any]) -> list[str]:
+    """One experiment of DGC against dense."""
+    config, name = found["config"], found["experiment"]["name"]
+    lines = [
+        f"## DGC's densities: {config['title']}: `{config['model']}`, {config['steps']:,} steps",
+        "",
+        f"{config['workers']} workers, {config['seeds']} seeds; payload a worker and step after the warm-up.",
+        "",
+        f"![training loss by bytes and by step](accuracy-{name}.svg)",
+        "",
+        "| method | test accuracy, % | test loss | payload, MB | times smaller |",
+        "|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        accuracy, loss = row["accuracy"], row["test_loss"]
+        lines.append(
+            f"| `{row['spec']}` | {100 * accuracy['mean']:.2f} ± {100 * accuracy['error']:.2f}"
+            f" | {loss['mean']:.4f} ± {loss['error']:.4f}"
+            f" | {row['payload_mb']:.4f} | {row['smaller']:.0f} |"
+        )
+    lines += ["", "| method | points lost | bound | loss more, % | bound |", "|---|---|---|---|---|"]
+    for gap in found["gaps"]:
+        verdict = ["outside", "within"]
+        lines.append(
+            f"| `{gap['spec']}` | {gap['points_lost']:.2f} ± {gap['standard_error_points']:.2f}"
+            f" | {gap['bound_points']} ({verdict[gap['within_points']]})"
+            f" | {gap['loss_more_percent']:.2f} ± {gap['standard_error_percent']:.2f}"
+            f" | {gap['bound_percent']:g} ({verdict[gap['within_loss']]}) |"
+        )
+    return lines

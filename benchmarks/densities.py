@@ -1,0 +1,124 @@
+"""DGC at two densities against dense: 2,000 steps, 4 workers, 3 seeds.
+
+Each experiment is a run of `laconic train` in runs/. From the finished run come its JSON in
+benchmarks/results/ (figures, curves, machine, versions) and its picture in docs/.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.machine import machine
+from benchmarks.thinned import curves
+from laconic.cli.session import Session
+from laconic.cli.settings import Settings
+from laconic.report.picture import picture
+from laconic.report.series import Run, read_run
+from laconic.report.summary import Row, summarise
+
+RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One model on one task, dense and compressed. Bounds are those that the project has set itself."""
+
+    name: str
+    task: str
+    model: str
+    steps: int
+    warmup: int
+
+    @property
+    def specs(self) -> tuple[str, ...]:
+        """What is compared with `dense()`."""
+        return tuple(f"dgc(density={density}, warmup_steps={self.warmup})" for density in DENSITIES)
+
+    @property
+    def file(self) -> Path:
+        """What is kept of it; where the file is, it is done."""
+        return RESULTS / f"accuracy-{self.name}.json"
+
+
+EXPERIMENTS = (
+    Experiment("cnn", "cifar10", "cnn", steps=2000, warmup=200),
+    Experiment("lstm", "shakespeare", "lstm", steps=2000, warmup=200),
+)
+DENSITIES = (0.01, 0.001)
+BOUNDS = {0.01: (0.5, 0.01), 0.001: (1.5, 0.03)}  # density: points of accuracy, share of the loss
+
+
+def measure(experiment: Experiment, console: Console) -> None:
+    """Train what is not there yet, and keep figures and picture."""
+    run = train(experiment, quick=False, console=console)
+    experiment.file.write_text(json.dumps(result(experiment, run), indent=1))
+    (ROOT / "docs" / f"accuracy-{experiment.name}.svg").write_text(picture(run))
+
+
+def train(experiment: Experiment, *, quick: bool, console: Console) -> Run:
+    """Train whatever is not there yet, and read the run."""
+    name = f"bench-{experiment.name}{'-quick' if quick else ''}"
+    steps = 12 if quick else experiment.steps
+    settings = Settings.of(
+        task=experiment.task,
+        model=experiment.model,
+        methods=experiment.specs,
+        against=("dense()",),
+        workers=4,
+        seeds=1 if quick else 3,
+        seed=0,
+        steps=steps,
+        batch=None,
+        lr=None,
+        eval_every=max(1, steps // 12),
+        checkpoint_every=0 if quick else 500,
+        data=None,
+        out=ROOT / "runs",
+        name=name,
+        resume=(ROOT / "runs" / name).exists() and not quick,
+    )
+    Session(settings, console).train_all()
+    return read_run(settings.folder)
+
+
+def result(experiment: Experiment, run: Run) -> dict[str, Any]:
+    """What benchmarks/results/ keeps of a run."""
+    return {
+        "experiment": asdict(experiment),
+        "config": {key: value for key, value in run.config.items() if key != "started"},
+        "machine": machine(),
+        "rows": [asdict(row) for row in summarise(run)],
+        "gaps": gaps(summarise(run)),
+        "curves": {method.spec: curves(method) for method in run.methods},
+    }
+
+
+def gaps(rows: list[Row]) -> list[dict[str, Any]]:
+    """Each method's distance from dense, and whether it is within its bound plus one standard error."""
+    dense, out = rows[0], []
+    for row, density in zip(rows[1:], DENSITIES, strict=True):
+        points, share = BOUNDS[density]
+        lost = 100 * (dense.accuracy.mean - row.accuracy.mean)
+        error = 100 * (dense.accuracy.error**2 + row.accuracy.error**2) ** 0.5
+        more = row.test_loss.mean / dense.test_loss.mean - 1
+        more_error = (dense.test_loss.error**2 + row.test_loss.error**2) ** 0.5 / dense.test_loss.mean
+        out.append(
+            {
+                "spec": row.spec,
+                "points_lost": round(lost, 3),
+                "standard_error_points": round(error, 3),
+                "bound_points": points,
+                "within_points": lost <= points + error,
+                "loss_more_percent": round(100 * more, 3),
+                "standard_error_percent": round(100 * more_error, 3),
+                "bound_percent": 100 * share,
+                "within_loss": more <= share + more_error,
+            }
+        )
+    return out

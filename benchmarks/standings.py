@@ -1,0 +1,65 @@
+"""How the contenders stand on one task: means over the seeds that are there, and distances from dense."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.contenders import CONTENDERS, POINTS, Contender
+from benchmarks.trials import kept
+from laconic.report.summary import Figure
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One method on one task. `lost`: points of accuracy less than its baseline; nan where one is missing.
+
+    `zeros`: share of the weights that are exactly zero.
+    """
+
+    contender: Contender
+    seeds: int
+    accuracy: Figure
+    test_loss: Figure
+    payload_mb: float
+    smaller: float
+    diverged: int
+    zeros: float
+    lost: Figure
+
+    @property
+    def verdict(self) -> str:
+        """Whether what was promised is kept; empty where nothing is promised or nothing known."""
+        if not self.contender.promised or math.isnan(self.lost.mean):
+            return ""
+        margin = 0.0 if math.isnan(self.lost.error) else self.lost.error
+        return "within" if self.lost.mean <= POINTS + margin and not self.diverged else "outside"
+
+
+def standings(task: str) -> list[Standing]:
+    """Of all methods with a training that is done, in the order of the contenders."""
+    found = {contender.spec: rows for contender in CONTENDERS if (rows := kept(contender, task))}
+    return [_standing(each, found) for each in CONTENDERS if each.spec in found]
+
+
+def _standing(contender: Contender, found: dict[str, list[dict[str, Any]]]) -> Standing:
+    rows = found[contender.spec]
+    accuracy = _figure(rows, "accuracy")
+    dense = _figure(found.get(contender.against, []), "accuracy")
+    apart = math.hypot(dense.error, accuracy.error)
+    return Standing(
+        contender=contender,
+        seeds=len(rows),
+        accuracy=accuracy,
+        test_loss=_figure(rows, "test_loss"),
+        payload_mb=sum(row["payload_mb"] for row in rows) / len(rows),
+        smaller=sum(row["smaller"] for row in rows) / len(rows),
+        diverged=sum(row["diverged_at"] is not None for row in rows),
+        zeros=sum(row["zeros"] for row in rows) / len(rows),
+        lost=Figure(100 * (dense.mean - accuracy.mean), 100 * apart),
+    )
+
+
+def _figure(rows: list[dict[str, Any]], name: str) -> Figure:
+    return Figure.of(math.nan if row[name] is None else row[name] for row in rows)

@@ -1,0 +1,142 @@
+"""One training of one method with one seed: a file of figures and curves, and never twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contenders import CONTENDERS, MODELS, SEEDS, STEPS, WORKERS, Contender
+from benchmarks.machine import machine
+from benchmarks.thinned import curves
+from laconic.cli.settings import Settings
+from laconic.report.ledger import slug
+from laconic.report.series import MethodSeries, Run, seed_series
+from laconic.report.summary import plain, summarise
+from laconic.tasks import find
+from laconic.tasks.launcher import WorkerFailed, launch
+from laconic.tasks.loading import prepare
+from laconic.tasks.plan import Event, Plan
+
+FOLDER = Path(__file__).parent / "results" / "accuracy"
+SCRATCH = Path(__file__).parents[1] / "runs" / "accuracy"
+CURVE = 40  # points
+ABOUT = ("spec", "task", "model", "seed", "workers", "steps", "batch", "lr")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One method on one task with one seed."""
+
+    contender: Contender
+    task: str
+    seed: int
+
+    @property
+    def file(self) -> Path:
+        """What is kept of it; where the file is, it is done."""
+        return FOLDER / self.task / f"{slug(self.contender.spec)}-{self.seed}.json"
+
+    def __str__(self) -> str:
+        return f"{self.task}, seed {self.seed}: {self.contender.text}"
+
+
+def trials() -> Iterator[Trial]:
+    """All of them, every method with one seed before the next seed."""
+    for seed in range(SEEDS):
+        for task in MODELS:
+            for contender in CONTENDERS:
+                yield Trial(contender, task, seed)
+
+
+def train(trial: Trial, steps: int = STEPS) -> dict[str, Any]:
+    """Train, and give what is to be kept. A training whose gradients cease to be finite is a result too.
+
+    Raises `WorkerFailed` for any other failure.
+    """
+    plan = plan_of(trial, steps)
+    events: list[Event] = []
+    diverged, began = False, time.monotonic()
+    try:
+        for event in launch(plan):
+            events.append(event)
+    except WorkerFailed as failure:
+        diverged = "NonFiniteError" in str(failure) and bool(events)
+        if not diverged:
+            raise
+    about = {name: getattr(plan, name) for name in ABOUT}
+    minutes = round((time.monotonic() - began) / 60, 2)
+    series = MethodSeries(plan.spec, (seed_series(trial.seed, events),))
+    row = summarise(Run({}, (series,)))[0]
+    figures = {
+        "accuracy": None if diverged else row.accuracy.mean,
+        "test_loss": None if diverged else row.test_loss.mean,
+        "train_loss": None if diverged else row.train_loss.mean,
+        "payload_mb": row.payload_mb,
+        "wire_mb": row.wire_mb,
+        "smaller": row.smaller,
+        "zeros": row.zeros,
+        "step_s": row.step_s.mean,
+    }
+    ended = {"diverged_at": series.common if diverged else None, "minutes": minutes, "machine": machine()}
+    thin = {name: {axis: curve[axis] for axis in "xy"} for name, curve in curves(series, CURVE).items()}
+    return about | figures | ended | thin
+
+
+def plan_of(trial: Trial, steps: int) -> Plan:
+    """The training as `laconic train` would plan it."""
+    settings = Settings.of(
+        task=trial.task,
+        model=MODELS[trial.task],
+        methods=(trial.contender.spec,),
+        against=(),
+        workers=WORKERS,
+        seeds=1,
+        seed=trial.seed,
+        steps=steps,
+        batch=None,
+        lr=trial.contender.rates.get(trial.task),
+        eval_every=max(1, steps // 10),
+        checkpoint_every=0,
+        data=None,
+        out=SCRATCH,
+        name=trial.task,
+        resume=False,
+    )
+    data = settings.folder / "data.pt"
+    if not data.exists():
+        prepare(find(trial.task), None, data)
+    return Plan(
+        task=settings.task,
+        model=settings.model,
+        spec=settings.specs[0],
+        seed=trial.seed,
+        workers=settings.workers,
+        steps=settings.steps,
+        batch=settings.batch,
+        lr=settings.lr,
+        eval_every=settings.eval_every,
+        checkpoint_every=0,
+        data=data,
+        folder=settings.folder,
+        threads=max(1, (os.cpu_count() or 1) // settings.workers),
+    )
+
+
+def keep(trial: Trial, found: dict[str, Any]) -> None:
+    """Write the file, whole or not at all: one figure or curve a line."""
+    trial.file.parent.mkdir(parents=True, exist_ok=True)
+    beside = trial.file.with_suffix(".new")
+    lines = (f" {json.dumps(name)}: {json.dumps(plain(value))}" for name, value in found.items())
+    beside.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    beside.replace(trial.file)
+
+
+def kept(contender: Contender, task: str) -> list[dict[str, Any]]:
+    """What is there of one method on one task, by seed."""
+    files = [Trial(contender, task, seed).file for seed in range(SEEDS)]
+    return [json.loads(file.read_text()) for file in files if file.exists()]
