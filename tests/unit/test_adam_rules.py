@@ -69,6 +69,7 @@ def adamw(decay: float = 0.1) -> Make:
     return lambda parameters: AdamW(parameters, lr=0.01, weight_decay=decay)
 
 
+BOUND = (1 - B1) / (1 - B2) ** 0.5
 ONE, ZERO = "onebit_adam(warmup_steps=5, what=dense())", "zero_one_adam(freeze_steps=5, kappa=2, what=dense()"
 
 
@@ -85,7 +86,7 @@ def test_one_bit_adam_with_an_exact_codec_is_adam_with_frozen_variance() -> None
         if t < 5:
             v = B2 * v + (1 - B2) * g * g
         root = (v / (1 - B2 ** min(t + 1, 5))).sqrt() + EPS
-        w = w * (1 - 0.01 * 0.1) - 0.01 / (1 - B1 ** (t + 1)) * m / root
+        w = w * (1 - 0.01 * 0.1) - 0.01 / (1 - B1 ** (t + 1)) * (m / root).clamp(-BOUND, BOUND)
         for found in Loopback.run(SIZE, play):
             torch.testing.assert_close(found[t], w, rtol=1e-5, atol=1e-6)
 
@@ -132,10 +133,10 @@ def test_zero_one_adam_with_an_exact_codec_is_its_equations(double_every: int) -
         for i in range(SIZE):
             m[i] = B1 * m[i] + (1 - B1) * (mean_gradient(t) if rounds.learns(t) else drawn(i, t))
             u[i] = u[i] + c * m[i]
-            w[i] = w[i] * (1 - 0.01 * 0.1) - c * m[i] / root
+            w[i] = w[i] * (1 - 0.01 * 0.1) - c * (m[i] / root).clamp(-BOUND, BOUND)
         if rounds.meets(t):
             agreed = torch.stack(u).mean(0) / span
-            start = start * shrink - span * agreed / root
+            start = start * shrink - span * (agreed / root).clamp(-BOUND, BOUND)
             w, m, u = [start] * SIZE, [agreed] * SIZE, [torch.zeros(4, 5)] * SIZE
             span, shrink = 0.0, 1.0
         for i in range(SIZE):
@@ -188,6 +189,20 @@ def test_an_entry_that_no_gradient_reached_rests() -> None:
     for found in Loopback.run(SIZE, play):
         assert found[1, 2] == before[1, 2] and bool(found.isfinite().all())
         assert bool((found - before).abs().max() < 0.5)  # eight steps at a rate of 0.01, none of them wild
+
+
+def test_no_entry_moves_further_than_adam_s_own_bound() -> None:
+    """A v learnt from tiny gradients, and then a large one: unbounded, the step would be huge."""
+
+    def play(comm: Comm) -> tuple[Tensor, Tensor]:
+        world = World(comm, rule_of(ONE), adamw(decay=0.0))
+        for t in range(5):
+            before = world.advance(1e-6 * mean_gradient(t))
+        return before, world.advance(torch.ones(4, 5))
+
+    for before, after in Loopback.run(SIZE, play):
+        moved = (after - before).abs() * (1 - B1**6) / 0.01
+        torch.testing.assert_close(moved, torch.full((4, 5), BOUND), rtol=1e-3, atol=0)
 
 
 def test_feedback_keeps_one_bit_momentum_near_the_exact_one() -> None:

@@ -34,7 +34,9 @@ def onebit_adam(warmup_steps: int = 1000, what: Codec = SIGN) -> Method:
     messages of C a step, whatever the number of ranks. The exchange happens inside `optimizer.step()`, so
     whatever a script does to gradients before it (clipping, accumulation, a GradScaler) is done to this
     rank's own, as in the paper. Weight decay is Adam's or AdamW's. The momentum of tensors of one dimension
-    is summed as it is. An entry that no gradient reached in the warm-up rests: v is zero there.
+    is summed as it is. Two things are ours: m / D never exceeds the bound that Adam's own has, without which
+    a v frozen early can blow a training up; and an entry that no gradient reached in the warm-up, whose v is
+    zero, rests.
 
     Needs `torch.optim.Adam` or `AdamW`, with or without amsgrad. The paper warms up for 15 to 25 % of the
     steps [recalled], which should take in any rise of the learning rate. Payload after it: about 2 bits a

@@ -6,6 +6,7 @@ it goes on from them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,24 +78,32 @@ class AdamTensors:
         moment: Tensor = self.state(name)["exp_avg"]
         return moment.to(torch.float32).flatten()
 
+    def keep(self, name: str, m: Tensor) -> None:
+        """Put a new first moment, float32 (n,), in Adam's state."""
+        moment = self.state(name)["exp_avg"]
+        moment.copy_(m.view_as(moment))
+
     def shrink(self, name: str) -> float:
         """What one step of AdamW's decay multiplies the weights by."""
         settings = self.settings(name)
         apart = settings["weight_decay"] and decoupled(settings, self._view.optimiser)
         return 1 - float(settings["lr"]) * float(settings["weight_decay"]) if apart else 1.0
 
-    def denominator(self, name: str, updates: float) -> Tensor:
-        """float32 (n,): sqrt(v / (1 - b2^updates)) + eps, and inf where v is zero.
+    def direction(self, name: str, m: Tensor, updates: float) -> Tensor:
+        """float32 (n,): m / (sqrt(v / (1 - b2^updates)) + eps), of momentum m (n,).
 
-        An entry that no gradient has reached while v was learnt cannot be scaled: a rounding error in its
-        momentum, over eps, would throw it far away. So it rests.
+        Where v is learnt at every step, no entry of this exceeds (1 - b1) / sqrt(1 - b2) or 1 (Kingma and Ba
+        2014, section 2.1). A v that has missed an entry's large gradients has no such bound, and training
+        blows up; so it is put in force here. Where v is zero the direction is: no gradient has told a scale.
         """
         state, settings = self.state(name), self.settings(name)
+        b1, b2 = (float(beta) for beta in settings["betas"])
         held: Tensor = state["max_exp_avg_sq" if settings["amsgrad"] else "exp_avg_sq"]
         v = held.to(torch.float32).flatten()
-        learnt = 1 - float(settings["betas"][1]) ** updates
-        scale: Tensor = (v / learnt).sqrt_().add_(float(settings["eps"]))
-        return scale.masked_fill_(v == 0, torch.inf)
+        most = max(1.0, (1 - b1) / math.sqrt(1 - b2))
+        scale = (v / (1 - b2**updates)).sqrt_().add_(float(settings["eps"]))
+        move: Tensor = (m / scale).clamp_(-most, most)
+        return move.masked_fill_(v == 0, 0.0)
 
     def learn_variance(self, name: str, gradient: Tensor) -> None:
         """v = b2 * v + (1 - b2) * gradient^2, and AMSGrad's maximum."""

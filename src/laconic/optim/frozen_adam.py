@@ -67,12 +67,11 @@ class _Frozen(BoundRule):
 
     def _update_(self, name: str, m: Tensor) -> None:
         adam, settings, state = self._adam, self._adam.settings(name), self._adam.state(name)
-        denominator = adam.denominator(name, self._updates[name])
-        m = m.masked_fill(denominator.isinf(), 0.0)
-        state["exp_avg"].copy_(m.view_as(state["exp_avg"]))
+        adam.keep(name, m)
         state["step"] += 1
         rate = float(settings["lr"]) / (1 - float(settings["betas"][0]) ** float(state["step"]))
-        adam.take(name, adam.weights(name).mul_(adam.shrink(name)).addcdiv_(m, denominator, value=-rate))
+        move = adam.direction(name, m, self._updates[name])
+        adam.take(name, adam.weights(name).mul_(adam.shrink(name)).sub_(move, alpha=rate))
 
     def state_dict(self) -> dict[str, Tensor]:
         frozen = {f"frozen/{name}": torch.tensor(count) for name, count in self._updates.items()}

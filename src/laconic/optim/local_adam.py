@@ -35,8 +35,8 @@ class LocalAdam(Rule):
         m = mean of u_i / C by `exchange`     w = w_0 - C * m / D             u_i = 0
 
     The paper sends u; u / C is the same where the rate does not change, and one rank's residual then never
-    outweighs the momentum after the rate has fallen. At a step that learns v, the gradients' mean comes by
-    `dense`, and m and v are Adam's.
+    outweighs the momentum after the rate has fallen. No m / D exceeds the bound that Adam's has. At a step
+    that learns v, the gradients' mean comes by `dense`, and m and v are Adam's.
     """
 
     rounds: Rounds
@@ -109,13 +109,13 @@ class _Local(BoundRule):
         state = adam.state(name)
         state["step"] += 1
         m = torch.lerp(g, adam.momentum(name), b1)
-        state["exp_avg"].copy_(m.view_as(state["exp_avg"]))
+        adam.keep(name, m)
         c = float(adam.settings(name)["lr"]) / (1 - b1 ** float(state["step"]))
         u.add_(m, alpha=c)
         since.span += c
         since.shrink *= adam.shrink(name)
-        denominator = adam.denominator(name, since.learnt)
-        adam.take(name, adam.weights(name).mul_(adam.shrink(name)).addcdiv_(m, denominator, value=-c))
+        move = adam.direction(name, m, since.learnt)
+        adam.take(name, adam.weights(name).mul_(adam.shrink(name)).sub_(move, alpha=c))
 
     def _meet_(self, moved: Tensor, anchor: Tensor, step: int) -> None:
         """All ranks back to one place: where the mean momentum leads from the last round's."""
@@ -126,11 +126,10 @@ class _Local(BoundRule):
         ]
         mean = segments.views(mean_of(own, self._exchange, step))
         for name, m, start in zip(names, mean, segments.views(anchor), strict=True):
-            since, state = self._since[name], adam.state(name)
-            denominator = adam.denominator(name, since.learnt)
-            m = m.masked_fill(denominator.isinf(), 0.0)
-            state["exp_avg"].copy_(m.view_as(state["exp_avg"]))
-            adam.take(name, (start * since.shrink).addcdiv_(m, denominator, value=-since.span))
+            since = self._since[name]
+            adam.keep(name, m)
+            move = adam.direction(name, m, since.learnt)
+            adam.take(name, (start * since.shrink).sub_(move, alpha=since.span))
 
     def state_dict(self) -> dict[str, Tensor]:
         since = {

@@ -1,0 +1,43 @@
+"""QRDA AdaGrad: quantised gradients into AdaGrad with regularised dual averaging.
+
+Xu et al. 2022, arXiv:2208.05631: only the abstract was at hand. The quantiser is our reconstruction, the
+update is derived from Duchi et al. 2011 [recalled].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from laconic.codecs.cutoff import Cutoff
+from laconic.optim.asks import Asks
+from laconic.optim.prox import regularised
+from laconic.optim.qrda_adagrad import QRDAAdaGrad
+from laconic.strategies.method import Method, governed_by, method
+
+CUTOFF = Cutoff()
+
+
+def _build(parameters: list[Tensor], lr: float | None, weight_decay: float) -> Optimizer:
+    return QRDAAdaGrad(regularised(parameters, l1=1e-5), lr=0.01 if lr is None else lr)
+
+
+ADAGRAD = Asks("laconic.optim.QRDAAdaGrad", lambda optimiser: isinstance(optimiser, QRDAAdaGrad), _build)
+
+
+@method(
+    paper="Xu et al. 2022, arXiv:2208.05631",
+    sends="gradients cut off below a threshold and rounded to -1, 0, 1 times a scale",
+    status="reconstruction",
+)
+def qrda_adagrad(what: Any = CUTOFF) -> Method:
+    """g = mean of Q(g_i), which `laconic.optim.QRDAAdaGrad` takes.
+
+    As `qcmd_adagrad`, with the other of the paper's two optimisers.
+
+    >>> qrda_adagrad()
+    qrda_adagrad()
+    """
+    return governed_by(ADAGRAD, what)
