@@ -77,7 +77,7 @@ def main() -> int:
     parser.add_argument("--budget-minutes", type=float, default=float("inf"))
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    console = Console()
+    console = Console(soft_wrap=True)
     failed = 0
     if options.set != "densities":
         prepare_to_launch()

@@ -31,10 +31,14 @@ class Standing:
     @property
     def verdict(self) -> str:
         """Whether what was promised is kept; empty where nothing is promised or nothing known."""
-        if not self.contender.promised or math.isnan(self.lost.mean):
+        if not self.contender.promised:
+            return ""
+        if self.diverged:
+            return "outside"
+        if math.isnan(self.lost.mean):
             return ""
         margin = 0.0 if math.isnan(self.lost.error) else self.lost.error
-        return "within" if self.lost.mean <= POINTS + margin and not self.diverged else "outside"
+        return "within" if self.lost.mean <= POINTS + margin else "outside"
 
 
 def standings(task: str) -> list[Standing]:

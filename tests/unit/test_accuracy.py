@@ -1,0 +1,162 @@
+"""The accuracy benchmark: what it trains next, what it says of the files that are there."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from benchmarks import accuracy, accuracy_page, trials
+from benchmarks.contenders import CONTENDERS, MODELS, SEEDS, Contender
+from benchmarks.scatter import scatter
+from benchmarks.standings import standings
+from benchmarks.trials import Trial, keep, kept, plan_of
+from rich.console import Console
+
+from laconic.core.errors import SpecError
+from laconic.report.ledger import slug
+from laconic.strategies.method import lift
+from laconic.tasks.launcher import WorkerFailed
+
+BY_SPEC = {contender.spec: contender for contender in CONTENDERS}
+
+
+@pytest.fixture(autouse=True)
+def empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr(trials, "FOLDER", tmp_path / "results")
+    monkeypatch.setattr(trials, "SCRATCH", tmp_path / "scratch")
+    return tmp_path
+
+
+def found(accuracy: float | None, **others: object) -> dict[str, object]:
+    figures = {"test_loss": 1.0, "payload_mb": 0.1, "smaller": 10.0, "zeros": 0.0, "diverged_at": None}
+    return {"accuracy": accuracy} | figures | others
+
+
+def place(spec: str, accuracies: list[float | None], task: str = "cifar10", **others: object) -> None:
+    for seed, value in enumerate(accuracies):
+        keep(Trial(BY_SPEC[spec], task, seed), found(value, **others))
+
+
+def test_every_contender_is_a_method_and_has_its_dense_baseline() -> None:
+    assert len(BY_SPEC) == len(CONTENDERS) > 20
+    for contender in CONTENDERS:
+        assert contender.against in BY_SPEC
+        of_baseline, own = lift(contender.against).rules, lift(contender.spec).rules
+        wants = {rule.wants for rule in of_baseline}
+        assert not wants or wants == {rule.wants for rule in own}  # the same optimiser
+    for contender in CONTENDERS:
+        if contender.promised:
+            assert all(type(route.feedback).__name__ == "NoFeedback" for route in lift(contender.spec).routes)
+
+
+def test_files_do_not_collide() -> None:
+    assert len({slug(spec) for spec in BY_SPEC}) == len(BY_SPEC)
+
+
+def test_all_methods_come_with_one_seed_before_the_next() -> None:
+    order = [trial.seed for trial in trials.trials()]
+    assert order == sorted(order) and len(order) == SEEDS * len(MODELS) * len(CONTENDERS)
+
+
+def test_what_is_done_is_not_done_again_and_a_failure_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = [Trial(contender, "cifar10", 0) for contender in CONTENDERS[:3]]
+    place(CONTENDERS[0].spec, [0.5])
+    trained: list[str] = []
+
+    def train(trial: Trial, steps: int) -> dict[str, object]:
+        trained.append(trial.contender.spec)
+        if trial is chosen[1] and len(trained) == 1:
+            raise WorkerFailed("rank 2: broken")
+        return found(0.25)
+
+    monkeypatch.setattr(accuracy, "train", train)
+    console = Console(quiet=True)
+    assert accuracy.race(chosen, console, budget_s=math.inf, quick=False) == 1
+    assert trained == [CONTENDERS[1].spec, CONTENDERS[2].spec]
+    assert [trial.file.exists() for trial in chosen] == [True, False, True]
+    assert kept(CONTENDERS[0], "cifar10")[0]["accuracy"] == 0.5
+    assert accuracy.race(chosen, console, budget_s=math.inf, quick=False) == 0
+    assert trained[2:] == [CONTENDERS[1].spec]
+    assert accuracy.race(chosen, console, budget_s=math.inf, quick=False) == 0
+    assert len(trained) == 3
+
+
+def test_the_budget_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accuracy, "train", lambda trial, steps: found(0.25))
+    clock = iter(range(0, 100_000, 60))  # each look at the clock is a minute later
+    monkeypatch.setattr(accuracy.time, "monotonic", lambda: float(next(clock)))
+    chosen = [Trial(contender, "cifar10", 0) for contender in CONTENDERS]
+    accuracy.race(chosen, Console(quiet=True), budget_s=900, quick=False)
+    done = [trial for trial in chosen if trial.file.exists()]
+    assert done == chosen[: len(done)] and 2 <= len(done) <= 7
+
+
+def test_verdicts() -> None:
+    place("dense()", [0.700, 0.702, 0.698])
+    place("qsgd()" if "qsgd()" in BY_SPEC else "qsgd(levels=7)", [0.691, 0.693, 0.689])  # 0.9 points less
+    place("natural()", [0.650, 0.652, 0.648])  # 5 points less
+    place("nuqsgd()", [0.70, None, 0.70], diverged_at=12)
+    place("sign()", [0.1, 0.1, 0.1])  # promises nothing
+    by_spec = {standing.contender.spec: standing for standing in standings("cifar10")}
+    assert {spec.partition("(")[0]: standing.verdict for spec, standing in by_spec.items()} == {
+        "dense": "",
+        "qsgd": "within",
+        "nuqsgd": "outside",
+        "natural": "outside",
+        "sign": "",
+    }
+    natural = by_spec["natural()"]
+    assert natural.lost.mean == pytest.approx(5) and natural.seeds == 3
+    assert natural.lost.error == pytest.approx(100 * math.hypot(0.002, 0.002) / math.sqrt(3))
+
+
+def test_the_standard_error_is_on_the_methods_side() -> None:
+    place("dense()", [0.70, 0.72])
+    place("natural()", [0.6901, 0.6901])  # 1.99 points less, +- 1
+    place("nuqsgd()", [None, None], diverged_at=3)
+    verdicts = {standing.contender.spec: standing.verdict for standing in standings("cifar10")}
+    assert verdicts == {"dense()": "", "natural()": "within", "nuqsgd()": "outside"}
+
+
+def test_the_page_and_the_picture_show_what_is_there(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place("dense()", [0.70, 0.71, 0.72])
+    place("natural()", [0.71], smaller=3.56)
+    place("qcmd_adagrad()", [0.60], zeros=0.25)
+    text = accuracy_page.page()
+    assert "| `dense()` | 3 | 71.00 ± 0.58 |" in text
+    assert "| `natural()` | 1 | 71.00 | 0.00 | within |" in text
+    assert "zero weights, %" in text and "| 25.0 |" in text
+    assert "accuracy-methods-cifar10.svg" in text and "accuracy-methods-shakespeare.svg" not in text
+    monkeypatch.setattr(accuracy, "DOCS", empty)
+    accuracy.draw()
+    drawn = (empty / "accuracy-methods-cifar10.svg").read_text()
+    assert "natural</text>" in drawn and not (empty / "accuracy-methods-shakespeare.svg").exists()
+    ElementTree.fromstring(drawn)
+
+
+def test_the_picture_takes_one_method_and_many() -> None:
+    place("dense()", [0.70])
+    ElementTree.fromstring(scatter("cifar10", standings("cifar10")))
+    for number, spec in enumerate(BY_SPEC):
+        place(spec, [0.70 - 0.001 * number, 0.2 if number == 7 else 0.7], smaller=1.0 + number % 5)
+    drawn = scatter("cifar10", standings("cifar10"))
+    ElementTree.fromstring(drawn)
+    assert drawn.count('class="spec name"') == len(BY_SPEC)  # every label has found a place
+
+
+def test_a_kept_training_has_no_nan(empty: Path) -> None:
+    trial = Trial(CONTENDERS[0], "shakespeare", 2)
+    keep(trial, found(0.5, step_s=math.nan))
+    assert json.loads(trial.file.read_text(), parse_constant=lambda word: pytest.fail(word))["step_s"] is None
+
+
+def test_plans_are_those_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "prepare", lambda task, folder, scratch: None)
+    plan = plan_of(Trial(BY_SPEC["adam()"], "shakespeare", 1), steps=1000)
+    assert (plan.spec, plan.model, plan.seed, plan.workers, plan.steps) == ("adam()", "lstm", 1, 4, 1000)
+    assert plan.lr == BY_SPEC["adam()"].rates["shakespeare"] and plan.eval_every == 100
+    with pytest.raises(SpecError):
+        plan_of(Trial(Contender("no_such()", "x", "dense()"), "cifar10", 0), steps=1000)
