@@ -13,6 +13,7 @@ from laconic.codecs import variance
 from laconic.codecs.quantiser import Measures, Quantiser
 from laconic.core.errors import SpecError
 from laconic.core.layout import Segments
+from laconic.core.spec import Status
 from laconic.kernels.quantise.form import Form
 
 
@@ -41,6 +42,8 @@ class Cutoff(Quantiser):
     levels: int = 1
 
     unbiased: ClassVar[bool] = False
+    paper: ClassVar[str] = "Xu et al. 2022, arXiv:2208.05631"
+    status: ClassVar[Status] = "reconstruction"
     examples: ClassVar[tuple[str, ...]] = ("cutoff()", "cutoff(share=0.1, rule='max', levels=7)")
 
     def __post_init__(self) -> None:

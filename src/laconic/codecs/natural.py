@@ -16,6 +16,7 @@ from laconic import kernels
 from laconic.codecs.fused import Fused
 from laconic.core.errors import SpecError
 from laconic.core.layout import Segments
+from laconic.core.spec import Status
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,6 +42,8 @@ class Natural(Fused):
 
     bits: int = 9
 
+    paper: ClassVar[str] = "Horvath et al. 2019, arXiv:1905.10988"
+    status: ClassVar[Status] = "verified"
     examples: ClassVar[tuple[str, ...]] = (
         "natural()",
         "natural(bits=8)",

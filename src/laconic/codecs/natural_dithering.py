@@ -10,6 +10,7 @@ from torch import Tensor
 from laconic.codecs import variance
 from laconic.codecs.quantiser import Measures, Quantiser, check_norm, longest
 from laconic.core.layout import Segments
+from laconic.core.spec import Status
 from laconic.kernels.quantise.form import Form
 
 
@@ -37,6 +38,8 @@ class NaturalDithering(Quantiser):
     bucket: int = 0
 
     unbiased: ClassVar[bool] = True
+    paper: ClassVar[str] = "Horvath et al. 2019, arXiv:1905.10988"
+    status: ClassVar[Status] = "verified"
     examples: ClassVar[tuple[str, ...]] = (
         "natural_dithering()",
         "natural_dithering(levels=8, bucket=100)",

@@ -10,6 +10,7 @@ from torch import Tensor
 from laconic.codecs import variance
 from laconic.codecs.quantiser import Measures, Quantiser, longest
 from laconic.core.layout import Segments
+from laconic.core.spec import Status
 from laconic.kernels.quantise.form import Form
 
 
@@ -35,6 +36,8 @@ class NUQSGD(Quantiser):
     bucket: int = 512
 
     unbiased: ClassVar[bool] = True
+    paper: ClassVar[str] = "Ramezani-Kebrya et al. 2021, arXiv:1908.06077"
+    status: ClassVar[Status] = "verified"
     examples: ClassVar[tuple[str, ...]] = ("nuqsgd()", "nuqsgd(levels=3, bucket=64)")
 
     @property

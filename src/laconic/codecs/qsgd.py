@@ -11,6 +11,7 @@ from laconic.codecs import variance
 from laconic.codecs.quantiser import Measures, Quantiser, check_norm, longest
 from laconic.core.errors import SpecError
 from laconic.core.layout import Segments
+from laconic.core.spec import Status
 from laconic.kernels.quantise.form import Form
 
 
@@ -42,6 +43,8 @@ class QSGD(Quantiser):
     coding: str = "fixed"
 
     unbiased: ClassVar[bool] = True
+    paper: ClassVar[str] = "Alistarh et al. 2017, arXiv:1610.02132"
+    status: ClassVar[Status] = "verified"
     examples: ClassVar[tuple[str, ...]] = (
         "qsgd()",
         "qsgd(levels=1, bucket=100)",

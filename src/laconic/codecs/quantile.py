@@ -48,8 +48,8 @@ class Quantile(Fused):
     status: ClassVar[Status] = "verified"
     examples: ClassVar[tuple[str, ...]] = (
         "quantile()",
-        "quantile(bins=2)",
         "quantile(bins=24)",
+        "quantile(bins=2)",
         "sparse(topk(density=0.05), values=quantile(bins=16), indices=fine_delta())",
     )
 

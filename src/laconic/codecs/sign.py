@@ -16,6 +16,7 @@ from laconic import kernels
 from laconic.codecs.fused import Fused
 from laconic.core.errors import SpecError
 from laconic.core.layout import Segments
+from laconic.core.spec import Status
 
 MOST = 1 << 30  # elements of a block
 
@@ -45,7 +46,9 @@ class Sign(Fused):
     block: int = 1024
 
     unbiased: ClassVar[bool] = False
-    examples: ClassVar[tuple[str, ...]] = ("sign()", "sign(block=1)", "sign(block=37)", "sign(block=64)")
+    paper: ClassVar[str] = "Zheng et al. 2019, arXiv:1905.10936"
+    status: ClassVar[Status] = "recalled"
+    examples: ClassVar[tuple[str, ...]] = ("sign()", "sign(block=64)", "sign(block=37)", "sign(block=1)")
 
     def __post_init__(self) -> None:
         if isinstance(self.block, bool) or not isinstance(self.block, int) or not 1 <= self.block <= MOST:

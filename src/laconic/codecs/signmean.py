@@ -15,6 +15,7 @@ from laconic import kernels
 from laconic.codecs.fused import Fused
 from laconic.codecs.sign import lost
 from laconic.core.layout import Segments
+from laconic.core.spec import Status
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,6 +36,8 @@ class SignMean(Fused):
     """
 
     unbiased: ClassVar[bool] = False
+    paper: ClassVar[str] = "Sattler et al. 2019, arXiv:1903.02891"
+    status: ClassVar[Status] = "verified"
     examples: ClassVar[tuple[str, ...]] = (
         "signmean()",
         "sparse(topk(density=0.05), values=signmean(), indices=golomb())",

@@ -65,8 +65,8 @@ class Sparse(Codec):
     unbiased: ClassVar[bool] = False
     examples: ClassVar[tuple[str, ...]] = (
         "sparse(topk(density=0.05))",
-        "sparse(topk(density=1.0))",
         "sparse(topk(density=0.01), indices=golomb())",
+        "sparse(topk(density=1.0))",
         "sparse(topk(density=0.1), values=cast(dtype='fp16'), indices=delta())",
         "sparse(sampled_topk(density=0.02), indices=golomb())",
         "sparse(threshold(value=0.5), indices=golomb())",

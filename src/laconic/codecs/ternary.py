@@ -14,6 +14,7 @@ from laconic.codecs import variance
 from laconic.codecs.quantiser import Measures, Quantiser
 from laconic.core.errors import SpecError
 from laconic.core.layout import Segments
+from laconic.core.spec import Status
 from laconic.kernels.quantise.form import Form
 
 
@@ -41,6 +42,8 @@ class Ternary(Quantiser):
     clip: float = 2.5
     packing: str = "bits"
 
+    paper: ClassVar[str] = "Wen et al. 2017, arXiv:1705.07878"
+    status: ClassVar[Status] = "verified"
     examples: ClassVar[tuple[str, ...]] = (
         "ternary()",
         "ternary(clip=0)",

@@ -42,8 +42,8 @@ class Spec(ABC):
     """Base of every frozen dataclass that a spec string can name.
 
     `name` is the word that makes it: by default the name of the module that defines the class. `examples`:
-    spec strings that the laws are tried on; by default the bare name. `paper` says where it is from, and
-    `status` how well that is known.
+    spec strings that the laws are tried on, by default the bare name; the table of methods shows the bare
+    name and the first of them. `paper` says where it is from, and `status` how well that is known.
     """
 
     name: ClassVar[str]

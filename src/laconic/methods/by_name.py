@@ -19,6 +19,7 @@ DENSE = Dense()
 
 @method(
     paper="-",
+    status="-",
     sends="what the method for each tensor's name sends",
     examples=("by_name({'*weight': topk(density=0.01)}, rest=dense())",),
 )

@@ -15,6 +15,7 @@ DENSE = Dense()
 
 @method(
     paper="-",
+    status="-",
     sends="what the method for each tensor's size sends",
     examples=("by_size(limit=10000, large=topk(density=0.01))",),
 )

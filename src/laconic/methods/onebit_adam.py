@@ -23,7 +23,6 @@ SIGN = Sign()
     paper="Tang et al. 2021, arXiv:2102.02888",
     sends="the signs of Adam's momentum, and their mean magnitude, up and down",
     status="recalled",
-    examples=("onebit_adam(warmup_steps=3)",),
 )
 def onebit_adam(warmup_steps: int = 1000, what: Codec = SIGN) -> Method:
     """The first `warmup_steps` steps are Adam's. Then v stays as it is, and with C = `what` on rank i:

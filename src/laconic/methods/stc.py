@@ -25,7 +25,7 @@ from laconic.strategies.method import Method, Route, everything, matrices, metho
     paper="Sattler et al. 2019, arXiv:1903.02891",
     status="verified",
     sends="where the largest entries are, their signs and their mean magnitude",
-    examples=("stc(density=0.05)", "stc(density=0.05, down=0.1)"),
+    examples=("stc()", "stc(down=0.0025)"),
 )
 def stc(density: float = 0.0025, *, down: float | None = None) -> Method:
     """Per tensor of two dimensions and more, on each rank:

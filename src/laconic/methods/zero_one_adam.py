@@ -22,7 +22,6 @@ SIGN = Sign()
     paper="Lu et al. 2022, arXiv:2202.06009",
     sends="the signs of Adam's mean momentum since the last round, in some steps",
     status="recalled",
-    examples=("zero_one_adam(freeze_steps=4, kappa=1, double_every=2)",),
 )
 def zero_one_adam(
     freeze_steps: int = 1000,

@@ -26,6 +26,7 @@ from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.core.errors import WireError
 from laconic.core.layout import Layout, Segments
+from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.reducers.reducer import BoundReducer, Reducer, Sent
 
@@ -44,6 +45,8 @@ class MajorityVote(Reducer):
     135
     """
 
+    paper: ClassVar[str] = "Bernstein et al. 2019, arXiv:1810.05291"
+    status: ClassVar[Status] = "recalled"
     examples: ClassVar[tuple[str, ...]] = ("majority_vote()",)
 
     @property

@@ -24,6 +24,7 @@ from laconic.comm.comm import Comm
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError, WireError
 from laconic.core.layout import Layout, Segments
+from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.feedback.contraction import safe_gain
 from laconic.feedback.memory import Memory
@@ -50,6 +51,8 @@ class Server(Reducer):
     up: Codec
     down: Codec
 
+    paper: ClassVar[str] = "Sattler et al. 2019, arXiv:1903.02891"
+    status: ClassVar[Status] = "verified"
     examples: ClassVar[tuple[str, ...]] = (
         "server(sparse(topk(density=0.1)), sparse(topk(density=0.1)))",
         "server(cast('bf16'), cast('bf16'))",

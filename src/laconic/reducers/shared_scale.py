@@ -30,6 +30,7 @@ from laconic.comm.comm import Comm
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout, Segments
+from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.reducers.integer_sum import MOST_SUM, integer_sum, integer_sum_nbytes
 from laconic.reducers.reducer import BoundReducer, Reducer, Sent
@@ -56,6 +57,8 @@ class SharedScale(Reducer):
     bucket: int = 0
     norm: Norm = "max"
 
+    paper: ClassVar[str] = "Wen et al. 2017, arXiv:1705.07878"
+    status: ClassVar[Status] = "verified"
     examples: ClassVar[tuple[str, ...]] = (
         "shared_scale()",
         "shared_scale(clip=0)",

@@ -124,7 +124,7 @@ class Paper(Generic[Arguments]):
 
 
 def method(
-    *, paper: str, status: Status = "-", sends: str, examples: tuple[str, ...] = ()
+    *, paper: str, status: Status, sends: str, examples: tuple[str, ...] = ()
 ) -> Callable[[Callable[Arguments, Method]], Paper[Arguments]]:
     """Decorator: a function that composes routes becomes a registered method. `examples`: spec strings."""
     return lambda compose: Paper(compose, paper, status, sends, examples)

@@ -37,7 +37,11 @@ class AboveShare(Selector):
 
     paper: ClassVar[str] = "Yang et al. 2021, arXiv:2112.04291"
     status: ClassVar[Status] = "reconstruction"
-    examples: ClassVar[tuple[str, ...]] = ("above_share(share=0.2)", "above_share(share=1.0)")
+    examples: ClassVar[tuple[str, ...]] = (
+        "above_share(share=0.2)",
+        "above_share(share=0.05)",
+        "above_share(share=1.0)",
+    )
 
     def __post_init__(self) -> None:
         number = isinstance(self.share, (int, float)) and not isinstance(self.share, bool)

@@ -12,6 +12,7 @@ from laconic import kernels
 from laconic.codecs.selectors.budget import kept_of_each
 from laconic.core.layout import Segments
 from laconic.core.selector import Selector, check_density, kept
+from laconic.core.spec import Status
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,6 +30,8 @@ class RandomK(Selector):
     density: float
 
     replayable: ClassVar[bool] = True
+    paper: ClassVar[str] = "Stich et al. 2018, arXiv:1809.07599"
+    status: ClassVar[Status] = "recalled"
     examples: ClassVar[tuple[str, ...]] = ("randomk(density=0.01)", "randomk(density=0.3)")
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ from laconic.codecs.selectors.budget import kept_of_each
 from laconic.core.errors import SpecError
 from laconic.core.layout import Segments
 from laconic.core.selector import Selector, check_density, kept
+from laconic.core.spec import Status
 
 LOWER = 0.8  # a threshold that fewer than LOWER * k entries pass is lowered
 
@@ -37,6 +38,8 @@ class SampledTopK(Selector):
     density: float
     sample_ratio: float = 0.01
 
+    paper: ClassVar[str] = "Lin et al. 2018, arXiv:1712.01887"
+    status: ClassVar[Status] = "verified"
     examples: ClassVar[tuple[str, ...]] = ("sampled_topk(density=0.01)", "sampled_topk(density=0.1)")
 
     def __post_init__(self) -> None:

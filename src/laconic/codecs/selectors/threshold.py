@@ -14,6 +14,7 @@ from laconic import kernels
 from laconic.core.errors import SpecError
 from laconic.core.layout import Segments
 from laconic.core.selector import Selector
+from laconic.core.spec import Status
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,7 +30,13 @@ class Threshold(Selector):
 
     value: float
 
-    examples: ClassVar[tuple[str, ...]] = ("threshold(value=0.001)", "threshold(value=1.5)")
+    paper: ClassVar[str] = "Strom 2015, Interspeech"
+    status: ClassVar[Status] = "recalled"
+    examples: ClassVar[tuple[str, ...]] = (
+        "threshold(value=0.001)",
+        "threshold(value=0.0003)",
+        "threshold(value=1.5)",
+    )
 
     def __post_init__(self) -> None:
         number = isinstance(self.value, (int, float)) and not isinstance(self.value, bool)

@@ -12,6 +12,7 @@ from laconic import kernels
 from laconic.codecs.selectors.budget import kept_of_each
 from laconic.core.layout import Segments
 from laconic.core.selector import Selector, check_density, kept
+from laconic.core.spec import Status
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,6 +28,8 @@ class TopK(Selector):
 
     density: float
 
+    paper: ClassVar[str] = "Aji and Heafield 2017, arXiv:1704.05021"
+    status: ClassVar[Status] = "recalled"
     examples: ClassVar[tuple[str, ...]] = ("topk(density=0.01)", "topk(density=0.3)", "topk(density=1.0)")
 
     def __post_init__(self) -> None:
