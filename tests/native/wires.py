@@ -89,7 +89,8 @@ def decoders() -> tuple[Decoder, ...]:
     """One for each way that a wire can take into the package."""
     codecs = [_codec(spec, buffer) for spec in specs(Codec) for buffer in BUFFERS]
     codings = [_coding(spec, buffer) for spec in specs(IndexCoding) for buffer in BUFFERS[1:]]
-    return (*codecs, *codings, *(_packed(bits) for bits in range(1, 33)), *(_scattered(b) for b in BUFFERS))
+    packed = [_ternary(), *(_packed(bits) for bits in range(1, 33))]
+    return (*codecs, *codings, *packed, *(_scattered(b) for b in BUFFERS), *(_signed(b) for b in BUFFERS))
 
 
 def _codec(spec: str, segments: Segments) -> Decoder:
@@ -143,6 +144,31 @@ def _packed(bits: int) -> Decoder:
         assert torch.equal(again, wire), "accepted, but not what an encoder makes"
 
     return Decoder("unpack_bits", tuple(kernels.pack_bits(each, bits) for each in codes), decode)
+
+
+def _ternary() -> Decoder:
+    levels = [torch.arange(n, dtype=torch.int32) * 7 % 3 - 1 for n in (0, 1, 9, 100)]
+
+    def decode(wire: Tensor, rng: random.Random) -> None:
+        n = max(0, 5 * wire.numel() - rng.choice((0, 0, 0, 1, 4, -1, 5)))
+        again = kernels.pack_ternary(kernels.unpack_ternary(wire, n))
+        assert torch.equal(again, wire), "accepted, but not what an encoder makes"
+
+    return Decoder("unpack_ternary", tuple(kernels.pack_ternary(each) for each in levels), decode)
+
+
+def _signed(segments: Segments) -> Decoder:
+    """Sign bits that come without means, as those of a vote."""
+    bits, values = kernels.signs(given("normal", segments.end + 5), segments)
+
+    def decode(wire: Tensor, rng: random.Random) -> None:
+        out = torch.zeros(segments.end + 5)
+        kernels.signed_add_(wire, values, segments, out, 0.5)
+        again, _ = kernels.signs(out, segments)
+        assert torch.equal(again, wire), "accepted, but not what an encoder makes"
+        assert int(out.count_nonzero()) == segments.numel, "each element has its value, and nothing else has"
+
+    return Decoder("signed_add_", (bits if bits.numel() else wire_of_nothing(),), decode)
 
 
 def _scattered(segments: Segments) -> Decoder:

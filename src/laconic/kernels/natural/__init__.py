@@ -43,9 +43,7 @@ def natural_encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int
     else:
         wire, finite = reference.natural_encode(x, segments, keys, bits)
     if not finite:
-        raise NonFiniteError(
-            "NaN and Inf have no power of two next to them: skip this step, it has no gradient"
-        )
+        raise NonFiniteError("no power of two is next to NaN or Inf: skip such a step, as `compress` does")
     return wire
 
 

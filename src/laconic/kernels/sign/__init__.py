@@ -37,9 +37,7 @@ def sign_encode(x: Tensor, segments: Segments, block: int = 0) -> Tensor:
     else:
         wire, finite = reference.sign_encode(x, segments, block)
     if not finite:
-        raise NonFiniteError(
-            "the mean magnitude of NaN or Inf is no number: skip this step, it has no gradient"
-        )
+        raise NonFiniteError("a mean magnitude cannot hold NaN or Inf: skip such a step, as `compress` does")
     return wire
 
 

@@ -31,7 +31,10 @@ inline void pack_signs(const float* x, std::int64_t n, std::uint8_t* wire) {
   }
 }
 
-inline bool negative(const std::uint8_t* signs, std::int64_t i) { return signs[i / 8] >> (i % 8) & 1; }
+// The sign bit of element i, where a float has it.
+inline std::uint32_t sign_of(const std::uint8_t* signs, std::int64_t i) {
+  return static_cast<std::uint32_t>(signs[i / 8]) << (31 - i % 8) & sign_bit;
+}
 
 // Refuses a wire in which bits after the last sign are set.
 inline void check_signs(const std::uint8_t* signs, std::int64_t n) {
@@ -49,8 +52,9 @@ inline __m256i sign_lanes(std::uint8_t byte) {
 
 // out[i] += value or, where bit i is set, -= value, for i in [begin, end).
 inline void add_signed(const std::uint8_t* signs, std::int64_t begin, std::int64_t end, float value, float* out) {
+  const auto plus = std::bit_cast<std::uint32_t>(value);
   std::int64_t i = begin;
-  for (; i < end && i % 8; ++i) out[i] += negative(signs, i) ? -value : value;
+  for (; i < end && i % 8; ++i) out[i] += std::bit_cast<float>(plus ^ sign_of(signs, i));
 #if defined(__AVX512F__)
   const __m512 values = _mm512_set1_ps(value);
   for (; i + 16 <= end; i += 16) {
@@ -66,13 +70,12 @@ inline void add_signed(const std::uint8_t* signs, std::int64_t begin, std::int64
     _mm256_storeu_ps(out + i, _mm256_add_ps(_mm256_loadu_ps(out + i), flipped));
   }
 #else
-  const auto plus = std::bit_cast<std::uint32_t>(value);
   for (; i + 8 <= end; i += 8) {
     const std::uint32_t byte = signs[i / 8];
     for (int j = 0; j < 8; ++j) out[i + j] += std::bit_cast<float>(plus ^ (byte << (31 - j) & sign_bit));
   }
 #endif
-  for (; i < end; ++i) out[i] += negative(signs, i) ? -value : value;
+  for (; i < end; ++i) out[i] += std::bit_cast<float>(plus ^ sign_of(signs, i));
 }
 
 }  // namespace laconic::LACONIC_TARGET
