@@ -159,6 +159,24 @@ class Target(Protocol):
     def natural_add_(
         self, wire: Tensor, starts: Tensor, sizes: Tensor, bits: int, out: Tensor, alpha: float, /
     ) -> None: ...
+    # tally
+    def packed_sum(
+        self, wires: Tensor, ranks: int, n: int, bits: int, most: int, sum_bits: int, sums: Tensor, /
+    ) -> int: ...
+    def packed_levels_add_(
+        self,
+        wire: Tensor,
+        scales: Tensor,
+        starts: Tensor,
+        sizes: Tensor,
+        out: Tensor,
+        alpha: float,
+        bits: int,
+        levels: int,
+        zero: int,
+        bucket: int,
+        /,
+    ) -> bool: ...
     # vote
     def majority(self, votes: Tensor, voters: int, ties: Tensor, winners: Tensor, /) -> None: ...
     # entropy

@@ -156,7 +156,8 @@ def test_integers_are_added(n, most, size):
 
     def body(comm):
         codes = torch.tensor(given[comm.rank], dtype=torch.int32)
-        return integer_sum(kernels.pack_bits(codes, most.bit_length()), n, most, comm).tolist()
+        sums = integer_sum(kernels.pack_bits(codes, most.bit_length()), n, most, comm)
+        return kernels.unpack_bits(sums, (most * size).bit_length(), n).tolist()
 
     expected = [sum(column) for column in zip(*given, strict=True)]
     assert Loopback.run(size, body) == [expected] * size
@@ -189,7 +190,7 @@ def test_levels_that_there_are_not_name_their_sender():
         bound = SharedScale().bind(LAYOUT, Damaging(comm.room, comm.rank))
         bound.reduce(x, LAYOUT, Turn(0, comm.rank), x)
 
-    with pytest.raises(WireError, match="the levels that rank 1 sent are damaged: up to 3, not 2"):
+    with pytest.raises(WireError, match=r"the levels that rank 1 sent are damaged: not in 0\.\.2"):
         Loopback.run(2, body)
 
 
@@ -215,5 +216,5 @@ def test_a_group_whose_sums_are_too_long_is_refused():
         def __init__(self):
             self.rank, self.size = 0, 20_000
 
-    with pytest.raises(SpecError, match="levels=32767 of 20000 ranks add up to more than"):
+    with pytest.raises(SpecError, match="levels=32767 of 20000 ranks add up to over 2"):
         SharedScale(levels=32767, clip=0).bind(LAYOUT, Crowd())

@@ -15,25 +15,19 @@ from laconic.comm.comm import Comm
 from laconic.core.errors import WireError
 
 BLOCK = 8  # integers that fill whole bytes, whatever their bits: chunks are multiples of it
-SUM_BITS = 30
-MOST_SUM = (1 << SUM_BITS) - 1
+SUM_BITS = 30  # the most that a sum may have
 
 
 def integer_sum(wire: Tensor, n: int, most: int, comm: Comm) -> Tensor:
-    """Sum over ranks, int32 (n,) and equal on all, of n integers in 0..most, packed at bit_length(most) bits.
-
-    `most` times the number of ranks is at most MOST_SUM.
-    """
-    bits, most_sum = most.bit_length(), most * comm.size
+    """Sums over ranks of n integers in 0..most, equal on all; both packed, as `kernels.packed_sum` says."""
+    bits, sum_bits = most.bit_length(), (most * comm.size).bit_length()
     chunk = BLOCK * _chunk_blocks(n, comm.size)
     counts = [max(0, min(chunk, n - chunk * rank)) for rank in range(comm.size)]
     chunks = torch.split(wire, [kernels.packed_nbytes(count, bits) for count in counts])
-    here = torch.zeros(counts[comm.rank], dtype=torch.int32, device=wire.device)
-    for rank, came in enumerate(comm.all_to_all(chunks)):
-        here += _unpacked(came, most, here.numel(), rank)
-    sums = comm.all_gather(kernels.pack_bits(here, most_sum.bit_length()))
-    parts = zip(sums, counts, strict=True)
-    return torch.cat([_unpacked(part, most_sum, count, rank) for rank, (part, count) in enumerate(parts)])
+    here = kernels.packed_nbytes(counts[comm.rank], bits)
+    came = _checked(comm.all_to_all(chunks), [here] * comm.size)
+    sums = comm.all_gather(kernels.packed_sum(torch.stack(came), counts[comm.rank], most))
+    return torch.cat(_checked(sums, [kernels.packed_nbytes(count, sum_bits) for count in counts]))
 
 
 def integer_sum_nbytes(n: int, most: int) -> int:
@@ -56,14 +50,9 @@ def _chunk_blocks(n: int, size: int) -> int:
     return -(-n // (BLOCK * size))
 
 
-def _unpacked(wire: Tensor, most: int, n: int, rank: int) -> Tensor:
-    """Integers int32 (n,) that a rank has sent, in 0..most."""
-    try:
-        values = kernels.unpack_bits(wire, most.bit_length(), n)
-    except WireError as error:
-        raise WireError(f"the levels that rank {rank} sent are damaged: {error}") from error
-    if n and int(values.max()) > most:
-        raise WireError(
-            f"the levels that rank {rank} sent are damaged: up to {int(values.max())}, not {most}"
-        )
-    return values
+def _checked(wires: list[Tensor], expected: list[int]) -> list[Tensor]:
+    """The wires, one a rank. Raises `WireError` unless they have these many bytes."""
+    for rank, (wire, nbytes) in enumerate(zip(wires, expected, strict=True)):
+        if wire.numel() != nbytes:
+            raise WireError(f"rank {rank} sent {wire.numel()} bytes of levels, {nbytes} are expected")
+    return wires

@@ -32,7 +32,7 @@ from laconic.core.errors import SpecError
 from laconic.core.layout import Layout, Segments
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
-from laconic.reducers.integer_sum import MOST_SUM, integer_sum, integer_sum_nbytes
+from laconic.reducers.integer_sum import SUM_BITS, integer_sum, integer_sum_nbytes
 from laconic.reducers.reducer import BoundReducer, Reducer, Sent
 
 Norm = Literal["max", "l2"]
@@ -82,16 +82,9 @@ class SharedScale(Reducer):
             )
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
-        if 2 * self.levels * comm.size > MOST_SUM:
-            raise SpecError(
-                f"levels={self.levels} of {comm.size} ranks add up to more than {MOST_SUM // 2}: take fewer"
-            )
+        if (2 * self.levels * comm.size).bit_length() > SUM_BITS:
+            raise SpecError(f"levels={self.levels} of {comm.size} ranks add up to over 2^29: take fewer")
         return _SharedScale(self, comm)
-
-    @property
-    def bits(self) -> int:
-        """Bits of a level on its way up."""
-        return (2 * self.levels).bit_length()
 
     def scales(self, layout: Layout) -> int:
         """Scales of these tensors: one a tensor or a bucket, none of nothing."""
@@ -118,9 +111,8 @@ class Levels(Sent):
 
     def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
         spec = self.spec
-        levels = kernels.unpack_bits(self.wire, spec.bits, self.segments.numel).sub_(spec.levels)
-        return kernels.levels_add_(
-            levels, self.scales, self.segments, x, alpha, levels=spec.levels, bucket=spec.bucket
+        return kernels.packed_levels_add_(
+            self.wire, self.scales, self.segments, x, alpha, levels=spec.levels, bucket=spec.bucket
         )
 
     def clear_(self, memory: Tensor) -> Tensor:
@@ -149,15 +141,16 @@ class _SharedScale(BoundReducer):
         _, levels = kernels.quantise_levels(
             x, segments, keys, levels=spec.levels, bucket=spec.bucket, scales=scales
         )
-        wire = kernels.pack_bits(levels.add_(spec.levels), spec.bits)
+        wire = kernels.pack_bits(levels.add_(spec.levels), (2 * spec.levels).bit_length())
         sums = integer_sum(wire, segments.numel, 2 * spec.levels, self.comm)
-        kernels.levels_add_(
-            sums.sub_(size * spec.levels),
+        kernels.packed_levels_add_(
+            sums,
             scales / size,  # first, for size * scale can overflow
             segments,
             segments.zero_(out),
             alpha,
             levels=spec.levels,
+            ranks=size,
             bucket=spec.bucket,
         )
         return Levels(spec, wire, scales, segments)

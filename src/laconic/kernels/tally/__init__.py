@@ -1,0 +1,83 @@
+"""Packed levels of many ranks: their sums, packed again, and the values that they mean."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import WireError
+from laconic.core.layout import Segments
+from laconic.kernels import checks, dispatch
+from laconic.kernels.bitpack import packed_nbytes
+from laconic.kernels.quantise.form import Form
+from laconic.kernels.tally import reference
+
+MOST = (1 << 30) - 1  # of an integer, and of a sum
+
+
+def packed_sum(wires: Tensor, n: int, most: int) -> Tensor:
+    """Sums over ranks of n integers in 0..most, packed: uint8 (ranks, m) to uint8 (m',).
+
+    An integer has bit_length(most) bits, a sum bit_length(ranks * most). Raises `WireError`, naming the rank,
+    for an integer above `most`, and for padding that is not zero.
+
+    >>> wires = torch.tensor([[0b10_01_00], [0b10_00_01]], dtype=torch.uint8)
+    >>> f"{int(packed_sum(wires, n=3, most=2)[0]):b}"  # 4, 1, 1 in three bits each, of nine
+    '1001'
+    """
+    ranks, (bits, sum_bits) = len(wires), _bits(most, len(wires))
+    checks.flat("wires", wires.view(-1), torch.uint8)
+    if wires.shape[1] != packed_nbytes(n, bits):
+        raise WireError(
+            f"{n} integers up to {most} fill {packed_nbytes(n, bits)} bytes, got {wires.shape[1]}"
+        )
+    if (native := dispatch.native(wires)) is None:
+        return reference.packed_sum(wires, n, most)
+    sums = torch.empty(packed_nbytes(n, sum_bits), dtype=torch.uint8)
+    bad = native.packed_sum(wires.view(-1), ranks, n, bits, most, sum_bits, sums)
+    if bad >= 0:
+        raise reference.damaged(bad, most)
+    return sums
+
+
+def packed_levels_add_(
+    wire: Tensor,
+    scales: Tensor,
+    segments: Segments,
+    out: Tensor,
+    alpha: float = 1.0,
+    *,
+    levels: int,
+    ranks: int = 1,
+    bucket: int = 0,
+) -> Tensor:
+    """out[segment] += alpha * (code - ranks * levels) / levels * scale, in place, for all segments' codes.
+
+    `wire` uint8 has K packed codes in 0..2 * ranks * levels, `scales` float32 (B,) one for each bucket: what
+    a sum over ranks of signed levels means, or the levels of one. Raises `WireError` for other codes; `out`
+    is then undefined.
+    """
+    form = Form(levels, bucket)
+    bits = _bits(2 * levels, ranks)[1]
+    checks.flat("wire", wire, torch.uint8)
+    checks.flat("scales", scales)
+    checks.buffer("out", out, segments)
+    expected = packed_nbytes(segments.numel, bits)
+    if wire.numel() != expected or scales.numel() != form.buckets(segments):
+        raise WireError(
+            f"{segments.numel} codes of {bits} bits in {form.buckets(segments)} buckets are {expected} bytes"
+            f" and so many scales, got {wire.numel()} and {scales.numel()}"
+        )
+    if (native := dispatch.native(wire, scales, out)) is None:
+        return reference.packed_levels_add_(wire, scales, segments, out, alpha, form, ranks)
+    starts, sizes, zero = segments.starts_tensor, segments.sizes_tensor, ranks * levels
+    if not native.packed_levels_add_(wire, scales, starts, sizes, out, alpha, bits, levels, zero, bucket):
+        raise reference.damaged(None, 2 * zero)
+    return out
+
+
+def _bits(most: int, ranks: int) -> tuple[int, int]:
+    """Bits of an integer of 0..most, and of a sum of so many."""
+    if most < 1 or ranks < 1 or ranks * most > MOST:
+        raise ValueError(f"sums are in 1..{MOST}, got {ranks} ranks of integers up to {most}")
+    return most.bit_length(), (ranks * most).bit_length()
