@@ -36,7 +36,7 @@ bench: setup  ## a short pass of every benchmark, which writes nothing; without 
 	$(BIN)/python -m benchmarks.accuracy --quick
 
 docs: setup  ## the tables that tests generate
-	$(BIN)/python -m tests.dist.composition > docs/composition.md.new && mv docs/composition.md.new docs/composition.md
+	$(BIN)/python -m tests.dist.composition_page > docs/composition.md.new && mv docs/composition.md.new docs/composition.md
 	$(BIN)/python -m docs.write
 
 clean:

@@ -1,12 +1,10 @@
 """What works together: every method with every feature of DDP training, each cell tried for real.
 
-`python -m tests.dist.composition > docs/composition.md` writes the table; a test compares it with what it
-finds.
+`composition_page.py` writes the table; a test compares it with what it finds.
 """
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,7 +31,18 @@ METHODS = (
     "randomk(density=0.05)",
     "dgc(density=0.05)",
     "dgc(density=0.05, warmup_steps=4)",
+    "terngrad()",
+    "qsgd(levels=7)",
+    "natural()",
+    "sign()",
+    "stc(density=0.05, down=0.05)",
+    "majority_vote()",
+    "by_name({'*0.*': qsgd(levels=127), '*': topk(density=0.05)})",
+    "comp_ams(topk(density=0.05))",
+    "onebit_adam(warmup_steps=2)",
+    "zero_one_adam(freeze_steps=2, kappa=1)",
 )
+ADAMS = ("comp_ams", "onebit_adam", "zero_one_adam")  # methods for another optimiser than SGD
 STEPS = 4
 Feature = Callable[[str], bool]  # spec -> whether replicas agree and parameters moved and are finite
 
@@ -41,9 +50,11 @@ Feature = Callable[[str], bool]  # spec -> whether replicas agree and parameters
 def attach(
     spec: str, model: nn.Module, scaler: Any = None, sgd: Any = None, **ddp: Any
 ) -> tuple[Any, Any, Any]:
-    """DDP, SGD and a handle on a model."""
+    """DDP, an optimiser that the method takes and a handle on a model."""
     wrapped = DistributedDataParallel(model, **ddp)
-    optimizer = torch.optim.SGD(sgd or wrapped.parameters(), **SGD)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(sgd or wrapped.parameters(), **SGD)
+    if spec.startswith(ADAMS):
+        optimizer = torch.optim.AdamW(sgd or wrapped.parameters(), lr=1e-3, eps=1e-4, amsgrad=True)
     return wrapped, optimizer, laconic.compress(wrapped, optimizer, spec, scaler=scaler)
 
 
@@ -249,47 +260,3 @@ def cell(spec: str, feature: str) -> str:
 def row(spec: str) -> list[str]:
     """All cells of one method."""
     return [cell(spec, feature) for feature in FEATURES]
-
-
-def table(rows: dict[str, list[str]]) -> str:
-    """The page, in Markdown."""
-    lines = [
-        "# What works together",
-        "",
-        "Every cell is tried by the tests, on two gloo processes: it trains and replicas stay",
-        "bit-identical, or `compress` refuses with a clear error. `make docs` writes this page.",
-        "",
-        "| method | " + " | ".join(FEATURES) + " |",
-        "|---|" + "---|" * len(FEATURES),
-    ]
-    lines += [f"| `{spec}` | " + " | ".join(cells) + " |" for spec, cells in rows.items()]
-    notes = [
-        "",
-        "- *clipping*: under `dgc` a gradient holds velocity; clipping it before `step` works and warns once."
-        " Use `clip=` instead.",
-        "- *Join*: a rank that has run out of inputs goes on sending what it still holds.",
-        "- *unused parameters*: what was sent for a parameter that no rank used in a step is still applied.",
-        "- *sparse embeddings*: their gradients are gathered as they are, without compression.",
-        "- *bf16, fp16 and fp64 parameters*: the exchange itself is in float32, or in what the method sends.",
-        "- Not here: DDP's `mixed_precision=`, which takes DDP's only hook: `compress` refuses.",
-    ]
-    return "\n".join([*lines, *notes, ""])
-
-
-def measured() -> str:
-    """The page as this machine finds it."""
-    from tests.dist.pool import Pool
-
-    pool = Pool()
-    try:
-        rows = {}
-        for spec in METHODS:
-            first, second = pool.run(2, "tests.dist.composition:row", spec, timeout_s=120)
-            rows[spec] = [a if a == b else f"BROKEN: {a} / {b}" for a, b in zip(first, second, strict=True)]
-        return table(rows)
-    finally:
-        pool.close()
-
-
-if __name__ == "__main__":
-    sys.stdout.write(measured())

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.dist.composition import FEATURES, METHODS, row, table
+from tests.dist.composition import FEATURES, METHODS, row
+from tests.dist.composition_page import table
 
 PAGE = Path(__file__).parents[2] / "docs" / "composition.md"
 found: dict[str, list[str]] = {}

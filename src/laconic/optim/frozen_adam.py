@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ class FrozenAdam(Rule):
 
     warmup_steps: int
     exchange: Method
+
+    meets_in_step: ClassVar[bool] = True
 
     @property
     def wants(self) -> str:

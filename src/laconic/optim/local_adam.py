@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import astuple, dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -42,6 +43,8 @@ class LocalAdam(Rule):
     rounds: Rounds
     exchange: Method
     dense: Method
+
+    meets_in_step: ClassVar[bool] = True
 
     @property
     def wants(self) -> str:

@@ -8,6 +8,7 @@ DDP takes a hook once for life, so the hook asks a `Slot` that stays: empty, it 
 """
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -112,8 +113,20 @@ def _bind(
         seed=seed,
         sparse=sparse_names(model),
         restore_unused=bool(model.find_unused_parameters),
+        joining=joining(model),
     )
     return handle, slot
+
+
+def joining(model: DistributedDataParallel) -> Callable[[], bool]:
+    """Tells whether the model is inside `torch.distributed.algorithms.Join` now."""
+    known = weakref.ref(model)
+
+    def answer() -> bool:
+        config = getattr(known(), "_join_config", None)  # private to DDP, and all that tells
+        return bool(config and config.enable)
+
+    return answer
 
 
 def free_slot(model: DistributedDataParallel, optimizer: Optimizer) -> Slot | None:

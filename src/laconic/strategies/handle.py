@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from laconic.comm.metered import Metered
-from laconic.core.errors import NonFiniteError, PeerError
+from laconic.core.errors import AttachError, NonFiniteError, PeerError
 from laconic.core.layout import Layout
 from laconic.strategies.buckets import Buckets, Mean
 from laconic.strategies.exchange import Exchange
@@ -35,6 +35,7 @@ class Handle:
         seed: int = 0,
         sparse: Collection[str] = (),
         restore_unused: bool = False,
+        joining: Callable[[], bool] = lambda: False,
     ) -> None:
         self.method = method
         dense = ((name, parameter) for parameter, name in names.items() if name not in sparse)
@@ -42,6 +43,7 @@ class Handle:
         self._detach: tuple[Callable[[], None], ...] = ()
         self._scaler = scaler
         self._comm = comm
+        self._joining = joining
         self._optimiser = OptimiserSide(optimizer, names, self._before_step, method.rules)
         self._exchange = Exchange(method, self.layout, comm, self._optimiser, seed)
         self.buckets = Buckets(self._exchange, names, scaler, keep_means=restore_unused)
@@ -142,6 +144,11 @@ class Handle:
                 f"rank {rank}: the gradients of step {exchange.step - 1} are not finite ({exchange.void}): no"
                 " parameter was changed, and every memory is as if nothing had been sent. Skip the step with"
                 " optimizer.zero_grad(), or train with a GradScaler, which skips it by itself"
+            )
+        if self._joining() and any(rule.meets_in_step for rule in self.method.rules):
+            raise AttachError(
+                f"{self.method} exchanges inside optimizer.step(), so it cannot run inside Join, where a rank"
+                " that has run out of inputs takes no steps: give all ranks equally many batches"
             )
         for name, mean in self.buckets.means.items():
             self._restore(self._optimiser.parameter(name), mean)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -42,7 +42,12 @@ class Site:
 
 
 class Rule(ABC):
-    """Configuration of a rule: a frozen dataclass. `bind` gives the working object."""
+    """Configuration of a rule: a frozen dataclass. `bind` gives the working object.
+
+    `meets_in_step`: whether it exchanges inside `optimizer.step()`, so that every rank must take every step.
+    """
+
+    meets_in_step: ClassVar[bool] = False
 
     @property
     @abstractmethod

@@ -1,0 +1,61 @@
+"""docs/composition.md, from what each cell of the table said.
+
+python -m tests.dist.composition_page > docs/composition.md
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tests.dist.composition import FEATURES, METHODS
+
+
+def table(rows: dict[str, list[str]]) -> str:
+    """The page, in Markdown."""
+    lines = [
+        "# What works together",
+        "",
+        "Every cell is tried by the tests, on two gloo processes: it trains and replicas stay",
+        "bit-identical, or `compress` refuses with a clear error. `make docs` writes this page.",
+        "",
+        "| method | " + " | ".join(FEATURES) + " |",
+        "|---|" + "---|" * len(FEATURES),
+    ]
+    refusals = dict.fromkeys(said for cells in rows.values() for said in cells if said.startswith("refused"))
+    number = {said: f"refused ({i})" for i, said in enumerate(refusals, start=1)}
+    for spec, cells in rows.items():
+        lines.append(f"| `{spec}` | " + " | ".join(number.get(said, said) for said in cells) + " |")
+    notes = [
+        "",
+        *(f"{i}. {said}" for i, said in enumerate(refusals, start=1)),
+        "",
+        "- *clipping*: under `dgc` a gradient holds velocity; clipping it before `step` works and warns once."
+        " Use `clip=` instead.",
+        "- *Join*: a rank that has run out of inputs goes on sending what it still holds.",
+        "- *unused parameters*: what was sent for a parameter that no rank used in a step is still applied.",
+        "- *sparse embeddings*: their gradients are gathered as they are, without compression.",
+        "- *bf16, fp16 and fp64 parameters*: the exchange itself is in float32, or in what the method sends.",
+        "- *Join* under 1-bit and 0/1 Adam: they exchange inside `optimizer.step()`, which a rank that has"
+        " run out of inputs does not call.",
+        "- Not here: DDP's `mixed_precision=`, which takes DDP's only hook: `compress` refuses.",
+    ]
+    return "\n".join([*lines, *notes, ""])
+
+
+def measured() -> str:
+    """The page as this machine finds it."""
+    from tests.dist.pool import Pool
+
+    pool = Pool()
+    try:
+        rows = {}
+        for spec in METHODS:
+            first, second = pool.run(2, "tests.dist.composition:row", spec, timeout_s=120)
+            rows[spec] = [a if a == b else f"BROKEN: {a} / {b}" for a, b in zip(first, second, strict=True)]
+        return table(rows)
+    finally:
+        pool.close()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(measured())
