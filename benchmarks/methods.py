@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import Tensor
 
 import laconic.cli
-from benchmarks.distortion import distortion
+from benchmarks.distortion import KEYS, distortion
 from benchmarks.gradient import FILE, stored
 from benchmarks.payload import LATE, RANKS, STEPS, payload
 from laconic.cli.entries import FIGURES, Measured, examples
@@ -73,6 +73,7 @@ def write(rows: Mapping[str, Measured], gradient: Mapping[str, Tensor]) -> None:
         "parameters": sum(part.numel() for part in gradient.values()),
         "ranks": RANKS,
         "steps": STEPS,
+        "keys": KEYS,
     }
     lines = [
         f"  {json.dumps(spec)}: {json.dumps(asdict(row), allow_nan=False)}" for spec, row in rows.items()

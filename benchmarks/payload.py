@@ -17,7 +17,7 @@ from laconic.comm.metered import Metered
 from laconic.strategies.handle import Handle
 from laconic.strategies.method import Method
 
-RANKS, STEPS, LATE = 4, 4, 1_000_000
+RANKS, STEPS, LATE = 4, 16, 1_000_000  # 16: the longest round of a method that is silent in between
 
 
 def payload(method: Method, gradient: Mapping[str, Tensor], steps: int = STEPS) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from laconic.cli.entries import Entry, entries
+from laconic.cli.entries import Entry, entries, kept
 from laconic.cli.methods import STATUS, times
 
 KINDS = {
@@ -19,25 +19,27 @@ HEAD = """\
 Written by `make docs` from what is registered and from the figures that `python -m benchmarks.methods` has
 left; `laconic methods` shows the same, and `laconic methods NAME` one in full.
 
-**Measured** on the gradient in `benchmarks/results/gradient.npz` (`python -m benchmarks.gradient`): a network
-of 97 thousand parameters, 100 steps into learning handwritten digits, one worker's batch.
+**Measured** on the gradient in `benchmarks/results/{gradient}` (`python -m benchmarks.gradient`): a network
+of {parameters:,} parameters, 100 steps into learning handwritten digits, one worker's batch.
 
-- *bits*: payload that a worker really hands to collectives in a step, a parameter, on 4 ranks that each hold
-  this gradient, mean over 4 steps after any warm-up; of the matrices alone, and of all tensors together.
-  Tensors of one dimension stay dense in nearly all methods; they are 0.3 % of these parameters.
-- *error*: mean of |C(x) - x|² / |x|² over 64 keys, for the matrices; *bias*: what of it remains in the mean
-  of C(x): nothing where C is unbiased, all where it is not random. Error feedback sends it later.
+- *bits*: payload that a worker really hands to collectives in a step, a parameter, on {ranks} ranks that each
+  hold this gradient, mean over {steps} steps after any warm-up; of the matrices alone, and of all tensors
+  together. Tensors of one dimension stay dense in nearly all methods; they are few here, as in most networks.
+- *error*: mean of |C(x) - x|² / |x|² over {keys} keys, for the matrices; *bias*: what of it remains in the
+  mean of C(x): nothing where C is unbiased, all where it is not random. Error feedback sends it later.
 - *bound*: the most that the error can be, by the bounds that the codecs declare for all x; `a` marks one that
   is absolute, independent of |x|.
+
+**Status** of a paper here:
+
 """
-STATES = (
-    "**Status**: " + "; ".join(f"*{state}*, {words}" for state, words in STATUS.items() if state != "-") + "."
-)
 
 
 def page() -> str:
     """The whole page."""
-    parts = [HEAD, STATES]
+    measure = {name: value for name, value in kept().items() if name != "figures"}
+    parts = [HEAD.format(**measure).rstrip("\n"), ""]
+    parts += [f"- *{state}*: {words}" for state, words in STATUS.items() if state != "-"]
     for kind, found in groupby(entries(), key=lambda entry: entry.kind):
         listed = list(found)
         parts += ["", f"## {KINDS[kind]}", "", *about(listed), "", *measured(listed)]

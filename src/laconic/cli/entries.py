@@ -75,7 +75,7 @@ def examples(name: str, make: Callable[..., Any]) -> list[str]:
     """Calls of this name, at most SHOWN: without arguments where that can be, then the class's examples.
 
     >>> examples("topk", catalogue()["topk"])
-    ['topk(density=0.01)']
+    ['topk(density=0.01)', 'topk(density=0.3)']
     """
     parameters = inspect.signature(make).parameters.values()
     bare = all(parameter.default is not inspect.Parameter.empty for parameter in parameters)
@@ -87,10 +87,16 @@ def examples(name: str, make: Callable[..., Any]) -> list[str]:
 
 
 @lru_cache(maxsize=1)
+def kept() -> dict[str, Any]:
+    """What `measured.json` holds: how it was measured, and figures by spec."""
+    found: dict[str, Any] = json.loads((files("laconic.cli") / FIGURES).read_text(encoding="utf-8"))
+    return found
+
+
+@lru_cache(maxsize=1)
 def figures() -> dict[str, Measured]:
     """All that was measured, by spec."""
-    kept = json.loads((files("laconic.cli") / FIGURES).read_text(encoding="utf-8"))
-    return {spec: Measured(**row) for spec, row in kept["figures"].items()}
+    return {spec: Measured(**row) for spec, row in kept()["figures"].items()}
 
 
 def headline(make: Callable[..., Any]) -> str:

@@ -89,7 +89,7 @@ def show(screen: Console, name: str) -> None:
     screen.print(Text(f"{name}{signature_text(make)}", "bold cyan"))
     for text in (sys.modules[make.__module__].__doc__, inspect.getdoc(make)):
         screen.print()
-        screen.print((text or "").strip(), markup=False)
+        screen.print(flowing(text or ""), markup=False)
     facts = Table(box=None, padding=(0, 1), show_header=False)
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(ratio=1)
@@ -112,6 +112,19 @@ def show(screen: Console, name: str) -> None:
             figures.add_row(entry.spec, *cells(entry))
         screen.print()
         screen.print(figures)
+
+
+def flowing(text: str) -> str:
+    """A docstring whose paragraphs are one line each, for a screen of any width; equations stay as they are.
+
+    >>> flowing("Two lines\\nof words:\\n\\n    y = x\\n    z = y")
+    'Two lines of words:\\n\\n    y = x\\n    z = y'
+    """
+    blocks = text.strip("\n").rstrip().split("\n\n")
+    prose = [not any(line.startswith((" ", ">>>")) for line in block.split("\n")) for block in blocks]
+    return "\n\n".join(
+        block.replace("\n", " ") if joins else block for block, joins in zip(blocks, prose, strict=True)
+    )
 
 
 def _neighbours(found: Sequence[Entry]) -> Iterator[tuple[Entry | None, Entry, Entry | None]]:
