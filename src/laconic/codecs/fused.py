@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,7 +14,9 @@ from laconic.core.layout import Segments
 class Fused(Codec):
     """A message is the tensors' wires one after the other, without lengths; a wire is a message of one."""
 
-    fixed_size: ClassVar[bool] = True
+    @property
+    def fixed_size(self) -> bool:
+        return True
 
     @abstractmethod
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:

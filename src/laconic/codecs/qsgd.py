@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
+from laconic import kernels
 from laconic.codecs import variance
+from laconic.codecs.framing import as_bytes, as_numbers, take
+from laconic.codecs.level_codings import CODINGS
 from laconic.codecs.quantiser import Measures, Quantiser, check_norm, longest
-from laconic.core.errors import SpecError
+from laconic.core.errors import SpecError, WireError
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
 from laconic.kernels.quantise.form import Form
@@ -25,7 +30,10 @@ class QSGD(Quantiser):
     'l2', as in their theory. 1 to 32767 levels: 1 gives 2 bits an element, 7 give 4, 127 give 8.
 
     Wire: scales float32 (ceil(n / B),), then codes [sign | level] of 1 + bit_length(s) bits, padded to a
-    byte; B = 0 makes the whole tensor one bucket. `qsgd(levels=7)` sends 4 + 32/512 bits an element.
+    byte; B = 0 makes the whole tensor one bucket. `qsgd(levels=7)` sends 4 + 32/512 bits an element. With
+    `coding` 'rice' or 'elias' (the paper's), a message is the scales of all its tensors, then all their
+    levels in that coding (see `level_codings`): shorter where most levels are zero, as with few levels, long
+    buckets or the l2 norm; longer where few are; the values are the same.
     Error, with m the longest bucket: omega = (sqrt(1 + (m - 1) / s^2) - 1) / 2 for 'max'; for 'l2'
     sqrt(m) / s - 1 where that is at least 1, else m / (4 s^2). Unbiased, so error feedback is not needed. A
     high omega (a long bucket, few levels) is noise for plain training, and makes error feedback diverge.
@@ -51,13 +59,23 @@ class QSGD(Quantiser):
         "qsgd(levels=127, bucket=4096)",
         "qsgd(levels=5, bucket=0, norm='l2')",
         "qsgd(levels=1000, bucket=77, norm='l2')",
+        "qsgd(levels=1, bucket=0, norm='l2', coding='rice')",
+        "qsgd(levels=9, bucket=100, coding='rice')",
+        "qsgd(levels=1, coding='elias')",
+        "qsgd(levels=40, bucket=0, norm='l2', coding='elias')",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_norm(self.name, self.norm)
-        if self.coding != "fixed":
-            raise SpecError(f"qsgd: coding must be 'fixed', got {self.coding!r}")
+        if self.coding != "fixed" and self.coding not in CODINGS:
+            raise SpecError(
+                f"qsgd: coding must be 'fixed', {' or '.join(map(repr, CODINGS))}, got {self.coding!r}"
+            )
+
+    @property
+    def fixed_size(self) -> bool:
+        return self.coding == "fixed"
 
     @property
     def form(self) -> Form:
@@ -68,3 +86,41 @@ class QSGD(Quantiser):
 
     def omega(self, n: int) -> float:
         return variance.uniform(longest(n, self.bucket), self.levels, self.norm)
+
+    def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
+        if self.fixed_size:
+            return super().encode_segments(x, segments, keys)
+        scales, levels = kernels.quantise_levels(
+            x, segments, keys, levels=self.levels, bucket=self.bucket, norm=self.norm
+        )
+        body = CODINGS[self.coding].encode(levels, Segments.consecutive(segments.sizes), self.levels)
+        return torch.cat([as_bytes(scales), body])
+
+    def decode_segments_add_(
+        self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0
+    ) -> Tensor:
+        if self.fixed_size:
+            return super().decode_segments_add_(wire, segments, out, alpha)
+        head, body = take(wire, 4 * self.form.buckets(segments), "the scales")
+        scales = as_numbers(head, torch.float32)
+        if bool(torch.signbit(scales).any()) or not bool(torch.isfinite(scales).all()):
+            raise WireError("a scale is negative or not finite")
+        levels = CODINGS[self.coding].decode(body, Segments.consecutive(segments.sizes), self.levels)
+        return kernels.levels_add_(
+            levels, scales, segments, out, alpha, levels=self.levels, bucket=self.bucket
+        )
+
+    def clear_segments_(self, wire: Tensor, segments: Segments, memory: Tensor) -> Tensor:
+        if self.fixed_size:
+            return super().clear_segments_(wire, segments, memory)
+        take(wire, 4 * self.form.buckets(segments), "the scales")
+        return segments.zero_(memory)
+
+    def nbytes(self, n: int) -> int:
+        if self.fixed_size:
+            return super().nbytes(n)
+        return 4 * self.form.buckets_in(n) + CODINGS[self.coding].nbytes(n, self.levels)
+
+    def message_nbytes(self, segments: Segments) -> int:
+        """No lengths between the tensors, but 4 bytes that are there without any."""
+        return sum(map(self.nbytes, segments.sizes)) + (0 if self.fixed_size else 4)

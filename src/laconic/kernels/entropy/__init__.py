@@ -15,6 +15,7 @@ from laconic.kernels import checks, dispatch
 from laconic.kernels.entropy import reference
 from laconic.kernels.entropy.bounds import LONGEST_GAP, check_counts
 from laconic.kernels.entropy.bounds import rice_bound as rice_bound
+from laconic.kernels.entropy.bounds import rice_parameter as rice_parameter
 
 
 def ascending(indices: Tensor, counts: Tensor, segments: Segments) -> bool:
