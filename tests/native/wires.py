@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
+from laconic.codecs.level_codings import CODINGS
 from laconic.core.codec import Codec
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
@@ -89,8 +90,10 @@ def decoders() -> tuple[Decoder, ...]:
     """One for each way that a wire can take into the package."""
     codecs = [_codec(spec, buffer) for spec in specs(Codec) for buffer in BUFFERS]
     codings = [_coding(spec, buffer) for spec in specs(IndexCoding) for buffer in BUFFERS[1:]]
-    packed = [_ternary(), *(_packed(bits) for bits in range(1, 33))]
-    return (*codecs, *codings, *packed, *(_scattered(b) for b in BUFFERS), *(_signed(b) for b in BUFFERS))
+    packed = [_ternary(), _elias(), *(_packed(bits) for bits in range(1, 33))]
+    levels = [_levels(name, most, buffer) for name in CODINGS for most in (1, 100) for buffer in BUFFERS]
+    loose = [kind(buffer) for kind in (_scattered, _signed) for buffer in BUFFERS]
+    return (*codecs, *codings, *packed, *levels, *loose)
 
 
 def _codec(spec: str, segments: Segments) -> Decoder:
@@ -155,6 +158,31 @@ def _ternary() -> Decoder:
         assert torch.equal(again, wire), "accepted, but not what an encoder makes"
 
     return Decoder("unpack_ternary", tuple(kernels.pack_ternary(each) for each in levels), decode)
+
+
+def _elias() -> Decoder:
+    values = [torch.arange(1, n + 1, dtype=torch.int32) ** 3 for n in (0, 1, 9, 1000)]
+
+    def decode(wire: Tensor, rng: random.Random) -> None:
+        n = rng.choice((0, 1, 9, 9, 1000, 1000, 8 * wire.numel() + rng.choice((-1, 0, 1)), 2**40, -1))
+        again = kernels.elias_encode(kernels.elias_decode(wire, n))
+        assert torch.equal(again, wire), "accepted, but not what an encoder makes"
+
+    return Decoder("elias_decode", tuple(kernels.elias_encode(each) for each in values), decode)
+
+
+def _levels(name: str, most: int, segments: Segments) -> Decoder:
+    coding, whole = CODINGS[name], Segments.consecutive(segments.sizes)
+    levels = [
+        (given(kind, whole.numel) * most / 3).round().clamp(-most, most).int() for kind in ("normal", "zeros")
+    ]
+
+    def decode(wire: Tensor, rng: random.Random) -> None:
+        got = coding.decode(wire, whole, most)
+        assert not got.numel() or int(got.abs().max()) <= most
+        assert torch.equal(coding.encode(got, whole, most), wire), "accepted, but not what an encoder makes"
+
+    return Decoder(f"levels by {name}", tuple(coding.encode(each, whole, most) for each in levels), decode)
 
 
 def _signed(segments: Segments) -> Decoder:

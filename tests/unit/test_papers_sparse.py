@@ -17,7 +17,12 @@ from laconic.strategies.method import lift
 
 from ..laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one_step
 
-PAPERS = ["stc(density=0.05)", "stc(density=0.05, down=0.1)", "dhqc(density=0.05)", "sketchml(density=0.05)"]
+PAPERS = [
+    "stc(density=0.05)",
+    "stc(density=0.05, down=0.1, indices=fine_delta())",
+    "dhqc(density=0.05)",
+    "sketchml(density=0.05)",
+]
 STEPS = 5
 
 

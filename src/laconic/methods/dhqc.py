@@ -11,10 +11,13 @@ from laconic.codecs.hierarchy import Hierarchy
 from laconic.codecs.indices.golomb import Golomb
 from laconic.codecs.selectors.topk import TopK
 from laconic.codecs.sparse import Sparse
+from laconic.core.selector import IndexCoding
 from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.reducers.gather import Gather
 from laconic.reducers.sum import Sum
 from laconic.strategies.method import Method, Route, everything, matrices, method, routes
+
+GOLOMB = Golomb()
 
 
 @method(
@@ -23,18 +26,19 @@ from laconic.strategies.method import Method, Route, everything, matrices, metho
     sends="where the largest entries are, their signs, and which of a few magnitudes each has",
     examples=("dhqc(density=0.05)",),
 )
-def dhqc(density: float = 0.01, *, levels: int = 4) -> Method:
+def dhqc(density: float = 0.01, *, levels: int = 4, indices: IndexCoding = GOLOMB) -> Method:
     """Per tensor of two dimensions and more, on each rank:
 
         x = e + g;   S = top density * n of |x|, sorted and cut into `levels` groups of equal count
         send S, the mean of |x| in each group, and of each entry its sign and its group
         C(x) = sign(x) * mean of its group on S, 0 elsewhere;   e = x - C(x)
 
-    With one level this is `stc(density)`, bit for bit. Tensors of one dimension are summed as they are.
+    With one level this is `stc(density)`, bit for bit. Tensors of one dimension are summed as they are. As
+    there, `indices` may be `fine_delta()`.
     Payload: about k (log2(1 / density) + 2.5 + log2(levels)) + 32 * levels bits, k = density * n.
 
     >>> dhqc(levels=2)
     dhqc(levels=2)
     """
-    codec = Sparse(TopK(density), values=Hierarchy(levels), indices=Golomb())
+    codec = Sparse(TopK(density), values=Hierarchy(levels), indices=indices)
     return routes(Route(matrices, Gather(codec), ErrorFeedback()), Route(everything, Sum()))

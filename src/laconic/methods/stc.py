@@ -14,11 +14,14 @@ from laconic.codecs.selectors.topk import TopK
 from laconic.codecs.signmean import SignMean
 from laconic.codecs.sparse import Sparse
 from laconic.core.codec import Codec
+from laconic.core.selector import IndexCoding
 from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.reducers.gather import Gather
 from laconic.reducers.server import Server
 from laconic.reducers.sum import Sum
 from laconic.strategies.method import Method, Route, everything, matrices, method, routes
+
+GOLOMB = Golomb()
 
 
 @method(
@@ -27,7 +30,7 @@ from laconic.strategies.method import Method, Route, everything, matrices, metho
     sends="where the largest entries are, their signs and their mean magnitude",
     examples=("stc()", "stc(down=0.0025)"),
 )
-def stc(density: float = 0.0025, *, down: float | None = None) -> Method:
+def stc(density: float = 0.0025, *, down: float | None = None, indices: IndexCoding = GOLOMB) -> Method:
     """Per tensor of two dimensions and more, on each rank:
 
         x = e + g;   S = top density * n of |x|;   m = mean of |x[S]|
@@ -36,7 +39,8 @@ def stc(density: float = 0.0025, *, down: float | None = None) -> Method:
     `down` None: every rank gets every message, and averages. `down` a density: the tensor's server averages
     the messages, and answers with C of that density and an error feedback of its own, as the paper's server
     does. Tensors of one dimension are summed as they are. Payload: about k (log2(1 / density) + 2.5) bits and
-    32, k = density * n, each way: 10.1 + 1 bits an entry of 1/400, 1,150 times less than float32.
+    32, k = density * n, each way: 10.1 + 1 bits an entry of 1/400, 1,150 times less than float32. `indices`:
+    where large entries come in clusters, `fine_delta()` is shorter.
 
     Every rank takes every step here. For federated training, where some are absent, a server would keep sums
     of its last answers for those that come back; this is the answer's place, `server`, and not this file's.
@@ -44,11 +48,11 @@ def stc(density: float = 0.0025, *, down: float | None = None) -> Method:
     >>> stc(density=0.01, down=0.02)
     stc(density=0.01, down=0.02)
     """
-    up = ternary_of(density)
-    reducer = Gather(up) if down is None else Server(up, ternary_of(down))
+    up = ternary_of(density, indices)
+    reducer = Gather(up) if down is None else Server(up, ternary_of(down, indices))
     return routes(Route(matrices, reducer, ErrorFeedback()), Route(everything, Sum()))
 
 
-def ternary_of(density: float) -> Codec:
-    """Top-k, one sign an entry, one magnitude a tensor, Golomb positions."""
-    return Sparse(TopK(density), values=SignMean(), indices=Golomb())
+def ternary_of(density: float, indices: IndexCoding) -> Codec:
+    """Top-k, one sign an entry, one magnitude a tensor."""
+    return Sparse(TopK(density), values=SignMean(), indices=indices)
