@@ -61,6 +61,12 @@ def test_all_methods_come_with_one_seed_before_the_next() -> None:
     assert order == sorted(order) and len(order) == SEEDS * len(MODELS) * len(CONTENDERS)
 
 
+def test_a_short_pass_tries_every_method_once_and_both_tasks() -> None:
+    tried = [trial for trial in trials.trials() if trial.seed == 0 and trial.task == accuracy.turn_of(trial)]
+    assert sorted(trial.contender.spec for trial in tried) == sorted(BY_SPEC)
+    assert {trial.task for trial in tried} == set(MODELS)
+
+
 def test_what_is_done_is_not_done_again_and_a_failure_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = [Trial(contender, "cifar10", 0) for contender in CONTENDERS[:3]]
     place(CONTENDERS[0].spec, [0.5])
