@@ -41,6 +41,7 @@ class Target(Protocol):
         powers: bool,
         base3: bool,
         norm: int,
+        clip: float,
         scales: Tensor,
         floors: Tensor,
         wire: Tensor,
@@ -56,6 +57,7 @@ class Target(Protocol):
         bucket: int,
         powers: bool,
         norm: int,
+        clip: float,
         scales: Tensor,
         floors: Tensor,
         made: Tensor,
@@ -89,7 +91,15 @@ class Target(Protocol):
         /,
     ) -> None: ...
     def norms(
-        self, x: Tensor, starts: Tensor, sizes: Tensor, bucket: int, norm: int, out: Tensor, /
+        self,
+        x: Tensor,
+        starts: Tensor,
+        sizes: Tensor,
+        bucket: int,
+        norm: int,
+        clip: float,
+        out: Tensor,
+        /,
     ) -> None: ...
     def moments(
         self, x: Tensor, starts: Tensor, sizes: Tensor, deviation: Tensor, largest: Tensor, /

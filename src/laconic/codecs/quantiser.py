@@ -16,10 +16,10 @@ from laconic.kernels.quantise.form import Form
 
 
 class Measures(TypedDict, total=False):
-    """What a message is scaled by: a norm of each bucket; or scales, and floors, float32 (B,)."""
+    """What a message is scaled by: a norm of each bucket, and floors float32 (B,), below which all is 0."""
 
     norm: str
-    scales: Tensor
+    clip: float
     floors: Tensor
 
 

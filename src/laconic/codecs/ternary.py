@@ -6,10 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from laconic import kernels
 from laconic.codecs import variance
 from laconic.codecs.quantiser import Measures, Quantiser
 from laconic.core.errors import SpecError
@@ -33,6 +31,7 @@ class Ternary(Quantiser):
     beyond, t = min(clip, sqrt(n)): 1.8 for clip = 2.5, of any length. Unbiased only where nothing is cut off,
     clip = 0. The paper has no error feedback: what is cut off are few entries, and their sign is sent.
 
+    >>> import torch
     >>> codec = Ternary(clip=0.0)
     >>> wire = codec.encode(torch.tensor([2.0, -2.0, 0.0, 2.0, 0.0]))
     >>> wire.numel(), codec.decode(wire, 5).tolist()
@@ -70,13 +69,7 @@ class Ternary(Quantiser):
         return Form(levels=1, packing=self.packing)
 
     def measures(self, x: Tensor, segments: Segments) -> Measures:
-        if self.clip == 0:
-            return {"norm": "max"}
-        deviation, largest = kernels.moments(x, segments)
-        clipped = torch.minimum(largest, self.clip * deviation)
-        scales = torch.where(clipped > 0, clipped, largest)
-        filled = segments.sizes_tensor.to(scales.device) > 0  # an empty tensor has no bucket
-        return {"scales": scales[filled]}
+        return {"norm": "max", "clip": self.clip}
 
     def omega(self, n: int) -> float:
         return variance.clipped(n, self.clip) if self.clip else variance.uniform(n, 1, "max")

@@ -32,7 +32,7 @@ void dither24(Ints out, std::uint64_t key, std::uint64_t offset) {
   for (std::uint64_t number = offset / Dither::block; number * Dither::block < end; ++number) {
     const std::uint64_t first = number * Dither::block;
     dither.upper(number, upper);
-    for (int i = 0; i < 8; ++i) dither.lower_bits.block(8 * number + i, lower + 4 * i);
+    dither.lower_bits.blocks<Dither::block / 16>(Dither::block / 16 * number, lower);
     for (std::uint64_t i = std::max(first, offset); i < std::min(first + Dither::block, end); ++i) {
       const std::uint64_t at = i - first;
       data[i - offset] = static_cast<std::int32_t>(upper[at] << 8 | (lower[at / 4] >> 8 * (at % 4) & 255));

@@ -11,26 +11,26 @@ from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 from laconic.kernels import checks, dispatch
 from laconic.kernels.quantise import reference
-from laconic.kernels.quantise.form import NORMS, Form
+from laconic.kernels.quantise.form import Form, Measure
 
 
-def norms(x: Tensor, segments: Segments, bucket: int = 0, norm: str = "max") -> Tensor:
+def norms(x: Tensor, segments: Segments, bucket: int = 0, norm: str = "max", clip: float = 0.0) -> Tensor:
     """One float32 for each bucket of these ranges of x float32 (n,), tensor after tensor: (B,).
 
     A tensor is cut in runs of `bucket` elements, the last one shorter; 0 leaves it whole, and an empty one
-    has none. `norm`: 'max' |x|, 'l2', or 'mean' |x|; not finite where an element of the bucket is not.
+    has none. `norm`: 'max' |x|, and that at most `clip` standard deviations where these are not 0; 'l2'; or
+    'mean' |x|. Not finite where an element of the bucket is not.
 
     >>> norms(torch.tensor([3.0, -4.0, 2.0]), Segments.whole(3), bucket=2).tolist()
     [4.0, 2.0]
     """
-    form = Form(1, bucket)
+    form, measure = Form(1, bucket), Measure(norm, clip)
     checks.buffer("x", x, segments)
-    kind = _norm(norm)
     if (native := dispatch.native(x)) is not None:
         out = torch.empty(form.buckets(segments), dtype=torch.float32)
-        native.norms(x, segments.starts_tensor, segments.sizes_tensor, bucket, kind, out)
+        native.norms(x, segments.starts_tensor, segments.sizes_tensor, bucket, measure.number, clip, out)
         return out
-    return reference.norms(x, segments, form, norm)
+    return reference.norms(x, segments, form, measure)
 
 
 def moments(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
@@ -56,6 +56,7 @@ def quantise(
     grid: str = "uniform",
     packing: str = "bits",
     norm: str = "max",
+    clip: float = 0.0,
     scales: Tensor | None = None,
     floors: Tensor | None = None,
 ) -> Tensor:
@@ -65,8 +66,8 @@ def quantise(
     [sign 1 | level], of 1 + bit_length(levels) bits, or five ternary ones are a byte (`packing='base3'`,
     levels=1). Level l of s means l / s of the scale (`grid='uniform'`) or, from 1 on, 2^(l - s) ('powers').
     |x| becomes one of the two levels around it, so that the mean is |x|, by `dither24` of the tensor's key.
-    Scales are the norms, or those given, float32 (B,), where |x| is cut off; what is smaller than a given
-    floor of its bucket, float32 (B,), becomes 0.
+    Scales are the `norms`, or those given, float32 (B,), and |x| is cut off there; what is smaller than a
+    given floor of its bucket, float32 (B,), becomes 0.
 
     Raises `NonFiniteError` for NaN and Inf; what is finite decodes to what is finite.
 
@@ -76,14 +77,18 @@ def quantise(
     [1.0, -0.5, 0.0, 0.25]
     """
     form = Form(levels, bucket, grid, packing)
-    kind = _check(x, segments, form, norm, scales, floors)
+    measure = Measure(norm, clip, scales, floors)
+    checks.buffer("x", x, segments)
+    z, least = measure.given(form.buckets(segments))
+    at = checks.keys64(keys, len(segments))
     if (native := dispatch.native(x)) is None:
-        return reference.quantise(x, segments, keys, form, norm, scales, floors)
+        return reference.quantise(x, segments, keys, form, measure)
     wire = torch.empty(form.message_nbytes(segments), dtype=torch.uint8)
-    starts, sizes, at = segments.starts_tensor, segments.sizes_tensor, checks.keys64(keys, len(segments))
-    z, least = (torch.empty(0) if given is None else given for given in (scales, floors))
+    starts, sizes = segments.starts_tensor, segments.sizes_tensor
     powers, base3 = grid == "powers", packing == "base3"
-    bad = native.quantise(x, starts, sizes, at, levels, bucket, powers, base3, kind, z, least, wire)
+    bad = native.quantise(
+        x, starts, sizes, at, levels, bucket, powers, base3, measure.number, clip, z, least, wire
+    )
     if bad >= 0:
         raise reference.not_finite(bad, segments)
     return wire
@@ -98,20 +103,23 @@ def quantise_levels(
     bucket: int = 0,
     grid: str = "uniform",
     norm: str = "max",
+    clip: float = 0.0,
     scales: Tensor | None = None,
     floors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What `quantise` would send, unpacked: scales float32 (B,), and levels with their sign int32 (K,)."""
     form = Form(levels, bucket, grid)
-    kind = _check(x, segments, form, norm, scales, floors)
+    measure = Measure(norm, clip, scales, floors)
+    checks.buffer("x", x, segments)
+    z, least = measure.given(form.buckets(segments))
+    at = checks.keys64(keys, len(segments))
     if (native := dispatch.native(x)) is None:
-        return reference.quantise_levels(x, segments, keys, form, norm, scales, floors)
+        return reference.quantise_levels(x, segments, keys, form, measure)
     made = torch.empty(form.buckets(segments), dtype=torch.float32)
     out = torch.empty(segments.numel, dtype=torch.int32)
-    starts, sizes, at = segments.starts_tensor, segments.sizes_tensor, checks.keys64(keys, len(segments))
-    z, least = (torch.empty(0) if given is None else given for given in (scales, floors))
+    starts, sizes = segments.starts_tensor, segments.sizes_tensor
     bad = native.quantise_levels(
-        x, starts, sizes, at, levels, bucket, grid == "powers", kind, z, least, made, out
+        x, starts, sizes, at, levels, bucket, grid == "powers", measure.number, clip, z, least, made, out
     )
     if bad >= 0:
         raise reference.not_finite(bad, segments)
@@ -182,27 +190,3 @@ def levels_add_(
 def quantised_nbytes(n: int, *, levels: int, bucket: int = 0, packing: str = "bits") -> int:
     """Bytes of a tensor of n elements in a message that `quantise` makes."""
     return Form(levels, bucket, packing=packing).message_nbytes(Segments.whole(n))
-
-
-def _norm(norm: str) -> int:
-    if norm not in NORMS:
-        raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
-    return NORMS.index(norm)
-
-
-def _check(
-    x: Tensor, segments: Segments, form: Form, norm: str, scales: Tensor | None, floors: Tensor | None
-) -> int:
-    """The number of the norm, once x, scales and floors are found to be what they must be."""
-    checks.buffer("x", x, segments)
-    for name, given in (("scales", scales), ("floors", floors)):
-        if given is None:
-            continue
-        checks.flat(name, given)
-        if given.numel() != form.buckets(segments):
-            raise ValueError(
-                f"one of {name} a bucket is needed ({form.buckets(segments)}), got {given.numel()}"
-            )
-        if bool((given < 0).any()):
-            raise ValueError(f"{name} must not be negative, got {float(given.min())}")
-    return _norm(norm)

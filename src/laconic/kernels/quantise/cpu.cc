@@ -34,27 +34,31 @@ float load(const std::uint8_t* from) {
 // The scales and floors of a message, one a bucket: given, or measured, or none.
 struct Measures {
   Norm norm;
+  float clip;
   const float *scales, *floors;  // null where not given
 
-  Measures(int norm, const ConstFloats& scales, const ConstFloats& floors)
+  Measures(int norm, double clip, const ConstFloats& scales, const ConstFloats& floors)
       : norm(static_cast<Norm>(norm)),
+        clip(static_cast<float>(clip)),
         scales(scales.size() ? scales.data() : nullptr),
         floors(floors.size() ? floors.data() : nullptr) {}
 
   bool given() const { return scales != nullptr; }
   Measure of(const float* x, std::int64_t count) {
-    return {scales ? *scales++ : scale_of(norm, x, count), floors ? *floors++ : 0};
+    return {scales ? *scales++ : scale_of(norm, clip, x, count), floors ? *floors++ : 0};
   }
 };
 
 std::int64_t quantise(ConstFloats x, ConstLongs starts, ConstLongs sizes, ConstLongs keys, int levels,
-                      std::int64_t bucket, bool powers, bool base3, int norm, ConstFloats scales, ConstFloats floors, Bytes wire) {
+                      std::int64_t bucket, bool powers, bool base3, int norm, double clip, ConstFloats scales,
+                      ConstFloats floors, Bytes wire) {
   nb::gil_scoped_release released;
   const Segments segments(starts, sizes);
   const Form form{levels, {bucket}, powers, base3};
-  Measures measures(norm, scales, floors);
+  Measures measures(norm, clip, scales, floors);
   return form.with([&]<class Grid, class Code>(Grid grid, Code) {
     std::uint8_t* wire_at = wire.data();
+    const std::uint8_t* wire_end = wire_at + wire.size();
     for (std::int64_t s = 0; s < segments.count; ++s) {
       const std::int64_t n = segments.sizes[s];
       const float* part = x.data() + segments.starts[s];
@@ -68,12 +72,13 @@ std::int64_t quantise(ConstFloats x, ConstLongs starts, ConstLongs sizes, ConstL
       };
       const auto encoded = [&](auto writer) {
         const auto put = [&](const Code* codes, std::int64_t count) { writer.put(codes, count); };
-        const bool good = encode_tensor<Code>(part, n, form.buckets, grid, form.bits(),
-                                              static_cast<std::uint64_t>(keys.data()[s]), measures.given(), measure, put);
+        const auto key = static_cast<std::uint64_t>(keys.data()[s]);
+        const bool good =
+            encode_tensor<Code>(part, n, form.buckets, grid, form.bits(), key, measures.given(), measure, put);
         writer.end();
         return good;
       };
-      if (!(base3 ? encoded(Base3Writer<Code>(body)) : encoded(BitWriter<Code>(body, form.bits())))) return s;
+      if (!(base3 ? encoded(Base3Writer<Code>(body)) : encoded(BitWriter<Code>(body, wire_end, form.bits())))) return s;
       wire_at += form.nbytes(n);
     }
     return clean;
@@ -81,11 +86,12 @@ std::int64_t quantise(ConstFloats x, ConstLongs starts, ConstLongs sizes, ConstL
 }
 
 std::int64_t quantise_levels(ConstFloats x, ConstLongs starts, ConstLongs sizes, ConstLongs keys, int levels,
-                             std::int64_t bucket, bool powers, int norm, ConstFloats scales, ConstFloats floors, Floats made, Ints out) {
+                             std::int64_t bucket, bool powers, int norm, double clip, ConstFloats scales,
+                             ConstFloats floors, Floats made, Ints out) {
   nb::gil_scoped_release released;
   const Segments segments(starts, sizes);
   const Form form{levels, {bucket}, powers, false};
-  Measures measures(norm, scales, floors);
+  Measures measures(norm, clip, scales, floors);
   const std::uint32_t mask = (1u << (form.bits() - 1)) - 1;
   return form.with([&]<class Grid, class Code>(Grid grid, Code) {
     float* scale_at = made.data();
@@ -104,8 +110,9 @@ std::int64_t quantise_levels(ConstFloats x, ConstLongs starts, ConstLongs sizes,
         }
         to += count;
       };
-      if (!encode_tensor<Code>(part, segments.sizes[s], form.buckets, grid, form.bits(),
-                               static_cast<std::uint64_t>(keys.data()[s]), measures.given(), measure, put))
+      const auto key = static_cast<std::uint64_t>(keys.data()[s]);
+      if (!encode_tensor<Code>(part, segments.sizes[s], form.buckets, grid, form.bits(), key, measures.given(), measure,
+                               put))
         return s;
     }
     return clean;
@@ -127,9 +134,10 @@ void check(ConstBytes wire, const Segments& segments, const Form& form) {
       Ternary::check(at, n);
     } else {
       const std::int64_t used = n * form.bits() % 8;
-      if (used && at[form.codes_nbytes(n) - 1] >> used) throw WireError("the last bits of tensor %lld must be zero", s, 0);
+      if (used && at[form.codes_nbytes(n) - 1] >> used)
+        throw WireError("the last bits of tensor %lld must be zero", s, 0);
       if (!std::has_single_bit(static_cast<unsigned>(form.levels) + 1)) form.with([&]<class Code>(auto, Code) {
-        BitReader<Code> reader(at, form.bits());
+        BitReader<Code> reader(at, wire.data() + wire.size(), form.bits());
         const auto mask = static_cast<Code>((1u << (form.bits() - 1)) - 1);
         Code most = 0;
         for (std::int64_t left = n; left > 0; left -= Dither::block) {
@@ -166,7 +174,7 @@ void dequantise_add(ConstBytes wire, ConstLongs starts, ConstLongs sizes, Floats
       if (base3)
         decode(Base3Reader<Code>(body, n));
       else
-        decode(BitReader<Code>(body, form.bits()));
+        decode(BitReader<Code>(body, wire.data() + wire.size(), form.bits()));
       head = next;
     }
   });
@@ -194,7 +202,7 @@ void levels_add(ConstInts signed_levels, ConstFloats scales, ConstLongs starts, 
   });
 }
 
-void norms(ConstFloats x, ConstLongs starts, ConstLongs sizes, std::int64_t bucket, int norm, Floats out) {
+void norms(ConstFloats x, ConstLongs starts, ConstLongs sizes, std::int64_t bucket, int norm, double clip, Floats out) {
   nb::gil_scoped_release released;
   const Segments segments(starts, sizes);
   const Buckets buckets{bucket};
@@ -203,7 +211,7 @@ void norms(ConstFloats x, ConstLongs starts, ConstLongs sizes, std::int64_t buck
     const float* part = x.data() + segments.starts[s];
     for (std::int64_t from = 0, end; from < segments.sizes[s]; from = end) {
       end = buckets.end(from, segments.sizes[s]);
-      *to++ = scale_of(static_cast<Norm>(norm), part + from, end - from);
+      *to++ = scale_of(static_cast<Norm>(norm), static_cast<float>(clip), part + from, end - from);
     }
   }
 }

@@ -1,10 +1,15 @@
-"""What a wire of levels looks like, by its options: how many levels, buckets and bytes there are."""
+"""What a wire of levels looks like, by its options, and what its elements are measured by."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from laconic.core.layout import Segments
+from laconic.kernels import checks
 from laconic.kernels.bitpack import packed_nbytes, ternary_nbytes
 
 NORMS = ("max", "l2", "mean")
@@ -53,3 +58,43 @@ class Form:
     def message_nbytes(self, segments: Segments) -> int:
         """Bytes of a message."""
         return sum(4 * self.buckets_in(n) + self.codes_nbytes(n) for n in segments.sizes)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The scale of each bucket, and the floor below which an element becomes 0.
+
+    A scale is a norm, at most `clip` standard deviations where these are not 0; or it is given.
+    """
+
+    norm: str = "max"
+    clip: float = 0.0
+    scales: Tensor | None = None
+    floors: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.norm not in NORMS:
+            raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {self.norm!r}")
+        if not 0 <= self.clip < math.inf or (self.clip and self.norm != "max"):
+            raise ValueError(
+                f"clip must be a number of standard deviations that norm='max' is limited to, or 0, "
+                f"got {self.clip} with norm={self.norm!r}"
+            )
+
+    @property
+    def number(self) -> int:
+        """The norm, as native code knows it."""
+        return NORMS.index(self.norm)
+
+    def given(self, buckets: int) -> tuple[Tensor, Tensor]:
+        """Scales and floors float32 (B,), empty where not given. Raises `ValueError` for wrong ones."""
+        for name, values in (("scales", self.scales), ("floors", self.floors)):
+            if values is None:
+                continue
+            checks.flat(name, values)
+            if values.numel() != buckets:
+                raise ValueError(f"one of {name} a bucket is needed ({buckets}), got {values.numel()}")
+            if bool((values < 0).any()):
+                raise ValueError(f"{name} must not be negative, got {float(values.min())}")
+        none = torch.empty(0)
+        return none if self.scales is None else self.scales, none if self.floors is None else self.floors

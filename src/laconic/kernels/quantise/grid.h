@@ -1,10 +1,10 @@
 // From |x| to the two levels around it and back. See README.md.
 //
-// An element becomes y = |x| inv, and y a fixed-point number [level 15 | fraction 16]: adding 65535 - U(i) >> 8 to it
-// carries into the level where the fraction is larger than U(i) >> 8. Where both are equal, 8 more bits decide.
+// An element becomes y = |x| inv, in units of 2^-16, and y a fixed-point number [level 15 | fraction 16]. `finer` are
+// the next 8 bits of the fraction.
 #pragma once
 
-#include "laconic/kernels/philox/dither.h"
+#include "laconic/kernels/native/frame.h"
 
 namespace laconic::LACONIC_TARGET {
 
@@ -18,6 +18,9 @@ struct Uniform {
 
   float most() const { return one * static_cast<float>(levels); }
   std::int32_t fixed(float y) const { return static_cast<std::int32_t>(y); }
+#if defined(__AVX512F__)
+  __m512i fixed(__m512 y) const { return _mm512_cvttps_epi32(y); }
+#endif
   std::uint32_t finer(float y) const {
     const std::int32_t floor = fixed(y) & ~0xFFFF;
     return static_cast<std::uint32_t>((y - static_cast<float>(floor)) * 256) & 255;
@@ -38,6 +41,14 @@ struct Powers {
     const auto below = static_cast<std::int32_t>(std::min(y * lowest(), one));
     return bits >= least() ? (bits - (least() - (1 << 23))) >> 7 : below;
   }
+#if defined(__AVX512F__)
+  __m512i fixed(__m512 y) const {
+    const __m512i bits = _mm512_castps_si512(y), level1 = _mm512_set1_epi32(least());
+    const __m512i above = _mm512_srai_epi32(_mm512_sub_epi32(bits, _mm512_set1_epi32(least() - (1 << 23))), 7);
+    const __mmask16 below = _mm512_cmplt_epi32_mask(bits, level1);
+    return _mm512_mask_cvttps_epi32(above, below, _mm512_mul_ps(y, _mm512_set1_ps(lowest())));
+  }
+#endif
   std::uint32_t finer(float y) const {
     const auto bits = std::bit_cast<std::uint32_t>(y);
     if (static_cast<std::int32_t>(bits) >= least()) return bits << 1 & 255;
@@ -56,60 +67,6 @@ inline float inverse(float scale, float most) {
   const float z = scale < tiny ? scale * enlarge : scale;
   const float inv = most / z;
   return inv * z < most ? std::bit_cast<float>(std::bit_cast<std::uint32_t>(inv) + 1) : inv;
-}
-
-// Codes of up to 128 elements from `first` on, [sign 1 | level bits - 1]; upper[i] is U(first + i) >> 8.
-template <class Grid, class Code>
-void encode(const float* __restrict x, int count, float scale, Grid grid, int bits, const Dither& dither,
-            std::int64_t first, const std::uint16_t* __restrict upper, Code* __restrict codes) {
-  float larger[Dither::block];
-  if (scale != 0 && scale < tiny) {
-    for (int i = 0; i < count; ++i) larger[i] = x[i] * enlarge;
-    x = larger;
-  }
-  const float inv = inverse(scale, grid.most()), most = grid.most();
-  const auto scaled = [=](float v) { return std::min(std::fabs(v) * inv, most); };
-  const auto code = [=](std::int32_t level, float v) {
-    return static_cast<Code>(static_cast<std::uint32_t>(level) |
-                             (std::bit_cast<std::uint32_t>(v) >> 31) << (bits - 1));
-  };
-  std::int32_t ties = 0;
-  const auto loop = [&](int n) {
-    for (int i = 0; i < n; ++i) {
-      const std::int32_t dithered = grid.fixed(scaled(x[i])) + (0xFFFF - upper[i]);
-      ties = std::max(ties, dithered & 0xFFFF);
-      codes[i] = code(dithered >> 16, x[i]);
-    }
-  };
-  if (count == Dither::block)
-    loop(Dither::block);
-  else
-    loop(count);
-  if (ties != 0xFFFF) return;
-  for (int i = 0; i < count; ++i) {
-    const float y = scaled(x[i]);
-    if ((grid.fixed(y) & 0xFFFF) == upper[i] && dither.lower(first + i) < grid.finer(y))
-      codes[i] = code((grid.fixed(y) >> 16) + 1, x[i]);
-  }
-}
-
-// out[i] += alpha * value of codes[i].
-template <class Grid, class Code>
-void add(const Code* __restrict codes, int count, float scale, Grid grid, int bits, float alpha,
-         float* __restrict out) {
-  const std::uint32_t level = (1u << (bits - 1)) - 1;
-  const auto loop = [&](int n) {
-    for (int i = 0; i < n; ++i) {
-      const std::uint32_t code = codes[i];
-      const float size = grid.value(static_cast<std::int32_t>(code & level)) * scale;
-      const auto signed_size = std::bit_cast<float>(std::bit_cast<std::uint32_t>(size) | code >> (bits - 1) << 31);
-      out[i] += alpha * signed_size;
-    }
-  };
-  if (count == Dither::block)
-    loop(Dither::block);
-  else
-    loop(count);
 }
 
 }  // namespace laconic::LACONIC_TARGET

@@ -5,6 +5,12 @@
 
 namespace laconic::LACONIC_TARGET {
 
+// Asks for the memory that a stream of floats will be read from next: the CPU alone asks for less than it could get.
+inline void fetch(const float* x, std::int64_t count) {
+  constexpr std::int64_t ahead = 2048, line = 16;
+  for (std::int64_t i = 0; i < count; i += line) __builtin_prefetch(x + ahead + i);
+}
+
 enum class Norm { max, l2, mean };
 
 constexpr std::uint32_t infinite = 0x7F800000u;  // bits of |x|, from which on x is Inf or NaN
@@ -35,13 +41,6 @@ inline float rounded(double value) {
   return static_cast<float>(std::isfinite(value) ? std::min(value, most) : std::nan(""));
 }
 
-// The scale of n > 0 elements; not finite where one of them is not.
-inline float scale_of(Norm norm, const float* x, std::int64_t n) {
-  if (norm == Norm::max) return std::bit_cast<float>(largest(x, n));
-  if (norm == Norm::l2) return rounded(std::sqrt(sum(x, n, [](double v) { return v * v; })));
-  return rounded(sum(x, n, [](double v) { return std::fabs(v); }) / static_cast<double>(n));
-}
-
 struct Moments {
   float deviation, largest;  // population standard deviation, and max |x|; 0 of nothing, not finite where x is not
 };
@@ -49,26 +48,39 @@ struct Moments {
 // In one pass: sums of d = x - x[0] lose nothing where x is nearly constant, and are exactly 0 where it is constant.
 inline Moments moments_of(const float* __restrict x, std::int64_t n) {
   if (n == 0) return {0, 0};
-  constexpr int lanes = 16, block = 512;
+  constexpr int lanes = 16;
   const double shift = x[0];
   double sums[lanes] = {}, squares[lanes] = {};
-  std::uint32_t most = 0;
-  for (std::int64_t first = 0; first < n; first += block) {
-    const auto count = static_cast<int>(std::min<std::int64_t>(block, n - first));
-    most = std::max(most, largest(x + first, count));
-    for (int i = 0; i < count; i += lanes) {
-      const int some = std::min(lanes, count - i);
-      for (int lane = 0; lane < some; ++lane) {
-        const double d = x[first + i + lane] - shift;
-        sums[lane] += d;
-        squares[lane] += d * d;
-      }
+  std::uint32_t most[lanes] = {};
+  std::int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    fetch(x + i, lanes);
+    for (int lane = 0; lane < lanes; ++lane) {
+      const double d = x[i + lane] - shift;
+      sums[lane] += d;
+      squares[lane] += d * d;
+      most[lane] = std::max(most[lane], std::bit_cast<std::uint32_t>(x[i + lane]) & 0x7FFFFFFFu);
     }
   }
   double sum = 0, square = 0;
+  for (std::int64_t rest = i; rest < n; ++rest) sum += x[rest] - shift, square += (x[rest] - shift) * (x[rest] - shift);
   for (int lane = 0; lane < lanes; ++lane) sum += sums[lane], square += squares[lane];
   const auto size = static_cast<double>(n);
-  return {rounded(std::sqrt(std::max(0.0, (square - sum * sum / size) / size))), std::bit_cast<float>(most)};
+  const std::uint32_t top = std::max(*std::max_element(most, most + lanes), largest(x + i, n - i));
+  return {rounded(std::sqrt(std::max(0.0, (square - sum * sum / size) / size))), std::bit_cast<float>(top)};
+}
+
+// The scale of n > 0 elements; not finite where one of them is not. `clip` limits it to so many standard deviations
+// where these are not 0; 0 does not.
+inline float scale_of(Norm norm, float clip, const float* x, std::int64_t n) {
+  if (clip > 0) {
+    const Moments both = moments_of(x, n);
+    const float limit = clip * both.deviation;
+    return limit > 0 && limit < both.largest ? limit : both.largest;
+  }
+  if (norm == Norm::max) return std::bit_cast<float>(largest(x, n));
+  if (norm == Norm::l2) return rounded(std::sqrt(sum(x, n, [](double v) { return v * v; })));
+  return rounded(sum(x, n, [](double v) { return std::fabs(v); }) / static_cast<double>(n));
 }
 
 }  // namespace laconic::LACONIC_TARGET

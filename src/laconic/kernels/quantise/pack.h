@@ -1,4 +1,5 @@
-// Codes [sign 1 | level bits - 1] as bytes and back, 128 at a time: in `bits` bits each, or ternary ones five in a byte.
+// Codes [sign 1 | level bits - 1] as bytes and back, a block at a time: in `bits` bits each, or ternary ones five to a
+// byte.
 #pragma once
 
 #include "laconic/kernels/bitpack/ternary.h"
@@ -6,7 +7,8 @@
 
 namespace laconic::LACONIC_TARGET {
 
-// 128 codes fill 16 bits bytes, so every block starts at a byte. Code is the least of uint8 and uint16 that holds a code: eight or four of them lie in a word of 64 bits.
+// A block of codes is a whole number of bytes, so every block starts at one. Code is the least of uint8 and uint16 that
+// holds a code: eight or four of them lie in a word of 64 bits.
 template <class Code>
 struct Packing {
   static constexpr int block = Dither::block, lanes = 8 / sizeof(Code), width = 8 * sizeof(Code);
@@ -19,9 +21,27 @@ struct Packing {
 
   std::int64_t nbytes(std::int64_t n) const { return (n * bits + 7) / 8; }
 
-  // Writes the bytes of `count` codes; `codes` has a whole block, of which the rest is zero.
-  void pack(const Code* codes, std::int64_t count, std::uint8_t* to) const {
-    std::uint8_t bytes[block * sizeof(Code) + 16];
+  // Bytes that may be written or read beyond a block.
+  static constexpr std::int64_t slack = 8;
+
+  // Writes the bytes of `count` codes; `codes` has a whole block, of which the rest is zero. `end`: of the wire.
+  void pack(const Code* codes, std::int64_t count, std::uint8_t* to, const std::uint8_t* end) const {
+    if (count == block && end - to >= nbytes(block) + slack) return pack_block(codes, to);
+    std::uint8_t bytes[block * sizeof(Code) + slack];
+    pack_block(codes, bytes);
+    std::memcpy(to, bytes, static_cast<std::size_t>(nbytes(count)));
+  }
+
+  // Reads the bytes of `count` codes into a whole block, of which the rest becomes anything.
+  void unpack(const std::uint8_t* from, std::int64_t count, const std::uint8_t* end, Code* codes) const {
+    if (count == block && end - from >= nbytes(block) + slack) return unpack_block(from, codes);
+    std::uint8_t bytes[block * sizeof(Code) + slack] = {};
+    std::memcpy(bytes, from, static_cast<std::size_t>(nbytes(count)));
+    unpack_block(bytes, codes);
+  }
+
+ private:
+  void pack_block(const Code* codes, std::uint8_t* bytes) const {
     for (int at = 0, group = 0; at < block; at += 8, group += bits) {
       std::uint64_t words[sizeof(Code)];
       std::memcpy(words, codes + at, sizeof words);
@@ -33,13 +53,9 @@ struct Packing {
         std::memcpy(bytes + group + used / 8, words + 1, 8);
       }
     }
-    std::memcpy(to, bytes, static_cast<std::size_t>(nbytes(count)));
   }
 
-  // Reads the bytes of `count` codes into a whole block, of which the rest becomes zero or padding.
-  void unpack(const std::uint8_t* from, std::int64_t count, Code* codes) const {
-    std::uint8_t bytes[block * sizeof(Code) + 16] = {};
-    std::memcpy(bytes, from, static_cast<std::size_t>(nbytes(count)));
+  void unpack_block(const std::uint8_t* bytes, Code* codes) const {
     for (int at = 0, group = 0; at < block; at += 8, group += bits) {
       std::uint64_t words[sizeof(Code)];
       std::memcpy(words, bytes + group, 8);
@@ -53,7 +69,6 @@ struct Packing {
     }
   }
 
- private:
 #if defined(__BMI2__)
   std::uint64_t packed(std::uint64_t word) const { return _pext_u64(word, mask); }
   std::uint64_t unpacked(std::uint64_t word) const { return _pdep_u64(word, mask); }
@@ -75,41 +90,46 @@ struct Packing {
 template <class Code>
 class BitWriter {
  public:
-  BitWriter(std::uint8_t* to, int bits) : to(to), packing(bits) {}
+  BitWriter(std::uint8_t* to, const std::uint8_t* wire_end, int bits) : to(to), wire_end(wire_end), packing(bits) {}
 
   void put(const Code* codes, std::int64_t count) {
-    packing.pack(codes, count, to);
+    packing.pack(codes, count, to, wire_end);
     to += packing.nbytes(count);
   }
   std::uint8_t* end() { return to; }
 
  private:
   std::uint8_t* to;
+  const std::uint8_t* wire_end;
   Packing<Code> packing;
 };
 
 template <class Code>
 class BitReader {
  public:
-  BitReader(const std::uint8_t* from, int bits) : from(from), packing(bits) {}
+  BitReader(const std::uint8_t* from, const std::uint8_t* wire_end, int bits)
+      : from(from), wire_end(wire_end), packing(bits) {}
 
   const Code* get(std::int64_t count) {
-    packing.unpack(from, count, codes);
+    packing.unpack(from, count, wire_end, codes);
     from += packing.nbytes(count);
     return codes;
   }
 
  private:
   const std::uint8_t* from;
+  const std::uint8_t* wire_end;
   Packing<Code> packing;
   Code codes[Dither::block];
 };
 
 // The level of a ternary code [sign 1 | level 1], and back.
-inline std::int32_t ternary_level(std::uint32_t code) { return (code & 1) ? 1 - static_cast<std::int32_t>(code & 2) : 0; }
+inline std::int32_t ternary_level(std::uint32_t code) {
+  return (code & 1) ? 1 - static_cast<std::int32_t>(code & 2) : 0;
+}
 inline std::uint32_t ternary_code(std::int32_t level) { return static_cast<std::uint32_t>(level) & 3; }  // 1 or [1 | 1]
 
-// Five blocks of 128 are 128 bytes: levels wait until so many are there.
+// Five blocks are a whole number of bytes: levels wait until so many are there.
 template <class Code>
 class Base3Writer {
  public:

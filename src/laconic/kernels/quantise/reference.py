@@ -12,7 +12,7 @@ from laconic.core.errors import NonFiniteError, WireError
 from laconic.core.layout import Segments
 from laconic.kernels.bitpack import pack_bits, pack_ternary, unpack_bits, unpack_ternary
 from laconic.kernels.philox import dither24
-from laconic.kernels.quantise.form import Form
+from laconic.kernels.quantise.form import Form, Measure
 
 ONE = 65536.0  # native code works with fixed-point numbers of 16 bits behind the point; y is in their unit
 TINY, ENLARGE = 2.0**-60, 2.0**100  # below, a bucket is enlarged, for 1 / scale to be a float
@@ -27,42 +27,45 @@ def not_finite(number: int, segments: Segments) -> NonFiniteError:
     )
 
 
-def norms(x: Tensor, segments: Segments, form: Form, norm: str) -> Tensor:
+def norms(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor:
     """Float32 (B,): one a bucket."""
-    return torch.cat([x[:0], *(scales_of(view, form, norm) for view in segments.views(x))])
+    return torch.cat([x[:0], *(scales_of(view, form, measure) for view in segments.views(x))])
 
 
-def scales_of(x: Tensor, form: Form, norm: str) -> Tensor:
+def scales_of(x: Tensor, form: Form, measure: Measure) -> Tensor:
     """The norm of each bucket of one tensor; not finite where an element is not."""
     n, size = x.numel(), form.bucket or max(x.numel(), 1)
     buckets = pad(x, (0, -n % size)).view(-1, size)
-    if norm == "max":
+    if measure.norm == "max":
         bits = buckets.view(torch.int32) & 0x7FFFFFFF
-        return bits.amax(dim=1).view(torch.float32) if n else x[:0]
+        largest = bits.amax(dim=1).view(torch.float32) if n else x[:0]
+        if not measure.clip:
+            return largest
+        parts = [deviation_of(bucket) for bucket in torch.split(x, size)] if n else []
+        limit = measure.clip * torch.stack([largest.new_zeros(()), *parts])[1:]
+        return torch.where((limit > 0) & (limit < largest), limit, largest)
     wide = buckets.double()
-    if norm == "l2":
+    if measure.norm == "l2":
         value = wide.square().sum(dim=1).sqrt()
     else:
-        value = wide.abs().sum(dim=1) / per_bucket(n, size).to(x.device)
+        counts = (n - torch.arange(0, n, size, device=x.device)).clamp(max=size)
+        value = wide.abs().sum(dim=1) / counts
     return torch.where(torch.isfinite(value), value.clamp(max=LARGEST), torch.nan).to(torch.float32)
 
 
-def per_bucket(n: int, size: int) -> Tensor:
-    """How many of n elements lie in each bucket of so many."""
-    starts = torch.arange(0, n, size)
-    return (n - starts).clamp(max=size)
+def deviation_of(x: Tensor) -> Tensor:
+    """Population standard deviation of n > 0 elements, exactly 0 where they are equal."""
+    shifted = x.double() - x[0].double()
+    variance = (shifted.square().sum() - shifted.sum().square() / x.numel()) / x.numel()
+    return variance.clamp(min=0).sqrt().clamp(max=LARGEST).to(torch.float32)
 
 
 def moments(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
-    """Population standard deviation and largest |x| of each tensor."""
-    deviations, largest = [x.new_zeros(0)], [x.new_zeros(0)]
-    for view in segments.views(x):
-        shifted = view.double() - view[:1].double()  # exactly 0 where x is constant
-        n = max(view.numel(), 1)
-        variance = (shifted.square().sum() - shifted.sum().square() / n) / n
-        deviations.append(variance.clamp(min=0).sqrt().clamp(max=LARGEST).to(torch.float32).view(1))
-        largest.append(scales_of(view, Form(1), "max") if view.numel() else view.new_zeros(1))
-    return torch.cat(deviations), torch.cat(largest)
+    """Population standard deviation and largest |x| of each tensor; 0 of an empty one."""
+    zero, views = x.new_zeros(1), segments.views(x)
+    deviations = [deviation_of(view).view(1) if view.numel() else zero for view in views]
+    largest = [scales_of(view, Form(1), Measure()) if view.numel() else zero for view in views]
+    return torch.cat([zero[:0], *deviations]), torch.cat([zero[:0], *largest])
 
 
 def quantise(
@@ -70,13 +73,11 @@ def quantise(
     segments: Segments,
     keys: Sequence[int],
     form: Form,
-    norm: str,
-    scales: Tensor | None,
-    floors: Tensor | None,
+    measure: Measure,
 ) -> Tensor:
     """Uint8 (m,): the wires of the tensors, one after the other."""
     parts = [x.new_empty(0, dtype=torch.uint8)]
-    for view, scale, level in encoded(x, segments, keys, form, norm, scales, floors):
+    for view, scale, level in encoded(x, segments, keys, form, measure):
         if form.packing == "base3":
             body = pack_ternary(level)
         else:
@@ -91,13 +92,11 @@ def quantise_levels(
     segments: Segments,
     keys: Sequence[int],
     form: Form,
-    norm: str,
-    scales: Tensor | None,
-    floors: Tensor | None,
+    measure: Measure,
 ) -> tuple[Tensor, Tensor]:
     """Scales float32 (B,) and signed levels int32 (K,)."""
     made, levels = [x[:0]], [x.new_empty(0, dtype=torch.int32)]
-    for _, scale, level in encoded(x, segments, keys, form, norm, scales, floors):
+    for _, scale, level in encoded(x, segments, keys, form, measure):
         made.append(scale)
         levels.append(level)
     return torch.cat(made), torch.cat(levels)
@@ -108,21 +107,19 @@ def encoded(
     segments: Segments,
     keys: Sequence[int],
     form: Form,
-    norm: str,
-    scales: Tensor | None,
-    floors: Tensor | None,
+    measure: Measure,
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     """View, scales and signed levels of each tensor."""
     views, buckets = segments.views(x), [form.buckets_in(n) for n in segments.sizes]
-    if scales is None:
-        given = [scales_of(view, form, norm) for view in views]
+    if measure.scales is None:
+        given = [scales_of(view, form, measure) for view in views]
     else:
-        given = list(torch.split(scales, buckets)) if buckets else []
+        given = list(torch.split(measure.scales, buckets)) if buckets else []
     for number, (view, scale) in enumerate(zip(views, given, strict=True)):
         if not bool(torch.isfinite(view).all()) or not bool(torch.isfinite(scale).all()):
             raise not_finite(number, segments)
-    if floors is not None:
-        least = torch.split(floors, buckets) if buckets else ()
+    if measure.floors is not None:
+        least = torch.split(measure.floors, buckets) if buckets else ()
         views = [
             torch.where(view.abs() < spread(floor, view, form), 0.0, view)
             for view, floor in zip(views, least, strict=True)

@@ -1,8 +1,8 @@
-// One tensor in blocks of 128 elements and buckets of any size: its scales, its codes, and back.
+// One tensor in blocks of elements and buckets of any size: its scales, its codes, and back.
 #pragma once
 
-#include "laconic/kernels/quantise/grid.h"
 #include "laconic/kernels/quantise/norm.h"
+#include "laconic/kernels/quantise/round.h"
 
 namespace laconic::LACONIC_TARGET {
 
@@ -25,27 +25,31 @@ template <class Code, class Grid, class Next, class Put>
 bool encode_tensor(const float* x, std::int64_t n, Buckets buckets, Grid grid, int bits, std::uint64_t key, bool look,
                    Next next, Put put) {
   const Dither dither(key);
-  std::uint16_t upper[Dither::block];
+  std::uint16_t carry[Dither::block];
   Code codes[Dither::block] = {};
   std::int64_t bucket_end = 0;
-  Measure now;
+  Rounding<Grid> by(grid, bits, 0);
+  float floor = 0;
   for (std::int64_t first = 0; first < n; first += Dither::block) {
     const std::int64_t end = std::min(first + Dither::block, n);
-    dither.upper(static_cast<std::uint64_t>(first / Dither::block), upper);
+    fetch(x + first, Dither::block);
+    dither.carry(static_cast<std::uint64_t>(first / Dither::block), carry);
     for (std::int64_t from = first, to; from < end; from = to) {
       if (from == bucket_end) {
         bucket_end = buckets.end(from, n);
-        now = next(from, bucket_end - from);
+        const Measure now = next(from, bucket_end - from);
         if (!std::isfinite(now.scale)) return false;
+        by = Rounding<Grid>(grid, bits, now.scale);
+        floor = now.floor;
       }
       to = std::min(end, bucket_end);
       if (look && largest(x + from, to - from) >= infinite) return false;
       const std::int64_t at = from - first;
-      encode(x + from, static_cast<int>(to - from), now.scale, grid, bits, dither, from, upper + at, codes + at);
-      if (now.floor > 0)
-        for (std::int64_t i = from; i < to; ++i) codes[i - first] = std::fabs(x[i]) < now.floor ? 0 : codes[i - first];
+      encode(x + from, static_cast<int>(to - from), by, dither, from, carry + at, codes + at);
+      if (floor > 0)
+        for (std::int64_t i = from; i < to; ++i) codes[i - first] = std::fabs(x[i]) < floor ? 0 : codes[i - first];
     }
-    std::fill(codes + (end - first), codes + Dither::block, Code{0});
+    if (end - first < Dither::block) std::fill(codes + (end - first), codes + Dither::block, Code{0});
     put(codes, end - first);
   }
   return true;
