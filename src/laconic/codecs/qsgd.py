@@ -55,11 +55,11 @@ class QSGD(Quantiser):
     status: ClassVar[Status] = "verified"
     examples: ClassVar[tuple[str, ...]] = (
         "qsgd()",
+        "qsgd(levels=1, bucket=0, norm='l2', coding='rice')",
         "qsgd(levels=1, bucket=100)",
         "qsgd(levels=127, bucket=4096)",
         "qsgd(levels=5, bucket=0, norm='l2')",
         "qsgd(levels=1000, bucket=77, norm='l2')",
-        "qsgd(levels=1, bucket=0, norm='l2', coding='rice')",
         "qsgd(levels=9, bucket=100, coding='rice')",
         "qsgd(levels=1, coding='elias')",
         "qsgd(levels=40, bucket=0, norm='l2', coding='elias')",
