@@ -95,10 +95,12 @@ def wire() -> str:
 
 
 def methods() -> str:
-    """Every registered name, by the first of its specs that `laconic methods` lists."""
+    """The methods, by the first of their specs that `laconic methods` lists."""
     lines = ["| name | bits a parameter | times smaller | what it sends | paper |", "|---|---|---|---|---|"]
     for _, found in groupby(entries(), key=lambda entry: entry.name):
         entry = next(found)
+        if entry.kind != "paper":
+            continue
         size = cells(entry)
         lines.append(f"| `{entry.spec}` | {size[0]} | {size[1]} | {entry.sends} | {entry.paper} |")
     return "\n".join(lines)
