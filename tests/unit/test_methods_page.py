@@ -50,9 +50,12 @@ def test_figures_are_what_is_measured(spec: str) -> None:
     assert bits(spec, GRADIENT) == pytest.approx(kept.bits, rel=0.005), AGAIN
     found = distortion(lift(spec), *flat(MATRICES), LATE, keys=3)
     assert (found is None) == (kept.error is None), AGAIN
-    if found is not None:  # 3 keys of a hundred thousand entries each, against 64: within some percent
-        assert found.error == pytest.approx(kept.error, rel=0.1, abs=1e-12), AGAIN
-        assert found.bound == pytest.approx(kept.bound, rel=1e-4, abs=1e-12), AGAIN
+    if found is None:
+        return
+    assert found.bound == pytest.approx(kept.bound, rel=1e-4, abs=1e-12), AGAIN
+    if found.error != pytest.approx(kept.error, rel=0.1, abs=1e-12):  # 3 keys are few for a wild codec
+        found = distortion(lift(spec), *flat(MATRICES), LATE)
+        assert found is not None and found.error == pytest.approx(kept.error, rel=0.005), AGAIN
 
 
 @pytest.mark.parametrize("entry", [entry for entry in entries() if entry.measured], ids=lambda e: e.spec)
