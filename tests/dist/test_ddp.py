@@ -405,7 +405,7 @@ def broken():
 def test_an_error_in_the_thread_surfaces_in_backward(pool):
     answers = pool.fresh(2, broken, timeout_s=60)
     assert "ZeroDivisionError" in answers[0].value[1] and "rank 0" in answers[0].value[1]
-    assert "rank 1" in answers[1].value[1], "the other rank hears of it too, at its group's timeout at the latest"
+    assert "rank 1" in answers[1].value[1], "the other rank hears of it, at its group's timeout at the latest"
 
 
 def hooks_and_groups():
@@ -470,8 +470,10 @@ def never_used(spec):
     optimizer.zero_grad()
     before = flat(model.module.first)
     optimizer.step()  # without a backward pass there is nothing to apply
-    return torch.equal(start[0], flat(model.module.third)), torch.equal(start[1], before), torch.equal(
-        before, flat(model.module.first)
+    return (
+        torch.equal(start[0], flat(model.module.third)),
+        torch.equal(start[1], before),
+        torch.equal(before, flat(model.module.first)),
     )
 
 
@@ -498,7 +500,8 @@ def sparse_moves(spec):
 def test_sparse_embeddings_keep_their_momentum_under_dgc(pool):
     """At a density near 1 without masking DGC is momentum SGD, for sparse gradients too."""
     dense = pool.run(2, sparse_moves, "dense()")[0]
-    for spec in ("dgc(density=0.9999, masking=False)", "dgc(density=0.9, warmup_steps=4, warmup=[1.0, 0.95])"):
+    warming = "dgc(density=0.9, warmup_steps=4, warmup=[1.0, 0.95])"
+    for spec in ("dgc(density=0.9999, masking=False)", warming):
         assert pool.run(2, sparse_moves, spec)[0] == pytest.approx(dense, rel=0.2)
 
 
