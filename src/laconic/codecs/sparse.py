@@ -23,8 +23,9 @@ from laconic.codecs.framing import (
 from laconic.codecs.indices.raw32 import Raw32
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
-from laconic.core.layout import Segments
+from laconic.core.layout import Layout, Segments
 from laconic.core.selector import IndexCoding, Selector
+from laconic.core.turn import Turn
 
 VALUES = 0x9E3779B97F4A7C15  # apart from the selector's draws, those of the values have keys of their own
 DENSE, RAW32 = Dense(), Raw32()
@@ -45,6 +46,9 @@ class Sparse(Codec):
 
         keys         uint64 (s,)
         values       as above
+
+    There ranks share the keys of the positions, so that all choose the same entries, but not those of the
+    values: independent rounding errors average out.
 
     A wire is a message of one tensor: 8 + m + 4 k bytes with dense values. Nothing is chosen across tensors.
     Error: with d the selector's omega and w that of the values, at most d of |x|^2 is left out, and w of the
@@ -99,10 +103,19 @@ class Sparse(Codec):
         return self.clear_segments_(wire, Segments.whole(memory.numel()), memory)
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
+        return self._message(x, segments, keys, keys)
+
+    def encode_layout(self, x: Tensor, layout: Layout, turn: Turn) -> Tensor:
+        own = [turn.own(name) for name in layout.names]
+        common = [turn.common(name) for name in layout.names]
+        return self._message(x, layout.segments, common if self.select.replayable else own, own)
+
+    def _message(self, x: Tensor, segments: Segments, keys: Sequence[int], drawn: Sequence[int]) -> Tensor:
+        """Positions by `keys`, which may travel; values by `drawn`, which decoding does without."""
         indices, counts = self.select.select_segments(x, segments, keys)
         chosen = kernels.gather(x, segments, indices, counts)
         units = Segments.consecutive(counts.tolist())
-        values = self.values.encode_segments(chosen, units, [key ^ VALUES for key in keys])
+        values = self.values.encode_segments(chosen, units, [key ^ VALUES for key in drawn])
         if self.select.replayable:
             return torch.cat([keys_bytes(keys).to(x.device), values])
         positions = self.indices.encode(indices, counts, segments)

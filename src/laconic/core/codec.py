@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from laconic.core.errors import WireError
-from laconic.core.layout import Segments
+from laconic.core.layout import Layout, Segments
 from laconic.core.spec import Spec
+from laconic.core.turn import Turn
 
 
 class Codec(Spec):
@@ -80,6 +81,10 @@ class Codec(Spec):
             return torch.cat(wires) if wires else x.new_empty(0, dtype=torch.uint8)
         lengths = torch.tensor([wire.numel() for wire in wires], dtype=torch.int32, device=x.device)
         return torch.cat([lengths.view(torch.uint8), *wires])
+
+    def encode_layout(self, x: Tensor, layout: Layout, turn: Turn) -> Tensor:
+        """One message of these tensors of flat x, with this rank's own keys: ranks round independently."""
+        return self.encode_segments(x, layout.segments, [turn.own(name) for name in layout.names])
 
     def decode_segments_add_(
         self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0

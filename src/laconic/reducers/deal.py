@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout
+from laconic.core.turn import Turn
 from laconic.reducers.reducer import Sent, SentMessage
 
 
@@ -63,9 +64,9 @@ class Deal:
         served = tuple(bucket.named(each) for each in names)
         return cls(bucket, served, Layout.of((entry.name, entry.shape) for entry in served[rank]))
 
-    def encode(self, x: Tensor, codec: Codec, key: Callable[[str], int]) -> list[Tensor]:
+    def encode(self, x: Tensor, codec: Codec, turn: Turn) -> list[Tensor]:
         """Flat x in the bucket's coordinates as one message to each rank, as `message` makes it."""
-        return [message(x, part, codec, key) for part in self.served]
+        return [message(x, part, codec, turn) for part in self.served]
 
     def share(self, wires: list[Tensor], codec: Codec) -> Dealt:
         """What these messages are of this rank's x."""
@@ -73,8 +74,8 @@ class Deal:
         return Dealt(tuple(SentMessage(codec, wire, part.segments) for wire, part in parts if part.numel))
 
 
-def message(x: Tensor, layout: Layout, codec: Codec, key: Callable[[str], int]) -> Tensor:
+def message(x: Tensor, layout: Layout, codec: Codec, turn: Turn) -> Tensor:
     """Wire of these tensors of flat x: one byte where none has an element, empty where there is none."""
     if not layout.numel:
         return x.new_zeros(min(1, len(layout)), dtype=torch.uint8)
-    return codec.encode_segments(x, layout.segments, [key(name) for name in layout.names])
+    return codec.encode_layout(x, layout, turn)

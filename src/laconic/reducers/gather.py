@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
-from laconic.codecs.sparse import Sparse
 from laconic.comm.comm import Comm
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError, WireError
@@ -75,13 +74,12 @@ class _Gather(BoundReducer):
     ) -> Sent | None:
         codec, units = self.spec.message.at(turn.step), self.spec.units(layout)
         segments = units.segments
-        key = turn.common if draws_alike(codec) else turn.own
         if x is out and not kernels.all_finite(x, segments):  # a gradient that no feedback has looked at
             x = None
         if x is None:
             wire = told = out.new_empty(0, dtype=torch.uint8)  # an empty message: not finite
         else:
-            wire = codec.encode_segments(x, segments, [key(name) for name in units.names])
+            wire = codec.encode_layout(x, units, turn)
             told = wire if segments.numel else out.new_zeros(1, dtype=torch.uint8)  # nothing, but finite
         wires = self.comm.all_gather(told)
         if any(each.numel() == 0 for each in wires):
@@ -94,8 +92,3 @@ class _Gather(BoundReducer):
                 except WireError as error:
                     raise WireError(f"the message that rank {rank} sent is damaged: {error}") from error
         return SentMessage(codec, wire, segments)
-
-
-def draws_alike(codec: Codec) -> bool:
-    """True where ranks should draw with one key: so that all choose the same random entries."""
-    return isinstance(codec, Sparse) and codec.select.replayable

@@ -13,7 +13,7 @@ The server's residual e is there only where `down` needs feedback; else e = 0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -25,14 +25,14 @@ from laconic.core.codec import Codec
 from laconic.core.errors import SpecError, WireError
 from laconic.core.layout import Layout, Segments
 from laconic.core.spec import Status
-from laconic.core.turn import Turn
+from laconic.core.turn import Turn, mix
 from laconic.feedback.contraction import safe_gain
 from laconic.feedback.memory import Memory
 from laconic.feedback.pending import Pending
 from laconic.reducers.deal import Deal, homes, message
-from laconic.reducers.gather import draws_alike
 from laconic.reducers.reducer import BoundReducer, Reducer, Sent
 
+ANSWER = 0x5E71  # sets the keys of answers apart
 LARGE = 1 << 20  # elements of a tensor that shows whether a codec is exact
 
 
@@ -105,8 +105,7 @@ class _Server(BoundReducer):
         if x is out and not kernels.all_finite(x, layout.segments):  # no feedback has looked at it
             x = None
         nothing = out.new_empty(0, dtype=torch.uint8)
-        key = turn.common if draws_alike(up) else turn.own
-        wires = [nothing] * self._comm.size if x is None else deal.encode(x, up, key)
+        wires = [nothing] * self._comm.size if x is None else deal.encode(x, up, turn)
         came = self._comm.all_to_all(wires)
         answer = self._serve(came, deal.home, up, down, turn)
         answers = self._comm.all_gather(nothing if answer is None else answer)
@@ -132,7 +131,7 @@ class _Server(BoundReducer):
         if not kernels.all_finite(x, segments):
             return None
         # Keys of its own: with those of this rank's up-message the two roundings would not be independent.
-        answer = message(x, home, down, lambda name: turn.own(f"server/{name}"))
+        answer = message(x, home, down, replace(turn, seed=mix(turn.seed, ANSWER)))
         if self._residual is not None and home.numel:
             self._pending.add(down.decode_segments_add_(answer, segments, x, -1.0), home, turn.step)
         return answer
