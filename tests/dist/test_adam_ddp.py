@@ -91,6 +91,7 @@ def inf_on_one_rank(spec, when):
         scaler.step(optimizer)
         scaler.update()
         stepped.append(not torch.equal(before, flat(model)))
+    handle.remove()  # ends with a round
     return stepped, agree(model)
 
 
@@ -99,7 +100,7 @@ def inf_on_one_rank(spec, when):
 def test_a_grad_scaler_skips_the_same_step_on_every_rank(pool, spec, when):
     for stepped, same in pool.run(2, inf_on_one_rank, spec, when):
         assert stepped == [step != when for step in range(10)]
-        assert same or spec == ZERO
+        assert same
 
 
 def stop_and_go(spec):

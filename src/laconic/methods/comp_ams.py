@@ -40,10 +40,11 @@ AMSGRAD = Asks("laconic.optim.AMSGrad, or torch.optim.Adam or AdamW with amsgrad
 def comp_ams(what: Any = TOPK) -> Method:
     """c_i = C(g_i + e_i);   e_i = g_i + e_i - c_i;   AMSGrad steps along the mean of c_i.
 
-    `what`: a codec, selector or reducer that error feedback can carry, such as `topk(density=0.01)` or
-    `sign()`, the two of the paper; `dense()` is AMSGrad on the exact mean. Tensors of one dimension are
-    summed as they are. Needs `laconic.optim.AMSGrad`, or Adam or AdamW with `amsgrad=True`: sparse gradients
-    make v lumpy, and only its maximum is a safe scale. Payload: that of `what`.
+    `what`: a codec, selector or reducer, such as `topk(density=0.01)` or `sign()`, the two of the paper;
+    `dense()` is AMSGrad on the exact mean, and with an unbiased codec there is no feedback, e_i = 0. Tensors
+    of one dimension are summed as they are. Needs `laconic.optim.AMSGrad`, or Adam or AdamW with
+    `amsgrad=True`: sparse gradients make v lumpy, and only its maximum is a safe scale. Payload: that of
+    `what`.
 
     >>> comp_ams(TopK(density=0.05))
     comp_ams(what=topk(density=0.05))

@@ -8,13 +8,10 @@ from __future__ import annotations
 from laconic.codecs.sign import Sign
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
-from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.optim.frozen_adam import FrozenAdam
 from laconic.optim.local import Local
 from laconic.reducers.dense_first import DenseFirst
-from laconic.reducers.server import Server
-from laconic.reducers.sum import Sum
-from laconic.strategies.method import Method, Route, everything, matrices, method, routes
+from laconic.strategies.method import Method, Route, everything, method, routes
 
 SIGN = Sign()
 
@@ -46,6 +43,5 @@ def onebit_adam(warmup_steps: int = 1000, what: Codec = SIGN) -> Method:
     """
     if warmup_steps < 1:
         raise SpecError(f"warmup_steps must be 1 or more, got {warmup_steps}: Adam's v is learnt in them")
-    momentum = routes(Route(matrices, Server(what, what), ErrorFeedback()), Route(everything, Sum()))
-    rule = FrozenAdam(warmup_steps, momentum)
+    rule = FrozenAdam(warmup_steps, what)
     return routes(Route(everything, DenseFirst(Local(), warmup_steps), rule=rule))

@@ -21,6 +21,7 @@ CUTOFF = Cutoff()
 
 
 def _build(parameters: list[Tensor], lr: float | None, weight_decay: float) -> Optimizer:
+    # l1 stands where weight decay would
     return QRDAAdaGrad(regularised(parameters, l1=1e-5), lr=0.01 if lr is None else lr)
 
 

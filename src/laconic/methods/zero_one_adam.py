@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from laconic.codecs.sign import Sign
 from laconic.core.codec import Codec
-from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.optim.local import Local
 from laconic.optim.local_adam import LocalAdam
 from laconic.optim.rounds import Rounds
-from laconic.reducers.server import Server
-from laconic.reducers.sum import Sum
-from laconic.strategies.method import Method, Route, everything, matrices, method, routes
+from laconic.strategies.method import Method, Route, everything, method, routes
 
 SIGN = Sign()
 
@@ -41,13 +38,12 @@ def zero_one_adam(
     steps apart at most. At a round m becomes C(mean of the ranks' mean m_i), with feedback both ways, and w
     what that leads to from the last round's w. Matrices go by C = `what`, vectors as they are.
 
-    Between rounds replicas differ, and so do the ranks' checkpoints. Needs `torch.optim.Adam` or `AdamW`;
+    Between rounds replicas differ, and so do the ranks' checkpoints; the handle's `remove()` ends with a
+    round. Steps are the optimiser's: what a GradScaler skips is none. Needs `torch.optim.Adam` or `AdamW`;
     the rest is as with `onebit_adam`. Payload: about 2 bits a parameter and round.
 
     >>> zero_one_adam(400, longest=8)
     zero_one_adam(freeze_steps=400, longest=8)
     """
     rounds = Rounds(freeze_steps, kappa, double_every, longest)
-    momentum = routes(Route(matrices, Server(what, what), ErrorFeedback()), Route(everything, Sum()))
-    rule = LocalAdam(rounds, momentum, routes(Route(everything, Sum())))
-    return routes(Route(everything, Local(), rule=rule))
+    return routes(Route(everything, Local(), rule=LocalAdam(rounds, what)))

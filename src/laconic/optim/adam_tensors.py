@@ -7,7 +7,7 @@ it goes on from them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -18,8 +18,10 @@ from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
 from laconic.strategies.rule import OptimiserView
 
+ADAM = "torch.optim.Adam or AdamW"
 
-def check_adam(optimiser: Optimizer) -> None:
+
+def check_adam(optimiser: Optimizer, missing: Collection[str]) -> None:
     """Raise `AttachError` unless this is a `torch.optim.Adam` or `AdamW` whose step a rule can take."""
     if not isinstance(optimiser, (Adam, AdamW)):
         raise AttachError(
@@ -33,6 +35,11 @@ def check_adam(optimiser: Optimizer) -> None:
                     f"this method takes Adam's step itself and cannot do {setting}={group[setting]!r}: build"
                     f" the optimiser without {setting}"
                 )
+    if missing:
+        raise AttachError(
+            "this method exchanges momentum, not gradients, but the optimiser does not hold"
+            f" {next(iter(missing))}: give all of model.parameters() to one optimiser"
+        )
 
 
 def make_adam(parameters: list[Tensor], lr: float | None, weight_decay: float) -> AdamW:
@@ -64,19 +71,44 @@ class AdamTensors:
         return state
 
     def gradient(self, name: str) -> Tensor:
-        """float32 (n,): this rank's gradient with Adam's L2 decay; zero where there is none."""
+        """float32 (n,): this rank's gradient with Adam's L2 decay."""
         parameter, settings = self._view.parameter(name), self.settings(name)
-        grad = parameter.grad
-        g = torch.zeros_like(parameter) if grad is None else -grad if settings["maximize"] else grad
-        g = g.detach().to(torch.float32)
+        assert parameter.grad is not None
+        g = (-parameter.grad if settings["maximize"] else parameter.grad).detach().to(torch.float32)
         if settings["weight_decay"] and not decoupled(settings, self._view.optimiser):
             g = g.add(parameter.detach().to(torch.float32), alpha=float(settings["weight_decay"]))
         return g.flatten()
+
+    def present(self) -> list[str]:
+        """The tensors that have a gradient, the same on all ranks. The others are left alone, as by Adam."""
+        return [name for name in self.layout.names if self._view.parameter(name).grad is not None]
+
+    def steps(self, name: str) -> float:
+        """How many steps Adam has taken with this tensor."""
+        return float(self.state(name)["step"])
 
     def momentum(self, name: str) -> Tensor:
         """float32 (n,): the first moment."""
         moment: Tensor = self.state(name)["exp_avg"]
         return moment.to(torch.float32).flatten()
+
+    def momentum_with(self, name: str, gradient: Tensor) -> Tensor:
+        """float32 (n,): the first moment that Adam would have after this gradient (n,)."""
+        return torch.lerp(gradient, self.momentum(name), self.b1(name))
+
+    def b1(self, name: str) -> float:
+        """How much of the first moment Adam keeps in a step."""
+        return float(self.settings(name)["betas"][0])
+
+    def count(self, name: str) -> None:
+        """One step more."""
+        step: Tensor = self.state(name)["step"]
+        step.add_(1)
+
+    def rate(self, name: str) -> float:
+        """The learning rate with the first moment's correction."""
+        corrected: float = float(self.settings(name)["lr"]) / (1 - self.b1(name) ** self.steps(name))
+        return corrected
 
     def keep(self, name: str, m: Tensor) -> None:
         """Put a new first moment, float32 (n,), in Adam's state."""
@@ -92,15 +124,15 @@ class AdamTensors:
     def direction(self, name: str, m: Tensor, updates: float) -> Tensor:
         """float32 (n,): m / (sqrt(v / (1 - b2^updates)) + eps), of momentum m (n,).
 
-        Where v is learnt at every step, no entry of this exceeds (1 - b1) / sqrt(1 - b2) or 1 (Kingma and Ba
-        2014, section 2.1). A v that has missed an entry's large gradients has no such bound, and training
-        blows up; so it is put in force here. Where v is zero the direction is: no gradient has told a scale.
+        Where v is learnt at every step no entry of this exceeds (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)), by
+        Cauchy and Schwarz. A v that has missed an entry's large gradients gives no bound, and training blows
+        up; so this one is put in force. Where v is zero the direction is: no gradient has told a scale.
         """
         state, settings = self.state(name), self.settings(name)
         b1, b2 = (float(beta) for beta in settings["betas"])
         held: Tensor = state["max_exp_avg_sq" if settings["amsgrad"] else "exp_avg_sq"]
         v = held.to(torch.float32).flatten()
-        most = max(1.0, (1 - b1) / math.sqrt(1 - b2))
+        most = (1 - b1) / math.sqrt((1 - b2) * (1 - b1**2 / b2)) if b1**2 < b2 else math.inf
         scale = (v / (1 - b2**updates)).sqrt_().add_(float(settings["eps"]))
         move: Tensor = (m / scale).clamp_(-most, most)
         return move.masked_fill_(v == 0, 0.0)

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from laconic.core.codec import Codec
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
-from laconic.feedback.memory import Memory
-from laconic.optim.adam_tensors import AdamTensors, check_adam, make_adam
-from laconic.optim.inner import mean_of, split
+from laconic.optim.adam_tensors import ADAM, AdamTensors, check_adam, make_adam
+from laconic.optim.inner import Inner, both_ways, under, without
 from laconic.optim.rounds import Rounds
-from laconic.strategies.exchange import Exchange
-from laconic.strategies.method import Method
+from laconic.reducers.sum import Sum
+from laconic.strategies.method import Route, everything, routes
 from laconic.strategies.rule import BoundRule, OptimiserView, Rule, Site
 
 
@@ -33,25 +33,24 @@ class LocalAdam(Rule):
 
     and at a round, with C the sum of c_t and w_0 the weights at the round before:
 
-        m = mean of u_i / C by `exchange`     w = w_0 - C * m / D             u_i = 0
+        m = mean of u_i / C by `what`         w = w_0 - C * m / D             u_i = 0
 
     The paper sends u; u / C is the same where the rate does not change, and one rank's residual then never
     outweighs the momentum after the rate has fallen. No m / D exceeds the bound that Adam's has. At a step
-    that learns v, the gradients' mean comes by `dense`, and m and v are Adam's.
+    that learns v, the gradients' exact mean goes into m and v, as Adam's.
     """
 
     rounds: Rounds
-    exchange: Method
-    dense: Method
+    what: Codec
 
     meets_in_step: ClassVar[bool] = True
 
     @property
     def wants(self) -> str:
-        return "torch.optim.Adam or AdamW"
+        return ADAM
 
     def check(self, optimiser: Optimizer, missing: Collection[str]) -> None:
-        check_adam(optimiser)
+        check_adam(optimiser, missing)
 
     def make(self, parameters: list[Tensor], *, lr: float | None, weight_decay: float) -> Optimizer:
         return make_adam(parameters, lr, weight_decay)
@@ -64,99 +63,113 @@ class LocalAdam(Rule):
 class Since:
     """What one tensor has gone through since the last round."""
 
+    steps: float = 0.0
     span: float = 0.0  # C, the sum of c_t
     shrink: float = 1.0  # product of AdamW's decay
     learnt: float = 0.0  # times that v was learnt, since the start
 
 
+KINDS = ("taken", "since/", "moved/", "anchor/")
+
+
 class _Local(BoundRule):
     def __init__(self, spec: LocalAdam, layout: Layout, view: OptimiserView, site: Site) -> None:
         self._rounds = spec.rounds
-        self._adam = AdamTensors(layout, view)
-        self._layout = self._adam.layout
-        self._exchange = Exchange(spec.exchange, self._layout, site.comm, view, site.seed, site.seconds)
-        self._dense = Exchange(spec.dense, self._layout, site.comm, view, site.seed, site.seconds)
-        self._moved = Memory("moved", self._layout)  # u
-        self._anchor = Memory("anchor", self._layout)  # w_0
-        self._since = {name: Since() for name in self._layout.names}
+        self._adam = adam = AdamTensors(layout, view)
+        self._inner = Inner(both_ways(spec.what), adam.layout, view, site)
+        self._dense = Inner(routes(Route(everything, Sum())), adam.layout, view, site)
+        self._taken = -1  # steps of the optimiser so far, as rounds count them; from the first on
+        self._moved = {name: torch.zeros_like(adam.weights(name)) for name in adam.layout.names}  # u
+        self._anchor = {name: adam.weights(name) for name in adam.layout.names}  # w_0
+        self._since: dict[str, Since] = {}
 
     def step_(self, step: int) -> Iterable[str]:
-        gradients = [self._adam.gradient(name) for name in self._layout.names]
-        learns = self._rounds.learns(step)
+        adam = self._adam
+        if self._taken < 0:
+            self._taken = step
+            self._since = {name: Since(learnt=adam.steps(name)) for name in adam.layout.names}
+            self._anchor = {name: adam.weights(name) for name in adam.layout.names}
+        gradients = {name: adam.gradient(name) for name in adam.present()}
+        learns = self._rounds.learns(self._taken)
         if learns:
-            mean = mean_of(gradients, self._dense, step)
-            gradients = self._layout.segments.views(mean)
-        moved = self._moved.flat(self._layout, gradients[0].device)
-        for name, g, u in zip(self._layout.names, gradients, self._layout.segments.views(moved), strict=True):
+            gradients = self._dense.mean(gradients, self._taken)
+        for name, g in gradients.items():
             if learns:
-                self._adam.learn_variance(name, g)
+                adam.learn_variance(name, g)
                 self._since[name].learnt += 1
-            self._move_(name, g, u)
-        if self._rounds.meets(step):
-            anchor = self._anchor.flat(self._layout, moved.device)
-            if not learns:  # else all ranks have moved alike
-                self._meet_(moved, anchor, step)
-            self._part_(moved, anchor)
-        return self._layout.names
+            self._move_(name, g)
+        if learns:  # all ranks have moved alike
+            self._part_(gradients)
+        elif self._rounds.meets(self._taken):
+            self._meet_()
+        self._taken += 1
+        return gradients.keys()
 
-    def _part_(self, moved: Tensor, anchor: Tensor) -> None:
-        """From here every rank goes its own way."""
-        moved.zero_()
-        for name, start in zip(self._layout.names, self._layout.segments.views(anchor), strict=True):
-            start.copy_(self._adam.weights(name))
-            self._since[name] = Since(learnt=self._since[name].learnt)
-
-    def _move_(self, name: str, g: Tensor, u: Tensor) -> None:
+    def _move_(self, name: str, g: Tensor) -> None:
         """One step of this rank's own."""
-        adam, since, b1 = self._adam, self._since[name], float(self._adam.settings(name)["betas"][0])
-        state = adam.state(name)
-        state["step"] += 1
-        m = torch.lerp(g, adam.momentum(name), b1)
+        adam, since = self._adam, self._since[name]
+        m = adam.momentum_with(name, g)
         adam.keep(name, m)
-        c = float(adam.settings(name)["lr"]) / (1 - b1 ** float(state["step"]))
-        u.add_(m, alpha=c)
+        adam.count(name)
+        c = adam.rate(name)
+        self._moved[name].add_(m, alpha=c)
+        since.steps += 1
         since.span += c
         since.shrink *= adam.shrink(name)
         move = adam.direction(name, m, since.learnt)
         adam.take(name, adam.weights(name).mul_(adam.shrink(name)).sub_(move, alpha=c))
 
-    def _meet_(self, moved: Tensor, anchor: Tensor, step: int) -> None:
+    def _meet_(self) -> None:
         """All ranks back to one place: where the mean momentum leads from the last round's."""
-        names, segments, adam = self._layout.names, self._layout.segments, self._adam
-        own = [
-            u / self._since[name].span if self._since[name].span else adam.momentum(name)
-            for name, u in zip(names, segments.views(moved), strict=True)
-        ]
-        mean = segments.views(mean_of(own, self._exchange, step))
-        for name, m, start in zip(names, mean, segments.views(anchor), strict=True):
+        adam = self._adam
+        own = {
+            name: self._moved[name] / since.span if since.span else adam.momentum(name)
+            for name, since in self._since.items()
+            if since.steps
+        }
+        for name, m in self._inner.mean(own, self._taken).items():
             since = self._since[name]
             adam.keep(name, m)
             move = adam.direction(name, m, since.learnt)
-            adam.take(name, (start * since.shrink).sub_(move, alpha=since.span))
+            adam.take(name, (self._anchor[name] * since.shrink).sub_(move, alpha=since.span))
+        self._part_(own)
+
+    def _part_(self, names: Iterable[str]) -> None:
+        """From here every rank goes its own way."""
+        for name in names:
+            self._moved[name].zero_()
+            self._anchor[name] = self._adam.weights(name)
+            self._since[name] = Since(learnt=self._since[name].learnt)
+
+    def close(self) -> None:
+        if any(since.steps for since in self._since.values()):
+            self._meet_()
 
     def state_dict(self) -> dict[str, Tensor]:
-        since = {
-            f"since/{name}": torch.tensor(astuple(past), dtype=torch.float64)
-            for name, past in self._since.items()
+        return {
+            "taken": torch.tensor(self._taken, dtype=torch.float64),
+            **{f"since/{name}": _numbers(self._since.get(name, Since())) for name in self._moved},
+            **{f"moved/{name}": value.clone() for name, value in self._moved.items()},
+            **{f"anchor/{name}": value.clone() for name, value in self._anchor.items()},
+            **self._inner.exchange.state_dict(),
         }
-        memories = self._moved.state_dict() | self._anchor.state_dict()
-        return self._exchange.state_dict() | memories | since
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
-        since, rest = split(state, "since/")
-        own, memories = split(rest, "route", keep=True)
-        for name in self._layout.names:
-            if name not in since or since[name].shape != (3,):
-                raise StateError(f"the saved state has no since/{name}: it is of another model or method")
-        self._moved.check(memories)
-        self._anchor.check(memories)
-        self._exchange.check_state(own)
+        own = {key: value.shape for key, value in self.state_dict().items() if key.startswith(KINDS)}
+        for key in own:
+            if key not in state or state[key].shape != own[key]:
+                raise StateError(f"the saved state has no {key} of this shape: it is of another model")
+        self._inner.exchange.check_state(without(KINDS, state))
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.check_state(state)
-        since, rest = split(state, "since/")
-        own, memories = split(rest, "route", keep=True)
-        self._exchange.load_state_dict(own, step=0)
-        self._moved.load_state_dict(memories)
-        self._anchor.load_state_dict(memories)
-        self._since = {name: Since(*since[name].tolist()) for name in self._layout.names}
+        self._inner.exchange.load_state_dict(without(KINDS, state), step=0)
+        self._taken = int(state["taken"])
+        self._since = {name: Since(*value.tolist()) for name, value in under("since/", state).items()}
+        for own, saved in ((self._moved, under("moved/", state)), (self._anchor, under("anchor/", state))):
+            for name, value in saved.items():
+                own[name] = value.to(own[name].device, torch.float32).clone()
+
+
+def _numbers(since: Since) -> Tensor:
+    return torch.tensor(astuple(since), dtype=torch.float64)

@@ -124,6 +124,9 @@ class Handle:
         Call it on every rank, between steps. Where momentum was applied before the exchange, the optimiser
         starts with none.
         """
+        if self.buckets.fifo.error is None:
+            for rule in self._rules:
+                rule.close()
         self._optimiser.remove()
         self.buckets.fifo.close()
         detach, self._detach = self._detach, ()

@@ -74,6 +74,10 @@ class BoundRule(ABC):
     def step_(self, step: int) -> Iterable[str]:
         """Update tensors in the optimiser's place, at its step `step`; the names of those."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Called on every rank before the rule goes, between steps: leave replicas equal."""
+
     def state_dict(self) -> dict[str, Tensor]:
         """State of this rank, "<kind>/<tensor name>" to a tensor."""
         return {}
@@ -93,3 +97,6 @@ class OnlyAsks(BoundRule):
 
     def step_(self, step: int) -> Iterable[str]:
         return ()
+
+    def close(self) -> None:
+        """Replicas are equal."""

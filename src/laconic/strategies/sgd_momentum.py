@@ -71,6 +71,9 @@ class _Momentum(BoundRule):
             self._update_(name, parameter, self._view.settings(name))
         return present.keys()
 
+    def close(self) -> None:
+        """Replicas are equal."""
+
     @torch.no_grad()
     def _update_(self, name: str, parameter: Tensor, group: Mapping[str, Any]) -> None:
         rate = float(group["lr"]) * (-1 if group["maximize"] else 1)

@@ -8,6 +8,7 @@ residual. So the rank is part of every key, and a state of another rank, size, m
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -102,7 +103,7 @@ def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[RankState]:
 
 def _carried(key: str, values: list[Tensor]) -> Tensor:
     """What every new rank gets of one tensor of all old ranks."""
-    if key.split("/")[1:2] != ["once"]:
+    if not re.match(r"(rule\d+/)?route\d+/once/", key):
         return torch.stack(values).mean(dim=0)
     held = torch.zeros_like(values[0])
     for value in values:  # the first that is not zero: their sum, unless they have been resized already
