@@ -128,16 +128,19 @@ def test_the_l1_step_is_the_minimum() -> None:
     torch.testing.assert_close(found, best, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("make", [AMSGrad, QCMDAdaGrad, QRDAAdaGrad])
-def test_a_saved_state_goes_on_bit_for_bit(make) -> None:  # type: ignore[no-untyped-def]
-    w, again = Parameter(torch.ones(3)), Parameter(torch.ones(3))
-    first, second = make([w]), make([again])
-    for t in range(6):
-        w.grad = torch.tensor([0.1, -0.2, 0.3]) * (t + 1)
-        if t == 3:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("make", "settings"), [(AMSGrad, {}), (QCMDAdaGrad, {"l1": 0.01}), (QRDAAdaGrad, {"l1": 0.01})]
+)
+def test_a_saved_state_goes_on_bit_for_bit(make, settings, dtype) -> None:  # type: ignore[no-untyped-def]
+    w, again = (Parameter(torch.linspace(-0.1, 0.1, 40, dtype=dtype)) for _ in range(2))
+    first, second = make([w], **settings), make([again], **settings)
+    for t in range(600):
+        w.grad = torch.randn(40, generator=torch.Generator().manual_seed(t)).to(dtype)
+        if t == 300:
             again.data.copy_(w.data)
             second.load_state_dict(copy.deepcopy(first.state_dict()))
-        if t >= 3:
+        if t >= 300:
             again.grad = w.grad.clone()
             second.step()
         first.step()

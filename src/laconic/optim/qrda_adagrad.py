@@ -60,13 +60,12 @@ class QRDAAdaGrad(Optimizer):
     def _update_(self, w: Tensor, lr: float, l1: float, l2: float, delta: float) -> None:
         state = self.state[w]
         if not state:
-            state["rates"] = torch.zeros((), dtype=torch.float64)
+            state["rates"] = 0.0  # a number, which loading leaves as it is: tensors take the weights' dtype
             state["sum"] = torch.zeros_like(w)
             state["dual"] = torch.zeros_like(w)
             state["start"] = w.detach().clone()
         g = w.grad
-        state["rates"] += lr
-        c = float(state["rates"])
+        c = state["rates"] = state["rates"] + lr
         seen = state["sum"].addcmul_(g, g)
         h = seen.sqrt().add_(delta)
         z = state["start"] - state["dual"].add_(g, alpha=lr) / h
