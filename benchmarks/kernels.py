@@ -3,58 +3,29 @@
     python -m benchmarks.kernels            15 rounds; writes benchmarks/results/kernels.json
     python -m benchmarks.kernels --quick    4 rounds; writes nothing
 
-25 M elements at density 0.001. Machines are noisy and shared, so times are CPU time of the one thread that
-works: what others take of the core is left out, what they take of the memory bus is not. In every round each
-path is timed once beside `copy_`; the figure is the median over rounds of the ratio inside a round, and the
-ratio of the least times stands beside it.
+25 M elements at density 0.001; `benchmarks/timing.py` says how times are taken.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import math
 import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from benchmarks.machine import machine
 from benchmarks.resnet50 import SIZES
+from benchmarks.timing import Call, Row, ratio, rounds, save, show
 from laconic import kernels
 from laconic.core.layout import Segments
 
 DENSITY, SAMPLE = 0.001, 0.01
 RESULT = Path(__file__).parent / "results" / "kernels.json"
-
-Call = Callable[[], object]
-Row = tuple[str, str, float, float | None, str]  # name, unit, figure, bar, detail
-
-
-def rounds(calls: dict[str, Call], count: int) -> dict[str, list[float]]:
-    """Seconds of each call in each round, all calls in turn; one round before is not counted."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(count + 1):
-        for name, call in calls.items():
-            start = time.thread_time()
-            call()
-            if number:
-                times[name].append(time.thread_time() - start)
-    return times
-
-
-def ratio(times: dict[str, list[float]], name: str, to: str) -> tuple[float, str]:
-    """Median over rounds of time / time of `to`; in words, the ratio of the least times, and the least."""
-    median = statistics.median(a / b for a, b in zip(times[name], times[to], strict=True))
-    least = min(times[name])
-    return median, f"least {least / min(times[to]):.2f}, {1e3 * least:.1f} ms"
 
 
 def ks_of(segments: Segments) -> Tensor:
@@ -135,9 +106,9 @@ def local_paths(n: int, count: int) -> list[Row]:
         ("feedback", 3.0, "error feedback + sampled top-k"),
         ("exact", 4.0, "exact top-k"),
     ):
-        rows.append((what, "x copy_", *_split(ratio(times, name, "copy_"), bar)))
+        rows.append((what, "x copy_", *ratio(times, name, "copy_", bar)))
     slow = rounds({"exact": path.exact, "torch": path.torch_exact}, max(2, count // 4))
-    rows.append(("torch.topk(abs) + gather", "x exact top-k", *_split(ratio(slow, "torch", "exact"), -8.0)))
+    rows.append(("torch.topk(abs) + gather", "x exact top-k", *ratio(slow, "torch", "exact", -8.0)))
     for name, call in (("DGC", path.dgc), ("feedback", path.feedback), ("exact top-k", path.exact)):
         call()
         extra = peak(call)
@@ -146,18 +117,14 @@ def local_paths(n: int, count: int) -> list[Row]:
     return rows
 
 
-def _split(measured: tuple[float, str], bar: float) -> tuple[float, float, str]:
-    return measured[0], bar, measured[1]
-
-
 def many_tensors(count: int) -> list[Row]:
     """ResNet-50's 161 tensors against one flat tensor of as many elements."""
     flat, parts = LocalPath(Segments.whole(sum(SIZES))), LocalPath(Segments.consecutive(SIZES))
     times = rounds({"flat": flat.dgc, "parts": parts.dgc}, count)
     exact = rounds({"flat": flat.exact, "parts": parts.exact}, count)
     return [
-        ("161 tensors, DGC's path", "x one flat tensor", *_split(ratio(times, "parts", "flat"), 1.5)),
-        ("161 tensors, exact top-k", "x one flat tensor", *_split(ratio(exact, "parts", "flat"), 1.5)),
+        ("161 tensors, DGC's path", "x one flat tensor", *ratio(times, "parts", "flat", 1.5)),
+        ("161 tensors, exact top-k", "x one flat tensor", *ratio(exact, "parts", "flat", 1.5)),
     ]
 
 
@@ -200,13 +167,6 @@ def packing(n: int, count: int) -> list[Row]:
     return rows
 
 
-def holds(figure: float, bar: float | None) -> bool | None:
-    """A bar is the most a figure may be; a negative one is the least."""
-    if bar is None:
-        return None
-    return figure <= bar if bar > 0 else figure >= -bar
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -222,21 +182,9 @@ def main() -> int:
         *packing(n // 10, count),
     ]
     about: dict[str, Any] = {**machine(), "threads": 1, "n": n, "density": DENSITY, "rounds": count}
-    table = Table(title=f"kernels: {n:,} float32, density {DENSITY}, one thread, {about['kernels']}")
-    for column in ("what", "figure", "unit", "bar", "holds", "detail"):
-        table.add_column(column)
-    for what, unit, figure, bar, detail in rows:
-        limit = "" if bar is None else f"<= {bar:g}" if bar > 0 else f">= {-bar:g}"
-        good = {None: "", True: "yes", False: "NO"}[holds(figure, bar)]
-        table.add_row(what, f"{figure:.3g}", unit, limit, good, detail)
-    Console(width=130).print(table)
+    show(f"kernels: {n:,} float32, density {DENSITY}, one thread, {about['kernels']}", rows)
     if not quick:
-        figures = [
-            {"what": what.strip(), "figure": round(figure, 4), "unit": unit, "bar": bar, "detail": detail}
-            for what, unit, figure, bar, detail in rows
-        ]
-        RESULT.parent.mkdir(exist_ok=True)
-        RESULT.write_text(json.dumps({"machine": about, "figures": figures}, indent=1) + "\n")
+        save(RESULT, about, rows)
     return 0
 
 

@@ -1,8 +1,8 @@
 """Random rounding against its theory: 100,000 draws of each, its mean, its variance, and its worst case.
 
-A message of 100,000 equal tensors, each with a key of its own, is 100,000 independent draws. With e the error of
-one entry and v its exact variance, the mean of e is within 5 sqrt(v / 100,000) of 0, and the measured |e|^2 of 16
-entries within 2 % of the sum of v (about 3 standard deviations where an error is rare).
+A message of 100,000 equal tensors, each with a key of its own, is 100,000 independent draws. With e the error
+of one entry and v its exact variance, the mean of e is within 5 sqrt(v / 100,000) of 0, and the mean of |e|^2
+over 16 entries within 2 % of the sum of v (about 3 standard deviations where an error is rare).
 """
 
 from __future__ import annotations

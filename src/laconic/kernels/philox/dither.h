@@ -16,14 +16,14 @@ struct Dither {
 
   // U(i) >> 8 for the elements i of [block * number, block * (number + 1)).
   void upper(std::uint64_t number, std::uint16_t* out) const {
-    std::uint32_t words[block / 2];
+    alignas(64) std::uint32_t words[block / 2];
     upper_bits.blocks<block / 8>(block / 8 * number, words);
     std::memcpy(out, words, sizeof words);  // the low half of a word first: little-endian, as every wire
   }
 
   // 65535 - (U(i) >> 8) for the same elements: what makes a fraction of 16 bits carry where it is larger.
   void carry(std::uint64_t number, std::uint16_t* out) const {
-    std::uint32_t words[block / 2];
+    alignas(64) std::uint32_t words[block / 2];
     upper_bits.blocks<block / 8>(block / 8 * number, words);
     for (std::uint32_t& word : words) word = ~word;
     std::memcpy(out, words, sizeof words);

@@ -18,8 +18,8 @@ def norms(x: Tensor, segments: Segments, bucket: int = 0, norm: str = "max", cli
     """One float32 for each bucket of these ranges of x float32 (n,), tensor after tensor: (B,).
 
     A tensor is cut in runs of `bucket` elements, the last one shorter; 0 leaves it whole, and an empty one
-    has none. `norm`: 'max' |x|, and that at most `clip` standard deviations where these are not 0; 'l2'; or
-    'mean' |x|. Not finite where an element of the bucket is not.
+    has none. `norm`: 'max' |x|, and that at most `clip` standard deviations, but no less than the root mean
+    square; 'l2'; or 'mean' |x|. Not finite where an element of the bucket is not.
 
     >>> norms(torch.tensor([3.0, -4.0, 2.0]), Segments.whole(3), bucket=2).tolist()
     [4.0, 2.0]
@@ -31,19 +31,6 @@ def norms(x: Tensor, segments: Segments, bucket: int = 0, norm: str = "max", cli
         native.norms(x, segments.starts_tensor, segments.sizes_tensor, bucket, measure.number, clip, out)
         return out
     return reference.norms(x, segments, form, measure)
-
-
-def moments(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
-    """Population standard deviation and largest |x| of each tensor: float32 (s,) both, and 0 of an empty one.
-
-    A constant tensor has deviation 0 exactly. `largest` is not finite where an element is not.
-    """
-    checks.buffer("x", x, segments)
-    if (native := dispatch.native(x)) is not None:
-        deviation, largest = (torch.empty(len(segments), dtype=torch.float32) for _ in range(2))
-        native.moments(x, segments.starts_tensor, segments.sizes_tensor, deviation, largest)
-        return deviation, largest
-    return reference.moments(x, segments)
 
 
 def quantise(

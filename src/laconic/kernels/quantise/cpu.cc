@@ -216,16 +216,6 @@ void norms(ConstFloats x, ConstLongs starts, ConstLongs sizes, std::int64_t buck
   }
 }
 
-void moments(ConstFloats x, ConstLongs starts, ConstLongs sizes, Floats deviations, Floats largests) {
-  nb::gil_scoped_release released;
-  const Segments segments(starts, sizes);
-  for (std::int64_t s = 0; s < segments.count; ++s) {
-    const Moments both = moments_of(x.data() + segments.starts[s], segments.sizes[s]);
-    deviations.data()[s] = both.deviation;
-    largests.data()[s] = both.largest;
-  }
-}
-
 }  // namespace
 
 LACONIC_KERNELS(m) {
@@ -234,7 +224,6 @@ LACONIC_KERNELS(m) {
   m.def("dequantise_add_", &dequantise_add);
   m.def("levels_add_", &levels_add);
   m.def("norms", &norms);
-  m.def("moments", &moments);
 }
 
 }  // namespace laconic::LACONIC_TARGET

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from laconic.core import arguments
 from laconic.core.layout import Segments
 from laconic.kernels import checks
 from laconic.kernels.bitpack import packed_nbytes, ternary_nbytes
 
 NORMS = ("max", "l2", "mean")
-LONGEST = 1 << 31
+LONGEST = 1 << 31  # elements of a tensor
 MOST = {"uniform": 32767, "powers": 127}  # levels: a code has 16 bits; 2^-126 is the least normal float
 
 
@@ -27,14 +28,9 @@ class Form:
     packing: str = "bits"
 
     def __post_init__(self) -> None:
-        if self.grid not in MOST:
-            raise ValueError(f"grid must be one of {', '.join(MOST)}, got {self.grid!r}")
-        if not 1 <= self.levels <= MOST[self.grid]:
-            raise ValueError(f"levels must be in 1..{MOST[self.grid]} ({self.grid}), got {self.levels}")
-        if self.bucket < 0:
-            raise ValueError(
-                f"bucket must be a number of elements, or 0 for whole tensors, got {self.bucket}"
-            )
+        arguments.choice("grid", self.grid, tuple(MOST))
+        arguments.whole("levels", self.levels, 1, MOST[self.grid])
+        arguments.whole("bucket", self.bucket, 0, LONGEST, "0 makes a whole tensor one bucket")
         if self.packing not in ("bits", "base3") or (self.packing == "base3" and self.levels != 1):
             raise ValueError(f"packing must be 'bits', or 'base3' with levels=1, got {self.packing!r}")
 
@@ -64,7 +60,7 @@ class Form:
 class Measure:
     """The scale of each bucket, and the floor below which an element becomes 0.
 
-    A scale is a norm, at most `clip` standard deviations where these are not 0; or it is given.
+    A scale is a norm, limited by `clip` standard deviations as `norms` says; or it is given.
     """
 
     norm: str = "max"
@@ -73,8 +69,7 @@ class Measure:
     floors: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.norm not in NORMS:
-            raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {self.norm!r}")
+        arguments.choice("norm", self.norm, NORMS)
         if not 0 <= self.clip < math.inf or (self.clip and self.norm != "max"):
             raise ValueError(
                 f"clip must be a number of standard deviations that norm='max' is limited to, or 0, "

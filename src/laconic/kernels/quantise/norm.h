@@ -42,12 +42,12 @@ inline float rounded(double value) {
 }
 
 struct Moments {
-  float deviation, largest;  // population standard deviation, and max |x|; 0 of nothing, not finite where x is not
+  float deviation, root_mean_square, largest;  // of a population; max |x|. Not finite where x is not
 };
 
-// In one pass: sums of d = x - x[0] lose nothing where x is nearly constant, and are exactly 0 where it is constant.
+// Of n > 0 elements, in one pass: sums of d = x - x[0] lose nothing where x is nearly constant, and are exactly 0 where
+// it is constant.
 inline Moments moments_of(const float* __restrict x, std::int64_t n) {
-  if (n == 0) return {0, 0};
   constexpr int lanes = 16;
   const double shift = x[0];
   double sums[lanes] = {}, squares[lanes] = {};
@@ -67,16 +67,17 @@ inline Moments moments_of(const float* __restrict x, std::int64_t n) {
   for (int lane = 0; lane < lanes; ++lane) sum += sums[lane], square += squares[lane];
   const auto size = static_cast<double>(n);
   const std::uint32_t top = std::max(*std::max_element(most, most + lanes), largest(x + i, n - i));
-  return {rounded(std::sqrt(std::max(0.0, (square - sum * sum / size) / size))), std::bit_cast<float>(top)};
+  const double variance = std::max(0.0, (square - sum * sum / size) / size), mean = shift + sum / size;
+  return {rounded(std::sqrt(variance)), rounded(std::sqrt(variance + mean * mean)), std::bit_cast<float>(top)};
 }
 
-// The scale of n > 0 elements; not finite where one of them is not. `clip` limits it to so many standard deviations
-// where these are not 0; 0 does not.
+// The scale of n > 0 elements; not finite where one of them is not. `clip` limits it to so many standard deviations,
+// but no less than the root mean square; 0 does not.
 inline float scale_of(Norm norm, float clip, const float* x, std::int64_t n) {
   if (clip > 0) {
-    const Moments both = moments_of(x, n);
-    const float limit = clip * both.deviation;
-    return limit > 0 && limit < both.largest ? limit : both.largest;
+    const Moments of = moments_of(x, n);
+    const float limit = std::max(clip * of.deviation, of.root_mean_square);  // 0 of nothing but zeros and denormals
+    return limit > 0 && limit < of.largest ? limit : of.largest;
   }
   if (norm == Norm::max) return std::bit_cast<float>(largest(x, n));
   if (norm == Norm::l2) return rounded(std::sqrt(sum(x, n, [](double v) { return v * v; })));

@@ -41,14 +41,39 @@ struct Packing {
   }
 
  private:
+#if defined(__AVX512BW__)
+  // 64 codes of 4 or 2 bits: neighbours are joined by products with powers of 2.
+  static void pack_nibbles(const std::uint8_t* codes, std::uint8_t* bytes) {
+    for (int i = 0; i < block; i += 64) {
+      const __m512i pairs = _mm512_maddubs_epi16(_mm512_loadu_si512(codes + i), _mm512_set1_epi16(16 << 8 | 1));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(bytes + i / 2), _mm512_cvtepi16_epi8(pairs));
+    }
+  }
+  static void pack_pairs(const std::uint8_t* codes, std::uint8_t* bytes) {
+    for (int i = 0; i < block; i += 64) {
+      const __m512i pairs = _mm512_maddubs_epi16(_mm512_loadu_si512(codes + i), _mm512_set1_epi16(4 << 8 | 1));
+      const __m512i fours = _mm512_madd_epi16(pairs, _mm512_set1_epi32(16 << 16 | 1));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + i / 4), _mm512_cvtepi32_epi8(fours));
+    }
+  }
+#endif
+
+  // Members are copied first: bytes that are written could be theirs, as far as a compiler knows.
   void pack_block(const Code* codes, std::uint8_t* bytes) const {
-    for (int at = 0, group = 0; at < block; at += 8, group += bits) {
+#if defined(__AVX512BW__)
+    if constexpr (sizeof(Code) == 1) {
+      if (bits == 4) return pack_nibbles(codes, bytes);
+      if (bits == 2) return pack_pairs(codes, bytes);
+    }
+#endif
+    const Packing by = *this;
+    for (int at = 0, group = 0; at < block; at += 8, group += by.bits) {
       std::uint64_t words[sizeof(Code)];
       std::memcpy(words, codes + at, sizeof words);
-      for (std::uint64_t& word : words) word = packed(word);
+      for (std::uint64_t& word : words) word = by.packed(word);
       std::memcpy(bytes + group, words, 8);
       if constexpr (sizeof(Code) == 2) {  // the second half starts bits / 2 bytes further, or in the middle of a byte
-        const int used = lanes * bits;
+        const int used = lanes * by.bits;
         if (used % 8) words[1] = words[1] << 4 | bytes[group + used / 8];
         std::memcpy(bytes + group + used / 8, words + 1, 8);
       }
@@ -56,15 +81,16 @@ struct Packing {
   }
 
   void unpack_block(const std::uint8_t* bytes, Code* codes) const {
-    for (int at = 0, group = 0; at < block; at += 8, group += bits) {
+    const Packing by = *this;
+    for (int at = 0, group = 0; at < block; at += 8, group += by.bits) {
       std::uint64_t words[sizeof(Code)];
       std::memcpy(words, bytes + group, 8);
       if constexpr (sizeof(Code) == 2) {
-        const int used = lanes * bits;
+        const int used = lanes * by.bits;
         std::memcpy(words + 1, bytes + group + used / 8, 8);
         words[1] >>= used % 8;
       }
-      for (std::uint64_t& word : words) word = unpacked(word);
+      for (std::uint64_t& word : words) word = by.unpacked(word);
       std::memcpy(codes + at, words, sizeof words);
     }
   }

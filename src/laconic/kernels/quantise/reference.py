@@ -41,8 +41,8 @@ def scales_of(x: Tensor, form: Form, measure: Measure) -> Tensor:
         largest = bits.amax(dim=1).view(torch.float32) if n else x[:0]
         if not measure.clip:
             return largest
-        parts = [deviation_of(bucket) for bucket in torch.split(x, size)] if n else []
-        limit = measure.clip * torch.stack([largest.new_zeros(()), *parts])[1:]
+        parts = [clipped_at(bucket, measure.clip) for bucket in torch.split(x, size)] if n else []
+        limit = torch.stack([largest.new_zeros(()), *parts])[1:]
         return torch.where((limit > 0) & (limit < largest), limit, largest)
     wide = buckets.double()
     if measure.norm == "l2":
@@ -53,19 +53,14 @@ def scales_of(x: Tensor, form: Form, measure: Measure) -> Tensor:
     return torch.where(torch.isfinite(value), value.clamp(max=LARGEST), torch.nan).to(torch.float32)
 
 
-def deviation_of(x: Tensor) -> Tensor:
-    """Population standard deviation of n > 0 elements, exactly 0 where they are equal."""
-    shifted = x.double() - x[0].double()
-    variance = (shifted.square().sum() - shifted.sum().square() / x.numel()) / x.numel()
-    return variance.clamp(min=0).sqrt().clamp(max=LARGEST).to(torch.float32)
-
-
-def moments(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
-    """Population standard deviation and largest |x| of each tensor; 0 of an empty one."""
-    zero, views = x.new_zeros(1), segments.views(x)
-    deviations = [deviation_of(view).view(1) if view.numel() else zero for view in views]
-    largest = [scales_of(view, Form(1), Measure()) if view.numel() else zero for view in views]
-    return torch.cat([zero[:0], *deviations]), torch.cat([zero[:0], *largest])
+def clipped_at(x: Tensor, clip: float) -> Tensor:
+    """`clip` population standard deviations of n > 0 elements, but no less than the root mean square."""
+    first = x[0].double()
+    shifted = x.double() - first  # all 0 where all are equal
+    variance = ((shifted.square().sum() - shifted.sum().square() / x.numel()) / x.numel()).clamp(min=0)
+    mean = first + shifted.sum() / x.numel()
+    deviation, size = (each.sqrt().clamp(max=LARGEST).float() for each in (variance, variance + mean**2))
+    return torch.maximum(clip * deviation, size)
 
 
 def quantise(

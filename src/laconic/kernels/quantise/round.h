@@ -91,11 +91,12 @@ void encode(const float* x, int count, const Rounding<Grid>& by, const Dither& d
   }
   const bool ties = count == Dither::block ? by.round_block(x, carry, codes) : by.round(x, count, carry, codes);
   if (!ties) return;
+  std::uint8_t tied[Dither::block];
+  for (int i = 0; i < count; ++i) tied[i] = (by.grid.fixed(by.scaled(x[i])) & 0xFFFF) + carry[i] == 0xFFFF;
   for (int i = 0; i < count; ++i) {
     const float y = by.scaled(x[i]);
-    const std::int32_t fixed = by.grid.fixed(y);
-    if ((fixed & 0xFFFF) + carry[i] == 0xFFFF && dither.lower(static_cast<std::uint64_t>(first + i)) < by.grid.finer(y))
-      codes[i] = by.template code<Code>(fixed + 65536, x[i]);
+    if (tied[i] && dither.lower(static_cast<std::uint64_t>(first + i)) < by.grid.finer(y))
+      codes[i] = by.template code<Code>(by.grid.fixed(y) + 65536, x[i]);
   }
 }
 

@@ -25,8 +25,8 @@ template <class Code, class Grid, class Next, class Put>
 bool encode_tensor(const float* x, std::int64_t n, Buckets buckets, Grid grid, int bits, std::uint64_t key, bool look,
                    Next next, Put put) {
   const Dither dither(key);
-  std::uint16_t carry[Dither::block];
-  Code codes[Dither::block] = {};
+  alignas(64) std::uint16_t carry[Dither::block];
+  alignas(64) Code codes[Dither::block] = {};
   std::int64_t bucket_end = 0;
   Rounding<Grid> by(grid, bits, 0);
   float floor = 0;
