@@ -15,7 +15,7 @@ from laconic.core.errors import SpecError, WireError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.reducers.integer_sum import integer_sum, integer_sum_nbytes
+from laconic.reducers.sum_of_levels import integer_sum, integer_sum_nbytes
 from laconic.reducers.shared_scale import SharedScale
 
 LAYOUT = Layout.of([("a", (25, 31)), ("none", (0, 3)), ("b", (7, 11)), ("one", (1,))])
@@ -197,9 +197,9 @@ def test_levels_that_there_are_not_name_their_sender():
 @pytest.mark.parametrize(
     "options, says",
     [
-        ("levels=0", "levels must be in 1..32767, got 0"),
+        ("levels=0", r"levels must be a whole number in 1\.\.32767, got 0"),
         ("levels=32768", "got 32768"),
-        ("clip=-1", "clip must be 0"),
+        ("clip=-1", r"clip must be a number in \[0, 100000\], got -1"),
         ("bucket=-1, clip=0", "bucket must be"),
         ("norm='l1', clip=0", "norm must be 'max' or 'l2', got 'l1'"),
         ("bucket=512", "set clip=0"),

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from laconic.codecs.elementwise import Elementwise
 from laconic.codecs.framing import as_bytes, as_numbers
+from laconic.core import arguments
 from laconic.core.codec import check_wire
-from laconic.core.errors import SpecError
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 BLOCK = 1 << 16  # elements
@@ -40,8 +40,7 @@ class Cast(Elementwise):
     examples: ClassVar[tuple[str, ...]] = ("cast(dtype='fp16')", "cast(dtype='bf16')")
 
     def __post_init__(self) -> None:
-        if self.dtype not in HALVES:
-            raise SpecError(f"cast takes dtype 'fp16' or 'bf16', got {self.dtype!r}")
+        arguments.choice("cast: dtype", self.dtype, tuple(HALVES))
 
     @property
     def itemsize(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.codecs import variance
 from laconic.codecs.quantiser import Measures, Quantiser
-from laconic.core.errors import SpecError
+from laconic.core import arguments
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
 from laconic.kernels.quantise.form import Form
@@ -48,14 +47,12 @@ class Cutoff(Quantiser):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rule not in ("mean", "max"):
-            raise SpecError(f"cutoff: rule must be 'mean' or 'max', got {self.rule!r}")
-        most = 1.0 if self.rule == "max" else math.inf
-        if not isinstance(self.share, (int, float)) or not 0 < self.share <= most or self.share == math.inf:
-            raise SpecError(
-                f"cutoff: share of the {self.rule} must be in (0, {most:g}], got {self.share!r}; "
-                "qsgd(bucket=0) leaves nothing out"
-            )
+        arguments.choice("cutoff: rule", self.rule, ("mean", "max"))
+        most = 1 if self.rule == "max" else None
+        keeps_all = "qsgd(bucket=0) leaves nothing out"
+        arguments.number(
+            f"cutoff: share of the {self.rule}", self.share, above=0, most=most, way_out=keeps_all
+        )
 
     @property
     def needs_feedback(self) -> bool:
@@ -66,7 +63,7 @@ class Cutoff(Quantiser):
         return Form(self.levels)
 
     def measures(self, x: Tensor, segments: Segments) -> Measures:
-        floors = (self.share * kernels.norms(x, segments, norm=self.rule)).nan_to_num(nan=0.0)
+        floors = (float(self.share) * kernels.norms(x, segments, norm=self.rule)).nan_to_num(nan=0.0)
         return {"norm": "max", "floors": floors}
 
     def omega(self, n: int) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.codecs.fused import Fused
-from laconic.core.errors import SpecError
+from laconic.core import arguments
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
 from laconic.kernels.codebook.shapes import hierarchy_shape
@@ -52,8 +52,7 @@ class Hierarchy(Fused):
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.levels, int) or not 1 <= self.levels <= MOST:
-            raise SpecError(f"hierarchy: levels must be an integer in 1..{MOST}, got {self.levels!r}")
+        arguments.whole("hierarchy: levels", self.levels, 1, MOST)
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
         if self.levels == 1:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.codecs.fused import Fused
-from laconic.core.errors import SpecError
+from laconic.core import arguments
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
 from laconic.kernels.codebook.shapes import powers_shape
@@ -57,12 +57,9 @@ class Logquant(Fused):
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.base, (int, float)) or not 1.001 <= self.base < 4:
-            raise SpecError(
-                f"logquant: base must be in [1.001, 4), where its error is bounded, got {self.base!r}"
-            )
-        if not isinstance(self.levels, int) or not 1 <= self.levels <= MOST:
-            raise SpecError(f"logquant: levels must be an integer in 1..{MOST}, got {self.levels!r}")
+        bounded = "there its error is bounded"
+        arguments.number("logquant: base", self.base, least=1.001, below=4, way_out=bounded)
+        arguments.whole("logquant: levels", self.levels, 1, MOST)
 
     @property
     def least_share(self) -> float:

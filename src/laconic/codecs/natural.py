@@ -14,7 +14,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.codecs.fused import Fused
-from laconic.core.errors import SpecError
+from laconic.core import arguments
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
 
@@ -51,8 +51,9 @@ class Natural(Fused):
     )
 
     def __post_init__(self) -> None:
-        if self.bits not in (8, 9) or not isinstance(self.bits, int):
-            raise SpecError(f"bits must be 9 (every exponent) or 8 (2^-108 to 2^18), got {self.bits!r}")
+        arguments.choice(
+            "natural: bits", self.bits, (9, 8), "9 hold every exponent, 8 those of 2^-108 to 2^18"
+        )
 
     @property
     def unbiased(self) -> bool:

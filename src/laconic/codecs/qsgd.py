@@ -14,7 +14,8 @@ from laconic.codecs import variance
 from laconic.codecs.framing import as_bytes, as_numbers, take
 from laconic.codecs.level_codings import CODINGS
 from laconic.codecs.quantiser import Measures, Quantiser, check_norm, longest
-from laconic.core.errors import SpecError, WireError
+from laconic.core import arguments
+from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
 from laconic.kernels.quantise.form import Form
@@ -68,10 +69,7 @@ class QSGD(Quantiser):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_norm(self.name, self.norm)
-        if self.coding != "fixed" and self.coding not in CODINGS:
-            raise SpecError(
-                f"qsgd: coding must be 'fixed', {' or '.join(map(repr, CODINGS))}, got {self.coding!r}"
-            )
+        arguments.choice("qsgd: coding", self.coding, ("fixed", *CODINGS))
 
     @property
     def fixed_size(self) -> bool:

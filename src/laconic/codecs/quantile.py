@@ -17,7 +17,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.codecs.fused import Fused
-from laconic.core.errors import SpecError
+from laconic.core import arguments
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
 from laconic.kernels.codebook.shapes import quantile_shape
@@ -54,8 +54,7 @@ class Quantile(Fused):
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bins, int) or not 2 <= self.bins <= MOST:
-            raise SpecError(f"quantile: bins must be an integer in 2..{MOST}, got {self.bins!r}")
+        arguments.whole("quantile: bins", self.bins, 2, MOST)
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
         return kernels.quantile_encode(x, segments, self.bins)

@@ -10,9 +10,12 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.codecs.fused import Fused
+from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.layout import Segments
 from laconic.kernels.quantise.form import Form
+
+FARTHEST = 1e5  # standard deviations: of 2^31 elements none lies farther out than 46,341
 
 
 class Measures(TypedDict, total=False):
@@ -84,8 +87,13 @@ class Quantiser(Fused):
 
 def check_norm(name: str, norm: str) -> None:
     """Raise `SpecError` unless this is a norm that bounds every entry."""
-    if norm not in ("max", "l2"):
-        raise SpecError(f"{name}: norm must be 'max' or 'l2', got {norm!r}")
+    arguments.choice(f"{name}: norm", norm, ("max", "l2"))
+
+
+def check_clip(name: str, clip: float) -> None:
+    """Raise `SpecError` unless this is a number of standard deviations that can cut something off."""
+    way_out = "in standard deviations of a tensor; 0 cuts nothing off"
+    arguments.number(f"{name}: clip", clip, least=0, most=FARTHEST, way_out=way_out)
 
 
 def longest(n: int, bucket: int) -> int:

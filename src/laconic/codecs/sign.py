@@ -14,7 +14,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.codecs.fused import Fused
-from laconic.core.errors import SpecError
+from laconic.core import arguments
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
 
@@ -51,11 +51,7 @@ class Sign(Fused):
     examples: ClassVar[tuple[str, ...]] = ("sign()", "sign(block=64)", "sign(block=37)", "sign(block=1)")
 
     def __post_init__(self) -> None:
-        if isinstance(self.block, bool) or not isinstance(self.block, int) or not 1 <= self.block <= MOST:
-            raise SpecError(
-                f"block must be a whole number of elements in 1..{MOST}, got {self.block!r};"
-                " for one mean a tensor use signmean()"
-            )
+        arguments.whole("sign: block", self.block, 1, MOST, "for one mean a tensor use signmean()")
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
         return kernels.sign_encode(x, segments, self.block)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from laconic.codecs import variance
-from laconic.codecs.quantiser import Measures, Quantiser
-from laconic.core.errors import SpecError
+from laconic.codecs.quantiser import Measures, Quantiser, check_clip
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
 from laconic.kernels.quantise.form import Form
@@ -51,10 +49,7 @@ class Ternary(Quantiser):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.clip, (int, float)) or not 0 <= self.clip < math.inf:
-            raise SpecError(
-                f"ternary: clip must be a number of standard deviations, or 0 for none, got {self.clip!r}"
-            )
+        check_clip(self.name, self.clip)
 
     @property
     def unbiased(self) -> bool:

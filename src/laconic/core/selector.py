@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from laconic.core.errors import SpecError
+from laconic.core import arguments
 from laconic.core.layout import Segments
 from laconic.core.spec import Spec
 
@@ -65,16 +65,13 @@ class IndexCoding(Spec):
 
 def check_density(density: float) -> None:
     """Raise `SpecError` unless the density is a number in (0, 1]."""
-    if isinstance(density, bool) or not isinstance(density, (int, float)):
-        raise SpecError(f"density must be a number in (0, 1], got {density!r}")
-    if not 0 < density <= 1:
-        raise SpecError(f"density must be in (0, 1], got {density}")
+    arguments.number("density", density, above=0, most=1)
 
 
 def kept(density: float, n: int) -> int:
     """Entries that a density keeps of n: ceil(density * n), at least one of a tensor that is not empty.
 
-    >>> kept(0.001, 2500), kept(0.001, 1), kept(0.1, 30)
-    (3, 1, 3)
+    >>> kept(0.001, 2500), kept(0.1, 30), kept(1e-12, 1), kept(0.5, 0)
+    (3, 3, 1, 0)
     """
-    return min(n, math.ceil(density * n - 1e-9)) if n else 0
+    return min(n, max(1, math.ceil(density * n - 1e-9)))

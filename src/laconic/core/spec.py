@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import lru_cache
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
 from laconic.core.errors import SpecError
 
@@ -36,6 +36,15 @@ LONGEST = 10_000  # characters of a spec string
 # How well a paper is known: checked against its authors' or other public code; standard knowledge, not
 # checked against code; only the abstract was at hand, and the rest is ours; "-" where there is no paper.
 Status = Literal["verified", "recalled", "reconstruction", "-"]
+
+
+@runtime_checkable
+class Maker(Protocol):
+    """What a spec string can name: it knows its own word. A plain function does not, and is no spec."""
+
+    name: str
+
+    def __call__(self, *positional: Any, **named: Any) -> Any: ...
 
 
 class Spec(ABC):
@@ -200,15 +209,15 @@ def _has_maker(home: str, name: str) -> bool:
 
 
 def _maker(home: str, name: str) -> Callable[..., Any]:
-    """The class whose `name` is this module's, or the function called like the module."""
+    """The class whose `name` is this module's, or another `Maker` called like the module."""
     module = importlib.import_module(home)
     for value in vars(module).values():
         own = isinstance(value, type) and issubclass(value, Spec) and value.__module__ == home
         if own and value.name == name and not inspect.isabstract(value):
             return cast("Callable[..., Any]", value)
-    function = getattr(module, name, None)
-    if callable(function) and not isinstance(function, type):
-        return cast("Callable[..., Any]", function)
+    other = vars(module).get(name)
+    if isinstance(other, Maker) and not isinstance(other, type) and other.name == name:
+        return other
     raise SpecError(f"unknown name {name!r}: {home} holds no spec of that name")
 
 

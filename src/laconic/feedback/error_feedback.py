@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from laconic import kernels
+from laconic.core import arguments
 from laconic.core.codec import Codec
-from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.feedback.contraction import safe_gain
@@ -40,8 +40,8 @@ class ErrorFeedback(Feedback):
     damped: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.decay <= 1:
-            raise SpecError(f"decay must be in (0, 1], got {self.decay}")
+        arguments.number("decay", self.decay, above=0, most=1)
+        arguments.flag("damped", self.damped)
 
     def gain(self, codec: Codec | None, layout: Layout) -> float:
         return safe_gain(codec, layout, self.damped)

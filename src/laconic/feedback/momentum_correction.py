@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
+from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
@@ -50,10 +51,10 @@ class MomentumCorrection(Feedback):
     dense_steps: int = 0
 
     def __post_init__(self) -> None:
-        if self.clip is not None and not self.clip > 0:
-            raise SpecError(f"clip must be a positive gradient norm or None, got {self.clip}")
-        if self.dense_steps < 0:
-            raise SpecError(f"dense_steps must be 0 or more, got {self.dense_steps}")
+        arguments.flag("masking", self.masking)
+        if self.clip is not None:
+            arguments.number("clip", self.clip, above=0, way_out="None leaves gradients as they are")
+        arguments.whole("dense_steps", self.dense_steps)
 
     def gain(self, codec: Codec | None, layout: Layout) -> float:
         return safe_gain(codec, layout)

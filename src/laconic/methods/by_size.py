@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from laconic.codecs.dense import Dense
-from laconic.core.errors import SpecError
+from laconic.core import arguments
 from laconic.core.layout import Entry, Layout
 from laconic.strategies.method import Method, everything, method
 from laconic.strategies.policy import share_out
@@ -29,8 +29,7 @@ def by_size(limit: int, *, large: Any, small: Any = DENSE) -> Method:
     >>> parse("by_size(10000, large=topk(density=0.01))")
     by_size(limit=10000, large=topk(density=0.01))
     """
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise SpecError(f"limit must be a number of elements, 1 or more, got {limit!r}")
+    arguments.whole("by_size: limit", limit, 1)
 
     def is_large(entry: Entry, model: Layout) -> bool:
         return entry.numel >= limit

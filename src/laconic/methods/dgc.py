@@ -7,12 +7,14 @@ whose selection cut candidates by position; here the largest are kept.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from laconic.codecs.dense import Dense
 from laconic.codecs.indices.golomb import Golomb
 from laconic.codecs.selectors.ramp import Ramp
 from laconic.codecs.selectors.sampled_topk import SampledTopK
 from laconic.codecs.sparse import Sparse
+from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
 from laconic.core.selector import IndexCoding, check_density
@@ -61,6 +63,9 @@ def dgc(
     dgc(density=0.01, warmup_steps=400)
     """
     check_density(density)
+    select = SampledTopK(density, sample_ratio=sample_ratio)
+    final = Sparse(select, values=values, indices=indices)
+    kept = MomentumCorrection(masking=masking, clip=clip)
     if density == 1 and clip is not None:
         raise SpecError(
             f"clip={clip} limits what is held back, and density=1 holds nothing back: leave it out"
@@ -70,9 +75,8 @@ def dgc(
         return routes(Route(everything, Sum(dtype=vectors)))
     every = max(1, round(warmup_steps / len(stages))) if stages else 1
     dense_steps = every * next((i for i, stage in enumerate(stages) if stage < 1), len(stages))
-    select = SampledTopK(density, sample_ratio=sample_ratio)
-    sparse = Sparse(Ramp(select, stages, every) if stages else select, values=values, indices=indices)
-    feedback = MomentumCorrection(masking=masking, clip=clip, dense_steps=dense_steps)
+    sparse = replace(final, select=Ramp(select, stages, every)) if stages else final
+    feedback = replace(kept, dense_steps=dense_steps)
     reducer = DenseFirst(Gather(sparse), dense_steps) if dense_steps else Gather(sparse)
     return routes(
         Route(matrices, reducer, feedback, SgdMomentum(feedback)),
@@ -82,11 +86,12 @@ def dgc(
 
 def _stages(density: float, steps: int, given: Sequence[float] | None) -> tuple[float, ...]:
     """The densities of the warm-up, one a stage."""
-    if steps < 0:
-        raise SpecError(f"warmup_steps must be 0 or more, got {steps}")
+    arguments.whole("dgc: warmup_steps", steps)
     if given is not None:
-        if not steps or not given:
-            raise SpecError(f"warmup={list(given)} needs warmup_steps, the steps that it covers, got {steps}")
+        if not isinstance(given, (tuple, list)) or not given:
+            raise SpecError(f"warmup must be densities, such as (0.25, 0.0625), or None, got {given!r}")
+        if not steps:
+            raise SpecError(f"warmup={list(given)} needs warmup_steps, the steps that it covers, got 0")
         for stage in given:
             check_density(stage)
         falls = all(a >= b for a, b in zip([*given], [*given[1:], density], strict=True))

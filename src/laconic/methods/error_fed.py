@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from laconic.core.errors import SpecError
+from laconic.core.spec import parse
 from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.reducers.sum import Sum
 from laconic.strategies.method import Method, Route, everything, lift, matrices, method, routes
@@ -27,6 +28,8 @@ def error_fed(what: Any, *, decay: float = 1.0, damped: bool = False) -> Method:
     >>> parse("error_fed(topk(density=0.01), decay=0.9)")
     error_fed(what=topk(density=0.01), decay=0.9)
     """
+    if isinstance(what, str):
+        what = parse(what)
     if isinstance(what, Method):
         raise SpecError(f"error_fed takes a codec, selector or reducer, got the method {what}")
     reducer = lift(what).routes[0].reducer

@@ -7,11 +7,13 @@ and a threshold on these; keys by adaptive fine-grained delta encoding.
 
 from __future__ import annotations
 
+import math
+
 from laconic.codecs.indices.fine_delta import FineDelta
 from laconic.codecs.logquant import Logquant
-from laconic.codecs.selectors.above_share import AboveShare
+from laconic.codecs.selectors.above_share import LEAST_SHARE, AboveShare
 from laconic.codecs.sparse import Sparse
-from laconic.core.errors import SpecError
+from laconic.core import arguments
 from laconic.reducers.gather import Gather
 from laconic.reducers.sum import Sum
 from laconic.strategies.method import Method, Route, everything, matrices, method, routes
@@ -43,9 +45,18 @@ def fastsgd(base: float = 2.0, *, floor: int = 3) -> Method:
     >>> fastsgd(floor=2)
     fastsgd(floor=2)
     """
-    if isinstance(floor, bool) or not isinstance(floor, int) or not 0 <= floor <= MOST:
-        raise SpecError(f"fastsgd: floor, the largest logarithm kept, must be in 0..{MOST}, got {floor!r}")
+    most = highest_floor(Logquant(base))
+    arguments.whole("fastsgd: floor", floor, 0, most, f"with base={base} more is under {LEAST_SHARE} of s")
     values = Logquant(base, levels=floor + 1)
     select = AboveShare(values.least_share)
     codec = Sparse(select, values=values, indices=FineDelta())
     return routes(Route(matrices, Gather(codec)), Route(everything, Sum()))
+
+
+def highest_floor(values: Logquant) -> int:
+    """The largest floor whose entries, base^-(floor + 1/2) of the largest and more, can be told apart.
+
+    >>> highest_floor(Logquant(base=2)), highest_floor(Logquant(base=1.1))
+    (99, 254)
+    """
+    return min(MOST, math.floor(-math.log(LEAST_SHARE, values.base) - 0.5))

@@ -6,8 +6,8 @@ Tang et al. 2021, arXiv:2102.02888 [recalled]; the only widely used release of i
 from __future__ import annotations
 
 from laconic.codecs.sign import Sign
+from laconic.core import arguments
 from laconic.core.codec import Codec
-from laconic.core.errors import SpecError
 from laconic.optim.frozen_adam import FrozenAdam
 from laconic.optim.local import Local
 from laconic.reducers.dense_first import DenseFirst
@@ -41,7 +41,7 @@ def onebit_adam(warmup_steps: int = 1000, what: Codec = SIGN) -> Method:
     >>> onebit_adam(warmup_steps=400)
     onebit_adam(warmup_steps=400)
     """
-    if warmup_steps < 1:
-        raise SpecError(f"warmup_steps must be 1 or more, got {warmup_steps}: Adam's v is learnt in them")
+    arguments.whole("onebit_adam: warmup_steps", warmup_steps, 1, way_out="Adam's v is learnt in them")
+    arguments.piece("onebit_adam: what", what, Codec, "sign()")
     rule = FrozenAdam(warmup_steps, what)
     return routes(Route(everything, DenseFirst(Local(), warmup_steps), rule=rule))

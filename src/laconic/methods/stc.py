@@ -13,6 +13,7 @@ from laconic.codecs.indices.golomb import Golomb
 from laconic.codecs.selectors.topk import TopK
 from laconic.codecs.signmean import SignMean
 from laconic.codecs.sparse import Sparse
+from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.selector import IndexCoding
 from laconic.feedback.error_feedback import ErrorFeedback
@@ -48,6 +49,8 @@ def stc(density: float = 0.0025, *, down: float | None = None, indices: IndexCod
     >>> stc(density=0.01, down=0.02)
     stc(density=0.01, down=0.02)
     """
+    if down is not None:
+        arguments.number("stc: down", down, above=0, most=1, way_out="None sends every message to every rank")
     up = ternary_of(density, indices)
     reducer = Gather(up) if down is None else Server(up, ternary_of(down, indices))
     return routes(Route(matrices, reducer, ErrorFeedback()), Route(everything, Sum()))

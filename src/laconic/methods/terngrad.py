@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 from laconic.codecs.ternary import Ternary
+from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.layout import Entry, Layout
 from laconic.reducers.gather import Gather
@@ -38,9 +39,11 @@ def terngrad(
 ) -> Method:
     """Per tensor of two dimensions and more, on each of N ranks, sigma its population standard deviation:
 
-        s = min(max|g|, clip * sigma), and of that the maximum over ranks
+        s = min(max|g|, max(clip * sigma, rms)), and of that the maximum over ranks
         t = sign(g) with probability min(|g| / s, 1), else 0
         mean = s / N * (sum over ranks of t)
+
+    The root mean square rms, sigma where the mean is 0, is ours (see `ternary`).
 
     No feedback: what is not sent is noise of mean zero, but for what `clip` cuts off (0 cuts nothing). Any
     optimiser, momentum and all, takes the mean. `scale='own'`: each rank keeps its own scale and all gather
@@ -54,19 +57,17 @@ def terngrad(
     >>> terngrad(last_layer="fp32")
     terngrad(last_layer='fp32')
     """
+    arguments.choice("terngrad: scale", scale, ("shared", "own"))
+    arguments.choice("terngrad: last_layer", last_layer, ("ternary", "fp32"))
+    arguments.choice("terngrad: packing", packing, ("bits", "base3"))
+    arguments.whole("terngrad: small", small)
     reducer: Reducer
     if scale == "own":
         reducer = Gather(Ternary(clip=clip, packing=packing))
-    elif scale != "shared":
-        raise SpecError(f"scale must be 'shared' or 'own', got {scale!r}")
     elif packing != "bits":
         raise SpecError(f"packing={packing!r} is of messages with a scale of their own: set scale='own'")
     else:
         reducer = SharedScale(clip=clip)
-    if last_layer not in ("ternary", "fp32"):
-        raise SpecError(f"last_layer must be 'ternary' or 'fp32', got {last_layer!r}")
-    if small < 0:
-        raise SpecError(f"small must be a number of elements, 0 or more, got {small}")
 
     def is_ternary(entry: Entry, model: Layout) -> bool:
         if not matrices(entry, model) or entry.numel < small:

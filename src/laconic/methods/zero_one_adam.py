@@ -6,6 +6,7 @@ Lu et al. 2022, arXiv:2202.06009 [recalled]; the only widely used release of it 
 from __future__ import annotations
 
 from laconic.codecs.sign import Sign
+from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.optim.local import Local
 from laconic.optim.local_adam import LocalAdam
@@ -46,4 +47,5 @@ def zero_one_adam(
     zero_one_adam(freeze_steps=400, longest=8)
     """
     rounds = Rounds(freeze_steps, kappa, double_every, longest)
+    arguments.piece("zero_one_adam: what", what, Codec, "sign()")
     return routes(Route(everything, Local(), rule=LocalAdam(rounds, what)))

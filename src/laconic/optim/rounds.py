@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from laconic.core.errors import SpecError
+from laconic.core import arguments
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ class Rounds:
 
     def __post_init__(self) -> None:
         for name in ("freeze_steps", "kappa", "double_every", "longest"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"{name} must be 1 or more, got {getattr(self, name)}")
+            arguments.whole(name, getattr(self, name), 1)
 
     def learns(self, step: int) -> bool:
         """Whether v is learnt at this step, from a dense mean."""

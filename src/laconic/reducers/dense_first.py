@@ -9,8 +9,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic.comm.comm import Comm
+from laconic.core import arguments
 from laconic.core.codec import Codec
-from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.reducers.reducer import BoundReducer, Reducer, Sent
@@ -32,8 +32,8 @@ class DenseFirst(Reducer):
     examples: ClassVar[tuple[str, ...]] = ("dense_first(gather(sparse(topk(density=0.1))), steps=4)",)
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise SpecError(f"steps must be 1 or more, got {self.steps}")
+        arguments.piece("dense_first: then", self.then, Reducer, "gather(sign())")
+        arguments.whole("dense_first: steps", self.steps, 1)
 
     @property
     def exact_mean(self) -> bool:

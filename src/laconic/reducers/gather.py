@@ -10,6 +10,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.comm import Comm
+from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError, WireError
 from laconic.core.layout import Layout
@@ -47,8 +48,7 @@ class Gather(Reducer):
     def __post_init__(self) -> None:
         if not isinstance(self.message, Codec):
             raise SpecError(f"gather takes a codec, such as sparse(topk(density=0.01)), got {self.message!r}")
-        if self.grain not in get_args(Grain):
-            raise SpecError(f"grain must be 'tensor' or 'bucket', got {self.grain!r}")
+        arguments.choice("gather: grain", self.grain, get_args(Grain))
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         return _Gather(self, comm)

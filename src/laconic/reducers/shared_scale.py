@@ -25,15 +25,18 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.codecs.qsgd import QSGD
+from laconic.codecs.quantiser import check_clip
 from laconic.codecs.ternary import Ternary
 from laconic.comm.comm import Comm
+from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout, Segments
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
-from laconic.reducers.integer_sum import SUM_BITS, integer_sum, integer_sum_nbytes
+from laconic.kernels.quantise.form import Form
 from laconic.reducers.reducer import BoundReducer, Reducer, Sent
+from laconic.reducers.sum_of_levels import SUM_BITS, integer_sum, integer_sum_nbytes
 
 Norm = Literal["max", "l2"]
 
@@ -67,14 +70,9 @@ class SharedScale(Reducer):
     )
 
     def __post_init__(self) -> None:
-        if not 1 <= self.levels <= 32767:
-            raise SpecError(f"levels must be in 1..32767, got {self.levels}")
-        if not 0 <= self.clip < float("inf"):
-            raise SpecError(f"clip must be 0 (none) or a number of standard deviations, got {self.clip}")
-        if self.bucket < 0:
-            raise SpecError(f"bucket must be a number of entries, or 0 for whole tensors, got {self.bucket}")
-        if self.norm not in get_args(Norm):
-            raise SpecError(f"norm must be 'max' or 'l2', got {self.norm!r}")
+        arguments.choice("shared_scale: norm", self.norm, get_args(Norm))
+        check_clip(self.name, self.clip)
+        Form(self.levels, self.bucket)  # refuses what no wire can have
         if self.clip and (self.bucket or self.norm != "max"):
             raise SpecError(
                 f"clip={self.clip} limits the largest entry of a whole tensor: with bucket={self.bucket} and"

@@ -11,8 +11,8 @@ from torch import Tensor
 from laconic import kernels
 from laconic.codecs.cast import Cast
 from laconic.comm.comm import Comm
+from laconic.core import arguments
 from laconic.core.codec import Codec
-from laconic.core.errors import SpecError
 from laconic.core.layout import Layout, Segments
 from laconic.core.turn import Turn
 from laconic.reducers.reducer import BoundReducer, Reducer, Sent
@@ -37,8 +37,7 @@ class Sum(Reducer):
     examples: ClassVar[tuple[str, ...]] = ("sum()", "sum(dtype='fp16')", "sum(dtype='bf16')")
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise SpecError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        arguments.choice("sum: dtype", self.dtype, tuple(DTYPES))
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         return _Sum(DTYPES[self.dtype], comm)

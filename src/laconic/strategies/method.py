@@ -137,6 +137,8 @@ def routes(*parts: Route) -> Method:
 
 def governed_by(rule: Rule, what: Any) -> Method:
     """What `lift` makes of a codec, selector or reducer, with this rule for all of its tensors."""
+    if isinstance(what, str):
+        what = parse(what)
     if isinstance(what, Method):
         raise SpecError(f"this method takes a codec, selector or reducer, got the method {what}")
     return routes(*(replace(route, rule=rule) for route in lift(what).routes))

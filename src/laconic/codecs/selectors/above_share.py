@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
-from laconic.core.errors import SpecError
+from laconic.core import arguments
 from laconic.core.layout import Segments
 from laconic.core.selector import Selector
 from laconic.core.spec import Status
 
 LEAST = 2.0**-149  # the smallest float32 above zero
+LEAST_SHARE = 1e-30
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,11 +45,7 @@ class AboveShare(Selector):
     )
 
     def __post_init__(self) -> None:
-        number = isinstance(self.share, (int, float)) and not isinstance(self.share, bool)
-        if not number or not 1e-30 <= self.share <= 1:
-            raise SpecError(
-                f"above_share: share must be in [1e-30, 1] of the largest entry, got {self.share!r}"
-            )
+        arguments.number("above_share: share", self.share, least=LEAST_SHARE, most=1)
 
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
         largest = torch.zeros(len(segments))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
+from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.layout import Segments
 from laconic.core.selector import Selector, check_density
@@ -44,8 +45,7 @@ class Ramp(Selector):
             )
         for density in self.densities:
             check_density(density)
-        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
-            raise SpecError(f"ramp: every must be a number of steps, 1 or more, got {self.every!r}")
+        arguments.whole("ramp: every", self.every, 1)
         object.__setattr__(self, "densities", tuple(self.densities))
 
     @cached_property

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.codecs.selectors.budget import kept_of_each
-from laconic.core.errors import SpecError
+from laconic.core import arguments
 from laconic.core.layout import Segments
 from laconic.core.selector import Selector, check_density, kept
 from laconic.core.spec import Status
@@ -44,8 +44,7 @@ class SampledTopK(Selector):
 
     def __post_init__(self) -> None:
         check_density(self.density)
-        if not 0 < self.sample_ratio <= 1:
-            raise SpecError(f"sample_ratio must be in (0, 1], got {self.sample_ratio}")
+        arguments.number("sample_ratio", self.sample_ratio, above=0, most=1)
 
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
         ks = kept_of_each(self.density, segments)

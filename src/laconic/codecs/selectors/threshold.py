@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
+from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.layout import Segments
 from laconic.core.selector import Selector
@@ -39,9 +40,9 @@ class Threshold(Selector):
     )
 
     def __post_init__(self) -> None:
-        number = isinstance(self.value, (int, float)) and not isinstance(self.value, bool)
-        if not number or not 0 < self.single < math.inf:
-            raise SpecError(f"threshold must be a finite float32 above 0, got {self.value!r}")
+        arguments.number("threshold: value", self.value, above=0)
+        if not 0 < self.single < math.inf:
+            raise SpecError(f"threshold: value must be a finite float32 above 0, got {self.value!r}")
 
     @property
     def single(self) -> float:

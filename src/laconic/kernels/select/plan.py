@@ -18,7 +18,7 @@ def geometry(n: int, density: float, ratio: float) -> tuple[int, int, int]:
     >>> geometry(25_000_000, 0.001, 0.01)
     (97, 257731, 258)
     """
-    need = math.ceil(2 / density)
+    need = math.ceil(min(2 / density, n))  # of a density near 0 it is beyond all numbers
     if n <= need:
         return 0, 0, 0
     wanted = max(math.ceil(n * ratio), need)
