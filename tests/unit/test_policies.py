@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from tests.laws.worlds import everywhere, exchange_on, gradient, one_step
@@ -31,12 +33,12 @@ def ways(spec):
 
 
 def test_the_first_matching_pattern_wins():
-    spec = "by_name({'*embed*': cast('fp16'), '*weight': cast('bf16'), '*norm*': fp16()}, rest=dense())"
+    spec = "by_name({'*embed*': cast('fp16'), '*weight': cast('bf16'), '*mlp*': fp16()}, rest=dense())"
     assert ways(spec) == {
         "embed.weight": "gather(cast(dtype='fp16'))",
         "blocks.0.norm.weight": "sum()",  # has one dimension, and a codec leaves these dense
         "blocks.0.mlp.weight": "gather(cast(dtype='bf16'))",
-        "blocks.0.mlp.bias": "sum()",
+        "blocks.0.mlp.bias": "sum(dtype='fp16')",
         "head.weight": "gather(cast(dtype='bf16'))",
     }
 
@@ -93,6 +95,20 @@ def test_a_pattern_that_matches_nothing_is_refused_when_it_is_attached(names):
     with pytest.raises(
         SpecError, match=r"no tensor of this model matches '\*embd\*'; it has 5: embed.weight"
     ):
+        everywhere(1, lambda comm: exchange_on(comm, method, layout=MODEL))
+
+
+@pytest.mark.parametrize(
+    ("names", "earlier"),
+    [
+        ("{'*': bf16(), '*norm*': fp16()}", "'*'"),
+        ("{'*norm*': bf16(), '*norm.weight': fp16(), 'embed*': fp16()}", "'*norm*'"),
+        ("{'*bias': bf16(), '*.0.mlp.w*': bf16(), '*mlp*': fp16()}", "'*.0.mlp.w*' and '*bias'"),
+    ],
+)
+def test_a_pattern_whose_tensors_earlier_ones_take_is_refused(names, earlier):
+    method = lift(f"by_name({names}, rest=dense())")
+    with pytest.raises(SpecError, match=re.escape(f"go to {earlier}, which come first")):
         everywhere(1, lambda comm: exchange_on(comm, method, layout=MODEL))
 
 

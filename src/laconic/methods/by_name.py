@@ -28,8 +28,8 @@ def by_name(names: Mapping[str, Any], *, rest: Any = DENSE) -> Method:
 
     In a pattern `*` is any text, `?` one character, `[ab]` one of these; upper and lower case differ. Specs
     are all that `compress` takes; a codec, selector or reducer leaves tensors of one dimension dense, as
-    everywhere. A pattern that matches no tensor of the model is refused when it is attached. Payload: that
-    of all.
+    everywhere. A pattern that gets no tensor of the model, as none matches or earlier patterns take them all,
+    is refused when it is attached. Payload: that of all.
 
     >>> from laconic.core.spec import parse
     >>> parse("by_name({'*embed*': cast('fp16'), '*norm*': dense()}, rest=topk(density=0.01))")
@@ -55,7 +55,7 @@ class _Named:
 
 @lru_cache(maxsize=64)
 def _matches(names: tuple[str, ...], patterns: tuple[str, ...]) -> dict[str, str]:
-    """The first pattern that matches each name. One that matches no name at all is a slip of the pen."""
+    """The first pattern that matches each name. One that is the first for no name is a slip of the pen."""
     first: dict[str, str] = {}
     for pattern in patterns:
         found = [name for name in names if fnmatchcase(name, pattern)]
@@ -64,6 +64,12 @@ def _matches(names: tuple[str, ...], patterns: tuple[str, ...]) -> dict[str, str
             raise SpecError(
                 f"by_name: no tensor of this model matches {pattern!r}; it has {len(names)}: {shown}"
                 " (embeddings with sparse gradients are not among them)"
+            )
+        if all(name in first for name in found):
+            earlier = " and ".join(repr(own) for own in dict.fromkeys(first[name] for name in found))
+            raise SpecError(
+                f"by_name: all tensors that match {pattern!r} go to {earlier}, which come first: put"
+                f" {pattern!r} before, or leave it out"
             )
         for name in found:
             first.setdefault(name, pattern)
