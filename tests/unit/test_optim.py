@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -152,14 +153,48 @@ def test_a_saved_state_goes_on_bit_for_bit(make, settings, dtype) -> None:  # ty
     [
         (AMSGrad, {"lr": -1.0}, "lr must be a finite number of 0 or more, got -1.0"),
         (AMSGrad, {"eps": 0.0}, "eps must be a finite number above 0"),
-        (AMSGrad, {"betas": (1.0, 0.9)}, r"beta1 must be in \[0, 1\), got 1.0"),
+        (AMSGrad, {"betas": (1.0, 0.9)}, r"betas\[0\] must be a number in \[0, 1\), got 1.0"),
+        (AMSGrad, {"betas": (0.9,)}, r"betas must be two numbers, such as \(0.9, 0.999\), got \(0.9,\)"),
+        (AMSGrad, {"betas": 0.9}, "betas must be two numbers, .* got 0.9"),
+        (AMSGrad, {"betas": "xy"}, "betas must be two numbers, .* got 'xy'"),
+        (AMSGrad, {"betas": (0.9, True)}, r"betas\[1\] must be a number .* got True"),
+        (AMSGrad, {"lr": "x"}, "lr must be a finite number of 0 or more, got 'x'"),
+        (AMSGrad, {"lr": True}, "lr must be a finite number of 0 or more, got True"),
+        (AMSGrad, {"weight_decay": None}, "weight_decay must be a finite number of 0 or more, got None"),
         (QCMDAdaGrad, {"l1": math.nan}, "l1 must be a finite number"),
+        (
+            QCMDAdaGrad,
+            {"delta": 10**400},
+            "delta must be a finite number above 0, got an integer of 1329 bits",
+        ),
         (QRDAAdaGrad, {"l1": 0.1, "l2": 0.1}, "choose l1 or l2"),
     ],
 )
 def test_wrong_settings_are_refused(make, settings, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(SpecError, match=message):
         make([Parameter(torch.ones(2))], **settings)
+    with pytest.raises(SpecError, match=message):
+        make([{"params": [Parameter(torch.ones(2))]}, {"params": [Parameter(torch.ones(2))], **settings}])
+    optimiser = make([Parameter(torch.ones(2))])
+    with pytest.raises(SpecError, match=message):
+        optimiser.add_param_group({"params": [Parameter(torch.ones(2))], **settings})
+    assert len(optimiser.param_groups) == 1
+
+
+def test_a_group_is_checked_together_with_the_defaults() -> None:
+    weights = [Parameter(torch.ones(2)) for _ in range(2)]
+    for make in (QCMDAdaGrad, QRDAAdaGrad):
+        with pytest.raises(SpecError, match=r"choose l1 or l2, got l1=0.1 and l2=0.2"):
+            make([{"params": weights, "l2": 0.2}], l1=0.1)
+        groups = [{"params": weights[:1], "l1": 0.0, "l2": 0.2}, {"params": weights[1:]}]
+        assert [group["l2"] for group in make(groups, l1=0.1).param_groups] == [0.2, 0.0]
+
+
+def test_numpy_numbers_are_settings_too() -> None:
+    w = Parameter(torch.ones(2))
+    w.grad = torch.ones(2)
+    AMSGrad([w], lr=np.float32(0.5), betas=[np.float64(0.9), 0.99], eps=np.float64(1e-8)).step()
+    assert bool((w < 1).all())
 
 
 @pytest.mark.parametrize(

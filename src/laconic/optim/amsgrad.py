@@ -8,12 +8,13 @@ maximum keeps it short.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from laconic.optim.settings import Parameters, above_zero, at_least_zero, share
+from laconic.optim.settings import Parameters, above_zero, at_least_zero, two_shares
 
 
 class AMSGrad(Optimizer):
@@ -40,10 +41,15 @@ class AMSGrad(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        at_least_zero(lr=lr, weight_decay=weight_decay)
-        above_zero(eps=eps)
-        share(beta1=betas[0], beta2=betas[1])
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """One more group of parameters, as `torch.optim.Optimizer` takes it. Wrong settings: `SpecError`."""
+        settings = {**self.defaults, **param_group}
+        at_least_zero(lr=settings["lr"], weight_decay=settings["weight_decay"])
+        above_zero(eps=settings["eps"])
+        two_shares("betas", settings["betas"])
+        super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

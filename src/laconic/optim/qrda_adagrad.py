@@ -7,13 +7,14 @@ Xu et al. 2022, arXiv:2208.05631, of which the abstract was at hand; the update 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from laconic.optim.prox import one_of, shrink, zero_share
-from laconic.optim.settings import Parameters, above_zero, at_least_zero
+from laconic.optim.prox import check, shrink, zero_share
+from laconic.optim.settings import Parameters
 
 
 class QRDAAdaGrad(Optimizer):
@@ -39,10 +40,12 @@ class QRDAAdaGrad(Optimizer):
     def __init__(
         self, params: Parameters, lr: float = 0.01, l1: float = 0.0, l2: float = 0.0, delta: float = 1e-6
     ) -> None:
-        at_least_zero(lr=lr, l1=l1, l2=l2)
-        above_zero(delta=delta)
-        one_of(l1, l2)
         super().__init__(params, {"lr": lr, "l1": l1, "l2": l2, "delta": delta})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """One more group of parameters, as `torch.optim.Optimizer` takes it. Wrong settings: `SpecError`."""
+        check({**self.defaults, **param_group})
+        super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -1,36 +1,45 @@
-"""Arguments that every optimiser here checks alike."""
+"""Settings that every optimiser here checks alike, in each parameter group.
+
+They may be any real numbers, NumPy's too: nothing prints an optimiser as a call.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
 
+from laconic.core import arguments
 from laconic.core.errors import SpecError
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
 
 
-def at_least_zero(**given: float) -> None:
+def at_least_zero(**given: Any) -> None:
     """Raise `SpecError` for the first of these that is below zero or not a finite number.
 
-    >>> at_least_zero(lr=0.1, l1=0.0)
+    >>> at_least_zero(lr=0.1, l1=0)
     """
     for name, value in given.items():
-        if not 0 <= value < float("inf"):
-            raise SpecError(f"{name} must be a finite number of 0 or more, got {value}")
+        arguments.number(name, _plain(value), least=0)
 
 
-def share(**given: float) -> None:
-    """Raise `SpecError` for the first of these that is not in [0, 1)."""
-    for name, value in given.items():
-        if not 0 <= value < 1:
-            raise SpecError(f"{name} must be in [0, 1), got {value}")
-
-
-def above_zero(**given: float) -> None:
+def above_zero(**given: Any) -> None:
     """Raise `SpecError` for the first of these that is not a finite number above zero."""
     for name, value in given.items():
-        if not 0 < value < float("inf"):
-            raise SpecError(f"{name} must be a finite number above 0, got {value}")
+        arguments.number(name, _plain(value), above=0)
+
+
+def two_shares(name: str, given: Any) -> None:
+    """Raise `SpecError` unless these are two numbers in [0, 1), such as Adam's betas."""
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise SpecError(f"{name} must be two numbers, such as (0.9, 0.999), got {arguments.shown(given)}")
+    for place, value in enumerate(given):
+        arguments.number(f"{name}[{place}]", _plain(value), least=0, below=1)
+
+
+def _plain(value: Any) -> Any:
+    """A real number of another library as Python's own, anything else as it is."""
+    return float(value) if isinstance(value, Real) and not isinstance(value, int) else value
