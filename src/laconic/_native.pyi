@@ -101,9 +101,6 @@ class Target(Protocol):
         out: Tensor,
         /,
     ) -> None: ...
-    def moments(
-        self, x: Tensor, starts: Tensor, sizes: Tensor, deviation: Tensor, largest: Tensor, /
-    ) -> None: ...
     # scatter
     def gather(
         self, x: Tensor, starts: Tensor, sizes: Tensor, indices: Tensor, counts: Tensor, out: Tensor, /

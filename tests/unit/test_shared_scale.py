@@ -15,8 +15,8 @@ from laconic.core.errors import SpecError, WireError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.reducers.sum_of_levels import integer_sum, integer_sum_nbytes
 from laconic.reducers.shared_scale import SharedScale
+from laconic.reducers.sum_of_levels import integer_sum, integer_sum_nbytes
 
 LAYOUT = Layout.of([("a", (25, 31)), ("none", (0, 3)), ("b", (7, 11)), ("one", (1,))])
 SIZES = (1, 2, 4, 5)
@@ -48,7 +48,8 @@ def plain(xs, keys, levels, clip, bucket):
         for x in xs:
             largest, middle = max(abs(x[i]) for i in at), sum(x) / n
             sigma = math.sqrt(sum((v - middle) ** 2 for v in x) / n)
-            scales.append(min(largest, clip * sigma) if clip and sigma else largest)
+            typical = math.sqrt(sum(v * v for v in x) / n)
+            scales.append(min(largest, max(clip * sigma, typical)) if clip else largest)
         s = max(scales)
         for x, key in zip(xs, keys, strict=True):
             dither = kernels.dither24(key, n).tolist()
@@ -127,6 +128,18 @@ def test_a_constant_gradient_arrives_as_it_is(spec, value, size):
     for out, sent in reduce(spec, lambda rank: torch.full((LAYOUT.numel,), value), size):
         assert sent is not None
         torch.testing.assert_close(out, torch.full_like(out, value), rtol=1e-6, atol=2e-45)
+
+
+@pytest.mark.parametrize("clip", [0.5, 2.5])
+@pytest.mark.parametrize("reducer", ["shared_scale(clip={})", "gather(ternary(clip={}))"])
+def test_a_nearly_constant_gradient_is_learned(reducer, clip):
+    """Entries of 1 with a deviation of 1e-3 are not cut down to clip * 1e-3."""
+
+    def x_of(rank):
+        return 1 + 1e-3 * torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(rank))
+
+    for out, _ in reduce(reducer.format(clip), x_of, 2):
+        assert out.mean() == pytest.approx(1, abs=2e-3) and out.min() >= 0.4
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

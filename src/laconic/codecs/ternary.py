@@ -18,16 +18,19 @@ from laconic.kernels.quantise.form import Form
 class Ternary(Quantiser):
     """The code of TernGrad (Wen, Xu, Yan, Wu, Wang, Chen, Li 2017, arXiv:1705.07878).
 
-        s = min(max |x|, clip sigma);   x cut off at -s and s;   sign(x) s where U < |x| / s, else 0
+        s = min(max |x|, max(clip sigma, rms))
+        x cut off at -s and s;   sign(x) s where U < |x| / s, else 0
 
-    sigma is the population standard deviation of the tensor. Where it is 0 (a constant tensor, one element),
-    s = max |x|, so that those learn as well; `clip=0` cuts nothing off.
+    sigma is the population standard deviation of the tensor; `clip=0` cuts nothing off. The root mean square
+    rms is ours: it is sigma where the mean is 0, as the paper has it, and keeps a tensor whose mean is far
+    larger than sigma, or a constant one, from being cut down to sigma. So a clip below 1 is like 1.
 
     Wire: scale float32 (1,), then codes [sign | level] of 2 bits, padded to a byte: 4 + ceil(n / 4) bytes;
     or, with `packing='base3'`, five to a byte: 4 + ceil(n / 5) bytes, for more work.
     Error: omega = (sqrt(n) - 1) / 2 without clipping. With it, over all x, 1 + t^2 / 8 for t <= 4 and t - 1
-    beyond, t = min(clip, sqrt(n)): 1.8 for clip = 2.5, of any length. Unbiased only where nothing is cut off,
-    clip = 0. The paper has no error feedback: what is cut off are few entries, and their sign is sent.
+    beyond, t = min(max(clip, 1), sqrt(n)): 1.8 for clip = 2.5, of any length. Unbiased only where nothing is
+    cut off, clip = 0. The paper has no error feedback: what is cut off are few entries, and their sign is
+    sent.
 
     >>> import torch
     >>> codec = Ternary(clip=0.0)

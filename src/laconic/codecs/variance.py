@@ -48,14 +48,14 @@ def powers(n: int, levels: int, norm: str) -> float:
 
 
 def clipped(n: int, clip: float) -> float:
-    """One level, at most `clip` standard deviations of n elements, beyond which |x| is cut off.
+    """One level, at most `clip` standard deviations of n elements, or r, beyond which |x| is cut off.
 
-    With r the root mean square, the scale is t r, t <= clip, for the deviation is at most r. In units of r,
-    a = |x_i| costs a (t - a) below t and (a - t)^2 < a^2 beyond; the squares of a have mean 1. The most is
-    reached by nearly all at one a, and the rest, few and far out, at cost 1 for their share of the squares:
-    t a - a^2 + 1 - a^2, at its peak a = t / 4 <= 1: 1 + t^2 / 8; for t > 4 all are at a = 1: t - 1.
+    With r the root mean square, the scale is t r, t <= max(clip, 1), for the deviation is at most r. In units
+    of r, a = |x_i| costs a (t - a) below t and (a - t)^2 < a^2 beyond; the squares of a have mean 1. The most
+    is reached by nearly all at one a, and the rest, few and far out, at cost 1 for their share of the
+    squares: t a - a^2 + 1 - a^2, at its peak a = t / 4 <= 1: 1 + t^2 / 8; for t > 4 all are at a = 1: t - 1.
     """
     if n <= 1:
         return 0.0
-    t = min(clip, math.sqrt(n))  # a scale is at most the largest |x|, which is at most r sqrt(n)
+    t = min(max(clip, 1.0), math.sqrt(n))  # a scale is at most the largest |x|, which is at most r sqrt(n)
     return (1 + t**2 / 8 if t <= 4 else t - 1) * ROUNDING

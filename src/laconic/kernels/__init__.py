@@ -46,7 +46,6 @@ from laconic.kernels.philox import philox as philox
 from laconic.kernels.philox import uniform as uniform
 from laconic.kernels.quantise import dequantise_add_ as dequantise_add_
 from laconic.kernels.quantise import levels_add_ as levels_add_
-from laconic.kernels.quantise import moments as moments
 from laconic.kernels.quantise import norms as norms
 from laconic.kernels.quantise import quantise as quantise
 from laconic.kernels.quantise import quantise_levels as quantise_levels

@@ -4,11 +4,13 @@ TernGrad's scaler sharing (Wen et al. 2017, arXiv:1705.07878; the maximum over r
 release [V]) at one level; QSGD with a shared norm (as "QSGDMaxNorm" of vineeths96/Gradient-Compression [V])
 at more. Per tensor, or per bucket of it, with ranks r = 0..N-1:
 
-    1. s_r = min(max|x_r|, clip * sigma_r)          sigma: population standard deviation of the tensor
-    2. s = max over ranks of s_r                    one all_reduce
+    1. s_r = min(max|x_r|, max(clip * sigma_r, rms_r))    sigma: population standard deviation of the tensor
+    2. s = max over ranks of s_r                          one all_reduce
     3. l_r = levels * clamp(x_r / s, -1, 1), rounded up or down at random to an integer: E l_r is the argument
     4. all_to_all of the l_r of all tensors, in N chunks; each rank adds those of its chunk
     5. all_gather of the sums; mean = s / (levels * N) * sum of l_r, the same bits on all
+
+The root mean square rms, which is sigma where the mean is 0, is not in the paper: see `ternary`.
 
 Unbiased without clipping. An entry is cut at the shared scale, not at its own rank's: less than the paper
 cuts. A rank with a small gradient is rounded in the steps of the largest: that costs accuracy where ranks
@@ -45,8 +47,9 @@ Norm = Literal["max", "l2"]
 class SharedScale(Reducer):
     """mean = s / (levels * N) * sum of integer levels, for a scale s that is the largest of the ranks'.
 
-    `clip`: how many standard deviations of its tensor a scale is at most; 0 does not clip. `bucket`: entries
-    that share a scale; 0 for a whole tensor. `norm`: what a scale is, 'max' or 'l2'.
+    `clip`: how many standard deviations of its tensor a scale is at most, but not below the root mean square;
+    0 does not clip. `bucket`: entries that share a scale; 0 for a whole tensor. `norm`: what a scale is, 'max'
+    or 'l2'.
 
     Payload in bits an entry, in a group of N: (N-1)/N * bit_length(2 levels) up, 1/N * bit_length(2 N levels)
     down, and 32 a scale. At one level that is 2.5 for 2 or 4 ranks, and tends to 2.
@@ -128,7 +131,7 @@ class _SharedScale(BoundReducer):
         spec, size, segments = self.spec, self.comm.size, layout.segments
         scales = torch.full((spec.scales(layout),), torch.inf, device=out.device)
         if x is not None:
-            scales = self._scales(x, segments)
+            scales = kernels.norms(x, segments, spec.bucket, spec.norm, spec.clip)
         told = scales if scales.numel() else scales.new_full((1,), torch.inf if x is None else 0.0)
         if not bool(told.isfinite().all()):
             told.fill_(torch.inf)  # a NaN could get lost in the maximum
@@ -152,13 +155,3 @@ class _SharedScale(BoundReducer):
             bucket=spec.bucket,
         )
         return Levels(spec, wire, scales, segments)
-
-    def _scales(self, x: Tensor, segments: Segments) -> Tensor:
-        """This rank's scales float32 (B,), not finite where x is not."""
-        spec = self.spec
-        if not spec.clip:
-            return kernels.norms(x, segments, spec.bucket, spec.norm)
-        deviation, largest = kernels.moments(x, segments)
-        cut = torch.minimum(largest, spec.clip * deviation)
-        # One element, or all alike: no deviation, but still something to learn. (Nor is NaN more than 0.)
-        return torch.where(cut > 0, cut, largest)[segments.sizes_tensor.to(x.device) > 0]
