@@ -283,10 +283,10 @@ def test_options_are_checked() -> None:
         ({"levels": 0}, "levels must be a whole number in 1..32767"),
         ({"levels": 32768}, "got 32768"),
         ({"levels": 128, "grid": "powers"}, "1..127"),
-        ({"levels": 7, "grid": "cubes"}, "grid must be one of"),
+        ({"levels": 7, "grid": "cubes"}, "grid must be 'uniform' or 'powers'"),
         ({"levels": 7, "bucket": -1}, "bucket must be"),
         ({"levels": 7, "packing": "base3"}, "levels=1"),
-        ({"levels": 7, "norm": "l1"}, "norm must be one of"),
+        ({"levels": 7, "norm": "l1"}, "norm must be 'max', 'l2' or 'mean'"),
         ({"levels": 7, "norm": "l2", "clip": 1.0}, "clip must be"),
     ):
         with pytest.raises(ValueError, match=text):

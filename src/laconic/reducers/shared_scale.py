@@ -47,9 +47,9 @@ Norm = Literal["max", "l2"]
 class SharedScale(Reducer):
     """mean = s / (levels * N) * sum of integer levels, for a scale s that is the largest of the ranks'.
 
-    `clip`: how many standard deviations of its tensor a scale is at most, but not below the root mean square;
-    0 does not clip. `bucket`: entries that share a scale; 0 for a whole tensor. `norm`: what a scale is, 'max'
-    or 'l2'.
+    `clip`: how many standard deviations of its tensor a scale is at most, but not below its root mean square;
+    0 does not clip. `bucket`: entries that share a scale; 0 for a whole tensor. `norm`: what a scale
+    is, 'max' or 'l2'.
 
     Payload in bits an entry, in a group of N: (N-1)/N * bit_length(2 levels) up, 1/N * bit_length(2 N levels)
     down, and 32 a scale. At one level that is 2.5 for 2 or 4 ranks, and tends to 2.
