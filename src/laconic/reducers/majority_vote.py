@@ -4,7 +4,7 @@ Bernstein, Wang, Azizzadenesheli, Anandkumar 2018, arXiv:1802.04434; Bernstein, 
 Anandkumar 2019, arXiv:1810.05291 ("signSGD with majority vote is communication efficient and fault
 tolerant"). With ranks r = 0..N-1, for each tensor of n elements:
 
-    1. b_r = sign bits of x_r,  m_r = mean |x_r|
+    1. b_r = sign bits of x_r, or a coin of rank r's own where x_r is 0,  m_r = mean |x_r|
     2. m = 1/N * sum of m_r                          one all_reduce of a float32 a tensor
     3. all_to_all of the b_r of all tensors, in N chunks; each rank counts the votes of its chunk
     4. all_gather of the winners w; mean = m * (1 - 2 w), the same bits on all
@@ -12,6 +12,11 @@ tolerant"). With ranks r = 0..N-1, for each tensor of n elements:
 The paper's server is spread over the ranks, and its step is the sign alone: the factor m is ours, so that a
 learning rate means what it means for SGD. The paper settles ties by sign(0); here a coin that is equal on all
 ranks decides, the philox bit of the element in its tensor's common stream: no direction is preferred.
+
+One bit has no room for zero. A rank whose entry is 0 abstains by a coin of its own, whose mean is 0: the
+votes of the others decide, if less surely. An entry that is 0 on all ranks thus becomes m or -m, at random.
+So that it goes nowhere, every coin of an odd step is the opposite of that of the even step before: two such
+steps cancel, but for what m changes between them.
 """
 
 from __future__ import annotations
@@ -28,7 +33,10 @@ from laconic.core.errors import WireError
 from laconic.core.layout import Layout, Segments
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
+from laconic.reducers.coins import Coins
 from laconic.reducers.reducer import BoundReducer, Reducer, Sent
+
+BLOCK = 1 << 18  # elements looked at together; fills bytes
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,6 +96,7 @@ class _MajorityVote(BoundReducer):
             told.fill_(torch.nan)
         else:
             bits, means = kernels.signs(x, segments)
+            abstain_(bits, x, layout, Coins(turn))
             told[: len(layout)] = means / size  # first, for the sum of large ones can overflow
         self.comm.all_reduce(told)
         if x is None or not bool(told.isfinite().all()):
@@ -106,7 +115,7 @@ class _MajorityVote(BoundReducer):
         self._check(votes, [counts[rank]] * size)
         ties = torch.zeros_like(votes[rank])
         if size % 2 == 0:
-            ties.copy_(coins(layout, turn, chunk * rank, counts[rank]))
+            ties.copy_(tossed(layout, Coins(turn), chunk * rank, counts[rank]))
         winners = self.comm.all_gather(kernels.majority(torch.stack(votes), ties))
         self._check(winners, counts)
         return torch.cat(winners)
@@ -119,18 +128,31 @@ class _MajorityVote(BoundReducer):
                 )
 
 
-def coins(layout: Layout, turn: Turn, begin: int, count: int) -> Tensor:
-    """Random bytes [begin, begin + count) of a message of sign bits: each tensor's come from its own stream.
+def abstain_(bits: Tensor, x: Tensor, layout: Layout, coins: Coins) -> Tensor:
+    """Put coins of this rank's own into the sign bits uint8 (m,) of flat x, where x is 0."""
+    at = 0
+    for entry, view in zip(layout, layout.segments.views(x), strict=True):
+        first = 0
+        for block in torch.split(view, BLOCK) if entry.numel else ():
+            count = kernels.packed_nbytes(len(block), 1)
+            zero = block == 0
+            if bool(zero.any()):
+                votes = bits[at + first : at + first + count]
+                zeros = kernels.pack_bits(zero.to(torch.int32), 1)
+                own = coins.own(entry.name, first, count).to(bits.device)
+                votes.copy_(votes & ~zeros | own & zeros)
+            first += count
+        at += first
+    return bits
 
-    So an element's coin depends neither on the rank that counts its votes nor on what else is in the bucket.
-    """
+
+def tossed(layout: Layout, coins: Coins, begin: int, count: int) -> Tensor:
+    """Common coins in bytes [begin, begin + count) of a message of sign bits of these tensors."""
     parts, at, end = [torch.empty(0, dtype=torch.uint8)], 0, begin + count
     for entry in layout:
         m = kernels.packed_nbytes(entry.numel, 1)
         first, last = max(begin - at, 0), min(end - at, m)
         if first < last:
-            offset = first // 4
-            words = kernels.philox(turn.common(entry.name), -(-last // 4) - offset, offset)
-            parts.append(words.view(torch.uint8)[first - 4 * offset :][: last - first])
+            parts.append(coins.common(entry.name, first, last - first))
         at += m
     return torch.cat(parts)

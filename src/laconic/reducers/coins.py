@@ -1,0 +1,46 @@
+"""Coins: random bits that stand for a sign where there is none, a tensor's from streams of its own.
+
+So an element's coin depends neither on the rank that counts its votes nor on what else is in the bucket. In
+odd steps coins are the opposite of what they were in the even step before: what only coins move comes back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.core.turn import Turn
+
+
+@dataclass(frozen=True)
+class Coins:
+    """The coins of one step: bytes uint8 of eight each, by tensor.
+
+    >>> even, odd = Coins(Turn(6)).common("w", 0, 5), Coins(Turn(7)).common("w", 0, 5)
+    >>> bool((even + odd == 255).all())
+    True
+    """
+
+    turn: Turn
+
+    def own(self, name: str, first: int, count: int) -> Tensor:
+        """Bytes [first, first + count) of this tensor, which differ by rank."""
+        return self._of(self._even.own(name), first, count)
+
+    def common(self, name: str, first: int, count: int) -> Tensor:
+        """Bytes [first, first + count) of this tensor, equal on all ranks."""
+        return self._of(self._even.common(name), first, count)
+
+    @cached_property
+    def _even(self) -> Turn:
+        return replace(self.turn, step=self.turn.step // 2 * 2)
+
+    def _of(self, key: int, first: int, count: int) -> Tensor:
+        offset = first // 4
+        words = kernels.philox(key, -(-(first + count) // 4) - offset, offset)
+        drawn = words.view(torch.uint8)[first - 4 * offset :][:count]
+        return drawn.bitwise_not() if self.turn.step % 2 else drawn
