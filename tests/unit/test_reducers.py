@@ -135,6 +135,24 @@ def test_ranks_draw_random_entries_alike_and_anew_each_step():
     assert len(set(shares)) > 1
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_the_share_of_a_sum_is_kept_whatever_the_memory(dtype):
+    """Also of nothing, where all addresses are alike, and of an x that is another view of `out`."""
+    layout = Layout.of([("none", (0,))])
+
+    def body(comm):
+        bound = Sum(dtype).bind(layout, comm)
+        nothing = bound.reduce(torch.empty(0), layout, Turn(0, comm.rank), torch.empty(0))
+        out = torch.arange(LAYOUT.numel, dtype=torch.float32) * (1 + comm.rank)
+        x = out.clone()
+        sent = Sum(dtype).bind(LAYOUT, comm).reduce(out[:], LAYOUT, Turn(0, comm.rank), out)
+        return nothing.add_to_(torch.empty(0)).numel(), out, x, sent.add_to_(torch.zeros(LAYOUT.numel))
+
+    for rank, (nothing, out, x, share) in enumerate(Loopback.run(2, body)):
+        assert nothing == 0 and torch.equal(share, x)
+        assert torch.equal(out, x / (1 + rank) * 1.5)
+
+
 @pytest.mark.parametrize("reducer", ["gather({})", "server({}, dense())"])
 @pytest.mark.parametrize("select", ["randomk(density=0.5)", "topk(density=0.5)"])
 def test_errors_of_rounding_average_out_over_ranks(reducer, select):
@@ -165,7 +183,7 @@ def test_a_schedule_is_followed():
 @pytest.mark.parametrize(
     "make, says",
     [
-        (lambda: Sum(dtype="fp8"), "fp32, fp16, bf16, got 'fp8'"),
+        (lambda: Sum(dtype="fp8"), "'fp32', 'fp16' or 'bf16', got 'fp8'"),
         (lambda: Gather(Damaging(), grain="row"), "'tensor' or 'bucket', got 'row'"),
         (lambda: parse("gather(topk(density=0.1))"), r"gather takes a codec.*topk\(density=0.1\)"),
     ],
