@@ -200,6 +200,23 @@ def test_error_feedback_refuses_what_makes_it_diverge() -> None:
     assert ErrorFeedback(damped=True).gain(Wild("bf16"), MODEL) == pytest.approx(1 / (1 + 1200 / 49))
 
 
+@pytest.mark.parametrize("damped", [False, True])
+@pytest.mark.parametrize(
+    "spec, says",
+    [
+        ("majority_vote()", r"majority_vote\(\) takes no error_feedback\(.*\): .* no average of what"),
+        ("shared_scale(levels=100, clip=0)", "steps of the largest rank's scale"),
+        ("dense_first(shared_scale(), steps=3)", "steps of the largest rank's scale"),
+    ],
+)
+def test_error_feedback_is_refused_where_no_rank_knows_what_is_lost(
+    spec: str, says: str, damped: bool
+) -> None:
+    with pytest.raises(SpecError, match=says):
+        everywhere(2, lambda comm: exchange_on(comm, f"error_fed({spec}, damped={damped})"))
+    everywhere(2, lambda comm: exchange_on(comm, spec))
+
+
 def test_a_state_of_another_model_is_refused_and_nothing_changes() -> None:
     def play(comm):  # type: ignore[no-untyped-def]
         exchange = exchange_on(comm, "topk(density=0.05)")

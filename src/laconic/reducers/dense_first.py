@@ -39,6 +39,10 @@ class DenseFirst(Reducer):
     def exact_mean(self) -> bool:
         return self.then.exact_mean
 
+    @property
+    def unaccountable(self) -> str | None:
+        return self.then.unaccountable
+
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         return _DenseFirst(self.steps, Sum().bind(layout, comm), self.then.bind(layout, comm))
 

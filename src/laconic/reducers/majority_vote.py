@@ -44,7 +44,7 @@ class MajorityVote(Reducer):
     """mean = (1/N * sum over ranks of mean |x_r|) * the sign that more ranks have, entry by entry.
 
     It is no average of what the ranks sent, hence biased, and no rank can tell what it has lost: `codec()` is
-    None and there is no error feedback. In return no rank, however wrong, has more than one vote on a sign.
+    None, and error feedback is refused. In return no rank, however wrong, has more than one vote on a sign.
 
     Payload: 1 bit an entry, up and down together ((N-1)/N of it up, 1/N down), and 4 bytes a tensor.
 
@@ -60,6 +60,10 @@ class MajorityVote(Reducer):
     @property
     def exact_mean(self) -> bool:
         return False
+
+    @property
+    def unaccountable(self) -> str | None:
+        return "the sign that wins is no average of what the ranks sent"
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         return _MajorityVote(comm)

@@ -55,6 +55,11 @@ class Reducer(Spec):
         """Whether mean = average of what the ranks sent + what its own memory gave: laws hold it to that."""
         return True
 
+    @property
+    def unaccountable(self) -> str | None:
+        """Why no rank can account for what its share lost, so that feedback is refused; else None."""
+        return None
+
     @abstractmethod
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         """The working object for the tensors of this layout, over this group."""
@@ -65,7 +70,7 @@ class Reducer(Spec):
         group of any size."""
 
     def codec(self) -> Codec | None:
-        """The codec whose error stays behind on this rank, or None where the reduction is exact."""
+        """The codec whose error stays behind on this rank; None where it is exact, or `unaccountable`."""
         return None
 
 

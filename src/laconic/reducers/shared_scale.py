@@ -14,7 +14,8 @@ The root mean square rms, which is sigma where the mean is 0, is not in the pape
 
 Unbiased without clipping. An entry is cut at the shared scale, not at its own rank's: less than the paper
 cuts. A rank with a small gradient is rounded in the steps of the largest: that costs accuracy where ranks
-differ much; `gather(ternary())` has a scale a rank.
+differ much, has no bound in that rank's gradient, and so takes no error feedback; `gather(ternary())` has a
+scale a rank.
 """
 
 from __future__ import annotations
@@ -81,6 +82,10 @@ class SharedScale(Reducer):
                 f"clip={self.clip} limits the largest entry of a whole tensor: with bucket={self.bucket} and"
                 f" norm={self.norm!r} set clip=0"
             )
+
+    @property
+    def unaccountable(self) -> str | None:
+        return "a rank errs by steps of the largest rank's scale, however small its own gradient is"
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         if (2 * self.levels * comm.size).bit_length() > SUM_BITS:

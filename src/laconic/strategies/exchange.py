@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from laconic.comm.metered import Metered
-from laconic.core.errors import StateError
+from laconic.core.errors import SpecError, StateError
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.feedback.feedback import BoundFeedback, Optimised
+from laconic.feedback.no_feedback import NoFeedback
 from laconic.reducers.reducer import BoundReducer, Sent
-from laconic.strategies.method import Method
+from laconic.strategies.method import Method, Route
 from laconic.strategies.sparse_grads import sparse_mean
 from laconic.strategies.stats import Seconds
 
@@ -75,7 +76,7 @@ class Exchange:
         self._legs: list[Leg] = []
         self._whole = method.assign(layout)
         for route, part in zip(method.routes, self._whole, strict=True):
-            gain = route.feedback.gain(route.reducer.codec(), part)
+            gain = gain_of(route, part)
             feedback = route.feedback.bind(part, optimised, comm.size)
             self._legs.append(Leg(repr(route.reducer), feedback, route.reducer.bind(part, comm), gain))
         self._parts: dict[int, tuple[Layout, tuple[Layout, ...]]] = {}
@@ -195,6 +196,14 @@ class Exchange:
             leg.reducer.load_state_dict({key: value for key, value in part.items() if key in reduced})
         self.step = step
         self.begin()
+
+
+def gain_of(route: Route, layout: Layout) -> float:
+    """By how much a route's mean is multiplied. Raises `SpecError` where its feedback is not safe."""
+    why = route.reducer.unaccountable
+    if why is not None and not isinstance(route.feedback, NoFeedback):
+        raise SpecError(f"{route.reducer!r} takes no {route.feedback!r}: {why}; use it without feedback")
+    return route.feedback.gain(route.reducer.codec(), layout)
 
 
 def first_not_finite(x: Tensor, layout: Layout) -> str | None:
