@@ -307,7 +307,7 @@ def attempt(case):
     [
         ("not ddp", AttachError, "wrap it first"),
         ("unknown", SpecError, "did you mean"),
-        ("density", SpecError, r"density must be in \(0, 1\], got 1.5"),
+        ("density", SpecError, r"density must be a number in \(0, 1\], got 1.5"),
         ("specs differ", AttachError, "the spec differs"),
         ("twice", AttachError, "compressed already"),
         ("adam", AttachError, "sampled_topk"),

@@ -23,7 +23,7 @@ def invoke(*arguments: str) -> Result:
     ("arguments", "words"),
     [
         (["digits", "--with", "dcg(density=0.01)"], ["unknown name 'dcg'", "did you mean dgc"]),
-        (["digits", "--with", "dgc(density=2)"], ["density must be in (0, 1], got 2"]),
+        (["digits", "--with", "dgc(density=2)"], ["density must be a number in (0, 1], got 2"]),
         (["digits", "--with", "dgc(denisty=0.1)"], ["denisty", "it takes dgc(density"]),
         (["digits", "--with", "dgc(density=0.01"], ["cannot read the spec"]),
         (["digits", "--with", "golomb()"], ["a method, codec, selector or reducer"]),

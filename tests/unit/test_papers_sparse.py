@@ -176,13 +176,13 @@ def test_fastsgds_filter_and_values_agree() -> None:
 def test_what_the_methods_refuse() -> None:
     for spec, message in (
         ("stc(density=0)", "density"),
-        ("stc(density=0.1, down=1.5)", "density"),
-        ("dhqc(levels=0)", "levels must be an integer in 1..256, got 0"),
-        ("sketchml(bins=1)", "bins must be an integer in 2..65536, got 1"),
+        ("stc(density=0.1, down=1.5)", "down must be a number in"),
+        ("dhqc(levels=0)", "levels must be a whole number in 1..256, got 0"),
+        ("sketchml(bins=1)", "bins must be a whole number in 2..65536, got 1"),
         ("fastsgd(floor=-1)", "floor"),
-        ("fastsgd(base=4.0)", "base must be in"),
-        ("logquant(levels=256)", "levels must be an integer in 1..255"),
-        ("above_share(share=0)", "share must be in"),
+        ("fastsgd(base=4.0)", "base must be a number in"),
+        ("logquant(levels=256)", "levels must be a whole number in 1..255"),
+        ("above_share(share=0)", "share must be a number in"),
     ):
         with pytest.raises(SpecError, match=message):
             parse(spec)
