@@ -107,6 +107,26 @@ def test_the_error_is_within_omega(spec: str, live: str) -> None:
 
 
 @each
+def test_omega_holds_from_end_to_end_of_the_normal_range(spec: str) -> None:
+    """All elements at its lower end, all at its upper one, or anywhere; but for rounding of denormals."""
+    codec = parse(spec)
+    low, high = codec.normal
+    rng = torch.Generator().manual_seed(0)
+    for n in (1, 7, 100):
+        place, signs = torch.rand(n, generator=rng).double(), torch.randn(n, generator=rng).sign().double()
+        anywhere = torch.exp2(math.log2(low) + place * (math.log2(high) - math.log2(low)))
+        for size in (low * (1 + place), high * (1 + place) / 2, anywhere):
+            x = (size.clamp(low, high) * signs).float()
+            errors = [
+                codec.decode(codec.encode(x, key=key), n).double().sub(x).square().sum() for key in range(20)
+            ]
+            omega, norm = codec.omega(n), float(x.double().square().sum())
+            keyed = len({float(error) for error in errors}) > 1
+            slack = 2.5 * max(1.0, omega) / math.sqrt(len(errors)) if keyed else 0.0
+            assert float(sum(errors)) / len(errors) <= (omega + slack) * norm * (1 + 1e-6) + n * 2.0**-298
+
+
+@each
 def test_the_absolute_error_bound_holds(spec: str) -> None:
     codec = parse(spec)
     for label, x in cases():

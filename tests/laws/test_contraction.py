@@ -57,6 +57,18 @@ def test_damped_it_settles() -> None:
     assert max(norms) < 5 and norms[39] < 1.1 * norms[29]
 
 
+def test_what_a_wire_cannot_hold_waits() -> None:
+    """Twice the largest number of natural(bits=8), once: it takes two steps, and nothing is lost."""
+    layout = Layout.of([("w", (1, 4))])
+
+    def play(comm: Loopback) -> list[list[float]]:
+        exchange = exchange_on(comm, "natural(bits=8)", layout=layout)
+        grads = [torch.full((4,), 2.0**19), torch.zeros(4), torch.zeros(4)]
+        return [one_step(exchange, grad, [layout])[0].tolist() for grad in grads]
+
+    assert everywhere(2, play)[0] == [[2.0**18] * 4, [2.0**18] * 4, [0.0] * 4]
+
+
 def test_without_damping_it_is_refused() -> None:
     with pytest.raises(SpecError, match="omega must be below 1, it is 15 for a tensor of 12545 elements"):
         residuals(ErrorFeedback())

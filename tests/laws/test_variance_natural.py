@@ -93,6 +93,14 @@ def test_omega_of_natural_is_an_eighth_and_reached_at_four_thirds(spec: str) -> 
     torch.testing.assert_close(measured, torch.full_like(measured, omega), rtol=0.02, atol=0)
 
 
+def test_beyond_their_range_eight_bits_lose_more_than_omega() -> None:
+    codec = parse("natural(bits=8)")
+    low, high = codec.normal
+    for x, sent in ((low, low), (high, high), (2 * high, high), (low / 2, 0.0)):
+        assert codec.decode(codec.encode(torch.tensor([x])), 1).item() == sent
+        assert ((x - sent) ** 2 > codec.omega(1) * x**2) == (x not in (low, high))
+
+
 def test_denormals_are_right_on_average() -> None:
     """m 2^-149 becomes 2^-126 with probability m / 2^23, else zero."""
     x = torch.tensor([2.0**-128, -(2.0**-127), 3 * 2.0**-128])

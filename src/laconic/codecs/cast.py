@@ -26,9 +26,10 @@ class Cast(Elementwise):
         bf16  [sign | exponent 8 | mantissa 7]    normal from 1.2e-38 to 3.39e38
 
     Error: an element that is zero or in the normal range is off by at most u |x_i|, u = 2^-11 (fp16) or 2^-8
-    (bf16): omega = u^2. Outside that range this does not hold. Below it an element is off by m = 2^-25 (fp16)
-    or 2^-134 (bf16) at most, and those up to m become zero; above it, and for infinities, the largest finite
-    number is sent. No error exceeds its element: error feedback keeps the rest and sends it later. NaN stays.
+    (bf16): omega = u^2. Outside that range, `normal`, this does not hold. Below it an element is off by m =
+    2^-25 (fp16) or 2^-134 (bf16) at most, and those up to m become zero; above it, and for infinities, the
+    largest finite number is sent. No error exceeds its element: error feedback keeps the rest and sends it
+    later. NaN stays.
 
     >>> Cast("fp16").decode(Cast("fp16").encode(torch.tensor([1.0, 0.1, 1e6])), 3).tolist()
     [1.0, 0.0999755859375, 65504.0]
@@ -45,6 +46,11 @@ class Cast(Elementwise):
     @property
     def itemsize(self) -> int:
         return 2
+
+    @property
+    def normal(self) -> tuple[float, float]:
+        info = torch.finfo(HALVES[self.dtype])
+        return info.smallest_normal, info.max
 
     def encode(self, x: Tensor, key: int = 0) -> Tensor:
         half = HALVES[self.dtype]

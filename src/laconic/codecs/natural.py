@@ -30,8 +30,9 @@ class Natural(Fused):
 
     Error: p (1 - p) 4^a an element, so omega = 1/8, reached at p = 1/3. Powers of two are exact. With 9 bits
     unbiased from zero through the denormals (which become 0 or 2^-126) up to 2^127; beyond, 2^127 is sent.
-    With 8 bits both hold from 2^-108 to 2^18: what rounds below becomes zero, larger ones 2^18; as this can
-    cut, it counts as biased, and `compress` gives it error feedback. NaN and Inf raise `NonFiniteError`.
+    With 8 bits both hold from 2^-108 to 2^18: what rounds below becomes zero, larger ones 2^18, with errors
+    up to the element itself; as this can cut, it counts as biased, and `compress` gives it error feedback,
+    which sends the rest later. `normal` is the range of each. NaN and Inf raise `NonFiniteError`.
 
     >>> import torch
     >>> codec = Natural()
@@ -58,6 +59,10 @@ class Natural(Fused):
     @property
     def unbiased(self) -> bool:
         return self.bits == 9
+
+    @property
+    def normal(self) -> tuple[float, float]:
+        return (2.0**-126, 2.0**127) if self.bits == 9 else (2.0**-108, 2.0**18)
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
         return kernels.natural_encode(x, segments, keys, self.bits)

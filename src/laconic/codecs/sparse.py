@@ -162,6 +162,10 @@ class Sparse(Codec):
         left, lost = self.select.omega(n), self.values.omega(self.select.most(n))
         return left + lost * (1 - left) if lost <= 1 else max(lost, left)
 
+    @property
+    def normal(self) -> tuple[float, float]:
+        return self.values.normal
+
     def absolute_error(self, n: int) -> float | None:
         left, lost = self.select.absolute_error(n), self.values.absolute_error(self.select.most(n))
         return None if left is None or lost is None else left + lost

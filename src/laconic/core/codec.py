@@ -20,6 +20,8 @@ from laconic.core.layout import Layout, Segments
 from laconic.core.spec import Spec
 from laconic.core.turn import Turn
 
+NORMAL = (2.0**-126, torch.finfo(torch.float32).max)  # numbers of float32 with all of their bits
+
 
 class Codec(Spec):
     """Turns x float32 (n,) into wire uint8 (m,) and back. x must be finite.
@@ -35,7 +37,7 @@ class Codec(Spec):
     @property
     @abstractmethod
     def unbiased(self) -> bool:
-        """Whether E[decode(encode(x))] = x, over the keys."""
+        """Whether E[decode(encode(x))] = x, over the keys, for x in the `normal` range."""
 
     @property
     def needs_feedback(self) -> bool:
@@ -56,7 +58,19 @@ class Codec(Spec):
 
     @abstractmethod
     def omega(self, n: int) -> float:
-        """The least known bound with E|C(x) - x|^2 <= omega * |x|^2 over all x of n elements; inf if none."""
+        """The least known bound with E|C(x) - x|^2 <= omega * |x|^2 over all x of n elements; inf if none.
+
+        Over those in the `normal` range, that is: outside it there is no such bound.
+        """
+
+    @property
+    def normal(self) -> tuple[float, float]:
+        """The least and the largest |x_i|, beside 0, that `omega` and `unbiased` are about.
+
+        What is smaller is rounded to a fixed grid or to zero; for what is larger the largest number is sent,
+        so that with error feedback the rest waits for the next steps.
+        """
+        return NORMAL
 
     def absolute_error(self, n: int) -> float | None:
         """A bound on |C(x) - x|^2 that holds for every x of n elements, or None where there is none."""

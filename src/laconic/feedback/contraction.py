@@ -4,6 +4,9 @@ With E|C(x) - x|^2 <= omega |x|^2 the residual stays bounded where omega < 1 (Ka
 arXiv:1901.09847), or where the error has a bound of its own. Otherwise it can grow without limit: measured,
 unbucketed 7-level QSGD at n = 12,545 grew it to 32,700 times the gradient in 40 steps. For an unbiased C,
 C / (1 + omega) is a contraction, at the price of smaller steps.
+
+Omega is about elements in the codec's normal range (`Codec.normal`). Larger ones are cut, and their rest
+stays in the residual until later steps have sent it: bounded too, while gradients are within the range.
 """
 
 from __future__ import annotations
