@@ -159,6 +159,7 @@ class Target(Protocol):
     def signed_add_(
         self, signs: Tensor, values: Tensor, starts: Tensor, sizes: Tensor, out: Tensor, alpha: float, /
     ) -> None: ...
+    def zeros(self, x: Tensor, starts: Tensor, sizes: Tensor, bits: Tensor, /) -> None: ...
     # natural
     def natural_encode(
         self, x: Tensor, starts: Tensor, sizes: Tensor, keys: Tensor, bits: int, wire: Tensor, /

@@ -120,6 +120,20 @@ def test_signs_and_means_apart_are_those_of_the_message(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_zeros_have_bits(name: str) -> None:
+    """Every length to 69, between other elements: -0.0 is zero, the least denormal is not."""
+    x = torch.tensor([1e-45, 0.0, -1.0, -0.0, 3.0, 0.0, 0.0]).repeat(40)
+    for n in range(70):
+        segments = Segments((3, 110), (n, 9))
+        with kernels.using(name):
+            bits = kernels.zeros(x, segments)
+        views = segments.views(x)
+        assert bits.numel() == (n + 7) // 8 + 2
+        for part, view in zip(torch.split(bits, [(n + 7) // 8, 2]), views, strict=True):
+            assert torch.equal(kernels.unpack_bits(part, 1, len(view)).bool(), view == 0)
+
+
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("at", [0, 15, 4095, 4096, 9999])
 def test_what_is_not_finite_is_no_number(name: str, bad: float, at: int) -> None:

@@ -62,6 +62,7 @@ from laconic.kernels.sign import sign_encode as sign_encode
 from laconic.kernels.sign import sign_nbytes as sign_nbytes
 from laconic.kernels.sign import signed_add_ as signed_add_
 from laconic.kernels.sign import signs as signs
+from laconic.kernels.sign import zeros as zeros
 from laconic.kernels.tally import packed_levels_add_ as packed_levels_add_
 from laconic.kernels.tally import packed_sum as packed_sum
 from laconic.kernels.units import units_bound as units_bound

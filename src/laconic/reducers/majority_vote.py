@@ -36,8 +36,6 @@ from laconic.core.turn import Turn
 from laconic.reducers.coins import Coins
 from laconic.reducers.reducer import BoundReducer, Reducer, Sent
 
-BLOCK = 1 << 18  # elements looked at together; fills bytes
-
 
 @dataclass(frozen=True, repr=False)
 class MajorityVote(Reducer):
@@ -134,19 +132,14 @@ class _MajorityVote(BoundReducer):
 
 def abstain_(bits: Tensor, x: Tensor, layout: Layout, coins: Coins) -> Tensor:
     """Put coins of this rank's own into the sign bits uint8 (m,) of flat x, where x is 0."""
-    at = 0
-    for entry, view in zip(layout, layout.segments.views(x), strict=True):
-        first = 0
-        for block in torch.split(view, BLOCK) if entry.numel else ():
-            count = kernels.packed_nbytes(len(block), 1)
-            zero = block == 0
-            if bool(zero.any()):
-                votes = bits[at + first : at + first + count]
-                zeros = kernels.pack_bits(zero.to(torch.int32), 1)
-                own = coins.own(entry.name, first, count).to(bits.device)
-                votes.copy_(votes & ~zeros | own & zeros)
-            first += count
-        at += first
+    zeros, at = kernels.zeros(x, layout.segments), 0
+    for entry in layout:
+        m = kernels.packed_nbytes(entry.numel, 1)
+        votes, zero = bits[at : at + m], zeros[at : at + m]
+        if bool(zero.any()):
+            own = coins.own(entry.name, 0, m).to(bits.device)
+            votes.copy_(votes & ~zero | own & zero)
+        at += m
     return bits
 
 

@@ -75,6 +75,20 @@ def signs(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
     return reference.signs(x, segments)
 
 
+def zeros(x: Tensor, segments: Segments) -> Tensor:
+    """Bits of all segments uint8 (sum of ceil(n_i / 8),), set where x is 0: what `signs` has no bit for.
+
+    >>> zeros(torch.tensor([1.0, -0.0, 0.0]), Segments.whole(3)).tolist()
+    [6]
+    """
+    checks.buffer("x", x, segments)
+    if (native := dispatch.native(x)) is not None:
+        bits = torch.empty(sum(map(sign_bytes, segments.sizes)), dtype=torch.uint8)
+        native.zeros(x, segments.starts_tensor, segments.sizes_tensor, bits)
+        return bits
+    return reference.zeros(x, segments)
+
+
 def signed_add_(bits: Tensor, values: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0) -> Tensor:
     """out += alpha * value of the segment, or -= where the sign bit is set, in place; values float32 (s,)."""
     checks.buffer("out", out, segments)

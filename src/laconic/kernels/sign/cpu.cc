@@ -120,6 +120,36 @@ void signs_and_means(ConstFloats x, ConstLongs starts, ConstLongs sizes, Bytes s
                      reinterpret_cast<std::uint8_t*>(means.data() + s), to);
 }
 
+// Writes ceil(n / 8) bytes: bit j of byte i is set where x[8 i + j] is 0, as -0.0 is.
+void pack_zeros(const float* x, std::int64_t n, std::uint8_t* to) {
+  std::int64_t i = 0;
+#if defined(__AVX512F__)
+  const __m512 zero = _mm512_setzero_ps();
+  for (; i + 16 <= n; i += 16) {
+    const std::uint16_t word = _mm512_cmp_ps_mask(_mm512_loadu_ps(x + i), zero, _CMP_EQ_OQ);
+    std::memcpy(to + i / 8, &word, sizeof word);
+  }
+#elif defined(__AVX2__)
+  const __m256 zero = _mm256_setzero_ps();
+  for (; i + 8 <= n; i += 8)
+    to[i / 8] = static_cast<std::uint8_t>(_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(x + i), zero, _CMP_EQ_OQ)));
+#endif
+  for (; i < n; i += 8) {
+    const int count = static_cast<int>(std::min<std::int64_t>(8, n - i));
+    std::uint32_t byte = 0;
+    for (int j = 0; j < count; ++j) byte |= static_cast<std::uint32_t>(x[i + j] == 0) << j;
+    to[i / 8] = static_cast<std::uint8_t>(byte);
+  }
+}
+
+void zeros(ConstFloats x, ConstLongs starts, ConstLongs sizes, Bytes bits) {
+  nb::gil_scoped_release released;
+  const Segments segments(starts, sizes);
+  std::uint8_t* to = bits.data();
+  for (std::int64_t s = 0; s < segments.count; to += sign_bytes(segments.sizes[s++]))
+    pack_zeros(x.data() + segments.starts[s], segments.sizes[s], to);
+}
+
 void signed_add(ConstBytes signs, ConstFloats values, ConstLongs starts, ConstLongs sizes, Floats out, double alpha) {
   nb::gil_scoped_release released;
   const Segments segments(starts, sizes);
@@ -140,6 +170,7 @@ LACONIC_KERNELS(m) {
   m.def("sign_add_", &sign_add);
   m.def("signs", &signs_and_means);
   m.def("signed_add_", &signed_add);
+  m.def("zeros", &zeros);
 }
 
 }  // namespace laconic::LACONIC_TARGET

@@ -70,6 +70,12 @@ def signs(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
     return torch.cat([x.new_empty(0, dtype=torch.uint8), *bits]), torch.cat([x.new_empty(0), *scales])
 
 
+def zeros(x: Tensor, segments: Segments) -> Tensor:
+    """Bits of all segments, set where x is 0."""
+    parts = [bitpack.pack_bits((view == 0).to(torch.int32), 1) for view in segments.views(x)]
+    return torch.cat([x.new_empty(0, dtype=torch.uint8), *parts])
+
+
 def signed_add_(bits: Tensor, values: Tensor, segments: Segments, out: Tensor, alpha: float) -> Tensor:
     """out += alpha * value, signed, once all signs are read."""
     parts = torch.split(bits, [(n + 7) // 8 for n in segments.sizes])
