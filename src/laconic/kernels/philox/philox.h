@@ -77,9 +77,10 @@ struct Philox {
 #if defined(__AVX512F__)
   // One block a lane of 64 bits, as two pairs of words: (c0, c1) and (c2, c3), the first of each in the low half, where
   // it is multiplied. A product then holds its pair the other way round, [high | low], with the second word of the
-  // other pair and the key to be xored to its high half alone. So a round is three instructions a pair.
+  // other pair and the key to be xored to its high half alone. So a round is three instructions a pair. Not inlined,
+  // for then the keys are read where they are used, rather than held in registers that others need.
   template <int groups>
-  void wide(std::uint64_t first, std::uint32_t* out) const {
+  [[gnu::noinline]] void wide(std::uint64_t first, std::uint32_t* out) const {
     const __m512i m0 = _mm512_set1_epi64(multiplier0), m1 = _mm512_set1_epi64(multiplier1);
     const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // so that unpacking leaves the blocks in order
     __m512i a[groups], b[groups];

@@ -7,7 +7,7 @@ namespace laconic::LACONIC_TARGET {
 
 // Asks for the memory that a stream of floats will be read from next: the CPU alone asks for less than it could get.
 inline void fetch(const float* x, std::int64_t count) {
-  constexpr std::int64_t ahead = 2048, line = 16;
+  constexpr std::int64_t ahead = 1536, line = 16;
   for (std::int64_t i = 0; i < count; i += line) __builtin_prefetch(x + ahead + i);
 }
 

@@ -32,8 +32,9 @@ bool encode_tensor(const float* x, std::int64_t n, Buckets buckets, Grid grid, i
   float floor = 0;
   for (std::int64_t first = 0; first < n; first += Dither::block) {
     const std::int64_t end = std::min(first + Dither::block, n);
-    fetch(x + first, Dither::block);
+    fetch(x + first, Dither::block / 2);
     dither.carry(static_cast<std::uint64_t>(first / Dither::block), carry);
+    fetch(x + first + Dither::block / 2, Dither::block / 2);  // not all at once: there are few places to wait in
     for (std::int64_t from = first, to; from < end; from = to) {
       if (from == bucket_end) {
         bucket_end = buckets.end(from, n);
