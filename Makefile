@@ -32,6 +32,8 @@ soak: setup  ## the slow laws in full: repeats, fuzz with AddressSanitizer, kill
 
 bench: setup  ## a short pass of every benchmark, which writes nothing; without --quick they write their results
 	$(BIN)/python -m benchmarks.kernels --quick
+	$(BIN)/python -m benchmarks.quantisers --quick
+	$(BIN)/python -m benchmarks.entropy --quick
 	$(BIN)/python -m benchmarks.wire --quick
 	$(BIN)/python -m benchmarks.accuracy --quick
 

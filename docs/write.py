@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks import accuracy_page
 
-from docs import methods_page
+from docs import entropy_page, methods_page
 from laconic.cli.entries import entries
 from laconic.cli.methods import cells
 
@@ -73,10 +73,10 @@ def accuracy() -> str:
     return "\n".join(lines)
 
 
-def kernels() -> str:
-    """The kernels' figures that have a bar."""
+def bars(name: str) -> str:
+    """The figures of a result file that have a bar."""
     lines = ["| what | measured | at most |", "|---|---|---|"]
-    for row in read("kernels")["figures"]:
+    for row in read(name)["figures"]:
         if row["bar"] is not None and row["unit"] != "M indices/s":
             at_most = f"{row['bar']:g}" if row["bar"] > 0 else f"at least {-row['bar']:g}"
             lines.append(f"| {row['what']} | {row['figure']:.2f} {row['unit']} | {at_most} |")
@@ -109,7 +109,8 @@ def methods() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "demo": demo,
     "accuracy": accuracy,
-    "kernels": kernels,
+    "kernels": lambda: bars("kernels"),
+    "quantisers": lambda: bars("quantisers"),
     "wire": wire,
     "methods": methods,
 }
@@ -117,6 +118,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
 WHOLE: dict[Path, Callable[[], str]] = {
     ROOT / "docs" / "methods.md": methods_page.page,
     ROOT / "docs" / "accuracy.md": accuracy_page.page,
+    ROOT / "docs" / "entropy.md": entropy_page.page,
 }
 
 
