@@ -57,10 +57,10 @@ def torch_qsgd_add_(wire: tuple[Tensor, Tensor], out: Tensor) -> Tensor:
 
 
 def torch_ternary(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`ternary()` in torch operations, as its equation has it: the scale, and four codes to a byte."""
+    """`ternary()` in torch operations, with one uniform number an element: the scale, and four codes to a byte."""
     size = x.abs()
     scale = torch.minimum(size.amax(), 2.5 * x.std(correction=0))
-    kept = torch.bernoulli(size.div_(scale).clamp_(max=1))
+    kept = torch.rand_like(size).mul_(scale) < size
     code = kept.to(torch.uint8).add_(torch.signbit(x), alpha=2).view(-1, 4)
     return scale, code[:, 0] | code[:, 1] << 2 | code[:, 2] << 4 | code[:, 3] << 6
 

@@ -96,13 +96,18 @@ def wire() -> str:
 
 def methods() -> str:
     """The methods, by the first of their specs that `laconic methods` lists."""
-    lines = ["| name | bits a parameter | times smaller | what it sends | paper |", "|---|---|---|---|---|"]
+    lines = [
+        "| name | bits a parameter | times smaller | what it sends | needs | paper |",
+        "|---|---|---|---|---|---|",
+    ]
     for _, found in groupby(entries(), key=lambda entry: entry.name):
         entry = next(found)
         if entry.kind != "paper":
             continue
         size = cells(entry)
-        lines.append(f"| `{entry.spec}` | {size[0]} | {size[1]} | {entry.sends} | {entry.paper} |")
+        lines.append(
+            f"| `{entry.spec}` | {size[0]} | {size[1]} | {entry.sends} | {entry.needs} | {entry.paper} |"
+        )
     return "\n".join(lines)
 
 

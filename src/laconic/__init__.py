@@ -3,10 +3,11 @@
 handle = laconic.compress(ddp_model, optimizer, "dgc(density=0.001, warmup_steps=400)")
 """
 
+from laconic import optim as optim
 from laconic.core.codec import Codec as Codec
 from laconic.core.spec import parse as parse
 from laconic.methods import catalogue as methods
 from laconic.strategies.ddp import compress as compress
 from laconic.strategies.state import resize as resize
 
-__all__ = ["Codec", "compress", "methods", "parse", "resize"]
+__all__ = ["Codec", "compress", "methods", "optim", "parse", "resize"]

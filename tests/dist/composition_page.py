@@ -16,7 +16,8 @@ def table(rows: dict[str, list[str]]) -> str:
         "# What works together",
         "",
         "Every cell is tried by the tests, on two gloo processes: it trains and replicas stay",
-        "bit-identical, or `compress` refuses with a clear error. `make docs` writes this page.",
+        "bit-identical (those of 0/1 Adam at its rounds), or it is refused with a clear error. `make docs`",
+        "writes this page.",
         "",
         "| method | " + " | ".join(FEATURES) + " |",
         "|---|" + "---|" * len(FEATURES),
@@ -33,7 +34,8 @@ def table(rows: dict[str, list[str]]) -> str:
         " Use `clip=` instead.",
         "- *Join*: a rank that has run out of inputs goes on sending what it still holds.",
         "- *unused parameters*: what was sent for a parameter that no rank used in a step is still applied.",
-        "- *sparse embeddings*: their gradients are gathered as they are, without compression.",
+        "- *sparse embeddings*: their gradients are gathered as they are, without compression. torch's Adam"
+        " takes no sparse gradients, so that cell is tried with SGD.",
         "- *bf16, fp16 and fp64 parameters*: the exchange itself is in float32, or in what the method sends.",
         "- *Join* under 1-bit and 0/1 Adam: they exchange inside `optimizer.step()`, which a rank that has"
         " run out of inputs does not call.",
