@@ -7,17 +7,17 @@ maximum keeps it short.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
+from laconic.optim.per_tensor import PerTensor
 from laconic.optim.settings import Parameters, above_zero, at_least_zero, two_shares
 
 
-class AMSGrad(Optimizer):
+class AMSGrad(PerTensor):
     """With g the gradient plus `weight_decay` * w:
 
         m = b1 * m + (1 - b1) * g        v = b2 * v + (1 - b2) * g^2        vhat = max(vhat, v)
@@ -43,37 +43,20 @@ class AMSGrad(Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """One more group of parameters, as `torch.optim.Optimizer` takes it. Wrong settings: `SpecError`."""
-        settings = {**self.defaults, **param_group}
-        at_least_zero(lr=settings["lr"], weight_decay=settings["weight_decay"])
-        above_zero(eps=settings["eps"])
-        two_shares("betas", settings["betas"])
-        super().add_param_group(param_group)
+    def check(self, group: Mapping[str, Any]) -> None:
+        at_least_zero(lr=group["lr"], weight_decay=group["weight_decay"])
+        above_zero(eps=group["eps"])
+        two_shares("betas", group["betas"])
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update_(parameter, group["lr"], group["betas"], group["eps"], group["weight_decay"])
-        return loss
-
-    def _update_(
-        self, w: Tensor, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
-    ) -> None:
-        state = self.state[w]
+    def update_(self, w: Tensor, g: Tensor, group: Mapping[str, Any]) -> None:
+        state, (b1, b2) = self.state[w], group["betas"]
         if not state:
             for name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"):
                 state[name] = torch.zeros_like(w)
-        g = w.grad if not weight_decay else w.grad + weight_decay * w  # type: ignore[operator]
+        if group["weight_decay"]:
+            g = g + group["weight_decay"] * w
         m, v, most = state["exp_avg"], state["exp_avg_sq"], state["max_exp_avg_sq"]
-        m.lerp_(g, 1 - betas[0])
-        v.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
+        m.lerp_(g, 1 - b1)
+        v.mul_(b2).addcmul_(g, g, value=1 - b2)
         torch.maximum(most, v, out=most)
-        w.addcdiv_(m, (most + eps).sqrt_(), value=-lr)
+        w.addcdiv_(m, (most + group["eps"]).sqrt_(), value=-group["lr"])

@@ -6,40 +6,27 @@ not linear in them; with v frozen it is linear in the momentum, and error feedba
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from laconic.core.codec import Codec
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
-from laconic.optim.adam_tensors import ADAM, AdamTensors, check_adam, make_adam
+from laconic.optim.adam_rule import AdamRule
+from laconic.optim.adam_tensors import AdamTensors
 from laconic.optim.inner import Inner, both_ways, under, without
-from laconic.strategies.rule import BoundRule, OptimiserView, Rule, Site
+from laconic.strategies.rule import BoundRule, OptimiserView, Site
 
 
 @dataclass(frozen=True)
-class FrozenAdam(Rule):
+class FrozenAdam(AdamRule):
     """From step `warmup_steps` on, the momentum's mean comes by `what`, inside `optimizer.step()`."""
 
     warmup_steps: int
     what: Codec
-
-    meets_in_step: ClassVar[bool] = True
-
-    @property
-    def wants(self) -> str:
-        return ADAM
-
-    def check(self, optimiser: Optimizer, missing: Collection[str]) -> None:
-        check_adam(optimiser, missing)
-
-    def make(self, parameters: list[Tensor], *, lr: float | None, weight_decay: float) -> Optimizer:
-        return make_adam(parameters, lr, weight_decay)
 
     def bind(self, layout: Layout, view: OptimiserView, site: Site) -> BoundRule:
         return _Frozen(self, layout, view, site)

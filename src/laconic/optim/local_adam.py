@@ -6,27 +6,26 @@ steps of their own and, at a round, agree on the mean momentum of the steps sinc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from laconic.core.codec import Codec
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
-from laconic.optim.adam_tensors import ADAM, AdamTensors, check_adam, make_adam
+from laconic.optim.adam_rule import AdamRule
+from laconic.optim.adam_tensors import AdamTensors
 from laconic.optim.inner import Inner, both_ways, under, without
 from laconic.optim.rounds import Rounds
 from laconic.reducers.sum import Sum
 from laconic.strategies.method import Route, everything, routes
-from laconic.strategies.rule import BoundRule, OptimiserView, Rule, Site
+from laconic.strategies.rule import BoundRule, OptimiserView, Site
 
 
 @dataclass(frozen=True)
-class LocalAdam(Rule):
+class LocalAdam(AdamRule):
     """With c_t = lr / (1 - b1^t) and D = sqrt(vhat) + eps, on rank i:
 
         m_i = b1 * m_i + (1 - b1) * g_i       w_i = w_i - c_t * m_i / D       u_i = u_i + c_t * m_i
@@ -42,18 +41,6 @@ class LocalAdam(Rule):
 
     rounds: Rounds
     what: Codec
-
-    meets_in_step: ClassVar[bool] = True
-
-    @property
-    def wants(self) -> str:
-        return ADAM
-
-    def check(self, optimiser: Optimizer, missing: Collection[str]) -> None:
-        check_adam(optimiser, missing)
-
-    def make(self, parameters: list[Tensor], *, lr: float | None, weight_decay: float) -> Optimizer:
-        return make_adam(parameters, lr, weight_decay)
 
     def bind(self, layout: Layout, view: OptimiserView, site: Site) -> BoundRule:
         return _Local(self, layout, view, site)

@@ -7,14 +7,10 @@ Duchi et al. 2011 (AdaGrad), sections 5.1 and 5.2 [recalled]. Both make exact ze
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from laconic.core.errors import SpecError
-from laconic.optim.settings import above_zero, at_least_zero
 
 ROUNDS = 60  # of bisection: more than a float32 has bits
 
@@ -56,15 +52,6 @@ def shrink(z: Tensor, h: Tensor, l1: float, l2: float) -> Tensor:
     if l1:
         return soft(z, l1 / h)
     return block_soft(z, h, l2) if l2 else z
-
-
-def check(group: Mapping[str, Any]) -> None:
-    """Raise `SpecError` for settings of a parameter group that AdaGrad with a regulariser cannot take."""
-    l1, l2 = group["l1"], group["l2"]
-    at_least_zero(lr=group["lr"], l1=l1, l2=l2)
-    above_zero(delta=group["delta"])
-    if l1 and l2:
-        raise SpecError(f"choose l1 or l2, got l1={l1} and l2={l2}: put them in two parameter groups")
 
 
 def regularised(parameters: list[Tensor], l1: float) -> list[dict[str, Any]]:

@@ -6,18 +6,17 @@ Xu et al. 2022, arXiv:2208.05631, of which the abstract was at hand; the update 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from laconic.optim.prox import check, shrink, zero_share
-from laconic.optim.settings import Parameters
+from laconic.optim.prox import shrink
+from laconic.optim.regularised_adagrad import RegularisedAdaGrad
 
 
-class QCMDAdaGrad(Optimizer):
+class QCMDAdaGrad(RegularisedAdaGrad):
     """With g the mean of the quantised gradients:
 
         s = s + g^2        H = delta + sqrt(s)        z = w - lr * g / H
@@ -35,38 +34,11 @@ class QCMDAdaGrad(Optimizer):
     ([0.88, -0.079], 0.0)
     """
 
-    def __init__(
-        self, params: Parameters, lr: float = 0.01, l1: float = 0.0, l2: float = 0.0, delta: float = 1e-6
-    ) -> None:
-        super().__init__(params, {"lr": lr, "l1": l1, "l2": l2, "delta": delta})
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """One more group of parameters, as `torch.optim.Optimizer` takes it. Wrong settings: `SpecError`."""
-        check({**self.defaults, **param_group})
-        super().add_param_group(param_group)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for w in group["params"]:
-                if w.grad is not None:
-                    self._update_(w, group["lr"], group["l1"], group["l2"], group["delta"])
-        return loss
-
-    def _update_(self, w: Tensor, lr: float, l1: float, l2: float, delta: float) -> None:
-        state = self.state[w]
+    def update_(self, w: Tensor, g: Tensor, group: Mapping[str, Any]) -> None:
+        state, lr = self.state[w], group["lr"]
         if not state:
             state["sum"] = torch.zeros_like(w)
-        g = w.grad
         seen = state["sum"].addcmul_(g, g)
-        h = seen.sqrt().add_(delta)
-        w.copy_(torch.where(seen > 0, shrink(w - lr * g / h, h, lr * l1, lr * l2), w))  # type: ignore[operator]
-
-    def zero_share(self) -> float:
-        """Share of all weights that are exactly zero."""
-        return zero_share([w for group in self.param_groups for w in group["params"]])
+        h = seen.sqrt().add_(group["delta"])
+        z = w - lr * g / h
+        w.copy_(torch.where(seen > 0, shrink(z, h, lr * group["l1"], lr * group["l2"]), w))

@@ -1,0 +1,28 @@
+"""What the rules for Adam share: the optimiser that they need, and that they exchange inside its step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import ClassVar
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from laconic.optim.adam_tensors import ADAM, check_adam, make_adam
+from laconic.strategies.rule import Rule
+
+
+class AdamRule(Rule):
+    """A rule for `torch.optim.Adam` or `AdamW` that holds all of the model's tensors."""
+
+    meets_in_step: ClassVar[bool] = True
+
+    @property
+    def wants(self) -> str:
+        return ADAM
+
+    def check(self, optimiser: Optimizer, missing: Collection[str]) -> None:
+        check_adam(optimiser, missing)
+
+    def make(self, parameters: list[Tensor], *, lr: float | None, weight_decay: float) -> Optimizer:
+        return make_adam(parameters, lr, weight_decay)
