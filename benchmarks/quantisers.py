@@ -57,7 +57,7 @@ def torch_qsgd_add_(wire: tuple[Tensor, Tensor], out: Tensor) -> Tensor:
 
 
 def torch_ternary(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`ternary()` in torch operations, with one uniform number an element: the scale, and four codes to a byte."""
+    """`ternary()` in torch operations, one uniform number an element: the scale, and four codes to a byte."""
     size = x.abs()
     scale = torch.minimum(size.amax(), 2.5 * x.std(correction=0))
     kept = torch.rand_like(size).mul_(scale) < size
