@@ -39,6 +39,7 @@ def examples():
 
 
 EXAMPLES = tuple(examples())
+KEEPING = [spec for spec in EXAMPLES if parse(spec).needs_feedback and parse(spec).codec() is None]
 every_reducer = pytest.mark.parametrize("spec", EXAMPLES)
 every_size = pytest.mark.parametrize("size", SIZES)
 every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -190,3 +191,13 @@ def test_a_gradient_that_no_feedback_has_checked_is_void_everywhere() -> None:
         return reducer.reduce(bucket, layout, Turn(0, comm.rank), bucket) is None
 
     assert Loopback.run(3, play) == [True] * 3
+
+
+@pytest.mark.parametrize("spec", KEEPING)
+@every_size
+def test_what_stays_behind_is_no_more_than_was_given(spec, size):
+    """What `needs_feedback` promises where there is no codec with an omega of its own."""
+    layout = LAYOUTS["with gaps"]
+    for _, sent, x, _, _ in play(spec, size, layout):
+        left = sent.subtract_from_(x.clone())
+        assert float(left[~outside(layout)].norm()) <= float(x[~outside(layout)].norm()) * (1 + 1e-6)

@@ -52,6 +52,10 @@ class DenseFirst(Reducer):
     def codec(self) -> Codec | None:
         return self.then.codec()
 
+    @property
+    def needs_feedback(self) -> bool:
+        return self.then.needs_feedback
+
 
 @dataclass
 class _DenseFirst(BoundReducer):

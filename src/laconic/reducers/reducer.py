@@ -70,8 +70,21 @@ class Reducer(Spec):
         group of any size."""
 
     def codec(self) -> Codec | None:
-        """The codec whose error stays behind on this rank; None where it is exact, or `unaccountable`."""
+        """The codec whose error stays behind on this rank; None where there is none to name.
+
+        That is: where nothing is lost, where nobody can account for it (`unaccountable`), or where what stays
+        behind follows from what all ranks agree on, as with chosen entries that are sent as they are.
+        """
         return None
+
+    @property
+    def needs_feedback(self) -> bool:
+        """Whether what stays behind should be sent later: by default where the codec says so.
+
+        A reducer that says yes without a codec leaves behind no more than it was given: |x - sent| <= |x|.
+        """
+        codec = self.codec()
+        return codec is not None and codec.needs_feedback
 
 
 class BoundReducer(ABC):

@@ -148,7 +148,7 @@ def lift(spec: Any) -> Method:
     """The method that a spec stands for: a string, a method, a codec, a selector or a reducer.
 
     A selector becomes error-fed `gather(sparse(selector, indices=golomb()))`, a codec `gather(codec)` with
-    error feedback where it is biased, a reducer a method with error feedback where its codec is biased.
+    error feedback where it is biased, a reducer a method with error feedback where it needs that.
     Tensors of one dimension stay dense: they are a small share of the bytes and carry much of the accuracy.
     Whatever is exact takes the dense route.
 
@@ -168,6 +168,5 @@ def lift(spec: Any) -> Method:
         raise SpecError(f"compress takes a method, codec, selector or reducer, got {text}")
     if isinstance(spec, Sum):
         return Method(text, (Route(everything, spec),))
-    codec = spec.codec()
-    feedback = NoFeedback() if codec is None or not codec.needs_feedback else ErrorFeedback()
+    feedback = ErrorFeedback() if spec.needs_feedback else NoFeedback()
     return Method(text, (Route(matrices, spec, feedback), Route(everything, Sum())))
