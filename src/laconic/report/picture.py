@@ -15,8 +15,8 @@ from laconic.report.series import Array, Run
 PICTURE = "loss.svg"
 WIDTH, HEIGHT = 860, 372
 PANEL_WIDTH, PANEL_HEIGHT, TOP = 350, 226, 64
-LIGHT = ("#3b6fb6", "#c2571a", "#2c8a57", "#8c4fb0", "#b03a5b", "#7a6a17")
-DARK = ("#7fb0f0", "#f0a35e", "#6fce9a", "#c79ae6", "#ee8aa5", "#d3c25a")
+LIGHT = ("#3b6fb6", "#c2571a", "#2c8a57", "#8c4fb0", "#b03a5b", "#7a6a17", "#1d7f8c", "#77736a")
+DARK = ("#7fb0f0", "#f0a35e", "#6fce9a", "#c79ae6", "#ee8aa5", "#d3c25a", "#66c7d4", "#b3b0a6")
 Scale = Callable[[Array], Array]
 
 
@@ -39,15 +39,16 @@ def picture(run: Run) -> str:
         f"<style>{style()}</style>",
         f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}" rx="10"/>',
         f'<text class="head" x="56" y="32">{escape(title)}</text>',
-        _panel(by_bytes, 56, "training loss by MB sent a worker", log_x=True),
-        _panel(by_step, 482, "training loss by step", log_x=False),
-        _legend(specs),
+        panel(by_bytes, 56, "training loss by MB sent a worker", log_x=True),
+        panel(by_step, 482, "training loss by step", log_x=False),
+        legend(specs),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
 
 
-def _panel(curves: list[Curve], left: int, title: str, *, log_x: bool) -> str:
+def panel(curves: list[Curve], left: int, title: str, *, log_x: bool) -> str:
+    """Lines in a frame whose left edge is at `left`: positive values, on a logarithmic scale."""
     xs = np.concatenate([curve.x for curve in curves] or [np.array([1.0, 10.0])])
     ys = np.concatenate([curve.y for curve in curves] or [np.array([0.1, 1.0])])
     ys = ys[np.isfinite(ys) & (ys > 0)]
@@ -94,7 +95,8 @@ def axis(low: float, high: float, start: int, length: int, *, log: bool) -> tupl
     )
 
 
-def _legend(specs: list[str]) -> str:
+def legend(specs: list[str]) -> str:
+    """A line of each colour and its name, below the panels."""
     drawn, left = [], 56.0
     for i, spec in enumerate(specs):
         y = HEIGHT - 24
