@@ -238,6 +238,26 @@ class Target(Protocol):
     # units
     def units_encode(self, indices: Tensor, counts: Tensor, sizes: Tensor, wire: Tensor, /) -> int: ...
     def units_decode(self, wire: Tensor, counts: Tensor, sizes: Tensor, indices: Tensor, /) -> None: ...
+    # lowrank
+    def lowrank_times(
+        self, x: Tensor, starts: Tensor, rows: Tensor, cols: Tensor, rank: int, right: Tensor, left: Tensor, /
+    ) -> None: ...
+    def lowrank_transposed_times(
+        self, x: Tensor, starts: Tensor, rows: Tensor, cols: Tensor, rank: int, left: Tensor, right: Tensor, /
+    ) -> None: ...
+    def lowrank_product_add_(
+        self,
+        x: Tensor,
+        starts: Tensor,
+        rows: Tensor,
+        cols: Tensor,
+        rank: int,
+        left: Tensor,
+        right: Tensor,
+        alpha: float,
+        /,
+    ) -> None: ...
+    def lowrank_orthonormal_(self, packed: Tensor, rank: int, lengths: Tensor, /) -> None: ...
 
 portable: Target
 avx2: Target

@@ -38,6 +38,11 @@ from laconic.kernels.levels import join_levels as join_levels
 from laconic.kernels.levels import places_of as places_of
 from laconic.kernels.levels import split_levels as split_levels
 from laconic.kernels.levels import steps_of as steps_of
+from laconic.kernels.lowrank import Matrices as Matrices
+from laconic.kernels.lowrank import orthonormal_ as orthonormal_
+from laconic.kernels.lowrank import product_add_ as product_add_
+from laconic.kernels.lowrank import times as times
+from laconic.kernels.lowrank import transposed_times as transposed_times
 from laconic.kernels.natural import natural_add_ as natural_add_
 from laconic.kernels.natural import natural_encode as natural_encode
 from laconic.kernels.natural import natural_nbytes as natural_nbytes

@@ -1,0 +1,72 @@
+"""Where matrices lie in a flat buffer, and where their factors lie in two others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from laconic.core import arguments
+from laconic.core.layout import Segments
+
+MOST = 1024  # columns of a factor
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """Matrices M of `rows` x `cols`, row after row from `starts` of a flat buffer, and factors of `rank`.
+
+    The left factors P lie in a buffer of their own, matrix after matrix, each as `rank` columns of `rows`
+    elements; the right factors Q in another, as `rank` columns of `cols` elements.
+
+    >>> two = Matrices((0, 12), (3, 2), (4, 5), rank=2)
+    >>> two.left, two.right
+    (10, 18)
+    """
+
+    starts: tuple[int, ...]
+    rows: tuple[int, ...]
+    cols: tuple[int, ...]
+    rank: int
+
+    def __post_init__(self) -> None:
+        arguments.whole("rank", self.rank, 1, MOST)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        return zip(self.starts, self.rows, self.cols, strict=True)
+
+    @cached_property
+    def left(self) -> int:
+        """Elements of all left factors."""
+        return self.rank * sum(self.rows)
+
+    @cached_property
+    def right(self) -> int:
+        """Elements of all right factors."""
+        return self.rank * sum(self.cols)
+
+    @cached_property
+    def segments(self) -> Segments:
+        """One segment a matrix."""
+        return Segments(self.starts, tuple(m * n for m, n in zip(self.rows, self.cols, strict=True)))
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Starts, rows and columns as int64 (b,), for kernels."""
+        starts, rows, cols = (torch.tensor(each, dtype=torch.int64) for each in zip(*self, strict=True))
+        return starts, rows, cols
+
+    def views(self, x: Tensor) -> list[Tensor]:
+        """The matrices of flat `x`, as views (rows, cols)."""
+        return [x[start : start + m * n].view(m, n) for start, m, n in self]
+
+    def factors(self, packed: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:
+        """The factors in a buffer of left or right ones, as views (rank, length) of their columns."""
+        parts = torch.split(packed, [self.rank * length for length in lengths])
+        return [part.view(self.rank, -1) for part in parts]
