@@ -18,6 +18,7 @@ from laconic.reducers.gather import Gather
 from laconic.reducers.reducer import Reducer
 
 SIZES = (1, 2, 4, 5)
+HELD = ("once/server", "once/leaders")  # kinds of state that hold something of the mean back; others do not
 MODEL = Layout.of(
     [("a", (30, 40)), ("b", (40,)), ("gap", (333,)), ("none", (0,)), ("c", (5, 5, 5)), ("d", ())]
 )
@@ -71,8 +72,10 @@ def kept(state):
     """What a reducer's memory holds back of the mean, flat in the model's order."""
     flat = torch.zeros(MODEL.numel)
     for key, value in state.items():
-        at = MODEL[key.rpartition("/")[2]].offset
-        flat[at : at + value.numel()] += value.flatten()
+        kind, _, name = key.rpartition("/")
+        if kind in HELD:
+            at = MODEL[name].offset
+            flat[at : at + value.numel()] += value.flatten()
     return flat
 
 
@@ -116,8 +119,10 @@ def test_the_mean_and_what_was_kept_of_it_are_the_average_of_what_was_sent(spec,
         total += (share / size - memory) * 3.0
         scale += (share.abs() + x.abs()) * 3.0 / size
     inside = ~outside(layout)
-    # In 16 bits the ring rounds each partial sum: 2^-11 or 2^-8 of it, size times at most.
-    loose = {"sum(dtype='fp16')": 2.0**-11, "sum(dtype='bf16')": 2.0**-8}.get(spec, 2.0**-24) * size
+    # In 16 bits the ring rounds each partial sum: 2^-11 or 2^-8 of it, size times at most. The terms of a
+    # low-rank product, each rounded, can be larger than their sum.
+    rounding = {"sum(dtype='fp16')": 2.0**-11, "sum(dtype='bf16')": 2.0**-8, "powersgd(rank=4)": 2.0**-22}
+    loose = rounding.get(spec, 2.0**-24) * size
     exact = bool(((results[0][0] - total).abs() <= loose * scale + 1e-6)[inside].all())
     assert exact or not parse(spec).exact_mean
     assert torch.equal(total[~inside], torch.zeros_like(total)[~inside])

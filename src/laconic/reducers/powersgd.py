@@ -1,0 +1,216 @@
+"""PowerSGD: the mean gradient of a layer as a product of two thin matrices, summed one after the other.
+
+Vogels, Karimireddy, Jaggi 2019, arXiv:1905.13727, Algorithms 1 and 2. For each tensor of two dimensions and
+more as a matrix M of m = shape[0] rows and n columns, with ranks i = 0..N-1 and Q (n, r) of the step before:
+
+    1. P = sum over i of M_i Q        one all_reduce of the P of all matrices
+    2. P = orthonormal(P)             Gram-Schmidt
+    3. Q_i = M_i^T P                  Q = 1/N * sum over i of Q_i: one all_reduce of all Q_i
+    4. mean = P Q^T                   what rank i sent of it: P Q_i^T = P P^T M_i
+    5. Q = orthonormal(Q)             kept for the next step: one step of subspace iteration a training step
+
+A column of Q that is all zero is drawn anew from the common key of (seed, step, name): at first, and where a
+gradient had a lower rank than r or was zero. The paper's Q would keep such columns at zero for ever.
+
+Differences with the paper. It subtracts P Q^T, what all ranks sent, from each rank's error memory; here each
+rank subtracts its own share P Q_i^T. The mean of the memories is the same, and all means are, as P and Q
+depend on the mean of M_i alone; but the paper's memory also adds up P (Q_i - Q)^T, which nothing ever takes
+out again, while an orthogonal projection leaves |M_i - P P^T M_i| <= |M_i|. Q is orthonormalised (as in
+PyTorch's hook), so that P is of the size of M; only the space that Q spans counts.
+
+Replicas agree to the bit if P and Q of step 3 do, as they are sums that all have; what ranks make of them on
+CPUs has the same bits everywhere (see `kernels.lowrank`), on GPUs where they are of one kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.comm.comm import Comm
+from laconic.core import arguments
+from laconic.core.layout import Entry, Layout, Segments
+from laconic.core.spec import Status
+from laconic.core.turn import Turn
+from laconic.feedback.memory import Memory
+from laconic.feedback.pending import Pending
+from laconic.kernels.lowrank.matrices import MOST
+from laconic.reducers.reducer import BoundReducer, Reducer, Sent
+from laconic.reducers.sum import DenseShare
+
+
+@dataclass(frozen=True, repr=False)
+class PowerSGD(Reducer):
+    """mean = P Q^T of rank `rank`: the part of the mean gradient in the space that P spans.
+
+    A matrix of which (m + n) * rank is not less than m * n is summed as it is; so are tensors of fewer than
+    two dimensions. Payload: 4 * (m + n) * rank bytes a matrix, in two all-reduces, and 4 an element of the
+    rest. State: Q, float32 (rank, n) a matrix, equal on all ranks. Error: |x - sent| <= |x| on every rank, at
+    best the tail of the singular values.
+
+    >>> from laconic.core.layout import Layout
+    >>> PowerSGD(rank=2).nbytes(Layout.of([("weight", (100, 10, 5)), ("bias", (100,))]))
+    1600
+    """
+
+    rank: int = 2
+
+    paper: ClassVar[str] = "Vogels et al. 2019, arXiv:1905.13727"
+    status: ClassVar[Status] = "verified"
+    examples: ClassVar[tuple[str, ...]] = ("powersgd(rank=2)", "powersgd(rank=1)", "powersgd(rank=4)")
+
+    def __post_init__(self) -> None:
+        arguments.whole("powersgd: rank", self.rank, 1, MOST)
+
+    @property
+    def needs_feedback(self) -> bool:
+        return True
+
+    def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
+        return _PowerSGD(self, layout, comm)
+
+    def nbytes(self, layout: Layout) -> int:
+        return 4 * max(1, sum(self.sent_of(entry) for entry in layout))
+
+    def sent_of(self, entry: Entry) -> int:
+        """Elements that are sent of one tensor."""
+        m, n = as_matrix(entry)
+        return min(entry.numel, (m + n) * self.rank) if len(entry.shape) > 1 else entry.numel
+
+    def pays(self, entry: Entry) -> bool:
+        """Whether two factors are smaller than this tensor."""
+        return self.sent_of(entry) < entry.numel
+
+
+def as_matrix(entry: Entry) -> tuple[int, int]:
+    """Rows and columns: the first dimension, and all others together."""
+    rows = entry.shape[0] if entry.shape else 1
+    return rows, entry.numel // rows if rows else 0
+
+
+@dataclass(frozen=True)
+class LowRank(Sent):
+    """A share as factors, left (m, r) and right (n, r) of each matrix, and what was summed as it is."""
+
+    matrices: kernels.Matrices
+    left: Tensor
+    right: Tensor
+    rest: DenseShare | None
+
+    def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
+        if self.rest is not None:
+            self.rest.add_to_(x, alpha)
+        return kernels.product_add_(x, self.matrices, self.left, self.right, alpha)
+
+    def clear_(self, memory: Tensor) -> Tensor:
+        if self.rest is not None:
+            self.rest.clear_(memory)
+        return self.matrices.segments.zero_(memory)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What becomes of the tensors of one bucket."""
+
+    bucket: Layout
+    matrices: kernels.Matrices
+    right: Layout  # of the factors Q, each (rank, n), one after the other from offset 0
+    columns: Segments  # of each of their columns
+    rest: Segments  # what is summed as it is
+
+    @classmethod
+    def of(cls, bucket: Layout, spec: PowerSGD) -> _Plan:
+        """The plan of these tensors."""
+        low = [entry for entry in bucket if spec.pays(entry)]
+        rows, cols = tuple(as_matrix(entry)[0] for entry in low), tuple(as_matrix(entry)[1] for entry in low)
+        return cls(
+            bucket,
+            kernels.Matrices(tuple(entry.offset for entry in low), rows, cols, spec.rank),
+            Layout.of((entry.name, (spec.rank, n)) for entry, n in zip(low, cols, strict=True)),
+            Segments.consecutive(n for n in cols for _ in range(spec.rank)),
+            bucket.where(lambda entry: not spec.pays(entry)).segments.merged,
+        )
+
+
+class _PowerSGD(BoundReducer):
+    """At work. NaN in the first sum says that a gradient is not finite."""
+
+    def __init__(self, spec: PowerSGD, layout: Layout, comm: Comm) -> None:
+        self._spec = spec
+        self._comm = comm
+        self._plans: dict[int, _Plan] = {}  # by id of a bucket's layout
+        self._right = Memory("once/power", _Plan.of(layout, spec).right)
+        self._pending = Pending(self._finish)
+
+    def reduce(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Sent | None:
+        self._pending.finish_before(turn.step)
+        plan, size = self._plan(layout), self._comm.size
+        matrices, rest = plan.matrices, plan.rest
+        if x is out and not kernels.all_finite(x, layout.segments):  # no feedback has looked at it
+            x = None
+        if x is None:
+            told = out.new_full((max(1, matrices.left + rest.numel),), torch.nan)
+        else:
+            left = kernels.times(x, matrices, self._begin(plan, turn, x.device))
+            told = torch.cat([left, *rest.views(x)]) if len(layout) else left
+            told = told if told.numel() else out.new_zeros(1)
+        kept = told[matrices.left :].clone() if x is not None and x is not out else None
+        self._comm.all_reduce(told)
+        if x is None or not bool(told.isfinite().all()):
+            return None
+        left = kernels.orthonormal_(told[: matrices.left], matrices.rank, matrices.rows)
+        share = kernels.transposed_times(x, matrices, left)
+        if share.numel():
+            right = self._comm.all_reduce(share.clone())
+            if not bool(right.isfinite().all()):
+                return None
+            matrices.segments.zero_(out)
+            kernels.product_add_(out, matrices, left, right, alpha / size)
+            kernels.orthonormal_(right, matrices.rank, matrices.cols)
+            self._pending.add(right, plan.right, turn.step)
+        parts = torch.split(told[matrices.left :][: rest.numel], list(rest.sizes))
+        for view, part in zip(rest.views(out), parts, strict=True):
+            torch.mul(part, alpha / size, out=view)
+        return LowRank(matrices, left, share, DenseShare(rest, kept, 1.0) if rest.numel else None)
+
+    def _begin(self, plan: _Plan, turn: Turn, device: torch.device) -> Tensor:
+        """Q of the step before, float32 (matrices.right,), its columns of zeros drawn anew."""
+        right = self._right.flat(plan.right, device).clone()
+        if not right.numel():
+            return right
+        spent = kernels.norms(right, plan.columns) == 0
+        names = [name for name in plan.right.names for _ in range(self._spec.rank)]
+        views = plan.columns.views(right)
+        for i in spent.nonzero().flatten().tolist():
+            key, n = turn.common(names[i]), views[i].numel()
+            drawn = kernels.uniform(key, n, i % self._spec.rank * n, device)
+            views[i].copy_(drawn).mul_(2).sub_(1)
+        return right
+
+    def _plan(self, layout: Layout) -> _Plan:
+        plan = self._plans.get(id(layout))
+        if plan is None:
+            plan = self._plans[id(layout)] = _Plan.of(layout, self._spec)
+        return plan
+
+    def _finish(self, right: Tensor, layout: Layout) -> None:
+        self._right.held(layout).copy_(right)
+
+    def put_back(self, layout: Layout) -> None:
+        self._pending.drop(self._plan(layout).right)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        self._pending.finish_all()
+        return self._right.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._right.check(state)
+        self._pending.finish_all()
+        self._right.load_state_dict(state)
