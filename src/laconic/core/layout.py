@@ -71,6 +71,11 @@ class Segments:
         return torch.tensor(self.sizes, dtype=torch.int64)
 
     @cached_property
+    def packed(self) -> Segments:
+        """Segments of the same sizes, one after the other from offset 0."""
+        return Segments.consecutive(self.sizes)
+
+    @cached_property
     def joined(self) -> Segments:
         """The same elements in the same order, with neighbours joined.
 

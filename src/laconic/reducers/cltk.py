@@ -1,0 +1,102 @@
+"""CLT-k, the cyclic local top-k: the ranks take turns to say which entries everyone sends.
+
+Chen et al. 2020, arXiv:2104.11125 ("ScaleCom"). In step t of N ranks, per tensor, with k = ceil(density * n):
+
+    1. the leader, rank t mod N, broadcasts the positions S of its own k largest |x_i|
+    2. mean = 1/N * sum over ranks of x_r at S, by one all_reduce of k values; zero elsewhere
+
+It rests on error feedback, which makes the ranks' x alike: what one rank finds large, the others do nearly as
+well. Here each tensor's k largest are found exactly, where the paper takes the largest of every short chunk;
+and the paper's low-pass filter, which adds only a part of each gradient to what is left over, is none of the
+reducer's: the residual is that of plain error feedback.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.codecs.selectors.budget import kept_of_each
+from laconic.comm.comm import Comm
+from laconic.core.errors import WireError
+from laconic.core.layout import Layout
+from laconic.core.selector import check_density, kept
+from laconic.core.spec import Status
+from laconic.core.turn import Turn
+from laconic.reducers.chosen import Chosen
+from laconic.reducers.entries import positions_read, positions_wire
+from laconic.reducers.reducer import BoundReducer, Reducer, Sent
+
+NOT_FINITE = 1 << 62  # stands where the length of a message would
+
+
+@dataclass(frozen=True, repr=False)
+class CLTk(Reducer):
+    """mean = the average over ranks at the positions of the leader's k = ceil(density * n) largest.
+
+    Exactly k entries of a tensor change (fewer where the leader's has more zeros), in a group of any size.
+
+    Payload: k float32 from each rank, and from the leader 4 bytes a tensor and the positions by `golomb`. The
+    length of that message goes first, 8 bytes: three rounds in all.
+
+    >>> CLTk(density=0.01)
+    cltk(density=0.01)
+    """
+
+    density: float = 0.001
+
+    paper: ClassVar[str] = "Chen et al. 2020, arXiv:2104.11125"
+    status: ClassVar[Status] = "verified"
+    examples: ClassVar[tuple[str, ...]] = ("cltk(density=0.01)", "cltk(density=1.0)")
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+
+    @property
+    def needs_feedback(self) -> bool:
+        return True
+
+    def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
+        return _CLTk(self.density, comm)
+
+    def nbytes(self, layout: Layout) -> int:
+        kept_n = [(kept(self.density, entry.numel), entry.numel) for entry in layout]
+        return 8 + sum(4 + 4 * k + kernels.rice_bound(k, n) for k, n in kept_n)
+
+
+@dataclass(frozen=True)
+class _CLTk(BoundReducer):
+    density: float
+    comm: Comm
+
+    def reduce(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Sent | None:
+        segments, leader = layout.segments, turn.step % self.comm.size
+        if x is out and not kernels.all_finite(x, segments):  # a gradient that no feedback has looked at
+            x = None
+        wire, length = out.new_empty(0, dtype=torch.uint8), out.new_zeros(1, dtype=torch.int64)
+        if x is None:
+            length.fill_(NOT_FINITE)
+        elif self.comm.rank == leader:
+            wire = positions_wire(*kernels.topk(x, segments, kept_of_each(self.density, segments)), segments)
+            length.fill_(wire.numel())
+        nbytes = int(self.comm.all_reduce(length, "max"))
+        if x is None or nbytes == NOT_FINITE:
+            return None
+        if self.comm.rank != leader:
+            wire = wire.new_empty(nbytes)
+        self.comm.broadcast(wire, leader)
+        try:
+            indices, counts = positions_read(wire, segments)
+        except WireError as error:
+            raise WireError(f"the positions that rank {leader} sent are damaged: {error}") from error
+        values = kernels.gather(x, segments, indices, counts)
+        mean = self.comm.all_reduce(values / self.comm.size)  # first, for the sum of large ones can overflow
+        segments.zero_(out)
+        kernels.scatter_add_(out, segments, indices, counts, mean, alpha)
+        return Chosen(segments, indices, counts, values)

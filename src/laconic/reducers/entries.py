@@ -1,0 +1,113 @@
+"""Entries: some of a tensor's values with their positions, on the wire and as sets that ranks compare.
+
+A position counts elements of a bucket, tensor after tensor without gaps; an index counts from the start of
+its own segment, as kernels take it. Both ascend.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.codecs.framing import as_bytes, as_numbers, counts_bytes, take, take_counts
+from laconic.core.errors import WireError
+from laconic.core.layout import Segments
+from laconic.core.selector import kept
+from laconic.reducers.chosen import Chosen
+
+
+@dataclass(frozen=True)
+class Entries:
+    """indices int32 (K,) from their segment's start; counts int64 (s,), on the CPU; values float32 (K,)."""
+
+    indices: Tensor
+    counts: Tensor
+    values: Tensor
+
+    @classmethod
+    def largest(cls, x: Tensor, segments: Segments, ks: Tensor) -> Entries:
+        """The ks[i] largest |x| of each segment, none that is zero; the lower index first among equals."""
+        indices, counts = kernels.topk(x, segments, ks)
+        return cls(indices, counts, kernels.gather(x, segments, indices, counts))
+
+    def positions(self, starts: Tensor) -> Tensor:
+        """Positions int64 (K,), for segments that begin at starts int64 (s,)."""
+        return self.indices + torch.repeat_interleave(starts, self.counts).to(self.indices.device)
+
+    def where(self, wanted: Tensor) -> Entries:
+        """Those of which wanted bool (K,) says so."""
+        return Entries(self.indices[wanted], counted(wanted, self.counts), self.values[wanted])
+
+    def among(self, ks: Tensor) -> Entries:
+        """The ks[i] largest of each segment's."""
+        units = Segments.consecutive(self.counts.tolist())
+        places, counts = kernels.topk(self.values, units, ks)
+        at = places + torch.repeat_interleave(units.starts_tensor, counts).to(places.device)
+        return Entries(self.indices[at], counts, self.values[at])
+
+    def wire(self, segments: Segments) -> Tensor:
+        """uint8: values float32 (K,) after what `positions_wire` makes of indices and counts."""
+        return torch.cat([positions_wire(self.indices, self.counts, segments), as_bytes(self.values)])
+
+    @classmethod
+    def read(cls, wire: Tensor, segments: Segments, rank: int) -> Entries:
+        """What `wire` made on that rank. Raises `WireError` for bytes that it cannot have made."""
+        try:
+            room = wire.numel() - 4 * int(take_counts(wire, segments)[0].sum())
+            coded, values = take(wire, max(room, 4 * len(segments)), "counts and positions")
+            indices, counts = positions_read(coded, segments)
+        except WireError as error:
+            raise WireError(f"the entries that rank {rank} sent are damaged: {error}") from error
+        return cls(indices, counts, as_numbers(values, torch.float32))
+
+    def share(self, segments: Segments, positions: Tensor, final: Tensor) -> Chosen:
+        """These, which lie at ascending positions (K,), as a share: those that are in ascending `final`."""
+        kept = self.where(contained(positions, final))
+        return Chosen(segments, kept.indices, kept.counts, kept.values)
+
+
+def positions_wire(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
+    """uint8: counts uint32 (s,), then the indices int32 (K,) by `golomb`; one byte where s is 0."""
+    if not len(segments):
+        return torch.zeros(1, dtype=torch.uint8, device=indices.device)
+    coded = kernels.rice_encode(indices, counts, segments)
+    return torch.cat([counts_bytes(counts).to(coded.device), coded])
+
+
+def positions_read(wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
+    """Indices int32 (K,) and counts int64 (s,). Raises `WireError` for bytes that cannot hold them."""
+    counts, coded = take_counts(wire, segments)
+    return kernels.rice_decode(coded if len(segments) else coded[1:], counts, segments), counts
+
+
+def entries_nbytes(density: float, segments: Segments) -> int:
+    """The most bytes that the wire of what a density keeps of each segment can take."""
+    kept_n = ((kept(density, n), n) for n in segments.sizes)
+    return sum(4 + 4 * k + kernels.rice_bound(k, n) for k, n in kept_n)
+
+
+def counted(mask: Tensor, counts: Tensor) -> Tensor:
+    """How many of each segment's counts int64 (s,) entries a mask bool (K,) marks, int64 (s,), on the CPU.
+
+    >>> counted(torch.tensor([True, False, True]), torch.tensor([2, 0, 1])).tolist()
+    [1, 0, 1]
+    """
+    marked = torch.zeros(mask.numel() + 1, dtype=torch.int64)
+    torch.cumsum(mask.cpu(), 0, out=marked[1:])
+    ends = counts.cumsum(0)
+    return marked[ends] - marked[ends - counts]
+
+
+def contained(positions: Tensor, ascending: Tensor) -> Tensor:
+    """Which positions are in an ascending set, bool (K,).
+
+    >>> contained(torch.tensor([1, 4, 9]), torch.tensor([0, 4])).tolist()
+    [False, True, False]
+    """
+    if not ascending.numel():
+        return torch.zeros_like(positions, dtype=torch.bool)
+    at = torch.searchsorted(ascending, positions).clamp_(max=ascending.numel() - 1)
+    return ascending[at] == positions

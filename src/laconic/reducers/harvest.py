@@ -1,0 +1,143 @@
+"""Harvest: the largest entries of sums that lie scattered over ranks, exactly, known to all.
+
+Steps 3 to 6 of `oktopk`, whose docstring says how they work and where they are from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.codecs.framing import take
+from laconic.comm.comm import Comm
+from laconic.core.errors import WireError
+from laconic.core.layout import Segments
+from laconic.reducers.entries import Entries, counted
+from laconic.reducers.regions import Regions
+
+SLACK = 0.8  # of the least entry that is kept is the next threshold, where few more came
+NOTHING, SMALL, ANY = 0, 1, 2  # a rank holds back of a piece: nothing, what is below the threshold, or more
+
+
+def harvest(
+    wires: list[Tensor], regions: Regions, ks: Tensor, thresholds: Tensor, comm: Comm
+) -> tuple[Tensor, Entries, Tensor]:
+    """The ks[i] largest |1/N * sum over ranks| of each tensor, of what their wires to this region hold.
+
+    Returns positions int64 (K,) in the bucket, entries of its tensors, and the next thresholds float32 (s,).
+    """
+    here, pieces = regions.at(comm.rank), regions.pieces[comm.rank]
+    tensors = regions.tensor_of[here]
+    sums = torch.zeros(pieces.numel, device=wires[0].device)
+    chosen = torch.zeros(len(pieces), dtype=torch.int64)
+    for rank, wire in enumerate(wires):
+        part = Entries.read(wire, pieces, rank)
+        kernels.scatter_add_(sums, pieces, part.indices, part.counts, part.values, 1 / comm.size)
+        chosen += part.counts
+    least = torch.minimum(-(-chosen // comm.size), ks[tensors])
+    most = torch.minimum(-(-2 * chosen // comm.size) + 4, ks[tensors])
+    given, held = offer(sums, pieces, least, most, thresholds[tensors], ks[tensors])
+    came, all_held = exchanged(given, held, regions, comm)
+    best = came.best(ks)
+    missing = came.doubtful(best, all_held, thresholds)
+    if bool(missing.any()):
+        kernels.scatter_zero_(sums, pieces, given.indices, given.counts)
+        rest = Entries.largest(sums, pieces, ks[tensors] * missing[here])
+        floor = torch.repeat_interleave(best.floors[tensors], rest.counts)
+        more, _ = exchanged(rest.where(rest.values.abs() >= floor.to(sums.device)), held, regions, comm)
+        came = came.plus(more)
+        best = came.best(ks)
+    return best.positions, best.entries(regions.tensors), came.thresholds(best, ks)
+
+
+def offer(
+    sums: Tensor, pieces: Segments, least: Tensor, most: Tensor, thresholds: Tensor, ks: Tensor
+) -> tuple[Entries, Tensor]:
+    """The largest of each piece that reach its threshold, from `least` to `most`; and what is held back."""
+    top = Entries.largest(sums, pieces, most)
+    reach = top.values.abs() >= torch.repeat_interleave(thresholds, top.counts).to(sums.device)
+    passing = counted(reach, top.counts)
+    counts = torch.maximum(passing, torch.minimum(least, top.counts))
+    more = (top.counts == most) & (most < ks)  # there may be more than `top` has
+    held = torch.where(more | (counts < top.counts), SMALL, NOTHING)
+    held = torch.where(more & (passing == top.counts), ANY, held)
+    return top.among(counts), held
+
+
+def exchanged(given: Entries, held: Tensor, regions: Regions, comm: Comm) -> tuple[Pool, Tensor]:
+    """What all ranks give of their pieces, and hold back of them, int64 (p,)."""
+    flags = held.to(torch.uint8).to(given.values.device)
+    parts, notes = [], []
+    for rank, message in enumerate(
+        comm.all_gather(torch.cat([flags, given.wire(regions.pieces[comm.rank])]))
+    ):
+        pieces = regions.pieces[rank]
+        try:
+            head, wire = take(message, len(pieces), "what is held back")
+        except WireError as error:
+            raise WireError(f"the sums that rank {rank} sent are damaged: {error}") from error
+        parts.append(Entries.read(wire, pieces, rank))
+        notes.append(head.cpu().to(torch.int64))
+    return Pool(regions, *regions.join(parts)), torch.cat(notes)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The entries of a pool that are kept: their places in it, counts by tensor, and what is there."""
+
+    places: Tensor
+    counts: Tensor
+    positions: Tensor
+    values: Tensor
+    floors: Tensor  # the least |value| of each tensor float32 (s,), 0 where fewer were kept than wanted
+
+    def entries(self, tensors: Segments) -> Entries:
+        """With indices from each tensor's start."""
+        starts = torch.repeat_interleave(tensors.starts_tensor, self.counts).to(self.positions.device)
+        return Entries((self.positions - starts).to(torch.int32), self.counts, self.values)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What came from all ranks: positions int64 (K,), ascending, counts int64 (p,), values float32 (K,)."""
+
+    regions: Regions
+    positions: Tensor
+    counts: Tensor
+    values: Tensor
+
+    def best(self, ks: Tensor) -> Best:
+        """The ks[i] largest of each tensor."""
+        tensors = Segments.consecutive(self.regions.per_tensor(self.counts).tolist())
+        top = Entries.largest(self.values, tensors, ks)
+        places = top.positions(tensors.starts_tensor)
+        tensor = torch.repeat_interleave(torch.arange(len(tensors)), top.counts)
+        floors = torch.full((len(tensors),), torch.inf)
+        floors.scatter_reduce_(0, tensor, top.values.abs().cpu(), "amin")
+        floors[top.counts < ks] = 0.0
+        return Best(places, top.counts, self.positions[places], top.values, floors)
+
+    def doubtful(self, best: Best, held: Tensor, thresholds: Tensor) -> Tensor:
+        """Of which pieces bool (p,) something that was held back may belong to the best.
+
+        Not where what came of a piece is not all among them, for that is larger than what did not come.
+        """
+        kept = torch.zeros_like(self.positions, dtype=torch.bool)
+        kept[best.places] = True
+        low = (best.floors < thresholds)[self.regions.tensor_of]  # then what is below the threshold matters
+        return (counted(kept, self.counts) == self.counts) & ((held == ANY) | ((held == SMALL) & low))
+
+    def plus(self, other: Pool) -> Pool:
+        """Both together."""
+        positions, order = torch.cat([self.positions, other.positions]).sort()
+        values = torch.cat([self.values, other.values])[order]
+        return Pool(self.regions, positions, self.counts + other.counts, values)
+
+    def thresholds(self, best: Best, ks: Tensor) -> Tensor:
+        """Those that 5/4 of the wanted entries would have reached; or a little less than the least kept."""
+        wanted = (5 * ks + 3) // 4
+        spare = self.best(wanted)
+        return torch.where(spare.counts == wanted, spare.floors, SLACK * best.floors)

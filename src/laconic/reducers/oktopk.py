@@ -1,0 +1,149 @@
+"""Ok-Topk: the largest entries of the sum of everyone's largest, at a cost that does not grow with the ranks.
+
+Li and Hoefler 2022, arXiv:2201.07598. What is computed is what `gtopk` says, bit for bit. Per tensor of n
+elements, with k = ceil(density * n) and N ranks:
+
+    1. P_r = the k largest |x_r|, on each rank r
+    2. the bucket is cut into N regions, so that each holds about as many of the P_r: see `regions`
+    3. all_to_all: a rank gets what all have chosen in its region, and adds it up in rank order: s
+    4. it tells all others, by all_gather, those |s| that reach the threshold of the tensor
+    5. mean = the k largest of all that came, the same on every rank
+    6. the next threshold: the (5/4 k)-th largest that came, or a little less than the k-th if fewer did
+
+A threshold serves as long as it fits, and costs no traffic: all ranks see it in what came. It only saves
+bytes, for it cannot change the mean. In step 4 a region gives of each tensor no fewer entries than a rank
+has chosen there on average, a say, so at least k come; and 2 a + 4 at most, so no more than 2 k do, and no
+rank sends much more than another. Every rank can see where this may have held back an entry of the mean: then
+one more all_gather brings what is missing.
+
+What differs from the paper. It selects by thresholds that are found exactly every tau' steps, so that about k
+entries are chosen and about k are kept; here both are exact. It moves entries between ranks before the
+all_gather where regions are uneven: here 2 a + 4 limits them. Its bound of 6 k numbers (values and positions)
+that a rank receives holds: k entries, 2 numbers each, in step 3, where regions are even, and 2 k in step 4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.codecs.selectors.budget import kept_of_each
+from laconic.comm.comm import Comm
+from laconic.core import arguments
+from laconic.core.layout import Layout
+from laconic.core.selector import check_density, kept
+from laconic.core.spec import Status
+from laconic.core.turn import Turn
+from laconic.reducers.entries import Entries
+from laconic.reducers.harvest import harvest
+from laconic.reducers.reducer import BoundReducer, Reducer, Sent
+from laconic.reducers.regions import Regions
+
+RANKS = 64  # of a group, up to which `nbytes` is a bound
+
+
+@dataclass(frozen=True, repr=False)
+class OkTopk(Reducer):
+    """mean = the k = ceil(density * n) largest entries of the average of every rank's k largest.
+
+    What was sent is this rank's own k largest where they are among those; the rest stays behind. So at most k
+    entries of a tensor change, in a group of any size. `every`: steps after which regions are cut anew.
+
+    Payload: up to twice k values in 32 bits with positions by `golomb`: up what is not in this rank's region,
+    down what is. In a group of N both are about k (N-1)/N, whatever N is, and so is what is received; where
+    `gather` receives (N-1) k. A group of more than 64 ranks adds up to 15 bytes a rank to `nbytes`.
+
+    >>> OkTopk(density=0.01)
+    oktopk(density=0.01)
+    """
+
+    density: float = 0.001
+    every: int = 64
+
+    paper: ClassVar[str] = "Li and Hoefler 2022, arXiv:2201.07598"
+    status: ClassVar[Status] = "verified"
+    examples: ClassVar[tuple[str, ...]] = (
+        "oktopk(density=0.01)",
+        "oktopk(density=0.2, every=2)",
+        "oktopk(density=1.0)",
+    )
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+        arguments.whole("oktopk: every", self.every, 1)
+
+    @property
+    def needs_feedback(self) -> bool:
+        return True
+
+    def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
+        return _OkTopk(self, comm)
+
+    def nbytes(self, layout: Layout) -> int:
+        """Cut into pieces, positions among n take up to log2(n / k) + 3.1 bits, and 2 bytes more a piece."""
+        total = 15 * RANKS + 2
+        for entry in layout:
+            k = kept(self.density, entry.numel)
+            bits = k * (math.log2(entry.numel / k) + 3.1) if k else 0
+            total += 18 + 2 * (4 * k + math.ceil(bits / 8))
+        return total
+
+
+class _OkTopk(BoundReducer):
+    """At work. Regions and thresholds only decide what it costs, so they are not saved."""
+
+    def __init__(self, spec: OkTopk, comm: Comm) -> None:
+        self._spec = spec
+        self._comm = comm
+        self._regions: dict[int, tuple[Layout, int, Regions]] = {}  # by id of a bucket's layout; when cut
+        self._thresholds: dict[str, float] = {}  # by tensor name
+
+    def reduce(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Sent | None:
+        segments, starts = layout.segments, layout.segments.packed.starts_tensor
+        ks = kept_of_each(self._spec.density, segments)
+        own, chosen = None, None
+        if x is not None and (x is not out or kernels.all_finite(x, segments)):
+            own = Entries.largest(x, segments, ks)
+            chosen = own.positions(starts)
+        regions = self._cut(chosen, layout, turn.step, out.device)
+        if regions is None:
+            return None
+        wires = [out.new_empty(0, dtype=torch.uint8)] * self._comm.size  # empty messages: not finite
+        if own is not None and chosen is not None:
+            parts = zip(regions.split(chosen, own.values), regions.pieces, strict=True)
+            wires = [part.wire(pieces) for part, pieces in parts]
+        came = self._comm.all_to_all(wires)
+        if own is None or chosen is None or not all(wire.numel() for wire in came):
+            return None
+        known = torch.tensor([self._thresholds.get(name, 0.0) for name in layout.names])
+        positions, final, found = harvest(came, regions, ks, known, self._comm)
+        self._thresholds.update(zip(layout.names, found.tolist(), strict=True))
+        segments.zero_(out)
+        kernels.scatter_add_(out, segments, final.indices, final.counts, final.values, alpha)
+        return own.share(segments, chosen, positions)
+
+    def _cut(self, chosen: Tensor | None, layout: Layout, step: int, device: torch.device) -> Regions | None:
+        """The regions of this bucket; None, on every rank, where one was found not to be finite."""
+        _, cut_at, regions = self._regions.get(id(layout), (layout, step, None))
+        if regions is None or not 0 <= step - cut_at < self._spec.every:
+            regions = Regions.agreed(chosen, layout.segments.packed, self._comm, device)
+            if regions is not None:
+                self._regions[id(layout)] = (layout, step, regions)
+        return regions
+
+    def put_back(self, layout: Layout) -> None:
+        """Nothing to undo: what is remembered changes no result."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Forget regions and thresholds, so that all ranks have the same whatever they did before."""
+        super().load_state_dict(state)
+        self._regions.clear()
+        self._thresholds.clear()
