@@ -26,10 +26,12 @@ from laconic.core.spec import parse
 BUCKET = 512
 N = 48_832 * BUCKET  # 25 M, in whole buckets, for torch's sake
 RESULT = Path(__file__).parent / "results" / "quantisers.json"
-BARRED = ("qsgd(levels=7)", "ternary()", "natural()", "sign()")
+BARRED = ("qsgd(levels=7)", "ternary()", "natural()", "sign()", "minmax()")
 OTHERS = (
     "qsgd(levels=1)",
     "qsgd(levels=127)",
+    "minmax(bits=8)",
+    "minmax(rounding='stochastic')",
     "nuqsgd()",
     "natural_dithering()",
     "ternary(packing='base3')",

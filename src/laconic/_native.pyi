@@ -101,6 +101,30 @@ class Target(Protocol):
         out: Tensor,
         /,
     ) -> None: ...
+    # minmax
+    def minmax_encode(
+        self,
+        x: Tensor,
+        starts: Tensor,
+        sizes: Tensor,
+        keys: Tensor,
+        widths: Tensor,
+        bucket: int,
+        stochastic: bool,
+        wire: Tensor,
+        /,
+    ) -> int: ...
+    def minmax_add_(
+        self,
+        wire: Tensor,
+        starts: Tensor,
+        sizes: Tensor,
+        widths: Tensor,
+        bucket: int,
+        out: Tensor,
+        alpha: float,
+        /,
+    ) -> None: ...
     # scatter
     def gather(
         self, x: Tensor, starts: Tensor, sizes: Tensor, indices: Tensor, counts: Tensor, out: Tensor, /

@@ -43,6 +43,9 @@ from laconic.kernels.lowrank import orthonormal_ as orthonormal_
 from laconic.kernels.lowrank import product_add_ as product_add_
 from laconic.kernels.lowrank import times as times
 from laconic.kernels.lowrank import transposed_times as transposed_times
+from laconic.kernels.minmax import minmax_add_ as minmax_add_
+from laconic.kernels.minmax import minmax_encode as minmax_encode
+from laconic.kernels.minmax import minmax_nbytes as minmax_nbytes
 from laconic.kernels.natural import natural_add_ as natural_add_
 from laconic.kernels.natural import natural_encode as natural_encode
 from laconic.kernels.natural import natural_nbytes as natural_nbytes
