@@ -137,8 +137,23 @@ def test_a_crash_shows_that_workers_traceback(tmp_path: Path) -> None:
     code, _, complaints = finish(process)
     assert code == 1
     assert "Traceback" in complaints and "ZeroDivisionError: a fault of rank 1" in complaints
-    assert complaints.strip().splitlines()[-1].startswith("laconic: rank 1: ZeroDivisionError")
+    *_, books, reason = complaints.strip().splitlines()
+    assert reason == "laconic: faulty(), seed 0: rank 1: ZeroDivisionError: a fault of rank 1"
+    assert books == f"every step until then is in {tmp_path / 'run' / EVENTS}"
     assert group_is_gone(process.pid), "a worker is left"
+
+
+def test_a_training_that_diverges_is_one_line_with_the_way_out(tmp_path: Path) -> None:
+    code, output, complaints = finish(
+        start(tmp_path, "--steps", "40", "--lr", "1e20", "--with", "dgc(density=0.01)", "--name", "run")
+    )
+    assert code == 1
+    (line,) = [line for line in complaints.splitlines() if "ProcessGroup" not in line]
+    assert line.startswith("laconic: dgc(density=0.01), seed 0: rank ") and line.endswith(
+        "; give a lower --lr"
+    )
+    assert "training has diverged" in line and "at a learning rate of 1e+20" in line
+    assert "report.html" in output, "what was measured until then is there"
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc, which is Linux")
@@ -149,7 +164,8 @@ def test_a_killed_worker_is_named(tmp_path: Path) -> None:
     os.kill(workers[-1], signal.SIGKILL)
     code, output, complaints = finish(process)
     assert code == 1
-    assert "rank 1: the worker was killed by SIGKILL" in complaints
+    assert "laconic: dense(), seed 0: rank 1: the worker was killed by SIGKILL" in complaints
+    assert str(tmp_path / "run" / EVENTS) in complaints
     assert "report.html" in output
     assert group_is_gone(process.pid), "a worker is left"
 
@@ -183,8 +199,9 @@ def test_a_resumed_run_ends_with_the_same_bits_and_never_from_a_damaged_part(tmp
     whole = part.read_bytes()
     part.write_bytes(whole[:-100])
     code, _, complaints = finish(start(tmp_path, *arguments, "--name", "cut", "--resume"))
-    assert code == 2
+    assert code == 1
     assert f"{place.name}/rank1.pt is damaged" in complaints and "remove" in complaints
+    assert "Traceback" not in complaints
 
     part.write_bytes(whole)
     code, output, complaints = finish(start(tmp_path, *arguments, "--name", "cut", "--resume"))

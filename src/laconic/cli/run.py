@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from laconic.cli.console import errors
 from laconic.core.errors import SpecError
 
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+FAILED = 1  # exit code of a run of which a worker failed
 PASS_THROUGH = {
     "ignore_unknown_options": True,
     "allow_interspersed_args": False,
@@ -27,9 +34,35 @@ def run(
     """
     if not arguments[0].startswith("-") and not Path(arguments[0]).exists():
         raise SpecError(f"there is no script {arguments[0]!r} in {Path.cwd()}")
-    from torch.distributed.run import main  # slow to import: only where it is used
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args  # slow to import: only where it is used
+    from torch.distributed.run import run as start
 
-    main(torchrun_arguments(arguments))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun sets it, at more length
+    logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.CRITICAL)
+    given = parse_args(torchrun_arguments(arguments))  # type: ignore[no-untyped-call]
+    script = given.training_script
+    if not given.no_python:
+        given.training_script_args = [*(["-m"] if given.module else []), script, *given.training_script_args]
+        given.training_script, given.module = "laconic.cli.worker", True
+    try:
+        start(given)  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        errors().print(
+            f"laconic: {reason(script, *error.get_first_failure())}", style="bold red", markup=False
+        )
+        raise typer.Exit(FAILED) from None
+
+
+def reason(script: str, rank: int, failure: ProcessFailure) -> str:
+    """Why the first worker that failed did so, in one line."""
+    told: Any = failure.message  # torch's type says str
+    if isinstance(told, dict):
+        said = str(told["message"]).partition(": ")[2]
+        return said if said.startswith(f"rank {rank}") else f"rank {rank}: {said}"
+    if failure.exitcode < 0:
+        return f"rank {rank}: {script} was killed by {failure.signal_name()}"
+    return f"rank {rank}: {script} ended with exit code {failure.exitcode}; what it said is above"
 
 
 def torchrun_arguments(arguments: list[str]) -> list[str]:

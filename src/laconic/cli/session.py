@@ -16,18 +16,19 @@ from laconic.report import Ledger
 from laconic.report.ledger import read_events, slug
 from laconic.strategies import checkpoint
 from laconic.tasks import find
-from laconic.tasks.launcher import launch, prepare_to_launch
+from laconic.tasks.launcher import WorkerFailed, launch, prepare_to_launch
 from laconic.tasks.loading import prepare
 from laconic.tasks.plan import Plan
 from laconic.tasks.shard import Shard
 
 
 class Session:
-    """A run in progress."""
+    """A run in progress. `began`: its folder is open, and what was there before is another run's."""
 
     def __init__(self, settings: Settings, console: Console) -> None:
         self.settings = settings
         self.console = console
+        self.began = False
         self._finished = finished(settings) if settings.resume else set()
 
     def train_all(self) -> None:
@@ -41,6 +42,7 @@ class Session:
                 len(tensors["train_y"]), settings.batch, 0, settings.workers, 0
             )  # refuses too large a batch
             settings.open_folder()
+            self.began = True
             with (
                 Ledger(settings.folder, settings.config()) as ledger,
                 Progress(self.console, settings) as progress,
@@ -79,11 +81,14 @@ class Session:
             resume_from=resume_from,
         )
         progress.begin(spec, seed)
-        with contextlib.closing(launch(plan)) as events:
-            for event in events:
-                labelled = {"method": spec, "seed": seed} | event
-                ledger.write(labelled)
-                progress.see(labelled)
+        try:
+            with contextlib.closing(launch(plan)) as events:
+                for event in events:
+                    labelled = {"method": spec, "seed": seed} | event
+                    ledger.write(labelled)
+                    progress.see(labelled)
+        except WorkerFailed as failure:
+            raise WorkerFailed(f"{spec}, seed {seed}: {failure}", failure.details, failure.expected) from None
         progress.end(spec, seed)
 
 

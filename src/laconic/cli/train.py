@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from laconic.cli.console import console, errors
 from laconic.cli.session import Session
@@ -15,10 +17,22 @@ from laconic.cli.settings import Settings
 from laconic.cli.tables import print_summary
 from laconic.core.errors import LaconicError
 from laconic.report import publish
+from laconic.report.ledger import EVENTS, read_events
 from laconic.tasks.launcher import WorkerFailed
 
-INTERRUPTED = 130  # exit code of a run that Ctrl-C has ended
-FAILED = 1
+INTERRUPTED = 130  # exit codes: of a run that Ctrl-C has ended,
+FAILED = 1  # of one that failed,
+REFUSED = 2  # and of one that was never begun
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Why a run ended before its last step. `fault`: nobody expected it; `details`: a worker's traceback."""
+
+    reason: str
+    code: int
+    fault: bool = False
+    details: str = ""
 
 
 def train(
@@ -70,31 +84,47 @@ def train(
         name=name,
         resume=resume,
     )
-    screen, complaints = console(), errors()
     before = signal.signal(signal.SIGTERM, _as_interrupt)
-    ended, code = None, 0
+    session = Session(settings, console())
+    ended: Ended | None = None
     try:
-        Session(settings, screen).train_all()
+        session.train_all()
     except KeyboardInterrupt:
-        ended, code = "Interrupted: this report holds what was measured until then.", INTERRUPTED
+        ended = Ended("Interrupted: this report holds what was measured until then.", INTERRUPTED)
     except WorkerFailed as failure:
-        ended, code = f"A worker failed: {failure}", FAILED
-        complaints.print(failure.details.rstrip(), markup=False)
-        complaints.print(f"laconic: {failure}", style="bold red", markup=False)
-        if failure.expected:
-            code = 2
+        ended = Ended(str(failure), FAILED, not failure.expected, failure.details)
     except LaconicError as error:
-        ended, code = f"Ended: {error}", 2
-        complaints.print(f"laconic: {error}", style="bold red", markup=False)
+        ended = Ended(str(error), FAILED if session.began else REFUSED)
     finally:
         signal.signal(signal.SIGTERM, before)
-    if (settings.folder / "events.jsonl").exists():
-        published = publish(settings.folder, ended)
-        if ended:
-            screen.print(ended, style="yellow", markup=False)
-        print_summary(screen, published.rows)
-        screen.print(f"\nreport: {published.report}", markup=False)
-    raise typer.Exit(code)
+    if session.began:
+        _publish(settings.folder, session.console, ended)
+    if ended is not None:
+        _complain(ended, settings.folder)
+        raise typer.Exit(ended.code)
+
+
+def _publish(folder: Path, screen: Console, ended: Ended | None) -> None:
+    """Write and show what was measured; nothing where no step was done."""
+    if ended and ended.code == INTERRUPTED:
+        screen.print(ended.reason, style="yellow", markup=False)
+    if ended and not read_events(folder):
+        return
+    published = publish(folder, ended.reason if ended else None)
+    print_summary(screen, published.rows)
+    screen.print(f"\nreport: {published.report}", markup=False)
+
+
+def _complain(ended: Ended, folder: Path) -> None:
+    """The reason as the last line of standard error, after a traceback where it is a fault."""
+    if ended.code == INTERRUPTED:
+        return
+    complaints = errors()
+    if ended.details:
+        complaints.print(ended.details.rstrip(), markup=False)
+    if ended.fault:
+        complaints.print(f"every step until then is in {folder / EVENTS}", markup=False)
+    complaints.print(f"laconic: {ended.reason}", style="bold red", markup=False)
 
 
 def _as_interrupt(number: int, frame: FrameType | None) -> None:

@@ -34,7 +34,9 @@ GRACE_S = 1.0  # after a failure: peers report theirs too, and the earliest one 
 
 
 class WorkerFailed(PeerError):
-    """A worker ended with an error: `details` is its traceback; `expected`: it was a LaconicError."""
+    """A worker ended with an error. `expected`: it was a LaconicError, whose message says all; else `details`
+    is the worker's traceback, or nothing where the worker was killed.
+    """
 
     def __init__(self, message: str, details: str = "", expected: bool = False) -> None:
         super().__init__(message)
@@ -106,8 +108,15 @@ def _listen(processes: list[BaseProcess], pipes: dict[Connection, int]) -> Itera
         if failures and deadline is None:
             deadline = time.monotonic() + GRACE_S
     if failures:
-        cause = min(failures, key=lambda event: event["at"])
+        cause = _cause(failures)
         raise WorkerFailed(cause["message"], cause["details"], cause["expected"])
+
+
+def _cause(failures: list[Event]) -> Event:
+    """The earliest failure, or the fault that it quotes: who is told of another's may be the first to end."""
+    first = min(failures, key=lambda event: event["at"])
+    quoted = (other for other in failures if other["details"] and other["said"])
+    return next((other for other in quoted if other["said"] in first["said"]), first)
 
 
 def _silent_death(rank: int, process: BaseProcess) -> Event:
@@ -115,7 +124,22 @@ def _silent_death(rank: int, process: BaseProcess) -> Event:
     code = process.exitcode or 0
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     # others say what they died of, which may well be this death: so this is the cause
-    return {"at": 0.0, "message": f"rank {rank}: the worker {how}", "details": "", "expected": False}
+    message = f"rank {rank}: the worker {how}"
+    return {"at": 0.0, "said": message, "message": message, "details": "", "expected": False}
+
+
+def _told(rank: int, error: Exception) -> Event:
+    """What a worker says of the error that ends it."""
+    expected, where, said = isinstance(error, LaconicError), f"rank {rank}: ", str(error)
+    message = said if expected else f"{type(error).__name__}: {said}"
+    return {
+        "kind": "error",
+        "at": time.monotonic(),
+        "said": said,
+        "message": message if message.startswith(where) else where + message,
+        "details": "" if expected else "".join(traceback.format_exception(error)),
+        "expected": expected,
+    }
 
 
 def work(plan: Plan, rank: int, port: int, pipe: Connection) -> None:
@@ -132,15 +156,7 @@ def work(plan: Plan, rank: int, port: int, pipe: Connection) -> None:
         dist.barrier()  # nobody leaves while another still talks to it
         pipe.send({"kind": "done"})
     except Exception as error:
-        pipe.send(
-            {
-                "kind": "error",
-                "at": time.monotonic(),
-                "message": f"rank {rank}: {type(error).__name__}: {error}",
-                "details": traceback.format_exc(),
-                "expected": isinstance(error, LaconicError),
-            }
-        )
+        pipe.send(_told(rank, error))
     finally:
         pipe.close()
         sys.stdout.flush()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from laconic.core.errors import StateError
+from laconic.core.errors import NonFiniteError, StateError
 from laconic.optim.prox import zero_share
 from laconic.strategies import checkpoint
 from laconic.strategies.ddp import compress
@@ -64,7 +64,7 @@ def train_rank(plan: Plan, emit: Emit) -> None:
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         clock.append(time.perf_counter())
-        optimizer.step()
+        step_or_say(optimizer, step + 1)
         clock.append(time.perf_counter())
 
         now, phases, done = measured(handle), handle.stats().phases, step + 1
@@ -83,6 +83,18 @@ def train_rank(plan: Plan, emit: Emit) -> None:
         if plan.checkpoint_every and done % plan.checkpoint_every == 0:
             state = captured(plan, done, model, optimizer, handle)
             checkpoint.save(plan.folder, state, step=done, rank=rank, size=size, barrier=dist.barrier)
+
+
+def step_or_say(optimizer: torch.optim.Optimizer, step: int) -> None:
+    """The optimiser's step. Raises `NonFiniteError`, in the words of one who trains, where it may not be."""
+    try:
+        optimizer.step()
+    except NonFiniteError as error:
+        rate = max(float(group["lr"]) for group in optimizer.param_groups)
+        raise NonFiniteError(
+            f"training has diverged: the gradients of step {step} are not finite, at a learning rate of"
+            f" {rate:g}; give a lower --lr"
+        ) from error
 
 
 def measured(handle: Handle) -> dict[str, float]:

@@ -1,0 +1,47 @@
+"""What `laconic run` starts on each worker: the user's script, just as Python would run it by itself.
+
+An error that Laconic raises on purpose goes to the launcher, which shows it once for all workers; any other
+error keeps its traceback, from the script's first line on.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from laconic.core.errors import LaconicError
+
+OWN = (__file__, "<frozen runpy>", runpy.__file__)  # where frames are ours, not the script's
+
+
+def main() -> None:
+    """Run `SCRIPT ARGS...`, or `-m MODULE ARGS...`, of the command line."""
+    sys.excepthook = tell
+    sys.argv = sys.argv[1:]
+    if sys.argv[0] == "-m":
+        sys.argv = sys.argv[1:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What is done with an error that nobody caught."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in OWN:
+        trace = trace.tb_next
+    if isinstance(error, LaconicError):
+        place = traceback.extract_tb(trace)[:1]
+        where = f" ({place[0].filename}, line {place[0].lineno})" if place else ""
+        get_error_handler().record_exception(type(error)(f"{error}{where}"))
+    else:
+        traceback.print_exception(kind, error, trace)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""A run that fails says why in one line, and leaves no empty report and no older one changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from laconic.cli import session
+from laconic.cli.main import app
+from laconic.report.ledger import EVENTS
+from laconic.tasks.launcher import WorkerFailed, _cause
+from laconic.tasks.plan import Event, Plan
+
+from .test_report_summary import step_event
+
+REASON = "rank 1: this method is made for AMSGrad, got SGD: build the optimiser anew"
+
+
+def train(folder: Path, *arguments: str) -> Result:
+    fixed = ["train", "digits", "--with", "dense()", "--batch", "8", "--out", str(folder), "--name", "run"]
+    return CliRunner().invoke(app, [*fixed, *arguments])
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, failure: WorkerFailed, steps: int) -> None:
+    """Workers that do so many steps, and then end with this."""
+
+    def launch(plan: Plan) -> Iterator[Event]:
+        for step in range(1, steps + 1):
+            for rank in range(plan.workers):
+                yield step_event(plan.spec, plan.seed, rank, step)
+        raise failure
+
+    monkeypatch.setattr(session, "launch", launch)
+
+
+def test_what_a_worker_refuses_is_one_line_and_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, WorkerFailed(REASON, expected=True), steps=0)
+    result = train(tmp_path)
+    assert (result.exit_code, result.stderr, result.stdout) == (
+        1,
+        f"laconic: dense(), seed 0: {REASON}\n",
+        "",
+    )
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
+def test_what_was_measured_before_a_failure_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, WorkerFailed(REASON, expected=True), steps=3)
+    result = train(tmp_path)
+    assert result.exit_code == 1 and result.stderr.count("\n") == 1
+    assert "report.html" in result.stdout
+    assert REASON in json.loads((tmp_path / "run" / "summary.json").read_text())["interrupted"]
+
+
+def test_a_fault_shows_the_workers_traceback_and_where_the_books_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = WorkerFailed("rank 0: KeyError: 'x'", "Traceback (most recent call last):\nKeyError: 'x'\n")
+    failing(monkeypatch, fault, steps=1)
+    lines = train(tmp_path).stderr.splitlines()
+    assert lines[0].startswith("Traceback")
+    assert lines[-2:] == [
+        f"every step until then is in {tmp_path / 'run' / EVENTS}",
+        "laconic: dense(), seed 0: rank 0: KeyError: 'x'",
+    ]
+
+
+def test_a_refused_resume_leaves_the_older_report_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, WorkerFailed(REASON, expected=True), steps=3)
+    train(tmp_path)
+    files = {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+    result = train(tmp_path, "--resume", "--steps", "17")
+    assert result.exit_code == 2 and result.stdout == ""
+    assert result.stderr.startswith("laconic: --resume:") and result.stderr.count("\n") == 1
+    assert files == {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+
+
+def test_the_cause_is_the_fault_that_another_rank_was_told_of() -> None:
+    told = {"at": 1.0, "said": "nothing was attached: rank 1 says: no such key", "details": ""}
+    fault = {"at": 1.1, "said": "no such key", "details": "Traceback ..."}
+    echo = {"at": 1.2, "said": "connection closed by peer", "details": "Traceback ..."}
+    assert _cause([told, echo, fault]) is fault
+    assert _cause([told, echo]) is told
