@@ -78,6 +78,27 @@ def settings(tmp_path: Path, **changes: object) -> Settings:
     return Settings.of(**(given | changes))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("spec", "steps"),
+    [
+        ("onebit_adam()", 1000),
+        ("zero_one_adam(300)", 300),
+        ("dgc(density=0.001, warmup_steps=400)", 400),
+        ("dgc(density=0.001, warmup_steps=400, warmup=(1, 1, 0.5, 0.1))", 400),
+        ("dense_first(gather(sign()), steps=7)", 7),
+        ("gather(sparse(ramp(topk(0.01), densities=(0.25, 0.0625), every=100)))", 200),
+        ("by_name({'0.weight': onebit_adam(20)}, rest=dense())", 20),
+        ("topk(0.01)", 0),
+    ],
+)
+def test_a_warm_up_that_outlasts_the_run_is_told(spec: str, steps: int, tmp_path: Path) -> None:
+    assert lift(spec).warm_at == steps
+    if steps:
+        (line,) = settings(tmp_path, methods=(spec, "dense()"), steps=steps).warnings()
+        assert f"warms up for {steps:,} steps and this run has {steps:,}" in line
+    assert not settings(tmp_path, methods=(spec, "dense()"), steps=steps + 1).warnings()
+
+
 def test_methods_are_spelt_one_way_and_baselines_come_first(tmp_path: Path) -> None:
     made = settings(tmp_path)
     assert made.specs == ("dense()", "dgc(density=0.01)", "topk(density=0.02)")

@@ -139,6 +139,16 @@ class Settings:
             "started": time.strftime("%Y-%m-%d %H:%M"),
         }
 
+    def warnings(self) -> list[str]:
+        """A line for each method that would still be warming up at the last step."""
+        warm = {spec: lift(spec).warm_at for spec in self.specs}
+        return [
+            f"{spec} warms up for {first:,} steps and this run has {self.steps:,}: nothing is seen of what it"
+            " is for; give it a shorter warm-up, or more --steps"
+            for spec, first in warm.items()
+            if first >= self.steps
+        ]
+
     def open_folder(self) -> None:
         """Make the run's folder. An older run moves to NAME.old; with `resume` it must be like this one."""
         if self.resume:

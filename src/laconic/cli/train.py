@@ -84,6 +84,8 @@ def train(
         name=name,
         resume=resume,
     )
+    for line in settings.warnings():
+        errors().print(f"laconic: {line}", style="yellow", markup=False)
     before = signal.signal(signal.SIGTERM, _as_interrupt)
     session = Session(settings, console())
     ended: Ended | None = None

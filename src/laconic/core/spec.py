@@ -65,6 +65,12 @@ class Spec(ABC):
         if "name" not in cls.__dict__:
             cls.name = cls.__module__.rpartition(".")[2]
 
+    @property
+    def warm_at(self) -> int:
+        """The step from which on it does what it is for: 0 without a warm-up, of its own or of its pieces."""
+        values = (getattr(self, field.name) for field in fields(cast(Any, self)))
+        return max((value.warm_at for value in values if isinstance(value, Spec)), default=0)
+
     def __repr__(self) -> str:
         return call_text(self.name, self)
 

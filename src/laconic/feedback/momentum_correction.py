@@ -56,6 +56,10 @@ class MomentumCorrection(Feedback):
             arguments.number("clip", self.clip, above=0, way_out="None leaves gradients as they are")
         arguments.whole("dense_steps", self.dense_steps)
 
+    @property
+    def warm_at(self) -> int:
+        return self.dense_steps
+
     def gain(self, codec: Codec | None, layout: Layout) -> float:
         return safe_gain(codec, layout)
 

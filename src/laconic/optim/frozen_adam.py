@@ -28,6 +28,10 @@ class FrozenAdam(AdamRule):
     warmup_steps: int
     what: Codec
 
+    @property
+    def warm_at(self) -> int:
+        return self.warmup_steps
+
     def bind(self, layout: Layout, view: OptimiserView, site: Site) -> BoundRule:
         return _Frozen(self, layout, view, site)
 

@@ -42,6 +42,10 @@ class LocalAdam(AdamRule):
     rounds: Rounds
     what: Codec
 
+    @property
+    def warm_at(self) -> int:
+        return self.rounds.freeze_steps
+
     def bind(self, layout: Layout, view: OptimiserView, site: Site) -> BoundRule:
         return _Local(self, layout, view, site)
 

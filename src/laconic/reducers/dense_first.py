@@ -36,6 +36,10 @@ class DenseFirst(Reducer):
         arguments.whole("dense_first: steps", self.steps, 1)
 
     @property
+    def warm_at(self) -> int:
+        return max(self.steps, self.then.warm_at)
+
+    @property
     def exact_mean(self) -> bool:
         return self.then.exact_mean
 

@@ -65,6 +65,12 @@ class Method:
         """The rules of its routes, each once."""
         return tuple(dict.fromkeys(route.rule for route in self.routes if route.rule is not None))
 
+    @property
+    def warm_at(self) -> int:
+        """The step from which on all of it does what it is for: its warm-ups are over."""
+        parts = [part for route in self.routes for part in (route.reducer, route.feedback, route.rule)]
+        return max((part.warm_at for part in parts if part is not None), default=0)
+
     def governed(self, layout: Layout) -> tuple[tuple[Rule, Layout], ...]:
         """Each rule with its tensors in a whole model's layout."""
         names: dict[Rule, set[str]] = {}

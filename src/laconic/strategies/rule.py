@@ -50,6 +50,11 @@ class Rule(ABC):
     meets_in_step: ClassVar[bool] = False
 
     @property
+    def warm_at(self) -> int:
+        """The step from which on it does what it is for; 0 without a warm-up."""
+        return 0
+
+    @property
     @abstractmethod
     def wants(self) -> str:
         """The optimiser that it needs, in words for the user."""

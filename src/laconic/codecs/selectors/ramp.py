@@ -57,6 +57,10 @@ class Ramp(Selector):
     def replayable(self) -> bool:  # type: ignore[override]
         return self.final.replayable
 
+    @property
+    def warm_at(self) -> int:
+        return max(self.every * len(self.densities), self.final.warm_at)
+
     def at(self, step: int) -> Selector:
         stage = step // self.every
         return self.stages[stage] if 0 <= stage < len(self.stages) else self.final.at(step)
