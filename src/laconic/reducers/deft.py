@@ -1,0 +1,161 @@
+"""DEFT: every rank selects in a share of the layers, so that selecting costs less the more ranks there are.
+
+Yoon and Oh 2023 (ICPP), arXiv:2307.03500; the authors' code is kljp/deft [V]. For ranks i = 0..N-1 at step t,
+over the n elements of a bucket, of which K = density * n are to be sent:
+
+    pieces    a tensor of more than n / N elements is cut in N near-equal pieces, others are one piece
+    bins      N, of near-equal size: the largest piece first, each to the emptiest bin      (LPT)
+    q_l       norm of piece l
+    k_l       K * q_l / sum of q, no more than the piece has; a piece with all of it is sent in full by all
+    S_i       the k_l largest |x_i| of each piece in bin (t + i) mod N
+    mean[S]   1/N * sum over ranks of x_i[S], at the union S of all S_i and the pieces sent in full
+
+The bins do not overlap, so S has K entries for any N, and a rank looks for them in n / N elements only. What
+it holds back stays in its residual.
+
+What differs from the paper and its code, and why:
+
+    one k_l for all ranks     There each rank takes k_l from its own norms, so that the sets do not add up to
+                              K. Here each rank measures every N-th piece of its own x, and tells the others:
+                              1/N of the work, and the same k_l and bins on all without a leader.
+    no broadcast              Where all know what to pack, all pack alike: nobody sends a list of layers.
+    cost of a piece           There n_l log2 k_l. Our selection is one pass, whatever k is: n_l, so that bins
+                              follow from the layout alone, and rotate.
+    at least one a piece      There always, so that many layers send more than was asked. Here as long as
+                              entries are left; the smallest norms go without, and their residual grows.
+    N = 1, k_l = n_l          There layers sent in full are lost when N = 1. Here they are sent for any N.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic.codecs.indices.golomb import Golomb
+from laconic.comm.comm import Comm
+from laconic.core import arguments
+from laconic.core.errors import WireError
+from laconic.core.layout import Layout
+from laconic.core.selector import IndexCoding, check_density
+from laconic.core.spec import Status
+from laconic.core.turn import Turn
+from laconic.reducers.bins import Bins, allot
+from laconic.reducers.reducer import BoundReducer, Reducer, Sent
+from laconic.reducers.sum import Sum
+from laconic.reducers.union import Found, average_, choices_of_all, finite, message_nbytes
+
+GOLOMB = Golomb()
+
+
+@dataclass(frozen=True, repr=False)
+class Deft(Reducer):
+    """mean = average of x at the K = density * n entries that the ranks chose, each in its own pieces.
+
+    K is rounded to a whole number, at least 1. The unit is the bucket: norms and bins need all of its pieces
+    at once, so the result depends on how DDP cuts buckets. `indices`: how positions travel. Density 1 is
+    `sum()`.
+
+    Payload of a rank: 4 K bytes of values, the positions of what it has chosen, K / N on average, and 4 bytes
+    for every N-th piece. Error: |x - sent| <= |x|, and all of x is sent in the end, with error feedback.
+
+    >>> Deft(density=0.01)
+    deft(density=0.01)
+    """
+
+    density: float = 0.001
+    indices: IndexCoding = GOLOMB
+
+    paper: ClassVar[str] = "Yoon and Oh 2023, arXiv:2307.03500"
+    status: ClassVar[Status] = "verified"
+    examples: ClassVar[tuple[str, ...]] = ("deft(density=0.01)", "deft(density=0.3, indices=raw32())")
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+        arguments.piece("deft: indices", self.indices, IndexCoding, "golomb()")
+
+    def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
+        return Sum().bind(layout, comm) if self.density == 1 else _Deft(self, comm)
+
+    def nbytes(self, layout: Layout) -> int:
+        if self.density == 1:
+            return Sum().nbytes(layout)
+        k, tensors = self.budget(layout.numel), len(layout)
+        norms = 4 * (tensors + 1)
+        return norms + 4 * k + message_nbytes(k, layout.numel, 2 * tensors, self.indices)
+
+    @property
+    def needs_feedback(self) -> bool:
+        return self.density < 1
+
+    def budget(self, n: int) -> int:
+        """How many of n entries are sent.
+
+        >>> [Deft(density=0.01).budget(n) for n in (0, 1, 149, 151)]
+        [0, 1, 1, 2]
+        """
+        return min(n, max(1, round(self.density * n)))
+
+
+class _Deft(BoundReducer):
+    """At work. It keeps nothing but the pieces of the layouts that it has seen."""
+
+    def __init__(self, spec: Deft, comm: Comm) -> None:
+        self._spec = spec
+        self._comm = comm
+        self._bins: dict[int, tuple[Layout, Bins]] = {}  # by id of a bucket's layout
+
+    def reduce(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Sent | None:
+        comm, bins = self._comm, self._bins_of(layout)
+        x = finite(x, out, layout.segments)
+        norms = self._norms(x, bins, turn.step, out.device)
+        if x is None or norms is None:
+            return None
+        ks = torch.tensor(allot(norms, bins.pieces.sizes, self._spec.budget(layout.numel)), dtype=torch.int64)
+        found = bins.select(x, ks, comm.rank, turn.step)
+        union = choices_of_all(found, bins.parts, turn.step, comm, self._spec.indices, out.device)
+        assert union is not None, "that all are finite was told with the norms"
+        union = with_full(union, bins, ks)
+        return average_(x, layout, bins.parts.joined, union, comm, out, alpha)
+
+    def _norms(self, x: Tensor | None, bins: Bins, step: int, device: torch.device) -> list[float] | None:
+        """The norms of all pieces, the same on all ranks; None where an x is not finite."""
+        told = torch.empty(0, device=device)
+        if x is not None:
+            told = bins.norms(x, self._comm.rank, step)
+            told = told if told.numel() else told.new_zeros(1)  # no piece to measure, but finite
+        heard = [each.cpu() for each in self._comm.all_gather(told)]
+        if any(each.numel() == 0 for each in heard):
+            return None
+        for rank, each in enumerate(heard):
+            expected = bins.measured(rank, step)
+            if each.numel() != max(1, expected) or not bool((each.isfinite() & (each >= 0)).all()):
+                raise WireError(f"rank {rank} should have sent {expected} norms, got {each.tolist()}")
+            heard[rank] = each[:expected]
+        return bins.all_norms(heard, step)
+
+    def _bins_of(self, layout: Layout) -> Bins:
+        known = self._bins.get(id(layout))
+        if known is None:
+            known = self._bins[id(layout)] = (layout, Bins.of(layout, self._comm.size))
+        return known[1]
+
+
+def with_full(union: Found, bins: Bins, ks: Tensor) -> Found:
+    """The union, and all of each piece that is sent in full: everyone knows which, so no position travels."""
+    sizes = bins.parts.joined.sizes_tensor
+    full = ks[bins.order] == sizes
+    if not bool(full.any()):
+        return union
+    indices, counts = union
+    found = [
+        torch.arange(n, dtype=torch.int32, device=indices.device) if whole else part
+        for part, n, whole in zip(
+            torch.split(indices, counts.tolist()), sizes.tolist(), full.tolist(), strict=True
+        )
+    ]
+    return torch.cat(found), torch.where(full, sizes, counts)

@@ -1,0 +1,143 @@
+"""Union: each rank chooses entries in a part of its own, and all average their values at what any chose.
+
+What DEFT, MiCRO and ExDyna have in common (Yoon and Oh 2023 and 2024; kljp/deft, micro and exdyna [V]).
+The buffer is dealt out in N parts that do not overlap; rank r chooses in part (step + r) mod N:
+
+    1. all_gather of the chosen positions           S = union of what the ranks chose
+    2. all_reduce of every rank's own x[S]          mean[S] = 1/N * sum over ranks of x_r[S], and 0 elsewhere
+
+Since no position can be chosen twice, |S| is the sum of what each rank chose, for any N: what `gather` sends
+N times over, and more of with every rank, goes once. Nothing is padded to the longest message.
+
+Message of one rank, for a part of s segments of which K entries are chosen; an empty one: not finite.
+
+    K, m         uint32 (2,)
+    counts       uint8 (m,)   c_i of each segment, as positions c_0 + .. + c_i + i below K + s, by the coding
+    positions    uint8        from their segment's start, by the index coding
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.codecs.framing import as_bytes, as_numbers, take
+from laconic.comm.comm import Comm
+from laconic.core.errors import WireError
+from laconic.core.layout import Layout, Segments
+from laconic.core.selector import IndexCoding
+from laconic.reducers.chosen import Chosen
+
+HEAD = 8  # bytes
+Found = tuple[Tensor, Tensor]  # indices int32 (K,) from their segment's start, and counts int64 (s,)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A buffer in N parts that do not overlap, each in segments."""
+
+    parts: tuple[Segments, ...]
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, part: int) -> Segments:
+        return self.parts[part]
+
+    @cached_property
+    def joined(self) -> Segments:
+        """The segments of all parts, one part after the other."""
+        starts = (start for part in self.parts for start in part.starts)
+        return Segments(tuple(starts), tuple(size for part in self.parts for size in part.sizes))
+
+
+def part_of(rank: int, step: int, size: int) -> int:
+    """The part that a rank chooses in at this step: every rank comes to every part in turn."""
+    return (step + rank) % size
+
+
+def choices_of_all(
+    found: Found | None, parts: Parts, step: int, comm: Comm, coding: IndexCoding, device: torch.device
+) -> Found | None:
+    """What the ranks have chosen, part after part: indices and counts over `parts.joined`.
+
+    `found` is this rank's choice in its part; None says that its x is not finite, and makes it None for all.
+    Raises `WireError`, which names the rank, for bytes that no rank can have sent.
+    """
+    size = comm.size
+    if found is None:
+        wire = torch.empty(0, dtype=torch.uint8, device=device)
+    else:
+        wire = message(found, parts[part_of(comm.rank, step, size)], coding, device)
+    wires = comm.all_gather(wire)
+    if any(each.numel() == 0 for each in wires):
+        return None
+    heard: list[Found] = []
+    for part, segments in enumerate(parts.parts):
+        rank = (part - step) % size
+        try:
+            heard.append(read(wires[rank], segments, coding))
+        except WireError as error:
+            raise WireError(f"the positions that rank {rank} sent are damaged: {error}") from error
+    return torch.cat([indices for indices, _ in heard]), torch.cat([counts for _, counts in heard])
+
+
+def average_(
+    x: Tensor, layout: Layout, segments: Segments, union: Found, comm: Comm, out: Tensor, alpha: float
+) -> Chosen | None:
+    """out = alpha * mean over ranks of x at the union, and zero in the rest of the layout.
+
+    The share of this rank; None, on every rank, where the sum of finite values is too large for float32.
+    """
+    own = kernels.gather(x, segments, *union)
+    total = own.clone()
+    if total.numel():
+        comm.all_reduce(total)
+    if not bool(total.isfinite().all()):
+        return None
+    layout.segments.zero_(out)
+    kernels.scatter_add_(out, segments, *union, total, alpha / comm.size)
+    return Chosen(segments, *union, own)
+
+
+def message(found: Found, segments: Segments, coding: IndexCoding, device: torch.device) -> Tensor:
+    """The message, uint8, of entries chosen in these segments."""
+    indices, counts = found
+    k, s = indices.numel(), len(segments)
+    ends = (counts + 1).cumsum(0) - 1
+    code = coding.encode(ends.to(torch.int32), torch.tensor([s]), Segments.whole(k + s))
+    head = as_bytes(torch.tensor([k, code.numel()], dtype=torch.int64).to(torch.int32))
+    return torch.cat([torch.cat([head, code]).to(device), coding.encode(indices, counts, segments)])
+
+
+def read(wire: Tensor, segments: Segments, coding: IndexCoding) -> Found:
+    """What `message` was made of. Raises `WireError` for bytes that it cannot have made."""
+    head, rest = take(wire, HEAD, "the head of a message")
+    k, m = (number & 0xFFFFFFFF for number in as_numbers(head.cpu(), torch.int32).tolist())
+    if k > segments.numel:
+        raise WireError(f"{k} entries were chosen of {segments.numel}")
+    code, positions = take(rest, m, "the counts")
+    ends = coding.decode(code.cpu(), torch.tensor([len(segments)]), Segments.whole(k + len(segments)))
+    counts = ends.to(torch.int64).diff(prepend=torch.tensor([-1])) - 1
+    if int(counts.sum()) != k or bool((counts > segments.sizes_tensor).any()):
+        raise WireError(f"the counts do not add up to {k}, or one is larger than its segment")
+    return coding.decode(positions, counts, segments), counts
+
+
+def message_nbytes(k: int, n: int, segments: int, coding: IndexCoding) -> int:
+    """The most bytes of a message of at most k of n positions in so many segments.
+
+    Codes are a concave function of (k, n), so that positions in one segment cost most, but for the rounding
+    of their parameters and of bytes, for which a 16th and two bytes a segment are added.
+    """
+    positions = coding.nbytes(min(k, n), n)
+    return HEAD + coding.nbytes(segments, k + segments) + positions + positions // 16 + 2 * segments
+
+
+def finite(x: Tensor | None, out: Tensor, segments: Segments) -> Tensor | None:
+    """x, or None where it is `out`, which no feedback has looked at, and not finite."""
+    return None if x is out and not kernels.all_finite(out, segments) else x
