@@ -65,7 +65,7 @@ def train(trial: Trial, steps: int = STEPS) -> dict[str, Any]:
         for event in launch(plan):
             events.append(event)
     except WorkerFailed as failure:
-        diverged = "NonFiniteError" in str(failure) and bool(events)
+        diverged = failure.error == "NonFiniteError" and any(event["kind"] == "step" for event in events)
         if not diverged:
             raise
     about = {name: getattr(plan, name) for name in ABOUT}

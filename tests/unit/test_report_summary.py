@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
+from laconic.cli.tables import print_summary
 from laconic.report import Ledger, publish
 from laconic.report.ledger import EVENTS, read_events
 from laconic.report.series import read_run
+from laconic.report.summary import Figure, Row
 
 CONFIG = {
     "name": "test",
@@ -68,6 +72,8 @@ def write_run(folder: Path, config: dict[str, Any] = CONFIG, until: int = 4) -> 
     with Ledger(folder, config) as ledger:
         for method in config["methods"]:
             for seed in range(config["seeds"]):
+                made = {"optimiser": "SGD" if method == "dense()" else "AdamW", "lr": 0.001}
+                ledger.write({"kind": "start", "method": method, "seed": seed, "step": 0, "rank": 0} | made)
                 for step in range(1, until + 1):
                     for rank in range(2):
                         ledger.write(step_event(method, seed, rank, step))
@@ -87,9 +93,50 @@ def test_the_table_is_what_the_events_say(tmp_path: Path) -> None:
     assert small.test_loss.mean == pytest.approx(0.5)
     assert small.train_loss.mean == pytest.approx(0.25 + 0.05 + 0.5)
     assert small.step_s.mean == pytest.approx(0.015)
+    assert (dense.optimiser, small.optimiser) == ("SGD 0.001", "AdamW 0.001")
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["complete"] and summary["interrupted"] is None
     assert summary["rows"][1]["smaller"] == pytest.approx(50.0)
+
+
+def test_a_run_of_older_events_does_not_say_its_optimiser(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    path = tmp_path / EVENTS
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if '"start"' not in line))
+    assert [row.optimiser for row in publish(tmp_path).rows] == ["", ""]
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_the_table_fits_a_terminal_and_cuts_nothing_off(width: int) -> None:
+    figure = Figure(0.98123, 0.00234)
+    spec = "onebit_adam(warmup_steps=200, what=sparse(topk(density=0.01), indices=golomb()))"
+    row = Row(
+        spec=spec,
+        seeds=3,
+        steps=300,
+        accuracy=figure,
+        test_loss=figure,
+        train_loss=figure,
+        payload_mb=0.015234,
+        smaller=1234.5,
+        wire_mb=0.020961,
+        total_payload_mb=5.0,
+        step_s=Figure(0.1231, 0.0101),
+        against_first=71.0,
+        zeros=0.301,
+        optimiser="QRDAAdaGrad 0.01",
+    )
+    screen = Console(width=width, file=io.StringIO(), color_system=None)
+    print_summary(screen, [row])
+    lines = cast(io.StringIO, screen.file).getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    shown = "".join("".join(lines).split())
+    cells = ["QRDAAdaGrad0.01", "98.12", "±0.23", "0.981", "0.01523", "1234.5", "0.02096", "123.1", "30.1"]
+    if width >= 100:
+        assert all(cell in shown for cell in cells)
+        assert any("98.12 ± 0.23" in line and "30.1" in line for line in lines)
+    assert "…" not in shown
 
 
 def test_half_a_run_has_a_report_that_says_so(tmp_path: Path) -> None:

@@ -94,7 +94,9 @@ class Progress:
     def see(self, event: dict[str, Any]) -> None:
         """Show an event."""
         row = self.rows[event["method"]]
-        if event["kind"] == "step" and event["rank"] == 0:
+        if event["kind"] == "start" and not self._live:
+            self.say(f"{event['method']}  trains with {event['optimiser']}, learning rate {event['lr']:g}")
+        elif event["kind"] == "step" and event["rank"] == 0:
             row.see_step(event)
         elif event["kind"] == "eval" and row.see_test(event, self.settings.workers) and not self._live:
             self.say(self._line(event["method"]))

@@ -88,7 +88,7 @@ class Session:
                     ledger.write(labelled)
                     progress.see(labelled)
         except WorkerFailed as failure:
-            raise WorkerFailed(f"{spec}, seed {seed}: {failure}", failure.details, failure.expected) from None
+            raise failure.within(f"{spec}, seed {seed}") from None
         progress.end(spec, seed)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
 from laconic.report.html import ratio
 from laconic.report.summary import Row
@@ -13,16 +14,19 @@ SPARSE = 0.001  # share of zero weights from which they are worth a column
 
 
 def print_summary(console: Console, rows: list[Row]) -> None:
-    """One row a method; bytes and times a step are those of the second half of the steps."""
+    """One row a method, with its optimiser; bytes and times a step are those of the second half of the steps.
+
+    What does not fit goes on in the next line: nothing is cut off.
+    """
     table = Table(box=None, padding=(0, 1), header_style="bold")
-    table.add_column("method", style="cyan", no_wrap=True)
+    table.add_column("method, optimiser and rate", overflow="fold", min_width=min(17, console.width // 6))
     sparse = any(row.zeros > SPARSE for row in rows)
     for name in (*HEADS, "zeros %") if sparse else HEADS:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", overflow="fold")
     for row in rows:
         zeros = (f"{100 * row.zeros:.1f}",) if sparse else ()
         table.add_row(
-            row.spec,
+            Group(Text(row.spec, "cyan"), Text(row.optimiser, "dim")),
             row.accuracy.text(100),
             row.test_loss.text(digits=3),
             f"{row.payload_mb:.4g}",

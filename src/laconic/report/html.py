@@ -24,6 +24,7 @@ PHASES = {
 }
 HEADS = (
     ("method", "the spec string; it is also what made it"),
+    ("optimiser", "what it was trained with, and the highest learning rate"),
     ("accuracy, %", "on the test set after the last step, mean ± standard error over seeds"),
     ("test loss", "cross-entropy on the test set after the last step"),
     ("MB a step", "payload that a worker hands to collectives, mean over the second half of the steps"),
@@ -89,6 +90,7 @@ def facts(run: Run) -> str:
 
 def _cells(row: Row) -> list[str]:
     values = [
+        row.optimiser or "-",
         row.accuracy.text(100),
         row.test_loss.text(digits=3),
         f"{row.payload_mb:.4g}",

@@ -5,7 +5,8 @@ A line of `events.jsonl` is one step, or one evaluation, of one rank:
     {"kind": "step", "method": "dgc(density=0.01)", "seed": 0, "rank": 1, "step": 17, "loss": 0.31,
      "payload_sent": 14231, ..., "backward_s": 0.012, "encode_s": 0.001, ...}
 
-Lines are whole or, after a crash, the last one is cut: readers leave it out.
+Before its first step rank 0 says `{"kind": "start", ..., "optimiser": "SGD", "lr": 0.1}`, once more after
+each resumption. Lines are whole or, after a crash, the last one is cut: readers leave it out.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class Ledger:
     def write(self, event: dict[str, Any]) -> None:
         """Keep an event; scalars are written when the last rank's event of that step is here."""
         self._events.write(json.dumps(event) + "\n")
+        if event["kind"] == "start":
+            return
         key = (event["method"], event["seed"], event["kind"], event["step"])
         ranks = self._waiting.setdefault(key, [])
         ranks.append(event)

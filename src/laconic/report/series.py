@@ -40,6 +40,7 @@ class SeedSeries:
     accuracy: Array
     test_loss: Array
     zeros: Array  # share of the weights that are exactly zero
+    optimiser: str  # its name and its highest rate; "" where the events do not say
 
     def __getitem__(self, name: str) -> Array:
         return self.values[name]
@@ -98,8 +99,12 @@ def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
     """The series of one training from its events, of all ranks, in any order."""
     steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
     evals: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    optimiser = ""
     for event in events:
-        (steps if event["kind"] == "step" else evals)[event["step"]].append(event)
+        if event["kind"] == "start":
+            optimiser = f"{event['optimiser']} {event['lr']:g}"
+        else:
+            (steps if event["kind"] == "step" else evals)[event["step"]].append(event)
     done, measured = sorted(steps), sorted(evals)
     answers = [sum(event["answers"] for event in evals[step]) for step in measured]
     right = [sum(event["right"] for event in evals[step]) for step in measured]
@@ -115,4 +120,5 @@ def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
         accuracy=np.array(right, dtype=np.float64) / np.array(answers, dtype=np.float64),
         test_loss=np.array(losses, dtype=np.float64) / np.array(answers, dtype=np.float64),
         zeros=np.array([evals[step][0].get("zeros", 0.0) for step in measured], dtype=np.float64),
+        optimiser=optimiser,
     )

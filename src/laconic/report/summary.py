@@ -50,6 +50,7 @@ class Row:
 
     `smaller`: dense float32 bytes over payload in that half. `against_first`: the same over the first
     method that the others are compared with, in payload. `zeros`: share of the weights that are exactly zero.
+    `optimiser`: the one it was trained with, and its highest learning rate.
     """
 
     spec: str
@@ -65,6 +66,7 @@ class Row:
     step_s: Figure
     against_first: float
     zeros: float = 0.0
+    optimiser: str = ""
 
 
 def summarise(run: Run) -> list[Row]:
@@ -113,6 +115,7 @@ def _row(method: MethodSeries) -> Row:
         step_s=Figure.of(np.median(method.over_seeds("step_s")[:, late], axis=1)),
         against_first=1.0,
         zeros=float(np.mean([seed.zeros[-1] if len(seed.zeros) else 0.0 for seed in method.seeds])),
+        optimiser=method.seeds[0].optimiser,
     )
 
 

@@ -35,13 +35,18 @@ GRACE_S = 1.0  # after a failure: peers report theirs too, and the earliest one 
 
 class WorkerFailed(PeerError):
     """A worker ended with an error. `expected`: it was a LaconicError, whose message says all; else `details`
-    is the worker's traceback, or nothing where the worker was killed.
+    is the worker's traceback, or nothing where the worker was killed. `error`: the name of its class.
     """
 
-    def __init__(self, message: str, details: str = "", expected: bool = False) -> None:
+    def __init__(self, message: str, details: str = "", expected: bool = False, error: str = "") -> None:
         super().__init__(message)
         self.details = details
         self.expected = expected
+        self.error = error
+
+    def within(self, where: str) -> WorkerFailed:
+        """The same failure, told with where it happened."""
+        return WorkerFailed(f"{where}: {self}", self.details, self.expected, self.error)
 
 
 def launch(plan: Plan) -> Generator[Event, None, None]:
@@ -108,8 +113,7 @@ def _listen(processes: list[BaseProcess], pipes: dict[Connection, int]) -> Itera
         if failures and deadline is None:
             deadline = time.monotonic() + GRACE_S
     if failures:
-        cause = _cause(failures)
-        raise WorkerFailed(cause["message"], cause["details"], cause["expected"])
+        raise _failed(_cause(failures))
 
 
 def _cause(failures: list[Event]) -> Event:
@@ -119,24 +123,32 @@ def _cause(failures: list[Event]) -> Event:
     return next((other for other in quoted if other["said"] in first["said"]), first)
 
 
+def _failed(cause: Event) -> WorkerFailed:
+    """What the launcher raises: an expected error needs no more than its own words, and their rank."""
+    where = f"rank {cause['rank']}: "
+    said = where + str(cause["said"]).removeprefix(where) if cause["expected"] else cause["message"]
+    return WorkerFailed(said, cause["details"], cause["expected"], cause["error"])
+
+
 def _silent_death(rank: int, process: BaseProcess) -> Event:
     process.join()
     code = process.exitcode or 0
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     # others say what they died of, which may well be this death: so this is the cause
     message = f"rank {rank}: the worker {how}"
-    return {"at": 0.0, "said": message, "message": message, "details": "", "expected": False}
+    event = {"rank": rank, "at": 0.0, "error": "", "said": message, "message": message}
+    return event | {"details": "", "expected": False}
 
 
 def _told(rank: int, error: Exception) -> Event:
     """What a worker says of the error that ends it."""
-    expected, where, said = isinstance(error, LaconicError), f"rank {rank}: ", str(error)
-    message = said if expected else f"{type(error).__name__}: {said}"
+    expected, name = isinstance(error, LaconicError), type(error).__name__
     return {
         "kind": "error",
         "at": time.monotonic(),
-        "said": said,
-        "message": message if message.startswith(where) else where + message,
+        "error": name,
+        "said": str(error),
+        "message": f"rank {rank}: {name}: {error}",
         "details": "" if expected else "".join(traceback.format_exception(error)),
         "expected": expected,
     }

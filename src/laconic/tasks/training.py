@@ -1,6 +1,7 @@
 """One rank's training loop: steps, measurements, evaluations, checkpoints.
 
-Every rank emits one event a step and one an evaluation; whoever listens adds the ranks up. Batches,
+Every rank emits one event a step and one an evaluation; whoever listens adds the ranks up. Rank 0 says first
+with which optimiser it trains. Batches,
 augmentation and learning rates are functions of (seed, rank, step), so that a resumed training does the
 same bits.
 """
@@ -51,6 +52,8 @@ def train_rank(plan: Plan, emit: Emit) -> None:
         state = checkpoint.load(plan.resume_from, rank=rank, size=size)
         first = restore(plan, state, model, optimizer, handle)
 
+    if rank == 0:
+        emit({"kind": "start", "step": first, "optimiser": type(optimizer).__name__, "lr": highest})
     before, sent_before = measured(handle), handle.stats().phases
     for step in range(first, plan.steps):
         for group in optimizer.param_groups:
