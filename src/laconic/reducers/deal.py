@@ -32,9 +32,9 @@ def homes(layout: Layout, size: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Dealt(Sent):
-    """A share in one message to each rank."""
+    """A share in parts: one message to each rank, and what needs none."""
 
-    messages: tuple[SentMessage, ...]
+    messages: tuple[Sent, ...]
 
     def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
         for message in self.messages:
