@@ -18,6 +18,8 @@ from laconic.core.layout import Segments
 from laconic.core.selector import kept
 from laconic.reducers.chosen import Chosen
 
+NO_SEGMENT = torch.zeros(1, dtype=torch.uint8)  # for an empty message says that something is not finite
+
 
 @dataclass(frozen=True)
 class Entries:
@@ -49,16 +51,19 @@ class Entries:
         return Entries(self.indices[at], counts, self.values[at])
 
     def wire(self, segments: Segments) -> Tensor:
-        """uint8: values float32 (K,) after what `positions_wire` makes of indices and counts."""
-        return torch.cat([positions_wire(self.indices, self.counts, segments), as_bytes(self.values)])
+        """uint8: counts uint32 (s,), values float32 (K,), indices by `golomb`; one byte where s is 0."""
+        if not len(segments):
+            return NO_SEGMENT.to(self.values.device)
+        coded = kernels.rice_encode(self.indices, self.counts, segments)
+        return torch.cat([counts_bytes(self.counts).to(coded.device), as_bytes(self.values), coded])
 
     @classmethod
     def read(cls, wire: Tensor, segments: Segments, rank: int) -> Entries:
         """What `wire` made on that rank. Raises `WireError` for bytes that it cannot have made."""
         try:
-            room = wire.numel() - 4 * int(take_counts(wire, segments)[0].sum())
-            coded, values = take(wire, max(room, 4 * len(segments)), "counts and positions")
-            indices, counts = positions_read(coded, segments)
+            counts, rest = take_counts(wire, segments)
+            values, coded = take(rest, 4 * int(counts.sum()), "the values")
+            indices = kernels.rice_decode(coded if len(segments) else coded[1:], counts, segments)
         except WireError as error:
             raise WireError(f"the entries that rank {rank} sent are damaged: {error}") from error
         return cls(indices, counts, as_numbers(values, torch.float32))
@@ -72,7 +77,7 @@ class Entries:
 def positions_wire(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     """uint8: counts uint32 (s,), then the indices int32 (K,) by `golomb`; one byte where s is 0."""
     if not len(segments):
-        return torch.zeros(1, dtype=torch.uint8, device=indices.device)
+        return NO_SEGMENT.to(indices.device)
     coded = kernels.rice_encode(indices, counts, segments)
     return torch.cat([counts_bytes(counts).to(coded.device), coded])
 

@@ -1,0 +1,235 @@
+"""Ok-Topk: the bits of global top-k, at a cost that does not grow with the ranks; and what keeps it so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from benchmarks.gradient import stored
+from tests.laws.worlds import everywhere, exchange_on
+
+from laconic.comm.metered import Metered
+from laconic.core.errors import SpecError
+from laconic.core.layout import Layout, Segments
+from laconic.core.selector import kept
+from laconic.core.spec import parse
+from laconic.core.turn import Turn
+from laconic.reducers.regions import Regions
+
+MODEL = Layout.of([("a", (90, 200)), ("b", (40, 30)), ("c", (3, 3)), ("d", (50, 300))])
+DENSITY = 0.02
+K = sum(kept(DENSITY, entry.numel) for entry in MODEL)
+
+
+def given(rank, step):
+    """Gradients as ranks have them: a part that all share, some rows large, and noise of their own."""
+    shared, own = (torch.Generator().manual_seed(seed) for seed in (step, 1000 * (step + 1) + rank))
+    rows = torch.rand(MODEL.numel // 50 + 1, generator=torch.Generator().manual_seed(7)) ** 3
+    scale = rows.repeat_interleave(50)[: MODEL.numel]
+    common = torch.randn(MODEL.numel, generator=shared)
+    return scale * (common + torch.randn(MODEL.numel, generator=own))
+
+
+def reductions(size, spoil, steps=5, spec=f"oktopk(density={DENSITY}, every=2)"):
+    """Whether oktopk and gtopk agree in each step, the most all_gathers of one; `spoil` comes between."""
+
+    def play(comm):
+        metered = Metered(comm)
+        fast = parse(spec).bind(MODEL, metered)
+        plain = parse(f"gtopk(density={DENSITY})").bind(MODEL, comm)
+        same, gathers = [], []
+        for step in range(steps):
+            x, turn = given(comm.rank, step), Turn(step, comm.rank)
+            one, other = torch.empty(MODEL.numel), torch.empty(MODEL.numel)
+            metered.reset()
+            sent = fast.reduce(x, MODEL, turn, one, alpha=3.0)
+            gathers.append(metered.snapshot().parts[("", "all_gather")].calls)
+            expected = plain.reduce(x, MODEL, turn, other, alpha=3.0)
+            zeros = torch.zeros(MODEL.numel)
+            shares = sent.add_to_(zeros.clone()), expected.add_to_(zeros.clone())
+            same.append(torch.equal(one, other) and torch.equal(*shares))
+            spoil(fast, step)
+        return same, max(gathers)
+
+    return everywhere(size, play)
+
+
+def nothing(bound, step):
+    pass
+
+
+def every_threshold_too_high(bound, step):
+    bound._thresholds = dict.fromkeys(MODEL.names, 1e30)
+
+
+def every_threshold_too_low(bound, step):
+    bound._thresholds = dict.fromkeys(MODEL.names, 0.0)
+
+
+def one_region_has_nearly_all(bound, step):
+    key, (layout, when, regions) = next(iter(bound._regions.items()))
+    size = len(regions.cuts) - 1
+    cuts = (0, *range(1, size), MODEL.numel)
+    bound._regions[key] = layout, when, Regions(regions.tensors, cuts)
+
+
+def regions_without_an_element(bound, step):
+    key, (layout, when, regions) = next(iter(bound._regions.items()))
+    size = len(regions.cuts) - 1
+    cuts = (0, *[MODEL["d"].offset] * (size - 1), MODEL.numel)
+    bound._regions[key] = layout, when, Regions(regions.tensors, cuts)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 5, 8])
+def test_it_gives_the_bits_of_global_top_k_in_one_all_gather(size):
+    assert reductions(size, nothing) == [([True] * 5, 1)] * size
+
+
+@pytest.mark.parametrize(
+    "spoil, rounds",
+    [
+        (every_threshold_too_high, 2),
+        (every_threshold_too_low, 1),
+        (one_region_has_nearly_all, 1),
+        (regions_without_an_element, 1),
+    ],
+)
+@pytest.mark.parametrize("size", [2, 5])
+def test_neither_thresholds_nor_regions_change_a_bit(spoil, rounds, size):
+    assert reductions(size, spoil, spec=f"oktopk(density={DENSITY})") == [([True] * 5, rounds)] * size
+
+
+def test_what_a_region_had_to_hold_back_comes_in_a_second_round():
+    """The first rank of five chooses on its own what is large in the sum: far more than the average there."""
+    layout = Layout.of([("w", (1000,))])
+
+    def play(comm):
+        metered, results = Metered(comm), []
+        fast = parse("oktopk(density=0.05)").bind(layout, metered)
+        plain = parse("gtopk(density=0.05)").bind(layout, comm)
+        for step in range(2):
+            x = torch.zeros(1000)
+            x[200 * comm.rank : 200 * comm.rank + 50] = 1.0
+            if step == 1 and comm.rank == 0:
+                x *= 100.0  # regions are those of step 0: one has all of the mean
+            one, other = torch.empty(1000), torch.empty(1000)
+            metered.reset()
+            fast.reduce(x, layout, Turn(step, comm.rank), one)
+            gathers = metered.snapshot().parts[("", "all_gather")].calls
+            plain.reduce(x, layout, Turn(step, comm.rank), other)
+            results.append((torch.equal(one, other), gathers, int((one != 0).sum())))
+        return results
+
+    for (same, _, changed), second in everywhere(5, play):
+        assert same and changed == 50
+        assert second == (True, 2, 50)
+
+
+def test_traffic_does_not_grow_with_the_ranks():
+    """Bytes that a rank sends and receives a step, the most of any: the (N-1)/N of an all-reduce, 1.31, and
+    headers. After the first step, with error feedback; `gather` grows 16 times."""
+
+    def play(comm):
+        exchange = exchange_on(comm, f"oktopk(density={DENSITY})", layout=MODEL)
+        sent = received = 0
+        for step in range(2):
+            before = exchange.comm.snapshot()
+            exchange.begin()
+            exchange.mean_(given(comm.rank, step), MODEL)
+            exchange.end()
+            after = exchange.comm.snapshot()
+            if step:
+                sent += after.payload_sent - before.payload_sent
+                received += after.payload_received - before.payload_received
+        return sent, received
+
+    total = {}
+    for size in (4, 64):
+        each = everywhere(size, play)
+        total[size] = max(sent + received for sent, received in each)
+        assert max(received for _, received in each) <= 6 * 4 * K, "the paper's bound: 6 k numbers"
+    assert total[64] <= 1.4 * total[4]
+
+
+def test_every_step_of_a_real_gradient_keeps_the_density():
+    """The stored gradient with noise of every rank, error feedback, 24 steps: ceil(density * n) a tensor."""
+    parts = stored()
+    layout = Layout.of((name, tuple(part.shape)) for name, part in parts.items())
+    flat = torch.cat([part.flatten() for part in parts.values()])
+    density, matrices = 0.01, [entry for entry in layout if len(entry.shape) > 1]
+
+    def play(comm):
+        exchange, changed = exchange_on(comm, f"oktopk(density={density})", layout=layout), []
+        for step in range(24):
+            generator = torch.Generator().manual_seed(100 * step + comm.rank)
+            bucket = flat * (1 + 2 * torch.randn(flat.numel(), generator=generator))
+            exchange.begin()
+            exchange.mean_(bucket, layout)
+            exchange.end()
+            views = dict(zip(layout.names, layout.segments.views(bucket), strict=True))
+            changed.append([int((views[entry.name] != 0).sum()) for entry in matrices])
+        return changed
+
+    wanted = [kept(density, entry.numel) for entry in matrices]
+    assert everywhere(4, play) == [[wanted] * 24] * 4
+
+
+@pytest.mark.parametrize("size", [1, 3, 64])
+def test_regions_share_what_was_chosen(size):
+    """All positions once, in pieces that cross no tensor; of equal choices, equal parts but for one entry."""
+    tensors = Segments.consecutive([700, 0, 20, 300])
+    chosen = torch.randperm(1020, generator=torch.Generator().manual_seed(0))[:256].sort().values
+    regions = everywhere(size, lambda comm: Regions.agreed(chosen, tensors, comm, torch.device("cpu")))
+    assert all(each == regions[0] for each in regions)
+    pieces = [piece for each in regions[0].pieces for piece in each.sizes]
+    assert len(regions[0].pieces) == size and sum(pieces) == 1020 and min(pieces) > 0
+    sizes = torch.zeros(4, dtype=torch.int64).index_add_(0, regions[0].tensor_of, torch.tensor(pieces))
+    assert sizes.tolist() == [700, 0, 20, 300]
+    parts = regions[0].split(chosen, chosen.to(torch.float32))
+    held = [part.indices.numel() for part in parts]
+    assert max(held) - min(held) <= 1
+    positions, counts, values = regions[0].join(parts)
+    assert torch.equal(positions, chosen) and torch.equal(values, chosen.to(torch.float32))
+    assert regions[0].per_tensor(counts).sum() == 256
+
+
+def test_nothing_chosen_anywhere_is_cut_evenly():
+    tensors, nothing = Segments.consecutive([10]), torch.empty(0, dtype=torch.int64)
+    regions = everywhere(4, lambda comm: Regions.agreed(nothing, tensors, comm, torch.device("cpu")))
+    assert [each.cuts for each in regions] == [(0, 2, 5, 7, 10)] * 4
+
+
+def test_more_ranks_than_elements():
+    layout = Layout.of([("w", (3,)), ("none", (0,)), ("v", ())])
+
+    def play(comm):
+        bound, out = parse("oktopk(density=0.5)").bind(layout, comm), torch.empty(4)
+        x = torch.tensor([1.0, -3.0, 2.0, 5.0])
+        sent = [bound.reduce(x, layout, Turn(step, comm.rank), out) for step in range(3)]
+        return out.tolist(), sent[-1].clear_(x.clone()).tolist()
+
+    assert everywhere(8, play) == [([0.0, -3.0, 2.0, 5.0], [1.0, 0.0, 0.0, 0.0])] * 8
+
+
+def test_regions_are_cut_when_asked_and_for_new_buckets():
+    def play(comm):
+        metered = Metered(comm)
+        bound = parse(f"oktopk(density={DENSITY}, every=3)").bind(MODEL, metered)
+        other = Layout.of((entry.name, entry.shape) for entry in reversed(MODEL.entries))
+        cut = []
+        for step, layout in enumerate([MODEL] * 5 + [other] * 4):
+            metered.reset()
+            bound.reduce(given(comm.rank, step), layout, Turn(step, comm.rank), torch.empty(MODEL.numel))
+            cut.append(("", "all_reduce") in metered.snapshot().parts)
+        bound.load_state_dict(bound.state_dict())
+        metered.reset()
+        bound.reduce(given(comm.rank, 9), other, Turn(9, comm.rank), torch.empty(MODEL.numel))
+        return cut, ("", "all_reduce") in metered.snapshot().parts
+
+    expected = [True, False, False, True, False, True, False, False, True]
+    assert everywhere(2, play) == [(expected, True)] * 2
+
+
+@pytest.mark.parametrize("every", [0, 2.5, True])
+def test_a_wrong_period_is_refused(every):
+    with pytest.raises(SpecError, match="oktopk: every must be a whole number"):
+        parse(f"oktopk(every={every!r})")
