@@ -1,0 +1,64 @@
+"""No build-up: as many entries change as were asked for, in a group of any size, where `gather` changes more.
+
+On the stored gradient, with noise of every rank and error feedback.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from benchmarks.gradient import stored
+from torch import Tensor
+
+from laconic.core.layout import Layout
+
+from .worlds import everywhere, exchange_on
+
+DENSITY = 0.01
+SETTLE = {  # steps before the density is looked at
+    f"cltk(density={DENSITY})": 0,
+    f"gtopk(density={DENSITY})": 0,
+    f"oktopk(density={DENSITY})": 0,
+}
+SIZES = (2, 8, 64)
+
+
+@cache
+def real() -> tuple[Layout, Tensor]:
+    """The stored gradient's matrices, flat."""
+    parts = {name: part for name, part in stored().items() if part.dim() > 1}
+    layout = Layout.of((name, tuple(part.shape)) for name, part in parts.items())
+    return layout, torch.cat([part.flatten() for part in parts.values()])
+
+
+def densities(spec: str, size: int, steps: int) -> list[float]:
+    """The share of entries that the mean changes, step by step."""
+    layout, flat = real()
+
+    def play(comm):
+        exchange, found = exchange_on(comm, spec, layout=layout), []
+        for step in range(steps):
+            generator = torch.Generator().manual_seed(100 * step + comm.rank)
+            bucket = flat * (1 + 2 * torch.randn(flat.numel(), generator=generator))
+            exchange.begin()
+            exchange.mean_(bucket, layout)
+            exchange.end()
+            found.append(int((bucket != 0).sum()) / layout.numel)
+        return found
+
+    return everywhere(size, play)[0]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("spec", SETTLE)
+def test_as_many_entries_change_as_were_asked_for(spec: str, size: int) -> None:
+    """Within a tenth, in each step after those in which a threshold settles."""
+    for density in densities(spec, size, SETTLE[spec] + 2)[SETTLE[spec] :]:
+        assert 0.9 * DENSITY <= density <= 1.1 * DENSITY
+
+
+def test_gather_changes_more_the_more_ranks_there_are() -> None:
+    """What the others are compared with: 8 ranks' largest entries differ, and all of them change."""
+    assert min(densities(f"topk(density={DENSITY})", 8, 2)) >= 2 * DENSITY
