@@ -1,0 +1,135 @@
+"""Paced: what MiCRO and ExDyna do at work. Entries that reach one threshold, each rank's in its own part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.comm.comm import Comm
+from laconic.core.errors import StateError
+from laconic.core.layout import Layout
+from laconic.core.selector import IndexCoding
+from laconic.core.turn import Turn
+from laconic.reducers.borders import Borders
+from laconic.reducers.pace import Pace, histogram
+from laconic.reducers.reducer import BoundReducer, Sent
+from laconic.reducers.union import Found, Parts, average_, choices_of_all, finite, part_of
+
+PACE, BLOCKS = "once/pace/threshold", "once/borders/blocks"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What all ranks know of one bucket of the present step."""
+
+    layout: Layout
+    counts: Tensor  # chosen in each part, int64 (N,)
+    sizes: Tensor | None  # histogram of all that could be chosen, where the threshold is to be made
+
+
+class Paced(BoundReducer):
+    """Threshold and borders, the same on all ranks. They change between steps, by what the last step sent."""
+
+    def __init__(
+        self, density: float, coding: IndexCoding, comm: Comm, borders: Borders, moving: bool
+    ) -> None:
+        self._density = density
+        self._coding = coding
+        self._comm = comm
+        self._pace = Pace()
+        self._borders = borders
+        self._moving = moving
+        self._parts: dict[int, tuple[Layout, Parts]] = {}  # by id of a bucket's layout
+        self._step = -1  # of all that is told below
+        self._told: dict[int, Told] = {}
+
+    def reduce(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Sent | None:
+        if self._step != turn.step:
+            self._finish()
+            self._step = turn.step
+        parts, comm = self._parts_of(layout), self._comm
+        x = finite(x, out, layout.segments)
+        home = part_of(comm.rank, turn.step, comm.size)
+        found = None if x is None else self._choose(x, layout, parts, home, turn)
+        union = choices_of_all(found, parts, turn.step, comm, self._coding, out.device)
+        if x is None or union is None:
+            return None
+        sizes = None
+        if not self._pace.threshold:
+            sizes = comm.all_reduce(histogram(x, parts[home])).cpu()
+        sent = average_(x, layout, parts.joined, union, comm, out, alpha)
+        if sent is not None:
+            counts = union[1].view(comm.size, len(layout)).sum(dim=1)
+            self._told[id(layout)] = Told(layout, counts, sizes)
+        return sent
+
+    def _choose(self, x: Tensor, layout: Layout, parts: Parts, home: int, turn: Turn) -> Found:
+        """This rank's choice in its part: what reaches the threshold; or, before there is one, a quota."""
+        if self._pace.threshold:
+            return kernels.above(x, parts[home], torch.full((len(layout),), self._pace.threshold))
+        quotas = [
+            quota(self._density, start - entry.offset, size, turn.common(entry.name))
+            for entry, (start, size) in zip(layout, parts[home], strict=True)
+        ]
+        return kernels.topk(x, parts[home], torch.tensor(quotas, dtype=torch.int64))
+
+    def _parts_of(self, layout: Layout) -> Parts:
+        known = self._parts.get(id(layout))
+        if known is None:
+            known = self._parts[id(layout)] = (layout, self._borders.parts(layout))
+        return known[1]
+
+    def _finish(self) -> None:
+        """The last step is over, and counts: set threshold and borders by what it sent."""
+        told = list(self._told.values())
+        self._told.clear()
+        asked = self._density * sum(each.layout.numel for each in told)
+        if not asked:
+            return
+        counts: list[int] = torch.stack([each.counts for each in told]).sum(dim=0).tolist()
+        sizes = [each.sizes for each in told if each.sizes is not None]
+        if sizes:
+            self._pace = self._pace.made(torch.stack(sizes).sum(dim=0), asked)
+        else:
+            self._pace = self._pace.after(sum(counts), asked)
+        if self._moving and (moved := self._borders.moved(counts)) is not self._borders:
+            self._borders = moved
+            self._parts.clear()
+
+    def put_back(self, layout: Layout) -> None:
+        self._told.pop(id(layout), None)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        self._finish()
+        state = {PACE: self._pace.state}
+        return {**state, BLOCKS: self._borders.state} if self._moving else state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        own = self.state_dict()
+        for key in sorted(own.keys() | state.keys()):
+            told = tuple(state[key].shape) if key in state else None
+            if key not in own or told != tuple(own[key].shape):
+                raise StateError(f"{key} has shape {told} in the saved state: it is of another method")
+        self._pace = Pace.of(state[PACE])
+        if self._moving:
+            self._borders = self._borders.of(state[BLOCKS])
+            self._parts.clear()
+
+
+def quota(density: float, start: int, size: int, key: int) -> int:
+    """How many of these elements of a tensor are chosen, so that over all of its parts it is density * n.
+
+    Rounded up or down by a key that all parts have in common, so that on average it is right.
+
+    >>> sum(quota(0.25, start, 3, key=1 << 62) for start in range(0, 30, 3))
+    7
+    """
+    chance = key / 2.0**64
+    return min(size, math.floor(density * (start + size) + chance) - math.floor(density * start + chance))
