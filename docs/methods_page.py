@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from laconic.cli.entries import Entry, entries, kept
+from laconic.cli.entries import TITLES, Entry, entries, kept
 from laconic.cli.methods import STATUS, times
 
-KINDS = {
-    "paper": "Methods",
-    "selector": "Selectors: which entries of a gradient to send",
-    "codec": "Codecs: a gradient to bytes and back",
-    "reducer": "Reducers: each rank's gradient to the mean",
-}
 HEAD = """\
 # Every method: what it sends, what it loses
 
@@ -42,7 +36,7 @@ def page() -> str:
     parts += [f"- *{state}*: {words}" for state, words in STATUS.items() if state != "-"]
     for kind, found in groupby(entries(), key=lambda entry: entry.kind):
         listed = list(found)
-        parts += ["", f"## {KINDS[kind]}", "", *about(listed), "", *measured(listed)]
+        parts += ["", f"## {TITLES[kind]}", "", *about(listed), "", *measured(listed)]
     return "\n".join(parts) + "\n"
 
 

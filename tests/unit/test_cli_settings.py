@@ -131,6 +131,16 @@ def test_methods_lists_every_name_with_its_bits() -> None:
     assert result.exit_code == 0 and "arXiv:1712.01887" in result.output
 
 
+def test_methods_come_under_headings_by_kind() -> None:
+    lines = [line.strip() for line in invoke("methods").output.splitlines()]
+    heads = ("Methods", "Selectors:", "Codecs:", "Reducers:", "Index codings:", "Feedback:")
+    places = [next(i for i, line in enumerate(lines) if line.startswith(head)) for head in heads]
+    assert places == sorted(places)
+    under = ("dgc", "topk", "qsgd", "gather", "golomb", "error_feedback")
+    for name, start, end in zip(under, places, [*places[1:], len(lines)], strict=True):
+        assert any(line.startswith(f"{name}(") for line in lines[start:end]), name
+
+
 def test_doctor_says_what_is_live_and_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,9 @@ from typing import Any
 from laconic.codecs.dense import Dense
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout
-from laconic.core.selector import Selector
+from laconic.core.selector import IndexCoding, Selector
+from laconic.core.spec import Spec, find, names
+from laconic.feedback.feedback import Feedback
 from laconic.methods import catalogue
 from laconic.reducers.reducer import Reducer
 from laconic.reducers.sum import Sum
@@ -28,6 +30,16 @@ FIGURES = "measured.json"
 SHOWN = 2  # specs of a name: the bare one and its first example, or the first two examples
 MATRIX = Layout.of([("weight", (1000, 1000))])
 KINDS = {"paper": Paper, "selector": Selector, "codec": Codec, "reducer": Reducer}
+TITLES = {
+    "paper": "Methods",
+    "selector": "Selectors: which entries of a gradient to send",
+    "codec": "Codecs: a gradient to bytes and back",
+    "reducer": "Reducers: each rank's gradient to the mean",
+}
+PIECES: dict[str, type[Spec]] = {
+    "Index codings: how the positions of chosen entries travel": IndexCoding,
+    "Feedback: what was not sent now is sent later": Feedback,
+}
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,19 @@ def entries() -> list[Entry]:
     found = [_entry(name, make, spec) for name, make in catalogue().items() for spec in examples(name, make)]
     order = list(KINDS)
     return sorted(found, key=lambda entry: (order.index(entry.kind), entry.name))
+
+
+def pieces() -> dict[str, dict[str, str]]:
+    """What stands inside another spec only: by title, names and what they are."""
+    makers = {name: find(name) for name in names()}
+    return {
+        title: {
+            name: headline(make)
+            for name, make in makers.items()
+            if isinstance(make, type) and issubclass(make, kind)
+        }
+        for title, kind in PIECES.items()
+    }
 
 
 def examples(name: str, make: Callable[..., Any]) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.cli.console import console
-from laconic.cli.entries import Entry, entries
+from laconic.cli.entries import TITLES, Entry, entries, pieces
 from laconic.core.spec import find, signature_text
 from laconic.strategies.method import Paper
 
@@ -46,19 +47,32 @@ def methods(
 
 
 def listing(found: Sequence[Entry]) -> Table:
-    """The table: kinds apart, a name's words once, its figures for each spec."""
+    """The table: each kind under its heading, a name's words once, its figures for each spec."""
     table = Table(box=None, padding=(0, 1), header_style="bold")
-    table.add_column("method, what it sends, paper", ratio=1)
+    table.add_column("name, what it sends, paper", ratio=1)
     for head in HEADS:
         table.add_column(head, justify="right", no_wrap=True)
-    for before, entry, after in _neighbours(found):
-        words: list[RenderableType] = [Text(entry.spec, "cyan")]
-        if before is None or before.name != entry.name:
-            cited = f" ({entry.paper}, {entry.status})" if entry.paper != "-" else ""
-            words.append(Padding(Text(f"{entry.sends}{cited}", "dim"), (0, 0, 0, 2)))
-        last = after is None or after.kind != entry.kind
-        table.add_row(Padding(Group(*words), (0, 1, 0, 0)), *cells(entry), end_section=last)
+    for kind, listed in groupby(found, key=lambda entry: entry.kind):
+        table.add_row(_heading(TITLES[kind]))
+        for _, specs in groupby(listed, key=lambda entry: entry.name):
+            for nth, entry in enumerate(specs):
+                cited = f" ({entry.paper}, {entry.status})" if entry.paper != "-" else ""
+                table.add_row(_words(entry.spec, "" if nth else f"{entry.sends}{cited}"), *cells(entry))
+    for title, named in pieces().items():
+        table.add_row(_heading(title))
+        for name, said in named.items():
+            table.add_row(_words(f"{name}()", said))
     return table
+
+
+def _heading(title: str) -> RenderableType:
+    return Padding(Text(title, "bold"), (1, 0, 0, 0))
+
+
+def _words(call: str, said: str) -> RenderableType:
+    """A call, and below it what it is."""
+    below = (Padding(Text(said, "dim"), (0, 0, 0, 2)),) if said else ()
+    return Padding(Group(Text(call, "cyan"), *below), (0, 1, 0, 0))
 
 
 def cells(entry: Entry) -> tuple[str, ...]:
@@ -125,8 +139,3 @@ def flowing(text: str) -> str:
     return "\n\n".join(
         block.replace("\n", " ") if joins else block for block, joins in zip(blocks, prose, strict=True)
     )
-
-
-def _neighbours(found: Sequence[Entry]) -> Iterator[tuple[Entry | None, Entry, Entry | None]]:
-    """Each entry between the one before and the one after."""
-    yield from zip([None, *found], found, [*found[1:], None], strict=False)
