@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from laconic.codecs.qsgd import QSGD
+from laconic.codecs.ternary import Ternary
 from laconic.comm.loopback import Loopback
+from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.feedback.error_feedback import ErrorFeedback
@@ -24,6 +26,19 @@ class Trusting(ErrorFeedback):
 
     def gain(self, codec: object, layout: Layout) -> float:
         return 1.0
+
+
+@pytest.mark.parametrize(
+    ("codec", "way_out"),
+    [
+        (WILD, "or another method: error_fed(qsgd(bucket=0, norm='l2'), damped=True)"),
+        (Ternary(), "more levels"),
+    ],
+)
+def test_the_way_out_of_divergence_is_one_that_this_codec_has(codec: Codec, way_out: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        ErrorFeedback().gain(codec, LAYOUT)
+    assert str(refused.value).endswith(way_out)
 
 
 def residuals(feedback: ErrorFeedback) -> list[float]:

@@ -119,6 +119,17 @@ def test_what_is_no_number_of_this_kind_is_refused_by_its_name(
         ("error_fed('dgc()')", r"takes a codec, selector or reducer, got the method dgc\(\)"),
         ("comp_ams('dgc()')", r"takes a codec, selector or reducer, got the method dgc\(\)"),
         ("qcmd_adagrad('topq(0.1)')", "did you mean topk"),
+        (
+            "terngrad(clip=-1)",
+            r"^terngrad: clip must be a number in \[0, 100000\], got -1; .* 0 cuts nothing",
+        ),
+        (
+            "by_name({})",
+            r"by_name needs a pattern, such as \{'\*norm\*': dense\(\)\}, got \{\}; or take dense",
+        ),
+        ("signsgd()", r"unknown name 'signsgd': here it is called majority_vote\(\) or sign\(\)"),
+        ("randk(density=0.1)", r"unknown name 'randk': here it is called randomk\(density=\.\.\.\)"),
+        ("DGC()", r"unknown name 'DGC': did you mean dgc"),
         ("by_size(0, large=dense())", r"limit must be a whole number of 1 or more, below 2\^63, got 0"),
     ],
 )

@@ -79,7 +79,7 @@ def test_policies_nest():
     [
         "by_name(names={'*embed*': cast(dtype='fp16'), '*norm*': dense()}, rest=dgc(density=0.01))",
         "by_name(names={'a': by_size(limit=10, large=fp16())})",
-        "by_size(limit=3, large=by_name(names={}, rest=bf16()), small=topk(density=0.5))",
+        "by_size(limit=3, large=by_name(names={'a': fp16()}, rest=bf16()), small=topk(density=0.5))",
     ],
 )
 def test_a_policy_is_its_text(text):

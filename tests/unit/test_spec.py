@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from importlib.metadata import EntryPoint
 
 import pytest
+import torch
 
 import laconic
 from laconic.core import spec
+from laconic.core.also_known import HERE
 from laconic.core.errors import LaconicError, SpecError
 
 GOOD = [
@@ -91,6 +95,23 @@ def test_a_spec_is_a_string() -> None:
 def test_every_registered_name_has_a_docstring_and_one_home() -> None:
     for name in spec.names():
         assert spec.find(name).__doc__, name
+
+
+def test_what_the_field_says_leads_to_names_that_are_there() -> None:
+    registered = set(spec.names())
+    assert not registered & set(HERE), "a name that is there needs no other"
+    assert {call.partition("(")[0] for calls in HERE.values() for call in calls} <= registered
+
+
+def test_a_selector_that_is_used_as_a_codec_says_how_to_make_one() -> None:
+    selector = laconic.parse("topk(density=0.01)")
+    with pytest.raises(
+        AttributeError, match=r"topk\(density=0\.01\) is a selector.*sparse\(topk\(density=0\.01\)\)"
+    ):
+        selector.encode(torch.ones(3))
+    with pytest.raises(AttributeError, match="'TopK' object has no attribute 'density_'"):
+        _ = selector.density_
+    assert copy.deepcopy(selector) == pickle.loads(pickle.dumps(selector)) == selector
 
 
 def test_a_function_called_like_its_module_is_no_spec(monkeypatch: pytest.MonkeyPatch) -> None:

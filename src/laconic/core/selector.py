@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from laconic.core import arguments
 from laconic.core.layout import Segments
 from laconic.core.spec import Spec
+
+OF_CODECS = ("encode", "decode", "decode_add_", "nbytes", "fixed_size", "unbiased")
 
 
 class Selector(Spec):
@@ -21,6 +23,16 @@ class Selector(Spec):
     """
 
     replayable: ClassVar[bool] = False
+
+    if not TYPE_CHECKING:  # where types are checked, what is not there is found
+
+        def __getattr__(self, name: str) -> Any:
+            if name in OF_CODECS:
+                raise AttributeError(
+                    f"{self!r} is a selector, which says what to send, and has no {name}: the codec that"
+                    f" sends that is sparse({self!r})"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @abstractmethod
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
+from laconic.core.also_known import here
 from laconic.core.errors import SpecError
 
 ROOMS = (
@@ -184,9 +185,15 @@ def find(name: str) -> Callable[..., Any]:
     for entry in entry_points(group="laconic.methods", name=name):
         loaded: Callable[..., Any] = entry.load()
         return loaded
-    near = difflib.get_close_matches(name, names(), n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else "see `laconic methods` for all names"
-    raise SpecError(f"unknown name {name!r}: {hint}")
+    raise SpecError(f"unknown name {name!r}: {_hint(name)}")
+
+
+def _hint(name: str) -> str:
+    """Where to look instead of an unknown name."""
+    if known := here(name):
+        return f"here it is called {' or '.join(known)}"
+    near = difflib.get_close_matches(name.lower(), names(), n=3)
+    return f"did you mean {' or '.join(near)}?" if near else "see `laconic methods` for all names"
 
 
 def names() -> tuple[str, ...]:

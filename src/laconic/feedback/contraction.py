@@ -27,10 +27,11 @@ def safe_gain(codec: Codec | None, layout: Layout, damped: bool = False) -> floa
     if worst < 1 or all(codec.absolute_error(n) is not None for n in sizes):
         return 1.0
     if not damped:
+        can = codec.unbiased and not math.isinf(worst)
         raise SpecError(
             f"error feedback diverges with {codec!r}: omega must be below 1, it is {worst:.4g} for a"
-            f" tensor of {max(sizes)} elements; use smaller buckets or more levels,"
-            " or error_fed(..., damped=True) where the codec is unbiased"
+            f" tensor of {max(sizes)} elements; use smaller buckets or more levels"
+            + (f", or another method: error_fed({codec!r}, damped=True)" if can else "")
         )
     if not codec.unbiased or math.isinf(worst):
         raise SpecError(f"only an unbiased codec with a finite omega can be damped, {codec!r} is not one")

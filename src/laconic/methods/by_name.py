@@ -37,6 +37,8 @@ def by_name(names: Mapping[str, Any], *, rest: Any = DENSE) -> Method:
     """
     if not isinstance(names, Mapping) or not all(isinstance(pattern, str) for pattern in names):
         raise SpecError(f"by_name takes a dict such as {{'*norm*': dense()}}, got {names!r}")
+    if not names:
+        raise SpecError(f"by_name needs a pattern, such as {{'*norm*': dense()}}, got {{}}; or take {rest!r}")
     patterns = tuple(names)
     arms = [(_Named(pattern, patterns), spec) for pattern, spec in names.items()]
     return share_out(*arms, (everything, rest))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from laconic.codecs.quantiser import check_clip
 from laconic.codecs.ternary import Ternary
 from laconic.core import arguments
 from laconic.core.errors import SpecError
@@ -57,6 +58,7 @@ def terngrad(
     >>> terngrad(last_layer="fp32")
     terngrad(last_layer='fp32')
     """
+    check_clip("terngrad", clip)
     arguments.choice("terngrad: scale", scale, ("shared", "own"))
     arguments.choice("terngrad: last_layer", last_layer, ("ternary", "fp32"))
     arguments.choice("terngrad: packing", packing, ("bits", "base3"))
