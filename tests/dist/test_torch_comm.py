@@ -142,6 +142,22 @@ def test_a_dead_peer_is_a_peer_error_that_names_rank_and_operation(pool):
     assert seconds < 20
 
 
+def close_one(said):
+    with said.open("w") as file:
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)  # torch warns from C++
+        try:
+            TorchComm.own().close()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+    return said.read_text()
+
+
+def test_a_group_of_our_own_is_closed_without_a_word(pool, tmp_path):
+    assert pool.run(1, close_one, tmp_path / "said") == [""]
+
+
 def raise_on(rank):
     if dist.get_rank() == rank:
         raise KeyError("lost")

@@ -120,7 +120,10 @@ class TorchComm(Comm):
 
     def _new_group(self, ranks: list[int], timeout: timedelta) -> TorchComm:
         outsiders = len(ranks) < dist.get_world_size()  # these take no part in making the group
-        backend = ",".join(f"{device}:{name}" for device, name in self.backends.items())
+        used = set(self.backends.values())
+        # one name for all devices where there is one: torch names no default for a list, and warns at its end
+        pairs = (f"{device}:{name}" for device, name in self.backends.items())
+        backend = next(iter(used)) if len(used) == 1 else ",".join(pairs)
         with self._peers("new_group"):
             return TorchComm(
                 dist.new_group(ranks, timeout=timeout, backend=backend, use_local_synchronization=outsiders)
