@@ -1,0 +1,115 @@
+"""Autoencoder: a small convolutional net that turns a run of values into a quarter as many, and back.
+
+That of LGC (Abrahamyan et al. 2021, arXiv:2103.08870), as a public third-party implementation of it has it:
+
+    encoder   1 -> 64 -> 128 -> 256 -> 64 channels, each a convolution of 3 with stride 2, then 64 -> 4 of 1
+    decoder   4 -> 32 -> 64 -> 128 -> 32 channels, each transposed of 3 with stride 2, then 33 -> 1 of 1,
+              where channel 33 is a vector of values known beforehand, or zero
+
+with a leaky ReLU (0.01) after each but the last of the encoder and of the decoder. So K values have a code of
+4 * ceil(K / 16). Ours: the input is padded with zeros to a multiple of 16, and each stage halves or doubles a
+length exactly, so any K >= 1 will do; there the convolutions are not padded, K must be 31 or more, and the
+output is stretched to K. And no ReLU on the code, which is going to be averaged: with it the net learned a
+worse code (error 0.89 against 0.81 of the energy, on gradients of the digits task after training).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv1d, conv_transpose1d, leaky_relu, pad
+
+from laconic import kernels
+from laconic.core.layout import Layout
+from laconic.core.turn import name_key
+
+STRIDE, CHANNELS = 16, 4  # values that one place of the code stands for, and numbers that stand there
+SLOPE = 0.01
+DOWN, UP = (1, 64, 128, 256, 64), (CHANNELS, 32, 64, 128, 32)
+
+
+def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+    for i, (a, b) in enumerate(pairwise(DOWN)):
+        yield from ((f"down{i}.weight", (b, a, 3)), (f"down{i}.bias", (b,)))
+    yield from (("code.weight", (CHANNELS, DOWN[-1], 1)), ("code.bias", (CHANNELS,)))
+    for i, (a, b) in enumerate(pairwise(UP)):
+        yield from ((f"up{i}.weight", (a, b, 3)), (f"up{i}.bias", (b,)))
+    yield from (("value.weight", (1, UP[-1] + 1, 1)), ("value.bias", (1,)))
+
+
+LAYOUT = Layout.of(_shapes())
+
+
+def code_length(k: int) -> int:
+    """Numbers in the code of k values.
+
+    >>> code_length(100), code_length(1)
+    (28, 4)
+    """
+    return CHANNELS * math.ceil(k / STRIDE)
+
+
+@lru_cache(maxsize=1)
+def first_weights() -> Tensor:
+    """Where training starts: float32 (LAYOUT.numel,), uniform within 1 / sqrt(fan-in), equal everywhere.
+
+    Shared between calls: not to be changed.
+    """
+    flat = torch.empty(LAYOUT.numel)
+    for entry, view in zip(LAYOUT, LAYOUT.segments.views(flat), strict=True):
+        own = LAYOUT[f"{entry.name.partition('.')[0]}.weight"].shape
+        fan_in = own[0] if entry.name.startswith("up") else own[1]
+        view.copy_(kernels.uniform(name_key(entry.name), entry.numel))
+        view.mul_(2).sub_(1).div_(math.sqrt(fan_in * own[2]))
+    return flat
+
+
+@dataclass(frozen=True)
+class Autoencoder:
+    """The net with flat weights (LAYOUT.numel,), whose dtype is what it computes in; on the CPU."""
+
+    weights: Tensor
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Codes (b, 4, ceil(K / 16)) of x (b, K)."""
+        own = self._named()
+        x = pad(x, (0, -x.shape[-1] % STRIDE)).unsqueeze(1)
+        for i in range(len(DOWN) - 1):
+            x = leaky_relu(conv1d(x, own[f"down{i}.weight"], own[f"down{i}.bias"], 2, 1), SLOPE)
+        return conv1d(x, own["code.weight"], own["code.bias"])
+
+    def decode(self, code: Tensor, k: int) -> Tensor:
+        """Values (b, k) of codes (b, 4, ceil(k / 16)), with channel 33 at zero."""
+        return self.decode_along(code, None, k)[0]
+
+    def decode_along(self, code: Tensor, change: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+        """D(code), and D'(code) change: what the decoder D makes of a small change of the code; both (b, k).
+
+        D is linear in pieces, so the second is exact within the piece that the code lies in, and linear in
+        `change` everywhere. Codes and changes (b, 4, ceil(k / 16)); no change, None, is one of zero.
+        """
+        own = self._named()
+        y, dy = code, torch.zeros_like(code[:0]) if change is None else change
+        for i in range(len(UP) - 1):
+            weight = own[f"up{i}.weight"]
+            y = conv_transpose1d(y, weight, own[f"up{i}.bias"], 2, 1, 1)
+            slope = torch.where(y > 0, 1.0, SLOPE).to(y.dtype)
+            y, dy = y * slope, conv_transpose1d(dy, weight, None, 2, 1, 1) * slope[: len(dy)]
+        weight = own["value.weight"][:, :-1]
+        y, dy = conv1d(y, weight, own["value.bias"]), conv1d(dy, weight)
+        return y.squeeze(1)[:, :k], dy.squeeze(1)[:, :k]
+
+    @property
+    def known(self) -> Tensor:
+        """What a value of channel 33 adds to the output at its place, per unit: a scalar tensor."""
+        return self._named()["value.weight"][0, -1, 0]
+
+    def _named(self) -> dict[str, Tensor]:
+        views = LAYOUT.segments.views(self.weights)
+        return {entry.name: view.view(entry.shape) for entry, view in zip(LAYOUT, views, strict=True)}
