@@ -28,7 +28,7 @@ from laconic.strategies.method import Paper, Route, lift
 
 FIGURES = "measured.json"
 SHOWN = 2  # specs of a name: the bare one and its first example, or the first two examples
-MATRIX = Layout.of([("weight", (1000, 1000))])
+MATRICES = Layout.of((name, (1000, 1000)) for name in ("first.weight", "middle.weight", "last.weight"))
 KINDS = {"paper": Paper, "selector": Selector, "codec": Codec, "reducer": Reducer}
 TITLES = {
     "paper": "Methods",
@@ -62,7 +62,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Entry:
-    """One spec of a registered name. `most`: payload bits a parameter of MATRIX, at most."""
+    """One spec of a registered name. `most`: payload bits a parameter of MATRICES, at most."""
 
     name: str
     spec: str
@@ -151,6 +151,6 @@ def _entry(name: str, make: Callable[..., Any], spec: str) -> Entry:
         status=getattr(make, "status", "-"),
         needs=", ".join(rule.wants for rule in method.rules),
         unbiased=None if None in codecs else all(codec.unbiased for codec in codecs if codec is not None),
-        most=8 * method.nbytes(MATRIX) / MATRIX.numel,
+        most=8 * method.nbytes(MATRICES) / MATRICES.numel,
         measured=figures().get(spec),
     )
