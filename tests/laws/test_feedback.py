@@ -19,6 +19,8 @@ ERROR_FED = [
     "sampled_topk(density=0.05)",
     "randomk(density=0.05)",
     "threshold(value=2.0)",
+    "micro(density=0.05)",
+    "exdyna(density=0.05)",
 ]
 KEEPING = [*ERROR_FED, "cast('bf16')", "gather(sparse(topk(density=0.05), values=cast('fp16')))"]
 ALL = [*KEEPING, "dgc(density=0.05)", "dgc(density=0.02, warmup_steps=4)", "dense()", "fp16()"]

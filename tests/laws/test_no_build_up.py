@@ -18,10 +18,12 @@ from .worlds import everywhere, exchange_on
 
 DENSITY = 0.01
 SETTLE = {  # steps before the density is looked at
+    f"deft(density={DENSITY})": 0,
     f"cltk(density={DENSITY})": 0,
     f"gtopk(density={DENSITY})": 0,
     f"oktopk(density={DENSITY})": 0,
 }
+PACED = (f"micro(density={DENSITY})", f"exdyna(density={DENSITY})")
 SIZES = (2, 8, 64)
 
 
@@ -57,6 +59,17 @@ def test_as_many_entries_change_as_were_asked_for(spec: str, size: int) -> None:
     """Within a tenth, in each step after those in which a threshold settles."""
     for density in densities(spec, size, SETTLE[spec] + 2)[SETTLE[spec] :]:
         assert 0.9 * DENSITY <= density <= 1.1 * DENSITY
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("spec", PACED)
+def test_a_threshold_finds_the_density_in_six_steps_and_is_below_it_before(spec: str, size: int) -> None:
+    """Of 64 ranks the first two steps only, which build-up would show in."""
+    found = densities(spec, size, 12 if size < 64 else 2)
+    assert max(found) <= 1.1 * DENSITY
+    assert min(found[:1] + found[6:]) >= 0.85 * DENSITY
+    if size < 64:
+        assert 0.95 * DENSITY <= sum(found[6:]) / 6 <= 1.05 * DENSITY
 
 
 def test_gather_changes_more_the_more_ranks_there_are() -> None:
