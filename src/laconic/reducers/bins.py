@@ -39,8 +39,10 @@ class Bins:
         for entry in layout:
             n = entry.numel
             number = min(n, size if n * size > layout.numel else 1)
-            borders = [-(-n * i // number) for i in range(number)] + [n]
-            cuts += [(entry.offset + a, b - a) for a, b in pairwise(borders) if b > a]
+            if n:
+                short, longer = divmod(n, number)  # the first `longer` pieces have one more
+                borders = [short * i + min(i, longer) for i in range(number + 1)]
+                cuts += [(entry.offset + a, b - a) for a, b in pairwise(borders)]
         loads = [(0, home) for home in range(size)]
         bins: list[list[int]] = [[] for _ in range(size)]
         for piece in sorted(range(len(cuts)), key=lambda piece: (-cuts[piece][1], piece)):
