@@ -1,8 +1,9 @@
-"""Accuracy at equal steps, on real data, with 4 workers and 3 seeds. Needs LACONIC_DATA.
+"""Accuracy at equal steps, on real data, with 4 or 8 workers and 3 seeds. Needs LACONIC_DATA.
 
     python -m benchmarks.accuracy                      all of it: hours on 2 cores; goes on where it stopped
-    python -m benchmarks.accuracy --set methods        every method for 1,000 steps; --set densities: DGC at
-                                                       two densities for 2,000 (see densities.py)
+    python -m benchmarks.accuracy --set methods        every method on 4 workers for 1,000 steps
+    python -m benchmarks.accuracy --set reductions     those whose traffic does not grow, on 8 workers
+    python -m benchmarks.accuracy --set densities      DGC at two densities for 2,000 (see densities.py)
     python -m benchmarks.accuracy --task cifar10 --only qsgd --seed 0    a slice of the methods
     python -m benchmarks.accuracy --budget-minutes 30  starts no training that would end later
     python -m benchmarks.accuracy --quick              a few steps of each, to see that it runs: a method on
@@ -21,7 +22,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import densities
-from benchmarks.contenders import CONTENDERS, MODELS, SEEDS, STEPS
+from benchmarks.contenders import MODELS, SEEDS, SETS, STEPS
 from benchmarks.scatter import scatter
 from benchmarks.standings import standings
 from benchmarks.trials import Trial, keep, train, trials
@@ -61,7 +62,8 @@ def race(chosen: list[Trial], console: Console, *, budget_s: float, quick: bool)
 
 def turn_of(trial: Trial) -> str:
     """The one task that this method is tried on where one is enough."""
-    return [*MODELS][CONTENDERS.index(trial.contender) % len(MODELS)]
+    contenders = next(each for each in SETS.values() if trial.contender in each)
+    return [*MODELS][contenders.index(trial.contender) % len(MODELS)]
 
 
 def draw() -> None:
@@ -76,7 +78,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--set", choices=("methods", "densities"), help="one of the two sets")
+    parser.add_argument("--set", choices=(*SETS, "densities"), help="one of the sets")
     parser.add_argument("--task", choices=sorted(MODELS), help="of the methods: one task")
     parser.add_argument("--only", default="", help="of the methods: specs that begin so")
     parser.add_argument("--seed", type=int, choices=range(SEEDS), help="of the methods: one seed")
@@ -90,8 +92,10 @@ def main() -> int:
         seed = 0 if options.quick and options.seed is None else options.seed
         chosen = [
             trial
-            for trial in trials()
-            if options.task in (None, trial.task)
+            for name, contenders in SETS.items()
+            for trial in trials(contenders)
+            if options.set in (None, name)
+            and options.task in (None, trial.task)
             and seed in (None, trial.seed)
             and trial.contender.text.startswith(options.only)
         ]
@@ -100,7 +104,7 @@ def main() -> int:
         failed = race(chosen, console, budget_s=60 * options.budget_minutes, quick=options.quick)
         if not options.quick:
             draw()
-    if options.set != "methods":
+    if options.set in (None, "densities"):
         for experiment in densities.EXPERIMENTS:
             if options.quick:
                 run = densities.train(experiment, quick=True, console=console)

@@ -6,7 +6,7 @@ import json
 from itertools import groupby
 from typing import Any
 
-from benchmarks.contenders import MODELS, POINTS, STEPS, WORKERS
+from benchmarks.contenders import CONTENDERS, MODELS, POINTS, REDUCTIONS, STEPS
 from benchmarks.densities import EXPERIMENTS
 from benchmarks.standings import Standing, standings
 from laconic.tasks import find
@@ -28,25 +28,47 @@ def page() -> str:
     ]
     lines += ["files that `python -m benchmarks.accuracy` leaves in `benchmarks/results/`."]
     for task, model in MODELS.items():
-        found = standings(task)
-        if found:
-            title = f"## Every method: {find(task).title}: `{model}`, {STEPS:,} steps"
-            lines += ["", title, "", *methods(task, found)]
+        if found := standings(task, CONTENDERS):
+            lines += ["", heading("Every method", task, model), "", *methods(task, found)]
+    for task, model in MODELS.items():
+        if found := standings(task, REDUCTIONS):
+            lines += ["", heading("Reductions that scale", task, model), "", *reductions(found)]
     for experiment in EXPERIMENTS:
         if experiment.file.exists():
             lines += ["", *densities(json.loads(experiment.file.read_text()))]
     return "\n".join([*lines, "", WHY]) + "\n"
 
 
+def heading(what: str, task: str, model: str) -> str:
+    """Of one set on one task."""
+    return f"## {what}: {find(task).title}: `{model}`, {STEPS:,} steps"
+
+
 def methods(task: str, found: list[Standing]) -> list[str]:
-    """One table a family of optimisers, its dense training first."""
+    """All methods, and their picture."""
     lines = [
-        f"{WORKERS} workers; payload a worker and step, mean over the second half. Methods without error",
-        f"feedback should stay within {POINTS:g} point of dense, plus one standard error; the others are",
-        "shown as they are. Lost: points of accuracy less than the dense training of the same optimiser.",
+        f"{found[0].contender.workers} workers; payload a worker and step, mean over the second half.",
+        f"Methods without error feedback should stay within {POINTS:g} point of dense, plus one standard",
+        "error; the others are shown as they are. Lost: points of accuracy less than the dense training of",
+        "the same optimiser.",
         "",
         f"![accuracy over bytes](accuracy-methods-{task}.svg)",
     ]
+    return lines + tables(found)
+
+
+def reductions(found: list[Standing]) -> list[str]:
+    """Those whose traffic does not grow with the number of workers."""
+    lines = [
+        f"{found[0].contender.workers} workers; payload a worker and step, as above. CGX should train as",
+        "dense does, within one standard error; the others are shown as they are.",
+    ]
+    return lines + tables(found)
+
+
+def tables(found: list[Standing]) -> list[str]:
+    """One table a family of optimisers, its dense training first."""
+    lines: list[str] = []
     for name, group in groupby(found, key=lambda standing: standing.contender.family):
         members = list(group)
         sparse = any(member.zeros > SPARSE for member in members)

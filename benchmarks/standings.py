@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.contenders import CONTENDERS, POINTS, Contender
+from benchmarks.contenders import CONTENDERS, Contender
 from benchmarks.trials import kept
 from laconic.report.summary import Figure
 
@@ -31,20 +32,20 @@ class Standing:
     @property
     def verdict(self) -> str:
         """Whether what was promised is kept; empty where nothing is promised or nothing known."""
-        if not self.contender.promised:
+        if self.contender.points is None:
             return ""
         if self.diverged:
             return "outside"
         if math.isnan(self.lost.mean):
             return ""
         margin = 0.0 if math.isnan(self.lost.error) else self.lost.error
-        return "within" if self.lost.mean <= POINTS + margin else "outside"
+        return "within" if self.lost.mean <= self.contender.points + margin else "outside"
 
 
-def standings(task: str) -> list[Standing]:
+def standings(task: str, contenders: Sequence[Contender] = CONTENDERS) -> list[Standing]:
     """Of all methods with a training that is done, in the order of the contenders."""
-    found = {contender.spec: rows for contender in CONTENDERS if (rows := kept(contender, task))}
-    return [_standing(each, found) for each in CONTENDERS if each.spec in found]
+    found = {contender.spec: rows for contender in contenders if (rows := kept(contender, task))}
+    return [_standing(each, found) for each in contenders if each.spec in found]
 
 
 def _standing(contender: Contender, found: dict[str, list[dict[str, Any]]]) -> Standing:

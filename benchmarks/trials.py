@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,17 +39,18 @@ class Trial:
     @property
     def file(self) -> Path:
         """What is kept of it; where the file is, it is done."""
-        return FOLDER / self.task / f"{slug(self.contender.spec)}-{self.seed}.json"
+        crowd = "" if self.contender.workers == WORKERS else f"-{self.contender.workers}-workers"
+        return FOLDER / f"{self.task}{crowd}" / f"{slug(self.contender.spec)}-{self.seed}.json"
 
     def __str__(self) -> str:
         return f"{self.task}, seed {self.seed}: {self.contender.text}"
 
 
-def trials() -> Iterator[Trial]:
+def trials(contenders: Sequence[Contender] = CONTENDERS) -> Iterator[Trial]:
     """All of them, every method with one seed before the next seed."""
     for seed in range(SEEDS):
         for task in MODELS:
-            for contender in CONTENDERS:
+            for contender in contenders:
                 yield Trial(contender, task, seed)
 
 
@@ -94,7 +95,7 @@ def plan_of(trial: Trial, steps: int) -> Plan:
         model=MODELS[trial.task],
         methods=(trial.contender.spec,),
         against=(),
-        workers=WORKERS,
+        workers=trial.contender.workers,
         seeds=1,
         seed=trial.seed,
         steps=steps,

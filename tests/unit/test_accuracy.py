@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 from benchmarks import accuracy, accuracy_page, trials
-from benchmarks.contenders import CONTENDERS, MODELS, SEEDS, Contender
+from benchmarks.contenders import CONTENDERS, MODELS, REDUCTIONS, SEEDS, SETS, Contender
 from benchmarks.scatter import scatter
 from benchmarks.standings import standings
 from benchmarks.trials import Trial, keep, kept, plan_of
@@ -48,23 +48,42 @@ def test_every_contender_is_a_method_and_has_its_dense_baseline() -> None:
         wants = {rule.wants for rule in of_baseline}
         assert not wants or wants == {rule.wants for rule in own}  # the same optimiser
     for contender in CONTENDERS:
-        if contender.promised:
+        if contender.points is not None:
             assert all(type(route.feedback).__name__ == "NoFeedback" for route in lift(contender.spec).routes)
 
 
 def test_files_do_not_collide() -> None:
     assert len({slug(spec) for spec in BY_SPEC}) == len(BY_SPEC)
+    every = [trial.file for contenders in SETS.values() for trial in trials.trials(contenders)]
+    assert len(set(every)) == len(every)
 
 
-def test_all_methods_come_with_one_seed_before_the_next() -> None:
-    order = [trial.seed for trial in trials.trials()]
-    assert order == sorted(order) and len(order) == SEEDS * len(MODELS) * len(CONTENDERS)
+@pytest.mark.parametrize("contenders", SETS.values(), ids=SETS)
+def test_all_methods_come_with_one_seed_before_the_next(contenders: tuple[Contender, ...]) -> None:
+    order = [trial.seed for trial in trials.trials(contenders)]
+    assert order == sorted(order) and len(order) == SEEDS * len(MODELS) * len(contenders)
 
 
-def test_a_short_pass_tries_every_method_once_and_both_tasks() -> None:
-    tried = [trial for trial in trials.trials() if trial.seed == 0 and trial.task == accuracy.turn_of(trial)]
-    assert sorted(trial.contender.spec for trial in tried) == sorted(BY_SPEC)
+@pytest.mark.parametrize("contenders", SETS.values(), ids=SETS)
+def test_a_short_pass_tries_every_method_once_and_both_tasks(contenders: tuple[Contender, ...]) -> None:
+    firsts = [trial for trial in trials.trials(contenders) if trial.seed == 0]
+    tried = [trial for trial in firsts if trial.task == accuracy.turn_of(trial)]
+    assert sorted(trial.contender.text for trial in tried) == sorted(each.text for each in contenders)
     assert {trial.task for trial in tried} == set(MODELS)
+
+
+def test_reductions_are_held_against_dense_on_as_many_workers(empty: Path) -> None:
+    for contender in REDUCTIONS:
+        for seed in range(SEEDS):
+            keep(Trial(contender, "cifar10", seed), found(0.65 if contender.text.startswith("cgx") else 0.7))
+    place("dense()", [0.1, 0.1, 0.1])  # of 4 workers
+    by_text = {each.contender.text: each for each in standings("cifar10", REDUCTIONS)}
+    assert (
+        by_text["cgx(bits=4)"].lost.mean == pytest.approx(5) and by_text["cgx(bits=4)"].verdict == "outside"
+    )
+    assert by_text["powersgd(rank=2)"].verdict == ""
+    text = accuracy_page.page()
+    assert "8 workers" in text and "| `cgx()` | 3 | 65.00 ± 0.00 | 5.00 ± 0.00 | outside |" in text
 
 
 def test_what_is_done_is_not_done_again_and_a_failure_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
