@@ -1,0 +1,116 @@
+"""One rank of `benchmarks.scaling`: a method at work on gradients as workers have them, every byte counted.
+
+A gradient is what all workers share, plus noise of this worker and step: cubes of normal numbers, times a
+scale a tensor, of which the largest is 100 times the smallest. The tensors are those of ResNet-50, at a
+tenth of their sizes. A step is a whole exchange: error feedback, selection, messages, mean.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.resnet50 import SIZES
+from laconic.comm.comm import Comm
+from laconic.comm.link import Link
+from laconic.comm.metered import Metered
+from laconic.core.layout import Layout
+from laconic.core.turn import mix
+from laconic.strategies.exchange import Exchange
+from laconic.strategies.method import lift
+
+TENTH = tuple(-(-size // 10) for size in SIZES)
+MODEL = Layout.of((f"layer{i}", (1, size)) for i, size in enumerate(TENTH))
+COMMON = 0.5  # share of the gradient that all workers have, as a multiple of one worker's noise
+
+
+class Messages(Link):
+    """A link without headers: what messages hold, and nothing else."""
+
+    def forth(self, nbytes: int) -> int:
+        return nbytes
+
+    def back(self, nbytes: int) -> int:
+        return 0
+
+
+class NoOptimiser:
+    """An optimiser's side for methods that ask it nothing."""
+
+    def settings(self, name: str) -> dict[str, Any]:
+        return {"lr": 0.1, "momentum": 0.9, "nesterov": False}
+
+    def take_momentum(self, name: str) -> Tensor | None:
+        return None
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Of one rank, a step on average: bytes of messages, bytes on the wire with all headers, and seconds."""
+
+    sent: float
+    received: float
+    wire_sent: float
+    wire_received: float
+    seconds: float
+    realised: float  # share of the entries that changed
+
+
+def play(spec: str, comm: Comm, first: int, steps: int) -> dict[str, float]:
+    """The `Traffic` of `steps` steps, after `first` that are not counted, as a dictionary."""
+    wire = Metered(comm)
+    messages = Metered(wire, link=Messages())
+    exchange = Exchange(lift(spec), MODEL, messages, NoOptimiser(), seed=1)
+    bucket, changed, seconds = torch.empty(MODEL.numel), 0, 0.0
+    for step in range(first + steps):
+        if step == first:
+            wire.reset()
+            messages.reset()
+        gradient_(bucket, comm.rank, step)
+        began = time.perf_counter()
+        exchange.begin()
+        exchange.mean_(bucket, MODEL)
+        exchange.end()
+        if step >= first:
+            seconds += time.perf_counter() - began
+            changed += int(torch.count_nonzero(bucket))
+    bare, full = messages.snapshot(), wire.snapshot()
+    return asdict(
+        Traffic(
+            bare.wire_sent / steps,
+            bare.wire_received / steps,
+            full.wire_sent / steps,
+            full.wire_received / steps,
+            seconds / steps,
+            changed / steps / MODEL.numel,
+        )
+    )
+
+
+def gradient_(out: Tensor, rank: int, step: int) -> Tensor:
+    """out float32 (n,) = the gradient of this rank in this step."""
+    common, noise = _parts()
+    start = mix(rank, step) % MODEL.numel
+    return torch.add(noise[start : start + MODEL.numel], common, alpha=COMMON, out=out).mul_(_scales())
+
+
+@lru_cache(maxsize=1)
+def _parts() -> tuple[Tensor, Tensor]:
+    """What all share float32 (n,), and noise float32 (2 n,), of which each takes a window of its own."""
+    generator = torch.Generator().manual_seed(0)
+    common = torch.randn(MODEL.numel, generator=generator) ** 3
+    noise = torch.randn(MODEL.numel, generator=generator) ** 3
+    return common, torch.cat([noise, noise])
+
+
+@lru_cache(maxsize=1)
+def _scales() -> Tensor:
+    """float32 (n,): 1 to 100 by tensor, at random."""
+    generator = torch.Generator().manual_seed(1)
+    scales = 100 ** torch.rand(len(MODEL), generator=generator)
+    return torch.repeat_interleave(scales, torch.tensor(TENTH))
