@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+from docs.tables import table
 
 RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "entropy.json"
 SOURCES = {
@@ -31,50 +34,61 @@ def page() -> str:
 
 
 def _positions(rows: list[dict[str, Any]]) -> list[str]:
-    codings = list(dict.fromkeys(row["coding"] for row in rows))
-    lines = [
+    return [
         "Bits a position, and in brackets over the entropy.",
         "",
-        f"| of | density | entropy | {' | '.join(f'`{coding}`' for coding in codings)} |",
-        "|---|---|---|" + "---|" * len(codings),
+        *table(
+            ["of", "density", "entropy", *_codings(rows)],
+            (
+                [SOURCES[source], f"{density:g}", f"{each[0]['entropy']:.2f}", *_bits(each, ".2f")]
+                for (source, density), each in _grouped(rows, "density")
+            ),
+        ),
     ]
-    for (source, density), group in groupby(rows, key=lambda row: (row["source"], row["density"])):
-        each = list(group)
-        bits = " | ".join(f"{row['bits']:.2f} ({row['ratio']:.3f})" for row in each)
-        lines.append(f"| {SOURCES[source]} | {density:g} | {each[0]['entropy']:.2f} | {bits} |")
-    return lines
 
 
 def _levels(rows: list[dict[str, Any]]) -> list[str]:
-    codings = list(dict.fromkeys(row["coding"] for row in rows))
-    lines = [
+    def cells(source: str, codec: str, each: list[dict[str, Any]]) -> list[str]:
+        first = each[0]
+        sizes = [f"{100 * first['not_zero']:.2g} %", f"{first['scale_bits']:.2g}", f"{first['entropy']:.3g}"]
+        return [SOURCES[source], f"`{codec}`", *sizes, *_bits(each, ".3g")]
+
+    return [
         "Bits a level without the scales (their bits stand apart), and in brackets over the entropy.",
         "",
-        f"| of | codec | not zero | scales | entropy | {' | '.join(f'`{coding}`' for coding in codings)} |",
-        "|---|---|---|---|---|" + "---|" * len(codings),
+        *table(
+            ["of", "codec", "not zero", "scales", "entropy", *_codings(rows)],
+            (cells(source, codec, each) for (source, codec), each in _grouped(rows, "codec")),
+        ),
     ]
-    for (source, codec), group in groupby(rows, key=lambda row: (row["source"], row["codec"])):
-        each = list(group)
-        bits = " | ".join(f"{row['bits']:.3g} ({row['ratio']:.3f})" for row in each)
-        first = each[0]
-        lines.append(
-            f"| {SOURCES[source]} | `{codec}` | {100 * first['not_zero']:.2g} % | {first['scale_bits']:.2g}"
-            f" | {first['entropy']:.3g} | {bits} |"
-        )
-    return lines
 
 
 def _stc(rows: list[dict[str, Any]]) -> list[str]:
-    lines = [
+    counted = ("message_of_all_tensors", "metered_of_weights", "metered_with_dense_vectors")
+    return [
         "*Message*: the bytes of one message of all tensors. *Weights* and *model*: what `Metered` counts in",
         "an exchange, of the matrices alone and with the tensors of one dimension, which stay float32.",
         "",
-        "| of | density | message | weights | model |",
-        "|---|---|---|---|---|",
+        *table(
+            ["of", "density", "message", "weights", "model"],
+            (
+                [SOURCES[row["source"]], f"{row['density']:g}", *(f"{row[name]:,.0f}" for name in counted)]
+                for row in rows
+            ),
+        ),
     ]
-    for row in rows:
-        lines.append(
-            f"| {SOURCES[row['source']]} | {row['density']:g} | {row['message_of_all_tensors']:,.0f}"
-            f" | {row['metered_of_weights']:,.0f} | {row['metered_with_dense_vectors']:,.0f} |"
-        )
-    return lines
+
+
+def _codings(rows: list[dict[str, Any]]) -> list[str]:
+    """A head for each coding, in the order of the rows."""
+    return [f"`{coding}`" for coding in dict.fromkeys(row["coding"] for row in rows)]
+
+
+def _grouped(rows: list[dict[str, Any]], by: str) -> Iterator[tuple[tuple[str, Any], list[dict[str, Any]]]]:
+    """The rows of one table line, with its source and what else they have alike."""
+    for key, group in groupby(rows, key=lambda row: (row["source"], row[by])):
+        yield key, list(group)
+
+
+def _bits(rows: list[dict[str, Any]], form: str) -> list[str]:
+    return [f"{row['bits']:{form}} ({row['ratio']:.3f})" for row in rows]

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from docs.tables import table
 from laconic.cli.entries import TITLES, Entry, entries, kept
 from laconic.cli.methods import STATUS, times
 
+MEASURED = (
+    *("spec", "bits, matrices", "bits, all", "times smaller"),
+    *("error", "of it bias", "bound", "unbiased"),
+)
 HEAD = """\
 # Every method: what it sends, what it loses
 
@@ -42,20 +47,17 @@ def page() -> str:
 
 def about(listed: list[Entry]) -> list[str]:
     """One line a name."""
-    lines = ["| name | what it sends | needs | paper | status |", "|---|---|---|---|---|"]
+    rows = []
     for name, specs in groupby(listed, key=lambda entry: entry.name):
         entry, *others = specs
         needs = " or ".join(dict.fromkeys(each.needs for each in (entry, *others) if each.needs))
-        lines.append(f"| `{name}` | {entry.sends} | {needs} | {entry.paper} | {entry.status} |")
-    return lines
+        rows.append([f"`{name}`", entry.sends, needs, entry.paper, entry.status])
+    return table(["name", "what it sends", "needs", "paper", "status"], rows)
 
 
 def measured(listed: list[Entry]) -> list[str]:
     """One line a spec."""
-    lines = [
-        "| spec | bits, matrices | bits, all | times smaller | error | of it bias | bound | unbiased |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for entry in listed:
         figures = entry.measured
         if figures is None:
@@ -65,6 +67,6 @@ def measured(listed: list[Entry]) -> list[str]:
             share = f"{100 * figures.bias / figures.error:.0f} %" if figures.error else ""
             lost = (f"{figures.error:.3g}", share, f"{figures.bound:.3g}{' a' if figures.absolute else ''}")
         said = {None: "", True: "yes", False: "no"}[entry.unbiased]
-        size = f"{figures.matrix_bits:.3g} | {figures.bits:.3g} | {times(32 / figures.matrix_bits)}"
-        lines.append(f"| `{entry.spec}` | {size} | {' | '.join(lost)} | {said} |")
-    return lines
+        size = (f"{figures.matrix_bits:.3g}", f"{figures.bits:.3g}", times(32 / figures.matrix_bits))
+        rows.append([f"`{entry.spec}`", *size, *lost, said])
+    return table(MEASURED, rows)

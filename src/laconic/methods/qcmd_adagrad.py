@@ -8,24 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-from torch.optim import Optimizer
-
 from laconic.codecs.cutoff import Cutoff
-from laconic.optim.asks import Asks
-from laconic.optim.prox import regularised
 from laconic.optim.qcmd_adagrad import QCMDAdaGrad
 from laconic.strategies.method import Method, governed_by, method
 
 CUTOFF = Cutoff()
-
-
-def _build(parameters: list[Tensor], lr: float | None, weight_decay: float) -> Optimizer:
-    # l1 stands where weight decay would
-    return QCMDAdaGrad(regularised(parameters, l1=1e-5), lr=0.01 if lr is None else lr)
-
-
-ADAGRAD = Asks("laconic.optim.QCMDAdaGrad", lambda optimiser: isinstance(optimiser, QCMDAdaGrad), _build)
+ADAGRAD = QCMDAdaGrad.asked_for()
 
 
 @method(

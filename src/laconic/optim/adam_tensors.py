@@ -16,7 +16,7 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
-from laconic.strategies.rule import OptimiserView
+from laconic.strategies.rule import OptimiserView, refuse_settings
 
 ADAM = "torch.optim.Adam or AdamW"
 
@@ -28,13 +28,7 @@ def check_adam(optimiser: Optimizer, missing: Collection[str]) -> None:
             f"this method is made for torch.optim.Adam or AdamW, got {type(optimiser).__name__}: build one of"
             " these, or take error_fed(...), which goes with any optimiser"
         )
-    for group in optimiser.param_groups:
-        for setting in ("fused", "capturable", "differentiable"):
-            if group.get(setting):
-                raise AttachError(
-                    f"this method takes Adam's step itself and cannot do {setting}={group[setting]!r}: build"
-                    f" the optimiser without {setting}"
-                )
+    refuse_settings(optimiser, ("fused", "capturable", "differentiable"), "takes Adam's step")
     if missing:
         raise AttachError(
             "this method exchanges momentum, not gradients, but the optimiser does not hold"

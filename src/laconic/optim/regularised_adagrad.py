@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+from torch.optim import Optimizer
+
 from laconic.core.errors import SpecError
+from laconic.optim.asks import Asks
 from laconic.optim.per_tensor import PerTensor
-from laconic.optim.prox import zero_share
+from laconic.optim.prox import regularised, zero_share
 from laconic.optim.settings import Parameters, above_zero, at_least_zero
 
 
@@ -25,6 +29,15 @@ class RegularisedAdaGrad(PerTensor):
         above_zero(delta=group["delta"])
         if l1 and l2:
             raise SpecError(f"choose l1 or l2, got l1={l1} and l2={l2}: put them in two parameter groups")
+
+    @classmethod
+    def asked_for(cls) -> Asks:
+        """The rule that asks for this optimiser; the usual one has l1 where weight decay would stand."""
+
+        def usual(parameters: list[Tensor], lr: float | None, weight_decay: float) -> Optimizer:
+            return cls(regularised(parameters, l1=1e-5), lr=0.01 if lr is None else lr)
+
+        return Asks(f"laconic.optim.{cls.__name__}", lambda optimiser: isinstance(optimiser, cls), usual)
 
     def zero_share(self) -> float:
         """Share of all weights that are exactly zero."""

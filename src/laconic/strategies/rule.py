@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from laconic.comm.metered import Metered
-from laconic.core.errors import StateError
+from laconic.core.errors import AttachError, StateError
 from laconic.core.layout import Layout
 from laconic.feedback.feedback import Optimised
 from laconic.strategies.stats import Seconds
@@ -70,6 +70,17 @@ class Rule(ABC):
     @abstractmethod
     def bind(self, layout: Layout, view: OptimiserView, site: Site) -> BoundRule:
         """The working object for these tensors of the model."""
+
+
+def refuse_settings(optimiser: Optimizer, settings: Iterable[str], what: str) -> None:
+    """Raise `AttachError` where a group of the optimiser has one of these on; `what` the rule does itself."""
+    for group in optimiser.param_groups:
+        for setting in settings:
+            if group.get(setting):
+                raise AttachError(
+                    f"this method {what} itself and cannot do {setting}={group[setting]!r}: build the"
+                    f" optimiser without {setting}"
+                )
 
 
 class BoundRule(ABC):

@@ -19,7 +19,7 @@ from torch.optim import SGD, Optimizer
 from laconic.core.errors import AttachError, StateError
 from laconic.core.layout import Layout
 from laconic.feedback.feedback import Feedback
-from laconic.strategies.rule import BoundRule, OptimiserView, Rule, Site
+from laconic.strategies.rule import BoundRule, OptimiserView, Rule, Site, refuse_settings
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,7 @@ class SgdMomentum(Rule):
                 f"this method continues the momentum of torch.optim.SGD, got {type(optimiser).__name__}; with"
                 " another optimiser take plain error feedback, such as 'sampled_topk(density=0.001)'"
             )
-        for group in optimiser.param_groups:
-            for setting in ("fused", "differentiable", "dampening"):
-                if group.get(setting):
-                    raise AttachError(
-                        f"this method applies SGD's momentum itself and cannot do"
-                        f" {setting}={group[setting]!r}: build the optimiser without {setting}"
-                    )
+        refuse_settings(optimiser, ("fused", "differentiable", "dampening"), "applies SGD's momentum")
         if missing:
             raise AttachError(
                 "this method applies the momentum of every trained tensor, but the optimiser does not"

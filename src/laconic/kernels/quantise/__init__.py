@@ -65,9 +65,7 @@ def quantise(
     """
     form = Form(levels, bucket, grid, packing)
     measure = Measure(norm, clip, scales, floors)
-    checks.buffer("x", x, segments)
-    z, least = measure.given(form.buckets(segments))
-    at = checks.keys64(keys, len(segments))
+    z, least, at = _checked(x, segments, keys, form, measure)
     if (native := dispatch.native(x)) is None:
         return reference.quantise(x, segments, keys, form, measure)
     wire = torch.empty(form.message_nbytes(segments), dtype=torch.uint8)
@@ -97,9 +95,7 @@ def quantise_levels(
     """What `quantise` would send, unpacked: scales float32 (B,), and levels with their sign int32 (K,)."""
     form = Form(levels, bucket, grid)
     measure = Measure(norm, clip, scales, floors)
-    checks.buffer("x", x, segments)
-    z, least = measure.given(form.buckets(segments))
-    at = checks.keys64(keys, len(segments))
+    z, least, at = _checked(x, segments, keys, form, measure)
     if (native := dispatch.native(x)) is None:
         return reference.quantise_levels(x, segments, keys, form, measure)
     made = torch.empty(form.buckets(segments), dtype=torch.float32)
@@ -177,3 +173,12 @@ def levels_add_(
 def quantised_nbytes(n: int, *, levels: int, bucket: int = 0, packing: str = "bits") -> int:
     """Bytes of a tensor of n elements in a message that `quantise` makes."""
     return Form(levels, bucket, packing=packing).message_nbytes(Segments.whole(n))
+
+
+def _checked(
+    x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Given scales and floors, or nothing, and the keys, as the native loops take them."""
+    checks.buffer("x", x, segments)
+    scales, floors = measure.given(form.buckets(segments))
+    return scales, floors, checks.keys64(keys, len(segments))
