@@ -10,12 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from laconic import kernels
 from laconic.codecs.framing import take
 from laconic.comm.comm import Comm
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
-from laconic.reducers.entries import Entries, counted
+from laconic.reducers.entries import Entries, contained, counted
 from laconic.reducers.regions import Regions
 
 SLACK = 0.8  # of the least entry that is kept is the next threshold, where few more came
@@ -31,34 +30,45 @@ def harvest(
     """
     here, pieces = regions.at(comm.rank), regions.pieces[comm.rank]
     tensors = regions.tensor_of[here]
-    sums = torch.zeros(pieces.numel, device=wires[0].device)
-    chosen = torch.zeros(len(pieces), dtype=torch.int64)
-    for rank, wire in enumerate(wires):
-        part = Entries.read(wire, pieces, rank)
-        kernels.scatter_add_(sums, pieces, part.indices, part.counts, part.values, 1 / comm.size)
-        chosen += part.counts
+    sums, chosen = added(wires, pieces)
     least = torch.minimum(-(-chosen // comm.size), ks[tensors])
     most = torch.minimum(-(-2 * chosen // comm.size) + 4, ks[tensors])
-    given, held = offer(sums, pieces, least, most, thresholds[tensors], ks[tensors])
+    given, held = offer(sums, least, most, thresholds[tensors], ks[tensors])
     came, all_held = exchanged(given, held, regions, comm)
     best = came.best(ks)
     missing = came.doubtful(best, all_held, thresholds)
     if bool(missing.any()):
-        kernels.scatter_zero_(sums, pieces, given.indices, given.counts)
-        rest = Entries.largest(sums, pieces, ks[tensors] * missing[here])
-        floor = torch.repeat_interleave(best.floors[tensors], rest.counts)
-        more, _ = exchanged(rest.where(rest.values.abs() >= floor.to(sums.device)), held, regions, comm)
+        floors = torch.repeat_interleave(best.floors[tensors], sums.counts).to(sums.values.device)
+        starts = pieces.starts_tensor
+        rest = (sums.values.abs() >= floors) & ~contained(sums.positions(starts), given.positions(starts))
+        more, _ = exchanged(sums.where(rest).among(ks[tensors] * missing[here]), held, regions, comm)
         came = came.plus(more)
         best = came.best(ks)
     return best.positions, best.entries(regions.tensors), came.thresholds(best, ks)
 
 
+def added(wires: list[Tensor], pieces: Segments) -> tuple[Entries, Tensor]:
+    """1/N * the sum of N ranks' entries, in rank order; and how many they chose of each piece, int64 (s,)."""
+    parts = [Entries.read(wire, pieces, rank) for rank, wire in enumerate(wires)]
+    order, places = torch.unique(
+        torch.cat([part.positions(pieces.starts_tensor) for part in parts]), return_inverse=True
+    )
+    sums = torch.zeros(order.numel(), device=order.device)
+    for part, where in zip(parts, places.split([part.values.numel() for part in parts]), strict=True):
+        sums.index_add_(0, where, part.values * (1 / len(parts)))
+    ends = torch.tensor([*pieces.starts, pieces.numel], device=order.device)
+    counts = torch.searchsorted(order, ends).diff().cpu()
+    starts = torch.repeat_interleave(pieces.starts_tensor, counts).to(order.device)
+    chosen = torch.stack([part.counts for part in parts]).sum(dim=0)
+    return Entries((order - starts).to(torch.int32), counts, sums), chosen
+
+
 def offer(
-    sums: Tensor, pieces: Segments, least: Tensor, most: Tensor, thresholds: Tensor, ks: Tensor
+    sums: Entries, least: Tensor, most: Tensor, thresholds: Tensor, ks: Tensor
 ) -> tuple[Entries, Tensor]:
     """The largest of each piece that reach its threshold, from `least` to `most`; and what is held back."""
-    top = Entries.largest(sums, pieces, most)
-    reach = top.values.abs() >= torch.repeat_interleave(thresholds, top.counts).to(sums.device)
+    top = sums.among(most)
+    reach = top.values.abs() >= torch.repeat_interleave(thresholds, top.counts).to(top.values.device)
     passing = counted(reach, top.counts)
     counts = torch.maximum(passing, torch.minimum(least, top.counts))
     more = (top.counts == most) & (most < ks)  # there may be more than `top` has
