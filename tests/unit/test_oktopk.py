@@ -150,6 +150,18 @@ def test_traffic_does_not_grow_with_the_ranks():
     assert total[64] <= 1.4 * total[4]
 
 
+def test_before_there_is_a_threshold_at_most_twice_k_come():
+    """And 4 of each of the 11 pieces at most; of eight ranks with little in common, who choose over 5 k."""
+
+    def play(comm):
+        metered, out = Metered(comm), torch.empty(MODEL.numel)
+        x = torch.randn(MODEL.numel, generator=torch.Generator().manual_seed(comm.rank))
+        parse(f"oktopk(density={DENSITY})").bind(MODEL, metered).reduce(x, MODEL, Turn(0, comm.rank), out)
+        return metered.snapshot().parts[("", "all_gather")].payload_sent
+
+    assert sum(everywhere(8, play)) <= 6 * (2 * K + 4 * 11)
+
+
 def test_a_threshold_that_is_used_again_saves_bytes():
     """Of the sums of eight ranks, 5/4 k come instead of nearly 2 k."""
 

@@ -16,10 +16,12 @@ has chosen there on average, a say, so at least k come; and 2 a + 4 at most, so 
 rank sends much more than another. Every rank can see where this may have held back an entry of the mean: then
 one more all_gather brings what is missing.
 
-What differs from the paper. It selects by thresholds that are found exactly every tau' steps, so that about k
-entries are chosen and about k are kept; here both are exact. It moves entries between ranks before the
-all_gather where regions are uneven: here 2 a + 4 limits them. Its bound of 6 k numbers (values and positions)
-that a rank receives holds: k entries, 2 numbers each, in step 3, where regions are even, and 2 k in step 4.
+What differs from the paper. It selects by thresholds that are found exactly every tau' steps (32 in the
+authors' release), so that about k entries are chosen and about k are kept; here both are exact, so that the
+mean does not depend on how buckets are cut. Finding the k largest exactly costs the native kernel 1.3 passes
+with a threshold. The paper moves entries between ranks before the all_gather where regions are uneven; here
+2 a + 4 limits them. Its bound of 6 k numbers (values and positions) that a rank receives stays: k entries in
+step 3, where regions are even, and 2 k in step 4, but for the 4 of each piece of a tensor.
 """
 
 from __future__ import annotations
