@@ -1,0 +1,280 @@
+"""MiCRO and ExDyna: the plain twin, the pace of the threshold, parts that move, state."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from laconic.comm.loopback import Loopback
+from laconic.core.errors import SpecError, StateError
+from laconic.core.layout import Layout, Segments
+from laconic.core.spec import parse
+from laconic.core.turn import Turn
+from laconic.reducers.borders import Borders
+from laconic.reducers.exdyna import Exdyna
+from laconic.reducers.pace import Pace, histogram, quantile
+from laconic.reducers.paced import BLOCKS, PACE, quota
+
+from ..laws.worlds import MODEL, cut, exchange_on, gradient, one_step
+
+DENSITY = 0.05
+NAMES = ("micro", "exdyna")
+SIZES = (1, 2, 4, 5, 8)
+
+
+def owners(cuts: tuple[int, ...], blocks: int, step: int) -> torch.Tensor:
+    """The rank that chooses each element of the model."""
+    size, found = len(cuts) - 1, []
+    for entry in MODEL:
+        position = torch.arange(entry.numel)
+        borders = torch.tensor([entry.numel * border // blocks for border in cuts[1:-1]], dtype=torch.int64)
+        found.append((torch.bucketize(position, borders, right=True) - step) % size)
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", SIZES)
+def test_it_is_its_plain_twin_bit_for_bit(name, size):
+    """With error feedback, from the second step on; threshold and borders as the state tells them."""
+
+    def play(comm):
+        bound = parse(f"{name}(density={DENSITY})").bind(MODEL, comm)
+        residual, log = torch.zeros(MODEL.numel), []
+        for step in range(6):
+            state = bound.state_dict()
+            x, out = residual + gradient(comm.rank, step), torch.empty(MODEL.numel)
+            sent = bound.reduce(x, MODEL, Turn(step, comm.rank), out)
+            residual = sent.subtract_from_(x.clone())
+            log.append((state, x, out, residual))
+        return log
+
+    logs = Loopback.run(size, play)
+    for step in range(1, 6):
+        state = logs[0][step][0]
+        for log in logs:
+            assert all(torch.equal(value, state[key]) for key, value in log[step][0].items())
+        cuts, blocks = Borders.even(size, size).cuts, size
+        if name == "exdyna":
+            cuts, blocks = Borders.even(size, 1024).of(state[BLOCKS]).cuts, 1024
+        xs = torch.stack([log[step][1] for log in logs])
+        own = xs[owners(cuts, blocks, step), torch.arange(MODEL.numel)]
+        chosen = own.abs() >= state[PACE][0].float()
+        total = torch.zeros(MODEL.numel)
+        for x in xs:
+            total = total + x
+        plain = torch.where(chosen, total * torch.tensor(1 / size), 0.0)
+        assert 0 < int(chosen.sum()) < MODEL.numel // 4
+        for log in logs:
+            assert torch.equal(log[step][2], plain)
+            assert torch.equal(log[step][3], torch.where(chosen, 0.0, log[step][1]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_step_sends_the_largest_of_each_tensor(name):
+    size, layout = 4, Layout.of([("a", (40, 50)), ("b", (3000,)), ("c", (7,))])
+    xs = [torch.randn(layout.numel, generator=torch.Generator().manual_seed(r)) for r in range(size)]
+
+    def play(comm):
+        out = torch.zeros(layout.numel)
+        parse(f"{name}(density=0.01)").bind(layout, comm).reduce(
+            xs[comm.rank], layout, Turn(0, comm.rank), out
+        )
+        return out
+
+    mean = Loopback.run(size, play)[0]
+    for entry, few in zip(layout, (20, 30, 0), strict=True):
+        found = int((mean[entry.offset : entry.offset + entry.numel] != 0).sum())
+        assert few <= found <= few + 1
+    home = slice(0, 500) if name == "micro" else slice(0, 2000 * 256 // 1024)  # rank 0's part of a
+    chosen = mean[home].nonzero().flatten()
+    assert sorted(chosen.tolist()) == sorted(xs[0][home].abs().topk(len(chosen)).indices.tolist())
+
+
+@given(
+    st.floats(1e-4, 0.999), st.lists(st.integers(0, 50), min_size=1, max_size=20), st.integers(0, 2**64 - 1)
+)
+@settings(max_examples=200, deadline=None)
+def test_quotas_of_the_parts_add_up_to_that_of_the_tensor(density, sizes, key):
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    quotas = [quota(density, start, size, key) for start, size in zip(starts, sizes, strict=True)]
+    assert all(0 <= k <= size for k, size in zip(quotas, sizes, strict=True))
+    assert math.floor(density * sum(sizes)) <= sum(quotas) <= math.ceil(density * sum(sizes))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_a_quantile_is_that_of_the_sorted_sizes(scale):
+    """To 3 % of the size: an eighth of an octave is 9 %, and is interpolated."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(20_000, generator=rng) ** 3 * scale
+    segments = Segments((0, 12_000), (9_000, 8_000))
+    inside = torch.cat(segments.views(x)).abs().sort(descending=True).values
+    counts = histogram(x, segments)
+    assert int(counts.sum()) == 17_000
+    for k in (100, 1_000, 5_000):
+        assert abs(quantile(counts, k) / float(inside[k - 1]) - 1) < 0.03
+    assert quantile(histogram(torch.zeros(9), Segments.whole(9)), 3) == 0
+    assert quantile(histogram(torch.tensor([4.0, 0.0, -2.0]), Segments.whole(3)), 5) == 2
+
+
+def test_a_pace_settles_where_the_density_is_right():
+    """A threshold d is reached by 1 / d^4 entries of 10,000. Whatever it starts from."""
+    for start in (0.15, 1.0):
+        pace = Pace(threshold=start, growth=0.75, steps=2)
+        sent = []
+        for _ in range(80):
+            sent.append(min(10_000, round(pace.threshold**-4)))
+            pace = pace.after(sent[-1], asked=100)
+            if not pace.threshold:
+                pace = Pace(0.3, pace.growth, 2)  # as made anew
+        assert all(90 <= each <= 110 for each in sent[40:])
+        assert abs(sum(sent[40:]) / 40 - 100) <= 4
+
+
+def test_a_pace_tells_other_data_from_few_entries():
+    steady = Pace(1.0, 0.0, 50)
+    assert steady.after(900, asked=100).threshold == 0
+    assert steady.after(8, asked=0.5).threshold > 1, "of so few, eight more are no sign"
+    assert steady.after(100, asked=100) == Pace(1.0, 0.0, 51)
+    assert 0.9 < steady.after(0, asked=100).threshold < 1
+    assert Pace.of(steady.state) == steady
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gradient_that_grows_at_once_is_sent_once_and_then_as_asked(name):
+    size = 2
+
+    def play(comm):
+        exchange, found = exchange_on(comm, f"{name}(density={DENSITY})"), []
+        for step in range(16):
+            mean, _ = one_step(exchange, gradient(comm.rank, step) * (1000 if step >= 10 else 1), [MODEL])
+            matrices = [mean[e.offset : e.offset + e.numel] for e in MODEL if len(e.shape) > 1]
+            found.append(sum(int((part != 0).sum()) for part in matrices) / sum(map(len, matrices)))
+        return found
+
+    found = Loopback.run(size, play)[0]
+    assert found[10] > 8 * DENSITY
+    assert found[11] <= 1.1 * DENSITY
+    assert 0.6 * DENSITY < sum(found[12:]) / 4 < 1.4 * DENSITY
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_zeros_send_nothing_and_leave_the_threshold_to_be_made(name):
+    def play(comm):
+        bound, sent = parse(f"{name}(density={DENSITY})").bind(MODEL, comm), []
+        for step in range(5):
+            x = torch.zeros(MODEL.numel) if step < 3 else gradient(comm.rank, step)
+            out = torch.ones(MODEL.numel)
+            bound.reduce(x, MODEL, Turn(step, comm.rank), out)
+            sent.append((int((out != 0).sum()), float(bound.state_dict()[PACE][0])))
+        return sent
+
+    for sent in Loopback.run(3, play):
+        assert sent[:3] == [(0, 0.0)] * 3
+        assert all(n > 0 and threshold > 0 for n, threshold in sent[3:])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("when", [0, 1, 3])
+def test_a_void_step_leaves_no_trace(name, when):
+    """Inf on rank 1 in the last bucket: threshold and borders are as if the step had not been."""
+
+    def play(comm):
+        exchange, buckets = exchange_on(comm, f"{name}(density={DENSITY})"), cut(MODEL, 1, 1, 2)
+        states = []
+        for step in range(5):
+            flat = gradient(comm.rank, step)
+            if step == when and comm.rank == 1:
+                flat[3] = torch.inf
+            _, valid = one_step(exchange, flat, buckets)
+            assert valid == (step != when)
+            state = exchange.state_dict()
+            states.append(torch.cat([value.flatten() for key, value in state.items() if "/once/" in key]))
+        return states
+
+    for states in Loopback.run(2, play):
+        before = states[when - 1] if when else None
+        assert before is None or torch.equal(states[when], before)
+        assert when or not states[0][0], "no threshold was made"
+        assert all(not torch.equal(states[i], states[i - 1]) for i in range(1, 5) if i != when)
+
+
+@given(st.integers(1, 40), st.lists(st.integers(0, 1000), min_size=40, max_size=40), st.integers(1, 60))
+@settings(max_examples=100, deadline=None)
+def test_borders_stay_in_order_whatever_was_found(size, counts, steps):
+    borders = Borders.even(size, 1024)
+    least = max(1, 1024 // (4 * size))
+    for _ in range(steps):
+        borders = borders.moved(counts[:size])
+        lengths = [b - a for a, b in zip(borders.cuts, borders.cuts[1:], strict=False)]
+        assert borders.cuts[0] == 0 and borders.cuts[-1] == 1024 and min(lengths) >= least
+    assert Borders.even(size, 1024).of(borders.state) == borders
+    layout = Layout.of([("a", (1,)), ("b", (3, 5)), ("none", (0,)), ("c", (4000,))])
+    assert sorted(p for p in borders.parts(layout).joined if p[1]) == sorted(
+        p for part in borders.parts(layout).parts for p in part if p[1]
+    )
+    assert borders.parts(layout).joined.merged == Segments.whole(layout.numel)
+
+
+def test_parts_move_until_all_find_as_much():
+    """Entries of the first quarter of each tensor are larger: of four parts, one has most to find."""
+    layout, size = Layout.of([("a", (8192,)), ("b", (64, 128))]), 4
+    weight = torch.cat([torch.where(torch.arange(8192) < 2048, 1.4, 1.0)] * 2)
+
+    def play(comm, name):
+        bound = parse(f"{name}(density=0.05)").bind(layout, comm)
+        residual, shares = torch.zeros(layout.numel), []
+        for step in range(130):
+            seed = torch.Generator().manual_seed(100 * step + comm.rank)
+            x = residual + weight * torch.randn(layout.numel, generator=seed)
+            out = torch.empty(layout.numel)
+            sent = bound.reduce(x, layout, Turn(step, comm.rank), out)
+            residual = sent.subtract_from_(x)
+            counts = sent.counts.view(size, 2).sum(dim=1)
+            shares.append(float(counts.max() / counts.float().mean()))
+        return sum(shares[-20:]) / 20
+
+    fixed, moving = (Loopback.run(size, lambda comm, n=name: play(comm, n))[0] for name in NAMES)
+    assert fixed > 1.4
+    assert moving < 1.3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state_of_another_number_of_ranks_keeps_the_threshold(name):
+    """Borders begin anew, where they are of other parts."""
+
+    def run(comm):
+        bound = parse(f"{name}(density={DENSITY})").bind(MODEL, comm)
+        for step in range(4):
+            bound.reduce(gradient(comm.rank, step), MODEL, Turn(step, comm.rank), torch.zeros(MODEL.numel))
+        return bound.state_dict()
+
+    state = Loopback.run(4, run)[0]
+
+    def take(comm):
+        bound = parse(f"{name}(density={DENSITY})").bind(MODEL, comm)
+        bound.load_state_dict(state)
+        return bound.state_dict()
+
+    for taken in Loopback.run(3, take):
+        assert torch.equal(taken[PACE], state[PACE])
+        if name == "exdyna":
+            assert torch.equal(taken[BLOCKS], Borders.even(3, 1024).state)
+
+
+def test_a_state_of_another_method_is_refused():
+    bound = parse("micro()").bind(MODEL, Loopback.world(1)[0])
+    with pytest.raises(StateError, match="of another method"):
+        bound.load_state_dict({"residual/a.weight": torch.zeros(3)})
+
+
+def test_there_are_no_more_ranks_than_blocks():
+    class Many(Loopback):
+        def __init__(self):
+            self.rank, self.size = 0, 1025
+
+    with pytest.raises(SpecError, match="1024 blocks to the ranks, got 1025 ranks: use micro"):
+        Exdyna().bind(MODEL, Many())
