@@ -42,6 +42,8 @@ class TorchComm(Comm):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         config = str(dist.get_backend_config(group))  # such as cpu:gloo,cuda:nccl
         self.backends = dict(pair.split(":") for pair in config.split(","))
+        self._parts: list[TorchComm] = []  # what `split` has made
+        self._closed = False
 
     @classmethod
     def own(cls, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> TorchComm:
@@ -61,8 +63,12 @@ class TorchComm(Comm):
         return waits
 
     def close(self) -> None:
-        """Free the process group. Only for one that `own` or `split` has made."""
-        dist.destroy_process_group(self.group)
+        """Free the process group and those split off it. Only for one that `own` or `split` has made."""
+        if not self._closed:
+            self._closed = True
+            for part in self._parts:
+                part.close()
+            dist.destroy_process_group(self.group)
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
         if x.dtype == torch.int16 and self.backends.get(x.device.type) == "gloo":
@@ -116,7 +122,8 @@ class TorchComm(Comm):
         device = torch.device("cpu" if "cpu" in self.backends else next(iter(self.backends)))
         colors = torch.cat(self.all_gather(torch.tensor([color], device=device))).tolist()
         peers = [world_rank for world_rank, each in zip(self.ranks, colors, strict=True) if each == color]
-        return self._new_group(peers, self.timeout)
+        self._parts.append(self._new_group(peers, self.timeout))
+        return self._parts[-1]
 
     def _new_group(self, ranks: list[int], timeout: timedelta) -> TorchComm:
         outsiders = len(ranks) < dist.get_world_size()  # these take no part in making the group

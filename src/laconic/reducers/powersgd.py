@@ -10,7 +10,7 @@ more as a matrix M of m = shape[0] rows and n columns, with ranks i = 0..N-1 and
     5. Q = orthonormal(Q)             kept for the next step: one step of subspace iteration a training step
 
 A column of Q that is all zero is drawn anew from the common key of (seed, step, name): at first, and where a
-gradient had a lower rank than r or was zero. The paper's Q would keep such columns at zero for ever.
+gradient had a lower rank than r or was zero: plain Gram-Schmidt would leave it zero, or NaN, for ever.
 
 Differences with the paper. It subtracts P Q^T, what all ranks sent, from each rank's error memory; here each
 rank subtracts its own share P Q_i^T. The mean of the memories is the same, and all means are, as P and Q

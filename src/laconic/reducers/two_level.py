@@ -1,0 +1,181 @@
+"""Two levels: one reduction inside each machine, another between one leader a machine.
+
+For N ranks on G machines, machine g of n_g ranks, whose links inside are fast and between them slow:
+
+    1. m_g = mean of x over the ranks of machine g, by `inner`, in each machine
+    2. y_g = G n_g / N * m_g    mean = 1/G * sum of y_g, by `outer`, between the leaders
+    3. the leader broadcasts the mean inside its machine
+
+Only step 2 crosses machines. What `outer` leaves behind, y_g - share_g, stays with the leader, and counts as
+not sent by it: what rank i sent is what `inner` says, less N/G * (y_g - share_g) on the leader. The average
+of what was sent is then the mean; the leader's own error memory holds what is left of its whole machine, and
+brings it back with its next gradient; nothing is held here.
+
+The groups are those of hierarchical all-reduce (Jia et al. 2018, arXiv:1807.11205); compressing step 2 alone,
+and how its error is accounted for, are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.comm.comm import Comm
+from laconic.comm.mesh import machines
+from laconic.core import arguments
+from laconic.core.codec import Codec
+from laconic.core.errors import SpecError
+from laconic.core.layout import Layout
+from laconic.core.spec import Status
+from laconic.core.turn import Turn, mix
+from laconic.feedback.contraction import safe_gain
+from laconic.reducers.reducer import BoundReducer, Reducer, Sent
+from laconic.reducers.sum import DenseShare
+
+BETWEEN = 0x2E7E1  # sets the leaders' keys apart from those inside machines
+
+
+@dataclass(frozen=True, repr=False)
+class TwoLevel(Reducer):
+    """mean by `inner` inside machines and by `outer` between their leaders, the first rank of each.
+
+    `local`: how many ranks in a row are a machine; 0 asks LOCAL_RANK and LOCAL_WORLD_SIZE, which `torchrun`
+    sets. `inner` keeps no state: `sum()`, or `gather` of a codec. `outer` is any reducer. Payload of a
+    leader, who sends most: that of both, and 4 bytes an element inside.
+
+    >>> from laconic.core.spec import parse
+    >>> parse("two_level(sum(), gather(sparse(topk(density=0.01))), local=8)")
+    two_level(sum(), outer=gather(sparse(topk(density=0.01))), local=8)
+    """
+
+    inner: Reducer
+    outer: Reducer
+    local: int = 0
+
+    paper: ClassVar[str] = "Jia et al. 2018, arXiv:1807.11205"
+    status: ClassVar[Status] = "recalled"
+    examples: ClassVar[tuple[str, ...]] = (
+        "two_level(sum(), gather(sparse(topk(density=0.1))), local=1)",
+        "two_level(gather(cast('bf16')), server(cast('bf16'), cast('bf16')), local=1)",
+    )
+
+    def __post_init__(self) -> None:
+        arguments.piece("two_level: inner", self.inner, Reducer, "sum()")
+        arguments.piece("two_level: outer", self.outer, Reducer, "gather(sparse(topk(density=0.01)))")
+        arguments.whole("two_level: local", self.local)
+
+    @property
+    def exact_mean(self) -> bool:
+        return self.inner.exact_mean and self.outer.exact_mean
+
+    @property
+    def unaccountable(self) -> str | None:
+        return self.inner.unaccountable or self.outer.unaccountable
+
+    @property
+    def needs_feedback(self) -> bool:
+        """Where one of both does; |x - sent| <= |x| then holds for the sum over a machine's ranks."""
+        return self.inner.needs_feedback or self.outer.needs_feedback
+
+    def codec(self) -> Codec | None:
+        """That of `inner` where it needs feedback; then `outer` is looked at when it is bound."""
+        return self.inner.codec() if self.inner.needs_feedback else self.outer.codec()
+
+    def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
+        if self.inner.needs_feedback and self.outer.needs_feedback:
+            safe_gain(self.outer.codec(), layout)
+        return _TwoLevel(self, layout, comm)
+
+    def nbytes(self, layout: Layout) -> int:
+        return self.inner.nbytes(layout) + self.outer.nbytes(layout) + 4 * (layout.numel + 1)
+
+
+@dataclass(frozen=True)
+class Relayed(Sent):
+    """A leader's share: what `inner` sent, less `ranks` times what `outer` left behind of y."""
+
+    inner: Sent
+    outer: Sent
+    y: DenseShare
+    ranks: float
+
+    def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
+        self.inner.add_to_(x, alpha)
+        self.y.add_to_(x, -alpha * self.ranks)
+        return self.outer.add_to_(x, alpha * self.ranks)
+
+    def clear_(self, memory: Tensor) -> Tensor:
+        return self.outer.clear_(self.inner.clear_(memory))
+
+
+class _TwoLevel(BoundReducer):
+    """At work. NaN at the end of the broadcast says that some rank's gradient is not finite."""
+
+    def __init__(self, spec: TwoLevel, layout: Layout, comm: Comm) -> None:
+        homes = machines(comm, spec.local)
+        home = homes[comm.rank]
+        self._inside = comm.split(home)
+        self._leads = self._inside.rank == 0
+        self._leaders = comm.split(
+            int(not self._leads)
+        )  # those who do not lead have a group, and no use for it
+        self._weight = homes.count(home) * len(set(homes)) / comm.size
+        self._ranks = comm.size / len(set(homes))
+        self._inner = spec.inner.bind(layout, self._inside)
+        if self._inner.state_dict():
+            raise SpecError(f"two_level: inner must keep no state, such as sum(), got {spec.inner!r}")
+        self._outer = spec.outer.bind(layout, self._leaders)
+
+    def reduce(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Sent | None:
+        runs = layout.segments.merged
+        apart = x is not out
+        if x is out and not kernels.all_finite(x, runs):  # no feedback has looked at it
+            x = None
+        y = torch.empty_like(out) if apart else out
+        sent = self._inner.reduce(x, layout, turn, y)
+        mean = out.new_zeros(runs.numel + 1)  # one more says whether it is finite
+        parts = list(zip(runs.views(out), torch.split(mean[:-1], list(runs.sizes)), strict=True))
+        if self._leads:
+            sent = self._between(sent, layout, turn, y, out, alpha)
+            for view, part in parts:
+                part.copy_(view)
+            mean[-1] = torch.nan if sent is None else 0.0
+        self._inside.broadcast(mean)
+        if not bool(mean[-1].isfinite()):
+            return None
+        if not self._leads:
+            for view, part in parts:
+                view.copy_(part)
+        return sent
+
+    def _between(
+        self, sent: Sent | None, layout: Layout, turn: Turn, y: Tensor, out: Tensor, alpha: float
+    ) -> Sent | None:
+        """out = alpha times the mean over machines, of y, the mean of this one; what this leader sent."""
+        runs = layout.segments.merged
+        finite = sent is not None and kernels.all_finite(layout.segments.scale_(y, self._weight), runs)
+        turn = replace(turn, rank=self._leaders.rank, seed=mix(turn.seed, BETWEEN))
+        share = self._outer.reduce(y if finite else None, layout, turn, out, alpha)
+        if sent is None or share is None:
+            return None
+        kept = None if y is out else torch.cat([*runs.views(y), y[:0]])
+        return Relayed(sent, share, DenseShare(runs, kept, 1.0), self._ranks)
+
+    def put_back(self, layout: Layout) -> None:
+        if self._leads:
+            self._outer.put_back(layout)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The state of `outer` where this rank leads, and zeros where it does not."""
+        state = self._outer.state_dict()
+        return state if self._leads else {key: torch.zeros_like(value) for key, value in state.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._outer.load_state_dict(state)

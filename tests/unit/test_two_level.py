@@ -1,0 +1,331 @@
+"""Two levels: dense inside a machine, compressed between leaders; nothing is lost on the way."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one_step
+
+import laconic
+from laconic.comm.loopback import Loopback
+from laconic.comm.mesh import machines
+from laconic.comm.metered import Metered
+from laconic.core.errors import SpecError
+from laconic.core.layout import Layout
+from laconic.core.spec import parse
+from laconic.core.turn import Turn
+from laconic.reducers.two_level import TwoLevel
+from laconic.strategies.state import FORMAT, RankState, label, model_digest
+
+TOPK = "gather(sparse(topk(density=0.1)))"
+SERVER = "server(sparse(topk(density=0.1)), sparse(topk(density=0.05)))"
+MESHES = [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4), (6, 2), (6, 3), (8, 4)]
+STEPS = 6
+MATRICES = [entry for entry in MODEL if len(entry.shape) > 1]
+every_mesh = pytest.mark.parametrize("size, local", MESHES)
+
+
+def spec_of(local, outer=TOPK, inner="sum()"):
+    return f"two_level({inner}, {outer}, local={local})"
+
+
+def twin(size, local, steps=STEPS):
+    """Plain words: each machine has one memory, to which its mean is added; its top-k goes to the others."""
+    groups, means = size // local, []
+    codec = parse("sparse(topk(density=0.1))")
+    left = {(g, entry.name): torch.zeros(entry.numel) for g in range(groups) for entry in MATRICES}
+    for t in range(steps):
+        mean = torch.zeros(MODEL.numel)
+        for entry in MATRICES:
+            where = slice(entry.offset, entry.offset + entry.numel)
+            for g in range(groups):
+                ranks = range(g * local, (g + 1) * local)
+                y = left[g, entry.name] + sum(gradient(i, t)[where] for i in ranks) / local
+                share = codec.decode(codec.encode(y), entry.numel)
+                left[g, entry.name] = y - share
+                mean[where] += share / groups
+        means.append(mean)
+    return means
+
+
+@every_mesh
+def test_it_does_what_one_memory_a_machine_would(size, local):
+    """To rounding: the leader's memory holds `local` times what is left, and it travels inside first."""
+
+    def play(comm):
+        exchange, buckets = exchange_on(comm, spec_of(local)), cut(MODEL, 1, 2, 1)
+        return [one_step(exchange, gradient(comm.rank, t), buckets)[0] for t in range(STEPS)]
+
+    results = everywhere(size, play)
+    for means in results:
+        for mean, first, expected in zip(means, results[0], twin(size, local), strict=True):
+            assert torch.equal(mean, first), "replicas are bit-identical"
+            for entry in MATRICES:
+                where = slice(entry.offset, entry.offset + entry.numel)
+                torch.testing.assert_close(mean[where], expected[where], rtol=1e-4, atol=1e-4)
+
+
+@every_mesh
+@pytest.mark.parametrize("alpha", [1.0, 3.0])
+def test_the_average_of_what_was_sent_is_the_mean(size, local, alpha):
+    def play(comm):
+        bound = parse(spec_of(local)).bind(MODEL, comm)
+        x, out = gradient(comm.rank, 0), torch.full((MODEL.numel,), 7.0)
+        sent = bound.reduce(x, MODEL, Turn(0, comm.rank), out, alpha)
+        share = sent.add_to_(torch.zeros_like(x))
+        torch.testing.assert_close(sent.subtract_from_(x.clone()), x - share, rtol=1e-5, atol=1e-4)
+        assert not sent.clear_(x.clone())[share != 0].any()
+        if comm.rank % local:
+            assert torch.equal(share, x), "all of it went to the leader"
+        return out, share
+
+    results = everywhere(size, play)
+    average = sum(share.double() for _, share in results) / size * alpha
+    for out, _ in results:
+        assert torch.equal(out, results[0][0])
+        torch.testing.assert_close(out.double(), average, rtol=1e-5, atol=1e-4)
+
+
+@every_mesh
+def test_dense_at_both_levels_is_the_plain_mean(size, local):
+    plain = sum(gradient(rank, 0) for rank in range(size)) / size
+
+    def play(comm):
+        bound, out = parse(spec_of(local, "sum()")).bind(MODEL, comm), torch.empty(MODEL.numel)
+        bound.reduce(gradient(comm.rank, 0), MODEL, Turn(0, comm.rank), out)
+        in_place = gradient(comm.rank, 0)
+        bound.reduce(in_place, MODEL, Turn(0, comm.rank), in_place)
+        assert torch.equal(in_place, out)
+        return out
+
+    for out in everywhere(size, play):
+        torch.testing.assert_close(out, plain, rtol=1e-5, atol=1e-5)
+
+
+def told(ranks):
+    """The environments of these ranks, which are (machine's first rank, place there, how many there are)."""
+    return [
+        {"RANK": str(first + place), "LOCAL_RANK": str(place), "LOCAL_WORLD_SIZE": str(size)}
+        for first, place, size in ranks
+    ]
+
+
+UNEVEN = told([(0, 0, 3), (0, 1, 3), (0, 2, 3), (3, 0, 1), (4, 0, 1)])
+
+
+def test_machines_of_different_sizes_weigh_as_many_ranks_as_they_have(monkeypatch):
+    plain = sum(gradient(rank, 0) for rank in range(5)) / 5
+    monkeypatch.setattr(
+        "laconic.reducers.two_level.machines", lambda comm, local: machines(comm, local, UNEVEN[comm.rank])
+    )
+
+    def play(comm):
+        assert machines(comm, 0, UNEVEN[comm.rank]) == [0, 0, 0, 1, 2]
+        out, x = torch.empty(MODEL.numel), gradient(comm.rank, 0)
+        for outer in ("sum()", TOPK):
+            bound = TwoLevel(parse("sum()"), parse(outer)).bind(MODEL, comm)
+            sent = bound.reduce(x, MODEL, Turn(0, comm.rank), out)
+            if outer == "sum()":
+                torch.testing.assert_close(out, plain, rtol=1e-5, atol=1e-5)
+        return out, sent.add_to_(torch.zeros_like(x))
+
+    results = everywhere(5, play)
+    average = sum(share.double() for _, share in results) / 5
+    for out, _ in results:
+        torch.testing.assert_close(out.double(), average, rtol=1e-5, atol=1e-4)
+
+
+def refused(environments):
+    """What every rank says of these environments."""
+
+    def play(comm):
+        with pytest.raises(SpecError) as error:
+            machines(comm, 0, environments[comm.rank])
+        return str(error.value)
+
+    said = everywhere(len(environments), play)
+    assert len(set(said)) == 1, "all ranks say the same"
+    return said[0]
+
+
+def test_ranks_that_do_not_fit_together_are_refused_on_every_rank():
+    good = told([(0, 0, 2), (0, 1, 2)])
+    assert "rank 1 does not know its machine: RANK, LOCAL_RANK" in refused([good[0], {}])
+    assert "rank 0 does not know" in refused([{**good[0], "LOCAL_RANK": "two"}, good[1]])
+    assert "rank 1 does not know" in refused([good[0], {**good[1], "LOCAL_RANK": "2"}])
+    assert "machines overlap: they begin at ranks [0, 0]" in refused([good[0], good[0]])
+    other = {**good[1], "LOCAL_WORLD_SIZE": "3"}
+    assert "and have [2, 3] (LOCAL_WORLD_SIZE); number ranks machine by machine" in refused([good[0], other])
+    in_turn = told([(0, 0, 2), (1, 0, 2), (1, 1, 2), (2, 1, 2)])  # rank r is on machine r mod 2
+    assert "they begin at ranks [0, 1, 1, 2]" in refused(in_turn)
+
+
+@pytest.mark.parametrize("size, local", [(5, 2), (4, 3), (2, 4)])
+def test_a_mesh_that_does_not_divide_is_refused_on_every_rank(size, local):
+    def play(comm):
+        with pytest.raises(SpecError, match=f"local={local} does not divide the {size} ranks"):
+            parse(spec_of(local)).bind(MODEL, comm)
+        return True
+
+    assert all(everywhere(size, play))
+
+
+def test_a_part_of_the_world_keeps_its_machines():
+    """A group of every other rank of 2 machines of 4, as torchrun numbers them."""
+    some = told([(0, 0, 4), (0, 2, 4), (4, 0, 4), (4, 2, 4)])
+    assert everywhere(4, lambda comm: machines(comm, 0, some[comm.rank])) == [[0, 0, 1, 1]] * 4
+
+
+@pytest.mark.parametrize("bad", [{0}, {1}, {2, 3}, {0, 1, 2, 3}])
+@pytest.mark.parametrize("outer", [TOPK, SERVER, "sum()"])
+def test_one_rank_that_is_not_finite_voids_all(bad, outer):
+    """Leaders and others, told by a feedback or seen in the bucket itself."""
+
+    def play(comm):
+        bound, x = parse(spec_of(2, outer)).bind(MODEL, comm), gradient(comm.rank, 0)
+        out = torch.empty_like(x)
+        told = bound.reduce(None if comm.rank in bad else x, MODEL, Turn(0, comm.rank), out)
+        x[7] = math.inf if comm.rank in bad else x[7]
+        seen = bound.reduce(x, MODEL, Turn(1, comm.rank), x)
+        good = bound.reduce(gradient(comm.rank, 1), MODEL, Turn(2, comm.rank), out)
+        return told is None, seen is None, good is not None and bool(out.isfinite().all())
+
+    assert everywhere(4, play) == [(True, True, True)] * 4
+
+
+@pytest.mark.parametrize("outer", [TOPK, SERVER, "powersgd(rank=1)"])
+@pytest.mark.parametrize("size, local", [(4, 2), (4, 4), (3, 1)])
+def test_nothing_is_lost(outer, size, local):
+    """All gradients = N * (all means + what servers hold) + what the ranks hold. To float32, 6 steps."""
+
+    def play(comm):
+        exchange = exchange_on(comm, spec_of(local, outer))
+        means = [one_step(exchange, gradient(comm.rank, t), [MODEL])[0] for t in range(STEPS)]
+        return means, exchange.state_dict()
+
+    def held(state, kind):
+        flat = torch.zeros(MODEL.numel, dtype=torch.float64)
+        for key, value in state.items():
+            if f"/{kind}/" in key:
+                at = MODEL[key.split("/")[-1]].offset
+                flat[at : at + value.numel()] += value.flatten()
+        return flat
+
+    results = everywhere(size, play)
+    given = sum(gradient(r, t).double() for r in range(size) for t in range(STEPS))
+    applied = size * sum(mean.double() for mean in results[0][0])
+    ranks = sum(held(state, "residual") for _, state in results)
+    servers = size * sum(held(state, "once/server") for _, state in results)
+    assert (given - applied - ranks - servers).abs().max() <= 1e-5 * given.abs().max()
+
+
+@pytest.mark.parametrize("outer", [TOPK, SERVER, "powersgd(rank=1)"])
+def test_a_void_step_leaves_every_memory_as_it_was(outer):
+    inf_at = MODEL["a.weight"].offset + 77
+
+    def play(comm):
+        exchange = exchange_on(comm, spec_of(2, outer))
+        for t in range(4):
+            flat = gradient(comm.rank, t)
+            before = {key: value for key, value in exchange.state_dict().items() if "once" in key}
+            if t == 2 and comm.rank == 3:
+                flat[inf_at] = math.inf
+            _, valid = one_step(exchange, flat, cut(MODEL, 1, 2, 1) if t < 1 else cut(MODEL, 2, 1, 1))
+            assert valid == (t != 2)
+            after = exchange.state_dict()
+            assert all(bool(value.isfinite().all()) for value in after.values())
+            if t == 2:
+                assert all(torch.equal(value, after[key]) for key, value in before.items())
+        return True
+
+    assert all(everywhere(4, play))
+
+
+@pytest.mark.parametrize("outer", [TOPK, SERVER, "powersgd(rank=1)"])
+def test_a_resumed_run_ends_with_the_same_bits(outer):
+    spec = spec_of(2, outer)
+
+    def play(comm):
+        unbroken, before = exchange_on(comm, spec), exchange_on(comm, spec)
+        expected = [one_step(unbroken, gradient(comm.rank, t), [MODEL])[0] for t in range(STEPS)]
+        for t in range(3):
+            one_step(before, gradient(comm.rank, t), cut(MODEL, 2, 2))
+        after = exchange_on(comm, spec)
+        after.load_state_dict(before.state_dict(), step=3)
+        got = [one_step(after, gradient(comm.rank, t), cut(MODEL, 1, 3))[0] for t in range(3, STEPS)]
+        return [torch.equal(a, b) for a, b in zip(expected[3:], got, strict=True)]
+
+    assert everywhere(4, play) == [[True] * 3] * 4
+
+
+def test_resizing_keeps_what_leaders_hold():
+    """What 4 ranks on 2 machines hold back, 2 ranks on one apply."""
+
+    def train(comm):
+        exchange = exchange_on(comm, spec_of(2))
+        for t in range(3):
+            one_step(exchange, gradient(comm.rank, t), [MODEL])
+        return RankState(
+            format=FORMAT, spec="", model=model_digest(MODEL), rank=comm.rank, size=comm.size, seed=0,
+            step=exchange.step, tensors=label(exchange.state_dict(), comm.rank),
+        )  # fmt: skip
+
+    four = everywhere(4, train)
+    two = laconic.resize(four, 2)
+
+    def go_on(comm):
+        exchange, prefix = exchange_on(comm, spec_of(2)), f"rank{comm.rank}/"
+        tensors = {key.removeprefix(prefix): value for key, value in two[comm.rank]["tensors"].items()}
+        exchange.load_state_dict(tensors, step=3)
+        return sum(one_step(exchange, torch.zeros(MODEL.numel), [MODEL])[0] for _ in range(40))
+
+    for entry in MATRICES:
+        where = slice(entry.offset, entry.offset + entry.numel)
+        key = f"route0/residual/{entry.name}"
+        mass = sum(state["tensors"][f"rank{state['rank']}/{key}"].flatten() for state in four) / 4
+        assert mass.any()
+        for applied in everywhere(2, go_on):
+            torch.testing.assert_close(applied[where], mass, rtol=1e-4, atol=1e-4)
+
+
+def test_only_leaders_send_between_machines_and_nbytes_bounds_them():
+    layout = Layout.of([("w", (100, 100))])
+    spec = parse(spec_of(2))
+
+    def play(comm):
+        comm, x = Metered(comm), torch.randn(layout.numel, generator=torch.Generator().manual_seed(comm.rank))
+        bound = spec.bind(layout, comm)
+        comm.reset()
+        bound.reduce(x, layout, Turn(0, comm.rank), torch.empty_like(x))
+        return comm.snapshot()
+
+    topk = parse(TOPK).nbytes(layout)
+    for rank, meter in enumerate(everywhere(4, play)):
+        parts = {name: part.payload_sent for (_, name), part in meter.parts.items()}
+        leads = rank in (0, 2)
+        assert parts.pop("all_gather", 0) == (topk if leads else 0)
+        assert parts == {"all_reduce": 40_000, "broadcast": 40_004 if leads else 0}
+        assert meter.payload_sent <= spec.nbytes(layout)
+
+
+def test_what_may_stand_inside():
+    with pytest.raises(SpecError, match=r"two_level: inner must be a reducer, such as sum\(\), got topk"):
+        parse("two_level(topk(density=0.1), sum())")
+    with pytest.raises(SpecError, match=r"two_level: outer must be a reducer"):
+        parse("two_level(sum(), cast('bf16'))")
+    with pytest.raises(SpecError, match="two_level: local must be a whole number of 0 or more"):
+        parse("two_level(sum(), sum(), local=-1)")
+    alone = Loopback.world(1)[0]
+    with pytest.raises(SpecError, match=r"inner must keep no state, such as sum\(\), got powersgd"):
+        parse("two_level(powersgd(), sum(), local=1)").bind(MODEL, alone)
+    wild = "gather(sparse(topk(density=0.1), values=qsgd(levels=1, bucket=0)))"
+    with pytest.raises(SpecError, match="error feedback diverges"):
+        parse(spec_of(1, wild, "gather(cast('bf16'))")).bind(Layout.of([("w", (300, 300))]), alone)
+
+
+def test_what_nobody_can_account_for_takes_no_feedback():
+    spec = parse(spec_of(1, "shared_scale()"))
+    assert spec.unaccountable and not spec.needs_feedback
+    assert not parse(spec_of(1, "majority_vote()")).exact_mean
