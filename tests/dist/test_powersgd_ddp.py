@@ -16,7 +16,7 @@ from tests.dist.test_low_bits_ddp import overflow
 
 def long_run(steps):
     """Many small buckets; how many there were, whether replicas agree, and the share of bytes sent."""
-    model = DistributedDataParallel(net(width=96, depth=6), bucket_cap_mb=0.02)
+    model = DistributedDataParallel(net(width=96, depth=9), bucket_cap_mb=0.02)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     handle = laconic.compress(model, optimizer, "powersgd(rank=2)")
     for step in range(steps):
