@@ -7,7 +7,7 @@ from laconic import optim as optim
 from laconic.core.codec import Codec as Codec
 from laconic.core.spec import parse as parse
 from laconic.methods import catalogue as methods
-from laconic.strategies.ddp import compress as compress
+from laconic.strategies.compress import compress as compress
 from laconic.strategies.state import resize as resize
 
 __all__ = ["Codec", "compress", "methods", "optim", "parse", "resize"]

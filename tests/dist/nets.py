@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
+from laconic.tasks import shakespeare
 
 SGD = {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3}
 
@@ -21,6 +22,26 @@ def net(seed: int = 0, width: int = 64, depth: int = 3) -> nn.Sequential:
         layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.LayerNorm(width), nn.ReLU())
     ]
     return nn.Sequential(nn.Linear(20, width), nn.ReLU(), *hidden, nn.Linear(width, 5))
+
+
+class GPT(shakespeare.GPT):
+    """The language model of the task, smaller; its output is no view: of these fully_shard warns."""
+
+    def __init__(self) -> None:
+        super().__init__(width=32, depth=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).clone()
+
+
+def text(rank: int, step: int, size: int = 8, length: int = 16, vocabulary: int = 12) -> Tensor:
+    """Tokens int64 (size, length + 1) of a rank and step: counting by a step of 1 to 3, with slips."""
+    rng = torch.Generator().manual_seed(7919 * step + rank)
+    start = torch.randint(vocabulary, (size, 1), generator=rng)
+    stride = torch.randint(1, 4, (size, 1), generator=rng)
+    slips = torch.randint(vocabulary, (size, length + 1), generator=rng)
+    slip = torch.rand(size, length + 1, generator=rng) < 0.1
+    return torch.where(slip, slips, (start + stride * torch.arange(length + 1)) % vocabulary)
 
 
 def batch(rank: int, step: int, size: int = 16) -> tuple[Tensor, Tensor]:

@@ -67,7 +67,7 @@ def compress(
     if not isinstance(model, DistributedDataParallel):
         raise AttachError(
             f"compress needs a DistributedDataParallel, got {type(model).__name__}:"
-            " wrap it first, model = DistributedDataParallel(model)"
+            " wrap it first, model = DistributedDataParallel(model), or shard it with fully_shard"
         )
     group = TorchComm.own(model.process_group)
     comm = Metered(group)

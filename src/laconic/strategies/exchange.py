@@ -116,7 +116,7 @@ class Exchange:
                 self._settled.append((leg, part))
         if self.void is not None:
             bucket.fill_(torch.nan)
-        self._clock(began, time.perf_counter())
+        self.seconds.add(began, time.perf_counter(), *self.comm.since_mark())
         self.dense_bytes += 4 * layout.numel
         return self.void is None
 
@@ -130,7 +130,7 @@ class Exchange:
             self.cancel("a sparse gradient")
         if self.void is not None:
             mean.values().fill_(torch.nan)
-        self._clock(began, time.perf_counter())
+        self.seconds.add(began, time.perf_counter(), *self.comm.since_mark())
         self.dense_bytes += grad._indices().nbytes + grad._values().nbytes
         return mean
 
@@ -148,15 +148,6 @@ class Exchange:
             known = (layout, tuple(layout.named(part.names) for part in self._whole))
             self._parts[id(layout)] = known
         return known[1]
-
-    def _clock(self, began: float, ended: float) -> None:
-        first, busy = self.comm.since_mark()
-        if first is None:
-            self.seconds.encode_s += ended - began
-            return
-        self.seconds.encode_s += first - began
-        self.seconds.communicate_s += busy
-        self.seconds.decode_s += ended - first - busy
 
     def owns_momentum(self, step: int) -> frozenset[str]:
         """Names of the tensors whose momentum is applied before the exchange at this step."""

@@ -14,6 +14,13 @@ class Seconds:
     communicate_s: float = 0.0
     decode_s: float = 0.0
 
+    def add(self, began: float, ended: float, first: float | None, busy: float) -> None:
+        """One exchange: begin, end, when its first collective began, and the seconds in all of them."""
+        self.encode_s += (ended if first is None else first) - began
+        if first is not None:
+            self.communicate_s += busy
+            self.decode_s += ended - first - busy
+
 
 @dataclass(frozen=True)
 class Stats:

@@ -1,0 +1,201 @@
+"""Sharded data parallel: `fully_shard` with a compressed reduce-scatter.
+
+A rank of FSDP2 keeps a shard of every parameter, and needs the mean gradient of that shard alone: the first
+half of `scatter_reduce`. What FSDP2 hands over is flat, several tensors chunk by chunk, without names: so a
+method is taken that has no memory, and its choice of tensors does not apply here. Parameters are gathered as
+ever, in full precision.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
+from torch.optim import Optimizer
+
+from laconic.comm.metered import Metered
+from laconic.comm.torch_comm import TorchComm
+from laconic.core.errors import AttachError, StateError
+from laconic.core.layout import Layout
+from laconic.feedback.no_feedback import NoFeedback
+from laconic.reducers.scatter_reduce import ScatterReduce
+from laconic.reducers.sum import Sum
+from laconic.strategies.agreement import agree
+from laconic.strategies.method import Method, lift
+from laconic.strategies.shards import ScatterMean, Shards
+from laconic.strategies.state import model_digest
+from laconic.strategies.stats import Stats
+
+_compressed: WeakKeyDictionary[nn.Module, weakref.ref[ShardedHandle]] = WeakKeyDictionary()
+
+
+def compress_sharded(model: nn.Module, optimizer: Optimizer, spec: Any, *, seed: int = 0) -> ShardedHandle:
+    """Reduce the gradients of a model under `fully_shard` by the method that `spec` names.
+
+    Called by all ranks of its shard group. Raises `AttachError` on every rank, with nothing attached, for a
+    method that cannot be sharded, an optimiser that is not over the sharded parameters, and where ranks
+    disagree; `SpecError` for a wrong spec. Replicas of shards (HSDP) are averaged as ever.
+    """
+    if getattr(FSDPModule, "set_custom_reduce_scatter", None) is None:
+        raise AttachError(
+            f"sharded models need a newer torch than {torch.__version__}: 2.10 has what it takes"
+        )
+    group = TorchComm.own(shard_group(model))
+    comm = Metered(group)
+    try:
+        try:
+            handle = ShardedHandle(model, optimizer, spec, comm, seed)
+        except Exception as error:
+            agree(comm, None, error)  # so that no rank waits for one that has given up; raises `error` itself
+            raise
+        agree(comm, handle.fingerprint)
+    except BaseException:
+        group.close()
+        raise
+    comm.reset()
+    handle.attach(group)
+    return handle
+
+
+class ShardedHandle:
+    """A compressed model under `fully_shard` on one rank: figures, and the way back."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, spec: Any, comm: Metered, seed: int = 0
+    ) -> None:
+        known = _compressed.get(model)
+        taken = known and known()
+        if taken:
+            raise AttachError(
+                f"this model is compressed already, with {taken.method}: call its handle's remove() first"
+            )
+        self.method: Method = lift(spec)
+        self._shards = Shards(sharded(self.method), comm, seed)
+        self._model, self._optimizer = weakref.ref(model), optimizer
+        self._check_optimizer(model)
+        self._layout = Layout.of((name, tuple(part.shape)) for name, part in model.named_parameters())
+        self._detach: list[Callable[[], object]] = []
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.method} on {self._layout.numel:,} elements in shards, rank {self._shards.comm.rank} of"
+            f" {self._shards.comm.size}>"
+        )
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """What all ranks must have alike."""
+        return {
+            "the spec": repr(self.method),
+            "the seed": str(self._shards.seed),
+            "the model": model_digest(self._layout),
+        }
+
+    def attach(self, group: TorchComm) -> None:
+        """Put a compressed reduce-scatter in the place of FSDP's own. `group` is closed at the end."""
+        model = self._model()
+        assert model is not None
+        for name, module in model.named_modules():
+            if isinstance(module, FSDPModule):
+                scatter = ScatterMean(self._shards, name)
+                module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]  # an interface that is private
+                self._detach.append(scatter.empty)
+        self._detach.append(self._optimizer.register_step_post_hook(self._stepped).remove)
+        self._detach.append(group.close)
+        _compressed[model] = weakref.ref(self)
+
+    def stats(self) -> Stats:
+        """Bytes and seconds of this rank's reduce-scatters; `dense`: what they would hand over in float32."""
+        shards, meter = self._shards, self._shards.comm.snapshot()
+        return Stats(
+            steps=shards.step,
+            payload_sent=meter.payload_sent,
+            payload_received=meter.payload_received,
+            wire_sent=meter.wire_sent,
+            wire_received=meter.wire_received,
+            dense=shards.dense_bytes,
+            encode_s=shards.seconds.encode_s,
+            communicate_s=shards.seconds.communicate_s,
+            decode_s=shards.seconds.decode_s,
+            phases={" ".join(key): part.payload_sent for key, part in meter.parts.items()},
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step, which stochastic rounding draws its bits by; there is no other state."""
+        return {"spec": repr(self.method), "seed": self._shards.seed, "step": self._shards.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken. Raises `StateError` for another method or seed."""
+        own = self.state_dict()
+        for key in ("spec", "seed"):
+            if state.get(key) != own[key]:
+                raise StateError(
+                    f"the saved state is of {key} {state.get(key)!r}, this handle has {own[key]!r}"
+                )
+        self._shards.step = int(state["step"])
+
+    def remove(self) -> None:
+        """Back to FSDP's own reduce-scatter. Call it on every rank, between steps."""
+        detach, self._detach = self._detach, []
+        for callback in detach:
+            callback()
+        model = self._model()
+        if model is not None:
+            _compressed.pop(model, None)
+
+    def _stepped(self, *_: Any) -> None:
+        self._shards.step += 1
+
+    def _check_optimizer(self, model: nn.Module) -> None:
+        own = {id(parameter) for parameter in model.parameters()}
+        stepped = (id(parameter) for group in self._optimizer.param_groups for parameter in group["params"])
+        if own.isdisjoint(stepped):
+            raise AttachError(
+                "this optimiser is over none of the model's parameters: fully_shard replaces them, so build"
+                " the optimiser after it"
+            )
+
+
+def sharded(method: Method) -> ScatterReduce:
+    """The reduction of a method that keeps nothing. Raises `AttachError` for others."""
+    reducers = dict.fromkeys(route.reducer for route in method.routes if not isinstance(route.reducer, Sum))
+    why = ""
+    if not all(isinstance(route.feedback, NoFeedback) for route in method.routes):
+        why = "it keeps a memory of each gradient, and a rank has none but its shards"
+    elif any(route.rule is not None for route in method.routes):
+        why = "it changes how the optimiser steps"
+    elif not reducers:
+        why = "it sums, as fully_shard does; in 16 bits with MixedPrecisionPolicy(reduce_dtype=...)"
+    elif len(reducers) > 1 or not isinstance(next(iter(reducers)), ScatterReduce):
+        why = f"{next(iter(reducers))!r} has no first half that leaves each rank its shard"
+    if why:
+        raise AttachError(f"{method} cannot be sharded: {why}; take cgx(bits=4), or as many bits as you like")
+    found = next(iter(reducers))
+    assert isinstance(found, ScatterReduce)
+    return found
+
+
+def shard_group(model: nn.Module) -> dist.ProcessGroup:
+    """The ranks that share the parameters among them. Raises `AttachError` where these are not one group."""
+    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor):
+            continue  # one that fully_shard was told to ignore
+        along = [dim for dim, placed in enumerate(parameter.placements) if isinstance(placed, Shard)]
+        if len(along) != 1:
+            raise AttachError(
+                f"{name} is sharded along {len(along)} dimensions of its mesh: compress takes models that"
+                " fully_shard alone has sharded"
+            )
+        group = parameter.device_mesh.get_group(along[0])
+        groups[tuple(dist.get_process_group_ranks(group))] = group
+    if len(groups) != 1:
+        raise AttachError(f"the model's parameters are sharded in {len(groups)} groups of ranks, not in one")
+    return next(iter(groups.values()))

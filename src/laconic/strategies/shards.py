@@ -1,0 +1,110 @@
+"""FSDP2's reduce-scatter with few bits: each rank's shard of the mean gradient, nothing else.
+
+FSDP2 calls it once a module, from the thread of autograd, with the gradients of its parameters cut and laid
+chunk by chunk, one a rank: flat, and without names. So a chunk is what a codec sees as one tensor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from laconic import kernels
+from laconic.comm.metered import Metered
+from laconic.core.errors import AttachError
+from laconic.core.layout import Entry, Layout
+from laconic.core.turn import Turn
+from laconic.reducers.cuts import Cut, packed, piece
+from laconic.reducers.scatter_reduce import ScatterReduce
+from laconic.strategies.stats import Seconds
+
+plain = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its newer and its older name
+
+
+class Shards:
+    """What the modules of one model share: the reduction, the group, the clock and the figures."""
+
+    def __init__(self, reducer: ScatterReduce, comm: Metered, seed: int) -> None:
+        self.reducer = reducer
+        self.bound = reducer.bind(Layout(()), comm)
+        self.comm = comm
+        self.seed = seed
+        self.step = 0
+        self.dense_bytes = 0
+        self.seconds = Seconds()
+
+    def mean(self, x: Tensor, cut: Cut) -> Tensor | None:
+        """This rank's chunk of the mean of flat x, float32; None where x is not finite on some rank."""
+        began = time.perf_counter()
+        self.comm.mark()
+        finite = kernels.all_finite(x, cut.bucket.segments)
+        turn = Turn(self.step, self.comm.rank, self.seed)
+        with self.comm.phase(repr(self.reducer)):
+            mean, _ = self.bound.scatter(x if finite else None, cut, turn, x)
+        self.dense_bytes += 4 * (x.numel() - cut.home.numel)
+        self.seconds.add(began, time.perf_counter(), *self.comm.since_mark())
+        return mean
+
+
+class ScatterMean:
+    """The reduce-scatter of one module, as `torch.distributed.fsdp` calls it. Emptied, it is a plain one."""
+
+    def __init__(self, shards: Shards, module: str) -> None:
+        self._shards: Shards | None = shards
+        self._name = f"shards of {module}"
+        self._cut: Cut | None = None
+
+    def empty(self) -> None:
+        """Back to a plain reduce-scatter."""
+        self._shards = None
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A buffer for what is reduced, or for what comes of it."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """output (m,) = `op` over ranks of this rank's chunk of input (size * m,); NaN if not finite."""
+        shards = self._shards
+        if shards is None:
+            return plain(output_tensor, input_tensor, op, group, async_op)  # type: ignore[no-any-return]
+        gain = factor(op, shards.comm.size)
+        if self._cut is None:
+            self._cut = chunks(self._name, input_tensor.numel(), shards.comm.rank, shards.comm.size)
+        mean = shards.mean(input_tensor.to(torch.float32), self._cut)
+        if mean is None:
+            output_tensor.fill_(torch.nan)
+        else:
+            output_tensor.copy_(mean.mul_(gain))
+        return None
+
+
+def factor(op: Any, size: int) -> float:
+    """What the mean is multiplied by. Raises `AttachError` for a reduction that is no mean and no sum."""
+    if op == dist.ReduceOp.AVG:
+        return 1.0
+    if op == dist.ReduceOp.SUM:
+        return float(size)
+    raise AttachError(
+        f"a compressed reduce-scatter makes means and sums, not {op}: after set_gradient_divide_factor(...)"
+        " call set_force_sum_reduction_for_comms(True)"
+    )
+
+
+def chunks(name: str, n: int, rank: int, size: int) -> Cut:
+    """n elements in equal chunks, one a rank."""
+    whole = Entry(name, (n,), 0)
+    each = n // size
+    parts = tuple(Layout((piece(whole, each * r, each * (r + 1)),) if each else ()) for r in range(size))
+    return Cut(Layout((whole,)), parts, packed(parts[rank]))
