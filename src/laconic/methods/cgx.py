@@ -13,6 +13,8 @@ from __future__ import annotations
 from laconic.codecs.minmax import MinMax
 from laconic.core import arguments
 from laconic.core.layout import Entry, Layout
+from laconic.reducers.adaptive_bits import AdaptiveBits
+from laconic.reducers.reducer import Reducer
 from laconic.reducers.scatter_reduce import Pattern, ScatterReduce
 from laconic.reducers.sum import Sum
 from laconic.strategies.method import Method, Route, everything, matrices, method, routes
@@ -22,7 +24,7 @@ from laconic.strategies.method import Method, Route, everything, matrices, metho
     paper="Markov et al. 2022, arXiv:2111.08617",
     status="verified",
     sends="of each entry its place between the extremes of its bucket, in a few bits, both ways",
-    examples=("cgx()", "cgx(bits=8, rounding='stochastic', pattern='tree')"),
+    examples=("cgx()", "cgx(bits=8, rounding='stochastic', pattern='tree')", "cgx(adapt_every=100)"),
 )
 def cgx(
     bits: int = 4,
@@ -31,6 +33,7 @@ def cgx(
     rounding: str = "nearest",
     pattern: Pattern = "direct",
     min_size: int = 1024,
+    adapt_every: int = 0,
 ) -> Method:
     """Per tensor of two dimensions and more, and of `min_size` elements and more, on N ranks:
 
@@ -44,13 +47,19 @@ def cgx(
     small beside a short bucket's extremes, and at 4 bits that costs no accuracy; at 2 bits take
     'stochastic', or `error_fed(scatter_reduce(minmax(bits=2, bucket=16)))`.
 
+    `adapt_every` so many steps, where it is not 0, tensors get 2 to 8 bits each, as `adaptive_bits` says: the
+    fewest bytes at the error that `bits` for all would have. That part is recalled, not checked against code.
+
     Payload: bits + 64 / bucket bits an entry, of which (N - 1) / N goes up and 1 / N down: 4.125.
 
     >>> cgx(bits=8)
     cgx(bits=8)
     """
     arguments.whole("cgx: min_size", min_size)
-    reducer = ScatterReduce(MinMax(bits, bucket, rounding), pattern)
+    arguments.whole("cgx: adapt_every", adapt_every)
+    reducer: Reducer = ScatterReduce(MinMax(bits, bucket, rounding), pattern)
+    if adapt_every:
+        reducer = AdaptiveBits(bits, bucket, rounding, pattern, adapt_every)
 
     def is_large(entry: Entry, model: Layout) -> bool:
         return matrices(entry, model) and entry.numel >= min_size
