@@ -3,8 +3,7 @@
 That of LGC (Abrahamyan et al. 2021, arXiv:2103.08870), as a public third-party implementation of it has it:
 
     encoder   1 -> 64 -> 128 -> 256 -> 64 channels, each a convolution of 3 with stride 2, then 64 -> 4 of 1
-    decoder   4 -> 32 -> 64 -> 128 -> 32 channels, each transposed of 3 with stride 2, then 33 -> 1 of 1,
-              where channel 33 is a vector of values known beforehand, or zero
+    decoder   4 -> 32 -> 64 -> 128 -> 32 channels, each transposed of 3 with stride 2, then 32 -> 1 of 1
 
 with a leaky ReLU (0.01) after each but the last of the encoder and of the decoder. So K values have a code of
 4 * ceil(K / 16). Ours: the input is padded with zeros to a multiple of 16, and each stage halves or doubles a
@@ -40,7 +39,7 @@ def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from (("code.weight", (CHANNELS, DOWN[-1], 1)), ("code.bias", (CHANNELS,)))
     for i, (a, b) in enumerate(pairwise(UP)):
         yield from ((f"up{i}.weight", (a, b, 3)), (f"up{i}.bias", (b,)))
-    yield from (("value.weight", (1, UP[-1] + 1, 1)), ("value.bias", (1,)))
+    yield from (("value.weight", (1, UP[-1], 1)), ("value.bias", (1,)))
 
 
 LAYOUT = Layout.of(_shapes())
@@ -85,7 +84,7 @@ class Autoencoder:
         return conv1d(x, own["code.weight"], own["code.bias"])
 
     def decode(self, code: Tensor, k: int) -> Tensor:
-        """Values (b, k) of codes (b, 4, ceil(k / 16)), with channel 33 at zero."""
+        """Values (b, k) of codes (b, 4, ceil(k / 16))."""
         return self.decode_along(code, None, k)[0]
 
     def decode_along(self, code: Tensor, change: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
@@ -101,14 +100,9 @@ class Autoencoder:
             y = conv_transpose1d(y, weight, own[f"up{i}.bias"], 2, 1, 1)
             slope = torch.where(y > 0, 1.0, SLOPE).to(y.dtype)
             y, dy = y * slope, conv_transpose1d(dy, weight, None, 2, 1, 1) * slope[: len(dy)]
-        weight = own["value.weight"][:, :-1]
+        weight = own["value.weight"]
         y, dy = conv1d(y, weight, own["value.bias"]), conv1d(dy, weight)
         return y.squeeze(1)[:, :k], dy.squeeze(1)[:, :k]
-
-    @property
-    def known(self) -> Tensor:
-        """What a value of channel 33 adds to the output at its place, per unit: a scalar tensor."""
-        return self._named()["value.weight"][0, -1, 0]
 
     def _named(self) -> dict[str, Tensor]:
         views = LAYOUT.segments.views(self.weights)

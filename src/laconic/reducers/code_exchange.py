@@ -2,17 +2,19 @@
 
 A rank's vector is w (K,), its values at positions that all share, in units of a scale that all share. With
 encoder E and decoder D, both exchanges end with a vector mean that all ranks have, and each rank's own
-part p_i of it, whose average is that mean:
+part of it, g p_i or p_i, whose average is that mean:
 
     ring      c = 1/N * sum over i of E(w_i)      p_i = D(c) + D'(c) (E(w_i) - c)     mean = g D(c)
-    server    c = E(w_l) of the leader l          p_i = D(c, v_i)                     mean = 1/N * sum g_i p_i
+    server    c = E(w_l) of the leader l          p_i = g_i D(c), but w_i on I_i      mean = 1/N * sum p_i
 
-In the ring the p_i average to D(c) since the changes of c average to nothing. v_i is the innovation: w_i at
-its few largest entries, zero elsewhere; every rank sends it to all, and so all can do what a server would.
+In the ring the p_i average to D(c) since the changes of c average to nothing. I_i is the innovation: the
+places of the few largest |w_i|, whose values every rank sends to all, and so all can do what a server would.
+In the paper they enter the decoder as one more channel; put in place of its output they are exact, and what
+a rank keeps shrinks in every step, however little the net has learned.
 
-The gains are ours. A rank keeps w_i - g_i p_i for later, and a net that does badly could make that larger
-than w_i, without limit. So g_i is the number that makes it smallest, or 0 if that is negative; in the ring
-one g for all makes the sum of squares over ranks smallest, and is cut so that no rank's grows.
+The gains are ours. A rank keeps for later what its part leaves of w_i, and a net that does badly could make
+that larger than w_i, without limit. So g_i is the number that makes it smallest, or 0 if that is negative; in
+the ring one g for all makes the sum of squares over ranks smallest, and is cut so that no rank's grows.
 """
 
 from __future__ import annotations
@@ -35,10 +37,14 @@ LARGEST = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True)
 class Vector:
-    """A rank's values float32 (K,), the scale of all ranks, and signs float32 (K,) that all multiply by."""
+    """A rank's values float32 (K,), and what all ranks do to theirs before the net sees them.
+
+    They divide by `scale`, rotate by `shift` places, and multiply by signs float32 (K,).
+    """
 
     values: Tensor
     scale: float
+    shift: int
     signs: Tensor
 
     @property
@@ -48,12 +54,13 @@ class Vector:
 
     def normalised(self, values: Tensor) -> Tensor:
         """The same of another rank's values."""
-        return (values.cpu().double() / self.scale).float() * self.signs
+        normal = (values.cpu().double() / self.scale).clamp_(-LARGEST, LARGEST).float()
+        return normal.roll(self.shift) * self.signs
 
     def restored(self, normal: Tensor) -> Tensor:
         """Values float32 (K,) of a result (K,) of the net."""
-        values = (normal.double() * self.signs * self.scale).clamp_(-LARGEST, LARGEST)
-        return values.float().to(self.values.device)
+        values = (normal.double() * self.signs).roll(-self.shift) * self.scale
+        return values.clamp_(-LARGEST, LARGEST).float().to(self.values.device)
 
 
 @dataclass(frozen=True)
@@ -114,11 +121,10 @@ class Server(CodeExchange):
     def loss(self, net: Autoencoder, normals: Tensor, leader: int) -> Tensor:
         size, k = normals.shape
         codes = net.encode(normals)
-        rebuilt = net.decode(codes[leader : leader + 1], k) + net.known * torch.stack(
-            [self._known(normal) for normal in normals]
-        )
+        left = net.decode(codes[leader : leader + 1], k) - normals
+        rest = torch.stack([self._rest(normal) for normal in normals])
         apart = (codes - codes.mean(0)).square().sum() * 2 / max(1, size - 1)  # mean of |e_i - e_j|^2, i != j
-        return 0.5 * (rebuilt - normals).square().sum() / size + 0.5 * apart * k / codes[0].numel()
+        return 0.5 * (left * rest).square().sum() / size + 0.5 * apart * k / codes[0].numel()
 
     def exchange(self, comm: Comm, weights: Tensor, vector: Vector, leader: int) -> Outcome:
         normal, k, device = vector.normal, vector.values.numel(), vector.values.device
@@ -126,15 +132,12 @@ class Server(CodeExchange):
         if comm.rank == leader:
             code = Autoencoder(weights).encode(normal[None]).flatten().to(device)
         code = comm.broadcast(code, leader).cpu().double().view(1, CHANNELS, -1)
-        net = Autoencoder(weights.double())
-        base = net.decode(code, k)[0]
-        mine = Entries.largest(normal, Segments.whole(k), torch.tensor([self.innovation]))
-        gain = own_gain(fit(normal, base + net.known * self._known(normal)).tolist())
-        told = torch.cat([as_bytes(torch.tensor([gain])), mine.wire(Segments.whole(k))])
-        total = torch.zeros(k, dtype=torch.float64)
-        own = total
+        base = Autoencoder(weights.double()).decode(code, k)[0]
+        gain = own_gain(fit(normal, base * self._rest(normal)).tolist())
+        told = torch.cat([as_bytes(torch.tensor([gain])), self._largest(normal).wire(Segments.whole(k))])
+        total = own = torch.zeros(k, dtype=torch.float64)
         for rank, wire in enumerate(comm.all_gather(told.to(device))):
-            part = self._part(wire.cpu(), net, base, rank)
+            part = part_of(wire.cpu(), base, rank)
             total = total + part / comm.size
             own = part if rank == comm.rank else own
         return Outcome(vector.restored(total), vector.restored(own))
@@ -143,19 +146,23 @@ class Server(CodeExchange):
         innovation = entries_nbytes(min(1.0, self.innovation / k), Segments.whole(k)) if k else 0
         return 4 * code_length(k) + 4 + innovation
 
-    def _part(self, wire: Tensor, net: Autoencoder, base: Tensor, rank: int) -> Tensor:
-        """g_i p_i of one rank, from its message."""
-        head, rest = take(wire, 4, "the gain")
-        gain = float(as_numbers(head, torch.float32))
-        entries = Entries.read(rest, Segments.whole(base.numel()), rank)
-        known = torch.zeros_like(base)
-        known[entries.indices.long()] = entries.values.double()
-        return (base + net.known * known) * gain if gain else torch.zeros_like(base)
+    def _largest(self, normal: Tensor) -> Entries:
+        """The innovation of one vector (K,)."""
+        return Entries.largest(normal, Segments.whole(normal.numel()), torch.tensor([self.innovation]))
 
-    def _known(self, normal: Tensor) -> Tensor:
-        """The innovation of one vector (K,): its largest entries, zero elsewhere."""
-        largest = Entries.largest(normal, Segments.whole(normal.numel()), torch.tensor([self.innovation]))
-        return torch.zeros_like(normal).index_add_(0, largest.indices, largest.values)
+    def _rest(self, normal: Tensor) -> Tensor:
+        """Where a vector (K,) has no innovation: 1 there, and 0 where it has."""
+        return torch.ones_like(normal).index_fill_(0, self._largest(normal).indices.long(), 0.0)
+
+
+def part_of(wire: Tensor, base: Tensor, rank: int) -> Tensor:
+    """A rank's part p_i (K,), from its message to the servers and base = D(c)."""
+    head, rest = take(wire, 4, "the gain")
+    gain = float(as_numbers(head, torch.float32))
+    entries = Entries.read(rest, Segments.whole(base.numel()), rank)
+    part = base * gain if gain else torch.zeros_like(base)
+    part[entries.indices.long()] = entries.values.double()
+    return part
 
 
 def fit(normal: Tensor, own: Tensor) -> Tensor:

@@ -5,24 +5,28 @@ k = ceil(density * n) largest entries are, and all ranks exchange their values t
 step `until` on as codes of an autoencoder:
 
     1. S = positions of the leader's largest; s = root mean square of its values there     announced to all
-    2. w_i = x_i[S] / s; in every second round of leaders each entry times a common random sign
+    2. w_i = x_i[S] / s, rotated by a common random number of places; in every second round of leaders each
+       entry times a common random sign
     3. t < until: all_gather of x_i[S]; mean = their average; the autoencoder takes a step of Adam on the w_i
        after that: mean = s * what `ring` or `server` (see code_exchange) make of the w_i, on S
 
 The paper is known to us from its abstract, a third party's code and from memory; the rest is ours:
 
-- Signs. The ranks keep what the code does not carry, and a fixed code never carries what is in its null
-  space: there the residual grew without end (5 times that of top-k after 1,600 steps at a fixed model, and
-  growing; with signs in half of the steps it stays at 3 times).
+- Rotation and signs. A rank keeps what the code does not carry, and a fixed code never carries what is in its
+  null space: there the residual grew without end. For a linear code A, the average over signs and rotations
+  of <w, A w> is trace(A) / K * |w|^2, for every w. In the other rounds the net can use what signs have in
+  common: in a layer behind a ReLU, those of a row.
 - Positions are those of one leader in both phases, so that the net is trained on what it will get.
 - Adam, rate 1e-3: the SGD of the same rate that the third party's code has learns nothing in 300 steps.
 - One decoder for all ranks in `server`, which are alike, where the paper has one a node; its loss takes
-  averages over ranks and pairs, where the code has sums, so that it does not change with N.
+  averages over ranks and pairs, where the code has sums, so that it does not change with N; and the
+  innovation is put in place of the decoder's output (see code_exchange).
 - What was sent is what the others decoded, scaled so that nothing grows: |x - sent| <= |x| on every rank.
 
-The unit of selection is a tensor, that of a code is a bucket. Replicas agree to the bit if their CPUs do:
-rank 0's weights are broadcast when training ends, and each rank decodes in float64 and rounds to float32, so
-that between CPUs of different kinds one entry in some ten million may differ in its last bit.
+The unit of selection is a tensor, that of a code is a bucket: where DDP cuts several, results depend on how
+it does, and a resumed run, for which it cuts them anew, goes on with other bits. Replicas agree to the bit if
+their CPUs do: rank 0's weights are broadcast when training ends, and each rank decodes in float64 and rounds
+to float32, so that between CPUs of different kinds one entry in some ten million may differ in its last bit.
 """
 
 from __future__ import annotations
@@ -101,7 +105,7 @@ class LearnedCode(Reducer):
         return True
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
-        return _LearnedCode(self, comm)
+        return _LearnedCode(self, layout, comm)
 
     def nbytes(self, layout: Layout) -> int:
         kept_n = [(kept(self.density, entry.numel), entry.numel) for entry in layout]
@@ -118,15 +122,18 @@ class LearnedCode(Reducer):
 
 
 class _LearnedCode(BoundReducer):
-    def __init__(self, spec: LearnedCode, comm: Comm) -> None:
+    def __init__(self, spec: LearnedCode, layout: Layout, comm: Comm) -> None:
         self._spec = spec
         self._comm = comm
+        self._place = {name: i for i, name in enumerate(layout.names)}
+        self._ordered: dict[int, tuple[Layout, Layout]] = {}  # id of a bucket's layout -> it, and it in order
         self._net = Trained("once/autoencoder", first_weights())
 
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
-        segments, leader = layout.segments, turn.step % self._comm.size
+        ordered, leader = self._in_order(layout), turn.step % self._comm.size
+        segments = ordered.segments
         learning = turn.step < self._spec.until
         self._net.begin(turn.step)
         if not learning:
@@ -135,7 +142,7 @@ class _LearnedCode(BoundReducer):
             x = None
         wire = out.new_empty(0, dtype=torch.uint8)
         if x is not None and self._comm.rank == leader:
-            wire = self._announcement(x, layout)
+            wire = self._announcement(x, ordered)
         told = announce(self._comm, leader, wire, finite=x is not None)
         if x is None or told is None:
             return None
@@ -146,7 +153,7 @@ class _LearnedCode(BoundReducer):
         except WireError as error:
             raise WireError(f"the positions that rank {leader} sent are damaged: {error}") from error
         values, scale = kernels.gather(x, segments, indices, counts), float(as_numbers(head, torch.float32))
-        vector = Vector(values, scale, self._signs(turn, values.numel()))
+        vector = Vector(values, scale, *self._mixing(turn, values.numel()))
         if learning or code_length(values.numel()) >= values.numel():
             outcome = self._whole(vector, layout, turn, learning)
         else:
@@ -155,6 +162,13 @@ class _LearnedCode(BoundReducer):
         segments.zero_(out)
         kernels.scatter_add_(out, segments, indices, counts, outcome.mean, alpha)
         return Chosen(segments, indices, counts, outcome.own)
+
+    def _in_order(self, layout: Layout) -> Layout:
+        """The bucket's tensors in the model's order: DDP changes theirs after its first step."""
+        if id(layout) not in self._ordered:
+            entries = sorted(layout, key=lambda entry: self._place[entry.name])
+            self._ordered[id(layout)] = layout, Layout(tuple(entries))
+        return self._ordered[id(layout)][1]
 
     def _announcement(self, x: Tensor, layout: Layout) -> Tensor:
         """The scale float32 (1,), and this rank's largest entries."""
@@ -166,11 +180,12 @@ class _LearnedCode(BoundReducer):
         coded = kernels.rice_encode(indices, counts, segments)
         return torch.cat([as_bytes(scale), counts_bytes(counts).to(coded.device), coded])
 
-    def _signs(self, turn: Turn, k: int) -> Tensor:
-        """Ones in every first round of leaders, random in every second."""
-        if turn.step // self._comm.size % 2 == 0:
-            return torch.ones(k)
-        return torch.where(kernels.uniform(turn.common("learned_code"), k) < 0.5, -1.0, 1.0)
+    def _mixing(self, turn: Turn, k: int) -> tuple[int, Tensor]:
+        """A random shift; and signs, all ones in every first round of leaders, random in every second."""
+        key = turn.common("learned_code")
+        mixed = turn.step // self._comm.size % 2
+        signs = torch.where(kernels.uniform(key, k) < 0.5, -1.0, 1.0) if mixed else torch.ones(k)
+        return key % max(1, k), signs
 
     def _whole(self, vector: Vector, layout: Layout, turn: Turn, learning: bool) -> Outcome:
         """The average of all ranks' values; and a lesson."""
