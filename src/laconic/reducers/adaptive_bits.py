@@ -8,8 +8,10 @@ same group takes dynamic programming. Here, every `every` steps, with widths b =
     2. the b_l that make sum of bytes_l(b_l) least, with sum of E_l(b_l) <= sum of E_l(bits)
     3. from the next step on, tensor l travels in b_l bits
 
-By dynamic programming, for it was better where both were measured (`python -m benchmarks.widths`): k-means
-knows no errors, only guesses their order from norms.
+By dynamic programming, for where both were measured (`python -m benchmarks.widths`) it was never worse: at
+the error of 4 bits for all it sends 20.6 % fewer bytes of the stored gradient, where k-means saves 19.4 and
+20.6 % with 2 and 3 clusters, and 18.6 % of a small GPT's, where k-means saves 0, 2, 16 and 12 % with 2 to 5.
+It needs no number of clusters, and no guess that a larger entry asks for more bits.
 """
 
 from __future__ import annotations
