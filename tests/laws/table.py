@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
+from laconic.core.codec import Codec
+from laconic.core.layout import Segments
 from laconic.core.spec import Spec, find, names, parse
 
 SIZES = (0, 1, 2, 7, 100, 1001, 65537)
@@ -54,6 +56,16 @@ def cases(inputs: tuple[str, ...] = INPUTS, sizes: tuple[int, ...] = SIZES) -> I
     for n in sizes:
         for name in inputs:
             yield f"{name}, n={n}", given(name, n)
+
+
+def decoded(codec: Codec, x: Tensor, draws: int) -> Tensor:
+    """What x (n,) is decoded to with keys 0, 1, ...: float32 (draws, n).
+
+    By one message of equal tensors, whose values are those of a wire for each: `test_messages` says so.
+    """
+    segments = Segments.consecutive([x.numel()] * draws)
+    wire = codec.encode_segments(x.repeat(draws), segments, range(draws))
+    return codec.decode_segments_add_(wire, segments, torch.zeros(draws * x.numel())).view(draws, x.numel())
 
 
 def same(a: Tensor, b: Tensor) -> bool:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
+from torch import Tensor
 
 from laconic import kernels
 from laconic.core.codec import Codec
 from laconic.core.errors import WireError
 from laconic.core.spec import parse
 
-from .table import LIVE, SIZES, USUAL, cases, given, same, specs
+from .table import LIVE, SIZES, USUAL, cases, decoded, given, same, specs
 
 each = pytest.mark.parametrize("spec", specs(Codec))
 
@@ -24,6 +26,16 @@ def live(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
+CASES = tuple(cases())
+
+
+@cache
+def encoded(spec: str, live: str) -> list[tuple[str, Tensor, Tensor]]:
+    """Every case with its wire, made once for all laws that only read it; `live` is what made it."""
+    codec = parse(spec)
+    return [(label, x, codec.encode(x, key=3)) for label, x in CASES]
+
+
 @each
 def test_the_repr_is_the_spec(spec: str) -> None:
     codec = parse(spec)
@@ -32,10 +44,9 @@ def test_the_repr_is_the_spec(spec: str) -> None:
 
 
 @each
-def test_dtype_shape_and_size(spec: str) -> None:
+def test_dtype_shape_and_size(spec: str, live: str) -> None:
     codec = parse(spec)
-    for label, x in cases():
-        wire = codec.encode(x, key=3)
+    for label, x, wire in encoded(spec, live):
         assert wire.dtype == torch.uint8 and wire.dim() == 1 and wire.is_contiguous(), label
         most = codec.nbytes(x.numel())
         assert wire.numel() == most if codec.fixed_size else wire.numel() <= most, (label, wire.numel(), most)
@@ -44,26 +55,25 @@ def test_dtype_shape_and_size(spec: str) -> None:
 
 
 @each
-def test_equal_keys_give_equal_bytes_and_the_input_stays(spec: str) -> None:
+def test_equal_keys_give_equal_bytes_and_the_input_stays(spec: str, live: str) -> None:
     codec = parse(spec)
-    for label, x in cases():
+    for label, x, wire in encoded(spec, live):
         before = x.clone()
-        assert same(codec.encode(x, key=11), codec.encode(x, key=11)), label
+        assert same(codec.encode(x, key=3), wire), label
         assert same(x, before), label
 
 
 @each
-def test_decode_add_is_add_of_decode(spec: str) -> None:
+def test_decode_add_is_add_of_decode(spec: str, live: str) -> None:
     codec = parse(spec)
-    for label, x in cases(USUAL):
-        wire = codec.encode(x, key=5)
+    for label, x, wire in encoded(spec, live):
+        if not label.startswith(USUAL):
+            continue
         out = torch.linspace(-1, 1, x.numel())
-        added = codec.decode_add_(wire, out.clone(), alpha=0.25)
-        # one rounding of alpha * value and one of the sum, or a single one where they are fused
-        torch.testing.assert_close(
-            added, out + 0.25 * codec.decode(wire, x.numel()), rtol=1e-6, atol=1e-6, msg=label
-        )
+        plain = out + 0.25 * codec.decode(wire, x.numel())
         assert codec.decode_add_(wire, out, alpha=0.25) is out, label
+        # one rounding of alpha * value and one of the sum, or a single one where they are fused
+        torch.testing.assert_close(out, plain, rtol=1e-6, atol=1e-6, msg=label)
 
 
 @each
@@ -74,21 +84,23 @@ def test_zeros_decode_to_zeros(spec: str) -> None:
 
 
 @each
-def test_finite_in_finite_out(spec: str) -> None:
+def test_finite_in_finite_out(spec: str, live: str) -> None:
     codec = parse(spec)
-    for label, x in cases():
-        assert bool(torch.isfinite(codec.decode(codec.encode(x, key=7), x.numel())).all()), label
+    for label, x, wire in encoded(spec, live):
+        assert bool(torch.isfinite(codec.decode(wire, x.numel())).all()), label
 
 
 @each
-def test_a_wire_may_lie_anywhere_in_a_larger_one(spec: str) -> None:
+def test_a_wire_may_lie_anywhere_in_a_larger_one(spec: str, live: str) -> None:
     """A collective delivers all wires in one buffer: theirs start at any byte."""
     codec = parse(spec)
-    for label, x in cases(("normal",)):
-        wire = codec.encode(x, key=9)
+    for label, x, wire in encoded(spec, live):
+        if not label.startswith("normal"):
+            continue
+        back = codec.decode(wire, x.numel())
         for shift in (1, 2, 3):
             larger = torch.cat([torch.full((shift,), 255, dtype=torch.uint8), wire])
-            assert same(codec.decode(larger[shift:], x.numel()), codec.decode(wire, x.numel())), label
+            assert same(codec.decode(larger[shift:], x.numel()), back), label
 
 
 @each
@@ -98,12 +110,10 @@ def test_the_error_is_within_omega(spec: str, live: str) -> None:
     draws = 10 if live == "reference" else 100
     for label, x in cases(USUAL, (1, 7, 100, 1001)):
         omega, norm = codec.omega(x.numel()), float(x.double().square().sum())
-        wires = [codec.encode(x, key=key) for key in range(2)]
-        keyed = not same(*wires)
-        wires += [codec.encode(x, key=key) for key in range(2, draws if keyed else 2)]
-        errors = [float((codec.decode(wire, x.numel()).double() - x).square().sum()) for wire in wires]
-        slack = 2.5 * max(1.0, omega) / math.sqrt(len(wires)) if keyed else 0.0
-        assert sum(errors) / len(errors) <= (omega + slack) * norm * (1 + 1e-6), label
+        keyed = not same(codec.encode(x, key=0), codec.encode(x, key=1))
+        errors = (decoded(codec, x, draws if keyed else 2).double() - x).square().sum(dim=1)
+        slack = 2.5 * max(1.0, omega) / math.sqrt(len(errors)) if keyed else 0.0
+        assert float(errors.mean()) <= (omega + slack) * norm * (1 + 1e-6), label
 
 
 @each
@@ -117,42 +127,41 @@ def test_omega_holds_from_end_to_end_of_the_normal_range(spec: str) -> None:
         anywhere = torch.exp2(math.log2(low) + place * (math.log2(high) - math.log2(low)))
         for size in (low * (1 + place), high * (1 + place) / 2, anywhere):
             x = (size.clamp(low, high) * signs).float()
-            errors = [
-                codec.decode(codec.encode(x, key=key), n).double().sub(x).square().sum() for key in range(20)
-            ]
+            errors = (decoded(codec, x, 20).double() - x).square().sum(dim=1)
             omega, norm = codec.omega(n), float(x.double().square().sum())
-            keyed = len({float(error) for error in errors}) > 1
+            keyed = len(errors.unique()) > 1
             slack = 2.5 * max(1.0, omega) / math.sqrt(len(errors)) if keyed else 0.0
-            assert float(sum(errors)) / len(errors) <= (omega + slack) * norm * (1 + 1e-6) + n * 2.0**-298
+            assert float(errors.mean()) <= (omega + slack) * norm * (1 + 1e-6) + n * 2.0**-298
 
 
 @each
-def test_the_absolute_error_bound_holds(spec: str) -> None:
+def test_the_absolute_error_bound_holds(spec: str, live: str) -> None:
     codec = parse(spec)
-    for label, x in cases():
+    for label, x, wire in encoded(spec, live):
         bound = codec.absolute_error(x.numel())
         if bound is not None:
-            error = codec.decode(codec.encode(x, key=1), x.numel()).double() - x
+            error = codec.decode(wire, x.numel()).double() - x
             assert float(error.square().sum()) <= bound * (1 + 1e-6), label
 
 
 @pytest.mark.parametrize("spec", [spec for spec in specs(Codec) if parse(spec).unbiased])
-def test_unbiased_where_claimed(spec: str) -> None:
-    """The mean of 300 decodes, in 16 random directions: each within 5 sigma of x."""
-    codec = parse(spec)
+def test_unbiased_where_claimed(spec: str, live: str) -> None:
+    """The mean of 300 decodes, in 16 random directions: each within 5 sigma of x.
+
+    Of the reference 60 where native code is there, whose 300 are the same bits: tests/native says so.
+    """
+    codec, draws = parse(spec), 300 if live == LIVE[-1] else 60
     for label, x in cases(("normal", "heavy"), (1001,)):
         directions = torch.randn(16, x.numel(), generator=torch.Generator().manual_seed(0)).sign().double()
-        draws = [codec.decode(codec.encode(x, key=key), x.numel()).double() - x for key in range(300)]
-        errors = torch.stack(draws) @ directions.T  # (300, 16)
-        sigma = errors.std(dim=0) / math.sqrt(len(draws))
+        errors = (decoded(codec, x, draws).double() - x) @ directions.T  # (draws, 16)
+        sigma = errors.std(dim=0) / math.sqrt(draws)
         assert bool((errors.mean(dim=0).abs() <= 5 * sigma + 1e-6 * x.abs().sum()).all()), label
 
 
 @each
-def test_clear_zeroes_what_the_wire_carries(spec: str) -> None:
+def test_clear_zeroes_what_the_wire_carries(spec: str, live: str) -> None:
     codec = parse(spec)
-    for label, x in cases():
-        wire = codec.encode(x, key=13)
+    for label, x, wire in encoded(spec, live):
         decoded = codec.decode(wire, x.numel())
         memory = codec.clear_(wire, torch.ones_like(x))
         assert bool(((memory == 0) | (memory == 1)).all()), label
