@@ -59,7 +59,7 @@ class Widths(Fused):
     bucket: int
     rounding: str
 
-    name: ClassVar[str] = "widths"
+    name: ClassVar[str] = "minmax_of_widths"  # made by `adaptive_bits`, not from a spec string
 
     @property
     def unbiased(self) -> bool:
