@@ -147,7 +147,7 @@ class Pool:
         return Pool(self.regions, positions, self.counts + other.counts, values)
 
     def thresholds(self, best: Best, ks: Tensor) -> Tensor:
-        """Those that 5/4 of the wanted entries would have reached; or a little less than the least kept."""
-        wanted = (5 * ks + 3) // 4
+        """Those that 9/8 of the wanted entries would have reached; or a little less than the least kept."""
+        wanted = (9 * ks + 7) // 8
         spare = self.best(wanted)
         return torch.where(spare.counts == wanted, spare.floors, SLACK * best.floors)

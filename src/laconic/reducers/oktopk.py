@@ -8,7 +8,8 @@ elements, with k = ceil(density * n) and N ranks:
     3. all_to_all: a rank gets what all have chosen in its region, and adds it up in rank order: s
     4. it tells all others, by all_gather, those |s| that reach the threshold of the tensor
     5. mean = the k largest of all that came, the same on every rank
-    6. the next threshold: the (5/4 k)-th largest that came, or a little less than the k-th if fewer did
+    6. the next threshold: the (9/8 k)-th largest that came, or a little less than the k-th if fewer did,
+       times what thresholds have grown by since the step before, for residuals fill up
 
 A threshold serves as long as it fits, and costs no traffic: all ranks see it in what came. It only saves
 bytes, for it cannot change the mean. In step 4 a region gives of each tensor no fewer entries than a rank
@@ -48,6 +49,7 @@ from laconic.reducers.reducer import BoundReducer, Reducer, Sent
 from laconic.reducers.regions import Regions
 
 RANKS = 64  # of a group, up to which `nbytes` is a bound
+MOST_GROWTH = 1.5  # of thresholds in a step
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,6 +107,7 @@ class _OkTopk(BoundReducer):
         self._comm = comm
         self._regions: dict[int, tuple[Layout, int, Regions]] = {}  # by id of a bucket's layout; when cut
         self._thresholds: dict[str, float] = {}  # by tensor name
+        self._growth = 1.0  # of thresholds, from step to step
 
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
@@ -126,7 +129,8 @@ class _OkTopk(BoundReducer):
         if own is None or chosen is None or not all(wire.numel() for wire in came):
             return None
         known = torch.tensor([self._thresholds.get(name, 0.0) for name in layout.names])
-        positions, final, found = harvest(came, regions, ks, known, self._comm)
+        positions, final, found = harvest(came, regions, ks, known * self._growth, self._comm)
+        self._growth = growth(known, found)
         self._thresholds.update(zip(layout.names, found.tolist(), strict=True))
         segments.zero_(out)
         kernels.scatter_add_(out, segments, final.indices, final.counts, final.values, alpha)
@@ -149,3 +153,16 @@ class _OkTopk(BoundReducer):
         super().load_state_dict(state)
         self._regions.clear()
         self._thresholds.clear()
+        self._growth = 1.0
+
+
+def growth(before: Tensor, after: Tensor) -> float:
+    """The median over tensors of what thresholds float32 (s,) have grown by: from 1 to `MOST_GROWTH`.
+
+    >>> growth(torch.tensor([0.0, 1.0, 2.0, 4.0]), torch.tensor([7.0, 1.5, 2.5, 4.0]))
+    1.25
+    """
+    known = before > 0
+    if not bool(known.any()):
+        return 1.0
+    return float((after[known] / before[known]).median().clamp(1.0, MOST_GROWTH))
