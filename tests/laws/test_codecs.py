@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from functools import cache
 
@@ -166,6 +167,28 @@ def test_clear_zeroes_what_the_wire_carries(spec: str, live: str) -> None:
         memory = codec.clear_(wire, torch.ones_like(x))
         assert bool(((memory == 0) | (memory == 1)).all()), label
         assert not (decoded * memory).any(), label  # nothing that was sent stays
+
+
+@each
+def test_what_is_no_vector_key_or_size_is_refused_with_a_way_out(spec: str) -> None:
+    codec, x = parse(spec), given("normal", 10)
+    wire = codec.encode(x)
+    for bad, way_out in (
+        (x.tolist(), "torch.tensor(x, dtype=torch.float32) is one"),
+        (x.double(), "x.to(torch.float32) is one"),
+        (x.view(2, 5), r"x.flatten() is one"),
+        (x.repeat_interleave(2)[::2], "x.contiguous() is one"),
+    ):
+        with pytest.raises(ValueError, match=f"x must be a contiguous vector.*{re.escape(way_out)}"):
+            codec.encode(bad)
+    for key in (-1, 2**64, "a", 0.5):
+        with pytest.raises(ValueError, match=r"key must be a whole number in 0.*got"):
+            codec.encode(x, key=key)
+    for n in (-1, "10", 10.0):
+        with pytest.raises(ValueError, match=r"n must be a whole number of 0 or more.*got"):
+            codec.decode(wire, n)
+    with pytest.raises(ValueError, match=r"wire must be a contiguous vector of torch\.uint8, got list"):
+        codec.decode(wire.tolist(), 10)
 
 
 @each

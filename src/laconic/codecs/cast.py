@@ -11,7 +11,7 @@ from torch import Tensor
 from laconic.codecs.elementwise import Elementwise
 from laconic.codecs.framing import as_bytes, as_numbers
 from laconic.core import arguments
-from laconic.core.codec import check_wire
+from laconic.core.codec import check_input, check_wire
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 BLOCK = 1 << 16  # elements
@@ -53,6 +53,7 @@ class Cast(Elementwise):
         return info.smallest_normal, info.max
 
     def encode(self, x: Tensor, key: int = 0) -> Tensor:
+        check_input(x, key)
         half = HALVES[self.dtype]
         most = torch.finfo(half).max
         wire = torch.empty_like(x, dtype=half)

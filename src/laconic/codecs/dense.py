@@ -10,7 +10,7 @@ from torch import Tensor
 
 from laconic.codecs.elementwise import Elementwise
 from laconic.codecs.framing import as_bytes, as_numbers
-from laconic.core.codec import check_wire
+from laconic.core.codec import check_input, check_wire
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,6 +29,7 @@ class Dense(Elementwise):
         return 4
 
     def encode(self, x: Tensor, key: int = 0) -> Tensor:
+        check_input(x, key)
         return as_bytes(x.clone())
 
     def decode_add_(self, wire: Tensor, out: Tensor, alpha: float = 1.0) -> Tensor:

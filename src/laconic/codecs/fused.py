@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from laconic.core.codec import Codec, check_wire
+from laconic.core.codec import Codec, check_input, check_wire
 from laconic.core.layout import Segments
 
 
@@ -29,6 +29,7 @@ class Fused(Codec):
         """out[segment] += alpha * decoded, for each segment of a message, in place."""
 
     def encode(self, x: Tensor, key: int = 0) -> Tensor:
+        check_input(x, key)
         return self.encode_segments(x, Segments.whole(x.numel()), (key,))
 
     def decode_add_(self, wire: Tensor, out: Tensor, alpha: float = 1.0) -> Tensor:

@@ -21,7 +21,7 @@ from laconic.codecs.framing import (
     take_keys,
 )
 from laconic.codecs.indices.raw32 import Raw32
-from laconic.core.codec import Codec
+from laconic.core.codec import Codec, check_input
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout, Segments
 from laconic.core.selector import IndexCoding, Selector
@@ -94,6 +94,7 @@ class Sparse(Codec):
         return replace(self, select=select, values=values)
 
     def encode(self, x: Tensor, key: int = 0) -> Tensor:
+        check_input(x, key)
         return self.encode_segments(x, Segments.whole(x.numel()), (key,))
 
     def decode_add_(self, wire: Tensor, out: Tensor, alpha: float = 1.0) -> Tensor:

@@ -15,11 +15,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from laconic.core import arguments
 from laconic.core.errors import WireError
 from laconic.core.layout import Layout, Segments
 from laconic.core.spec import Spec
 from laconic.core.turn import Turn
 
+KEYS = 1 << 64
 NORMAL = (2.0**-126, torch.finfo(torch.float32).max)  # numbers of float32 with all of their bits
 
 
@@ -46,7 +48,10 @@ class Codec(Spec):
 
     @abstractmethod
     def encode(self, x: Tensor, key: int = 0) -> Tensor:
-        """Wire uint8 (m,) of x float32 (n,). Equal keys give equal bytes. `x` is left as it is."""
+        """Wire uint8 (m,) of x float32 (n,). Equal keys give equal bytes. `x` is left as it is.
+
+        Raises `ValueError` for another x, or a key that is not in 0..2^64 - 1 (see `check_input`).
+        """
 
     @abstractmethod
     def decode_add_(self, wire: Tensor, out: Tensor, alpha: float = 1.0) -> Tensor:
@@ -82,6 +87,8 @@ class Codec(Spec):
 
     def decode(self, wire: Tensor, n: int) -> Tensor:
         """Decoded float32 (n,). Raises `WireError` for bytes that no encoder can have made."""
+        check_vector("wire", wire, torch.uint8)
+        arguments.whole("n", n)
         return self.decode_add_(wire, torch.zeros(n, dtype=torch.float32, device=wire.device))
 
     def clear_(self, wire: Tensor, memory: Tensor) -> Tensor:
@@ -135,6 +142,32 @@ class Codec(Spec):
                 f"{self!r}: the message's wires should fill {sum(lengths)} bytes, got {body.numel()}"
             )
         return list(torch.split(body, lengths)) if lengths else []
+
+
+def check_input(x: Tensor, key: int) -> None:
+    """Raise `ValueError` for what no codec encodes: anything but float32 (n,) and 64 bits of key."""
+    check_vector("x", x, torch.float32)
+    arguments.whole("key", key, 0, KEYS - 1)
+
+
+def check_vector(name: str, x: Tensor, dtype: torch.dtype) -> None:
+    """Raise `ValueError`, with the call that helps, unless x is a contiguous vector of this dtype.
+
+    >>> check_vector("x", torch.zeros(2, 3), torch.int8)
+    Traceback (most recent call last):
+    ValueError: x must be a contiguous vector of torch.int8, got torch.float32; x.to(torch.int8) is one
+    """
+    if not isinstance(x, Tensor):
+        got, way_out = type(x).__name__, f"torch.tensor({name}, dtype={dtype})"
+    elif x.dtype is not dtype:
+        got, way_out = f"{x.dtype}", f"{name}.to({dtype})"
+    elif x.dim() != 1:
+        got, way_out = f"{dtype} of {tuple(x.shape)}", f"{name}.flatten()"
+    elif not x.is_contiguous():
+        got, way_out = "a strided one", f"{name}.contiguous()"
+    else:
+        return
+    raise ValueError(f"{name} must be a contiguous vector of {dtype}, got {got}; {way_out} is one")
 
 
 def check_wire(codec: Codec, wire: Tensor, expected: int) -> None:
