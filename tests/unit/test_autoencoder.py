@@ -15,6 +15,15 @@ from laconic.reducers.trained import LR, Trained
 BUCKETS = [Layout.of([(name, (3,))]) for name in "ab"]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Ranks are threads here: more of them for each small convolution only wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def plain_net() -> tuple[nn.Sequential, nn.Sequential]:
     """Encoder and decoder as modules, with the same first weights."""
     down = [nn.Conv1d(a, b, 3, 2, padding=1) for a, b in ((1, 64), (64, 128), (128, 256), (256, 64))]

@@ -26,6 +26,15 @@ INSTANCES = ("ring", "server")
 both = pytest.mark.parametrize("instance", INSTANCES)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Ranks are threads here: more of them for each small convolution only wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def rows(rank: int, step: int) -> torch.Tensor:
     """A gradient as of a layer behind a ReLU, from a few examples: what all ranks share, and their own."""
     common, own = (torch.Generator().manual_seed(1000 * step + s) for s in (999, rank))
@@ -261,7 +270,7 @@ LGC = "lgc(density=0.1, innovation=0.01, dense_steps=2, train_steps=3, instance=
 
 
 @both
-@pytest.mark.parametrize("when", [1, 2, 4, 6])
+@pytest.mark.parametrize("when", [1, 2, 5])
 def test_a_void_step_changes_no_memory_in_any_phase(instance: str, when: int) -> None:
     """Inf on rank 1 in the last bucket, when two have been exchanged."""
     inf_at = MODEL["a.weight"].offset + 77
@@ -304,7 +313,7 @@ def test_the_order_of_tensors_in_a_bucket_does_not_matter(instance: str) -> None
 
 
 @both
-@pytest.mark.parametrize("stop", [1, 3, 5, 6])
+@pytest.mark.parametrize("stop", [3, 5, 6])
 def test_a_resumed_run_ends_with_the_same_bits(instance: str, stop: int) -> None:
     spec = LGC.format(instance)
 

@@ -23,10 +23,10 @@ The paper is known to us from its abstract, a third party's code and from memory
   innovation is put in place of the decoder's output (see code_exchange).
 - What was sent is what the others decoded, scaled so that nothing grows: |x - sent| <= |x| on every rank.
 
-What it is worth, of 94,720 entries at density 0.01 on 4 ranks (benchmarks/learned_code.py): codes keep 0.42 of
-the energy that `cltk` would send at first, where decoding zeros keeps none, and 0.31 after 400 steps at a
-fixed model, for 1,232 bytes a rank and step (server 511) where `cltk` takes 4,052. The residual is then 72
-(server 84, both still rising slowly) where `cltk` has 23, and the net takes some 50 ms of a CPU a step.
+What it is worth, of 94,720 entries at density 0.01 on 4 ranks (benchmarks/learned_code.py): at first codes
+keep 0.42 of the energy that `cltk` would send, where decoding zeros keeps none, and 0.31 (server 0.26) after
+400 steps at a fixed model, for 1,232 bytes a rank and step (server 511) where `cltk` takes 4,052. Its
+residual is then 72 (server 84), and still rises slowly, that of `cltk` 23. The net takes some 50 ms a step.
 
 The unit of selection is a tensor, that of a code is a bucket: where DDP cuts several, results depend on how
 it does, and a resumed run, for which it cuts them anew, goes on with other bits. Replicas agree to the bit if
