@@ -32,16 +32,14 @@ RESULT = Path(__file__).parent / "results" / "scaling.json"
 DENSITY = 0.01
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 PROCESSES = (2, 4, 8)
-FIRST, STEPS = 4, 8  # steps that are not counted, and that are
+FIRST, STEPS = 4, 4  # steps that are not counted, and that are
 DENSE_SIZES = (1, 2, 4, 8, 16)  # what more threads than these add up is only time
 SPECS = {
     "dense()": "dense",
     f"topk(density={DENSITY})": "gather",
     f"deft(density={DENSITY})": "DEFT",
     f"micro(density={DENSITY})": "MiCRO",
-    f"exdyna(density={DENSITY})": "ExDyna",
     f"oktopk(density={DENSITY})": "Ok-Topk",
-    f"cltk(density={DENSITY})": "CLT-k",
     "cgx(bits=4)": "CGX, 4 bits",
 }
 Row = dict[str, Any]

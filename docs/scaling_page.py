@@ -8,8 +8,9 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 import numpy as np
-
 from benchmarks.scaling import FIRST, RESULT
+
+from docs.tables import table
 from laconic.report.curves import Curve
 from laconic.report.picture import HEIGHT, WIDTH, legend, panel, style
 
@@ -51,6 +52,10 @@ def page() -> str:
             [time_cells(rows, sizes) for rows in by_method(found["selecting"])],
         ),
         "",
+        "## What was aimed at",
+        "",
+        *table(("aim", "measured"), bars(found)),
+        "",
         "## Threads and processes",
         "",
         "Ranks are threads of one process here. Processes on gloo, on the same two cores, count the same:",
@@ -61,6 +66,18 @@ def page() -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def bars(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """What each bar is about, and what was measured."""
+    traffic = {rows[0]["name"]: growth(rows) for rows in by_method(found["traffic"])}
+    seconds = {row["workers"]: row["seconds"] for row in found["selecting"] if row["name"] == "DEFT"}
+    aims = [
+        (f"{name}: traffic grows by at most {MOST:g} from {FEW} to {MANY} workers", f"{traffic[name]:.2f}")
+        for name in ("DEFT", "Ok-Topk")
+    ]
+    less = f"{seconds[1] / seconds[16]:.1f} times"
+    return [*aims, (f"DEFT: 16 workers select at least {LEAST} times faster than one", less)]
 
 
 def growth(rows: Rows) -> float | None:
@@ -92,15 +109,6 @@ def process_cells(row: dict[str, Any]) -> tuple[str, ...]:
     """Threads beside processes."""
     kilobytes = (f"{row[key] / 1e3:,.1f}" for key in ("sent", "process_sent"))
     return (f"`{row['spec']}`", str(row["workers"]), *kilobytes, f"{1e3 * row['process_s']:.0f}")
-
-
-def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    """Lines of a table."""
-    return [
-        f"| {' | '.join(heads)} |",
-        f"|{'---|' * len(heads)}",
-        *(f"| {' | '.join(row)} |" for row in rows),
-    ]
 
 
 def by_method(rows: Rows) -> list[Rows]:
