@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks import accuracy_page
 
-from docs import entropy_page, methods_page
+from docs import entropy_page, methods_page, scaling_page
 from laconic.cli.entries import entries
 from laconic.cli.methods import cells
 
@@ -124,6 +124,8 @@ WHOLE: dict[Path, Callable[[], str]] = {
     ROOT / "docs" / "methods.md": methods_page.page,
     ROOT / "docs" / "accuracy.md": accuracy_page.page,
     ROOT / "docs" / "entropy.md": entropy_page.page,
+    ROOT / "docs" / "scaling.md": scaling_page.page,
+    ROOT / "docs" / "scaling.svg": scaling_page.picture,
 }
 
 
