@@ -24,6 +24,7 @@ class Shown:
     seed: int | None = None
     seeds_done: int = 0
     step: int = 0
+    ended: bool = False  # this seed, and counted in seeds_done
     loss: float | None = None
     step_s: float | None = None
     megabytes: float = 0.0  # payload of rank 0, this seed
@@ -89,6 +90,7 @@ class Progress:
     def end(self, spec: str, seed: int) -> None:
         """A training is finished."""
         self.rows[spec].seeds_done += 1
+        self.rows[spec].ended = True
         self._redraw(now=True)
 
     def see(self, event: dict[str, Any]) -> None:
@@ -110,9 +112,7 @@ class Progress:
     def _cells(self, spec: str) -> tuple[str, ...]:
         row, settings = self.rows[spec], self.settings
         seed = "-" if row.seed is None else f"{row.seed - settings.seed + 1}/{settings.seeds}"
-        left = (settings.seeds - row.seeds_done) * settings.steps - (
-            row.step if row.step < settings.steps else 0
-        )
+        left = (settings.seeds - row.seeds_done) * settings.steps - (0 if row.ended else row.step)
         return (
             spec,
             seed,
