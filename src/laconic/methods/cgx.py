@@ -43,8 +43,8 @@ def cgx(
     r = 1/2, or with `rounding='stochastic'` uniform in [0, 1). `pattern`: how the pieces come together, see
     `scatter_reduce`. Other tensors are summed as they are. Any optimiser takes the mean.
 
-    No feedback, as in the release. To nearest, what is below half a unit is lost whenever it is: a unit is
-    small beside a short bucket's extremes, and at 4 bits that costs no accuracy; at 2 bits take
+    No feedback, as in the release. To nearest, what is below half a unit is lost whenever it is: at 4 bits a
+    unit is small beside a short bucket's extremes, and the release reports no loss; at 2 bits take
     'stochastic', or `error_fed(scatter_reduce(minmax(bits=2, bucket=16)))`.
 
     `adapt_every` so many steps, where it is not 0, tensors get 2 to 8 bits each, as `adaptive_bits` says: the

@@ -27,11 +27,10 @@ from laconic.core.layout import Layout
 from laconic.core.selector import check_density, kept
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
+from laconic.reducers.announce import announce
 from laconic.reducers.chosen import Chosen
 from laconic.reducers.entries import positions_read, positions_wire
 from laconic.reducers.reducer import BoundReducer, Reducer, Sent
-
-NOT_FINITE = 1 << 62  # stands where the length of a message would
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,20 +78,14 @@ class _CLTk(BoundReducer):
         segments, leader = layout.segments, turn.step % self.comm.size
         if x is out and not kernels.all_finite(x, segments):  # a gradient that no feedback has looked at
             x = None
-        wire, length = out.new_empty(0, dtype=torch.uint8), out.new_zeros(1, dtype=torch.int64)
-        if x is None:
-            length.fill_(NOT_FINITE)
-        elif self.comm.rank == leader:
+        wire = out.new_empty(0, dtype=torch.uint8)
+        if x is not None and self.comm.rank == leader:
             wire = positions_wire(*kernels.topk(x, segments, kept_of_each(self.density, segments)), segments)
-            length.fill_(wire.numel())
-        nbytes = int(self.comm.all_reduce(length, "max"))
-        if x is None or nbytes == NOT_FINITE:
+        told = announce(self.comm, leader, wire, finite=x is not None)
+        if x is None or told is None:
             return None
-        if self.comm.rank != leader:
-            wire = wire.new_empty(nbytes)
-        self.comm.broadcast(wire, leader)
         try:
-            indices, counts = positions_read(wire, segments)
+            indices, counts = positions_read(told, segments)
         except WireError as error:
             raise WireError(f"the positions that rank {leader} sent are damaged: {error}") from error
         values = kernels.gather(x, segments, indices, counts)

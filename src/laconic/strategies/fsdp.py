@@ -45,7 +45,8 @@ def compress_sharded(model: nn.Module, optimizer: Optimizer, spec: Any, *, seed:
     """
     if getattr(FSDPModule, "set_custom_reduce_scatter", None) is None:
         raise AttachError(
-            f"sharded models need a newer torch than {torch.__version__}: 2.10 has what it takes"
+            f"sharded models need a torch whose FSDPModule has set_custom_reduce_scatter, as 2.13 has;"
+            f" {torch.__version__} has not: install a newer one"
         )
     group = TorchComm.own(shard_group(model))
     comm = Metered(group)
