@@ -39,6 +39,7 @@ from laconic.comm.comm import Comm
 from laconic.core import arguments
 from laconic.core.errors import WireError
 from laconic.core.layout import Layout
+from laconic.core.per_layout import PerLayout
 from laconic.core.selector import IndexCoding, check_density
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
@@ -105,12 +106,12 @@ class _Deft(BoundReducer):
     def __init__(self, spec: Deft, comm: Comm) -> None:
         self._spec = spec
         self._comm = comm
-        self._bins: dict[int, tuple[Layout, Bins]] = {}  # by id of a bucket's layout
+        self._bins = PerLayout(lambda layout: Bins.of(layout, comm.size))
 
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
-        comm, bins = self._comm, self._bins_of(layout)
+        comm, bins = self._comm, self._bins(layout)
         x = finite(x, out, layout.segments)
         norms = self._norms(x, bins, turn.step, out.device)
         if x is None or norms is None:
@@ -137,12 +138,6 @@ class _Deft(BoundReducer):
                 raise WireError(f"rank {rank} should have sent {expected} norms, got {each.tolist()}")
             heard[rank] = each[:expected]
         return bins.all_norms(heard, step)
-
-    def _bins_of(self, layout: Layout) -> Bins:
-        known = self._bins.get(id(layout))
-        if known is None:
-            known = self._bins[id(layout)] = (layout, Bins.of(layout, self._comm.size))
-        return known[1]
 
 
 def with_full(union: Found, bins: Bins, ks: Tensor) -> Found:

@@ -13,6 +13,7 @@ from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
+from laconic.core.per_layout import PerLayout
 from laconic.core.selector import IndexCoding
 from laconic.core.turn import Turn
 from laconic.reducers.borders import Borders
@@ -44,7 +45,7 @@ class Paced(BoundReducer):
         self._pace = Pace()
         self._borders = borders
         self._moving = moving
-        self._parts: dict[int, tuple[Layout, Parts]] = {}  # by id of a bucket's layout
+        self._parts = PerLayout(lambda layout: self._borders.parts(layout))
         self._step = -1  # of all that is told below
         self._told: dict[int, Told] = {}
 
@@ -54,7 +55,7 @@ class Paced(BoundReducer):
         if self._step != turn.step:
             self._finish()
             self._step = turn.step
-        parts, comm = self._parts_of(layout), self._comm
+        parts, comm = self._parts(layout), self._comm
         x = finite(x, out, layout.segments)
         home = part_of(comm.rank, turn.step, comm.size)
         found = None if x is None else self._choose(x, layout, parts, home, turn)
@@ -79,12 +80,6 @@ class Paced(BoundReducer):
             for entry, (start, size) in zip(layout, parts[home], strict=True)
         ]
         return kernels.topk(x, parts[home], torch.tensor(quotas, dtype=torch.int64))
-
-    def _parts_of(self, layout: Layout) -> Parts:
-        known = self._parts.get(id(layout))
-        if known is None:
-            known = self._parts[id(layout)] = (layout, self._borders.parts(layout))
-        return known[1]
 
     def _finish(self) -> None:
         """The last step is over, and counts: set threshold and borders by what it sent."""

@@ -35,6 +35,7 @@ from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.core import arguments
 from laconic.core.layout import Entry, Layout, Segments
+from laconic.core.per_layout import PerLayout
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.feedback.memory import Memory
@@ -143,7 +144,7 @@ class _PowerSGD(BoundReducer):
     def __init__(self, spec: PowerSGD, layout: Layout, comm: Comm) -> None:
         self._spec = spec
         self._comm = comm
-        self._plans: dict[int, _Plan] = {}  # by id of a bucket's layout
+        self._plan = PerLayout(lambda bucket: _Plan.of(bucket, spec))
         self._right = Memory("once/power", _Plan.of(layout, spec).right)
         self._pending = Pending(self._finish)
 
@@ -193,12 +194,6 @@ class _PowerSGD(BoundReducer):
             drawn = kernels.uniform(key, n, i % self._spec.rank * n, device)
             views[i].copy_(drawn).mul_(2).sub_(1)
         return right
-
-    def _plan(self, layout: Layout) -> _Plan:
-        plan = self._plans.get(id(layout))
-        if plan is None:
-            plan = self._plans[id(layout)] = _Plan.of(layout, self._spec)
-        return plan
 
     def _finish(self, right: Tensor, layout: Layout) -> None:
         self._right.held(layout).copy_(right)

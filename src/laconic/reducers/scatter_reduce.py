@@ -27,6 +27,7 @@ from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError, WireError
 from laconic.core.layout import Layout, Segments
+from laconic.core.per_layout import PerLayout
 from laconic.core.spec import Status
 from laconic.core.turn import Turn, mix
 from laconic.reducers.cuts import BLOCK, Cut, Cuts, cuts
@@ -116,7 +117,7 @@ class TwoHalves(BoundReducer):
         self._pattern = pattern
         self._codec_of = codec_of
         self._cuts: Cuts = cuts(layout, comm.size)
-        self._known: dict[int, Cut] = {}  # by id of a bucket's layout
+        self.cut = PerLayout(lambda bucket: Cut.of(bucket, self._cuts, comm.rank))
 
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
@@ -126,13 +127,6 @@ class TwoHalves(BoundReducer):
             x = None
         mean, sent = self.scatter(x, cut, turn, out)
         return sent if self.gather(mean, cut, turn, out, alpha) else None
-
-    def cut(self, layout: Layout) -> Cut:
-        """How the tensors of one bucket are cut."""
-        known = self._known.get(id(layout))
-        if known is None:
-            known = self._known[id(layout)] = Cut.of(layout, self._cuts, self._comm.rank)
-        return known
 
     def scatter(
         self, x: Tensor | None, cut: Cut, turn: Turn, out: Tensor

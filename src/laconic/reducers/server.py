@@ -24,6 +24,7 @@ from laconic.comm.comm import Comm
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError, WireError
 from laconic.core.layout import Layout, Segments
+from laconic.core.per_layout import PerLayout
 from laconic.core.spec import Status
 from laconic.core.turn import Turn, mix
 from laconic.feedback.contraction import safe_gain
@@ -92,7 +93,7 @@ class _Server(BoundReducer):
         self._layout = layout
         self._comm = comm
         self._homes = homes(layout, comm.size)
-        self._deals: dict[int, Deal] = {}  # by id of a bucket's layout
+        self._deal = PerLayout(lambda bucket: Deal.of(bucket, self._homes, comm.rank, comm.size))
         self._residual = Memory("once/server", layout) if spec.down.needs_feedback else None
         self._pending = Pending(self._finish)
 
@@ -135,12 +136,6 @@ class _Server(BoundReducer):
         if self._residual is not None and home.numel:
             self._pending.add(down.decode_segments_add_(answer, segments, x, -1.0), home, turn.step)
         return answer
-
-    def _deal(self, layout: Layout) -> Deal:
-        deal = self._deals.get(id(layout))
-        if deal is None:
-            deal = self._deals[id(layout)] = Deal.of(layout, self._homes, self._comm.rank, self._comm.size)
-        return deal
 
     def _finish(self, residual: Tensor, home: Layout) -> None:
         assert self._residual is not None
