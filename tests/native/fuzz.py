@@ -11,14 +11,18 @@ that every buffer of torch has guarded ends. A read or write out of bounds ends 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -30,9 +34,10 @@ class NoSanitizer(Exception):
     """Why there cannot be a sanitized build here."""
 
 
-def sanitized(timeout_s: float | None = None, only: str = "") -> Sanitizer:
+def sanitized(folder: Path, timeout_s: float | None = None, only: str = "") -> Sanitizer:
     """The extension with AddressSanitizer, built where needed, and the libraries to load before it.
 
+    `folder` gets a copy of its own, which no later build can write to while it is loaded.
     `only`: the one target to compile for, in a third of the time; all of them by default.
     """
     build = ROOT / "build" / f"asan{only and '-'}{only}"
@@ -48,16 +53,27 @@ def sanitized(timeout_s: float | None = None, only: str = "") -> Sanitizer:
         "-DCMAKE_BUILD_TYPE=Release",
         f"-DLACONIC_ONLY={only}",
     ]
-    for command in ([*configure, *settings, f"-DPython_EXECUTABLE={sys.executable}"], [ninja, "-C", build]):
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            raise NoSanitizer(
-                f"the build takes more than {timeout_s:.0f} s; the next run goes on with it"
-            ) from None
-        if done.returncode:
-            raise RuntimeError(f"the sanitized build failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
-    return next(build.glob("_native.*")), ":".join(libraries)
+    commands = [*configure, *settings, f"-DPython_EXECUTABLE={sys.executable}"], [ninja, "-C", build]
+    with _one_at_a_time(build.with_suffix(".lock")):
+        for command in commands:
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                raise NoSanitizer(
+                    f"the build takes more than {timeout_s:.0f} s; the next run goes on with it"
+                ) from None
+            if done.returncode:
+                raise RuntimeError(f"the sanitized build failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        return Path(shutil.copy(next(build.glob("_native.*")), folder)), ":".join(libraries)
+
+
+@contextmanager
+def _one_at_a_time(lock: Path) -> Iterator[None]:
+    """Builds in one folder take turns, whichever process starts them."""
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
 
 
 def _library(compiler: str, name: str) -> str:
@@ -157,9 +173,10 @@ def main() -> None:
         return provoke()
     if asked.worker or asked.only is not None:
         return work(*(asked.worker or (asked.only, asked.only + 1)), asked.seed)
-    sanitizer = sanitized() if asked.sanitize else None
-    began = time.monotonic()
-    outcomes = fuzz(asked.count, asked.workers, asked.seed, sanitizer)
+    with tempfile.TemporaryDirectory() as folder:
+        sanitizer = sanitized(Path(folder)) if asked.sanitize else None
+        began = time.monotonic()
+        outcomes = fuzz(asked.count, asked.workers, asked.seed, sanitizer)
     for name, number in sorted(outcomes.items()):
         print(f"{number:9,d}  {name}")
     refused = sum(number for name, number in outcomes.items() if name.endswith("refused"))

@@ -14,9 +14,9 @@ def test_damaged_wires_are_refused_or_valid() -> None:
 
 
 @pytest.fixture(scope="module")
-def sanitizer() -> Sanitizer:
+def sanitizer(tmp_path_factory: pytest.TempPathFactory) -> Sanitizer:
     try:
-        return sanitized(timeout_s=180, only="portable")
+        return sanitized(tmp_path_factory.mktemp("asan"), timeout_s=180, only="portable")
     except NoSanitizer as reason:
         pytest.skip(f"no sanitized build: {reason}")
 
