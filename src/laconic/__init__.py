@@ -8,6 +8,7 @@ from laconic.core.codec import Codec as Codec
 from laconic.core.spec import parse as parse
 from laconic.methods import catalogue as methods
 from laconic.strategies.compress import compress as compress
+from laconic.strategies.distribute import distribute as distribute
 from laconic.strategies.state import resize as resize
 
-__all__ = ["Codec", "compress", "methods", "optim", "parse", "resize"]
+__all__ = ["Codec", "compress", "distribute", "methods", "optim", "parse", "resize"]

@@ -29,6 +29,10 @@ ROOMS = (
     "laconic.codecs.indices",
     "laconic.feedback",
     "laconic.reducers",
+    "laconic.strategies.gossip",
+    "laconic.strategies.gossip.topologies",
+    "laconic.strategies.local_steps",
+    "laconic.strategies.leaders",
     "laconic.methods",
 )
 READING = threading.Lock()  # ast.parse in several threads at once can fail, seen on CPython 3.11

@@ -33,5 +33,5 @@ def agree(comm: Comm, mine: Fingerprint | None, error: Exception | None = None) 
             if other["print"].get(key) != value:
                 raise AttachError(
                     f"nothing was attached: {key} differs: rank {comm.rank} has {value},"
-                    f" rank {rank} has {other['print'].get(key)}; all ranks must call compress alike"
+                    f" rank {rank} has {other['print'].get(key)}; all ranks must make the same call"
                 )

@@ -1,0 +1,84 @@
+"""Local SGD: every rank trains by itself, and all average their parameters now and then.
+
+    x_i <- LocalOpt(x_i, g_i)                       at every step
+    x_i <- x - mean_j (x - x_j)                     every `every` steps, x being the last average
+
+Stich 2018, arXiv:1805.09767. With `start`, the first steps are averaged one by one, which for SGD is training
+on mean gradients: post-local SGD, Lin et al. 2018, arXiv:1808.07217. Both as recalled, and standard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from laconic.codecs.dense import Dense
+from laconic.comm.metered import Metered
+from laconic.core.arguments import whole
+from laconic.core.spec import Status
+from laconic.strategies.local_steps.outer import Outer, carrier
+from laconic.strategies.replica import Replica
+from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
+
+
+@dataclass(frozen=True, repr=False)
+class LocalSGD(Strategy):
+    """Average parameters every `every` steps; every step before step `start`.
+
+    `update`: what carries the ways from the last average, with error feedback where it needs that: a codec,
+    selector, reducer or method. A rank sends what `update` sends for one gradient, every `every` steps.
+    """
+
+    every: int = 8
+    start: int = 0
+    update: Any = field(default_factory=Dense)
+
+    name: ClassVar[str] = "local_sgd"
+    paper: ClassVar[str] = "Stich 2018, arXiv:1805.09767"
+    status: ClassVar[Status] = "recalled"
+    examples: ClassVar[tuple[str, ...]] = ("local_sgd(every=4, update=minmax(bits=8))",)
+
+    def __post_init__(self) -> None:
+        whole("every", self.every, 1)
+        whole("start", self.start)
+        carrier(self.update)
+
+    def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundLocalSGD:
+        return BoundLocalSGD(self, replica, comm, seed)
+
+
+class BoundLocalSGD(BoundStrategy):
+    """Local SGD at work on one rank."""
+
+    def __init__(self, config: LocalSGD, replica: Replica, comm: Metered, seed: int) -> None:
+        super().__init__(replica, comm)
+        self.config = config
+        self.rounds = 0
+        self._outer = Outer(replica, comm, config.update, seed, self.seconds)
+
+    def step_(self, update: Update, loss: float | None) -> None:
+        update()
+        done = self.steps + 1
+        if done <= self.config.start or done % self.config.every == 0:
+            self._outer.restart_(self._outer.anchor - self._outer.mean_way())
+            self.rounds += 1
+
+    def adopt_(self, model: Tensor) -> None:
+        self._outer.restart_(model)
+
+    def notes(self) -> Notes:
+        return {"rounds": self.rounds}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self._outer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor], steps: int) -> None:
+        early = min(steps, self.config.start)
+        every = self.config.every
+        self.rounds = early + steps // every - early // every
+        self._outer.load_state_dict(state, self.rounds)
+        self.steps = steps

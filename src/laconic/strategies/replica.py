@@ -1,0 +1,90 @@
+"""Replica: one rank's model as one flat tensor, of which its parameters are views.
+
+Strategies that exchange parameters send this tensor as it is: nothing is gathered from the model and nothing
+copied back into it. The parameters stay the same objects, so the optimiser and its state know them still.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from laconic.comm.comm import Comm
+from laconic.core.errors import AttachError
+from laconic.core.layout import Layout
+
+
+class Replica:
+    """The trained parameters of one model: `flat` float32 (n,), laid out by `layout`.
+
+    `statistics`: the floating-point buffers of the model, such as BatchNorm's running means. Raises
+    `AttachError` for a model without trained parameters, or whose parameters differ in device or are not
+    float32, and for an optimiser over other tensors. Changes nothing until `flatten`.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        named = ((name.replace("_orig_mod.", ""), each) for name, each in model.named_parameters())
+        self.parameters = {name: each for name, each in named if each.requires_grad}
+        self.statistics = tuple(each for each in model.buffers() if each.is_floating_point())
+        self.layout = Layout.of((name, tuple(each.shape)) for name, each in self.parameters.items())
+        self._check(optimizer)
+        self.flat = torch.empty(0)
+
+    def _check(self, optimizer: Optimizer) -> None:
+        if not self.parameters:
+            raise AttachError("this model has no parameter that is trained: nothing to keep together")
+        first = next(iter(self.parameters.values()))
+        for name, each in self.parameters.items():
+            if each.dtype != torch.float32:
+                raise AttachError(
+                    f"{name} is {each.dtype}: parameters that ranks exchange are float32; keep them so, and"
+                    " compute in low precision under torch.autocast"
+                )
+            if each.device != first.device:
+                raise AttachError(f"{name} is on {each.device}, others on {first.device}: one device a rank")
+        own = set(self.parameters.values())
+        strangers = [p for group in optimizer.param_groups for p in group["params"] if p not in own]
+        if any(stranger.requires_grad for stranger in strangers):
+            raise AttachError(
+                f"the optimiser holds a parameter of shape {tuple(strangers[0].shape)} that the model does"
+                " not: build the optimiser from model.parameters() of this very model"
+            )
+
+    def flatten(self) -> None:
+        """Lay all parameters out in one tensor; from now on they are views of it."""
+        device = next(iter(self.parameters.values())).device
+        self.flat = torch.empty(self.layout.numel, device=device)
+        for name, view in self.views(self.flat).items():
+            view.copy_(self.parameters[name].detach())
+            self.parameters[name].data = view
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Each parameter's part of flat (n,), in its shape."""
+        parts = zip(self.layout, self.layout.segments.views(flat), strict=True)
+        return {entry.name: part.view(entry.shape) for entry, part in parts}
+
+    def check_views(self) -> None:
+        """Raise `AttachError` where a parameter has been given memory of its own."""
+        start, item = self.flat.data_ptr(), self.flat.element_size()
+        for entry in self.layout:
+            if self.parameters[entry.name].data_ptr() != start + item * entry.offset:
+                raise AttachError(
+                    f"the memory of {entry.name} was replaced after distribute(), as model.to(...) does: move"
+                    " the model first, then call distribute()"
+                )
+
+    def release(self) -> None:
+        """Give every parameter memory of its own again."""
+        for parameter in self.parameters.values():
+            parameter.data = parameter.detach().clone()
+
+    def adopt(self, comm: Comm, root: int = 0) -> None:
+        """Take the root's parameters and statistics. Called by all ranks."""
+        for tensor in (self.flat, *self.statistics):
+            comm.broadcast(tensor, root)
+
+    def mean_statistics_(self, comm: Comm) -> None:
+        """Every statistic becomes its mean over ranks. Called by all ranks."""
+        for each in self.statistics:
+            comm.all_reduce(each).div_(comm.size)

@@ -1,0 +1,103 @@
+"""Strategy: who talks to whom, and when. What one exchanges is parameters, between an optimiser's steps.
+
+A `Strategy` is configuration: a frozen dataclass that a spec string names. `bind` gives the working object on
+one rank, which owns all state and calls the optimiser's step where the strategy wants it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from laconic.comm.metered import Metered
+from laconic.core.errors import AttachError, StateError
+from laconic.core.spec import Spec
+from laconic.strategies.replica import Replica
+from laconic.strategies.stats import Seconds
+
+Update = Callable[[], Any]  # the optimiser's own step
+Notes = dict[str, Any]  # plain numbers and lists, for a line of events.jsonl
+
+
+class Strategy(Spec):
+    """Base of every strategy that keeps replicas together by their parameters."""
+
+    def check(self, size: int, optimizer: Optimizer) -> None:
+        """Raise `SpecError` or `AttachError` where this many ranks, or this optimiser, will not do."""
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise AttachError(
+                f"{self!r} exchanges parameters between steps, and LBFGS evaluates the model many times in"
+                " one: take SGD, Adam or another optimiser of one gradient a step"
+            )
+
+    @abstractmethod
+    def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundStrategy:
+        """The working object for this rank's model. Called by all ranks; may be collective."""
+
+
+class BoundStrategy:
+    """A strategy at work on one rank. Every rank makes the same calls, though not at the same time.
+
+    `dense_bytes`: what an all-reduce of float32 gradients would have handed over until now.
+    """
+
+    def __init__(self, replica: Replica, comm: Metered) -> None:
+        self.replica = replica
+        self.comm = comm
+        self.steps = 0
+        self.dense_bytes = 0
+        self.seconds = Seconds()  # of encoding and decoding; `comm` counts those of communication
+
+    def step(self, update: Update, loss: float | None = None) -> None:
+        """One step: `update()` changes the parameters by this rank's gradient, and ranks talk."""
+        self.step_(update, loss)
+        self.steps += 1
+        self.dense_bytes += self.replica.flat.nbytes
+
+    def step_(self, update: Update, loss: float | None) -> None:
+        """What `step` does; `loss` is this rank's, where the script has told it."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Finish what is under way, so that nothing travels. Called by all ranks after as many steps each."""
+
+    def consensus(self, comm: Metered) -> Tensor:
+        """The group's model, float32 (n,), the same on all ranks: here the mean. Called by all, settled."""
+        return comm.all_reduce(self.replica.flat.clone()).div_(comm.size)
+
+    def adopt_(self, model: Tensor) -> None:
+        """Every rank now has this model, float32 (n,)."""
+        self.replica.flat.copy_(model)
+
+    def notes(self) -> Notes:
+        """What there is to tell of the last step, such as weights and peers."""
+        return {}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Memory of this rank, "<kind>" to a tensor, settled."""
+        return {}
+
+    def check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Raise `StateError` unless the state has exactly the tensors of this strategy's memory."""
+        own = {key: tuple(value.shape) for key, value in self.state_dict().items()}
+        told = {key: tuple(value.shape) for key, value in state.items()}
+        for key in sorted(own.keys() | told.keys()):
+            if own.get(key) != told.get(key):
+                raise StateError(
+                    f"{key} has shape {told.get(key)} in the saved state, here {own.get(key)}: it is of"
+                    " another model or strategy"
+                )
+
+    def load_state_dict(self, state: Mapping[str, Tensor], steps: int) -> None:
+        """Take memory back, after `check_state`."""
+        for key, value in self.state_dict().items():
+            value.copy_(state[key])
+        self.steps = steps
+
+    def close(self) -> None:
+        """End threads. What travels still is dropped."""
