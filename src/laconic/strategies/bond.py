@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from laconic.comm.comm import Comm
-from laconic.comm.metered import Metered
 from laconic.strategies.handle import Handle
 from laconic.strategies.state import FORMAT, Identity, RankState, label, model_digest, unlabel
 from laconic.strategies.stats import Stats
@@ -104,7 +103,7 @@ class ParameterBond(Bond):
         self.strategy = strategy
         self.bound = bound
         self.replica = bound.replica
-        self._aside = Metered(aside)
+        self._aside = aside
         self._seed = seed
         self._statistics = statistics
         self._close = close
@@ -132,7 +131,7 @@ class ParameterBond(Bond):
 
     @contextmanager
     def averaged(self) -> Iterator[float]:
-        self.bound.settle()
+        self.bound.settle(self._aside)
         model = self.bound.consensus(self._aside)
         kept = [each.clone() for each in (self.replica.flat, *self.replica.statistics)]
         distance = self._distance(model)
@@ -144,7 +143,7 @@ class ParameterBond(Bond):
                 each.copy_(own)
 
     def finish(self) -> None:
-        self.bound.settle()
+        self.bound.settle(self._aside)
         model = self.bound.consensus(self._aside)
         self.bound.adopt_(model)
         self._take(model)
@@ -161,7 +160,7 @@ class ParameterBond(Bond):
         return math.sqrt(mean) / (float(model.norm()) or 1.0)
 
     def state_dict(self) -> RankState:
-        self.bound.settle()
+        self.bound.settle(self._aside)
         tensors = {"flat": self.replica.flat} | self.bound.state_dict()
         copies = {key: value.clone() for key, value in tensors.items()}
         return RankState(
@@ -186,7 +185,7 @@ class ParameterBond(Bond):
         )
 
     def remove(self) -> None:
-        self.bound.settle()
+        self.bound.settle(self._aside)
         self.bound.close()
         self.replica.release()
         self._close()

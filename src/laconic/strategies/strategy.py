@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from laconic.comm.comm import Comm
 from laconic.comm.metered import Metered
 from laconic.core.errors import AttachError, StateError
 from laconic.core.spec import Spec
@@ -63,12 +64,15 @@ class BoundStrategy:
         """What `step` does; `loss` is this rank's, where the script has told it."""
         raise NotImplementedError
 
-    def settle(self) -> None:
-        """Finish what is under way, so that nothing travels. Called by all ranks after as many steps each."""
+    def settle(self, aside: Comm) -> None:
+        """Finish what is under way, so that nothing travels. Called by all ranks after as many steps each.
 
-    def consensus(self, comm: Metered) -> Tensor:
+        `aside`: a group of the same ranks, on which nothing is under way.
+        """
+
+    def consensus(self, aside: Comm) -> Tensor:
         """The group's model, float32 (n,), the same on all ranks: here the mean. Called by all, settled."""
-        return comm.all_reduce(self.replica.flat.clone()).div_(comm.size)
+        return aside.all_reduce(self.replica.flat.clone()).div_(aside.size)
 
     def adopt_(self, model: Tensor) -> None:
         """Every rank now has this model, float32 (n,)."""
