@@ -1,0 +1,46 @@
+"""Bipartite exponential: ranks meet in pairs, an odd one with an even one, at distances 1, 3, 5, 9, 17, ...
+
+Assran et al. 2019, arXiv:1811.10792: graph 1 of its code, there for D-PSGD and AD-PSGD (Lian et al. 2018,
+arXiv:1710.06952), in which odd ranks call and even ones answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from laconic.core.errors import SpecError
+from laconic.core.spec import Status
+from laconic.strategies.gossip.shapes import Undirected, powers
+from laconic.strategies.gossip.topology import Arrow
+
+
+@dataclass(frozen=True, repr=False)
+class BipartiteExponential(Undirected):
+    """At a step odd rank r meets the next of r + 1, r - 1, r + 3, r - 3, ..., r + (1 + 2^i), r - (1 + 2^i).
+
+    All distances are odd, so each step is a perfect matching of odd with even ranks. The authors' even ranks
+    walk through such a book of their own, and send ahead when odd ones do; here they send to who sends to
+    them, so that each step is symmetric.
+
+    >>> [BipartiteExponential().peers(rank=1, size=8, step=t).out[0] for t in range(6)]
+    [2, 0, 4, 6, 6, 4]
+    """
+
+    paper: ClassVar[str] = "Assran et al. 2019, arXiv:1811.10792"
+    status: ClassVar[Status] = "verified"
+
+    def fits(self, size: int) -> None:
+        if size % 2:
+            raise SpecError(
+                f"{self!r} pairs odd ranks with even ones and needs an even number of ranks, got {size};"
+                f" take {size - 1} or {size + 1}, or random_matching(), in which one rank sits out"
+            )
+
+    def period(self, size: int) -> int:
+        return 2 * len(powers(2, size))
+
+    def links(self, size: int, step: int) -> Iterator[Arrow]:
+        distance = (-1) ** step * (1 + 2 ** (step // 2) if step > 1 else 1)
+        return ((rank, (rank + distance) % size) for rank in range(1, size, 2))

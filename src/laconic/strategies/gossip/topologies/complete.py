@@ -1,0 +1,22 @@
+"""Complete: each rank with all others; one step averages exactly, at the traffic of a dense all-gather."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+from laconic.strategies.gossip.shapes import Undirected
+from laconic.strategies.gossip.topology import Arrow
+
+
+@dataclass(frozen=True, repr=False)
+class Complete(Undirected):
+    """Every two ranks exchange, at every step.
+
+    >>> Complete().peers(rank=1, size=4, step=0).out
+    (0, 2, 3)
+    """
+
+    def links(self, size: int, step: int) -> Iterator[Arrow]:
+        return combinations(range(size), 2)

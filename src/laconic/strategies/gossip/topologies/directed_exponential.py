@@ -1,0 +1,32 @@
+"""Directed exponential: one peer a step, ahead and behind by turns, at distances 1, 2, 4, ...
+
+Assran et al. 2019, arXiv:1811.10792: graph 0 of its code, that of its job scripts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from laconic.core.spec import Status
+from laconic.strategies.gossip.shapes import Shifts, powers
+
+
+@dataclass(frozen=True, repr=False)
+class DirectedExponential(Shifts):
+    """Every rank r sends along its phone book r + 1, r - 1, r + 2, r - 2, r + 4, ... (mod size), one a step.
+
+    An entry may be there twice (size 8: +4 and -4 are one rank). It stays, as in the authors' code.
+
+    >>> [DirectedExponential().peers(rank=0, size=8, step=t).out[0] for t in range(6)]
+    [1, 7, 2, 6, 4, 4]
+    """
+
+    paper: ClassVar[str] = "Assran et al. 2019, arXiv:1811.10792"
+    status: ClassVar[Status] = "verified"
+
+    def period(self, size: int) -> int:
+        return 2 * len(powers(2, size))
+
+    def distances(self, size: int, step: int) -> tuple[int]:
+        return ((-1) ** step * 2 ** (step // 2),)

@@ -1,0 +1,57 @@
+"""Exponential: few peers a step, at distances that grow by powers, so that news reaches all in log n steps.
+
+Assran et al. 2019, arXiv:1811.10792 (the default of its code). That one peer a step averages exactly where
+size is a power of two: Ying et al. 2021, arXiv:2110.13363.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from laconic.core import arguments
+from laconic.core.errors import SpecError
+from laconic.core.spec import Status
+from laconic.strategies.gossip.shapes import Shifts, powers
+
+
+@dataclass(frozen=True, repr=False, init=False)
+class Exponential(Shifts):
+    """At step t every rank r sends to r + j (p+1)^i (mod size), with p = `peers`, j = 1..p, and
+
+        i = t mod (floor(log_{p+1}(size - 1)) + 1)
+
+    Uniform mixing over one period is the exact average where size is a power of p + 1. Elsewhere two of the
+    p may be the same rank, or the sender itself: then fewer are sent to, all ranks alike.
+
+    >>> [Exponential().peers(rank=0, size=8, step=t).out for t in range(4)]
+    [(1,), (2,), (4,), (1,)]
+    """
+
+    fanout: int  # `peers` of the spec, whose name is the method's
+
+    paper: ClassVar[str] = "Assran et al. 2019, arXiv:1811.10792"
+    status: ClassVar[Status] = "verified"
+    examples: ClassVar[tuple[str, ...]] = ("exponential()", "exponential(peers=2)")
+
+    def __init__(self, peers: int = 1) -> None:
+        arguments.whole("exponential: peers", peers, least=1)
+        object.__setattr__(self, "fanout", peers)
+
+    def __repr__(self) -> str:
+        return "exponential()" if self.fanout == 1 else f"exponential(peers={self.fanout})"
+
+    def fits(self, size: int) -> None:
+        if self.fanout >= size:
+            raise SpecError(
+                f"exponential: peers must be in 1..{size - 1} among {size} ranks, got {self.fanout};"
+                " complete() sends to all others"
+            )
+
+    def period(self, size: int) -> int:
+        return len(powers(self.fanout + 1, size))
+
+    def distances(self, size: int, step: int) -> Iterator[int]:
+        power = (self.fanout + 1) ** step
+        return (j * power for j in range(1, self.fanout + 1))

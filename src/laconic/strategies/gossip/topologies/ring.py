@@ -1,0 +1,26 @@
+"""Ring: each rank with the two beside it (D-PSGD's graph, Lian et al. 2017, arXiv:1705.09056)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from laconic.core.spec import Status
+from laconic.strategies.gossip.shapes import Undirected
+from laconic.strategies.gossip.topology import Arrow
+
+
+@dataclass(frozen=True, repr=False)
+class Ring(Undirected):
+    """Rank r and r + 1 (mod size) exchange, at every step. To agree takes steps in proportion to size^2.
+
+    >>> Ring().peers(rank=0, size=5, step=0).out
+    (1, 4)
+    """
+
+    paper: ClassVar[str] = "Lian et al. 2017, arXiv:1705.09056"
+    status: ClassVar[Status] = "verified"
+
+    def links(self, size: int, step: int) -> Iterator[Arrow]:
+        return ((rank, (rank + 1) % size) for rank in range(size))

@@ -1,0 +1,56 @@
+"""Torus: ranks on a grid whose edges are joined, each with the four around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isqrt
+from typing import ClassVar
+
+from laconic.core import arguments
+from laconic.core.errors import SpecError
+from laconic.strategies.gossip.shapes import Undirected
+from laconic.strategies.gossip.topology import Arrow
+
+
+@dataclass(frozen=True, repr=False)
+class Torus(Undirected):
+    """Rank r = row * columns + column and the ranks above, below, left and right exchange, at every step.
+
+    `rows`: 0 makes the grid nearest to a square; a prime size has only one row, and is a ring. Of two rows,
+    above and below are the same rank.
+
+    >>> Torus().peers(rank=0, size=12, step=0).out  # 3 rows of 4
+    (1, 3, 4, 8)
+    """
+
+    rows: int = 0
+
+    examples: ClassVar[tuple[str, ...]] = ("torus()", "torus(rows=2)")
+
+    def __post_init__(self) -> None:
+        arguments.whole("torus: rows", self.rows, way_out="0 makes the grid nearest to a square")
+
+    def fits(self, size: int) -> None:
+        if self.rows and size % self.rows:
+            raise SpecError(
+                f"torus: rows must divide the number of ranks, got rows={self.rows} for {size} ranks;"
+                f" take rows={nearest_square(size)}, or leave it out"
+            )
+
+    def links(self, size: int, step: int) -> Iterator[Arrow]:
+        rows = self.rows or nearest_square(size)
+        columns = size // rows
+        for rank in range(size):
+            row, column = divmod(rank, columns)
+            yield rank, row * columns + (column + 1) % columns
+            yield rank, (row + 1) % rows * columns + column
+
+
+def nearest_square(size: int) -> int:
+    """Rows of the grid of so many that is nearest to a square: the largest divisor up to the root.
+
+    >>> [nearest_square(size) for size in (16, 12, 7)]
+    [4, 3, 1]
+    """
+    return next(rows for rows in range(isqrt(size), 0, -1) if size % rows == 0)
