@@ -11,6 +11,7 @@ from laconic.cli.console import errors
 from laconic.cli.doctor import doctor
 from laconic.cli.methods import methods
 from laconic.cli.run import PASS_THROUGH, run
+from laconic.cli.topology import topology
 from laconic.cli.train import train
 from laconic.core.errors import LaconicError
 
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.command()(train)
 app.command(context_settings=PASS_THROUGH)(run)
 app.command()(methods)
+app.command()(topology)
 app.command()(doctor)
 
 if __name__ == "__main__":

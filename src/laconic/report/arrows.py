@@ -1,0 +1,74 @@
+"""Arrows between points on a circle, as the curves of an SVG path."""
+
+from __future__ import annotations
+
+from math import cos, hypot, pi, sin
+from typing import NamedTuple
+
+MIDDLE, CENTRE, RADIUS = 320.0, 352.0, 264.0  # of the circle
+GAP = 16.0  # between neighbours' discs, below which an arrow does not fit in between, and passes beneath
+Point = tuple[float, float]
+
+
+class Arc(NamedTuple):
+    """A curve from one rank to another, with a `head` where it goes this way only.
+
+    `again`: how many curves between the two are drawn already.
+    """
+
+    source: int
+    to: int
+    head: bool
+    again: int
+
+
+def place(rank: int, size: int) -> Point:
+    """Rank 0 is at the top, and they go round clockwise."""
+    angle = 2 * pi * rank / size - pi / 2
+    return MIDDLE + RADIUS * cos(angle), CENTRE + RADIUS * sin(angle)
+
+
+def bezier(arc: Arc, size: int, disc: float) -> tuple[Point, Point, Point]:
+    """Start, control point and end of an arc, from edge to edge of discs of this radius.
+
+    It bends towards the centre: one with a head a little, later ones between the same two more, and all far
+    enough to pass the discs between the two. A diameter bends to its right.
+    """
+    a, b = place(arc.source, size), place(arc.to, size)
+    across, down = b[0] - a[0], b[1] - a[1]
+    length = hypot(across, down)
+    middle = ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2)
+    inward = (MIDDLE - middle[0], CENTRE - middle[1])
+    depth = hypot(*inward)
+    bow = length * (0.06 * arc.head + 0.07 * arc.again)
+    if (arc.to - arc.source) % size not in (1, size - 1):
+        bow = max(bow, 1.9 * disc - (RADIUS - depth))
+    elif bow and length - 2 * disc < GAP:
+        bow = 1.1 * disc
+    if depth < 1:
+        inward, depth = (-down, across), length
+    bend = (middle[0] + 2 * bow * inward[0] / depth, middle[1] + 2 * bow * inward[1] / depth)
+    return toward(a, bend, disc + 1), bend, toward(b, bend, disc + (2.5 if arc.head else 1))
+
+
+def arrowhead(bend: Point, end: Point, length: float) -> str:
+    """A triangle whose tip is the end of an arc."""
+    back = toward(end, bend, length)
+    across, down = 0.42 * (end[0] - back[0]), 0.42 * (end[1] - back[1])
+    return f"M{xy(end)}L{xy((back[0] - down, back[1] + across))}L{xy((back[0] + down, back[1] - across))}Z"
+
+
+def toward(here: Point, there: Point, distance: float) -> Point:
+    """The point so far from here on the way there.
+
+    >>> toward((0.0, 0.0), (3.0, 4.0), 10)
+    (6.0, 8.0)
+    """
+    across, down = there[0] - here[0], there[1] - here[1]
+    length = hypot(across, down) or 1.0
+    return here[0] + distance * across / length, here[1] + distance * down / length
+
+
+def xy(point: Point) -> str:
+    """A point in a path."""
+    return f"{point[0]:.1f} {point[1]:.1f}"
