@@ -1,7 +1,7 @@
-"""What travels between gossiping ranks: a copy of the parameters, led by the PushSum weight where it may vary.
+"""What travels between gossiping ranks: the parameters, led by the PushSum weight where it may vary.
 
-    message of float32 parameters, weight 1     x, n * 4 bytes: the parameters themselves, sent in place
-    otherwise                                   [weight float64 | x float32, float16 or bfloat16]
+message of float32 parameters, weight 1     x, n * 4 bytes: the parameters themselves, sent in place
+otherwise                                   [weight float64 | x float32, float16 or bfloat16]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from laconic.core import arguments
+from laconic.strategies.gossip.mixing import Weights
 
 WIRES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 HEAD = 8  # bytes of the weight
@@ -42,6 +43,19 @@ class Message:
         return float(self.weight_cell)
 
 
+class Mail:
+    """A message a rank, made when first asked for: those of others come in, this rank's own goes out."""
+
+    def __init__(self, like: Tensor, wire: str) -> None:
+        self._like, self._wire = like, wire
+        self._messages: dict[int, Message] = {}
+
+    def __getitem__(self, rank: int) -> Message:
+        if rank not in self._messages:
+            self._messages[rank] = Message(self._like, self._wire)
+        return self._messages[rank]
+
+
 def mix_(x: Tensor, own: float, came: Mapping[int, Tensor], shares: Mapping[int, float]) -> Tensor:
     """x = own * x + sum of shares[i] * came[i] in rank order, in place; equal shares are multiplied once."""
     if all(share == own for share in shares.values()):
@@ -52,3 +66,25 @@ def mix_(x: Tensor, own: float, came: Mapping[int, Tensor], shares: Mapping[int,
     for rank in sorted(came):
         x.add_(came[rank], alpha=shares[rank])
     return x
+
+
+def give_(x: Tensor, weight: Tensor, sent: Message, shares: Weights) -> None:
+    """Take out of x and its weight what `sent` carries to the out-peers: the sum of all is as before.
+
+    What rounding to the wire's type leaves stays here.
+    """
+    away = sum(shares.out.values())
+    x.sub_(sent.x, alpha=away)
+    weight.mul_(1.0 - away)
+
+
+def take_(x: Tensor, weight: Tensor, mail: Mail, shares: Weights) -> None:
+    """Add what has come from the in-peers, in rank order."""
+    for rank in sorted(shares.into):
+        x.add_(mail[rank].x, alpha=shares.into[rank])
+        weight.add_(mail[rank].weight * shares.into[rank])
+
+
+def times_(x: Tensor, factor: float) -> Tensor:
+    """x *= factor, in place; 1 costs nothing."""
+    return x if factor == 1.0 else x.mul_(factor)
