@@ -13,6 +13,7 @@ from laconic.core.layout import Layout, Segments
 from laconic.core.selector import kept
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
+from laconic.reducers.oktopk import MOST_GROWTH
 from laconic.reducers.regions import Regions
 
 MODEL = Layout.of([("a", (90, 200)), ("b", (40, 30)), ("c", (3, 3)), ("d", (50, 300))])
@@ -238,6 +239,26 @@ def test_more_ranks_than_elements():
         return out.tolist(), sent[-1].clear_(x.clone()).tolist()
 
     assert everywhere(8, play) == [([0.0, -3.0, 2.0, 5.0], [1.0, 0.0, 0.0, 0.0])] * 8
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_a_tensor_without_elements_changes_nothing(size):
+    """Nor does it spoil a threshold, or what thresholds have grown by."""
+    layout = Layout.of([("a", (60, 50)), ("none", (0,)), ("b", (40, 30))])
+
+    def play(comm):
+        fast = parse("oktopk(density=0.02)").bind(layout, comm)
+        plain = parse("gtopk(density=0.02)").bind(layout, comm)
+        same = []
+        for step in range(6):
+            x = given(comm.rank, step)[: layout.numel]
+            one, other = torch.empty(layout.numel), torch.empty(layout.numel)
+            fast.reduce(x, layout, Turn(step, comm.rank), one)
+            plain.reduce(x, layout, Turn(step, comm.rank), other)
+            same.append(torch.equal(one, other) and 1 <= fast._growth <= MOST_GROWTH)
+        return same
+
+    assert everywhere(size, play) == [[True] * 6] * size
 
 
 def test_regions_are_cut_when_asked_and_for_new_buckets():

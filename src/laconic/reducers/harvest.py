@@ -102,7 +102,7 @@ class Best:
     counts: Tensor
     positions: Tensor
     values: Tensor
-    floors: Tensor  # the least |value| of each tensor float32 (s,), 0 where fewer were kept than wanted
+    floors: Tensor  # the least |value| of each tensor float32 (s,), 0 where fewer are there than wanted
 
     def entries(self, tensors: Segments) -> Entries:
         """With indices from each tensor's start."""
@@ -127,7 +127,7 @@ class Pool:
         tensor = torch.repeat_interleave(torch.arange(len(tensors)), top.counts)
         floors = torch.full((len(tensors),), torch.inf)
         floors.scatter_reduce_(0, tensor, top.values.abs().cpu(), "amin")
-        floors[top.counts < ks] = 0.0
+        floors[(top.counts < ks) | (ks == 0)] = 0.0  # none of a tensor without elements either
         return Best(places, top.counts, self.positions[places], top.values, floors)
 
     def doubtful(self, best: Best, held: Tensor, thresholds: Tensor) -> Tensor:
