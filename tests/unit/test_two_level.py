@@ -243,7 +243,7 @@ def test_a_void_step_leaves_every_memory_as_it_was(outer):
     assert all(everywhere(4, play))
 
 
-@pytest.mark.parametrize("outer", [TOPK, SERVER, "powersgd(rank=1)"])
+@pytest.mark.parametrize("outer", [TOPK, SERVER, "powersgd(rank=1)", "adaptive_bits(every=2)"])
 def test_a_resumed_run_ends_with_the_same_bits(outer):
     spec = spec_of(2, outer)
 

@@ -121,9 +121,8 @@ class _TwoLevel(BoundReducer):
         home = homes[comm.rank]
         self._inside = comm.split(home)
         self._leads = self._inside.rank == 0
-        self._leaders = comm.split(
-            int(not self._leads)
-        )  # those who do not lead have a group, and no use for it
+        # Those who do not lead have a group too, and no use for it.
+        self._leaders = comm.split(int(not self._leads))
         self._weight = homes.count(home) * len(set(homes)) / comm.size
         self._ranks = comm.size / len(set(homes))
         self._inner = spec.inner.bind(layout, self._inside)
@@ -178,4 +177,6 @@ class _TwoLevel(BoundReducer):
         return state if self._leads else {key: torch.zeros_like(value) for key, value in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._outer.load_state_dict(state)
+        """Take the state back where this rank leads: elsewhere it is zeros, which no `outer` need take."""
+        if self._leads:
+            self._outer.load_state_dict(state)
