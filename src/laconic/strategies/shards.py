@@ -57,7 +57,7 @@ class ScatterMean:
     def __init__(self, shards: Shards, module: str) -> None:
         self._shards: Shards | None = shards
         self._name = f"shards of {module}"
-        self._cut: Cut | None = None
+        self._cuts: dict[int, Cut] = {}  # by elements: parameters without a gradient are left out
 
     def empty(self) -> None:
         """Back to a plain reduce-scatter."""
@@ -80,9 +80,10 @@ class ScatterMean:
         if shards is None:
             return plain(output_tensor, input_tensor, op, group, async_op)  # type: ignore[no-any-return]
         gain = factor(op, shards.comm.size)
-        if self._cut is None:
-            self._cut = chunks(self._name, input_tensor.numel(), shards.comm.rank, shards.comm.size)
-        mean = shards.mean(input_tensor.to(torch.float32), self._cut)
+        n = input_tensor.numel()
+        if n not in self._cuts:
+            self._cuts[n] = chunks(self._name, n, shards.comm.rank, shards.comm.size)
+        mean = shards.mean(input_tensor.to(torch.float32), self._cuts[n])
         if mean is None:
             output_tensor.fill_(torch.nan)
         else:

@@ -1,0 +1,37 @@
+"""A sharded model's reduce-scatter, called as FSDP2 calls it, on threads as ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from laconic.comm.loopback import Loopback
+from laconic.comm.metered import Metered
+from laconic.core.spec import parse
+from laconic.strategies.shards import ScatterMean, Shards
+
+
+def scatter_on(comm: Loopback, spec: str) -> tuple[Shards, ScatterMean]:
+    shards = Shards(parse(spec), Metered(comm), seed=3)
+    return shards, ScatterMean(shards, "layer")
+
+
+def shard(scatter: ScatterMean, x: Tensor, size: int) -> Tensor:
+    """This rank's shard of the mean of x."""
+    out = torch.full((x.numel() // size,), 7.0)
+    assert scatter(out, x.clone(), None, dist.ReduceOp.AVG) is None  # type: ignore[arg-type]
+    return out
+
+
+@pytest.mark.parametrize("sizes", [(8, 12), (8, 4), (2, 8), (4, 8, 4)])
+def test_a_module_whose_gradients_come_and_go_is_cut_anew(sizes: tuple[int, ...]) -> None:
+    """FSDP2 leaves out the parameters that have no gradient in this step."""
+
+    def play(comm: Loopback) -> list[Tensor]:
+        _, scatter = scatter_on(comm, "scatter_reduce(dense())")
+        return [shard(scatter, torch.arange(float(n)) * (1 + comm.rank), 2) for n in sizes]
+
+    for one, other, n in zip(*Loopback.run(2, play), sizes, strict=True):
+        assert torch.equal(torch.cat([one, other]), torch.arange(float(n)) * 1.5)
