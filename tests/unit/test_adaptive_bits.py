@@ -138,6 +138,21 @@ def test_a_gradient_of_zeros_changes_nothing() -> None:
         assert not out.any() and payload == parse("minmax()").nbytes(1600)
 
 
+def test_a_tensor_that_shows_nothing_when_it_is_measured_keeps_its_width() -> None:
+    """Of zeros alone every width is without error: the next gradients would come in 2 bits."""
+    layout = Layout.of([("seen", (64, 64)), ("frozen", (64, 64))])
+    x = torch.randn(layout.numel, generator=torch.Generator().manual_seed(0)) ** 3
+    x[layout["frozen"].offset :] = 0
+
+    def run(comm):  # type: ignore[no-untyped-def]
+        exchange = exchange_on(comm, "adaptive_bits(bits=4, every=2)", layout=layout)
+        for _ in range(3):
+            one_step(exchange, x, [layout])
+        return int(exchange.state_dict()["route0/once/bits/frozen"])
+
+    assert everywhere(2, run) == [4, 4]
+
+
 def test_wrong_options_and_states_are_refused() -> None:
     for spec, says in (
         ("adaptive_bits(bits=9)", r"bits must be a whole number in 2\.\.8, got 9"),

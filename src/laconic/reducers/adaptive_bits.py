@@ -149,7 +149,10 @@ class _AdaptiveBits(BoundReducer):
             self._errors[name] = tuple(row)
 
     def _choose(self) -> None:
-        """New widths for all tensors; the old ones where nothing is lost, or none is shorter."""
+        """New widths for all tensors; the old ones where nothing is lost, or none is shorter.
+
+        A tensor without any error, as of a gradient of zeros, says nothing of what will come: it gets `bits`.
+        """
         uniform = CHOICE.index(self._spec.bits)
         errors = [self._errors[entry.name] for entry in self._layout]
         costs = [
@@ -165,7 +168,8 @@ class _AdaptiveBits(BoundReducer):
             return sum(row[i] for row, i in zip(costs, options, strict=True))
 
         alike = [uniform] * len(errors)
-        chosen = cheapest(costs, errors, allowed) or alike
+        free = cheapest(costs, errors, allowed) or alike
+        chosen = [option if any(row) else uniform for option, row in zip(free, errors, strict=True)]
         self._bits = {
             name: CHOICE[i] for name, i in zip(self._layout.names, min(alike, chosen, key=total), strict=True)
         }
