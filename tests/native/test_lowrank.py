@@ -141,6 +141,23 @@ def test_batches_of_another_device_agree_with_the_cpu():
         torch.testing.assert_close(basis, kernels.orthonormal_(columns, 3, (40, 40)), rtol=0, atol=1e-6)
 
 
+def test_batches_stay_within_a_part_of_a_buffer():
+    """A bucket can be a view from the middle of a larger storage."""
+    matrices = kernels.Matrices((1, 9), (2, 2), (3, 3), rank=1)
+    left, right, buffer = rand(matrices.left, 2), rand(matrices.right, 3), rand(40, 4)
+    x, alone = buffer[10:30], buffer[10:30].clone()
+    for one, other in ((x, alone), (alone, x)):
+        p, q = torch.empty(matrices.left), torch.empty(matrices.right)
+        batched.times(one, matrices, right, p)
+        batched.transposed_times(one, matrices, left, q)
+        torch.testing.assert_close(p, kernels.times(other, matrices, right))
+        torch.testing.assert_close(q, kernels.transposed_times(other, matrices, left))
+    before = buffer.clone()
+    batched.product_add_(x, matrices, left, right, -0.7)
+    torch.testing.assert_close(x, kernels.product_add_(alone, matrices, left, right, -0.7))
+    assert torch.equal(buffer[:10], before[:10]) and torch.equal(buffer[30:], before[30:])
+
+
 @every_kind
 def test_nothing_is_no_trouble(name):
     empty = kernels.Matrices((), (), (), rank=2)

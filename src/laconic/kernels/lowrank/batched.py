@@ -34,12 +34,12 @@ def product_add_(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor, alp
     p, q = matrices.factors(left, matrices.rows), matrices.factors(right, matrices.cols)
     views = matrices.views(x)
     for same in _alike(list(zip(matrices.rows, matrices.cols, strict=True))):
-        at = _regular(matrices, same)
-        if at is None:
+        batch = _regular(x, matrices, same)
+        if batch is None:
             for i in same:
                 views[i].addmm_(p[i].mT, q[i], alpha=alpha)
         else:
-            x.as_strided(*at).baddbmm_(_stack(p, same).mT, _stack(q, same), alpha=alpha)
+            batch.baddbmm_(_stack(p, same).mT, _stack(q, same), alpha=alpha)
 
 
 def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> None:
@@ -61,18 +61,18 @@ def _batches(x: Tensor, matrices: Matrices) -> Iterator[tuple[list[int], Tensor]
     """Numbers of matrices of one shape, and they themselves (b, rows, cols): a view where they lie evenly."""
     views = matrices.views(x)
     for same in _alike(list(zip(matrices.rows, matrices.cols, strict=True))):
-        at = _regular(matrices, same)
-        yield same, _stack(views, same) if at is None else x.as_strided(*at)
+        batch = _regular(x, matrices, same)
+        yield same, _stack(views, same) if batch is None else batch
 
 
-def _regular(matrices: Matrices, same: list[int]) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
-    """Size, strides and offset of these matrices as one tensor, if one distance lies between them all."""
+def _regular(x: Tensor, matrices: Matrices, same: list[int]) -> Tensor | None:
+    """These matrices of flat x as one view (b, rows, cols), if one distance lies between them all."""
     starts = [matrices.starts[i] for i in same]
     m, n = matrices.rows[same[0]], matrices.cols[same[0]]
     distance = starts[1] - starts[0] if len(same) > 1 else m * n
     if distance < m * n or starts != [starts[0] + i * distance for i in range(len(same))]:
         return None
-    return (len(same), m, n), (distance, n, 1), starts[0]
+    return x.as_strided((len(same), m, n), (distance, n, 1), x.storage_offset() + starts[0])
 
 
 def _alike(shapes: list[object]) -> list[list[int]]:
