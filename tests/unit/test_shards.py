@@ -35,3 +35,25 @@ def test_a_module_whose_gradients_come_and_go_is_cut_anew(sizes: tuple[int, ...]
 
     for one, other, n in zip(*Loopback.run(2, play), sizes, strict=True):
         assert torch.equal(torch.cat([one, other]), torch.arange(float(n)) * 1.5)
+
+
+def test_each_micro_batch_of_a_step_is_rounded_by_bits_of_its_own() -> None:
+    """Else their errors would add up, not average out; the next step's first call draws others again."""
+
+    def play(comm: Loopback) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        x = torch.randn(4096, generator=torch.Generator().manual_seed(comm.rank))
+
+        def step(shards: Shards, scatter: ScatterMean, number: int) -> list[Tensor]:
+            shards.step = number
+            return [shard(scatter, x, 2) for _ in range(16)]
+
+        spec = "scatter_reduce(minmax(bits=2, rounding='stochastic'))"
+        same, anew = scatter_on(comm, spec), scatter_on(comm, spec)
+        step(*same, 0)
+        return step(*same, 1), step(*anew, 1), shard(scatter_on(comm, "scatter_reduce(dense())")[1], x, 2)
+
+    for first, again, plain in Loopback.run(2, play):
+        assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True)), "a new count"
+        assert not any(torch.equal(first[0], other) for other in first[1:])
+        one, mean = (first[0] - plain).norm(), (sum(first) / 16 - plain).norm()
+        assert mean < 0.3 * one, "1/4 of it, for errors that are independent"

@@ -18,7 +18,7 @@ from laconic import kernels
 from laconic.comm.metered import Metered
 from laconic.core.errors import AttachError
 from laconic.core.layout import Entry, Layout
-from laconic.core.turn import Turn
+from laconic.core.turn import Turn, mix
 from laconic.reducers.cuts import Cut, packed, piece
 from laconic.reducers.scatter_reduce import ScatterReduce
 from laconic.strategies.stats import Seconds
@@ -38,12 +38,15 @@ class Shards:
         self.dense_bytes = 0
         self.seconds = Seconds()
 
-    def mean(self, x: Tensor, cut: Cut) -> Tensor | None:
-        """This rank's chunk of the mean of flat x, float32; None where x is not finite on some rank."""
+    def mean(self, x: Tensor, cut: Cut, call: int = 0) -> Tensor | None:
+        """This rank's chunk of the mean of flat x, float32; None where x is not finite on some rank.
+
+        `call`: how many there were in this step before; each rounds by keys of its own.
+        """
         began = time.perf_counter()
         self.comm.mark()
         finite = kernels.all_finite(x, cut.bucket.segments)
-        turn = Turn(self.step, self.comm.rank, self.seed)
+        turn = Turn(self.step, self.comm.rank, mix(self.seed, call) if call else self.seed)
         with self.comm.phase(repr(self.reducer)):
             mean, _ = self.bound.scatter(x if finite else None, cut, turn, x)
         self.dense_bytes += 4 * (x.numel() - cut.home.numel)
@@ -58,6 +61,7 @@ class ScatterMean:
         self._shards: Shards | None = shards
         self._name = f"shards of {module}"
         self._cuts: dict[int, Cut] = {}  # by elements: parameters without a gradient are left out
+        self._step, self._call = -1, 0  # of the last call; each micro-batch of a step makes one
 
     def empty(self) -> None:
         """Back to a plain reduce-scatter."""
@@ -83,7 +87,8 @@ class ScatterMean:
         n = input_tensor.numel()
         if n not in self._cuts:
             self._cuts[n] = chunks(self._name, n, shards.comm.rank, shards.comm.size)
-        mean = shards.mean(input_tensor.to(torch.float32), self._cuts[n])
+        self._step, self._call = shards.step, self._call + 1 if self._step == shards.step else 0
+        mean = shards.mean(input_tensor.to(torch.float32), self._cuts[n], self._call)
         if mean is None:
             output_tensor.fill_(torch.nan)
         else:
