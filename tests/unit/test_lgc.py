@@ -266,6 +266,20 @@ def test_all_ranks_take_rank_0s_net_when_training_ends(instance: str) -> None:
     assert 4 * LAYOUT.numel < results[0][2] < 4 * LAYOUT.numel + 2 * 4 * K, "the net is sent once"
 
 
+def test_a_rank_that_has_learned_nothing_takes_rank_0s_net_too() -> None:
+    """On another kind of CPU a gradient of the net can overflow alone; nobody may wait for it for ever."""
+
+    def play(comm: Loopback) -> torch.Tensor:
+        out, bound = torch.empty(2400), LearnedCode(0.2, 2).bind(ROWS, comm)
+        if comm.rank == 1:
+            bound._net.teach = lambda *_: None
+        for step in range(4):
+            bound.reduce(rows(comm.rank, step), ROWS, Turn(step, comm.rank), out)
+        return out
+
+    assert torch.equal(*Loopback.run(2, play, timeout_s=20.0))
+
+
 LGC = "lgc(density=0.1, innovation=0.01, dense_steps=2, train_steps=3, instance={!r})"
 
 

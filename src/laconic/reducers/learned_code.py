@@ -141,7 +141,9 @@ class _LearnedCode(BoundReducer):
         segments = ordered.segments
         learning = turn.step < self._spec.until
         self._net.begin(turn.step)
-        if not learning:
+        if learning:
+            self._net.may_differ()
+        else:
             self._net.agree(self._comm, out.device)
         if x is out and not kernels.all_finite(x, segments):  # a gradient that no feedback has looked at
             x = None

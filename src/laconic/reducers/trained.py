@@ -50,8 +50,12 @@ class Trained:
         """The step is void: this bucket has taught nothing."""
         self._pending.drop(layout)
 
+    def may_differ(self) -> None:
+        """From a step on that all ranks learn in, though one may find nothing to learn: `agree` has work."""
+        self._agreed = False
+
     def agree(self, comm: Comm, device: torch.device) -> None:
-        """Take rank 0's weights, once after they have changed: 4 bytes a weight. Called by all ranks."""
+        """Take rank 0's weights, once after `may_differ`: 4 bytes a weight. Called by all ranks."""
         if not self._agreed:
             self.weights = comm.broadcast(self.weights.to(device), 0).cpu()
             self._agreed = True
@@ -68,7 +72,6 @@ class Trained:
         self._second.mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
         size = self._second.sqrt().div_(math.sqrt(1 - b2**t)).add_(EPS)
         self.weights = self.weights.addcdiv(self._first, size, value=-LR / (1 - b1**t))
-        self._agreed = False
 
     def state_dict(self) -> dict[str, Tensor]:
         """Weights, moments and the count of steps, "<kind>/<part>" to a copy."""
