@@ -18,29 +18,29 @@ N = 7
 
 
 class Vector(nn.Module):
-    """One parameter, (N,), which differs by rank at the start."""
+    """One parameter of this shape, which differs by rank at the start."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, shape: tuple[int, ...] = (N,)) -> None:
         super().__init__()
-        start = torch.randn(N, generator=torch.Generator().manual_seed(rank))
+        start = torch.randn(shape, generator=torch.Generator().manual_seed(rank))
         self.x = nn.Parameter(start)
 
 
-def start(size: int) -> Tensor:
-    """All ranks' first parameters, float32 (size, N)."""
-    return torch.stack([Vector(rank).x.detach() for rank in range(size)])
+def start(size: int, shape: tuple[int, ...] = (N,)) -> Tensor:
+    """All ranks' first parameters, float32 (size, n)."""
+    return torch.stack([Vector(rank, shape).x.detach().flatten() for rank in range(size)])
 
 
-def gradient(rank: int, step: int) -> Tensor:
-    """A gradient that does not depend on the parameters, float32 (N,)."""
-    return torch.randn(N, generator=torch.Generator().manual_seed(1000 + 100 * step + rank))
+def gradient(rank: int, step: int, shape: tuple[int, ...] = (N,)) -> Tensor:
+    """A gradient that does not depend on the parameters, float32 of this shape."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1000 + 100 * step + rank))
 
 
 def bound(
-    spec: str, comm: Loopback, lr: float = 0.1
+    spec: str, comm: Loopback, lr: float = 0.1, shape: tuple[int, ...] = (N,)
 ) -> tuple[BoundStrategy, Callable[[int], None], Loopback]:
     """The strategy at work on this rank, a function that takes step `step` with `gradient`, a group aside."""
-    model = Vector(comm.rank)
+    model = Vector(comm.rank, shape)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     strategy: Any = parse(spec)
     strategy.check(comm.size, optimizer)
@@ -49,17 +49,17 @@ def bound(
     at_work: BoundStrategy = strategy.bind(replica, optimizer, Metered(comm))
 
     def take(step: int) -> None:
-        model.x.grad = gradient(comm.rank, step)
+        model.x.grad = gradient(comm.rank, step, shape)
         at_work.step(optimizer.step)
 
     return at_work, take, aside
 
 
-def trajectory(spec: str, size: int, steps: int, lr: float = 0.1) -> Tensor:
-    """Every rank's parameters after each step, float32 (steps, size, N)."""
+def trajectory(spec: str, size: int, steps: int, lr: float = 0.1, shape: tuple[int, ...] = (N,)) -> Tensor:
+    """Every rank's parameters after each step, float32 (steps, size, n)."""
 
     def play(comm: Loopback) -> Tensor:
-        at_work, take, _ = bound(spec, comm, lr)
+        at_work, take, _ = bound(spec, comm, lr, shape)
         seen = []
         for step in range(steps):
             take(step)

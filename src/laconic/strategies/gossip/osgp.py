@@ -1,6 +1,6 @@
 """Overlap SGP: SGP whose messages travel while the next steps are computed.
 
-    x_i <- LocalOpt(x_i, g_i)      at every step, with the gradient at z_i = x_i / w_i; every `staleness` steps:
+    x_i <- LocalOpt(x_i, g_i)      at every step, with the gradient at z_i = x_i / w_i; every `staleness`:
     x_i += sum of the round under way,  w_i += its weights
     send P_ji x_i, P_ji w_i to the out-peers j, and keep P_ii of both
 
