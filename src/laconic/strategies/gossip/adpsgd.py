@@ -1,0 +1,198 @@
+"""AD-PSGD: every rank trains at its own pace, and averages with one other now and then; nobody waits.
+
+    on every rank, at its steps:            x_i <- x_i + the update at a copy of x_i from when the step began
+    on an odd rank a, beside its steps:     x_a, x_p <- (x_a + x_p) / 2, with an even neighbour p at random
+
+Lian et al. 2018, arXiv:1710.06952; odd ranks ask and even ones answer, as in the code of Assran et al. 2019,
+so that no two wait for each other in a circle. There the pairs follow a common schedule, and a slow rank
+delays the pairs after its own; here an asker draws its partner, and an answerer serves all askers as they
+come. Both ends move by half the difference of what they have exchanged, so the sum over ranks is kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from laconic.comm.comm import Comm
+from laconic.comm.metered import Metered
+from laconic.core import arguments
+from laconic.core.errors import LaconicError, PeerError, SpecError
+from laconic.core.spec import Status
+from laconic.core.turn import Turn
+from laconic.strategies.fifo import Answer, Fifo
+from laconic.strategies.gossip.messages import Message, check_wire
+from laconic.strategies.gossip.topologies.bipartite_exponential import BipartiteExponential
+from laconic.strategies.gossip.topology import Topology
+from laconic.strategies.replica import Replica
+from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
+
+AVERAGE, CLOSE = 1.0, 0.0  # what a message asks for, where others have a weight
+
+
+@dataclass(frozen=True, repr=False)
+class ADPSGD(Strategy):
+    """Average in pairs without a barrier, along the edges of `topology` between odd and even ranks.
+
+    Wire, one exchange for each step of an odd rank, each way: n parameters as `wire` says, 4 or 2 bytes each,
+    and 8 bytes. Which step of one rank meets which of another depends on the clock: no two runs are alike.
+    """
+
+    topology: Topology = field(default_factory=BipartiteExponential)
+    wire: str = "fp32"
+
+    name: ClassVar[str] = "adpsgd"
+    paper: ClassVar[str] = "Lian et al. 2018, arXiv:1710.06952"
+    status: ClassVar[Status] = "verified"
+    examples: ClassVar[tuple[str, ...]] = ("adpsgd(wire='bf16')",)
+
+    def __post_init__(self) -> None:
+        arguments.piece("adpsgd: topology", self.topology, Topology, "bipartite_exponential()")
+        check_wire(self.wire)
+
+    def check(self, size: int, optimizer: Optimizer) -> None:
+        super().check(size, optimizer)
+        self.topology.check(size)
+        for rank in range(size):
+            alike = [other for other in neighbours(self.topology, rank, size) if (other - rank) % 2 == 0]
+            if alike:
+                raise SpecError(
+                    f"adpsgd: odd ranks ask and even ranks answer, and {self.topology!r} joins {rank} and"
+                    f" {alike[0]} among {size}: take bipartite_exponential(), linear(), or ring() on an even"
+                    " number of ranks"
+                )
+
+    def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundADPSGD:
+        return BoundADPSGD(self, replica, comm, seed)
+
+
+def neighbours(topology: Topology, rank: int, size: int) -> list[int]:
+    """All that a rank meets within a period, whichever of the two sends."""
+    met = (topology.peers(rank, size, step) for step in topology.span(size))
+    return sorted({other for peers in met for other in (*peers.out, *peers.into)})
+
+
+class BoundADPSGD(BoundStrategy):
+    """AD-PSGD at work on one rank.
+
+    `shared` float32 (n,): x, which the training thread moves by its updates and others by averages, under a
+    lock. `met`: how often this rank has averaged.
+    """
+
+    def __init__(self, config: ADPSGD, replica: Replica, comm: Metered, seed: int) -> None:
+        super().__init__(replica, comm)
+        self.config = config
+        self.seed = seed
+        self.shared = replica.flat.clone()
+        self.met = 0
+        self._began = replica.flat.clone()  # x when this step began
+        self._lock = threading.Lock()
+        self._peers = neighbours(config.topology, comm.rank, comm.size)
+        self._partner: int | None = None
+        self._meeting: Answer | None = None
+        self._error: Exception | None = None
+        self._asker = Fifo(f"gossip of rank {comm.rank}") if comm.rank % 2 else None
+        asking = [] if self._asker else self._peers
+        self._answerers = [
+            threading.Thread(target=self._answer_all, args=(peer,), name=f"answers rank {peer}", daemon=True)
+            for peer in asking
+        ]
+        for thread in self._answerers:
+            thread.start()
+
+    def step_(self, update: Update, loss: float | None) -> None:
+        if self._error is not None:
+            raise PeerError(f"rank {self.comm.rank}: gossip has ended: {self._error}") from self._error
+        update()
+        x = self.replica.flat
+        with self._lock:
+            self.shared.add_(x).sub_(self._began)
+            self._began.copy_(self.shared)
+            x.copy_(self.shared)
+        self._partner = None
+        if self._asker is not None and (self._meeting is None or self._meeting.done()):
+            self._arrived()
+            choice = Turn(self.steps, self.comm.rank, self.seed).own("partner") % len(self._peers)
+            self._partner = self._peers[choice]
+            self._meeting = self._asker.submit(partial(self._ask, self._partner))
+
+    def _ask(self, peer: int) -> Tensor:
+        """Average with an even rank. On the asker's thread."""
+        going, coming = (Message(self.shared, self.config.wire) for _ in range(2))
+        with self._lock:
+            going.write(self.shared, AVERAGE)
+        self.comm.exchange({peer: going.packed}, {peer: coming.packed})
+        with self._lock:
+            self._move_(coming, going)
+        return coming.packed
+
+    def _answer_all(self, peer: int) -> None:
+        """Average with an odd rank whenever it asks, until it closes. A thread for each of these."""
+        going, coming = (Message(self.shared, self.config.wire) for _ in range(2))
+        try:
+            while True:
+                self.comm.exchange({}, {peer: coming.packed})
+                if coming.weight == CLOSE:
+                    return
+                with self._lock:
+                    going.write(self.shared, AVERAGE)
+                    self._move_(coming, going)
+                self.comm.exchange({peer: going.packed}, {})
+        except LaconicError as error:
+            self._error = error
+
+    def _move_(self, came: Message, went: Message) -> None:
+        """Half of the way to the other, under the lock."""
+        self.shared.add_(came.x, alpha=0.5).sub_(went.x, alpha=0.5)
+        self.met += 1
+
+    def _arrived(self) -> None:
+        """Wait for the average under way, if this rank has asked for one."""
+        meeting, self._meeting = self._meeting, None
+        if meeting is not None:
+            try:
+                meeting.wait()
+            except RuntimeError as error:
+                raise PeerError(str(error)) from error
+
+    def settle(self, aside: Comm) -> None:
+        """No odd rank asks any more, and so no even rank is moved: then all take what they share."""
+        self._arrived()
+        aside.all_reduce(torch.zeros(1))
+        self._began.copy_(self.shared)
+        self.replica.flat.copy_(self.shared)
+
+    def adopt_(self, model: Tensor) -> None:
+        for each in (self.replica.flat, self.shared, self._began):
+            each.copy_(model)
+
+    def notes(self) -> Notes:
+        return {"rounds": self.met, "peers": [] if self._partner is None else [self._partner]}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"shared": self.shared}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], steps: int) -> None:
+        super().load_state_dict(state, steps)
+        self._began.copy_(self.shared)
+
+    def close(self) -> None:
+        if self._asker is not None:
+            last = Message(self.shared, self.config.wire)
+            last.write(self.shared, CLOSE)
+            for peer in self._peers:
+                self._asker.submit(partial(self._tell, peer, last))
+            self._asker.close()
+        for thread in self._answerers:
+            thread.join()
+
+    def _tell(self, peer: int, message: Message) -> Tensor:
+        self.comm.exchange({peer: message.packed}, {})
+        return message.packed

@@ -1,0 +1,100 @@
+"""AD-PSGD in real processes: nobody waits for anybody, and nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import laconic
+from laconic.core.errors import SpecError
+from laconic.core.spec import parse
+from tests.dist.nets import agree, flat
+from tests.dist.test_distribute import trained
+
+
+class Vector(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.x = nn.Parameter(torch.zeros(5))
+
+
+def pushed(rank, step):
+    """A gradient that does not depend on the parameters."""
+    return torch.randn(5, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def sum_is_kept(wire, steps):
+    model = Vector()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = laconic.distribute(model, plain, f"adpsgd(wire='{wire}')")
+    for step in range(steps):
+        model.x.grad = pushed(dist.get_rank(), step)
+        optimizer.step()
+    optimizer.finish()
+    found, met = flat(model), optimizer.notes()["rounds"]
+    optimizer.remove()
+    return found, met
+
+
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+def test_whoever_meets_whom_the_sum_is_kept(pool, wire):
+    """The average of the group is that of all updates, in float32, on any wire."""
+    steps, size = 12, 4
+    updates = sum(pushed(rank, step) for rank in range(size) for step in range(steps))
+    results = pool.run(size, sum_is_kept, wire, steps)
+    for found, _ in results:
+        torch.testing.assert_close(found, -0.1 / size * updates, rtol=1e-4, atol=1e-5)
+    met = [rounds for _, rounds in results]
+    assert met[1] + met[3] == met[0] + met[2] > 0
+
+
+def others_go_on(sleeper):
+    """The sleeper takes one step, and its second when all others have taken ten."""
+    model = Vector()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = laconic.distribute(model, plain, "adpsgd()")
+    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    for step in range(10):
+        if rank == sleeper and step == 1:
+            store.wait([f"rank {other}" for other in range(dist.get_world_size()) if other != sleeper])
+        model.x.grad = pushed(rank, step)
+        optimizer.step()
+    store.set(f"rank {rank}", "done")
+    optimizer.finish()
+    same = agree(model)
+    optimizer.remove()
+    return same
+
+
+@pytest.mark.parametrize("sleeper", [2, 3])
+def test_a_rank_that_sleeps_holds_nobody_up(pool, sleeper):
+    """It would hang otherwise."""
+    assert pool.run(4, others_go_on, sleeper) == [True] * 4
+
+
+def trains():
+    model, optimizer = trained("adpsgd()", steps=8)
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict(saved)
+    optimizer.finish()
+    same = agree(model)
+    optimizer.remove()
+    return same, optimizer.stats().payload_sent
+
+
+def test_state_is_saved_and_loaded_and_bytes_are_counted(pool):
+    results = pool.run(2, trains)
+    assert all(same for same, _ in results)
+    assert all(sent > 0 for _, sent in results)
+
+
+def test_edges_join_odd_and_even_ranks():
+    model = Vector()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parse("adpsgd(topology=ring())").check(4, optimizer)
+    with pytest.raises(SpecError, match="joins 0 and 4 among 5"):
+        parse("adpsgd(topology=ring())").check(5, optimizer)
+    with pytest.raises(SpecError, match="the number of ranks"):
+        parse("adpsgd()").check(1, optimizer)
