@@ -18,6 +18,20 @@ Where 0.001 falls short: these are small models. A thousandth of them is a few h
 worker and step, so that an entry waits for hundreds of steps: much of a training this short.
 The curves in the JSON files show the gap closing in the second half of the CIFAR-10 training."""
 
+REASONS = """\
+Where methods fall short at 4 workers and 1,000 steps, as far as is known:
+
+- Codes of one to two bits without feedback (`terngrad`, `qsgd` with one level): the noise of each worker is
+  of the size of its gradient (docs/methods.md has it measured), the mean of four workers leaves a quarter of
+  that, and TernGrad's clipping makes large gradients smaller besides.
+- Sparse methods with error feedback (`stc`, `dhqc`, `fastsgd`, `sketchml`, `dgc`): at density d an entry
+  waits for about 1 / d steps, a tenth to a half of this training. DGC's curves over 2,000 steps close in.
+- `majority_vote`: every entry moves by the rate, however small its gradient. It wants a rate of its own, and
+  has that of its family here, as all others do.
+- `comp_ams` and the AdaGrads: the second moment is that of what was sent. Of block signs it is the same for
+  all entries of a tensor, so the step is no longer adapted to each; of sparse entries it is learned as
+  slowly as these are sent. Rates are the family's."""
+
 
 def page() -> str:
     """The whole page."""
@@ -30,6 +44,7 @@ def page() -> str:
     for task, model in MODELS.items():
         if found := standings(task, CONTENDERS):
             lines += ["", heading("Every method", task, model), "", *methods(task, found)]
+    lines += ["", REASONS]
     for task, model in MODELS.items():
         if found := standings(task, REDUCTIONS):
             lines += ["", heading("Reductions that scale", task, model), "", *reductions(found)]
