@@ -10,6 +10,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import laconic
 from laconic.core.errors import AttachError, LaconicError, NonFiniteError, SpecError, StateError
+from laconic.strategies.bond import GradientBond
+from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from tests.dist.nets import SGD, agree, flat, loss_of, net
 
 SPECS = ["dense()", "dgc(density=0.05)", "local_sgd(every=2)", "local_sgd(every=3, update=minmax(bits=8))"]
@@ -272,3 +274,30 @@ def test_averaging_at_every_step_is_training_on_mean_gradients(pool):
     """SGD with momentum is linear in its gradients. Tolerance: float32 over 5 steps."""
     assert max(pool.run(3, from_the_start, 5)) < 1e-6
     assert min(pool.run(3, from_the_start, 3)) > 1e-4
+
+
+class Told(GradientBond):
+    """Keeps the losses that it is told."""
+
+    def __init__(self):
+        self.losses = []
+
+    def step(self, update, loss):
+        self.losses.append(loss)
+        update()
+
+
+def test_a_loss_is_told_by_hand_or_by_a_closure_as_it_is():
+    weight, bond = torch.ones((), requires_grad=True), Told()
+    optimizer = DistributedOptimizer(torch.optim.SGD([weight], lr=0.5), bond)
+
+    def closure():
+        loss = weight * 2
+        loss.backward()
+        return loss
+
+    optimizer.note_loss(closure())
+    optimizer.step()
+    optimizer.step(closure)
+    optimizer.step()
+    assert bond.losses == [2.0, 0.0, None]

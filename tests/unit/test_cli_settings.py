@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,13 @@ def invoke(*arguments: str) -> Result:
         (["digits", "--with", "dgc()", "--seeds", "0"], ["--seeds must be 1 or more, got 0"]),
         (["digits", "--with", "dgc()", "--steps", "0"], ["--steps must be 1 or more, got 0"]),
         (["digits", "--with", "dgc()", "--lr", "-1"], ["--lr must be a number above 0, got -1"]),
+        (["digits", "--with", "dgc()", "--skew", "0"], ["--skew must be a finite number above 0, got 0.0"]),
+        (["digits", "--with", "dgc()", "--skew", "nan"], ["got nan; 0.1 is much skew, 100 hardly any"]),
+        (["digits", "--with", "local_sgd(every=0)"], ["every must be a whole number of 1 or more"]),
+        (
+            ["digits", "--with", "dpsgd(bipartite_exponential())", "--workers", "3"],
+            ["even number of ranks, got 3"],
+        ),
         (["digits", "--with", "dgc()", "--batch", "800"], ["batch must be in [1, 718]", "got 800"]),
         (["digits", "--with", "dgc()", "--name", "a/b"], ["--name is one folder's name", "'a/b'"]),
         (["digits", "--with", "dgc()", "--resume"], ["--resume needs the --name"]),
@@ -104,6 +112,21 @@ def test_methods_are_spelt_one_way_and_baselines_come_first(tmp_path: Path) -> N
     assert made.specs == ("dense()", "dgc(density=0.01)", "topk(density=0.02)")
     assert list(made.all_seeds) == [3, 4]
     assert (made.steps, made.batch, made.lr, made.eval_every) == (300, 16, None, 30)
+
+
+def test_strategies_and_methods_are_asked_for_alike(tmp_path: Path) -> None:
+    made = settings(tmp_path, methods=("local_sgd( 8 )", "sgp( ring() )"), skew=0.1)
+    assert made.specs[2:] == ("local_sgd()", "sgp(ring())")
+    assert made.warnings() == []
+    assert made.config()["skew"] == 0.1 and settings(tmp_path).config()["skew"] is None
+
+
+def test_a_run_with_other_shards_is_not_gone_on_with(tmp_path: Path) -> None:
+    settings(tmp_path).open_folder()
+    (tmp_path / "run" / "config.json").write_text(json.dumps(settings(tmp_path).config()))
+    settings(tmp_path, resume=True).open_folder()
+    with pytest.raises(StateError, match=r"begun with skew=None, not 0\.1"):
+        settings(tmp_path, resume=True, skew=0.1).open_folder()
 
 
 def test_an_older_run_moves_aside_and_other_folders_are_left_alone(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ class Session:
             folder=folder,
             threads=max(1, (os.cpu_count() or 1) // settings.workers),
             resume_from=resume_from,
+            skew=settings.skew,
         )
         progress.begin(spec, seed)
         try:

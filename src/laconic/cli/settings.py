@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from laconic.cli.versions import version_of
 from laconic.core.errors import LaconicError, SpecError, StateError
 from laconic.report.ledger import CONFIG
-from laconic.strategies.method import lift
+from laconic.strategies.distribute import strategy_or_method
+from laconic.strategies.strategy import Strategy
 from laconic.tasks import find
+from laconic.tasks.skew import check_skew
+from laconic.tasks.task import Recipe
 
-OF_THE_BITS = ("task", "model", "workers", "steps", "batch", "lr", "methods", "seeds", "first_seed")
+OF_THE_BITS = ("task", "model", "workers", "steps", "batch", "lr", "skew", "methods", "seeds", "first_seed")
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Settings:
     out: Path
     name: str
     resume: bool
+    skew: float | None = None
 
     @classmethod
     def of(
@@ -62,6 +67,7 @@ class Settings:
         out: Path,
         name: str | None,
         resume: bool,
+        skew: float | None = None,
     ) -> Settings:
         """Settings, with the task's own for what is not given. Raises `SpecError` for what is wrong."""
         known = find(task)
@@ -85,6 +91,7 @@ class Settings:
             out=out,
             name=name or f"{task}-{time.strftime('%Y%m%d-%H%M%S')}",
             resume=resume,
+            skew=skew,
         )
         if not checked.specs:
             raise SpecError('no method: say which with --with "dgc(density=0.01)"; see `laconic methods`')
@@ -97,10 +104,14 @@ class Settings:
             raise SpecError(f"--checkpoint-every must be 0 (none) or more, got {checkpoint_every}")
         if lr is not None and not 0 < lr < float("inf"):
             raise SpecError(f"--lr must be a number above 0, got {lr}")
+        if skew is not None:
+            check_skew(skew)
         if not checked.name or Path(checked.name).name != checked.name:
             raise SpecError(f"--name is one folder's name in {out}, got {checked.name!r}")
         if resume and name is None:
             raise SpecError("--resume needs the --name of the run to go on with")
+        for spec in checked.specs:
+            check_fit(spec, workers, known.recipe(model))
         return checked
 
     @property
@@ -129,6 +140,7 @@ class Settings:
             "steps": self.steps,
             "batch": self.batch,
             "lr": "the usual" if self.lr is None else self.lr,
+            "skew": self.skew,
             "seeds": self.seeds,
             "first_seed": self.seed,
             "methods": list(self.specs),
@@ -141,7 +153,7 @@ class Settings:
 
     def warnings(self) -> list[str]:
         """A line for each method that would still be warming up at the last step."""
-        warm = {spec: lift(spec).warm_at for spec in self.specs}
+        warm = {spec: strategy_or_method(spec).warm_at for spec in self.specs}
         return [
             f"{spec} warms up for {first:,} steps and this run has {self.steps:,}: nothing is seen of what it"
             " is for; give it a shorter warm-up, or more --steps"
@@ -180,10 +192,17 @@ class Settings:
 
 
 def normal(text: str) -> str:
-    """A method's spec as its `repr` spells it: one name a method. Raises `SpecError` where it is none."""
+    """A spec as its `repr` spells it: one name a method. Raises `SpecError` for what cannot be trained by."""
     try:
-        return repr(lift(text))
+        return repr(strategy_or_method(text))
     except SpecError:
         raise
     except LaconicError as error:
         raise SpecError(f"{text}: {error}") from error
+
+
+def check_fit(spec: str, workers: int, recipe: Recipe) -> None:
+    """Raise `SpecError` or `AttachError` for a strategy that is not for so many workers or this optimiser."""
+    strategy = strategy_or_method(spec)
+    if isinstance(strategy, Strategy):
+        strategy.check(workers, recipe.optimizer(nn.Linear(1, 1)))

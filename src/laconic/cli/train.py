@@ -40,7 +40,9 @@ def train(
     workers: Annotated[int, typer.Option(help="processes, on this machine")] = 2,
     with_: Annotated[
         list[str] | None,
-        typer.Option("--with", help='a method, such as "dgc(density=0.01)"; may be repeated'),
+        typer.Option(
+            "--with", help='a method, "dgc(density=0.01)", or a strategy, "local_sgd()"; may be repeated'
+        ),
     ] = None,
     against: Annotated[
         list[str] | None,
@@ -53,6 +55,15 @@ def train(
         int | None, typer.Option(help="examples a worker and step [default: the task's]")
     ] = None,
     lr: Annotated[float | None, typer.Option(help="highest learning rate [default: the usual one]")] = None,
+    skew: Annotated[
+        float | None,
+        typer.Option(
+            metavar="ALPHA",
+            help="each worker draws from examples of its own, with a share of each label from"
+            " Dirichlet(ALPHA): 0.1 is much skew, 100 hardly any; of a text, a share of each tenth"
+            " [default: all workers draw from all examples]",
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="one of the task's models [default: its first]")] = None,
     data: Annotated[Path | None, typer.Option(help="folder of the data set [default: $LACONIC_DATA]")] = None,
     out: Annotated[Path, typer.Option(help="folder of all runs")] = Path("runs"),
@@ -83,6 +94,7 @@ def train(
         out=out,
         name=name,
         resume=resume,
+        skew=skew,
     )
     for line in settings.warnings():
         errors().print(f"laconic: {line}", style="yellow", markup=False)

@@ -20,7 +20,7 @@ from laconic.strategies import ddp
 from laconic.strategies.agreement import agree
 from laconic.strategies.bond import GradientBond, ParameterBond, Statistics
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
-from laconic.strategies.method import lift
+from laconic.strategies.method import Method, lift
 from laconic.strategies.replica import Replica
 from laconic.strategies.state import model_digest
 from laconic.strategies.strategy import BoundStrategy, Strategy
@@ -61,16 +61,25 @@ def distribute(
         raise AttachError("this model is distributed already: call its optimizer.remove() first")
     if statistics not in get_args(Statistics):
         raise AttachError(f"statistics must be one of {get_args(Statistics)}, got {statistics!r}")
-    strategy = parse(spec) if isinstance(spec, str) else spec
-    if not isinstance(strategy, Strategy):
-        method = lift(strategy)
+    strategy = strategy_or_method(spec)
+    if isinstance(strategy, Method):
         wrapped = DistributedDataParallel(model, process_group=group, **ddp_options)
-        handle = ddp.compress(wrapped, optimizer, method, seed=seed)
+        handle = ddp.compress(wrapped, optimizer, strategy, seed=seed)
         return wrapped, DistributedOptimizer(optimizer, GradientBond(handle))
     if ddp_options:
         option = next(iter(ddp_options))
         raise AttachError(f"{strategy!r} uses no DistributedDataParallel: it takes no {option}=")
     return model, _bind(model, optimizer, strategy, group, seed, statistics)
+
+
+def strategy_or_method(spec: Any) -> Strategy | Method:
+    """What `distribute` takes a spec for: a strategy as it is, and whatever else as the method it lifts to.
+
+    >>> strategy_or_method("local_sgd(every=8)"), strategy_or_method("topk(density=0.01)")
+    (local_sgd(), topk(density=0.01))
+    """
+    found = parse(spec) if isinstance(spec, str) else spec
+    return found if isinstance(found, Strategy) else lift(found)
 
 
 def _bind(

@@ -61,7 +61,7 @@ class DistributedOptimizer(Optimizer):
 
     def note_loss(self, loss: Tensor | float) -> None:
         """Tell this step's loss to a strategy that follows leaders; `step(closure)` tells it too."""
-        self._loss = float(loss)
+        self._loss = loss.item() if isinstance(loss, Tensor) else float(loss)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none)

@@ -29,6 +29,7 @@ class Plan:
     folder: Path  # for checkpoints
     threads: int
     resume_from: Path | None = None
+    skew: float | None = None  # alpha of the workers' shards, see `skew.py`; None: all draw from all examples
 
     @property
     def signature(self) -> Event:
@@ -41,4 +42,5 @@ class Plan:
             "steps": self.steps,
             "batch": self.batch,
             "lr": self.lr,
+            "skew": self.skew,
         }

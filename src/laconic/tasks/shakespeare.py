@@ -44,6 +44,11 @@ def windows(letters: Tensor) -> tuple[Tensor, Tensor]:
     return letters[: n * WINDOW].view(n, WINDOW), letters[1 : n * WINDOW + 1].view(n, WINDOW)
 
 
+def passages(y: Tensor) -> Tensor:
+    """Which tenth of the text each window (n, 64) is from, (n,): every tenth has its scenes and voices."""
+    return torch.arange(len(y)) * 10 // len(y)
+
+
 def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
     """int64 letters; nothing is augmented."""
     return x.long()
@@ -115,4 +120,5 @@ SHAKESPEARE = Task(
     models={"gpt": Recipe(GPT, lr=0.1, weight_decay=0.0), "lstm": Recipe(LSTM, lr=3.0, weight_decay=0.0)},
     files=tuple(READERS),
     how=HOW,
+    kinds=passages,
 )

@@ -19,9 +19,11 @@ from torch import Tensor, nn
 
 from laconic.core.errors import SpecError
 from laconic.strategies.method import Method
+from laconic.strategies.strategy import Strategy
 
 Tensors = dict[str, Tensor]
 Inputs = Callable[[Tensor, torch.Generator | None], Tensor]
+Kinds = Callable[[Tensor], Tensor]
 PARTS = ("train_x", "train_y", "test_x", "test_y")
 
 
@@ -37,13 +39,13 @@ class Recipe:
     warmup: float = 0.05  # share of the steps in which the rate rises; then a cosine brings it down
 
     def optimizer(
-        self, model: nn.Module, lr: float | None = None, method: Method | None = None
+        self, model: nn.Module, lr: float | None = None, by: Method | Strategy | None = None
     ) -> torch.optim.Optimizer:
         """SGD with this recipe's settings, or the usual optimiser of a method that needs another.
 
-        `lr` None: this recipe's rate for SGD, the optimiser's own for another.
+        `lr` None: this recipe's rate for SGD, the optimiser's own for another. `by`: what it trains by.
         """
-        for rule in () if method is None else method.rules:
+        for rule in by.rules if isinstance(by, Method) else ():
             made = rule.make([*model.parameters()], lr=lr, weight_decay=self.weight_decay)
             if made is not None:
                 return made
@@ -68,9 +70,17 @@ class Recipe:
         return lr * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
 
 
+def labels(y: Tensor) -> Tensor:
+    """The kinds of images."""
+    return y
+
+
 @dataclass(frozen=True)
 class Task:
-    """One built-in task. `batch` is a worker's; `models` names recipes, the default one first."""
+    """One built-in task. `batch` is a worker's; `models` names recipes, the default one first.
+
+    `kinds`: train_y (n, ...) to the kind of each example (n,), by which shards are skewed.
+    """
 
     name: str
     title: str
@@ -81,6 +91,7 @@ class Task:
     models: Mapping[str, Recipe]
     files: tuple[str, ...] = ()  # any of these, in the data folder
     how: str = ""  # how to get them
+    kinds: Kinds = labels
 
     def recipe(self, model: str | None = None) -> Recipe:
         """The recipe of this name, or the default one. Raises `SpecError` for an unknown name."""

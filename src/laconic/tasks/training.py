@@ -1,37 +1,39 @@
 """One rank's training loop: steps, measurements, evaluations, checkpoints.
 
 Every rank emits one event a step and one an evaluation; whoever listens adds the ranks up. Rank 0 says first
-with which optimiser it trains. Batches,
-augmentation and learning rates are functions of (seed, rank, step), so that a resumed training does the
-same bits.
+with which optimiser it trains. What is tested is the group's model: the average, where ranks have their own.
+Batches, augmentation and learning rates are functions of (seed, rank, step), so that a resumed training does
+the same bits.
 """
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from laconic.core.errors import NonFiniteError, StateError
 from laconic.optim.prox import zero_share
 from laconic.strategies import checkpoint
-from laconic.strategies.ddp import compress
-from laconic.strategies.handle import Handle
-from laconic.strategies.method import lift
+from laconic.strategies.distribute import distribute, strategy_or_method
+from laconic.strategies.distributed_optimizer import DistributedOptimizer
+from laconic.strategies.stats import Stats
 from laconic.tasks.catalogue import find
 from laconic.tasks.loading import mapped
 from laconic.tasks.plan import Emit, Event, Plan
 from laconic.tasks.shard import Shard
+from laconic.tasks.skew import SkewedShard
 from laconic.tasks.task import Task, Tensors, cross_entropy, right_answers
 
 TEST_BATCH = 500
 COUNTED = ("payload_sent", "payload_received", "wire_sent", "wire_received", "dense")
 TIMED = ("encode_s", "communicate_s", "decode_s")
+MODEL = "model.pt"  # in the plan's folder: the group's model after the last step
 
 
 def train_rank(plan: Plan, emit: Emit) -> None:
@@ -40,21 +42,21 @@ def train_rank(plan: Plan, emit: Emit) -> None:
     task, tensors = find(plan.task), mapped(plan.data)
     recipe = task.recipe(plan.model)
     torch.manual_seed(plan.seed)  # every rank builds the same model
-    model = DistributedDataParallel(recipe.build())
-    method = lift(plan.spec)
-    optimizer = recipe.optimizer(model, plan.lr, method)
+    plain = recipe.build()
+    spec = strategy_or_method(plan.spec)
+    model, optimizer = distribute(plain, recipe.optimizer(plain, plan.lr, spec), spec, seed=plan.seed)
     highest = float(optimizer.param_groups[0]["lr"])
-    handle = compress(model, optimizer, method, seed=plan.seed)
-    shard = Shard(len(tensors["train_y"]), plan.batch, rank, size, plan.seed)
+    shard = shard_of(plan, task, tensors, rank, size)
 
     first = 0
     if plan.resume_from is not None:
         state = checkpoint.load(plan.resume_from, rank=rank, size=size)
-        first = restore(plan, state, model, optimizer, handle)
+        first = restore(plan, state, plain, optimizer)
 
     if rank == 0:
-        emit({"kind": "start", "step": first, "optimiser": type(optimizer).__name__, "lr": highest})
-    before, sent_before = measured(handle), handle.stats().phases
+        kind = type(optimizer.optimizer).__name__
+        emit({"kind": "start", "step": first, "optimiser": kind, "lr": highest})
+    before = optimizer.stats()
     for step in range(first, plan.steps):
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate(highest, step, plan.steps)
@@ -67,25 +69,38 @@ def train_rank(plan: Plan, emit: Emit) -> None:
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         clock.append(time.perf_counter())
+        optimizer.note_loss(loss)
         step_or_say(optimizer, step + 1)
         clock.append(time.perf_counter())
 
-        now, phases, done = measured(handle), handle.stats().phases, step + 1
-        spent = {name: now[name] - before[name] for name in now}
+        now, notes, done = optimizer.stats(), optimizer.notes(), step + 1
         names = ("data_s", "forward_s", "backward_s", "update_s")
         seconds = {name: end - start for name, start, end in zip(names, clock, clock[1:], strict=False)}
         emit(
             {"kind": "step", "step": done, "loss": loss.item(), "step_s": clock[-1] - clock[0]}
             | seconds
-            | spent
-            | {"phases": {name: total - sent_before.get(name, 0) for name, total in phases.items()}}
+            | spent(before, now)
+            | ({"notes": notes} if notes else {})
         )
-        before, sent_before = now, phases
+        before = now
         if done == plan.steps or (plan.eval_every and done % plan.eval_every == 0):
-            emit(evaluate(model, task, tensors, rank, size) | {"step": done})
+            with optimizer.averaged() as distance:
+                tested = evaluate(plain, task, tensors, rank, size)
+            emit(tested | {"step": done, "consensus": distance})
         if plan.checkpoint_every and done % plan.checkpoint_every == 0:
-            state = captured(plan, done, model, optimizer, handle)
+            state = captured(plan, done, plain, optimizer)
             checkpoint.save(plan.folder, state, step=done, rank=rank, size=size, barrier=dist.barrier)
+    optimizer.finish()
+    if plan.checkpoint_every and rank == 0:
+        save_model(plan.folder, plain)
+
+
+def shard_of(plan: Plan, task: Task, tensors: Tensors, rank: int, size: int) -> Shard | SkewedShard:
+    """The examples that this rank draws its batches from."""
+    labels = tensors["train_y"]
+    if plan.skew is None:
+        return Shard(len(labels), plan.batch, rank, size, plan.seed)
+    return SkewedShard.of(task.kinds(labels), plan.batch, rank, size, plan.skew, plan.seed)
 
 
 def step_or_say(optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -100,59 +115,42 @@ def step_or_say(optimizer: torch.optim.Optimizer, step: int) -> None:
         ) from error
 
 
-def measured(handle: Handle) -> dict[str, float]:
-    """The handle's counters, cumulative: bytes, and seconds in each phase of the exchange."""
-    stats = handle.stats()
-    return {name: getattr(stats, name) for name in COUNTED + TIMED}
+def spent(before: Stats, now: Stats) -> dict[str, Any]:
+    """What was sent between two counts, and seconds in each phase of the exchange."""
+    between = {name: getattr(now, name) - getattr(before, name) for name in COUNTED + TIMED}
+    phases = {name: total - before.phases.get(name, 0) for name, total in now.phases.items()}
+    return between | {"phases": phases}
 
 
-def evaluate(model: DistributedDataParallel, task: Task, tensors: Tensors, rank: int, size: int) -> Event:
+def evaluate(model: nn.Module, task: Task, tensors: Tensors, rank: int, size: int) -> Event:
     """This rank's share of the test set: right answers, sum of losses, answers; with rank 0's buffers.
 
     `zeros`: share of the weights that are exactly zero.
     """
     for buffer in model.buffers():
         dist.broadcast(buffer, 0)
-    plain: nn.Module = model.module
-    plain.eval()
+    model.eval()
     right, total, answers = 0, 0.0, 0
     x, y = tensors["test_x"][rank::size], tensors["test_y"][rank::size]
     with torch.no_grad():
         for start in range(0, len(y), TEST_BATCH):
-            logits = plain(task.inputs(x[start : start + TEST_BATCH], None))
+            logits = model(task.inputs(x[start : start + TEST_BATCH], None))
             labels = y[start : start + TEST_BATCH]
             right += right_answers(logits, labels)
             total += F.cross_entropy(logits.flatten(0, -2), labels.flatten().long(), reduction="sum").item()
             answers += labels.numel()
-    plain.train()
-    zeros = zero_share([weight.detach() for weight in plain.parameters() if weight.dim() > 1])
+    model.train()
+    zeros = zero_share([weight.detach() for weight in model.parameters() if weight.dim() > 1])
     return {"kind": "eval", "right": right, "loss_sum": total, "answers": answers, "zeros": zeros}
 
 
-def captured(
-    plan: Plan,
-    step: int,
-    model: DistributedDataParallel,
-    optimizer: torch.optim.Optimizer,
-    handle: Handle,
-) -> dict[str, Any]:
-    """All that this rank needs to go on after `step` steps."""
-    return {
-        "plan": plan.signature,
-        "step": step,
-        "model": model.module.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "handle": handle.state_dict(),
-    }
+def captured(plan: Plan, step: int, model: nn.Module, optimizer: DistributedOptimizer) -> dict[str, Any]:
+    """All that this rank needs to go on after `step` steps. Called by all ranks."""
+    memory = optimizer.state_dict()  # first: what was under way arrives in the model
+    return {"plan": plan.signature, "step": step, "model": model.state_dict(), "optimizer": memory}
 
 
-def restore(
-    plan: Plan,
-    state: dict[str, Any],
-    model: DistributedDataParallel,
-    optimizer: torch.optim.Optimizer,
-    handle: Handle,
-) -> int:
+def restore(plan: Plan, state: dict[str, Any], model: nn.Module, optimizer: DistributedOptimizer) -> int:
     """Take a captured state back; the steps that were done. Raises `StateError` for another plan's."""
     for name, value in plan.signature.items():
         if state["plan"].get(name) != value:
@@ -160,8 +158,14 @@ def restore(
                 f"{plan.resume_from} was trained with {name}={state['plan'].get(name)!r}, not {value!r}: "
                 "give the same settings, or another --name"
             )
-    model.module.load_state_dict(state["model"])
+    model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
-    handle.load_state_dict(state["handle"])
     done: int = state["step"]
     return done
+
+
+def save_model(folder: Path, model: nn.Module) -> None:
+    """Write the group's model, whole or not at all."""
+    beside = folder / f".{MODEL}"
+    torch.save({name: part.clone() for name, part in model.state_dict().items()}, beside)
+    beside.replace(folder / MODEL)

@@ -1,0 +1,132 @@
+"""One rank's training loop: one way for methods and strategies, and a resumed training does the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import laconic
+from laconic.core.errors import StateError
+from laconic.strategies import checkpoint
+from laconic.tasks import find
+from laconic.tasks.plan import Plan
+from laconic.tasks.shard import Shard
+from laconic.tasks.task import cross_entropy
+from laconic.tasks.training import MODEL, train_rank
+from tests.dist.nets import flat
+
+STEPS, BATCH = 6, 4
+
+
+@pytest.fixture
+def plan(tmp_path):
+    """Digits that are noise, by a small network."""
+    rng = torch.Generator().manual_seed(0)
+    tensors = {}
+    for part, n in (("train", 60), ("test", 11)):
+        tensors[f"{part}_x"] = torch.randint(0, 17, (n, 1, 8, 8), dtype=torch.uint8, generator=rng)
+        tensors[f"{part}_y"] = torch.randint(0, 10, (n,), dtype=torch.uint8, generator=rng)
+    torch.save(tensors, tmp_path / "data.pt")
+    return Plan(
+        task="digits", model="mlp", spec="dense()", seed=3, workers=2, steps=STEPS, batch=BATCH, lr=None,
+        eval_every=2, checkpoint_every=0, data=tmp_path / "data.pt", folder=tmp_path, threads=1,
+    )  # fmt: skip
+
+
+def trained(plan):
+    events = []
+    train_rank(plan, events.append)
+    return events
+
+
+def losses(events, kind="step", name="loss"):
+    return [event[name] for event in events if event["kind"] == kind]
+
+
+def by_hand(plan):
+    """The same losses from DistributedDataParallel and `laconic.compress` alone."""
+    task, rank, size = find("digits"), dist.get_rank(), dist.get_world_size()
+    tensors, recipe = torch.load(plan.data), task.recipe("mlp")
+    torch.manual_seed(plan.seed)
+    model = DistributedDataParallel(recipe.build())
+    optimizer = recipe.optimizer(model)
+    laconic.compress(model, optimizer, plan.spec, seed=plan.seed)
+    shard = Shard(60, BATCH, rank, size, plan.seed)
+    found = []
+    for step in range(STEPS):
+        optimizer.param_groups[0]["lr"] = recipe.rate(recipe.lr, step, STEPS)
+        chosen = shard.indices(step)
+        loss = cross_entropy(model(task.inputs(tensors["train_x"][chosen], None)), tensors["train_y"][chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def both_ways(plan):
+    events = trained(plan)
+    return losses(events), by_hand(plan), losses(events, "eval", "consensus"), "notes" in events[-2]
+
+
+@pytest.mark.parametrize("spec", ["dense()", "dgc(density=0.05)", "qsgd(levels=7)"])
+def test_a_method_trains_as_compress_under_ddp_does(pool, plan, spec):
+    for told, expected, distances, noted in pool.run(2, both_ways, replace(plan, spec=spec)):
+        assert told == expected
+        assert distances == [0.0] * 3
+        assert not noted
+
+
+def test_a_strategy_is_tested_at_its_average_and_tells_how_far_ranks_are_from_it(pool, plan):
+    one, other = pool.run(2, trained, replace(plan, spec="local_sgd(every=3)"))
+    distances = losses(one, "eval", "consensus")
+    assert distances == losses(other, "eval", "consensus")
+    assert [distance > 1e-3 for distance in distances] == [True, True, False]  # after steps 2, 4 and 6
+    assert losses(one, "eval", "zeros") == losses(other, "eval", "zeros")
+    assert [notes["rounds"] for notes in losses(one, name="notes")] == [0, 0, 1, 1, 1, 2]
+    assert losses(one) != losses(other)
+    assert losses(one, "start", "optimiser") == ["SGD"]
+
+
+def parts(plan, step):
+    place = plan.folder / f"step-{step:06d}"
+    return [checkpoint.load(place, rank=rank, size=2)["optimizer"]["laconic"]["tensors"] for rank in (0, 1)]
+
+
+def test_a_strategy_goes_on_from_a_checkpoint_with_the_same_bits(pool, plan):
+    """Stopped between two meetings, where replicas differ and the carrier has its memory."""
+    plan = replace(plan, spec="local_sgd(every=3, update=sign())", checkpoint_every=1, skew=0.5)
+    whole = pool.run(2, trained, plan)
+    ends, model = parts(plan, STEPS), torch.load(plan.folder / MODEL)
+    again = replace(plan, resume_from=plan.folder / "step-000005")
+    rest = pool.run(2, trained, again)
+    for events, later in zip(whole, rest, strict=True):
+        assert losses(events)[5:] == losses(later)
+    for kept, found in zip(ends, parts(plan, STEPS), strict=True):
+        assert kept.keys() == found.keys()
+        assert all(torch.equal(kept[key], found[key]) for key in kept)
+    found = torch.load(plan.folder / MODEL)
+    assert all(torch.equal(model[key], found[key]) for key in model)
+    with pytest.raises(StateError, match=r"trained with skew=0\.5, not None"):
+        pool.run(2, trained, replace(again, skew=None))
+
+
+def at_the_end(plan):
+    """This rank's parameters after the last step, as its own memory has them, and the model that was saved."""
+    trained(plan)
+    state = checkpoint.load(plan.folder / f"step-{STEPS:06d}", rank=dist.get_rank(), size=2)
+    dist.barrier()
+    return state["optimizer"]["laconic"]["tensors"][f"rank{dist.get_rank()}/flat"]
+
+
+def test_the_saved_model_is_the_exact_average(pool, plan):
+    plan = replace(plan, spec="local_sgd(every=100)", checkpoint_every=STEPS)
+    one, other = pool.run(2, at_the_end, plan)
+    net = find("digits").recipe("mlp").build()
+    net.load_state_dict(torch.load(plan.folder / MODEL))
+    torch.testing.assert_close(flat(net), (one + other) / 2, rtol=1e-6, atol=1e-7)
+    assert float((one - other).abs().max()) > 1e-3
