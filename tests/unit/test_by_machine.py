@@ -1,0 +1,78 @@
+"""Machines of several ranks that follow a strategy between them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.unit.gossip_world import N, bound, gradient
+
+from laconic.comm.loopback import Loopback
+from laconic.core.errors import SpecError
+from laconic.core.spec import parse
+
+
+def played(spec, size, ranks_a_machine, steps=6, spoiled=None):
+    """Each rank's parameters after every step; a machine of one takes the mean gradient of its `ranks`."""
+
+    def play(comm):
+        at_work, _, aside = bound(spec, comm)
+        model = at_work.replica.parameters["x"]
+        optimizer = torch.optim.SGD([model], lr=0.1, momentum=0.9)
+        at_work.adopt_(torch.zeros(N))
+        seen = []
+        for step in range(steps):
+            ranks = range(comm.rank * ranks_a_machine, (comm.rank + 1) * ranks_a_machine)
+            model.grad = sum(gradient(rank, step) for rank in ranks) / ranks_a_machine
+            if (comm.rank, step) == spoiled:
+                model.grad[0] = torch.inf
+            at_work.step(optimizer.step)
+            seen.append(at_work.replica.flat.clone())
+        at_work.settle(aside)
+        seen.append(at_work.consensus(aside))
+        at_work.close()
+        return torch.stack(seen)
+
+    return Loopback.run(size, play)
+
+
+@pytest.mark.parametrize("inner", ["sgp()", "osgp(staleness=2)", "local_sgd(every=3)", "choco()"])
+def test_two_ranks_of_a_machine_are_one_with_their_mean_gradient(inner):
+    """Tolerance: the mean of two is summed in another order."""
+    pairs = played(f"by_machine({inner}, local=2)", 4, 1)
+    single = played(inner, 2, 2)
+    for rank in range(4):
+        torch.testing.assert_close(pairs[rank], single[rank // 2], rtol=1e-5, atol=1e-6)
+    assert torch.equal(pairs[0], pairs[1])
+    assert torch.equal(pairs[2], pairs[3])
+
+
+def test_a_gradient_that_is_not_finite_stops_its_machine_for_a_step():
+    seen = played("by_machine(local_sgd(every=100), local=2)", 4, 1, spoiled=(1, 3))
+    assert all(bool(each.isfinite().all()) for each in seen)
+    assert torch.equal(seen[0][3], seen[0][2])
+    assert not torch.equal(seen[2][3], seen[2][2])
+
+
+def test_only_first_ranks_talk_between_machines():
+    def play(comm):
+        at_work, take, _ = bound("by_machine(sgp(), local=2)", comm)
+        take(0)
+        return at_work.comm.snapshot().parts
+
+    parts = Loopback.run(4, play)
+    assert [("gossip", "exchange") in part for part in parts] == [True, False, True, False]
+    assert parts[0]["gossip", "exchange"].payload_sent == 4 * N
+
+
+@pytest.mark.parametrize(
+    ("spec", "size", "words"),
+    [
+        ("by_machine(sgp(), local=3)", 4, "does not divide"),
+        ("by_machine(sgp(), local=4)", 4, "the number of ranks"),
+        ("by_machine(topk(density=0.1))", 4, "must be a strategy"),
+        ("by_machine(by_machine(sgp()))", 4, "two levels"),
+    ],
+)
+def test_what_cannot_be_is_refused(spec, size, words):
+    with pytest.raises(SpecError, match=words):
+        parse(spec).check(size, torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1))
