@@ -28,6 +28,7 @@ from laconic.cli.entries import FIGURES, Measured, examples
 from laconic.core.layout import Layout
 from laconic.methods import catalogue
 from laconic.strategies.method import lift
+from laconic.strategies.strategy import Strategy
 
 TARGET = Path(laconic.cli.__file__).parent / FIGURES
 DIGITS = 6  # significant, of every figure
@@ -62,8 +63,13 @@ def short(value: float) -> float:
 
 
 def specs() -> list[str]:
-    """What is measured."""
-    return sorted(spec for name, make in catalogue().items() for spec in examples(name, make))
+    """What is measured: all but strategies, which do not exchange gradients."""
+    made = {
+        name: make
+        for name, make in catalogue().items()
+        if not (isinstance(make, type) and issubclass(make, Strategy))
+    }
+    return sorted(spec for name, make in made.items() for spec in examples(name, make))
 
 
 def write(rows: Mapping[str, Measured], gradient: Mapping[str, Tensor]) -> None:

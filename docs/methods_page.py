@@ -41,7 +41,9 @@ def page() -> str:
     parts += [f"- *{state}*: {words}" for state, words in STATUS.items() if state != "-"]
     for kind, found in groupby(entries(), key=lambda entry: entry.kind):
         listed = list(found)
-        parts += ["", f"## {TITLES[kind]}", "", *about(listed), "", *measured(listed)]
+        parts += ["", f"## {TITLES[kind]}", "", *about(listed)]
+        if any(entry.measured for entry in listed):
+            parts += ["", *measured(listed)]
     return "\n".join(parts) + "\n"
 
 

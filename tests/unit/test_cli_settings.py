@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+import laconic
 from laconic.cli.entries import entries
 from laconic.cli.main import app
 from laconic.cli.run import torchrun_arguments
 from laconic.cli.settings import Settings
 from laconic.core.errors import StateError
+from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.method import lift
 
 
@@ -149,19 +151,34 @@ def test_methods_lists_every_name_with_its_bits() -> None:
     assert 0.03 < listed["dgc()"].most < 0.05  # a thousandth of 32 + 11.5 bits
     assert "arXiv:1712.01887" in listed["dgc()"].paper
     assert all(entry.sends for entry in listed.values())
-    assert all(repr(lift(spec)) for spec in listed)
+    assert all(repr(strategy_or_method(spec)) == spec for spec in listed)
     result = invoke("methods")
     assert result.exit_code == 0 and "arXiv:1712.01887" in result.output
 
 
 def test_methods_come_under_headings_by_kind() -> None:
     lines = [line.strip() for line in invoke("methods").output.splitlines()]
-    heads = ("Methods", "Selectors:", "Codecs:", "Reducers:", "Index codings:", "Feedback:")
+    heads = ("Methods", "Strategies:", "Selectors:", "Codecs:", "Reducers:")
+    heads += ("Index codings:", "Feedback:", "Topologies:")
     places = [next(i for i, line in enumerate(lines) if line.startswith(head)) for head in heads]
     assert places == sorted(places)
-    under = ("dgc", "topk", "qsgd", "gather", "golomb", "error_feedback")
+    under = ("dgc", "local_sgd", "topk", "qsgd", "gather", "golomb", "error_feedback", "ring")
     for name, start, end in zip(under, places, [*places[1:], len(lines)], strict=True):
         assert any(line.startswith(f"{name}(") for line in lines[start:end]), name
+
+
+def test_a_strategy_is_listed_and_shown_without_figures() -> None:
+    assert {"dgc", "local_sgd", "sgp", "topk"} <= set(laconic.methods())
+    found = {entry.name: entry for entry in entries()}
+    assert found["local_sgd"].kind == "strategy" and found["local_sgd"].most is None
+    (line,) = (
+        line for line in invoke("methods").output.splitlines() if line.strip().startswith("local_sgd()")
+    )
+    assert line.split()[1:] == ["-"] * 5
+    shown = invoke("methods", "local_sgd").output
+    assert shown.startswith("local_sgd(every=8, start=0, update=dense())")
+    assert "arXiv:1805.09767" in shown and "local_sgd(every=4, update=minmax(bits=8))" in shown
+    assert "measured" not in shown
 
 
 def test_doctor_says_what_is_live_and_what_is_missing(

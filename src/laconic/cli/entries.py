@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,14 +25,18 @@ from laconic.feedback.feedback import Feedback
 from laconic.methods import catalogue
 from laconic.reducers.reducer import Reducer
 from laconic.reducers.sum import Sum
-from laconic.strategies.method import Paper, Route, lift
+from laconic.strategies.distribute import strategy_or_method
+from laconic.strategies.gossip.topology import Topology
+from laconic.strategies.method import Method, Paper, Route
+from laconic.strategies.strategy import Strategy
 
 FIGURES = "measured.json"
 SHOWN = 2  # specs of a name: the bare one and its first example, or the first two examples
 MATRICES = Layout.of((name, (1000, 1000)) for name in ("first.weight", "middle.weight", "last.weight"))
-KINDS = {"paper": Paper, "selector": Selector, "codec": Codec, "reducer": Reducer}
+KINDS = {"paper": Paper, "strategy": Strategy, "selector": Selector, "codec": Codec, "reducer": Reducer}
 TITLES = {
     "paper": "Methods",
+    "strategy": "Strategies: who talks to whom, and when; what they exchange is parameters",
     "selector": "Selectors: which entries of a gradient to send",
     "codec": "Codecs: a gradient to bytes and back",
     "reducer": "Reducers: each rank's gradient to the mean",
@@ -39,6 +44,7 @@ TITLES = {
 PIECES: dict[str, type[Spec]] = {
     "Index codings: how the positions of chosen entries travel": IndexCoding,
     "Feedback: what was not sent now is sent later": Feedback,
+    "Topologies: who talks to whom in gossip": Topology,
 }
 
 
@@ -62,7 +68,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Entry:
-    """One spec of a registered name. `most`: payload bits a parameter of MATRICES, at most."""
+    """One spec of a registered name. `most`: payload bits a parameter of MATRICES, at most.
+
+    A strategy's bits depend on the group and its graph: it has no figures.
+    """
 
     name: str
     spec: str
@@ -72,12 +81,12 @@ class Entry:
     status: str
     needs: str
     unbiased: bool | None
-    most: float
+    most: float | None
     measured: Measured | None
 
 
 def entries() -> list[Entry]:
-    """Papers first, then the pieces that are lifted to methods: those that give an example of themselves."""
+    """Papers first, then strategies, then the pieces that are lifted to methods: all with an example."""
     found = [_entry(name, make, spec) for name, make in catalogue().items() for spec in examples(name, make)]
     order = list(KINDS)
     return sorted(found, key=lambda entry: (order.index(entry.kind), entry.name))
@@ -104,9 +113,9 @@ def examples(name: str, make: Callable[..., Any]) -> list[str]:
     """
     parameters = inspect.signature(make).parameters.values()
     bare = all(parameter.default is not inspect.Parameter.empty for parameter in parameters)
-    found: list[str] = [repr(lift(f"{name}()"))] if bare else []
+    found: list[str] = [repr(strategy_or_method(f"{name}()"))] if bare else []
     for call in getattr(make, "examples", ()):
-        if len(found) < SHOWN and (spec := repr(lift(call))) not in found:
+        if len(found) < SHOWN and (spec := repr(strategy_or_method(call))) not in found:
             found.append(spec)
     return found
 
@@ -125,10 +134,14 @@ def figures() -> dict[str, Measured]:
 
 
 def headline(make: Callable[..., Any]) -> str:
-    """What the first line of its module's docstring says, without the name."""
+    """What the first line of its module's docstring says, without the name.
+
+    >>> headline(find("ring"))
+    "each rank with the two beside it (D-PSGD's graph, Lian et al. 2017, arXiv:1705.09056)"
+    """
     first = (sys.modules[make.__module__].__doc__ or "").strip().split("\n")[0]
-    said = first.partition(": ")[2] or first
-    return said.split(". ")[0].rstrip(".")
+    said = re.split(r"\. (?=[A-Z])", first.partition(": ")[2] or first)[0]
+    return said if said.endswith("...") else said.removesuffix(".")
 
 
 def codec_of(route: Route) -> Codec | None:
@@ -140,8 +153,9 @@ def codec_of(route: Route) -> Codec | None:
 
 def _entry(name: str, make: Callable[..., Any], spec: str) -> Entry:
     bases = inspect.getmro(make) if inspect.isclass(make) else (type(make),)
-    method = lift(spec)
-    codecs = [codec_of(route) for route in method.routes]
+    made = strategy_or_method(spec)
+    method = made if isinstance(made, Method) else None
+    codecs = [None] if method is None else [codec_of(route) for route in method.routes]
     return Entry(
         name=name,
         spec=spec,
@@ -149,8 +163,8 @@ def _entry(name: str, make: Callable[..., Any], spec: str) -> Entry:
         sends=make.sends if isinstance(make, Paper) else headline(make),
         paper=getattr(make, "paper", "-"),
         status=getattr(make, "status", "-"),
-        needs=", ".join(rule.wants for rule in method.rules),
+        needs="" if method is None else ", ".join(rule.wants for rule in method.rules),
         unbiased=None if None in codecs else all(codec.unbiased for codec in codecs if codec is not None),
-        most=8 * method.nbytes(MATRICES) / MATRICES.numel,
+        most=None if method is None else 8 * method.nbytes(MATRICES) / MATRICES.numel,
         measured=figures().get(spec),
     )

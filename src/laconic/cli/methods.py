@@ -30,14 +30,14 @@ LEGEND = (
     "On a stored gradient of a small trained net, matrices only. bits: payload of a worker and step, a"
     " parameter; smaller: how many times, than float32. error: mean |C(x) - x|^2 / |x|^2; bound: the most"
     " that is declared. Selectors, codecs and reducers become methods, with error feedback where they need"
-    " it. `laconic methods NAME` tells all of one."
+    " it. A strategy's bits depend on how many take part. `laconic methods NAME` tells all of one."
 )
 
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="one of the names: all that is known of it")] = None,
 ) -> None:
-    """List all methods: what each sends and loses, as measured, and its paper; or show one in full."""
+    """List methods and strategies: what each sends and loses, as measured, and its paper; or show one."""
     screen = console()
     if name is None:
         screen.print(listing(entries()))
@@ -76,9 +76,11 @@ def _words(call: str, said: str) -> RenderableType:
 
 
 def cells(entry: Entry) -> tuple[str, ...]:
-    """The figures of an entry as HEADS calls them; its most bits where nothing was measured."""
+    """The figures of an entry as HEADS calls them; its most bits where nothing was measured, if any."""
     figures = entry.measured
     unbiased = {None: "-", True: "yes", False: "no"}[entry.unbiased]
+    if entry.most is None:
+        return ("-",) * len(HEADS)
     if figures is None:
         return f"<= {entry.most:.3g}", f">= {times(32 / entry.most)}", "-", "-", unbiased
     size = (f"{figures.matrix_bits:.3g}", times(32 / figures.matrix_bits))
@@ -117,7 +119,7 @@ def show(screen: Console, name: str) -> None:
     facts.add_row("examples", Text("\n".join(getattr(make, "examples", ()) or (f"{name}()",)), "cyan"))
     screen.print()
     screen.print(facts)
-    if found:
+    if any(entry.most is not None for entry in found):
         figures = Table(box=None, padding=(0, 1), header_style="bold")
         figures.add_column("measured", style="cyan", overflow="fold")
         for head in HEADS:

@@ -15,7 +15,7 @@ import pkgutil
 import threading
 from abc import ABC
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
@@ -173,9 +173,20 @@ def _call(name: str, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
 
 
 def signature_text(make: Callable[..., Any]) -> str:
-    """The arguments of a registered name with their defaults, without annotations."""
+    """The arguments of a registered name with their defaults, without annotations.
+
+    >>> signature_text(find("sparse"))
+    '(select, values=dense(), indices=raw32())'
+    """
+    built = {
+        field.name: field.default_factory()
+        for field in (fields(make) if is_dataclass(make) else ())
+        if field.default_factory is not MISSING
+    }
     parameters = [
-        parameter.replace(annotation=inspect.Parameter.empty)
+        parameter.replace(
+            annotation=inspect.Parameter.empty, default=built.get(parameter.name, parameter.default)
+        )
         for parameter in inspect.signature(make).parameters.values()
     ]
     return str(inspect.Signature(parameters))

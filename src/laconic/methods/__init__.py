@@ -10,13 +10,16 @@ from laconic.core.codec import Codec
 from laconic.core.selector import Selector
 from laconic.reducers.reducer import Reducer
 from laconic.strategies.method import Paper
+from laconic.strategies.strategy import Strategy
 
 
 def catalogue() -> dict[str, Callable[..., Any]]:
-    """Every registered name that `compress` takes, with what makes it: papers, codecs, selectors, reducers.
+    """Every registered name that `distribute` takes, with what makes it.
 
-    >>> [name for name in catalogue() if name in ("dgc", "golomb", "topk")]
-    ['dgc', 'topk']
+    Papers, codecs, selectors and reducers are methods, which `compress` takes too; the others are strategies.
+
+    >>> [name for name in catalogue() if name in ("dgc", "golomb", "local_sgd", "topk")]
+    ['dgc', 'local_sgd', 'topk']
     """
     makers = {name: spec.find(name) for name in spec.names()}
     return {name: make for name, make in makers.items() if _fits(make)}
@@ -25,4 +28,4 @@ def catalogue() -> dict[str, Callable[..., Any]]:
 def _fits(make: Callable[..., Any]) -> bool:
     if isinstance(make, Paper):
         return True
-    return isinstance(make, type) and issubclass(make, (Codec, Selector, Reducer))
+    return isinstance(make, type) and issubclass(make, (Codec, Selector, Reducer, Strategy))
