@@ -1,0 +1,183 @@
+"""SlowMo: local steps or gossip, and now and then a step of slow momentum along the mean way.
+
+    x_i <- base strategy's step                    at every step
+    d = x - mean_j x_j                             every `every` steps, x being where all were last alike
+    u <- beta u + d / gamma                        gamma: the optimiser's learning rate, as it is now
+    x <- x - lr gamma u;  x_i <- x
+
+Wang et al. 2019, arXiv:1910.00643, and fairscale's code. SGD's own momentum is zeroed at each such step,
+Adam's is kept. beta=0, lr=1 is local SGD; beta>0, lr=1 with SGD is block momentum (BMUF); one rank with
+beta=0 is Lookahead. `average=False`, the paper's "noaverage": every rank has an x and a u of its own, and d
+is its own way from that x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from laconic.codecs.dense import Dense
+from laconic.comm.comm import Comm
+from laconic.comm.metered import Metered
+from laconic.core import arguments
+from laconic.core.errors import AttachError, NonFiniteError, SpecError
+from laconic.core.spec import Status
+from laconic.strategies.local_steps.outer import Outer
+from laconic.strategies.replica import Replica
+from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
+
+BASE = "base/"  # leads the base strategy's keys in the state
+
+
+@dataclass(frozen=True, repr=False)
+class SlowMo(Strategy):
+    """Slow momentum `beta` every `every` steps over `base`, a strategy such as `sgp()`; None: local steps.
+
+    Wire: what `base` sends, and every `every` steps an all-reduce of n float32, 4 n bytes; `average=False`
+    sends nothing more than `base`. Memory: 2 n float32. The paper takes lr=1, beta from 0.4 to 0.8, every=12
+    over local steps and 48 over gossip. u is in learning rates: where these fall by orders of magnitude and
+    rise again, as with warm restarts, gamma u rises too.
+    """
+
+    every: int = 12
+    beta: float = 0.5
+    lr: float = 1.0
+    base: Strategy | None = None
+    average: bool = True
+
+    name: ClassVar[str] = "slowmo"
+    paper: ClassVar[str] = "Wang et al. 2019, arXiv:1910.00643"
+    status: ClassVar[Status] = "verified"
+    examples: ClassVar[tuple[str, ...]] = ("slowmo(every=48, base=sgp())",)
+
+    def __post_init__(self) -> None:
+        arguments.whole("slowmo: every", self.every, 1)
+        arguments.number("slowmo: beta", self.beta, least=0, below=1)
+        arguments.number("slowmo: lr", self.lr, above=0)
+        arguments.flag("slowmo: average", self.average)
+        if self.base is not None:
+            arguments.piece("slowmo: base", self.base, Strategy, "sgp(), or None for local steps")
+        elif not self.average:
+            raise SpecError(
+                "slowmo: average=False leaves all communication to base, got base=None: take base=sgp(), or"
+                " average=True"
+            )
+
+    def check(self, size: int, optimizer: Optimizer) -> None:
+        super().check(size, optimizer)
+        if any("lr" not in group for group in optimizer.param_groups):
+            raise AttachError(
+                f"{self!r} measures ways in learning rates, and {type(optimizer).__name__} has none: take an"
+                " optimiser with lr=, or diloco()"
+            )
+        if self.base is not None:
+            self.base.check(size, optimizer)
+
+    def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundSlowMo:
+        return BoundSlowMo(self, replica, optimizer, comm, seed)
+
+
+class BoundSlowMo(BoundStrategy):
+    """SlowMo at work on one rank. `momentum` u float32 (n,)."""
+
+    def __init__(
+        self, config: SlowMo, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int
+    ) -> None:
+        super().__init__(replica, comm)
+        self.config = config
+        self.rounds = 0
+        self.momentum = torch.zeros_like(replica.flat)
+        self._optimizer = optimizer
+        self._outer = Outer(replica, comm, Dense(), seed, self.seconds)
+        self._base: BoundStrategy | None = None
+        if config.base is not None:
+            self._aside = comm.split(0)  # of all ranks: the base may be talking in its own
+            self._base = config.base.bind(replica, optimizer, comm, seed)
+            self.seconds = self._base.seconds
+
+    def step_(self, update: Update, loss: float | None) -> None:
+        if self._base is None:
+            update()
+        else:
+            self._base.step(update, loss)
+        if (self.steps + 1) % self.config.every == 0:
+            self._slow_step()
+            self.rounds += 1
+
+    def _slow_step(self) -> None:
+        way = self._way()
+        for rate, part in self._rates():
+            step, u = way[part], self.momentum[part]
+            step.add_(u, alpha=self.config.beta * rate)  # gamma u: defined at rate 0 too
+            if rate:
+                torch.div(step, rate, out=u)
+            else:
+                u.mul_(self.config.beta)
+        model = self._outer.anchor.sub(way, alpha=self.config.lr)
+        self._outer.restart_(model)
+        if self._base is not None and self.config.average:
+            self._base.adopt_(model)
+        for state in self._optimizer.state.values():
+            if isinstance(buffer := state.get("momentum_buffer"), Tensor):
+                buffer.zero_()
+
+    def _way(self) -> Tensor:
+        """Anchor less where the ranks are now on average, or this one is; float32 (n,)."""
+        if not self.config.average:
+            return self._outer.anchor - self.replica.flat
+        if self._base is None:
+            return self._outer.mean_way()
+        self._base.settle(self._aside)
+        with self.comm.phase("slow momentum"):
+            way = self._outer.anchor - self._base.consensus(self._aside)
+        if not bool(way.isfinite().all()):
+            raise NonFiniteError("the average of all ranks is not finite: the training has diverged")
+        return way
+
+    def _rates(self) -> Iterator[tuple[float, slice]]:
+        """Ranges of the flat model with their learning rates; 0 for what the optimiser does not hold."""
+        groups = self._optimizer.param_groups
+        rates = {parameter: float(group["lr"]) for group in groups for parameter in group["params"]}
+        own = self.replica.parameters
+        for rate, run in groupby(self.replica.layout, lambda entry: rates.get(own[entry.name], 0.0)):
+            entries = list(run)
+            yield rate, slice(entries[0].offset, entries[-1].offset + entries[-1].numel)
+
+    def settle(self, aside: Comm) -> None:
+        if self._base is not None:
+            self._base.settle(aside)
+
+    def consensus(self, aside: Comm) -> Tensor:
+        return super().consensus(aside) if self._base is None else self._base.consensus(aside)
+
+    def adopt_(self, model: Tensor) -> None:
+        self._outer.restart_(model)
+        if self._base is not None:
+            self._base.adopt_(model)
+
+    def notes(self) -> Notes:
+        return ({} if self._base is None else self._base.notes()) | {"rounds": self.rounds}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        base = {} if self._base is None else self._base.state_dict()
+        own = {"momentum": self.momentum} | self._outer.state_dict()
+        return own | {BASE + key: value for key, value in base.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], steps: int) -> None:
+        self.rounds = steps // self.config.every
+        self.momentum.copy_(state["momentum"])
+        self._outer.load_state_dict(state, self.rounds)
+        if self._base is not None:
+            part = {key.removeprefix(BASE): value for key, value in state.items() if key.startswith(BASE)}
+            self._base.load_state_dict(part, steps)
+        self.steps = steps
+
+    def close(self) -> None:
+        if self._base is not None:
+            self._base.close()
