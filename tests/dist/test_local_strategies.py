@@ -1,0 +1,93 @@
+"""SlowMo, DiLoCo, LSGD and EASGD in real processes over gloo."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import laconic
+from laconic.core.errors import AttachError, LaconicError
+from tests.dist.nets import SGD, agree, flat, loss_of, net
+
+SPECS = [
+    "slowmo(every=3)",
+    "slowmo(every=3, base=osgp(), beta=0.3)",
+    "diloco(every=3, update=minmax(bits=8))",
+    "lsgd(every=4, local_every=2, local=2)",
+    "easgd(every=2)",
+]
+
+
+def pair(spec):
+    model = net()
+    return laconic.distribute(model, torch.optim.SGD(model.parameters(), **SGD), spec)
+
+
+def go(model, optimizer, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        loss.backward()
+        optimizer.note_loss(loss)
+        optimizer.step()
+
+
+def whole_and_resumed(spec, total, stop):
+    """Whether a run that was stopped has the same bits, whether ranks agree in the end, and what was told."""
+    whole, ahead = pair(spec)
+    go(whole, ahead, range(total))
+    model, optimizer = pair(spec)
+    go(model, optimizer, range(stop))
+    saved, weights = optimizer.state_dict(), {key: value.clone() for key, value in model.state_dict().items()}
+    model, optimizer = pair(spec)
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(saved)
+    go(model, optimizer, range(stop, total))
+    same, apart = torch.equal(flat(whole), flat(model)), agree(model)
+    optimizer.finish()
+    return same, apart, agree(model), optimizer.notes()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_resumed_run_has_the_same_bits_and_ends_alike(pool, spec):
+    for same, apart, finished, notes in pool.run(4, whole_and_resumed, spec, 8, 6):
+        assert same
+        assert not apart
+        assert finished
+        assert notes["rounds"] >= 2
+
+
+def silent(told_by):
+    """The error of this rank where only some tell their losses."""
+    model, optimizer = pair("lsgd(every=2, local_every=2, local=2)")
+    try:
+        for step in range(2):
+            loss_of(model, step).backward()
+            if dist.get_rank() in told_by:
+                optimizer.step(lambda: 1.0)
+            else:
+                optimizer.step()
+    except LaconicError as error:
+        return type(error), str(error)
+    return type(None), ""
+
+
+def test_a_loss_that_one_rank_does_not_tell_is_missed_on_all(pool):
+    for kind, text in pool.run(4, silent, (0, 1, 3)):
+        assert kind is AttachError
+        assert "rank 2 has told no loss" in text
+    for kind, _ in pool.run(2, silent, (0, 1)):
+        assert kind is type(None)
+
+
+def without_machines():
+    try:
+        pair("lsgd()")
+    except LaconicError as error:
+        return str(error)
+
+
+def test_machines_that_nobody_told_of_are_asked_for(pool):
+    for text in pool.run(2, without_machines):
+        assert "set local= to the number of ranks a machine" in text
