@@ -12,6 +12,7 @@ import pytest
 from laconic.report import publish
 
 from ..unit.test_report_summary import write_run
+from ..unit.test_report_together import GOSSIP, LOCAL, write
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = (
@@ -67,3 +68,15 @@ def test_a_browser_paints_the_page(page: Path, tmp_path: Path) -> None:
     with Image.open(picture) as image:
         colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24) or []}
     assert {(59, 111, 182), (194, 87, 26)} <= colours  # both methods' lines
+
+
+def test_a_browser_draws_how_replicas_stay_together(tmp_path: Path) -> None:
+    page = publish(write(tmp_path / "run", "dense()", LOCAL, GOSSIP)).report.resolve()
+    dom = browse(page, tmp_path / "profile", "--dump-dom")
+    body = dom[: dom.index("<script>")]
+    distances, matrix = (body[body.index(f'id="{plot}"') :] for plot in ("consensus_by_step", "talk2"))
+    lines = re.findall(r'class="js-line"[^>]* d="M[^"]+"', distances[: distances.index("</figure>")])
+    assert len(lines) >= 2, "of both strategies"
+    matrix = matrix[: matrix.index("</figure>")]
+    assert '<g class="hm">' in matrix and "<image" in matrix
+    assert re.findall(r'class="heatmap-label"[^>]*>.*?(\d+)<', matrix) == ["4", "4"]

@@ -12,6 +12,7 @@ from laconic.report.summary import MB
 
 POINTS = 240
 SMOOTHED = 50  # a point is the mean over a 50th of the steps up to it
+TOGETHER = 1e-6  # distance below which ranks differ by rounding only
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,10 @@ def loss_by_step(method: MethodSeries) -> Curve:
 
 
 def loss_by_megabyte(method: MethodSeries) -> Curve:
-    """The same over the payload that a worker has sent so far, in MB."""
-    return _binned(method, np.cumsum(method.over_seeds("payload_sent").mean(axis=0)) / MB)
+    """The same over the payload that a worker has sent so far, in MB; from the first on that was sent."""
+    curve = _binned(method, np.cumsum(method.over_seeds("payload_sent").mean(axis=0)) / MB)
+    sent = curve.x > 0
+    return Curve(curve.x[sent], curve.y[sent], curve.error[sent])
 
 
 def accuracy_by_step(method: MethodSeries) -> Curve:
@@ -48,6 +51,20 @@ def accuracy_by_step(method: MethodSeries) -> Curve:
     common = min(len(seed.eval_steps) for seed in method.seeds)
     values = np.stack([100 * seed.accuracy[:common] for seed in method.seeds])
     return Curve(method.seeds[0].eval_steps[:common], values.mean(axis=0), _error(values))
+
+
+def consensus_by_step(method: MethodSeries) -> Curve | None:
+    """How far ranks were from their average, in percent of its norm; nan where they have just met.
+
+    None for a method that keeps them together.
+    """
+    common = min(len(seed.eval_steps) for seed in method.seeds)
+    values = np.stack([seed.consensus[:common] for seed in method.seeds])
+    apart = (values > TOGETHER).all(axis=0)
+    if not apart.any():
+        return None
+    shown = np.where(apart, 100 * values, np.nan)
+    return Curve(method.seeds[0].eval_steps[:common], shown.mean(axis=0), _error(shown))
 
 
 def _binned(method: MethodSeries, x: Array) -> Curve:

@@ -13,9 +13,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from laconic.report.curves import Curve, accuracy_by_step, loss_by_megabyte, loss_by_step
+from laconic.report.curves import Curve, accuracy_by_step, consensus_by_step, loss_by_megabyte, loss_by_step
 from laconic.report.series import MethodSeries, Run
 from laconic.report.summary import Row
+from laconic.report.together import together
 
 REPORT = "report.html"
 PHASES = {
@@ -47,6 +48,7 @@ def write_report(folder: Path, run: Run, rows: list[Row], interrupted: str | Non
         "@@LEDE@@": html.escape(lede(run)),
         "@@NOTICE@@": f'<p class="notice">{html.escape(interrupted)}</p>' if interrupted else "",
         "@@TABLE@@": table(rows),
+        "@@TOGETHER@@": together(run),
         "@@FACTS@@": facts(run),
         "@@DATA@@": json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
         "@@PLOTLY@@": get_plotlyjs(),
@@ -63,9 +65,11 @@ def lede(run: Run) -> str:
     config = run.config
     seeds = f"{config['seeds']} seeds" if config["seeds"] > 1 else "one seed"
     methods = f"{len(config['methods'])} methods" if len(config["methods"]) > 1 else "one method"
+    skew = config.get("skew")
+    own = "" if skew is None else f" Each worker has examples of its own: Dirichlet({skew:g}) of each label."
     return (
         f"{methods.capitalize()}, {seeds} each, {config['workers']} workers, {config['steps']:,} steps of "
-        f"{config['workers'] * config['batch']} examples."
+        f"{config['workers'] * config['batch']} examples.{own}"
     )
 
 
@@ -80,11 +84,23 @@ def table(rows: list[Row]) -> str:
 
 def facts(run: Run) -> str:
     """The settings of the run, as a list of terms."""
-    shown = ("task", "model", "workers", "steps", "batch", "lr", "seeds", "versions", "machine", "started")
+    shown = (
+        "task",
+        "model",
+        "workers",
+        "steps",
+        "batch",
+        "lr",
+        "skew",
+        "seeds",
+        "versions",
+        "machine",
+        "started",
+    )
     return "".join(
         f"<dt>{html.escape(name)}</dt><dd>{html.escape(str(run.config[name]))}</dd>"
         for name in shown
-        if name in run.config
+        if run.config.get(name) is not None
     )
 
 
@@ -123,6 +139,8 @@ def _method_data(method: MethodSeries) -> dict[str, Any]:
         "loss_by_step": _curve_data(loss_by_step(method)),
         "loss_by_megabyte": _curve_data(loss_by_megabyte(method)),
         "accuracy_by_step": _curve_data(accuracy_by_step(method)),
+        "consensus_by_step": None if (apart := consensus_by_step(method)) is None else _curve_data(apart),
+        "talk": method.seeds[0].notes.talk,
         "ms": {name: 1000 * float(method.over_seeds(name)[:, late].mean()) for name in names},
     }
 

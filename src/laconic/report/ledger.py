@@ -6,7 +6,9 @@ A line of `events.jsonl` is one step, or one evaluation, of one rank:
      "payload_sent": 14231, ..., "backward_s": 0.012, "encode_s": 0.001, ...}
 
 Before its first step rank 0 says `{"kind": "start", ..., "optimiser": "SGD", "lr": 0.1}`, once more after
-each resumption. Lines are whole or, after a crash, the last one is cut: readers leave it out.
+each resumption. A strategy's steps may carry "notes" (see `notes.py`), and its evaluations a "consensus"
+above 0: how far ranks were from their average. Lines are whole or, after a crash, the last one is cut:
+readers leave it out.
 """
 
 from __future__ import annotations
@@ -90,6 +92,8 @@ class Ledger:
             answers = sum(event["answers"] for event in ranks)
             board.add_scalar("test/accuracy", sum(event["right"] for event in ranks) / answers, first["step"])
             board.add_scalar("test/loss", sum(event["loss_sum"] for event in ranks) / answers, first["step"])
+            if first.get("consensus"):
+                board.add_scalar("test/consensus", first["consensus"], first["step"])
             return
         for name in SCALARS:
             board.add_scalar(f"train/{name}", sum(event[name] for event in ranks) / len(ranks), first["step"])

@@ -52,8 +52,8 @@ def panel(curves: list[Curve], left: int, title: str, *, log_x: bool) -> str:
     xs = np.concatenate([curve.x for curve in curves] or [np.array([1.0, 10.0])])
     ys = np.concatenate([curve.y for curve in curves] or [np.array([0.1, 1.0])])
     ys = ys[np.isfinite(ys) & (ys > 0)]
-    x_low = float(xs.min()) if log_x else 0.0
-    to_x, x_ticks = axis(x_low, float(xs.max()), left, PANEL_WIDTH, log=log_x)
+    x_low = float(xs.min(initial=1e9)) if log_x else 0.0
+    to_x, x_ticks = axis(x_low, float(xs.max(initial=1e-9)), left, PANEL_WIDTH, log=log_x)
     down, y_ticks = axis(float(ys.min(initial=1e9)), float(ys.max(initial=1e-9)), 0, PANEL_HEIGHT, log=True)
 
     def to_y(values: Array) -> Array:

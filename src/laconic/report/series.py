@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laconic.report.ledger import CONFIG, read_events
+from laconic.report.notes import Notes, read_notes
 
 Array = NDArray[np.float64]
 PER_STEP = (
@@ -41,6 +42,8 @@ class SeedSeries:
     test_loss: Array
     zeros: Array  # share of the weights that are exactly zero
     optimiser: str  # its name and its highest rate; "" where the events do not say
+    consensus: Array  # at each evaluation, how far ranks were from their average, as a share of its norm
+    notes: Notes
 
     def __getitem__(self, name: str) -> Array:
         return self.values[name]
@@ -121,4 +124,6 @@ def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
         test_loss=np.array(losses, dtype=np.float64) / np.array(answers, dtype=np.float64),
         zeros=np.array([evals[step][0].get("zeros", 0.0) for step in measured], dtype=np.float64),
         optimiser=optimiser,
+        consensus=np.array([evals[step][0].get("consensus", 0.0) for step in measured], dtype=np.float64),
+        notes=read_notes(event for step in done for event in steps[step]),
     )

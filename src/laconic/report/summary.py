@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from laconic.report.series import MethodSeries, Run
+from laconic.report.series import Array, MethodSeries, Run
 
 SUMMARY = "summary.json"
 MB = 1e6
@@ -50,7 +50,8 @@ class Row:
 
     `smaller`: dense float32 bytes over payload in that half. `against_first`: the same over the first
     method that the others are compared with, in payload. `zeros`: share of the weights that are exactly zero.
-    `optimiser`: the one it was trained with, and its highest learning rate.
+    `optimiser`: the one it was trained with, and its highest learning rate. `consensus`: how far ranks were
+    from their average at the last test, as a share of its norm.
     """
 
     spec: str
@@ -67,6 +68,7 @@ class Row:
     against_first: float
     zeros: float = 0.0
     optimiser: str = ""
+    consensus: float = 0.0
 
 
 def summarise(run: Run) -> list[Row]:
@@ -114,9 +116,15 @@ def _row(method: MethodSeries) -> Row:
         total_payload_mb=float(method.over_seeds("payload_sent").sum(axis=1).mean()) / MB,
         step_s=Figure.of(np.median(method.over_seeds("step_s")[:, late], axis=1)),
         against_first=1.0,
-        zeros=float(np.mean([seed.zeros[-1] if len(seed.zeros) else 0.0 for seed in method.seeds])),
+        zeros=last_mean([seed.zeros for seed in method.seeds]),
         optimiser=method.seeds[0].optimiser,
+        consensus=last_mean([seed.consensus for seed in method.seeds]),
     )
+
+
+def last_mean(series: Iterable[Array]) -> float:
+    """Mean of the last values, 0 where there is none."""
+    return float(np.mean([values[-1] if len(values) else 0.0 for values in series]))
 
 
 def plain(value: object) -> object:
