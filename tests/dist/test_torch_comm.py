@@ -120,6 +120,20 @@ def test_own_and_split_make_groups_inside_groups(pool):
     assert pool.run(4, split_twice) == [(0, 2, 2, 1, 2), (0, 2, 4, 1, 3), (1, 2, 2, 1, 2), (1, 2, 4, 1, 3)]
 
 
+def split_again():
+    for _ in range(8):
+        comm = TorchComm.own()
+        half = comm.split(comm.rank // 2)
+        total = half.all_reduce(torch.tensor([comm.rank])).item()
+        comm.close()
+    return total
+
+
+def test_a_part_is_made_again_after_it_was_closed(pool):
+    """Its name is new: under the old one it would meet the old one's addresses."""
+    assert pool.run(4, split_again) == [1, 1, 5, 5]
+
+
 def lose_a_peer():
     comm = TorchComm.own()
     comm.all_reduce(torch.ones(1))

@@ -53,7 +53,7 @@ class TorchComm(Comm):
         `group`, unless `timeout` says otherwise.
         """
         comm = cls(group)
-        return comm._new_group(comm.ranks, timeout or comm.timeout)
+        return cls(comm._new_group(comm.ranks, timeout or comm.timeout))
 
     @property
     def timeout(self) -> timedelta:
@@ -121,20 +121,33 @@ class TorchComm(Comm):
     def split(self, color: int) -> TorchComm:
         device = torch.device("cpu" if "cpu" in self.backends else next(iter(self.backends)))
         colors = torch.cat(self.all_gather(torch.tensor([color], device=device))).tolist()
-        peers = [world_rank for world_rank, each in zip(self.ranks, colors, strict=True) if each == color]
-        self._parts.append(self._new_group(peers, self.timeout))
+        pairs = list(zip(colors, self.ranks, strict=True))
+        # all of the world make all parts, as torch wants; of a smaller group only those inside can
+        for made in [color] if self._outsiders else sorted(set(colors)):
+            part = self._new_group([rank for each, rank in pairs if each == made], self.timeout)
+            if made == color:
+                self._parts.append(TorchComm(part))
         return self._parts[-1]
 
-    def _new_group(self, ranks: list[int], timeout: timedelta) -> TorchComm:
-        outsiders = len(ranks) < dist.get_world_size()  # these take no part in making the group
+    @property
+    def _outsiders(self) -> bool:
+        """Whether ranks of the world are not here.
+
+        torch then names a new group by its ranks and by how many groups there are. One that is made again
+        after it was closed may get the old name, and find old addresses in the store.
+        """
+        return self.size < dist.get_world_size()
+
+    def _new_group(self, ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:
         used = set(self.backends.values())
         # one name for all devices where there is one: torch names no default for a list, and warns at its end
         pairs = (f"{device}:{name}" for device, name in self.backends.items())
         backend = next(iter(used)) if len(used) == 1 else ",".join(pairs)
         with self._peers("new_group"):
-            return TorchComm(
-                dist.new_group(ranks, timeout=timeout, backend=backend, use_local_synchronization=outsiders)
+            made: dist.ProcessGroup = dist.new_group(
+                ranks, timeout=timeout, backend=backend, use_local_synchronization=self._outsiders
             )
+        return made
 
     def _lengths(self, going: list[int], device: torch.device) -> list[int]:
         """How many elements each rank will send here, where going[r] go from here to rank r."""
