@@ -3,6 +3,8 @@
     python -m benchmarks.accuracy                      all of it: hours on 2 cores; goes on where it stopped
     python -m benchmarks.accuracy --set methods        every method on 4 workers for 1,000 steps
     python -m benchmarks.accuracy --set reductions     those whose traffic does not grow, on 8 workers
+    python -m benchmarks.accuracy --set strategies     local steps, gossip and leaders, on 8 workers, also on
+                                                       shards that are not alike
     python -m benchmarks.accuracy --set densities      DGC at two densities for 2,000 (see densities.py)
     python -m benchmarks.accuracy --task cifar10 --only qsgd --seed 0    a slice of the methods
     python -m benchmarks.accuracy --budget-minutes 30  starts no training that would end later
@@ -101,6 +103,7 @@ def main() -> int:
         ]
         if options.quick and options.task is None:
             chosen = [trial for trial in chosen if trial.task == turn_of(trial)]
+        chosen = [*{trial.file: trial for trial in chosen}.values()]  # sets share dense trainings
         failed = race(chosen, console, budget_s=60 * options.budget_minutes, quick=options.quick)
         if not options.quick:
             draw()

@@ -6,7 +6,7 @@ import json
 from itertools import groupby
 from typing import Any
 
-from benchmarks.contenders import CONTENDERS, MODELS, POINTS, REDUCTIONS, STEPS
+from benchmarks.contenders import CONTENDERS, MODELS, POINTS, REDUCTIONS, SKEW, STEPS, STRATEGIES
 from benchmarks.densities import EXPERIMENTS
 from benchmarks.standings import Standing, standings
 from laconic.tasks import find
@@ -46,12 +46,23 @@ def page() -> str:
             lines += ["", heading("Every method", task, model), "", *methods(task, found)]
     lines += ["", REASONS]
     for task, model in MODELS.items():
-        if found := standings(task, REDUCTIONS):
+        if beside_dense(found := standings(task, REDUCTIONS)):
             lines += ["", heading("Reductions that scale", task, model), "", *reductions(found)]
+    for skew in (None, SKEW):
+        of_skew = [contender for contender in STRATEGIES if contender.skew == skew]
+        for task, model in MODELS.items():
+            if beside_dense(found := standings(task, of_skew)):
+                what = "Strategies" if skew is None else "Strategies on skewed shards"
+                lines += ["", heading(what, task, model), "", *strategies(found)]
     for experiment in EXPERIMENTS:
         if experiment.file.exists():
             lines += ["", *densities(json.loads(experiment.file.read_text()))]
     return "\n".join([*lines, "", WHY]) + "\n"
+
+
+def beside_dense(found: list[Standing]) -> bool:
+    """Whether more is there than the dense trainings, which sets share."""
+    return any(each.contender.spec != each.contender.against for each in found)
 
 
 def heading(what: str, task: str, model: str) -> str:
@@ -78,6 +89,25 @@ def reductions(found: list[Standing]) -> list[str]:
         f"{found[0].contender.workers} workers; payload a worker and step, as above. CGX should train as",
         "dense does, within one standard error; the others are shown as they are.",
     ]
+    return lines + tables(found)
+
+
+def strategies(found: list[Standing]) -> list[str]:
+    """Those whose ranks exchange parameters; what is tested is their average."""
+    first = found[0].contender
+    lines = [
+        f"{first.workers} workers; what is tested is the average of their models. Lost: points of accuracy",
+        "less than all-reduce on mean gradients, at equal steps.",
+    ]
+    if first.skew is None:
+        lines.append(
+            "SGP should stay within 1 point of it, plus one standard error; the others are as they are."
+        )
+    else:
+        lines += [
+            f"Each worker has examples of its own, with Dirichlet({first.skew:g}) shares of each label; of a",
+            "text, of each tenth.",
+        ]
     return lines + tables(found)
 
 

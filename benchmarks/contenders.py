@@ -2,8 +2,8 @@
 
 A family shares an optimiser: methods for SGD are compared with dense SGD, methods for Adam with dense Adam.
 `points` marks what should train as dense does: it may lose so many points of accuracy, plus one standard
-error. Everything else is shown as it is. Two sets: every method on 4 workers, and on 8 the reductions whose
-traffic does not grow with their number.
+error. Everything else is shown as it is. Three sets: every method on 4 workers, and on 8 the reductions whose
+traffic does not grow with their number, and the strategies: on shards that are alike, and on skewed ones.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from laconic.strategies.method import lift
+from laconic.strategies.distribute import strategy_or_method
 
 POINTS = 1.0  # of accuracy, in percent: what methods without error feedback may lose
 STEPS, WORKERS, SEEDS = 1000, 4, 3
+SKEW = 0.1  # alpha of the shards that are not alike
 MODELS = {"cifar10": "cnn", "shakespeare": "lstm"}  # by task
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One method. `rates`: the highest learning rate by task; the task's own where there is none."""
+    """One method or strategy. `rates`: the highest learning rate by task; the task's own where there is none.
+
+    `skew`: alpha of the workers' shards, as `laconic train --skew` has it; None for shards that are alike.
+    """
 
     text: str
     family: str
@@ -28,16 +32,17 @@ class Contender:
     points: float | None = None
     workers: int = WORKERS
     rates: Mapping[str, float] = field(default_factory=dict)
+    skew: float | None = None
 
     @property
     def spec(self) -> str:
         """The method as it prints itself."""
-        return repr(lift(self.text))
+        return repr(strategy_or_method(self.text))
 
     @property
     def against(self) -> str:
         """The dense training of its family."""
-        return repr(lift(self.baseline))
+        return repr(strategy_or_method(self.baseline))
 
 
 def family(
@@ -47,12 +52,13 @@ def family(
     rates: Mapping[str, float] | None = None,
     points: float = POINTS,
     workers: int = WORKERS,
+    skew: float | None = None,
 ) -> tuple[Contender, ...]:
     """A baseline and its challengers; a spec that ends in '!' may lose so many points and no more."""
 
     def contender(text: str) -> Contender:
         bound = points if text.endswith("!") else None
-        return Contender(text.rstrip("!"), name, baseline, bound, workers, rates or {})
+        return Contender(text.rstrip("!"), name, baseline, bound, workers, rates or {}, skew)
 
     return tuple(map(contender, (baseline, *others)))
 
@@ -119,4 +125,30 @@ REDUCTIONS = family(
     points=0.0,
     workers=8,
 )
-SETS = {"methods": CONTENDERS, "reductions": REDUCTIONS}
+ALIKE = (
+    "slowmo()",
+    "diloco(every=50)",
+    "sgp()!",
+    "osgp()",
+    "dpsgd()",
+    "adpsgd()",
+    "choco()",
+    "deepsqueeze()",
+    "lsgd()",
+    "easgd()",
+)
+SKEWED = ("diloco(every=50)", "sgp()", "choco()", "lsgd()")
+STRATEGIES = tuple(
+    contender
+    for others, skew in ((ALIKE, None), (SKEWED, SKEW))
+    for contender in family(
+        "SGD with Nesterov momentum",
+        "dense()",
+        "local_sgd(every=8)",
+        *others,
+        rates={"cifar10": 0.05},
+        workers=8,
+        skew=skew,
+    )
+)
+SETS = {"methods": CONTENDERS, "reductions": REDUCTIONS, "strategies": STRATEGIES}

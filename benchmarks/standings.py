@@ -11,6 +11,8 @@ from benchmarks.contenders import CONTENDERS, Contender
 from benchmarks.trials import kept
 from laconic.report.summary import Figure
 
+Rows = dict[tuple[str, float | None], list[dict[str, Any]]]  # by spec and skew
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -44,14 +46,14 @@ class Standing:
 
 def standings(task: str, contenders: Sequence[Contender] = CONTENDERS) -> list[Standing]:
     """Of all methods with a training that is done, in the order of the contenders."""
-    found = {contender.spec: rows for contender in contenders if (rows := kept(contender, task))}
-    return [_standing(each, found) for each in contenders if each.spec in found]
+    rows = {(each.spec, each.skew): kept(each, task) for each in contenders}
+    return [_standing(each, rows) for each in contenders if rows[each.spec, each.skew]]
 
 
-def _standing(contender: Contender, found: dict[str, list[dict[str, Any]]]) -> Standing:
-    rows = found[contender.spec]
+def _standing(contender: Contender, found: Rows) -> Standing:
+    rows = found[contender.spec, contender.skew]
     accuracy = _figure(rows, "accuracy")
-    dense = _figure(found.get(contender.against, []), "accuracy")
+    dense = _figure(found.get((contender.against, contender.skew), []), "accuracy")
     apart = math.hypot(dense.error, accuracy.error)
     return Standing(
         contender=contender,

@@ -25,7 +25,7 @@ from laconic.tasks.plan import Event, Plan
 FOLDER = Path(__file__).parent / "results" / "accuracy"
 SCRATCH = Path(__file__).parents[1] / "runs" / "accuracy"
 CURVE = 40  # points
-ABOUT = ("spec", "task", "model", "seed", "workers", "steps", "batch", "lr")
+ABOUT = ("spec", "task", "model", "seed", "workers", "steps", "batch", "lr", "skew")
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,12 @@ class Trial:
     def file(self) -> Path:
         """What is kept of it; where the file is, it is done."""
         crowd = "" if self.contender.workers == WORKERS else f"-{self.contender.workers}-workers"
-        return FOLDER / f"{self.task}{crowd}" / f"{slug(self.contender.spec)}-{self.seed}.json"
+        skew = "" if self.contender.skew is None else f"-skew-{self.contender.skew:g}"
+        return FOLDER / f"{self.task}{crowd}{skew}" / f"{slug(self.contender.spec)}-{self.seed}.json"
 
     def __str__(self) -> str:
-        return f"{self.task}, seed {self.seed}: {self.contender.text}"
+        skew = "" if self.contender.skew is None else f", skew {self.contender.skew:g}"
+        return f"{self.task}{skew}, seed {self.seed}: {self.contender.text}"
 
 
 def trials(contenders: Sequence[Contender] = CONTENDERS) -> Iterator[Trial]:
@@ -81,6 +83,7 @@ def train(trial: Trial, steps: int = STEPS) -> dict[str, Any]:
         "wire_mb": row.wire_mb,
         "smaller": row.smaller,
         "zeros": row.zeros,
+        "consensus": row.consensus,
         "step_s": row.step_s.mean,
     }
     ended = {"diverged_at": series.common if diverged else None, "minutes": minutes, "machine": machine()}
@@ -107,6 +110,7 @@ def plan_of(trial: Trial, steps: int) -> Plan:
         out=SCRATCH,
         name=trial.task,
         resume=False,
+        skew=trial.contender.skew,
     )
     data = settings.folder / "data.pt"
     if not data.exists():
@@ -125,6 +129,7 @@ def plan_of(trial: Trial, steps: int) -> Plan:
         data=data,
         folder=settings.folder,
         threads=max(1, (os.cpu_count() or 1) // settings.workers),
+        skew=settings.skew,
     )
 
 

@@ -9,7 +9,16 @@ from xml.etree import ElementTree
 
 import pytest
 from benchmarks import accuracy, accuracy_page, trials
-from benchmarks.contenders import CONTENDERS, MODELS, REDUCTIONS, SEEDS, SETS, Contender
+from benchmarks.contenders import (
+    CONTENDERS,
+    MODELS,
+    REDUCTIONS,
+    SEEDS,
+    SETS,
+    SKEW,
+    STRATEGIES,
+    Contender,
+)
 from benchmarks.scatter import scatter
 from benchmarks.standings import standings
 from benchmarks.trials import Trial, keep, kept, plan_of
@@ -54,8 +63,41 @@ def test_every_contender_is_a_method_and_has_its_dense_baseline() -> None:
 
 def test_files_do_not_collide() -> None:
     assert len({slug(spec) for spec in BY_SPEC}) == len(BY_SPEC)
-    every = [trial.file for contenders in SETS.values() for trial in trials.trials(contenders)]
-    assert len(set(every)) == len(every)
+    every = [trial for contenders in SETS.values() for trial in trials.trials(contenders)]
+    by_file = {trial.file: trial for trial in every}
+    assert all(by_file[trial.file] == trial for trial in every), "one file, one training"
+    shared = [trial for trial in every if trial.contender.text == "dense()" and trial.contender.workers == 8]
+    assert len(every) - len(by_file) == len(shared) / 3  # reductions and strategies share that on like shards
+
+
+def test_strategies_come_on_like_and_on_skewed_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "prepare", lambda task, folder, scratch: None)
+    alike, skewed = ([each for each in STRATEGIES if each.skew == skew] for skew in (None, SKEW))
+    assert {each.text for each in skewed} < {each.text for each in alike}
+    assert {each.text for each in alike if each.points} == {"sgp()"} and not any(
+        each.points for each in skewed
+    )
+    for contender in STRATEGIES:
+        plan = plan_of(Trial(contender, "shakespeare", 0), steps=1000)
+        assert (plan.workers, plan.skew) == (8, contender.skew)
+        assert plan.lr is None and plan.spec == contender.spec
+    file = Trial(skewed[1], "cifar10", 2).file
+    assert file.parts[-2:] == ("cifar10-8-workers-skew-0.1", "local_sgd-2.json")
+    assert str(Trial(skewed[1], "cifar10", 2)) == "cifar10, skew 0.1, seed 2: local_sgd(every=8)"
+
+
+def test_strategies_are_held_against_dense_on_the_same_shards() -> None:
+    for contender in STRATEGIES:
+        value = 0.7 if contender.text == "dense()" else 0.6
+        keep(Trial(contender, "cifar10", 0), found(value if contender.skew is None else value / 2))
+    by_skew = {(each.contender.text, each.contender.skew): each for each in standings("cifar10", STRATEGIES)}
+    assert by_skew["local_sgd(every=8)", None].lost.mean == pytest.approx(10)
+    assert by_skew["local_sgd(every=8)", SKEW].lost.mean == pytest.approx(5)
+    assert by_skew["sgp()", None].verdict == "outside"
+    text = accuracy_page.page()
+    assert "## Strategies: " in text and "## Strategies on skewed shards: " in text
+    assert "Reductions that scale" not in text, "of which dense alone is there"
+    assert "| `local_sgd()` | 1 | 30.00 | 5.00 |" in text
 
 
 @pytest.mark.parametrize("contenders", SETS.values(), ids=SETS)
