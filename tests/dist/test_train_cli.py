@@ -91,22 +91,25 @@ def group_is_gone(group: int) -> bool:
 
 def test_a_run_writes_all_that_it_promises(tmp_path: Path) -> None:
     arguments = ["--steps", "12", "--with", "dgc(density=0.01)", "--against", "dense()", "--name", "run"]
+    arguments += ["--with", "lsgd()"]  # a strategy, which asks each rank for its machine
+    specs = ("dense()", "dgc(density=0.01)", "lsgd()")
     code, output, complaints = finish(start(tmp_path, *arguments))
     folder = tmp_path / "run"
     assert code == 0, complaints
     assert str(folder / "report.html") in output.replace("\n", "")
     for name in ("report.html", "loss.svg", "summary.json", "config.json", EVENTS):
         assert (folder / name).stat().st_size > 0
-    assert len(list((folder / "tensorboard").rglob("events.out.*"))) == 2
+    assert len(list((folder / "tensorboard").rglob("events.out.*"))) == 3
 
     steps = [event for event in read_events(folder) if event["kind"] == "step"]
-    expected = {(m, r, s) for m in ("dense()", "dgc(density=0.01)") for r in range(2) for s in range(1, 13)}
+    expected = {(m, r, s) for m in specs for r in range(2) for s in range(1, 13)}
     assert {(event["method"], event["rank"], event["step"]) for event in steps} == expected
     assert len(steps) == len(expected)
-    dense, dgc = json.loads((folder / "summary.json").read_text())["rows"]
+    dense, dgc, lsgd = json.loads((folder / "summary.json").read_text())["rows"]
     parameters = 283_786
     assert dense["payload_mb"] == pytest.approx(4 * parameters / 1e6)
     assert dgc["smaller"] >= 50
+    assert dgc["consensus"] == 0 < lsgd["consensus"]
     assert "dgc(density=0.01)" in output and "step 12/12" in output
 
 

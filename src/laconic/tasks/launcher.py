@@ -154,6 +154,12 @@ def _told(rank: int, error: Exception) -> Event:
     }
 
 
+def place_of(rank: int, size: int) -> dict[str, str]:
+    """What torchrun tells a process in its environment: here all are on one machine."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    return {name: str(value) for name, value in place.items()}
+
+
 def work(plan: Plan, rank: int, port: int, pipe: Connection) -> None:
     """The body of one worker process."""
     signal.signal(
@@ -161,6 +167,7 @@ def work(plan: Plan, rank: int, port: int, pipe: Connection) -> None:
     )  # Ctrl-C reaches all processes; the launcher ends the workers
     torch.set_num_threads(plan.threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    os.environ.update(place_of(rank, plan.workers))
     try:
         store = TCPStore("127.0.0.1", port, timeout=TIMEOUT)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=plan.workers, timeout=TIMEOUT)
