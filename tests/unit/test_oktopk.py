@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from benchmarks.gradient import stored
-from tests.laws.worlds import everywhere, exchange_on
+from benchmarks.scaling_rank import Messages
+from tests.laws.worlds import everywhere, exchange_on, one_step
 
 from laconic.comm.metered import Metered
 from laconic.core.errors import SpecError
-from laconic.core.layout import Layout, Segments
+from laconic.core.layout import Layout
 from laconic.core.selector import kept
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
@@ -21,13 +22,13 @@ DENSITY = 0.02
 K = sum(kept(DENSITY, entry.numel) for entry in MODEL)
 
 
-def given(rank, step):
+def given(rank, step, layout=MODEL):
     """Gradients as ranks have them: a part that all share, some rows large, and noise of their own."""
     shared, own = (torch.Generator().manual_seed(seed) for seed in (step, 1000 * (step + 1) + rank))
-    rows = torch.rand(MODEL.numel // 50 + 1, generator=torch.Generator().manual_seed(7)) ** 3
-    scale = rows.repeat_interleave(50)[: MODEL.numel]
-    common = torch.randn(MODEL.numel, generator=shared)
-    return scale * (common + torch.randn(MODEL.numel, generator=own))
+    rows = torch.rand(layout.numel // 50 + 1, generator=torch.Generator().manual_seed(7)) ** 3
+    scale = rows.repeat_interleave(50)[: layout.numel]
+    common = torch.randn(layout.numel, generator=shared)
+    return scale * (common + torch.randn(layout.numel, generator=own))
 
 
 def reductions(size, spoil, steps=5, spec=f"oktopk(density={DENSITY}, every=2)"):
@@ -59,11 +60,11 @@ def nothing(bound, step):
 
 
 def every_threshold_too_high(bound, step):
-    bound._thresholds = dict.fromkeys(MODEL.names, 1e30)
+    bound._floors = dict.fromkeys(MODEL.names, 1e30)
 
 
 def every_threshold_too_low(bound, step):
-    bound._thresholds = dict.fromkeys(MODEL.names, 0.0)
+    bound._floors = dict.fromkeys(MODEL.names, 0.0)
 
 
 def one_region_has_nearly_all(bound, step):
@@ -81,8 +82,9 @@ def regions_without_an_element(bound, step):
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 5, 8])
-def test_it_gives_the_bits_of_global_top_k_in_one_all_gather(size):
-    assert reductions(size, nothing) == [([True] * 5, 1)] * size
+def test_it_gives_the_bits_of_global_top_k(size):
+    for same, rounds in reductions(size, nothing):
+        assert same == [True] * 5 and rounds <= 2
 
 
 @pytest.mark.parametrize(
@@ -125,30 +127,40 @@ def test_what_a_region_had_to_hold_back_comes_in_a_second_round():
         assert second == (True, 2, 50)
 
 
-def test_traffic_does_not_grow_with_the_ranks():
-    """Bytes that a rank sends and receives a step, the most of any: the (N-1)/N of an all-reduce, 1.31, and
-    headers. After the first step, with error feedback; `gather` grows 16 times."""
+LARGE = Layout.of([("a", (720, 200)), ("b", (320, 30)), ("c", (3, 3)), ("d", (400, 300))])
+
+
+def traffic(size, first, steps, density, feedback):
+    """Bytes of messages that a rank sends and receives a step, the most of any; of `steps`, after `first`."""
+    spec = f"oktopk(density={density})"
 
     def play(comm):
-        exchange = exchange_on(comm, f"oktopk(density={DENSITY})", layout=MODEL)
-        sent = received = 0
-        for step in range(2):
-            before = exchange.comm.snapshot()
-            exchange.begin()
-            exchange.mean_(given(comm.rank, step), MODEL)
-            exchange.end()
-            after = exchange.comm.snapshot()
-            if step:
-                sent += after.payload_sent - before.payload_sent
-                received += after.payload_received - before.payload_received
-        return sent, received
+        meter, out = Metered(comm, link=Messages()), torch.empty(LARGE.numel)
+        exchange, bound = exchange_on(meter, spec, layout=LARGE), parse(spec).bind(LARGE, meter)
+        for step in range(first + steps):
+            if step == first:
+                meter.reset()
+            if feedback:
+                one_step(exchange, given(comm.rank, step, LARGE), [LARGE])
+            else:
+                bound.reduce(given(comm.rank, step, LARGE), LARGE, Turn(step, comm.rank), out)
+        told = meter.snapshot()
+        return told.wire_sent / steps, told.wire_received / steps
 
-    total = {}
-    for size in (4, 64):
-        each = everywhere(size, play)
-        total[size] = max(sent + received for sent, received in each)
-        assert max(received for _, received in each) <= 6 * 4 * K, "the paper's bound: 6 k numbers"
-    assert total[64] <= 1.4 * total[4]
+    each = everywhere(size, play)
+    k = sum(kept(density, entry.numel) for entry in LARGE)
+    assert max(received for _, received in each) <= 6 * 4 * k, "the paper's bound: 6 k numbers"
+    return max(sent + received for sent, received in each)
+
+
+def test_traffic_does_not_grow_with_the_ranks():
+    """The (N-1)/N of an all-reduce, 1.31, and little more, for 400 entries a region; `gather` grows 21."""
+    assert traffic(64, 1, 1, 0.1, feedback=False) <= 1.4 * traffic(4, 1, 1, 0.1, feedback=False)
+
+
+def test_traffic_does_not_grow_with_the_ranks_once_residuals_have_filled_up():
+    """The (N-1)/N of an all-reduce, 1.25, times 1.07 as above."""
+    assert traffic(16, 8, 4, DENSITY, feedback=True) <= 1.33 * traffic(4, 8, 4, DENSITY, feedback=True)
 
 
 def test_before_there_is_a_threshold_at_most_twice_k_come():
@@ -164,7 +176,7 @@ def test_before_there_is_a_threshold_at_most_twice_k_come():
 
 
 def test_a_threshold_that_is_used_again_saves_bytes():
-    """Of the sums of eight ranks, 5/4 k come instead of nearly 2 k."""
+    """Of the sums of eight ranks, little more than k come instead of nearly 2 k."""
 
     def play(comm):
         came = {}
@@ -204,31 +216,6 @@ def test_every_step_of_a_real_gradient_keeps_the_density():
     assert everywhere(4, play) == [[wanted] * 24] * 4
 
 
-@pytest.mark.parametrize("size", [1, 3, 64])
-def test_regions_share_what_was_chosen(size):
-    """All positions once, in pieces that cross no tensor; of equal choices, equal parts but for one entry."""
-    tensors = Segments.consecutive([700, 0, 20, 300])
-    chosen = torch.randperm(1020, generator=torch.Generator().manual_seed(0))[:256].sort().values
-    regions = everywhere(size, lambda comm: Regions.agreed(chosen, tensors, comm, torch.device("cpu")))
-    assert all(each == regions[0] for each in regions)
-    pieces = [piece for each in regions[0].pieces for piece in each.sizes]
-    assert len(regions[0].pieces) == size and sum(pieces) == 1020 and min(pieces) > 0
-    sizes = torch.zeros(4, dtype=torch.int64).index_add_(0, regions[0].tensor_of, torch.tensor(pieces))
-    assert sizes.tolist() == [700, 0, 20, 300]
-    parts = regions[0].split(chosen, chosen.to(torch.float32))
-    held = [part.indices.numel() for part in parts]
-    assert max(held) - min(held) <= 1
-    positions, counts, values = regions[0].join(parts)
-    assert torch.equal(positions, chosen) and torch.equal(values, chosen.to(torch.float32))
-    assert regions[0].per_tensor(counts).sum() == 256
-
-
-def test_nothing_chosen_anywhere_is_cut_evenly():
-    tensors, nothing = Segments.consecutive([10]), torch.empty(0, dtype=torch.int64)
-    regions = everywhere(4, lambda comm: Regions.agreed(nothing, tensors, comm, torch.device("cpu")))
-    assert [each.cuts for each in regions] == [(0, 2, 5, 7, 10)] * 4
-
-
 def test_more_ranks_than_elements():
     layout = Layout.of([("w", (3,)), ("none", (0,)), ("v", ())])
 
@@ -259,6 +246,33 @@ def test_a_tensor_without_elements_changes_nothing(size):
         return same
 
     assert everywhere(size, play) == [[True] * 6] * size
+
+
+def test_no_rank_sends_more_than_nbytes_says():
+    """Its own choice is in others' regions, all of the mean in its own: two rounds, of k entries together."""
+    layout, spec, k = Layout.of([("w", (64_000,))]), parse("oktopk(density=0.01)"), 640
+
+    def play(comm):
+        metered, random = Metered(comm), torch.Generator().manual_seed(comm.rank)
+        bound, out = spec.bind(layout, metered), torch.empty(layout.numel)
+        x = torch.zeros(layout.numel)
+        x[comm.rank :: 100] = 1 + torch.rand(k, generator=random)
+        bound.reduce(x, layout, Turn(0, comm.rank), out)  # the regions are of 8,000 elements
+        metered.reset()
+        x = torch.zeros(layout.numel)
+        elsewhere = 8000 + torch.randperm(56_000, generator=random)
+        if comm.rank:
+            first = torch.randperm(8000, generator=torch.Generator().manual_seed(9))
+            x[first[310 * comm.rank :][:310]] = 100 + torch.rand(310, generator=random)
+            x[elsewhere[:330]] = 1.0
+        else:
+            x[elsewhere[:k]] = 5.0
+        bound.reduce(x, layout, Turn(1, comm.rank), out)
+        told = metered.snapshot()
+        return told.payload_sent, told.parts[("", "all_gather")].calls
+
+    for sent, rounds in everywhere(8, play):
+        assert rounds == 2 and sent <= spec.nbytes(layout)
 
 
 def test_regions_are_cut_when_asked_and_for_new_buckets():

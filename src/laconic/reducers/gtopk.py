@@ -36,7 +36,7 @@ class GTopk(Reducer):
 
     What was sent is this rank's own k largest where they are among those; the rest stays behind. So at most k
     entries of a tensor change, in a group of any size. Payload: k values in 32 bits and their positions by
-    `golomb`; it goes to each other rank.
+    `golomb`; it goes to each other rank, so that traffic grows with the ranks as that of `gather` does.
 
     >>> GTopk(density=0.01)
     gtopk(density=0.01)

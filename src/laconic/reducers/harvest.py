@@ -17,7 +17,6 @@ from laconic.core.layout import Segments
 from laconic.reducers.entries import Entries, contained, counted
 from laconic.reducers.regions import Regions
 
-SLACK = 0.8  # of the least entry that is kept is the next threshold, where few more came
 NOTHING, SMALL, ANY = 0, 1, 2  # a rank holds back of a piece: nothing, what is below the threshold, or more
 
 
@@ -26,7 +25,7 @@ def harvest(
 ) -> tuple[Tensor, Entries, Tensor]:
     """The ks[i] largest |1/N * sum over ranks| of each tensor, of what their wires to this region hold.
 
-    Returns positions int64 (K,) in the bucket, entries of its tensors, and the next thresholds float32 (s,).
+    Returns positions int64 (K,) in the bucket, entries of its tensors, and the least of each, float32 (s,).
     """
     here, pieces = regions.at(comm.rank), regions.pieces[comm.rank]
     tensors = regions.tensor_of[here]
@@ -41,10 +40,10 @@ def harvest(
         floors = torch.repeat_interleave(best.floors[tensors], sums.counts).to(sums.values.device)
         starts = pieces.starts_tensor
         rest = (sums.values.abs() >= floors) & ~contained(sums.positions(starts), given.positions(starts))
-        more, _ = exchanged(sums.where(rest).among(ks[tensors] * missing[here]), held, regions, comm)
-        came = came.plus(more)
-        best = came.best(ks)
-    return best.positions, best.entries(regions.tensors), came.thresholds(best, ks)
+        left = (ks[tensors] - given.counts) * missing[here]  # those given are the largest of their piece
+        more, _ = exchanged(sums.where(rest).among(left), held, regions, comm)
+        best = came.plus(more).best(ks)
+    return best.positions, best.entries(regions.tensors), best.floors
 
 
 def added(wires: list[Tensor], pieces: Segments) -> tuple[Entries, Tensor]:
@@ -145,9 +144,3 @@ class Pool:
         positions, order = torch.cat([self.positions, other.positions]).sort()
         values = torch.cat([self.values, other.values])[order]
         return Pool(self.regions, positions, self.counts + other.counts, values)
-
-    def thresholds(self, best: Best, ks: Tensor) -> Tensor:
-        """Those that 9/8 of the wanted entries would have reached; or a little less than the least kept."""
-        wanted = (9 * ks + 7) // 8
-        spare = self.best(wanted)
-        return torch.where(spare.counts == wanted, spare.floors, SLACK * best.floors)
