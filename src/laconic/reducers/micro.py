@@ -43,8 +43,9 @@ GOLOMB = Golomb()
 class Micro(Reducer):
     """mean = average of x at the entries that reach the threshold on the rank whose part they are in.
 
-    On average density * n of all tensors together; of one step a few percent more or less, once the first
-    five are over. `indices`: how positions travel. Density 1 is `sum()`.
+    On average density * n of all tensors together, once the threshold has settled, in about nine steps: until
+    then less, down to half of it in the third. After that a step has a few percent more or less, 12 at most
+    of the stored gradient. `indices`: how positions travel. Density 1 is `sum()`.
 
     Payload of a rank, with K entries chosen by all: 4 K bytes of values, and the positions of what it has
     chosen, K / N on average; in the first step 8 kB more a bucket. Nothing limits K in a step in which the
