@@ -8,7 +8,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 import numpy as np
-from benchmarks.scaling import FIRST, RESULT
+from benchmarks.scaling import RESULT
 
 from docs.tables import table
 from laconic.report.curves import Curve
@@ -27,7 +27,8 @@ def page() -> str:
         "# What a step costs as workers are added",
         "",
         f"A model of {found['entries']:,} entries in ResNet-50's proportions, density {found['density']:g},",
-        f"mean of {found['steps']} steps after {FIRST}, the costliest worker. Made by `make docs` from what",
+        f"mean of {found['steps']} steps after {found['first']}, the costliest worker."
+        " Made by `make docs` from what",
         "`python -m benchmarks.scaling` leaves in `benchmarks/results/scaling.json`.",
         "",
         "![traffic and selection by workers](scaling.svg)",
