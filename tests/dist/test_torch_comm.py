@@ -125,13 +125,28 @@ def split_again():
         comm = TorchComm.own()
         half = comm.split(comm.rank // 2)
         total = half.all_reduce(torch.tensor([comm.rank])).item()
+        quarter = half.split(half.rank)
         comm.close()
-    return total
+    return total, quarter.size
 
 
 def test_a_part_is_made_again_after_it_was_closed(pool):
     """Its name is new: under the old one it would meet the old one's addresses."""
-    assert pool.run(4, split_again) == [1, 1, 5, 5]
+    assert pool.run(4, split_again) == [(1, 1), (1, 1), (5, 1), (5, 1)]
+
+
+def made_again_of_some():
+    world = TorchComm()
+    for _ in range(4):
+        if world.rank < 3:
+            some = TorchComm.among([0, 1, 2], like=world)
+            total = some.all_reduce(torch.tensor([some.rank])).item()
+            some.close()
+    return total if world.rank < 3 else None
+
+
+def test_a_group_of_some_is_made_again_after_it_was_closed(pool):
+    assert pool.run(4, made_again_of_some) == [3, 3, 3, None]
 
 
 def lose_a_peer():

@@ -151,9 +151,13 @@ class Metered(Comm):
         self._books.enter("exchange", began, sum(going), sum(coming), link.direct(going, coming))
 
     def split(self, color: int) -> Metered:
-        part = Metered(self.comm.split(color))
-        part._books = self._books
-        return part
+        return self.over(self.comm.split(color))
+
+    def over(self, comm: Comm) -> Metered:
+        """Another Comm that is counted here too."""
+        other = Metered(comm)
+        other._books = self._books
+        return other
 
     def _others(self, chunks: Sequence[Tensor]) -> list[int]:
         """Bytes of each rank's chunk but this one's."""

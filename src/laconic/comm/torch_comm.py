@@ -42,8 +42,14 @@ class TorchComm(Comm):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         config = str(dist.get_backend_config(group))  # such as cpu:gloo,cuda:nccl
         self.backends = dict(pair.split(":") for pair in config.split(","))
+        self._waits = self.timeout
         self._parts: list[TorchComm] = []  # what `split` has made
         self._closed = False
+
+    @classmethod
+    def among(cls, ranks: list[int], like: TorchComm) -> TorchComm:
+        """A new process group of these ranks of the world, called by them alone; as `like` in all else."""
+        return cls(like._new_group(ranks, like._waits, outsiders=True))
 
     @classmethod
     def own(cls, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> TorchComm:
@@ -68,7 +74,10 @@ class TorchComm(Comm):
             self._closed = True
             for part in self._parts:
                 part.close()
+            named_by_count = not self.group.group_name.isdecimal()
             dist.destroy_process_group(self.group)
+            if named_by_count and dist.is_initialized():  # one of its own: no count and no name comes back
+                self._new_group([dist.get_rank()], self._waits, outsiders=True)
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
         if x.dtype == torch.int16 and self.backends.get(x.device.type) == "gloo":
@@ -131,21 +140,26 @@ class TorchComm(Comm):
 
     @property
     def _outsiders(self) -> bool:
-        """Whether ranks of the world are not here.
-
-        torch then names a new group by its ranks and by how many groups there are. One that is made again
-        after it was closed may get the old name, and find old addresses in the store.
-        """
+        """Whether ranks of the world are not here, and take no part in making groups."""
         return self.size < dist.get_world_size()
 
-    def _new_group(self, ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:
+    def _new_group(
+        self, ranks: list[int], timeout: timedelta, outsiders: bool | None = None
+    ) -> dist.ProcessGroup:
+        """torch names it by its ranks and by how many groups there are, where there are `outsiders`.
+
+        Under a name that comes back it would find the old group's addresses in the store.
+        """
         used = set(self.backends.values())
         # one name for all devices where there is one: torch names no default for a list, and warns at its end
         pairs = (f"{device}:{name}" for device, name in self.backends.items())
         backend = next(iter(used)) if len(used) == 1 else ",".join(pairs)
         with self._peers("new_group"):
             made: dist.ProcessGroup = dist.new_group(
-                ranks, timeout=timeout, backend=backend, use_local_synchronization=self._outsiders
+                ranks,
+                timeout=timeout,
+                backend=backend,
+                use_local_synchronization=self._outsiders if outsiders is None else outsiders,
             )
         return made
 

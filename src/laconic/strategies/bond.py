@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from laconic.comm.comm import Comm
+from laconic.core.errors import PeerError
+from laconic.strategies.alone import Alone
+from laconic.strategies.circle import Circle
 from laconic.strategies.handle import Handle
+from laconic.strategies.replica import Replica
 from laconic.strategies.state import FORMAT, Identity, RankState, label, model_digest, unlabel
 from laconic.strategies.stats import Stats
-from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
+from laconic.strategies.strategy import Notes, Strategy, Update
 
 Statistics = Literal["average", "keep"]
 
@@ -88,28 +92,77 @@ class GradientBond(Bond):
 
 
 class ParameterBond(Bond):
-    """A strategy at work, with a group beside its own for what is asked between steps."""
+    """A strategy at work in a circle of ranks. Where the circle outlasts a loss, so does this.
+
+    When a rank is lost, the others meet in a new circle; each has taken its update, and all take the exact
+    average of their models in place of what has failed, and count as many steps as the one who had most.
+    """
 
     def __init__(
         self,
         strategy: Strategy,
-        bound: BoundStrategy,
-        aside: Comm,
+        replica: Replica,
+        optimizer: Optimizer,
+        circle: Circle,
         *,
         seed: int,
         statistics: Statistics,
-        close: Callable[[], None],
     ) -> None:
         self.strategy = strategy
-        self.bound = bound
-        self.replica = bound.replica
-        self._aside = aside
+        self.replica = replica
+        self.circle = circle
+        self._optimizer = optimizer
         self._seed = seed
         self._statistics = statistics
-        self._close = close
+        self.removed = False
+        self.bound = strategy.bind(replica, optimizer, circle.own, seed)
+        circle.own.reset()
 
     def step(self, update: Update, loss: float | None) -> None:
-        self.bound.step(update, loss)
+        if self.circle.called:
+            self._regroup(self.bound.steps)
+        with self._outlasting(steps=self.bound.steps + 1):
+            self.bound.step(update, loss)
+
+    @contextmanager
+    def _outlasting(self, steps: int) -> Iterator[None]:
+        """Where a rank is lost inside, the average of the others stands for what was to be done."""
+        try:
+            yield
+        except PeerError:
+            if self.circle.roster is None:
+                raise
+            self._regroup(steps)
+
+    def _regroup(self, steps: int) -> None:
+        """All who live begin anew at the average of their models, after as many steps as any has done."""
+        old, model, began = self.bound, self.bound.salvage().clone(), self.circle.generation
+        old.close()
+        while True:
+            self.circle.renew()
+            with suppress(PeerError):  # another loss, in this very meeting: meet again
+                steps = self._average_(model, steps, whole=self.circle.generation == began + 1)
+                break
+        alone = self.circle.own.size == 1
+        chosen = Alone() if alone else self.strategy
+        chosen.check(self.circle.own.size, self._optimizer)
+        self.bound = chosen.bind(self.replica, self._optimizer, self.circle.own, self._seed)
+        self.bound.steps, self.bound.dense_bytes = steps, old.dense_bytes
+        self.bound.seconds = old.seconds
+
+    def _average_(self, model: Tensor, steps: int, whole: bool) -> int:
+        """The replica becomes the mean of the models; the most steps. `whole`: this rank missed no circle."""
+        aside = self.circle.aside
+        weight = float(whole)
+        count = aside.all_reduce(torch.tensor([weight, 1.0], dtype=torch.float64))
+        if count[0] == 0:  # all have missed one: then all count
+            weight, count = 1.0, count.flip(0)
+        mean = aside.all_reduce(model * weight).div_(float(count[0]))
+        most = int(aside.all_reduce(torch.tensor([steps]), "max"))
+        for each in self.replica.statistics:
+            aside.all_reduce(each.mul_(weight)).div_(float(count[0]))
+        self.replica.flat.copy_(mean)
+        return most
 
     def stats(self) -> Stats:
         meter, seconds = self.bound.comm.snapshot(), self.bound.seconds
@@ -127,40 +180,45 @@ class ParameterBond(Bond):
         )
 
     def notes(self) -> Notes:
-        return self.bound.notes()
+        living = {} if self.circle.roster is None else {"living": [*self.circle.roster.members]}
+        return self.bound.notes() | living
 
     @contextmanager
     def averaged(self) -> Iterator[float]:
-        self.bound.settle(self._aside)
-        model = self.bound.consensus(self._aside)
-        kept = [each.clone() for each in (self.replica.flat, *self.replica.statistics)]
-        distance = self._distance(model)
-        self._take(model)
+        kept, distance = [], 0.0
+        with self._outlasting(self.bound.steps):
+            self.bound.settle(self.circle.aside)
+            model = self.bound.consensus(self.circle.aside)
+            distance = self._distance(model)
+            kept = [each.clone() for each in (self.replica.flat, *self.replica.statistics)]
+            self._take(model)
         try:
             yield distance
         finally:
-            for each, own in zip((self.replica.flat, *self.replica.statistics), kept, strict=True):
+            for each, own in zip((self.replica.flat, *self.replica.statistics), kept, strict=bool(kept)):
                 each.copy_(own)
 
     def finish(self) -> None:
-        self.bound.settle(self._aside)
-        model = self.bound.consensus(self._aside)
-        self.bound.adopt_(model)
-        self._take(model)
+        with self._outlasting(self.bound.steps):
+            self.bound.settle(self.circle.aside)
+            model = self.bound.consensus(self.circle.aside)
+            self.bound.adopt_(model)
+            self._take(model)
 
     def _take(self, model: Tensor) -> None:
         self.replica.flat.copy_(model)
         if self._statistics == "average":
-            self.replica.mean_statistics_(self._aside)
+            self.replica.mean_statistics_(self.circle.aside)
 
     def _distance(self, model: Tensor) -> float:
         """Root mean square over ranks of |x_r - model|, over |model|."""
         apart = torch.dist(self.replica.flat, model).double().square().view(1)
-        mean = float(self._aside.all_reduce(apart)) / self._aside.size
+        mean = float(self.circle.aside.all_reduce(apart)) / self.circle.aside.size
         return math.sqrt(mean) / (float(model.norm()) or 1.0)
 
     def state_dict(self) -> RankState:
-        self.bound.settle(self._aside)
+        with self._outlasting(self.bound.steps):
+            self.bound.settle(self.circle.aside)
         tensors = {"flat": self.replica.flat} | self.bound.state_dict()
         copies = {key: value.clone() for key, value in tensors.items()}
         return RankState(
@@ -185,7 +243,9 @@ class ParameterBond(Bond):
         )
 
     def remove(self) -> None:
-        self.bound.settle(self._aside)
+        with self._outlasting(self.bound.steps):
+            self.bound.settle(self.circle.aside)
         self.bound.close()
         self.replica.release()
-        self._close()
+        self.circle.close()
+        self.removed = True

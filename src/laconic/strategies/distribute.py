@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any, get_args
 
 import torch.distributed as dist
@@ -11,21 +10,20 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from laconic.comm.comm import Comm
-from laconic.comm.metered import Metered
-from laconic.comm.torch_comm import TorchComm
+from laconic.core import arguments
 from laconic.core.errors import AttachError, SpecError
 from laconic.core.spec import parse
 from laconic.strategies import ddp
 from laconic.strategies.agreement import agree
 from laconic.strategies.bond import GradientBond, ParameterBond, Statistics
+from laconic.strategies.circle import Circle
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from laconic.strategies.method import Method, lift
 from laconic.strategies.replica import Replica
 from laconic.strategies.state import model_digest
-from laconic.strategies.strategy import BoundStrategy, Strategy
+from laconic.strategies.strategy import Strategy
 
-_distributed: weakref.WeakKeyDictionary[nn.Module, Strategy] = weakref.WeakKeyDictionary()
+_distributed: weakref.WeakKeyDictionary[nn.Module, ParameterBond] = weakref.WeakKeyDictionary()
 
 
 def distribute(
@@ -36,6 +34,7 @@ def distribute(
     group: dist.ProcessGroup | None = None,
     seed: int = 0,
     statistics: Statistics = "average",
+    patience_s: float | None = None,
     **ddp_options: Any,
 ) -> tuple[nn.Module, DistributedOptimizer]:
     """Train this model on all ranks of the group by the strategy that `spec` names; use the pair as before.
@@ -46,7 +45,10 @@ def distribute(
     `group`: whose ranks take part, by default all. `seed`: of random topologies, sampling and rounding.
     `statistics`: whether the group's model has the mean of BatchNorm's running statistics or each rank's
     own; to estimate them anew, call `optimizer.finish()` and then `torch.optim.swa_utils.update_bn`.
-    `ddp_options`: for DistributedDataParallel, where the spec is a method.
+    `patience_s`: where it is given, a strategy outlasts the loss of ranks: those who wait for one this long,
+    or hear that it is gone, go on with the others from the average of their models. By default a loss ends
+    the training, as it does for methods always. `ddp_options`: for DistributedDataParallel, where the spec is
+    a method.
 
     All ranks begin with the first rank's parameters. Called by all ranks of the group. Raises `SpecError`
     for a wrong spec or one that does not fit the group's size, and `AttachError`, on every rank, for a model
@@ -57,19 +59,27 @@ def distribute(
             "distribute takes the plain model: give it model.module, or keep the wrapper and call"
             " laconic.compress(model, optimizer, spec)"
         )
-    if isinstance(optimizer, DistributedOptimizer) or model in _distributed:
+    known = _distributed.get(model)
+    if isinstance(optimizer, DistributedOptimizer) or (known is not None and not known.removed):
         raise AttachError("this model is distributed already: call its optimizer.remove() first")
     if statistics not in get_args(Statistics):
         raise AttachError(f"statistics must be one of {get_args(Statistics)}, got {statistics!r}")
     strategy = strategy_or_method(spec)
+    if patience_s is not None:
+        arguments.number("patience_s", patience_s, above=0)
     if isinstance(strategy, Method):
+        if patience_s is not None:
+            raise AttachError(
+                f"{strategy!r} needs every rank's gradient at every step, and takes no patience_s: let"
+                " torchrun restart all ranks from a checkpoint, or take a strategy such as local_sgd()"
+            )
         wrapped = DistributedDataParallel(model, process_group=group, **ddp_options)
         handle = ddp.compress(wrapped, optimizer, strategy, seed=seed)
         return wrapped, DistributedOptimizer(optimizer, GradientBond(handle))
     if ddp_options:
         option = next(iter(ddp_options))
         raise AttachError(f"{strategy!r} uses no DistributedDataParallel: it takes no {option}=")
-    return model, _bind(model, optimizer, strategy, group, seed, statistics)
+    return model, _bind(model, optimizer, strategy, group, seed, statistics, patience_s)
 
 
 def strategy_or_method(spec: Any) -> Strategy | Method:
@@ -89,43 +99,30 @@ def _bind(
     group: dist.ProcessGroup | None,
     seed: int,
     statistics: Statistics,
+    patience_s: float | None,
 ) -> DistributedOptimizer:
-    own, aside = TorchComm.own(group), TorchComm.own(group)
-
-    def close() -> None:
-        own.close()
-        aside.close()
-        _distributed.pop(model, None)
-
+    circle = Circle(group, patience_s)
     try:
         error: AttachError | SpecError | None = None
         try:
             replica = Replica(model, optimizer)
-            strategy.check(own.size, optimizer)
+            strategy.check(circle.own.size, optimizer)
         except (AttachError, SpecError) as refused:
             error = refused
         alike = {} if error else _fingerprint(strategy, seed, statistics, model_digest(replica.layout))
-        agree(aside, alike, error)  # raises `error` itself
-        comm = Metered(own)
-        bound = _begin(replica, lambda: strategy.bind(replica, optimizer, comm, seed), aside)
-        comm.reset()
+        agree(circle.aside, alike, error)  # raises `error` itself
+        replica.flatten()
+        try:
+            replica.adopt(circle.aside)
+            bond = ParameterBond(strategy, replica, optimizer, circle, seed=seed, statistics=statistics)
+        except BaseException:
+            replica.release()
+            raise
     except BaseException:
-        close()
+        circle.close()
         raise
-    _distributed[model] = strategy
-    bond = ParameterBond(strategy, bound, aside, seed=seed, statistics=statistics, close=close)
+    _distributed[model] = bond
     return DistributedOptimizer(optimizer, bond)
-
-
-def _begin(replica: Replica, bind: Callable[[], BoundStrategy], comm: Comm) -> BoundStrategy:
-    """Flatten the model, take the first rank's, and put the strategy to work; on failure, all as it was."""
-    replica.flatten()
-    try:
-        replica.adopt(comm)
-        return bind()
-    except BaseException:
-        replica.release()
-        raise
 
 
 def _fingerprint(strategy: Strategy, seed: int, statistics: str, model: str) -> dict[str, str]:

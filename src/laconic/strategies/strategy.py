@@ -74,6 +74,10 @@ class BoundStrategy:
         """The group's model, float32 (n,), the same on all ranks: here the mean. Called by all, settled."""
         return aside.all_reduce(self.replica.flat.clone()).div_(aside.size)
 
+    def salvage(self) -> Tensor:
+        """This rank's own model, float32 (n,), after its last `step` has failed half-way."""
+        return self.replica.flat
+
     def adopt_(self, model: Tensor) -> None:
         """Every rank now has this model, float32 (n,)."""
         self.replica.flat.copy_(model)

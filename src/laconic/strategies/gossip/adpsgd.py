@@ -169,6 +169,10 @@ class BoundADPSGD(BoundStrategy):
         self._began.copy_(self.shared)
         self.replica.flat.copy_(self.shared)
 
+    def salvage(self) -> Tensor:
+        with self._lock:
+            return self.shared.clone()
+
     def adopt_(self, model: Tensor) -> None:
         for each in (self.replica.flat, self.shared, self._began):
             each.copy_(model)

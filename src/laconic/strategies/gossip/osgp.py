@@ -27,7 +27,7 @@ from laconic.core.errors import PeerError
 from laconic.core.spec import Status
 from laconic.strategies.fifo import Answer, Fifo
 from laconic.strategies.gossip.debias import check_debiased
-from laconic.strategies.gossip.messages import Mail, check_wire, give_, take_, times_
+from laconic.strategies.gossip.messages import Mail, check_wire, give_, take_
 from laconic.strategies.gossip.mixing import Weights, uniform
 from laconic.strategies.gossip.push_sum import PushSum
 from laconic.strategies.gossip.topologies.exponential import Exponential
@@ -86,19 +86,18 @@ class BoundOSGP(PushSum):
         self._fifo = Fifo(f"gossip of rank {comm.rank}")
 
     def step_(self, update: Update, loss: float | None) -> None:
-        times_(self.replica.flat, float(self.weight))
-        update()
-        if self.steps % self.config.staleness == 0:
-            self._take()
-            self._send()
-        times_(self.replica.flat, 1 / float(self.weight))
+        with self.numerator() as x:
+            update()
+            if self.steps % self.config.staleness == 0:
+                self._take(x)
+                self._send(x)
 
-    def _send(self) -> None:
+    def _send(self, x: Tensor) -> None:
         """Send this rank's share to the out-peers of the next round, on the communication thread."""
         shares = uniform(self.config.topology, self.comm.rank, self.comm.size, self.rounds)
         sent = self.mail[self.comm.rank]
-        sent.write(self.replica.flat, float(self.weight))
-        give_(self.replica.flat, self.weight, sent, shares)
+        sent.write(x, float(self.weight))
+        give_(x, self.weight, sent, shares)
         going = dict.fromkeys(shares.out, sent.packed)
         coming = {rank: self.mail[rank].packed for rank in shares.into}
 
@@ -110,7 +109,7 @@ class BoundOSGP(PushSum):
         self.under_way = Round(shares, self._fifo.submit(swap))
         self.rounds += 1
 
-    def _take(self) -> None:
+    def _take(self, x: Tensor) -> None:
         """Wait for the round under way, if there is one, and add what has come."""
         if self.under_way is None:
             return
@@ -118,13 +117,12 @@ class BoundOSGP(PushSum):
             self.under_way.arrival.wait()
         except RuntimeError as error:
             raise PeerError(str(error)) from error
-        take_(self.replica.flat, self.weight, self.mail, self.under_way.shares)
+        take_(x, self.weight, self.mail, self.under_way.shares)
         self.under_way = None
 
     def settle(self, aside: Comm) -> None:
-        times_(self.replica.flat, float(self.weight))
-        self._take()
-        times_(self.replica.flat, 1 / float(self.weight))
+        with self.numerator() as x:
+            self._take(x)
 
     def notes(self) -> Notes:
         sent = self.under_way is not None and (self.steps - 1) % self.config.staleness == 0

@@ -7,11 +7,15 @@ Kempe et al. 2003. Between steps a replica's parameters are z; the optimiser wor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
 from laconic.comm.comm import Comm
 from laconic.comm.metered import Metered
+from laconic.strategies.gossip.messages import times_
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import BoundStrategy
 
@@ -22,11 +26,25 @@ class PushSum(BoundStrategy):
     def __init__(self, replica: Replica, comm: Metered) -> None:
         super().__init__(replica, comm)
         self.weight = torch.ones((), dtype=torch.float64)
+        self.inside = False
 
     def consensus(self, aside: Comm) -> Tensor:
         """Sum of x over sum of w: the average that PushSum keeps."""
         total = aside.all_reduce(self.replica.flat * float(self.weight))
         return total.div_(float(aside.all_reduce(self.weight.clone().view(1))))
+
+    def salvage(self) -> Tensor:
+        """The parameters are x = w z inside a step, and z outside."""
+        return self.replica.flat / float(self.weight) if self.inside else self.replica.flat
+
+    @contextmanager
+    def numerator(self) -> Iterator[Tensor]:
+        """Inside, the parameters are x."""
+        times_(self.replica.flat, float(self.weight))
+        self.inside = True
+        yield self.replica.flat
+        self.inside = False  # where the inside has failed, they are x still
+        times_(self.replica.flat, 1 / float(self.weight))
 
     def adopt_(self, model: Tensor) -> None:
         super().adopt_(model)

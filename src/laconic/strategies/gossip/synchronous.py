@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from laconic.comm.metered import Metered
-from laconic.strategies.gossip.messages import Mail, give_, mix_, take_, times_
+from laconic.strategies.gossip.messages import Mail, give_, mix_, take_
 from laconic.strategies.gossip.mixing import Mixing, Weights
 from laconic.strategies.gossip.push_sum import PushSum
 from laconic.strategies.gossip.topology import Topology
@@ -35,18 +35,17 @@ class Gossip(PushSum):
         self._landing: dict[int, Tensor] = {}
 
     def step_(self, update: Update, loss: float | None) -> None:
-        times_(self.replica.flat, float(self.weight))
-        update()
-        with self.comm.phase("gossip"):
-            (self._swap_in_place if self._in_place else self._swap_messages)(self.shares(self.steps))
-        times_(self.replica.flat, 1 / float(self.weight))
+        swap = self._swap_in_place if self._in_place else self._swap_messages
+        with self.numerator() as x:
+            update()
+            with self.comm.phase("gossip"):
+                swap(x, self.shares(self.steps))
 
     def shares(self, step: int) -> Weights:
         """What this rank keeps, sends and gets at a step."""
         return self.mixing(self.topology, self.comm.rank, self.comm.size, step)
 
-    def _swap_in_place(self, shares: Weights) -> None:
-        x = self.replica.flat
+    def _swap_in_place(self, x: Tensor, shares: Weights) -> None:
         for rank in shares.into:
             if rank not in self._landing:
                 self._landing[rank] = torch.empty_like(x)
@@ -54,8 +53,8 @@ class Gossip(PushSum):
         self.comm.exchange(dict.fromkeys(shares.out, x), came)
         mix_(x, shares.own, came, shares.into)
 
-    def _swap_messages(self, shares: Weights) -> None:
-        x, sent = self.replica.flat, self._mail[self.comm.rank]
+    def _swap_messages(self, x: Tensor, shares: Weights) -> None:
+        sent = self._mail[self.comm.rank]
         sent.write(x, float(self.weight))
         going = dict.fromkeys(shares.out, sent.packed)
         self.comm.exchange(going, {rank: self._mail[rank].packed for rank in shares.into})

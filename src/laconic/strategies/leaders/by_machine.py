@@ -108,6 +108,9 @@ class BoundByMachine(BoundStrategy):
             return self._follow(torch.empty_like(self.replica.flat))
         return self._follow(self.led.consensus(self._beside))
 
+    def salvage(self) -> Tensor:
+        return self.replica.flat if self.led is None else self.led.salvage()
+
     def adopt_(self, model: Tensor) -> None:
         super().adopt_(model)
         if self.led is not None:

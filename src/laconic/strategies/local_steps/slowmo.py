@@ -156,6 +156,9 @@ class BoundSlowMo(BoundStrategy):
     def consensus(self, aside: Comm) -> Tensor:
         return super().consensus(aside) if self._base is None else self._base.consensus(aside)
 
+    def salvage(self) -> Tensor:
+        return super().salvage() if self._base is None else self._base.salvage()
+
     def adopt_(self, model: Tensor) -> None:
         self._outer.restart_(model)
         if self._base is not None:

@@ -1,0 +1,78 @@
+"""Ranks that are killed, stopped, or stopped for a while: the others go on, and nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.dist.nets import flat, loss_of
+from tests.dist.test_distribute import pair
+
+STEPS = 8
+KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP
+SPECS = [
+    "sgp()",
+    "sgp(topology=linear())",
+    "dpsgd(topology=ring())",
+    "osgp(staleness=2)",
+    "choco(topology=ring())",
+    "deepsqueeze()",
+    "local_sgd(every=3)",
+    "slowmo(every=3)",
+    "diloco(every=3, update=minmax(bits=8))",
+    "lsgd(every=4, local_every=2, local=1)",
+    "easgd(every=3)",
+]
+
+
+def train_with_a_loss(spec, lost, how, at):
+    """All ranks train; `lost` does something to itself before its step `at`. Who lives, and their model."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    store.set(f"pid {rank}", str(os.getpid()))
+    model, optimizer = pair(spec, patience_s=5.0 if how == STOPPED else 30.0)
+    while (step := optimizer.stats().steps) < STEPS:
+        if rank == lost and step == at:
+            os.kill(os.getpid(), how)
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        loss.backward()
+        optimizer.note_loss(loss)
+        optimizer.step()
+    optimizer.finish()
+    living = optimizer.notes()["living"]
+    end = flat(model)
+    if how == STOPPED and lost not in living and rank == living[0]:
+        os.kill(int(store.get(f"pid {lost}")), signal.SIGKILL)
+    optimizer.remove()
+    return living, end
+
+
+def check(outcomes, living):
+    """As many ranks have an end as should live, and it is the same, and finite."""
+    ends = [outcome.value for outcome in outcomes if outcome.value is not None]
+    assert [who for who, _ in ends] == [living] * len(living), [outcome.error for outcome in outcomes]
+    for _, model in ends:
+        assert torch.equal(model, ends[0][1])
+        assert bool(model.isfinite().all())
+
+
+@pytest.mark.parametrize("spec", ["sgp()", "osgp(staleness=2)", "diloco(every=3, update=minmax(bits=8))"])
+def test_the_others_go_on_when_one_is_killed(pool, spec):
+    check(pool.fresh(3, train_with_a_loss, spec, 1, KILLED, 4, timeout_s=90.0), [0, 2])
+
+
+def test_the_others_go_on_when_one_stands_still(pool):
+    check(pool.fresh(3, train_with_a_loss, "local_sgd(every=3)", 0, STOPPED, 4, timeout_s=90.0), [1, 2])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("how", [KILLED, STOPPED])
+def test_every_strategy_outlasts_every_loss(pool, spec, how):
+    for lost in range(3):
+        outcomes = pool.fresh(4, train_with_a_loss, spec, lost, how, 1 + lost, timeout_s=120.0)
+        check(outcomes, [rank for rank in range(4) if rank != lost])
