@@ -39,6 +39,7 @@ class Roster:
         # the thread's own, as a store serves one caller at a time; its type has no clone, it has
         self._pulse: Store = store.clone()  # type: ignore[attr-defined]
         self._heard = dict.fromkeys(range(size), (-1, time.monotonic()))  # rank: (its count, when it changed)
+        self._looked = time.monotonic()
         self._closed = threading.Event()
         self._beat(0)
         self._thread = threading.Thread(target=self._beat_on, name=f"heartbeat of rank {rank}", daemon=True)
@@ -50,8 +51,10 @@ class Roster:
         return cls(PrefixStore(name, store), rank, size, dead_after_s)
 
     def living(self) -> set[int]:
-        """The ranks that have beaten lately, with this one."""
+        """The ranks that have beaten lately, with this one. All, where this process itself stood still."""
         now = time.monotonic()
+        if now - self._looked > self.dead_after_s:
+            return set(range(self.size))
         return {rank for rank, (_, at) in self._heard.items() if now - at < self.dead_after_s} | {self.rank}
 
     def regroup(self, timeout_s: float) -> tuple[int, ...]:
@@ -108,17 +111,17 @@ class Roster:
         self._thread.join()
 
     def _beat_on(self) -> None:
-        count, last = 0, time.monotonic()
+        count = 0
         while not self._closed.wait(BEAT_S):
             count += 1
             try:
                 self._beat(count)
-                if time.monotonic() - last > self.dead_after_s:  # it was this process that stood still
+                if time.monotonic() - self._looked > self.dead_after_s:  # who was silent was not heard
                     self._heard = {rank: (-1, time.monotonic()) for rank in self._heard}
                 self._look()
             except RuntimeError:  # the store has gone, and with it the run: whoever communicates will say so
                 return
-            last = time.monotonic()
+            self._looked = time.monotonic()
 
     def _beat(self, count: int) -> None:
         self._pulse.set(f"beat/{self.rank}", str(count))
