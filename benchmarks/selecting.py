@@ -74,7 +74,7 @@ def deft(x: Tensor, size: int, density: float) -> Call:
     def select() -> object:
         own = bins.norms(x, 0, 0)
         norms = bins.all_norms([own, *told[1:]], 0)
-        ks = torch.tensor(allot(norms, bins.pieces.sizes, budget), dtype=torch.int64)
+        ks = allot(norms, bins.pieces.sizes_tensor, budget)
         return bins.select(x, ks, 0, 0)
 
     return select

@@ -30,7 +30,8 @@ class Bins:
     def of(cls, layout: Layout, size: int) -> Bins:
         """A tensor of more than n / size elements in `size` near-equal pieces, any other in one.
 
-        The largest piece first, each to the bin with the fewest elements (LPT, Graham 1969).
+        The largest piece first, each to the bin with the fewest elements (LPT, Graham 1969). Fewer than
+        `size` tensors can be cut, so there are at most `size` ** 2 pieces beside whole tensors.
 
         >>> Bins.of(Layout.of([("a", (5,)), ("b", (2,)), ("c", (1,))]), size=2)
         Bins(pieces=Segments(starts=(0, 3, 5, 7), sizes=(3, 2, 2, 1)), bins=((0, 3), (1, 2)))
@@ -75,11 +76,11 @@ class Bins:
         """How many norms a rank measures at this step."""
         return len(self._measured[part_of(rank, step, self.size)])
 
-    def all_norms(self, told: Sequence[Tensor], step: int) -> list[float]:
-        """The norms of all pieces from those that each rank has measured."""
-        norms = [0.0] * len(self.pieces)
+    def all_norms(self, told: Sequence[Tensor], step: int) -> Tensor:
+        """The norms of all pieces, float32 (L,) on the CPU, from those that each rank has measured."""
+        norms = torch.zeros(len(self.pieces))
         for rank, values in enumerate(told):
-            norms[part_of(rank, step, self.size) :: self.size] = values.tolist()
+            norms[part_of(rank, step, self.size) :: self.size] = values
         return norms
 
     def select(self, x: Tensor, ks: Tensor, rank: int, step: int) -> Found:
@@ -99,36 +100,35 @@ class Bins:
         return Segments(tuple(starts[i] for i in chosen), tuple(sizes[i] for i in chosen))
 
 
-def allot(norms: Sequence[float], sizes: Sequence[int], k: int) -> list[int]:
-    """How many of k entries each piece may send: in proportion to its norm, and no more than it has.
+def allot(norms: Tensor, sizes: Tensor, k: int) -> Tensor:
+    """How many of k entries each piece may send, int64 (L,): in proportion to its norm, no more than it has.
 
-    A piece whose share is more than all of it is sent in full, and the others share the rest. The share of
-    each, from the largest norm to the smallest, is rounded down, but to no less than 1, as long as entries
-    are left: so they add up to k, wherever the pieces of norms above 0 have as many.
+    A piece whose share is more than all of it is sent in full, and the others share the rest. From the
+    largest norm to the smallest, shares of one entry and more are rounded to whole numbers that add up, and
+    others to 1 as long as entries are left: so all add up to k, wherever the pieces of norms above 0 have as
+    many. In float64, in one order: the same on all ranks.
 
-    >>> allot([8.0, 4.0, 4.0, 0.0], [1000, 1000, 3, 9], 23)
+    >>> allot(torch.tensor([8.0, 4.0, 4.0, 0.0]), torch.tensor([1000, 1000, 3, 9]), 23).tolist()
     [13, 7, 3, 0]
     """
-    shares = [0] * len(sizes)
-    left = k
-    first = sorted((piece for piece, q in enumerate(norms) if q > 0), key=lambda i: sizes[i] / norms[i])
-    sums = _sums_from(first, norms)
-    full = 0
-    while full < len(first) and sizes[first[full]] * sums[full] <= left * norms[first[full]]:
-        shares[first[full]] = sizes[first[full]]
-        left -= sizes[first[full]]
-        full += 1
-    largest = sorted(first[full:], key=lambda i: (-norms[i], i))
-    for piece, total in zip(largest, _sums_from(largest, norms), strict=True):
-        shares[piece] = min(sizes[piece], left, max(1, int(left * norms[piece] / total)))
-        left -= shares[piece]
+    norms, shares = norms.double(), torch.zeros_like(sizes)
+    first = torch.where(norms > 0, sizes / norms, torch.inf).sort(stable=True).indices
+    first = first[norms[first] > 0]
+    q, n = norms[first], sizes[first]
+    left = k - (n.cumsum(0) - n)  # if all before are sent in full
+    full = first[: int((n * _sums_from(q) <= left * q).cumprod(0).sum())]
+    shares[full] = sizes[full]
+    k -= int(sizes[full].sum())
+    largest = norms.sort(descending=True, stable=True).indices
+    rest = largest[(norms[largest] > 0) & (shares[largest] == 0)]
+    sums = norms[rest].cumsum(0)
+    whole = rest[: int((k * norms[rest] >= sums[-1:]).sum())]
+    ends = (k * (sums[: len(whole)] / sums[-1:])).long()
+    shares[whole] = torch.minimum(ends.diff(prepend=ends.new_zeros(1)), sizes[whole])
+    shares[rest[len(whole) :][: k - int(ends[-1:].sum())]] = 1
     return shares
 
 
-def _sums_from(pieces: Sequence[int], norms: Sequence[float]) -> list[float]:
-    """The sum of the norms of each piece and those behind it."""
-    total, sums = 0.0, []
-    for piece in reversed(pieces):
-        total += norms[piece]
-        sums.append(total)
-    return sums[::-1]
+def _sums_from(q: Tensor) -> Tensor:
+    """The sum of each and those behind it."""
+    return q.flip(0).cumsum(0).flip(0)

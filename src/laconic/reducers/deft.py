@@ -1,4 +1,4 @@
-"""DEFT: every rank selects in a share of the layers, so that selecting costs less the more ranks there are.
+"""DEFT: every rank selects in a share of the layers, so that many ranks select faster than one.
 
 Yoon and Oh 2023 (ICPP), arXiv:2307.03500; the authors' code is kljp/deft [V]. For ranks i = 0..N-1 at step t,
 over the n elements of a bucket, of which K = density * n are to be sent:
@@ -12,6 +12,10 @@ over the n elements of a bucket, of which K = density * n are to be sent:
 
 The bins do not overlap, so S has K entries for any N, and a rank looks for them in n / N elements only. What
 it holds back stays in its residual.
+
+With the ranks grows the number of pieces, for both more tensors are cut and into more: of ResNet-50's 161
+tensors 236 at N = 16, 1,295 at 64 and 9,086 at 256. Each rank gets the norms of all, 4 bytes a piece, and
+works out all k_l. So the time to select falls at first, from 30 ms alone to 3.9, 2.0 and 3.5 ms for these N.
 
 What differs from the paper and its code, and why:
 
@@ -116,14 +120,14 @@ class _Deft(BoundReducer):
         norms = self._norms(x, bins, turn.step, out.device)
         if x is None or norms is None:
             return None
-        ks = torch.tensor(allot(norms, bins.pieces.sizes, self._spec.budget(layout.numel)), dtype=torch.int64)
+        ks = allot(norms, bins.pieces.sizes_tensor, self._spec.budget(layout.numel))
         found = bins.select(x, ks, comm.rank, turn.step)
         union = choices_of_all(found, bins.parts, turn.step, comm, self._spec.indices, out.device)
         assert union is not None, "that all are finite was told with the norms"
         union = with_full(union, bins, ks)
         return average_(x, layout, bins.parts.joined, union, comm, out, alpha)
 
-    def _norms(self, x: Tensor | None, bins: Bins, step: int, device: torch.device) -> list[float] | None:
+    def _norms(self, x: Tensor | None, bins: Bins, step: int, device: torch.device) -> Tensor | None:
         """The norms of all pieces, the same on all ranks; None where an x is not finite."""
         told = torch.empty(0, device=device)
         if x is not None:
