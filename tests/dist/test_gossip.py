@@ -27,7 +27,7 @@ def finished(spec):
     loss_of(model, 7).backward()
     optimizer.step()  # training may go on
     optimizer.remove()
-    return apart, distance, given_back, same, torch.equal(inside, end)
+    return apart, distance, given_back, same, torch.allclose(inside, end, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -35,7 +35,7 @@ def test_ranks_differ_until_the_group_is_asked_for_its_model(pool, spec):
     for apart, distance, given_back, same, alike in pool.run(4, finished, spec):
         assert not apart
         assert 0 < distance < 0.1
-        assert given_back or spec.startswith("osgp")  # asking has settled what was under way
+        assert given_back
         assert same
         assert alike
 

@@ -187,7 +187,6 @@ class ParameterBond(Bond):
     def averaged(self) -> Iterator[float]:
         kept, distance = [], 0.0
         with self._outlasting(self.bound.steps):
-            self.bound.settle(self.circle.aside)
             model = self.bound.consensus(self.circle.aside)
             distance = self._distance(model)
             kept = [each.clone() for each in (self.replica.flat, *self.replica.statistics)]

@@ -52,17 +52,18 @@ def compress(
     `model`: a DistributedDataParallel, before its first backward or later; or under `fully_shard`, for
     methods without memory such as "cgx(bits=4)", all of whose gradients it then compresses. `optimizer`:
     over its parameters. `spec`: a string such as "dgc(density=0.001)", or what `laconic.parse` returns; equal
-    on all ranks. `scaler`: the GradScaler in use, so that memory is kept unscaled. `seed`: of sampling and
-    stochastic rounding.
+    on all ranks. `scaler`: the GradScaler in use, so that memory is kept unscaled; not with `fully_shard`.
+    `seed`: of sampling and stochastic rounding.
 
     Called by all ranks of the model's group. Raises `AttachError` on every rank, with nothing attached, for
-    a model of another kind or with another hook, an optimiser that is compressed already or that the method
-    cannot use, a method that cannot be sharded, and where ranks disagree; `SpecError` for a wrong spec.
+    a model of another kind or with another hook or reduce-scatter, an optimiser that is compressed already or
+    that the method cannot use, a method that cannot be sharded, and where ranks disagree; `SpecError` for a
+    wrong spec.
     """
     if not isinstance(model, DistributedDataParallel) and is_sharded(model):
         from laconic.strategies.fsdp import compress_sharded
 
-        return compress_sharded(model, optimizer, spec, seed=seed)
+        return compress_sharded(model, optimizer, spec, scaler=scaler, seed=seed)
     return ddp.compress(model, optimizer, spec, scaler=scaler, seed=seed)  # type: ignore[arg-type]  # it looks itself
 
 

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
@@ -36,12 +37,15 @@ from laconic.strategies.stats import Stats
 _compressed: WeakKeyDictionary[nn.Module, weakref.ref[ShardedHandle]] = WeakKeyDictionary()
 
 
-def compress_sharded(model: nn.Module, optimizer: Optimizer, spec: Any, *, seed: int = 0) -> ShardedHandle:
+def compress_sharded(
+    model: nn.Module, optimizer: Optimizer, spec: Any, *, scaler: GradScaler | None = None, seed: int = 0
+) -> ShardedHandle:
     """Reduce the gradients of a model under `fully_shard` by the method that `spec` names.
 
     Called by all ranks of its shard group. Raises `AttachError` on every rank, with nothing attached, for a
-    method that cannot be sharded, an optimiser that is not over the sharded parameters, and where ranks
-    disagree; `SpecError` for a wrong spec. Replicas of shards (HSDP) are averaged as ever.
+    method that cannot be sharded, an optimiser that is not over the sharded parameters, a module with another
+    custom reduce-scatter, a `scaler`, and where ranks disagree; `SpecError` for a wrong spec. Replicas of
+    shards (HSDP) are averaged as ever.
     """
     if getattr(FSDPModule, "set_custom_reduce_scatter", None) is None:
         raise AttachError(
@@ -52,6 +56,11 @@ def compress_sharded(model: nn.Module, optimizer: Optimizer, spec: Any, *, seed:
     comm = Metered(group)
     try:
         try:
+            if scaler is not None:
+                raise AttachError(
+                    "scaler= is for a memory that is kept unscaled, and a method for sharded models has none:"
+                    " leave it out"
+                )
             handle = ShardedHandle(model, optimizer, spec, comm, seed)
         except Exception as error:
             agree(comm, None, error)  # so that no rank waits for one that has given up; raises `error` itself
@@ -81,6 +90,7 @@ class ShardedHandle:
         self._shards = Shards(sharded(self.method), comm, seed)
         self._model, self._optimizer = weakref.ref(model), optimizer
         self._check_optimizer(model)
+        self._before = {name: scatter_of(name, module) for name, module in groups_of(model)}
         self._layout = Layout.of((name, tuple(part.shape)) for name, part in model.named_parameters())
         self._detach: list[Callable[[], object]] = []
 
@@ -103,11 +113,8 @@ class ShardedHandle:
         """Put a compressed reduce-scatter in the place of FSDP's own. `group` is closed at the end."""
         model = self._model()
         assert model is not None
-        for name, module in model.named_modules():
-            if isinstance(module, FSDPModule):
-                scatter = ScatterMean(self._shards, name)
-                module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]  # an interface that is private
-                self._detach.append(scatter.empty)
+        for name, module in groups_of(model):
+            module.set_custom_reduce_scatter(ScatterMean(self._shards, name))  # type: ignore[arg-type]  # private
         self._detach.append(self._optimizer.register_step_post_hook(self._stepped).remove)
         self._detach.append(group.close)
         _compressed[model] = weakref.ref(self)
@@ -143,13 +150,16 @@ class ShardedHandle:
         self._shards.step = int(state["step"])
 
     def remove(self) -> None:
-        """Back to FSDP's own reduce-scatter. Call it on every rank, between steps."""
+        """Back to the reduce-scatter that was there before. Call it on every rank, between steps."""
         detach, self._detach = self._detach, []
+        model = self._model()
+        if not detach or model is None:
+            return
+        for name, module in groups_of(model):
+            module.set_custom_reduce_scatter(self._before[name])
+        _compressed.pop(model, None)
         for callback in detach:
             callback()
-        model = self._model()
-        if model is not None:
-            _compressed.pop(model, None)
 
     def _stepped(self, *_: Any) -> None:
         self._shards.step += 1
@@ -181,6 +191,25 @@ def sharded(method: Method) -> ScatterReduce:
     found = next(iter(reducers))
     assert isinstance(found, ScatterReduce)
     return found
+
+
+def groups_of(model: nn.Module) -> list[tuple[str, FSDPModule]]:
+    """The modules that `fully_shard` was called on and that have parameters of their own, with their names."""
+    modules = ((name, part) for name, part in model.named_modules() if isinstance(part, FSDPModule))
+    return [(name, part) for name, part in modules if part._get_fsdp_state()._fsdp_param_group is not None]
+
+
+def scatter_of(name: str, module: FSDPModule) -> Any:
+    """FSDP's own reduce-scatter of a module. Raises `AttachError` where it has one of another make."""
+    group = module._get_fsdp_state()._fsdp_param_group  # private, and all that tells
+    assert group is not None
+    scatter = group._reduce_scatter_comm
+    if not type(scatter).__module__.startswith("torch.distributed.fsdp."):
+        raise AttachError(
+            f"{name or 'the model'} has a custom reduce-scatter already, {type(scatter).__name__}, and takes"
+            " one: shard a new model without it"
+        )
+    return scatter
 
 
 def shard_group(model: nn.Module) -> dist.ProcessGroup:

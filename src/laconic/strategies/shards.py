@@ -23,8 +23,6 @@ from laconic.reducers.cuts import Cut, packed, piece
 from laconic.reducers.scatter_reduce import ScatterReduce
 from laconic.strategies.stats import Seconds
 
-plain = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its newer and its older name
-
 
 class Shards:
     """What the modules of one model share: the reduction, the group, the clock and the figures."""
@@ -55,17 +53,13 @@ class Shards:
 
 
 class ScatterMean:
-    """The reduce-scatter of one module, as `torch.distributed.fsdp` calls it. Emptied, it is a plain one."""
+    """The reduce-scatter of one module, as `torch.distributed.fsdp` calls it."""
 
     def __init__(self, shards: Shards, module: str) -> None:
-        self._shards: Shards | None = shards
+        self._shards = shards
         self._name = f"shards of {module}"
         self._cuts: dict[int, Cut] = {}  # by elements: parameters without a gradient are left out
         self._step, self._call = -1, 0  # of the last call; each micro-batch of a step makes one
-
-    def empty(self) -> None:
-        """Back to a plain reduce-scatter."""
-        self._shards = None
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A buffer for what is reduced, or for what comes of it."""
@@ -81,8 +75,6 @@ class ScatterMean:
     ) -> dist.Work | None:
         """output (m,) = `op` over ranks of this rank's chunk of input (size * m,); NaN if not finite."""
         shards = self._shards
-        if shards is None:
-            return plain(output_tensor, input_tensor, op, group, async_op)  # type: ignore[no-any-return]
         gain = factor(op, shards.comm.size)
         n = input_tensor.numel()
         if n not in self._cuts:

@@ -71,7 +71,10 @@ class BoundStrategy:
         """
 
     def consensus(self, aside: Comm) -> Tensor:
-        """The group's model, float32 (n,), the same on all ranks: here the mean. Called by all, settled."""
+        """The group's model, float32 (n,), the same on all ranks: here the mean. Called by all ranks.
+
+        It has what is under way too, and leaves all as it is.
+        """
         return aside.all_reduce(self.replica.flat.clone()).div_(aside.size)
 
     def salvage(self) -> Tensor:

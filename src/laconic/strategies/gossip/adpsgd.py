@@ -169,6 +169,10 @@ class BoundADPSGD(BoundStrategy):
         self._began.copy_(self.shared)
         self.replica.flat.copy_(self.shared)
 
+    def consensus(self, aside: Comm) -> Tensor:
+        self.settle(aside)
+        return super().consensus(aside)
+
     def salvage(self) -> Tensor:
         with self._lock:
             return self.shared.clone()

@@ -110,15 +110,18 @@ class BoundOSGP(PushSum):
         self.rounds += 1
 
     def _take(self, x: Tensor) -> None:
-        """Wait for the round under way, if there is one, and add what has come."""
+        """Add what has come with the round under way, if there is one."""
+        self.add_under_way_(x, self.weight)
+        self.under_way = None
+
+    def add_under_way_(self, x: Tensor, weight: Tensor) -> None:
         if self.under_way is None:
             return
         try:
             self.under_way.arrival.wait()
         except RuntimeError as error:
             raise PeerError(str(error)) from error
-        take_(x, self.weight, self.mail, self.under_way.shares)
-        self.under_way = None
+        take_(x, weight, self.mail, self.under_way.shares)
 
     def settle(self, aside: Comm) -> None:
         with self.numerator() as x:

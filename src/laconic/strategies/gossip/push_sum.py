@@ -30,8 +30,12 @@ class PushSum(BoundStrategy):
 
     def consensus(self, aside: Comm) -> Tensor:
         """Sum of x over sum of w: the average that PushSum keeps."""
-        total = aside.all_reduce(self.replica.flat * float(self.weight))
-        return total.div_(float(aside.all_reduce(self.weight.clone().view(1))))
+        x, weight = self.replica.flat * float(self.weight), self.weight.clone()
+        self.add_under_way_(x, weight)
+        return aside.all_reduce(x).div_(float(aside.all_reduce(weight.view(1))))
+
+    def add_under_way_(self, x: Tensor, weight: Tensor) -> None:
+        """Add what is on its way to this rank to x (n,) and its weight."""
 
     def salvage(self) -> Tensor:
         """The parameters are x = w z inside a step, and z outside."""
