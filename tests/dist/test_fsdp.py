@@ -15,6 +15,7 @@ import laconic
 from laconic.core.errors import AttachError, SpecError, StateError
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
+from laconic.strategies.fsdp import scatter_of, scattering
 from tests.dist.nets import GPT, text
 
 STEPS = 40
@@ -121,19 +122,22 @@ def test_a_resumed_run_ends_with_the_same_bits(pool: Any) -> None:
         assert torch.equal(one, other)
 
 
-def removed() -> tuple[Tensor, Tensor, int]:
+def removed() -> tuple[Tensor, Tensor, int, bool]:
     plain = train(None, 2)[2]
     model, optimizer = sharded_gpt()
+    before = [scatter_of(module) for _, module in scattering(model)]
     handle = laconic.compress(model, optimizer, "cgx(bits=2)")
     handle.remove()
+    after = [scatter_of(module) for _, module in scattering(model)]
     for step in range(2):
         step_on(model, optimizer, step)
-    return plain, whole(model), handle.stats().payload_sent
+    same = all(one is other for one, other in zip(before, after, strict=True))
+    return plain, whole(model), handle.stats().payload_sent, same
 
 
 def test_removed_it_is_plain_sharded_training(pool: Any) -> None:
-    for plain, after, payload in pool.run(2, removed, timeout_s=LONG):
-        assert torch.equal(plain, after) and payload == 0
+    for plain, after, payload, same in pool.run(2, removed, timeout_s=LONG):
+        assert torch.equal(plain, after) and payload == 0 and same
 
 
 def inf_on_one_rank() -> tuple[list[bool], bool]:
@@ -154,6 +158,15 @@ def test_inf_on_one_rank_is_seen_on_all(pool: Any) -> None:
     """As a NaN in the shard of each, so that whoever looks skips the step; the next one is as ever."""
     for bad, finite in pool.run(2, inf_on_one_rank, timeout_s=LONG):
         assert any(bad) and finite
+
+
+class Mine:
+    """A reduce-scatter that a user has made."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, *_: Any, **__: Any) -> None: ...
 
 
 def refusals() -> list[str]:
@@ -178,6 +191,14 @@ def refusals() -> list[str]:
             laconic.compress(model, steps, spec)
         except AttachError as error:
             said.append(str(error))
+    layer, scaler = model.layers[0], torch.amp.GradScaler("cpu")
+    own = scatter_of(layer)
+    for set_on, given in ((Mine(), None), (own, scaler)):
+        layer.set_custom_reduce_scatter(set_on)
+        try:
+            laconic.compress(model, optimizer, "cgx()", scaler=given)
+        except AttachError as error:
+            said.append(str(error))
     handle = laconic.compress(model, optimizer, "cgx()")
     try:
         laconic.compress(model, optimizer, "cgx(bits=8)")
@@ -196,6 +217,8 @@ def test_what_cannot_be_sharded_is_refused_on_every_rank(pool: Any) -> None:
         "minmax: bits must be a whole number in 1..8, got 99",
         "nothing was attached: the spec differs",
         "this optimiser is over none of the model's parameters",
+        "layers.0 has a custom reduce-scatter already, Mine, and takes one",
+        "scaler= is for a memory that is kept unscaled, and a method for sharded models has none",
         "this model is compressed already, with cgx()",
     )
     for *said, name in pool.run(2, refusals, timeout_s=LONG):

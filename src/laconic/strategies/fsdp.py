@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.amp.grad_scaler import GradScaler
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
@@ -38,7 +37,12 @@ _compressed: WeakKeyDictionary[nn.Module, weakref.ref[ShardedHandle]] = WeakKeyD
 
 
 def compress_sharded(
-    model: nn.Module, optimizer: Optimizer, spec: Any, *, scaler: GradScaler | None = None, seed: int = 0
+    model: nn.Module,
+    optimizer: Optimizer,
+    spec: Any,
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+    seed: int = 0,
 ) -> ShardedHandle:
     """Reduce the gradients of a model under `fully_shard` by the method that `spec` names.
 
@@ -90,7 +94,7 @@ class ShardedHandle:
         self._shards = Shards(sharded(self.method), comm, seed)
         self._model, self._optimizer = weakref.ref(model), optimizer
         self._check_optimizer(model)
-        self._before = {name: scatter_of(name, module) for name, module in groups_of(model)}
+        self._before = {name: own_scatter(name, module) for name, module in scattering(model)}
         self._layout = Layout.of((name, tuple(part.shape)) for name, part in model.named_parameters())
         self._detach: list[Callable[[], object]] = []
 
@@ -113,8 +117,9 @@ class ShardedHandle:
         """Put a compressed reduce-scatter in the place of FSDP's own. `group` is closed at the end."""
         model = self._model()
         assert model is not None
-        for name, module in groups_of(model):
-            module.set_custom_reduce_scatter(ScatterMean(self._shards, name))  # type: ignore[arg-type]  # private
+        for name, module in scattering(model):
+            scatter = ScatterMean(self._shards, name, self._before[name])
+            module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]  # an interface that is private
         self._detach.append(self._optimizer.register_step_post_hook(self._stepped).remove)
         self._detach.append(group.close)
         _compressed[model] = weakref.ref(self)
@@ -153,11 +158,11 @@ class ShardedHandle:
         """Back to the reduce-scatter that was there before. Call it on every rank, between steps."""
         detach, self._detach = self._detach, []
         model = self._model()
-        if not detach or model is None:
-            return
-        for name, module in groups_of(model):
-            module.set_custom_reduce_scatter(self._before[name])
-        _compressed.pop(model, None)
+        if detach and model is not None:
+            for name, module in scattering(model):
+                if isinstance(scatter_of(module), ScatterMean):
+                    module.set_custom_reduce_scatter(self._before[name])
+            _compressed.pop(model, None)
         for callback in detach:
             callback()
 
@@ -193,18 +198,23 @@ def sharded(method: Method) -> ScatterReduce:
     return found
 
 
-def groups_of(model: nn.Module) -> list[tuple[str, FSDPModule]]:
-    """The modules that `fully_shard` was called on and that have parameters of their own, with their names."""
+def scattering(model: nn.Module) -> list[tuple[str, FSDPModule]]:
+    """The modules that have a reduce-scatter: those under `fully_shard` with parameters of their own."""
     modules = ((name, part) for name, part in model.named_modules() if isinstance(part, FSDPModule))
-    return [(name, part) for name, part in modules if part._get_fsdp_state()._fsdp_param_group is not None]
+    return [(name, part) for name, part in modules if scatter_of(part) is not None]
 
 
-def scatter_of(name: str, module: FSDPModule) -> Any:
-    """FSDP's own reduce-scatter of a module. Raises `AttachError` where it has one of another make."""
-    group = module._get_fsdp_state()._fsdp_param_group  # private, and all that tells
-    assert group is not None
-    scatter = group._reduce_scatter_comm
-    if not type(scatter).__module__.startswith("torch.distributed.fsdp."):
+def scatter_of(module: FSDPModule) -> Any:
+    """A module's reduce-scatter, None where it has no parameters. Private to FSDP2, and all that tells."""
+    return getattr(module._get_fsdp_state()._fsdp_param_group, "_reduce_scatter_comm", None)
+
+
+def own_scatter(name: str, module: FSDPModule) -> Any:
+    """FSDP's own reduce-scatter of a module. Raises `AttachError` where the user has set another."""
+    scatter = scatter_of(module)
+    if isinstance(scatter, ScatterMean):  # of a handle that is gone, and was not removed
+        return scatter.before
+    if not type(scatter).__module__.startswith("torch."):
         raise AttachError(
             f"{name or 'the model'} has a custom reduce-scatter already, {type(scatter).__name__}, and takes"
             " one: shard a new model without it"

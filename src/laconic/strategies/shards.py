@@ -53,9 +53,10 @@ class Shards:
 
 
 class ScatterMean:
-    """The reduce-scatter of one module, as `torch.distributed.fsdp` calls it."""
+    """The reduce-scatter of one module, as `torch.distributed.fsdp` calls it, in the place of `before`."""
 
-    def __init__(self, shards: Shards, module: str) -> None:
+    def __init__(self, shards: Shards, module: str, before: object = None) -> None:
+        self.before = before
         self._shards = shards
         self._name = f"shards of {module}"
         self._cuts: dict[int, Cut] = {}  # by elements: parameters without a gradient are left out
