@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -30,9 +31,15 @@ class Shown:
     megabytes: float = 0.0  # payload of rank 0, this seed
     accuracy: float | None = None
     tested: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)  # workers, of this seed
+
+    @property
+    def first_living(self) -> int:
+        """The worker whose steps are shown."""
+        return next(rank for rank in itertools.count() if rank not in self.lost)
 
     def see_step(self, event: dict[str, Any]) -> None:
-        """Take over a step of rank 0."""
+        """Take over a step of the first worker that lives."""
         self.step = event["step"]
         self.megabytes += event["payload_sent"] / 1e6
         self.loss = _smooth(self.loss, event["loss"])
@@ -98,9 +105,16 @@ class Progress:
         row = self.rows[event["method"]]
         if event["kind"] == "start" and not self._live:
             self.say(f"{event['method']}  trains with {event['optimiser']}, learning rate {event['lr']:g}")
-        elif event["kind"] == "step" and event["rank"] == 0:
+        elif event["kind"] == "lost":
+            row.lost.add(event["rank"])
+            self.say(f"{event['method']}  {event['said']}, after step {event['step']}; the others go on")
+        elif event["kind"] == "step" and event["rank"] == row.first_living:
             row.see_step(event)
-        elif event["kind"] == "eval" and row.see_test(event, self.settings.workers) and not self._live:
+        elif (
+            event["kind"] == "eval"
+            and row.see_test(event, self.settings.workers - len(row.lost))
+            and not self._live
+        ):
             self.say(self._line(event["method"]))
         self._redraw()
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from laconic.cli.versions import version_of
+from laconic.core import arguments
 from laconic.core.errors import LaconicError, SpecError, StateError
 from laconic.report.ledger import CONFIG
 from laconic.strategies.distribute import strategy_or_method
@@ -46,6 +47,7 @@ class Settings:
     name: str
     resume: bool
     skew: float | None = None
+    patience: float | None = None
 
     @classmethod
     def of(
@@ -68,6 +70,7 @@ class Settings:
         name: str | None,
         resume: bool,
         skew: float | None = None,
+        patience: float | None = None,
     ) -> Settings:
         """Settings, with the task's own for what is not given. Raises `SpecError` for what is wrong."""
         known = find(task)
@@ -92,6 +95,7 @@ class Settings:
             name=name or f"{task}-{time.strftime('%Y%m%d-%H%M%S')}",
             resume=resume,
             skew=skew,
+            patience=patience,
         )
         if not checked.specs:
             raise SpecError('no method: say which with --with "dgc(density=0.01)"; see `laconic methods`')
@@ -106,6 +110,13 @@ class Settings:
             raise SpecError(f"--lr must be a number above 0, got {lr}")
         if skew is not None:
             check_skew(skew)
+        if patience is not None:
+            arguments.number("--patience", patience, above=0)
+            if checkpoint_every:
+                raise SpecError(
+                    "--patience and --checkpoint-every do not go together: a checkpoint is whole when every"
+                    " worker has written its part, and a lost one does not; give one of the two"
+                )
         if not checked.name or Path(checked.name).name != checked.name:
             raise SpecError(f"--name is one folder's name in {out}, got {checked.name!r}")
         if resume and name is None:
@@ -141,6 +152,7 @@ class Settings:
             "batch": self.batch,
             "lr": "the usual" if self.lr is None else self.lr,
             "skew": self.skew,
+            "patience": self.patience,
             "seeds": self.seeds,
             "first_seed": self.seed,
             "methods": list(self.specs),

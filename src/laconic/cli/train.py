@@ -64,6 +64,14 @@ def train(
             " [default: all workers draw from all examples]",
         ),
     ] = None,
+    patience: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="strategies go on when a worker is killed, or silent for so long; methods need all workers"
+            " [default: a lost worker ends the run]",
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="one of the task's models [default: its first]")] = None,
     data: Annotated[Path | None, typer.Option(help="folder of the data set [default: $LACONIC_DATA]")] = None,
     out: Annotated[Path, typer.Option(help="folder of all runs")] = Path("runs"),
@@ -95,6 +103,7 @@ def train(
         name=name,
         resume=resume,
         skew=skew,
+        patience=patience,
     )
     for line in settings.warnings():
         errors().print(f"laconic: {line}", style="yellow", markup=False)

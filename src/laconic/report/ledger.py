@@ -5,6 +5,7 @@ A line of `events.jsonl` is one step, or one evaluation, of one rank:
     {"kind": "step", "method": "dgc(density=0.01)", "seed": 0, "rank": 1, "step": 17, "loss": 0.31,
      "payload_sent": 14231, ..., "backward_s": 0.012, "encode_s": 0.001, ...}
 
+Of a worker that a strategy has outlasted `{"kind": "lost", ..., "rank": 2, "step": 17}` tells the last step.
 Before its first step rank 0 says `{"kind": "start", ..., "optimiser": "SGD", "lr": 0.1}`, once more after
 each resumption. A strategy's steps may carry "notes" (see `notes.py`), and its evaluations a "consensus"
 above 0: how far ranks were from their average. Lines are whole or, after a crash, the last one is cut:
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -48,6 +50,7 @@ class Ledger:
         self._events = (folder / EVENTS).open("a", encoding="utf-8")
         self._boards: dict[tuple[str, int], SummaryWriter] = {}
         self._waiting: dict[tuple[str, int, str, int], list[dict[str, Any]]] = {}
+        self._lost: Counter[tuple[str, int]] = Counter()  # workers, of each training
 
     def __enter__(self) -> Ledger:
         return self
@@ -60,12 +63,14 @@ class Ledger:
     def write(self, event: dict[str, Any]) -> None:
         """Keep an event; scalars are written when the last rank's event of that step is here."""
         self._events.write(json.dumps(event) + "\n")
-        if event["kind"] == "start":
+        if event["kind"] == "lost":
+            self._lost[event["method"], event["seed"]] += 1
+        if event["kind"] not in ("step", "eval"):
             return
         key = (event["method"], event["seed"], event["kind"], event["step"])
         ranks = self._waiting.setdefault(key, [])
         ranks.append(event)
-        if len(ranks) == self._size:
+        if len(ranks) == self._size - self._lost[event["method"], event["seed"]]:
             self._scalars(ranks)
             del self._waiting[key]
             self._events.flush()

@@ -106,7 +106,7 @@ def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
     for event in events:
         if event["kind"] == "start":
             optimiser = f"{event['optimiser']} {event['lr']:g}"
-        else:
+        elif event["kind"] in ("step", "eval"):
             (steps if event["kind"] == "step" else evals)[event["step"]].append(event)
     done, measured = sorted(steps), sorted(evals)
     answers = [sum(event["answers"] for event in evals[step]) for step in measured]

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public; torch marks no re-export
 
 from laconic.core.errors import LaconicError, PeerError
+from laconic.strategies.distribute import strategy_or_method
 from laconic.tasks.plan import Event, Plan
 from laconic.tasks.training import train_rank
 
@@ -70,7 +71,8 @@ def launch(plan: Plan) -> Generator[Event, None, None]:
             theirs.close()
             processes.append(process)
             pipes[ours] = rank
-        yield from _listen(processes, pipes)
+        outlasts = plan.patience_of(strategy_or_method(plan.spec)) is not None
+        yield from _listen(processes, pipes, outlasts)
     finally:
         for process in processes:
             process.kill()
@@ -86,8 +88,12 @@ def prepare_to_launch() -> None:
     forkserver.ensure_running()
 
 
-def _listen(processes: list[BaseProcess], pipes: dict[Connection, int]) -> Iterator[Event]:
+def _listen(
+    processes: list[BaseProcess], pipes: dict[Connection, int], outlasts: bool = False
+) -> Iterator[Event]:
+    """What workers say, until all have ended. `outlasts`: the training survives the loss of some of them."""
     open_pipes = set(pipes)
+    steps = dict.fromkeys(range(len(processes)), 0)
     failures: list[Event] = []
     finished: set[int] = set()
     deadline: float | None = None
@@ -100,11 +106,22 @@ def _listen(processes: list[BaseProcess], pipes: dict[Connection, int]) -> Itera
                 event: Event = pipe.recv() | {"rank": rank}
             except (EOFError, OSError):
                 open_pipes.remove(pipe)
-                if rank not in finished:
-                    failures.append(_silent_death(rank, processes[rank]))
+                if rank in finished:
+                    continue
+                death = _silent_death(rank, processes[rank])
+                if outlasts and open_pipes:
+                    yield {"kind": "lost", "rank": rank, "step": steps[rank], "said": death["said"]}
+                else:
+                    failures.append(death)
             else:
+                steps[rank] = event.get("step", steps[rank])
                 if event["kind"] == "done":
                     finished.add(rank)
+                    for gone in {pipe for pipe in open_pipes if pipes[pipe] not in event["living"]}:
+                        open_pipes.remove(gone)
+                        lost = pipes[gone]
+                        said = f"rank {lost}: the worker stands still"
+                        yield {"kind": "lost", "rank": lost, "step": steps[lost], "said": said}
                 elif event["kind"] == "error":
                     finished.add(rank)
                     failures.append(event)
@@ -171,9 +188,10 @@ def work(plan: Plan, rank: int, port: int, pipe: Connection) -> None:
     try:
         store = TCPStore("127.0.0.1", port, timeout=TIMEOUT)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=plan.workers, timeout=TIMEOUT)
-        train_rank(plan, pipe.send)
-        dist.barrier()  # nobody leaves while another still talks to it
-        pipe.send({"kind": "done"})
+        living = train_rank(plan, pipe.send)
+        if len(living) == plan.workers:
+            dist.barrier()  # nobody leaves while another still talks to it
+        pipe.send({"kind": "done", "living": living})
     except Exception as error:
         pipe.send(_told(rank, error))
     finally:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from laconic.strategies.method import Method
+from laconic.strategies.strategy import Strategy
+
 Event = dict[str, Any]
 Emit = Callable[[Event], None]
 
@@ -29,7 +32,12 @@ class Plan:
     folder: Path  # for checkpoints
     threads: int
     resume_from: Path | None = None
+    patience_s: float | None = None  # of a strategy with a lost worker; None: a loss ends the training
     skew: float | None = None  # alpha of the workers' shards, see `skew.py`; None: all draw from all examples
+
+    def patience_of(self, spec: Strategy | Method) -> float | None:
+        """What `distribute` is given: methods need every worker, and take no patience."""
+        return self.patience_s if isinstance(spec, Strategy) else None
 
     @property
     def signature(self) -> Event:

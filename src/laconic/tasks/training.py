@@ -36,15 +36,16 @@ TIMED = ("encode_s", "communicate_s", "decode_s")
 MODEL = "model.pt"  # in the plan's folder: the group's model after the last step
 
 
-def train_rank(plan: Plan, emit: Emit) -> None:
-    """Train as one rank of the default process group, and emit what happens."""
+def train_rank(plan: Plan, emit: Emit) -> list[int]:
+    """Train as one rank of the default process group, and emit what happens; the ranks that are left."""
     rank, size = dist.get_rank(), dist.get_world_size()
     task, tensors = find(plan.task), mapped(plan.data)
     recipe = task.recipe(plan.model)
     torch.manual_seed(plan.seed)  # every rank builds the same model
     plain = recipe.build()
     spec = strategy_or_method(plan.spec)
-    model, optimizer = distribute(plain, recipe.optimizer(plain, plan.lr, spec), spec, seed=plan.seed)
+    updates, patience_s = recipe.optimizer(plain, plan.lr, spec), plan.patience_of(spec)
+    model, optimizer = distribute(plain, updates, spec, seed=plan.seed, patience_s=patience_s)
     highest = float(optimizer.param_groups[0]["lr"])
     shard = shard_of(plan, task, tensors, rank, size)
 
@@ -56,8 +57,8 @@ def train_rank(plan: Plan, emit: Emit) -> None:
     if rank == 0:
         kind = type(optimizer.optimizer).__name__
         emit({"kind": "start", "step": first, "optimiser": kind, "lr": highest})
-    before = optimizer.stats()
-    for step in range(first, plan.steps):
+    before, step, living = optimizer.stats(), first, [*range(size)]
+    while step < plan.steps:
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate(highest, step, plan.steps)
         clock = [time.perf_counter()]
@@ -74,6 +75,8 @@ def train_rank(plan: Plan, emit: Emit) -> None:
         clock.append(time.perf_counter())
 
         now, notes, done = optimizer.stats(), optimizer.notes(), step + 1
+        if patience_s is not None:
+            done = max(done, now.steps)  # after a loss all go on from the step of the one who was ahead
         names = ("data_s", "forward_s", "backward_s", "update_s")
         seconds = {name: end - start for name, start, end in zip(names, clock, clock[1:], strict=False)}
         emit(
@@ -85,14 +88,19 @@ def train_rank(plan: Plan, emit: Emit) -> None:
         before = now
         if done == plan.steps or (plan.eval_every and done % plan.eval_every == 0):
             with optimizer.averaged() as distance:
-                tested = evaluate(plain, task, tensors, rank, size)
+                living = optimizer.notes().get("living", living)
+                if patience_s is None:
+                    share_buffers(plain)
+                tested = evaluate(plain, task, tensors, living.index(rank), len(living))
             emit(tested | {"step": done, "consensus": distance})
         if plan.checkpoint_every and done % plan.checkpoint_every == 0:
             state = captured(plan, done, plain, optimizer)
             checkpoint.save(plan.folder, state, step=done, rank=rank, size=size, barrier=dist.barrier)
+        step = done
     optimizer.finish()
     if plan.checkpoint_every and rank == 0:
         save_model(plan.folder, plain)
+    return optimizer.notes().get("living", living)  # type: ignore[no-any-return]  # notes are of any type
 
 
 def shard_of(plan: Plan, task: Task, tensors: Tensors, rank: int, size: int) -> Shard | SkewedShard:
@@ -122,13 +130,17 @@ def spent(before: Stats, now: Stats) -> dict[str, Any]:
     return between | {"phases": phases}
 
 
+def share_buffers(model: nn.Module) -> None:
+    """Every rank takes rank 0's buffers."""
+    for buffer in model.buffers():
+        dist.broadcast(buffer, 0)
+
+
 def evaluate(model: nn.Module, task: Task, tensors: Tensors, rank: int, size: int) -> Event:
-    """This rank's share of the test set: right answers, sum of losses, answers; with rank 0's buffers.
+    """This rank's share of the test set: right answers, sum of losses, answers.
 
     `zeros`: share of the weights that are exactly zero.
     """
-    for buffer in model.buffers():
-        dist.broadcast(buffer, 0)
     model.eval()
     right, total, answers = 0, 0.0, 0
     x, y = tensors["test_x"][rank::size], tensors["test_y"][rank::size]

@@ -1,0 +1,78 @@
+"""Workers of `laconic train` that die: strategies with patience go on, methods end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from itertools import pairwise
+
+import pytest
+
+from laconic.core.errors import SpecError
+from laconic.tasks import find
+from laconic.tasks.launcher import WorkerFailed, launch
+from laconic.tasks.loading import prepare
+from laconic.tasks.plan import Plan
+from tests.unit.test_cli_settings import settings
+
+STEPS = 30
+
+
+@pytest.fixture
+def plan(tmp_path):
+    prepare(find("digits"), None, tmp_path / "data.pt")
+    return Plan(
+        task="digits",
+        model=None,
+        spec="sgp()",
+        seed=0,
+        workers=3,
+        steps=STEPS,
+        batch=16,
+        lr=None,
+        eval_every=10,
+        checkpoint_every=0,
+        data=tmp_path / "data.pt",
+        folder=tmp_path,
+        threads=1,
+        patience_s=20.0,
+    )
+
+
+def events_of(plan):
+    """All events; a worker is killed when each has done a few steps."""
+    events, killed = [], False
+    for event in launch(plan):
+        events.append(event)
+        if event["kind"] == "step" and event["step"] == 5 and not killed:
+            killed = True
+            os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+    return events
+
+
+def test_a_strategy_with_patience_goes_on_without_a_killed_worker(plan):
+    events = events_of(plan)
+    (lost,) = (event for event in events if event["kind"] == "lost")
+    assert "was killed by SIGKILL" in lost["said"]
+    assert lost["step"] < STEPS
+    survivors = {0, 1, 2} - {lost["rank"]}
+    last = [event for event in events if event["kind"] == "eval" and event["step"] == STEPS]
+    assert {event["rank"] for event in last} == survivors
+    assert sum(event["answers"] for event in last) == 360
+    for rank in survivors:
+        done = [event["step"] for event in events if event["kind"] == "step" and event["rank"] == rank]
+        assert done[-1] == STEPS
+        assert all(before < after for before, after in pairwise(done))
+
+
+def test_a_method_ends_with_its_worker(plan):
+    with pytest.raises(WorkerFailed, match="was killed by SIGKILL"):
+        events_of(Plan(**{**vars(plan), "spec": "dense()"}))
+
+
+def test_patience_is_checked_and_excludes_checkpoints(tmp_path):
+    with pytest.raises(SpecError, match="--patience must be a finite number above 0"):
+        settings(tmp_path, patience=0)
+    with pytest.raises(SpecError, match="do not go together"):
+        settings(tmp_path, patience=5.0, checkpoint_every=10)
