@@ -115,12 +115,19 @@ def refused(spec, **options):
         lambda: optimizer.load_state_dict(torch.optim.SGD(net().parameters(), lr=0.1).state_dict()),
         lambda: optimizer.load_state_dict(trained("local_sgd(every=2)", 1)[1].state_dict()),
         lambda: optimizer.add_param_group({"params": [torch.zeros(1)]}),
+        lambda: moved(model, optimizer),
     ):
         try:
             attempt()
         except LaconicError as error:
             said.append((type(error), str(error)))
     return said
+
+
+def moved(model, optimizer):
+    model[0].weight.data = model[0].weight.data.clone()
+    loss_of(model, 0).backward()
+    optimizer.step()
 
 
 def test_what_cannot_be_is_refused_on_every_rank(pool):
@@ -136,6 +143,7 @@ def test_what_cannot_be_is_refused_on_every_rank(pool):
         (StateError, "the state of a plain optimiser"),
         (StateError, "the saved state is of spec 'local_sgd(every=2)'"),
         (AttachError, "add the group before"),
+        (AttachError, "the memory of 0.weight was replaced"),
     ]
     for said in pool.run(2, refused, ""):
         for (kind, text), (wanted, words) in zip(said, expected, strict=True):

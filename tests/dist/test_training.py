@@ -116,7 +116,7 @@ def test_a_strategy_goes_on_from_a_checkpoint_with_the_same_bits(pool, plan):
 
 
 def at_the_end(plan):
-    """This rank's parameters after the last step, as its own memory has them, and the model that was saved."""
+    """This rank's parameters after the last step, as in its own memory, and the model that was saved."""
     trained(plan)
     state = checkpoint.load(plan.folder / f"step-{STEPS:06d}", rank=dist.get_rank(), size=2)
     dist.barrier()

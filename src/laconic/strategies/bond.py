@@ -119,6 +119,7 @@ class ParameterBond(Bond):
         circle.own.reset()
 
     def step(self, update: Update, loss: float | None) -> None:
+        self.replica.check_views()
         if self.circle.called:
             self._regroup(self.bound.steps)
         with self._outlasting(steps=self.bound.steps + 1):
