@@ -17,7 +17,7 @@ from laconic.core.turn import Turn
 from laconic.reducers.gather import Gather
 from laconic.reducers.reducer import Reducer
 
-SIZES = (1, 2, 4, 5)
+SIZES, MANY = (1, 2, 4, 5), 8  # of so many ranks, what is quick
 HELD = ("once/server",)  # kinds of state that hold something of the mean back; others do not
 MODEL = Layout.of(
     [("a", (30, 40)), ("b", (40,)), ("gap", (333,)), ("none", (0,)), ("c", (5, 5, 5)), ("d", ())]
@@ -44,10 +44,25 @@ KEEPING = [spec for spec in EXAMPLES if parse(spec).needs_feedback and parse(spe
 every_reducer = pytest.mark.parametrize("spec", EXAMPLES)
 every_size = pytest.mark.parametrize("size", SIZES)
 every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+CASES = [pytest.param(n, LAYOUTS[key], id=f"{n}-{key}") for n in SIZES for key in LAYOUTS]
+CASES.append(pytest.param(MANY, MODEL, id=f"{MANY}-all"))
+every_case = pytest.mark.parametrize("size, layout", CASES)
+# In 16 bits the ring rounds each partial sum: 2^-11 or 2^-8 of it, size times at most. The terms of a
+# low-rank product, each rounded, can be larger than their sum.
+ROUNDING = {"sum(dtype='fp16')": 2.0**-11, "sum(dtype='bf16')": 2.0**-8, "powersgd(rank=4)": 2.0**-22}
+DENSE = (
+    "sum()",
+    "gather(dense())",
+    "gather(sparse(topk(density=1.0)))",
+    "scatter_reduce(dense())",
+    "two_level(sum(), sum(), local=1)",
+    "oktopk(density=1.0)",
+    "gtopk(density=1.0)",
+)
 
 
-def x_of(rank: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(rank)
+def x_of(rank: int, step: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + rank)
     return torch.randn(MODEL.numel, generator=generator) ** 3
 
 
@@ -96,8 +111,7 @@ def test_the_name_is_the_repr(spec):
 
 
 @every_reducer
-@every_size
-@every_layout
+@every_case
 def test_replicas_are_bit_identical_and_nothing_else_changes(spec, size, layout):
     results = play(spec, size, layout)
     for rank, (out, sent, x, _, _) in enumerate(results):
@@ -108,8 +122,7 @@ def test_replicas_are_bit_identical_and_nothing_else_changes(spec, size, layout)
 
 
 @every_reducer
-@every_size
-@every_layout
+@every_case
 def test_the_mean_and_what_was_kept_of_it_are_the_average_of_what_was_sent(spec, size, layout):
     """Where a reducer compresses the mean itself and keeps nothing, this does not hold: it says so."""
     results = play(spec, size, layout, alpha=3.0)
@@ -119,13 +132,40 @@ def test_the_mean_and_what_was_kept_of_it_are_the_average_of_what_was_sent(spec,
         total += (share / size - memory) * 3.0
         scale += (share.abs() + x.abs()) * 3.0 / size
     inside = ~outside(layout)
-    # In 16 bits the ring rounds each partial sum: 2^-11 or 2^-8 of it, size times at most. The terms of a
-    # low-rank product, each rounded, can be larger than their sum.
-    rounding = {"sum(dtype='fp16')": 2.0**-11, "sum(dtype='bf16')": 2.0**-8, "powersgd(rank=4)": 2.0**-22}
-    loose = rounding.get(spec, 2.0**-24) * size
+    loose = ROUNDING.get(spec, 2.0**-24) * size
     exact = bool(((results[0][0] - total).abs() <= loose * scale + 1e-6)[inside].all())
     assert exact or not parse(spec).exact_mean
     assert torch.equal(total[~inside], torch.zeros_like(total)[~inside])
+
+
+@every_reducer
+def test_both_laws_hold_over_several_steps_of_what_stays_behind(spec):
+    """Of three ranks, with error feedback where it is asked for: all means and what memories keep of them are
+    the average of all that was sent."""
+    layout, reducer, size, steps = LAYOUTS["with gaps"], parse(spec), 3, 5
+
+    def body(comm):
+        bound, left, means = reducer.bind(layout, comm), torch.zeros(MODEL.numel), []
+        given, shares = torch.zeros(MODEL.numel), torch.zeros(MODEL.numel)
+        for step in range(steps):
+            x, out = x_of(comm.rank, step) + left, torch.zeros(MODEL.numel)
+            sent = bound.reduce(x, layout, Turn(step, comm.rank, seed=1), out)
+            means.append(out)
+            shares = sent.add_to_(shares)
+            given += x.abs()
+            if reducer.needs_feedback:
+                left = sent.subtract_from_(x.clone())
+                left[outside(layout)] = 0.0
+        return torch.stack(means), shares / size - kept(bound.state_dict()), given + shares.abs()
+
+    results = Loopback.run(size, body)
+    means = results[0][0]
+    assert all(torch.equal(each, means) for each, _, _ in results)
+    assert bool(means.isfinite().all())
+    total, scale = (sum(result[i] for result in results) for i in (1, 2))
+    loose = ROUNDING.get(spec, 2.0**-24) * size
+    exact = bool(((means.sum(0) - total).abs() <= loose * scale + 1e-5).all())
+    assert exact or not reducer.exact_mean
 
 
 @every_reducer
@@ -140,9 +180,8 @@ def test_what_is_sent_leaves_the_memory(spec, size):
         assert torch.equal(cleared[outside(layout)], x[outside(layout)])
 
 
-@pytest.mark.parametrize("spec", ["sum()", "gather(dense())", "gather(sparse(topk(density=1.0)))"])
-@every_size
-@every_layout
+@pytest.mark.parametrize("spec", DENSE)
+@every_case
 def test_a_dense_codec_gives_the_plain_mean(spec, size, layout):
     plain = sum(x_of(rank) for rank in range(size)) / size
     inside = ~outside(layout)
@@ -169,7 +208,7 @@ def test_one_rank_that_is_not_finite_voids_all(spec, layout, size, bad):
 
 
 @every_reducer
-@every_size
+@pytest.mark.parametrize("size", [*SIZES, MANY])
 def test_payload_is_what_nbytes_says_or_less(spec, size):
     layout = LAYOUTS["with gaps"]
     for _, _, _, meter, _ in play(spec, size, layout):
