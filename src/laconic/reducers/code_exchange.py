@@ -137,7 +137,7 @@ class Server(CodeExchange):
         told = torch.cat([as_bytes(torch.tensor([gain])), self._largest(normal).wire(Segments.whole(k))])
         total = own = torch.zeros(k, dtype=torch.float64)
         for rank, wire in enumerate(comm.all_gather(told.to(device))):
-            part = part_of(wire.cpu(), base, rank)
+            part = read_part(wire.cpu(), base, rank)
             total = total + part / comm.size
             own = part if rank == comm.rank else own
         return Outcome(vector.restored(total), vector.restored(own))
@@ -155,7 +155,7 @@ class Server(CodeExchange):
         return torch.ones_like(normal).index_fill_(0, self._largest(normal).indices.long(), 0.0)
 
 
-def part_of(wire: Tensor, base: Tensor, rank: int) -> Tensor:
+def read_part(wire: Tensor, base: Tensor, rank: int) -> Tensor:
     """A rank's part p_i (K,), from its message to the servers and base = D(c)."""
     head, rest = take(wire, 4, "the gain")
     gain = float(as_numbers(head, torch.float32))
