@@ -12,12 +12,11 @@ from laconic import kernels
 from laconic.codecs.fused import Fused
 from laconic.codecs.quantiser import longest
 from laconic.core import arguments
-from laconic.core.codec import NORMAL
+from laconic.core.codec import LARGE, NORMAL
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
 from laconic.kernels.minmax import FARTHEST, LONGEST, WIDEST
 
-LARGE = 1 << 20  # elements of a tensor whose buckets are full
 ROUNDING = (1 + 2.0**-10, 2.0**-24)  # what float32 multiplies and adds, see the kernel's README
 
 

@@ -22,6 +22,7 @@ from laconic.core.spec import Spec
 from laconic.core.turn import Turn
 
 KEYS = 1 << 64
+LARGE = 1 << 20  # elements of a tensor that shows what a codec does to tensors of any size
 NORMAL = (2.0**-126, torch.finfo(torch.float32).max)  # numbers of float32 with all of their bits
 
 
@@ -40,6 +41,11 @@ class Codec(Spec):
     @abstractmethod
     def unbiased(self) -> bool:
         """Whether E[decode(encode(x))] = x, over the keys, for x in the `normal` range."""
+
+    @property
+    def lossless(self) -> bool:
+        """Whether what is decoded is what was encoded: `omega` is 0 of a large tensor."""
+        return self.omega(LARGE) == 0
 
     @property
     def needs_feedback(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from laconic.codecs.dense import Dense
-from laconic.codecs.indices.golomb import Golomb
+from laconic.codecs.indices.golomb import GOLOMB
 from laconic.codecs.selectors.ramp import Ramp
 from laconic.codecs.selectors.sampled_topk import SampledTopK
 from laconic.codecs.sparse import Sparse
@@ -25,7 +25,7 @@ from laconic.reducers.sum import Sum
 from laconic.strategies.method import Method, Route, everything, matrices, method, routes
 from laconic.strategies.sgd_momentum import SgdMomentum
 
-DENSE, GOLOMB = Dense(), Golomb()
+DENSE = Dense()
 FIRST = 0.25  # the paper's first warm-up density; each stage sends a quarter of the one before
 
 

@@ -8,7 +8,7 @@ dynamically, which belongs to federated training and is not here.
 from __future__ import annotations
 
 from laconic.codecs.hierarchy import Hierarchy
-from laconic.codecs.indices.golomb import Golomb
+from laconic.codecs.indices.golomb import GOLOMB
 from laconic.codecs.selectors.topk import TopK
 from laconic.codecs.sparse import Sparse
 from laconic.core.selector import IndexCoding
@@ -16,8 +16,6 @@ from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.reducers.gather import Gather
 from laconic.reducers.sum import Sum
 from laconic.strategies.method import Method, Route, everything, matrices, method, routes
-
-GOLOMB = Golomb()
 
 
 @method(

@@ -9,7 +9,7 @@ as they are.
 
 from __future__ import annotations
 
-from laconic.codecs.indices.golomb import Golomb
+from laconic.codecs.indices.golomb import GOLOMB
 from laconic.codecs.selectors.topk import TopK
 from laconic.codecs.signmean import SignMean
 from laconic.codecs.sparse import Sparse
@@ -21,8 +21,6 @@ from laconic.reducers.gather import Gather
 from laconic.reducers.server import Server
 from laconic.reducers.sum import Sum
 from laconic.strategies.method import Method, Route, everything, matrices, method, routes
-
-GOLOMB = Golomb()
 
 
 @method(

@@ -38,7 +38,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from laconic.codecs.indices.golomb import Golomb
+from laconic.codecs.indices.golomb import GOLOMB
 from laconic.comm.comm import Comm
 from laconic.core import arguments
 from laconic.core.errors import WireError
@@ -51,8 +51,6 @@ from laconic.reducers.bins import Bins, allot
 from laconic.reducers.reducer import BoundReducer, Reducer, Sent
 from laconic.reducers.sum import Sum
 from laconic.reducers.union import Found, average_, choices_of_all, finite, message_nbytes
-
-GOLOMB = Golomb()
 
 
 @dataclass(frozen=True, repr=False)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from laconic.codecs.indices.golomb import Golomb
+from laconic.codecs.indices.golomb import GOLOMB
 from laconic.comm.comm import Comm
 from laconic.core import arguments
 from laconic.core.errors import SpecError
@@ -32,7 +32,6 @@ from laconic.reducers.paced import Paced
 from laconic.reducers.reducer import BoundReducer, Reducer
 from laconic.reducers.sum import Sum
 
-GOLOMB = Golomb()
 BLOCKS = 1024
 
 

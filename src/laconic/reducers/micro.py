@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from laconic.codecs.indices.golomb import Golomb
+from laconic.codecs.indices.golomb import GOLOMB
 from laconic.comm.comm import Comm
 from laconic.core import arguments
 from laconic.core.layout import Layout
@@ -35,8 +35,6 @@ from laconic.reducers.paced import Paced
 from laconic.reducers.reducer import BoundReducer, Reducer
 from laconic.reducers.sum import Sum
 from laconic.reducers.union import message_nbytes
-
-GOLOMB = Golomb()
 
 
 @dataclass(frozen=True, repr=False)

@@ -38,7 +38,6 @@ from laconic.reducers.sum import DenseShare
 
 Pattern = Literal["direct", "ring", "tree"]
 ANSWER = 0xA57E  # sets the keys of the second rounding apart
-LARGE = 1 << 20  # elements of a tensor that shows whether a codec is exact
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,7 +86,7 @@ class ScatterReduce(Reducer):
 
     @property
     def exact_mean(self) -> bool:
-        return self.message.omega(LARGE) == 0
+        return self.message.lossless
 
     @property
     def unaccountable(self) -> str | None:

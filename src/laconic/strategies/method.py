@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, ParamSpec
 
-from laconic.codecs.indices.golomb import Golomb
+from laconic.codecs.indices.golomb import GOLOMB
 from laconic.codecs.sparse import Sparse
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
@@ -24,7 +24,6 @@ from laconic.reducers.sum import Sum
 from laconic.strategies.rule import Rule
 
 Arguments = ParamSpec("Arguments")
-LARGE = 1 << 20  # elements of a tensor that shows whether a codec is exact
 
 
 Takes = Callable[[Entry, Layout], bool]  # a tensor, and the layout of the whole model
@@ -167,9 +166,9 @@ def lift(spec: Any) -> Method:
         return spec
     text = repr(spec)
     if isinstance(spec, Selector):
-        spec = Sparse(spec, indices=Golomb())
+        spec = Sparse(spec, indices=GOLOMB)
     if isinstance(spec, Codec):
-        spec = Sum() if spec.omega(LARGE) == 0 else Gather(spec)
+        spec = Sum() if spec.lossless else Gather(spec)
     if not isinstance(spec, Reducer):
         raise SpecError(f"compress takes a method, codec, selector or reducer, got {text}")
     if isinstance(spec, Sum):

@@ -35,3 +35,6 @@ class Golomb(IndexCoding):
 
     def nbytes(self, k: int, n: int) -> int:
         return kernels.rice_bound(k, n)
+
+
+GOLOMB = Golomb()  # what most methods write positions by, where they are not told
