@@ -93,8 +93,10 @@ def test_state_is_saved_and_loaded_and_bytes_are_counted(pool):
 def test_edges_join_odd_and_even_ranks():
     model = Vector()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    parse("adpsgd(topology=ring())").check(4, optimizer)
-    with pytest.raises(SpecError, match="joins 0 and 4 among 5"):
-        parse("adpsgd(topology=ring())").check(5, optimizer)
+    for spec in ("adpsgd()", "adpsgd(topology=ring())", "adpsgd(topology=exponential())"):
+        for size in (2, 5, 8):
+            parse(spec).check(size, optimizer)
+    with pytest.raises(SpecError, match="no path leads from rank 0 to rank 2"):
+        parse("adpsgd(topology=graph(edges=((0, 1), (0, 2), (2, 4), (4, 1), (3, 0))))").check(5, optimizer)
     with pytest.raises(SpecError, match="the number of ranks"):
         parse("adpsgd()").check(1, optimizer)

@@ -20,6 +20,7 @@ SPECS = [
     "sgp(topology=linear())",
     "dpsgd(topology=ring())",
     "osgp(staleness=2)",
+    "adpsgd()",
     "choco(topology=ring())",
     "deepsqueeze()",
     "local_sgd(every=3)",

@@ -137,9 +137,12 @@ def test_a_part_is_made_again_after_it_was_closed(pool):
 
 def made_again_of_some():
     world = TorchComm()
-    for _ in range(4):
+    for turn in range(4):
         if world.rank < 3:
-            some = TorchComm.among([0, 1, 2], like=world)
+            some = TorchComm.among([0, 1, 2], f"some {turn}", like=world)
+            again = TorchComm.own(some.group)
+            again.split(0).close()
+            again.close()
             total = some.all_reduce(torch.tensor([some.rank])).item()
             some.close()
     return total if world.rank < 3 else None

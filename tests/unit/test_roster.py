@@ -84,15 +84,6 @@ def test_who_was_taken_for_dead_comes_back_with_the_next_generation(rosters, sto
     back.close()
 
 
-def test_members_agree_on_the_largest(rosters):
-    regrouped(rosters)
-    with ThreadPoolExecutor(3) as threads:
-        told = threads.map(lambda roster: roster.largest("count", 3 + roster.rank, 30.0), rosters)
-        assert [*told] == [5, 5, 5]
-    with pytest.raises(PeerError, match="have told their other"):
-        rosters[0].largest("other", 1, 0.1)
-
-
 def test_whoever_beats_and_never_comes_ends_the_waiting(rosters):
     with pytest.raises(PeerError, match=r"ranks \[1, 2\] beat, and did not come"):
         rosters[0].regroup(1.5)

@@ -13,6 +13,7 @@ to each. Before all_gather and all_to_all each rank tells each other one the com
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,6 +25,7 @@ from torch import Tensor
 from laconic.comm.comm import Comm, ReduceOp
 from laconic.core.errors import PeerError
 
+CHILDREN: Counter[str] = Counter()  # groups made of each group's ranks, by its name: all members count alike
 OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
@@ -47,9 +49,13 @@ class TorchComm(Comm):
         self._closed = False
 
     @classmethod
-    def among(cls, ranks: list[int], like: TorchComm) -> TorchComm:
-        """A new process group of these ranks of the world, called by them alone; as `like` in all else."""
-        return cls(like._new_group(ranks, like._waits, outsiders=True))
+    def among(cls, ranks: list[int], name: str, like: TorchComm) -> TorchComm:
+        """A new process group of these ranks of the world, called by them alone; as `like` in all else.
+
+        `name`: one that no group of these processes has had before.
+        """
+        with like._peers("new_group"):
+            return cls(named_group(name, ranks, like._backend, like._waits))
 
     @classmethod
     def own(cls, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> TorchComm:
@@ -74,10 +80,7 @@ class TorchComm(Comm):
             self._closed = True
             for part in self._parts:
                 part.close()
-            named_by_count = not self.group.group_name.isdecimal()
             dist.destroy_process_group(self.group)
-            if named_by_count and dist.is_initialized():  # one of its own: no count and no name comes back
-                self._new_group([dist.get_rank()], self._waits, outsiders=True)
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
         if x.dtype == torch.int16 and self.backends.get(x.device.type) == "gloo":
@@ -143,24 +146,20 @@ class TorchComm(Comm):
         """Whether ranks of the world are not here, and take no part in making groups."""
         return self.size < dist.get_world_size()
 
-    def _new_group(
-        self, ranks: list[int], timeout: timedelta, outsiders: bool | None = None
-    ) -> dist.ProcessGroup:
-        """torch names it by its ranks and by how many groups there are, where there are `outsiders`.
-
-        Under a name that comes back it would find the old group's addresses in the store.
-        """
-        used = set(self.backends.values())
-        # one name for all devices where there is one: torch names no default for a list, and warns at its end
+    @property
+    def _backend(self) -> str:
+        """One name for all devices where there is one: torch has none for a list, and warns at its end."""
+        names = {*self.backends.values()}
         pairs = (f"{device}:{name}" for device, name in self.backends.items())
-        backend = next(iter(used)) if len(used) == 1 else ",".join(pairs)
+        return names.pop() if len(names) == 1 else ",".join(pairs)
+
+    def _new_group(self, ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:
         with self._peers("new_group"):
-            made: dist.ProcessGroup = dist.new_group(
-                ranks,
-                timeout=timeout,
-                backend=backend,
-                use_local_synchronization=self._outsiders if outsiders is None else outsiders,
-            )
+            if self._outsiders:
+                parent = self.group.group_name
+                CHILDREN[parent] += 1
+                return named_group(f"{parent}/{CHILDREN[parent]}/{ranks[0]}", ranks, self._backend, timeout)
+            made: dist.ProcessGroup = dist.new_group(ranks, timeout=timeout, backend=self._backend)
         return made
 
     def _lengths(self, going: list[int], device: torch.device) -> list[int]:
@@ -212,3 +211,24 @@ class TorchComm(Comm):
     def _check(self, chunks: Sequence[Tensor]) -> None:
         if len(chunks) != self.size:
             raise ValueError(f"rank {self.rank}: one chunk a rank is {self.size} chunks, got {len(chunks)}")
+
+
+def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -> dist.ProcessGroup:
+    """A process group of this name, made by its ranks alone.
+
+    `dist.new_group(..., use_local_synchronization=True)` names a group by its ranks and by how many groups
+    there are: made again after it was closed it may have its old name, and find old addresses in the store.
+    """
+    c10d = dist.distributed_c10d  # what new_group calls is private, and all that takes a name
+    store, place = c10d._get_default_store(), ranks.index(dist.get_rank())
+    group, _ = c10d._new_process_group_helper(
+        len(ranks),
+        place,
+        ranks,
+        dist.Backend(backend),
+        store,
+        name,  # type: ignore[arg-type]  # torch has a type of its own for it, in some versions
+        timeout=timeout,
+    )
+    c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
+    return group  # type: ignore[no-any-return]

@@ -138,7 +138,7 @@ class ParameterBond(Bond):
     def _regroup(self, steps: int) -> None:
         """All who live begin anew at the average of their models, after as many steps as any has done."""
         old, model, began = self.bound, self.bound.salvage().clone(), self.circle.generation
-        old.close()
+        old.abandon()
         while True:
             self.circle.renew()
             with suppress(PeerError):  # another loss, in this very meeting: meet again

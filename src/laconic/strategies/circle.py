@@ -27,11 +27,11 @@ class Circle:
         self._groups = [self.aside, talking]
         self.own = Metered(talking)
         self._like, self._ranks = talking, talking.ranks  # a member's number -> its rank in the world
-        self.roster = None
+        self._name = f"laconic/{talking.group.group_name}"
+        self.roster: Roster | None = None
         if patience_s is not None:
             store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
-            name = f"laconic/{talking.group.group_name}"
-            self.roster = Roster.of(store, name, talking.rank, talking.size)
+            self.roster = Roster.of(store, self._name, talking.rank, talking.size)
 
     @property
     def lasts(self) -> bool:
@@ -66,18 +66,11 @@ class Circle:
         raise PeerError(f"no new group could be made: {error}") from error
 
     def _make(self, ranks: list[int]) -> None:
-        self._count_alike()
-        self._groups = [TorchComm.among(ranks, like=self._like) for _ in range(2)]
+        assert self.roster is not None
+        names = (f"{self._name}/{self.roster.generation}/{which}" for which in ("aside", "own"))
+        self._groups = [TorchComm.among(ranks, name, like=self._like) for name in names]
         self.aside = self._groups[0]
         self.own = self.own.over(self._groups[1])
-
-    def _count_alike(self) -> None:
-        """torch names a group by its ranks and by how many groups there are: as many here as anywhere."""
-        assert self.roster is not None and self._patience_s is not None
-        groups = dist.distributed_c10d._world.pg_names  # torch has no public count
-        most = self.roster.largest("number of groups", len(groups), timeout_s=self._patience_s)
-        while len(groups) < most:
-            TorchComm.among([dist.get_rank()], like=self._like)
 
     def _leave(self) -> None:
         for group in self._groups:

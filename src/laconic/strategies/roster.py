@@ -66,6 +66,7 @@ class Roster:
         while True:
             generation = self.generation + 1
             self._store.set(f"{generation}/here/{self.rank}", "here")
+            self._store.set(f"{generation}/called", "called")
             members = self._decided(generation, deadline)
             self.generation = generation
             if self.rank in members:
@@ -86,24 +87,10 @@ class Roster:
                 time.sleep(GLANCE_S)
         return tuple(json.loads(self._store.get(key)))
 
-    def largest(self, name: str, value: int, timeout_s: float) -> int:
-        """The largest of what all members of this generation lay down under this name, which is used once.
-
-        Raises `PeerError` where one of them does not within `timeout_s`.
-        """
-        key, deadline = f"{self.generation}/{name}", time.monotonic() + timeout_s
-        self._store.set(f"{key}/{self.rank}", str(value))
-        while not self._store.check([f"{key}/{rank}" for rank in self.members]):
-            if time.monotonic() > deadline:
-                raise PeerError(f"rank {self.rank}: not all of ranks {self.members} have told their {name}")
-            time.sleep(GLANCE_S)
-        return max(int(self._store.get(f"{key}/{rank}")) for rank in self.members)
-
     @property
     def called(self) -> bool:
         """Whether another rank waits for a new generation."""
-        keys = (f"{self.generation + 1}/here/{rank}" for rank in range(self.size))
-        return any(self._store.check([key]) for key in keys)
+        return bool(self._store.check([f"{self.generation + 1}/called"]))
 
     def close(self) -> None:
         """Beat no more."""

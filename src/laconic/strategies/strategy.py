@@ -111,4 +111,8 @@ class BoundStrategy:
         self.steps = steps
 
     def close(self) -> None:
-        """End threads. What travels still is dropped."""
+        """End threads, in agreement with the other ranks. Called by all, settled."""
+
+    def abandon(self) -> None:
+        """End threads, or let them end, of a group that has broken."""
+        self.close()

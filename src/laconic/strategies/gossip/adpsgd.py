@@ -29,8 +29,8 @@ from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.strategies.fifo import Answer, Fifo
 from laconic.strategies.gossip.messages import Message, check_wire
-from laconic.strategies.gossip.topologies.bipartite_exponential import BipartiteExponential
-from laconic.strategies.gossip.topology import Topology
+from laconic.strategies.gossip.topologies.complete import Complete
+from laconic.strategies.gossip.topology import Topology, reach
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
@@ -41,11 +41,13 @@ AVERAGE, CLOSE = 1.0, 0.0  # what a message asks for, where others have a weight
 class ADPSGD(Strategy):
     """Average in pairs without a barrier, along the edges of `topology` between odd and even ranks.
 
+    An even rank has a thread for each odd one that may ask it; those of other parity never meet.
+
     Wire, one exchange for each step of an odd rank, each way: n parameters as `wire` says, 4 or 2 bytes each,
     and 8 bytes. Which step of one rank meets which of another depends on the clock: no two runs are alike.
     """
 
-    topology: Topology = field(default_factory=BipartiteExponential)
+    topology: Topology = field(default_factory=Complete)
     wire: str = "fp32"
 
     name: ClassVar[str] = "adpsgd"
@@ -54,29 +56,28 @@ class ADPSGD(Strategy):
     examples: ClassVar[tuple[str, ...]] = ("adpsgd(wire='bf16')",)
 
     def __post_init__(self) -> None:
-        arguments.piece("adpsgd: topology", self.topology, Topology, "bipartite_exponential()")
+        arguments.piece("adpsgd: topology", self.topology, Topology, "complete()")
         check_wire(self.wire)
 
     def check(self, size: int, optimizer: Optimizer) -> None:
         super().check(size, optimizer)
         self.topology.check(size)
-        for rank in range(size):
-            alike = [other for other in neighbours(self.topology, rank, size) if (other - rank) % 2 == 0]
-            if alike:
-                raise SpecError(
-                    f"adpsgd: odd ranks ask and even ranks answer, and {self.topology!r} joins {rank} and"
-                    f" {alike[0]} among {size}: take bipartite_exponential(), linear(), or ring() on an even"
-                    " number of ranks"
-                )
+        links = [set(neighbours(self.topology, rank, size)) for rank in range(size)]
+        if lost := sorted(set(range(size)) - reach(links)):
+            raise SpecError(
+                f"adpsgd: odd ranks ask and even ranks answer, and by such edges of {self.topology!r} no path"
+                f" leads from rank 0 to rank {lost[0]}: take complete() or ring()"
+            )
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundADPSGD:
         return BoundADPSGD(self, replica, comm, seed)
 
 
 def neighbours(topology: Topology, rank: int, size: int) -> list[int]:
-    """All that a rank meets within a period, whichever of the two sends."""
+    """All of the other parity that a rank meets within a period, whichever of the two sends."""
     met = (topology.peers(rank, size, step) for step in topology.span(size))
-    return sorted({other for peers in met for other in (*peers.out, *peers.into)})
+    others = {other for peers in met for other in (*peers.out, *peers.into)}
+    return sorted(other for other in others if (other - rank) % 2)
 
 
 class BoundADPSGD(BoundStrategy):
@@ -200,6 +201,10 @@ class BoundADPSGD(BoundStrategy):
             self._asker.close()
         for thread in self._answerers:
             thread.join()
+
+    def abandon(self) -> None:
+        if self._asker is not None:
+            self._asker.end()
 
     def _tell(self, peer: int, message: Message) -> Tensor:
         self.comm.exchange({peer: message.packed}, {})

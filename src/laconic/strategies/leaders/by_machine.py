@@ -131,6 +131,10 @@ class BoundByMachine(BoundStrategy):
         if self.led is not None:
             self.led.close()
 
+    def abandon(self) -> None:
+        if self.led is not None:
+            self.led.abandon()
+
 
 def _nothing() -> None:
     """The update of a step that the whole machine skips."""

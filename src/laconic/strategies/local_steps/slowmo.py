@@ -184,3 +184,7 @@ class BoundSlowMo(BoundStrategy):
     def close(self) -> None:
         if self._base is not None:
             self._base.close()
+
+    def abandon(self) -> None:
+        if self._base is not None:
+            self._base.abandon()
