@@ -50,6 +50,7 @@ from laconic.comm.comm import Comm
 from laconic.core import arguments
 from laconic.core.errors import WireError
 from laconic.core.layout import Layout
+from laconic.core.per_layout import PerLayout
 from laconic.core.selector import check_density, kept
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
@@ -130,14 +131,14 @@ class _LearnedCode(BoundReducer):
     def __init__(self, spec: LearnedCode, layout: Layout, comm: Comm) -> None:
         self._spec = spec
         self._comm = comm
-        self._place = {name: i for i, name in enumerate(layout.names)}
-        self._ordered: dict[int, tuple[Layout, Layout]] = {}  # id of a bucket's layout -> it, and it in order
+        place = {name: i for i, name in enumerate(layout.names)}
+        self._ordered = PerLayout(lambda bucket: in_order(bucket, place))
         self._net = Trained("once/autoencoder", first_weights())
 
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
-        ordered, leader = self._in_order(layout), turn.step % self._comm.size
+        ordered, leader = self._ordered(layout), turn.step % self._comm.size
         segments = ordered.segments
         learning = turn.step < self._spec.until
         self._net.begin(turn.step)
@@ -169,13 +170,6 @@ class _LearnedCode(BoundReducer):
         segments.zero_(out)
         kernels.scatter_add_(out, segments, indices, counts, outcome.mean, alpha)
         return Chosen(segments, indices, counts, outcome.own)
-
-    def _in_order(self, layout: Layout) -> Layout:
-        """The bucket's tensors in the model's order: DDP changes theirs after its first step."""
-        if id(layout) not in self._ordered:
-            entries = sorted(layout, key=lambda entry: self._place[entry.name])
-            self._ordered[id(layout)] = layout, Layout(tuple(entries))
-        return self._ordered[id(layout)][1]
 
     def _announcement(self, x: Tensor, layout: Layout) -> Tensor:
         """The scale float32 (1,), and this rank's largest entries."""
@@ -222,3 +216,8 @@ class _LearnedCode(BoundReducer):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._net.load_state_dict(state)
+
+
+def in_order(bucket: Layout, place: Mapping[str, int]) -> Layout:
+    """The bucket's tensors in the model's order: DDP changes theirs after its first step."""
+    return Layout(tuple(sorted(bucket, key=lambda entry: place[entry.name])))

@@ -18,6 +18,7 @@ from torch import Tensor
 from laconic.comm.metered import Metered
 from laconic.core.errors import SpecError, StateError
 from laconic.core.layout import Layout
+from laconic.core.per_layout import PerLayout
 from laconic.core.turn import Turn
 from laconic.feedback.feedback import BoundFeedback, Optimised
 from laconic.feedback.no_feedback import NoFeedback
@@ -74,12 +75,12 @@ class Exchange:
         self.seconds = seconds or Seconds()
         self.dense_bytes = 0
         self._legs: list[Leg] = []
-        self._whole = method.assign(layout)
-        for route, part in zip(method.routes, self._whole, strict=True):
+        self._whole = whole = method.assign(layout)
+        for route, part in zip(method.routes, whole, strict=True):
             gain = gain_of(route, part)
             feedback = route.feedback.bind(part, optimised, comm.size)
             self._legs.append(Leg(repr(route.reducer), feedback, route.reducer.bind(part, comm), gain))
-        self._parts: dict[int, tuple[Layout, tuple[Layout, ...]]] = {}
+        self._parts = PerLayout(lambda layout: tuple(layout.named(part.names) for part in whole))
         self._settled: list[tuple[Leg, Layout]] = []
         self._owned: dict[tuple[bool, ...], frozenset[str]] = {}
 
@@ -99,7 +100,7 @@ class Exchange:
         """
         began = time.perf_counter()
         turn = Turn(self.step, self.comm.rank, self.seed)
-        legs = [(leg, part) for leg, part in zip(self._legs, self._split(layout), strict=True) if len(part)]
+        legs = [(leg, part) for leg, part in zip(self._legs, self._parts(layout), strict=True) if len(part)]
         self.comm.mark()
         corrected = [leg.feedback.correct(bucket, part, turn, 1 / scale) for leg, part in legs]
         finite = all(x is not None for x in corrected)
@@ -141,13 +142,6 @@ class Exchange:
             leg.feedback.put_back(part)
             leg.reducer.put_back(part)
         self._settled.clear()
-
-    def _split(self, layout: Layout) -> tuple[Layout, ...]:
-        known = self._parts.get(id(layout))
-        if known is None:
-            known = (layout, tuple(layout.named(part.names) for part in self._whole))
-            self._parts[id(layout)] = known
-        return known[1]
 
     def owns_momentum(self, step: int) -> frozenset[str]:
         """Names of the tensors whose momentum is applied before the exchange at this step."""
