@@ -61,7 +61,7 @@ class Exdyna(Reducer):
             raise SpecError(f"exdyna deals {BLOCKS} blocks to the ranks, got {comm.size} ranks: use micro")
         if self.density == 1:
             return Sum().bind(layout, comm)
-        return Paced(self.density, self.indices, comm, Borders.even(comm.size, BLOCKS), moving=True)
+        return Paced(self.density, self.indices, comm, Borders.even(comm.size, BLOCKS), Borders.moved)
 
     def nbytes(self, layout: Layout) -> int:
         return paced_nbytes(self.density, self.indices, layout)

@@ -67,7 +67,7 @@ class Micro(Reducer):
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         if self.density == 1:
             return Sum().bind(layout, comm)
-        return Paced(self.density, self.indices, comm, Borders.even(comm.size, comm.size), moving=False)
+        return Paced(self.density, self.indices, comm, Borders.even(comm.size, comm.size))
 
     def nbytes(self, layout: Layout) -> int:
         return paced_nbytes(self.density, self.indices, layout)

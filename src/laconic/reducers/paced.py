@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,7 @@ from laconic.reducers.reducer import BoundReducer, Sent
 from laconic.reducers.union import Found, Parts, average_, choices_of_all, finite, part_of
 
 PACE, BLOCKS = "once/pace/threshold", "once/borders/blocks"
+Move = Callable[[Borders, Sequence[int]], Borders]
 
 
 @dataclass(frozen=True)
@@ -34,17 +35,20 @@ class Told:
 
 
 class Paced(BoundReducer):
-    """Threshold and borders, the same on all ranks. They change between steps, by what the last step sent."""
+    """Threshold and borders, the same on all ranks. They change between steps, by what the last step sent.
+
+    `move`: where borders go, by how many were chosen in each part; None leaves them where they are.
+    """
 
     def __init__(
-        self, density: float, coding: IndexCoding, comm: Comm, borders: Borders, moving: bool
+        self, density: float, coding: IndexCoding, comm: Comm, borders: Borders, move: Move | None = None
     ) -> None:
         self._density = density
         self._coding = coding
         self._comm = comm
         self._pace = Pace()
         self._borders = borders
-        self._moving = moving
+        self._move = move
         self._parts = PerLayout(lambda layout: self._borders.parts(layout))
         self._step = -1  # of all that is told below
         self._told: dict[int, Told] = {}
@@ -94,7 +98,7 @@ class Paced(BoundReducer):
             self._pace = self._pace.made(torch.stack(sizes).sum(dim=0), asked)
         else:
             self._pace = self._pace.after(sum(counts), asked)
-        if self._moving and (moved := self._borders.moved(counts)) is not self._borders:
+        if self._move and (moved := self._move(self._borders, counts)) is not self._borders:
             self._borders = moved
             self._parts.clear()
 
@@ -104,7 +108,7 @@ class Paced(BoundReducer):
     def state_dict(self) -> dict[str, Tensor]:
         self._finish()
         state = {PACE: self._pace.state}
-        return {**state, BLOCKS: self._borders.state} if self._moving else state
+        return {**state, BLOCKS: self._borders.state} if self._move else state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         own = self.state_dict()
@@ -113,7 +117,7 @@ class Paced(BoundReducer):
             if key not in own or told != tuple(own[key].shape):
                 raise StateError(f"{key} has shape {told} in the saved state: it is of another method")
         self._pace = Pace.of(state[PACE])
-        if self._moving:
+        if self._move:
             self._borders = self._borders.of(state[BLOCKS])
             self._parts.clear()
 
