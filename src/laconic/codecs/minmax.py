@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from laconic.core.layout import Segments
 from laconic.core.spec import Status
 from laconic.kernels.minmax import FARTHEST, LONGEST, WIDEST
 
+Rounding = Literal["nearest", "stochastic"]
 ROUNDING = (1 + 2.0**-10, 2.0**-24)  # what float32 multiplies and adds, see the kernel's README
 
 
@@ -49,7 +50,7 @@ class MinMax(Fused):
 
     bits: int = 4
     bucket: int = 512
-    rounding: str = "nearest"
+    rounding: Rounding = "nearest"
 
     paper: ClassVar[str] = "Markov et al. 2022, arXiv:2111.08617"
     status: ClassVar[Status] = "verified"
@@ -62,7 +63,7 @@ class MinMax(Fused):
     def __post_init__(self) -> None:
         arguments.whole("minmax: bits", self.bits, 1, WIDEST)
         arguments.whole("minmax: bucket", self.bucket, 1, LONGEST)
-        arguments.choice("minmax: rounding", self.rounding, ("nearest", "stochastic"))
+        arguments.choice("minmax: rounding", self.rounding, get_args(Rounding))
 
     @property
     def unbiased(self) -> bool:

@@ -10,7 +10,7 @@ buffer, and what would fill that up); links inside a machine are treated like th
 
 from __future__ import annotations
 
-from laconic.codecs.minmax import MinMax
+from laconic.codecs.minmax import MinMax, Rounding
 from laconic.core import arguments
 from laconic.core.layout import Entry, Layout
 from laconic.reducers.adaptive_bits import AdaptiveBits
@@ -30,7 +30,7 @@ def cgx(
     bits: int = 4,
     *,
     bucket: int = 512,
-    rounding: str = "nearest",
+    rounding: Rounding = "nearest",
     pattern: Pattern = "direct",
     min_size: int = 1024,
     adapt_every: int = 0,

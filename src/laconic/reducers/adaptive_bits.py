@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
-from laconic.codecs.minmax import MinMax
+from laconic.codecs.minmax import MinMax, Rounding
 from laconic.comm.comm import Comm
 from laconic.core import arguments
 from laconic.core.codec import Codec
@@ -59,7 +59,7 @@ class AdaptiveBits(Reducer):
 
     bits: int = 4
     bucket: int = 512
-    rounding: str = "nearest"
+    rounding: Rounding = "nearest"
     pattern: Pattern = "direct"
     every: int = 100
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.codecs.fused import Fused
+from laconic.codecs.minmax import Rounding
 from laconic.core.layout import Segments
 
 
@@ -57,7 +58,7 @@ class Widths(Fused):
 
     widths: tuple[int, ...]
     bucket: int
-    rounding: str
+    rounding: Rounding
 
     name: ClassVar[str] = "minmax_of_widths"  # made by `adaptive_bits`, not from a spec string
 
