@@ -45,8 +45,9 @@ class TwoLevel(Reducer):
     """mean by `inner` inside machines and by `outer` between their leaders, the first rank of each.
 
     `local`: how many ranks in a row are a machine; 0 asks LOCAL_RANK and LOCAL_WORLD_SIZE, which `torchrun`
-    sets. `inner` keeps no state: `sum()`, or `gather` of a codec. `outer` is any reducer. Payload of a
-    leader, who sends most: that of both, and 4 bytes an element inside.
+    sets: of machines of different sizes they alone can tell. `inner` keeps no state: `sum()`, or `gather` of
+    a codec. `outer` is any reducer. Payload of a leader, who sends most: that of both, and 4 bytes an element
+    inside.
 
     >>> from laconic.core.spec import parse
     >>> parse("two_level(sum(), gather(sparse(topk(density=0.01))), local=8)")
