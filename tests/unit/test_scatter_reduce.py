@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
@@ -231,9 +231,3 @@ def test_feedback_knows_what_a_rank_has_lost_only_where_it_sends_directly() -> N
         assert parse(spec).codec() is None
         with pytest.raises(SpecError, match="each hop rounds a sum of several ranks' gradients"):
             everywhere(2, lambda comm, spec=spec: exchange_on(comm, f"error_fed({spec})"))
-
-
-def test_the_answer_is_rounded_by_keys_of_its_own() -> None:
-    """With those of the up-messages the two roundings would not be independent."""
-    turn = Turn(STEP, 0, SEED)
-    assert replace(turn, seed=mix(SEED, ANSWER)).own("w[0:512]") != turn.own("w[0:512]")
