@@ -24,7 +24,7 @@ check: setup  ## what the linters and the types say
 	$(BIN)/mypy --strict src
 
 test: check  ## all tests; a slice of the slow laws
-	$(BIN)/python -m pytest -q -m "not soak" -n logical --maxprocesses 4 --dist loadgroup
+	$(BIN)/python -m pytest -q -m "not soak" -n logical --maxprocesses 4 --dist loadfile
 
 soak: setup  ## the slow laws in full: repeats, fuzz with AddressSanitizer, kills
 	$(BIN)/python -m pytest -q -m soak

@@ -122,6 +122,7 @@ def test_ranks_that_learned_unlike_things_agree_on_rank_0() -> None:
     def play(comm: Loopback) -> tuple[torch.Tensor, torch.Tensor]:
         net = taught(Trained("once/net", first_weights()), range(comm.rank, comm.rank + 2))
         net.begin(9)
+        net.may_differ()
         own = net.weights.clone()
         net.agree(comm, torch.device("cpu"))
         return own, net.weights
