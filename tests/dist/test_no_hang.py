@@ -34,7 +34,9 @@ def check(pool, which: str, size: int, steps: int) -> None:  # type: ignore[no-u
         assert same
 
 
-@pytest.mark.parametrize(("which", "size"), [(SPECS[0], 2), (SPECS[1], 4)])
+@pytest.mark.parametrize(
+    ("which", "size"), [(SPECS[0], 2), pytest.param(SPECS[1], 4, marks=pytest.mark.soak)]
+)
 def test_many_buckets_do_not_hang(pool, which, size):
     check(pool, which, size, steps=200)
 
