@@ -25,7 +25,7 @@ from torch import Tensor
 from laconic.comm.comm import Comm, ReduceOp
 from laconic.core.errors import PeerError
 
-CHILDREN: Counter[str] = Counter()  # groups made of each group's ranks, by its name: all members count alike
+CHILDREN: Counter[str] = Counter()  # groups made of each group's ranks, by its name
 OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
@@ -131,8 +131,7 @@ class TorchComm(Comm):
         self._swap("exchange", sends, recvs)
 
     def split(self, color: int) -> TorchComm:
-        device = torch.device("cpu" if "cpu" in self.backends else next(iter(self.backends)))
-        colors = torch.cat(self.all_gather(torch.tensor([color], device=device))).tolist()
+        colors = torch.cat(self.all_gather(torch.tensor([color], device=self._home))).tolist()
         pairs = list(zip(colors, self.ranks, strict=True))
         # all of the world make all parts, as torch wants; of a smaller group only those inside can
         for made in [color] if self._outsiders else sorted(set(colors)):
@@ -140,6 +139,11 @@ class TorchComm(Comm):
             if made == color:
                 self._parts.append(TorchComm(part))
         return self._parts[-1]
+
+    @property
+    def _home(self) -> torch.device:
+        """Where this group's small tensors lie: on the host where it can."""
+        return torch.device("cpu" if "cpu" in self.backends else next(iter(self.backends)))
 
     @property
     def _outsiders(self) -> bool:
@@ -157,7 +161,8 @@ class TorchComm(Comm):
         with self._peers("new_group"):
             if self._outsiders:
                 parent = self.group.group_name
-                CHILDREN[parent] += 1
+                number = torch.tensor([CHILDREN[parent] + 1], device=self._home)
+                CHILDREN[parent] = int(self.all_reduce(number, "max"))
                 return named_group(f"{parent}/{CHILDREN[parent]}/{ranks[0]}", ranks, self._backend, timeout)
             made: dist.ProcessGroup = dist.new_group(ranks, timeout=timeout, backend=self._backend)
         return made
