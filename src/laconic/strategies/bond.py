@@ -161,7 +161,7 @@ class ParameterBond(Bond):
         mean = aside.all_reduce(model * weight).div_(float(count[0]))
         most = int(aside.all_reduce(torch.tensor([steps]), "max"))
         for each in self.replica.statistics:
-            aside.all_reduce(each.mul_(weight)).div_(float(count[0]))
+            each.copy_(aside.all_reduce(each * weight) / float(count[0]))  # whole, or as it was
         self.replica.flat.copy_(mean)
         return most
 

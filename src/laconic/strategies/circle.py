@@ -34,11 +34,6 @@ class Circle:
             self.roster = Roster.of(store, self._name, talking.rank, talking.size)
 
     @property
-    def lasts(self) -> bool:
-        """Whether the loss of a rank ends the training."""
-        return self.roster is None
-
-    @property
     def called(self) -> bool:
         """Whether another rank waits for a new circle."""
         return self.roster is not None and self.roster.called

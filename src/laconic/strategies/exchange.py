@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from laconic.comm.metered import Metered
-from laconic.core.errors import SpecError, StateError
+from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.per_layout import PerLayout
 from laconic.core.turn import Turn
@@ -25,6 +25,7 @@ from laconic.feedback.no_feedback import NoFeedback
 from laconic.reducers.reducer import BoundReducer, Sent
 from laconic.strategies.method import Method, Route
 from laconic.strategies.sparse_grads import sparse_mean
+from laconic.strategies.state import check_shapes
 from laconic.strategies.stats import Seconds
 
 
@@ -161,14 +162,7 @@ class Exchange:
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
         """Raise `StateError` unless the state has exactly the tensors of this method's memory."""
-        own = {key: tuple(value.shape) for key, value in self.state_dict().items()}
-        told = {key: tuple(value.shape) for key, value in state.items()}
-        for key in sorted(own.keys() | told.keys()):
-            if own.get(key) != told.get(key):
-                raise StateError(
-                    f"{key} has shape {told.get(key)} in the saved state, here {own.get(key)}: it is of"
-                    " another model or method"
-                )
+        check_shapes(self.state_dict(), state, "method")
 
     def load_state_dict(self, state: Mapping[str, Tensor], step: int) -> None:
         """Take memory and step count back. Raises `StateError`, with nothing changed, if a tensor differs."""

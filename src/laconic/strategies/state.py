@@ -66,6 +66,17 @@ def unlabel(state: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, 
     return {key.removeprefix(prefix): tensor for key, tensor in state["tensors"].items()}
 
 
+def check_shapes(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
+    """Raise `StateError` unless the saved state has exactly these tensors, which a `what` has made."""
+    own, told = ({key: tuple(value.shape) for key, value in each.items()} for each in (mine, saved))
+    for key in sorted(own.keys() | told.keys()):
+        if own.get(key) != told.get(key):
+            raise StateError(
+                f"{key} has shape {told.get(key)} in the saved state, here {own.get(key)}: it is of"
+                f" another model or {what}"
+            )
+
+
 def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[RankState]:
     """States for `size` ranks from the states of all ranks of a run, in rank order.
 

@@ -6,7 +6,7 @@ one rank, which owns all state and calls the optimiser's step where the strategy
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,9 +16,10 @@ from torch.optim import Optimizer
 
 from laconic.comm.comm import Comm
 from laconic.comm.metered import Metered
-from laconic.core.errors import AttachError, StateError
+from laconic.core.errors import AttachError
 from laconic.core.spec import Spec
 from laconic.strategies.replica import Replica
+from laconic.strategies.state import check_shapes
 from laconic.strategies.stats import Seconds
 
 Update = Callable[[], Any]  # the optimiser's own step
@@ -41,7 +42,7 @@ class Strategy(Spec):
         """The working object for this rank's model. Called by all ranks; may be collective."""
 
 
-class BoundStrategy:
+class BoundStrategy(ABC):
     """A strategy at work on one rank. Every rank makes the same calls, though not at the same time.
 
     `dense_bytes`: what an all-reduce of float32 gradients would have handed over until now.
@@ -60,15 +61,16 @@ class BoundStrategy:
         self.steps += 1
         self.dense_bytes += self.replica.flat.nbytes
 
+    @abstractmethod
     def step_(self, update: Update, loss: float | None) -> None:
         """What `step` does; `loss` is this rank's, where the script has told it."""
-        raise NotImplementedError
 
     def settle(self, aside: Comm) -> None:
         """Finish what is under way, so that nothing travels. Called by all ranks after as many steps each.
 
         `aside`: a group of the same ranks, on which nothing is under way.
         """
+        return
 
     def consensus(self, aside: Comm) -> Tensor:
         """The group's model, float32 (n,), the same on all ranks: here the mean. Called by all ranks.
@@ -95,14 +97,7 @@ class BoundStrategy:
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
         """Raise `StateError` unless the state has exactly the tensors of this strategy's memory."""
-        own = {key: tuple(value.shape) for key, value in self.state_dict().items()}
-        told = {key: tuple(value.shape) for key, value in state.items()}
-        for key in sorted(own.keys() | told.keys()):
-            if own.get(key) != told.get(key):
-                raise StateError(
-                    f"{key} has shape {told.get(key)} in the saved state, here {own.get(key)}: it is of"
-                    " another model or strategy"
-                )
+        check_shapes(self.state_dict(), state, "strategy")
 
     def load_state_dict(self, state: Mapping[str, Tensor], steps: int) -> None:
         """Take memory back, after `check_state`."""
@@ -112,6 +107,7 @@ class BoundStrategy:
 
     def close(self) -> None:
         """End threads, in agreement with the other ranks. Called by all, settled."""
+        return
 
     def abandon(self) -> None:
         """End threads, or let them end, of a group that has broken."""

@@ -28,7 +28,7 @@ from laconic.strategies.gossip.coded import BoundCodedGossip, CodedGossip
 from laconic.strategies.gossip.topologies.ring import Ring
 from laconic.strategies.gossip.topology import Topology
 from laconic.strategies.replica import Replica
-from laconic.strategies.strategy import Notes, Update
+from laconic.strategies.strategy import Update
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,9 +75,6 @@ class BoundCHOCO(BoundCodedGossip):
         super().adopt_(model)
         self.copy.copy_(model)
         self.around.copy_(model)
-
-    def notes(self) -> Notes:
-        return {"peers": sorted(self.shares.out)}
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"copy": self.copy, "around": self.around}

@@ -23,7 +23,7 @@ from laconic.feedback.contraction import safe_gain
 from laconic.strategies.gossip.mixing import Weights, is_regular, metropolis, uniform
 from laconic.strategies.gossip.topology import Topology
 from laconic.strategies.replica import Replica
-from laconic.strategies.strategy import BoundStrategy, Strategy
+from laconic.strategies.strategy import BoundStrategy, Notes, Strategy
 
 LENGTH = 8  # bytes, before a message whose size may vary
 
@@ -106,6 +106,9 @@ class BoundCodedGossip(BoundStrategy):
     def turn(self) -> Turn:
         """Of this step."""
         return Turn(self.steps, self.comm.rank, self.seed)
+
+    def notes(self) -> Notes:
+        return {"peers": sorted(self.shares.out)}
 
     def swap(self, wire: Tensor) -> dict[int, Tensor]:
         """Every neighbour's message, for this one."""

@@ -24,7 +24,7 @@ from laconic.strategies.gossip.coded import BoundCodedGossip, CodedGossip
 from laconic.strategies.gossip.topologies.ring import Ring
 from laconic.strategies.gossip.topology import Topology
 from laconic.strategies.replica import Replica
-from laconic.strategies.strategy import Notes, Update
+from laconic.strategies.strategy import Update
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,9 +69,6 @@ class BoundDeepSqueeze(BoundCodedGossip):
     def adopt_(self, model: Tensor) -> None:
         super().adopt_(model)
         self.error.zero_()
-
-    def notes(self) -> Notes:
-        return {"peers": sorted(self.shares.out)}
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"error": self.error}
