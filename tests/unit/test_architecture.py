@@ -27,6 +27,7 @@ FLOORS = {
     "reducers": 5,
     "strategies": 6,
     "optim": 6.5,
+    "lowbit": 6.5,
     "plan": 7,
     "methods": 8,
     "lab": 9,

@@ -1,0 +1,61 @@
+"""Rounding of activations, between ends that are measured in training and remembered for tests."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from laconic.core.turn import mix, name_key
+from laconic.lowbit.grid import Precision, straight
+
+KEPT = 0.1  # share of a running value that a batch leaves: the last batch counts for nine tenths
+
+
+class Activation(nn.Module):
+    """x (n, ...) of n examples in 2^bits values, float32 of the same shape; gradients pass straight through.
+
+    In training the ends are the means of the examples' least and greatest values, and are remembered as `low`
+    and `high`; in testing they are what was remembered, or the batch's own where nothing was. `turns` int64
+    counts the training batches: random rounding is made of it and the seed alone, so that a model which takes
+    its `state_dict` back goes on with the same bits.
+
+    >>> layer = Activation(Precision(bits=2))
+    >>> layer(torch.tensor([[0.0, 0.4, 3.0], [0.0, 1.2, 3.0]]))
+    tensor([[0., 0., 3.],
+            [0., 1., 3.]])
+    """
+
+    low: Tensor
+    high: Tensor
+    turns: Tensor
+
+    def __init__(self, precision: Precision) -> None:
+        super().__init__()
+        self.precision = precision
+        self.register_buffer("low", torch.zeros(()))
+        self.register_buffer("high", torch.zeros(()))
+        self.register_buffer("turns", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.turns += 1
+        low, high = self._ends(x.detach().float())
+        key = self.key("activation") if self.precision.rounding == "stochastic" else None
+        return straight(x.float(), low, high, self.precision.bits, key)
+
+    def key(self, name: str) -> int:
+        """Of random bits for this purpose, at this training batch."""
+        return mix(self.precision.seed, int(self.turns), name_key(name))
+
+    def _ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.training and int(self.turns):
+            return self.low, self.high
+        examples = x.reshape(len(x), -1) if x.dim() > 1 else x[None]
+        low, high = examples.amin(1).mean(), examples.amax(1).mean()
+        if self.training:
+            self.low.mul_(KEPT).add_(low, alpha=1 - KEPT)
+            self.high.mul_(KEPT).add_(high, alpha=1 - KEPT)
+        return low, high
+
+    def extra_repr(self) -> str:
+        return f"bits={self.precision.bits}, rounding={self.precision.rounding!r}"

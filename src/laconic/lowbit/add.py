@@ -1,0 +1,39 @@
+"""The sum of a residual block as a layer, so that it can be had in low bits."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from laconic.lowbit.activation import Activation
+from laconic.lowbit.grid import Precision, rounded_gradient
+
+
+class Add(nn.Module):
+    """x + y. Write a residual block with it, and `convert` makes a `QuantAdd` of it."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+
+class QuantAdd(nn.Module):
+    """Q(x) + Q(y), each between running ends of its own; the gradient of both is rounded at random.
+
+    >>> import torch
+    >>> QuantAdd(Precision(bits=8))(torch.zeros(2, 3), torch.ones(2, 3)).tolist()
+    [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    """
+
+    def __init__(self, precision: Precision) -> None:
+        super().__init__()
+        self.precision = precision
+        self.first = Activation(precision.at("first"))
+        self.second = Activation(precision.at("second"))
+
+    @classmethod
+    def of(cls, layer: Add, precision: Precision) -> QuantAdd:
+        """The same layer in low bits."""
+        return cls(precision)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        total = self.first(x) + self.second(y)
+        return rounded_gradient(total, self.precision.bits, self.first.key("gradient"))

@@ -1,0 +1,109 @@
+"""`convert`: a model as it is, to the same model in low bits."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Callable, Collection
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+
+from laconic.core.errors import AttachError
+from laconic.lowbit.add import Add, QuantAdd
+from laconic.lowbit.evonorm import EvoNormS0, RangeEvoNorm
+from laconic.lowbit.grid import Precision, Rounding
+from laconic.lowbit.layers import QuantConv2d, QuantLinear
+from laconic.lowbit.range_norm import RangeGroupNorm, RangeNorm
+
+LAYERS: dict[type, Callable[[Any, Precision], nn.Module]] = {
+    nn.Conv2d: QuantConv2d.of,
+    nn.Linear: QuantLinear.of,
+    nn.BatchNorm2d: RangeNorm.of,
+    nn.GroupNorm: RangeGroupNorm.of,
+    EvoNormS0: RangeEvoNorm.of,
+    Add: QuantAdd.of,
+}
+
+
+def convert(
+    model: nn.Module,
+    bits: int = 8,
+    *,
+    seed: int = 0,
+    rounding: Rounding = "nearest",
+    keep: Collection[str] = (),
+) -> nn.Module:
+    """A copy of the model whose Conv2d, Linear, BatchNorm2d, GroupNorm, EvoNormS0 and Add are low-bit layers.
+
+    Build the optimiser from the copy's parameters, which are float32. Layers without parameters (ReLU,
+    pooling) stay as they are; write the sums of residual blocks as `lowbit.Add`, or they stay in float32.
+    `bits`, `rounding` and `seed`: see `Precision`; give each rank a seed of its own. `keep`: names of modules
+    that stay in float32 with all that is in them. What is simulated shows what low bits do to accuracy; it
+    saves no time and no memory.
+
+    A resumed run has the same bits where it converts with the same seed and loads the model's `state_dict`,
+    which counts the batches. Raises `AttachError` for a module with parameters that has no low-bit form.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 10))
+    >>> [type(layer).__name__ for layer in convert(net)]
+    ['QuantConv2d', 'RangeNorm', 'ReLU', 'Flatten', 'QuantLinear']
+    """
+    precision = Precision(bits, rounding, seed)
+    names = dict(model.named_modules(remove_duplicate=False))
+    for name in keep:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "see model.named_modules()"
+            raise AttachError(f"keep: this model has no module {name!r}: {hint}")
+    return _converted(copy.deepcopy(model), "", precision, keep, {})
+
+
+def _converted(
+    module: nn.Module,
+    name: str,
+    precision: Precision,
+    keep: Collection[str],
+    done: dict[nn.Module, nn.Module],
+) -> nn.Module:
+    """What stands for this module: a low-bit layer, or itself with its children converted in place."""
+    if name in keep:
+        return module
+    if module not in done:
+        make = LAYERS.get(type(module))
+        done[module] = module if make is None else _layer(make, module, name, precision)
+        if make is None:
+            _refuse(module, name, precision.bits)
+            for key, child in module._modules.items():  # named_children() shows a shared one once
+                if child is not None:
+                    inside = f"{name}.{key}" if name else key
+                    setattr(module, key, _converted(child, inside, precision, keep, done))
+    return done[module]
+
+
+def _layer(
+    make: Callable[[Any, Precision], nn.Module], module: nn.Module, name: str, precision: Precision
+) -> nn.Module:
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        raise AttachError(f"{name!r} has hooks, which its low-bit layer would lose: add them after convert()")
+    tensors = [*chain(module.parameters(), module.buffers())]
+    try:
+        made = make(module, precision.at(name))
+    except AttachError as error:
+        raise AttachError(f"{name!r}: {error}") from None
+    device = tensors[0].device if tensors else torch.device("cpu")
+    return made.to(device).train(module.training)
+
+
+def _refuse(module: nn.Module, name: str, bits: int) -> None:
+    own = next(module.named_parameters(recurse=False), None)
+    if own is None:
+        return
+    known = ", ".join(kind.__name__ for kind in LAYERS)
+    way = f"keep it in float32 by keep=({name!r},)" if name else "convert its parts and build it of them"
+    raise AttachError(
+        f"{repr(name) if name else 'this model'} is a {type(module).__name__} with a parameter {own[0]!r} of"
+        f" its own, and has no {bits}-bit form; there is one of {known}: {way}"
+    )

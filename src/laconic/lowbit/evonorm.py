@@ -1,0 +1,83 @@
+"""EvoNorm: a norm and an activation in one layer, by example, with no statistics of the batch.
+
+    EvoNormS0       y = gamma x sigmoid(v x) / sqrt(var + 1e-5) + beta
+    RangeEvoNorm    y = Q(gamma) x hardsigmoid(Q(v) x) Q(scale) + Q(beta)
+
+var: of x, by example and group of channels; scale: its `range_scale` in place of 1 / sqrt(var).
+
+Liu et al. 2020, arXiv:2004.02967, and its low-bit form of Aketi et al. 2021, arXiv:2111.09389, from their
+code. A rank whose shard has few labels normalises as any other does: that is why they take it for skewed
+data. One stands for a BatchNorm2d and the ReLU after it.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from laconic.lowbit.activation import Activation
+from laconic.lowbit.grid import Precision, fitted, rounded_gradient
+from laconic.lowbit.layers import EIGHT
+from laconic.lowbit.range_scale import range_scale
+
+EPS = 1e-5
+
+
+class EvoNormS0(nn.Module):
+    """The float32 layer: x (n, c, h, w) to the same shape. Parameters `weight` gamma, `bias` beta, `v`, (c,).
+
+    >>> EvoNormS0(16)(torch.randn(2, 16, 4, 4)).shape
+    torch.Size([2, 16, 4, 4])
+    """
+
+    def __init__(self, channels: int, groups: int = 8) -> None:
+        super().__init__()
+        if channels % groups:
+            raise ValueError(f"groups must divide the channels, got {groups} groups of {channels}")
+        self.channels, self.groups = channels, groups
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.v = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias, v = (each.view(-1, 1, 1) for each in (self.weight, self.bias, self.v))
+        rows = x.reshape(len(x), self.groups, -1)
+        scale = (rows.var(-1, correction=0) + EPS).rsqrt()
+        return by_group(x * torch.sigmoid(v * x), scale) * weight + bias
+
+
+class RangeEvoNorm(nn.Module):
+    """The layer in low bits: activations, scales, gamma, beta, v, and the gradient, rounded at random.
+
+    >>> RangeEvoNorm(16)(torch.randn(2, 16, 4, 4)).shape
+    torch.Size([2, 16, 4, 4])
+    """
+
+    def __init__(self, channels: int, groups: int = 8, *, precision: Precision = EIGHT) -> None:
+        super().__init__()
+        like = EvoNormS0(channels, groups)
+        self.channels, self.groups = channels, groups
+        self.weight, self.bias, self.v = like.weight, like.bias, like.v
+        self.precision = precision
+        self.inputs = Activation(precision)
+
+    @classmethod
+    def of(cls, norm: EvoNormS0, precision: Precision) -> RangeEvoNorm:
+        """The same layer in low bits, with the same parameters."""
+        made = cls(norm.channels, norm.groups, precision=precision)
+        made.weight, made.bias, made.v = norm.weight, norm.bias, norm.v
+        return made
+
+    def forward(self, x: Tensor) -> Tensor:
+        bits = self.precision.bits
+        weight, bias, v = (fitted(each, bits).view(-1, 1, 1) for each in (self.weight, self.bias, self.v))
+        x = self.inputs(x)
+        scale = fitted(range_scale(x.reshape(len(x), self.groups, -1)), bits)
+        y = by_group(x * F.hardsigmoid(v * x), scale) * weight + bias
+        return rounded_gradient(y, bits, self.inputs.key("gradient"))
+
+
+def by_group(x: Tensor, scale: Tensor) -> Tensor:
+    """x (n, c, h, w) times scale (n, groups)."""
+    return (x.reshape(*scale.shape, -1) * scale[..., None]).view(x.shape)

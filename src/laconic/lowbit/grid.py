@@ -1,0 +1,114 @@
+"""The grid of simulated low-bit training: evenly spaced values between two ends, to nearest or at random.
+
+    s = max((high - low) / (2^bits - 1), 1e-8)
+    Q(x; low, high) = round(clip((x - low) / s, 0, 2^bits - 1)) * s + low
+
+Banner et al. 2018, arXiv:1805.11046, as in the code of Aketi et al. 2021, arXiv:2111.09389. Everything is
+float32 that takes 2^bits values: this shows what low bits do to accuracy, and saves no time and no memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function, FunctionCtx, once_differentiable
+
+from laconic import kernels
+from laconic.core import arguments
+from laconic.core.turn import mix, name_key
+
+Rounding = Literal["nearest", "stochastic"]
+LEAST = 1e-8  # of the spacing: equal ends divide by no zero
+FINE = 2.0**24  # values of the dither
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How a layer rounds. `bits`: from 2 to 8, of activations, weights and gradients.
+
+    `rounding`: of activations, also when the model is tested; the code of Aketi et al. rounds them at random
+    there too, by a slip of an argument, which 'stochastic' repeats. Weights are rounded to nearest, gradients
+    at random, always. `seed`: of all random rounding; ranks take different ones, that their errors differ.
+    """
+
+    bits: int = 8
+    rounding: Rounding = "nearest"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        arguments.whole("bits", self.bits, 2, 8)
+        arguments.choice("rounding", self.rounding, get_args(Rounding))
+        arguments.whole("seed", self.seed, most=(1 << 64) - 1)
+
+    def at(self, name: str) -> Precision:
+        """The same for the layer of this name, with random bits of its own."""
+        return replace(self, seed=mix(self.seed, name_key(name)))
+
+
+def quantise(x: Tensor, low: Tensor, high: Tensor, bits: int = 8, key: int | None = None) -> Tensor:
+    """Q(x) float32, of the shape of x; `low` and `high` have one element. `key`: rounds at random by it.
+
+    Error, for x between the ends: at most s / 2 to nearest; at random below s, and 0 on average.
+
+    >>> quantise(torch.tensor([0.0, 0.3, 0.4, 1.0, 5.0]), torch.tensor(0.0), torch.tensor(1.5), bits=2)
+    tensor([0.0000, 0.5000, 0.5000, 1.0000, 1.5000])
+    """
+    most = 2**bits - 1
+    spacing = ((high - low) / most).clamp(min=LEAST)
+    level: Tensor = ((x - low) / spacing).clamp_(0, most)
+    if key is None:
+        level.round_()
+    else:
+        whole = level.floor()
+        threshold = ((level - whole) * FINE).to(torch.int32)
+        dither = kernels.dither24(key, x.numel(), device=x.device).view(x.shape)
+        level = whole.add_(dither < threshold)
+    return level.mul_(spacing).add_(low)
+
+
+def ends(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the greatest element of x, each a tensor of no dimension."""
+    low, high = torch.aminmax(x)
+    return low, high
+
+
+def straight(x: Tensor, low: Tensor, high: Tensor, bits: int, key: int | None = None) -> Tensor:
+    """Q(x), whose gradient passes straight through to x, also where x was cut off."""
+    out: Tensor = _Straight.apply(x, low, high, bits, key)  # type: ignore[no-untyped-call]
+    return out
+
+
+def fitted(x: Tensor, bits: int) -> Tensor:
+    """Q(x) to nearest between the ends of x itself, straight through: how weights and scales are rounded."""
+    return straight(x, *ends(x.detach()), bits)
+
+
+def rounded_gradient(x: Tensor, bits: int, key: int) -> Tensor:
+    """x itself, whose gradient is rounded at random by `key`, between its own ends."""
+    out: Tensor = _RoundedGradient.apply(x, bits, key)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Straight(Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, low: Tensor, high: Tensor, bits: int, key: int | None) -> Tensor:
+        return quantise(x, low, high, bits, key)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return gradient, None, None, None, None
+
+
+class _RoundedGradient(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bits: int, key: int) -> Tensor:
+        ctx.how = (bits, key)
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return quantise(gradient, *ends(gradient), *ctx.how), None, None

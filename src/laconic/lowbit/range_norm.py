@@ -1,0 +1,111 @@
+"""Norms that measure the range of values in place of their variance, in low bits.
+
+    y = Q(gamma) (x - mean) Q(scale) + Q(beta),   x in low bits, dy rounded at random
+
+Banner et al. 2018, arXiv:1805.11046 (range batch norm), as in the code of Aketi et al. 2021. `RangeGroupNorm`
+does the same with the mean and the range of each example's groups: that one is ours.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from laconic.core.errors import AttachError
+from laconic.lowbit.activation import KEPT, Activation
+from laconic.lowbit.grid import Precision, fitted, rounded_gradient
+from laconic.lowbit.layers import EIGHT
+from laconic.lowbit.range_scale import range_scale
+
+
+class _LowBitNorm(nn.Module):
+    """Base: what comes in and goes out in low bits, and gamma `weight` and beta `bias`, (c,)."""
+
+    def __init__(self, channels: int, affine: bool, precision: Precision) -> None:
+        super().__init__()
+        self.channels = channels
+        self.precision = precision
+        self.inputs = Activation(precision)
+        self.weight = nn.Parameter(torch.ones(channels)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
+
+    def out(self, x: Tensor) -> Tensor:
+        """gamma x + beta, by channels of x (n, c, ...), whose gradient is rounded."""
+        along = (-1, *[1] * (x.dim() - 2))
+        if self.weight is not None and self.bias is not None:
+            bits = self.precision.bits
+            x = x * fitted(self.weight, bits).view(along) + fitted(self.bias, bits).view(along)
+        return rounded_gradient(x, self.precision.bits, self.inputs.key("gradient"))
+
+
+class RangeNorm(_LowBitNorm):
+    """For BatchNorm: x (n, c, ...) by the mean and the range of each channel over the batch, in 16 chunks.
+
+    Tests use running values, of which the last batch is nine tenths. Batches of skewed shards differ, and so
+    do these values: `RangeEvoNorm` has none.
+
+    >>> y = RangeNorm(3)(5 + 2 * torch.randn(64, 3, 8, 8, generator=torch.Generator().manual_seed(0)))
+    >>> bool((y.mean((0, 2, 3)).abs() < 0.01).all()), bool(((y.std((0, 2, 3)) - 1).abs() < 0.2).all())
+    (True, True)
+    """
+
+    running_mean: Tensor
+    running_scale: Tensor
+
+    def __init__(self, channels: int, affine: bool = True, *, precision: Precision = EIGHT) -> None:
+        super().__init__(channels, affine, precision)
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_scale", torch.ones(channels))
+
+    @classmethod
+    def of(cls, norm: nn.BatchNorm2d, precision: Precision) -> RangeNorm:
+        """In place of a BatchNorm2d, with its parameters and its running statistics."""
+        if norm.running_mean is None or norm.running_var is None:
+            raise AttachError(
+                "a range norm has running statistics, got BatchNorm2d(track_running_stats=False): take"
+                " GroupNorm, which needs none"
+            )
+        made = cls(norm.num_features, norm.affine, precision=precision)
+        made.weight, made.bias = norm.weight, norm.bias
+        made.running_mean.copy_(norm.running_mean)
+        made.running_scale.copy_((norm.running_var + norm.eps).rsqrt())
+        return made
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inputs(x)
+        if self.training:
+            rows = x.transpose(0, 1).flatten(1)
+            mean, scale = rows.mean(1), range_scale(rows)
+            self.running_mean.mul_(KEPT).add_(mean.detach(), alpha=1 - KEPT)
+            self.running_scale.mul_(KEPT).add_(scale.detach(), alpha=1 - KEPT)
+        else:
+            mean, scale = self.running_mean, self.running_scale
+        along = (-1, *[1] * (x.dim() - 2))
+        return self.out((x - mean.view(along)) * fitted(scale, self.precision.bits).view(along))
+
+
+class RangeGroupNorm(_LowBitNorm):
+    """For GroupNorm: x (n, c, ...) by the mean and the range of each example's groups. No batch statistics.
+
+    >>> RangeGroupNorm(2, 4)(torch.randn(3, 4, 8, 8)).shape
+    torch.Size([3, 4, 8, 8])
+    """
+
+    def __init__(
+        self, groups: int, channels: int, affine: bool = True, *, precision: Precision = EIGHT
+    ) -> None:
+        super().__init__(channels, affine, precision)
+        self.groups = groups
+
+    @classmethod
+    def of(cls, norm: nn.GroupNorm, precision: Precision) -> RangeGroupNorm:
+        """In place of a GroupNorm, with its parameters."""
+        made = cls(norm.num_groups, norm.num_channels, norm.affine, precision=precision)
+        made.weight, made.bias = norm.weight, norm.bias
+        return made
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inputs(x)
+        rows = x.reshape(len(x), self.groups, -1)
+        scale = fitted(range_scale(rows), self.precision.bits)
+        return self.out(((rows - rows.mean(-1, keepdim=True)) * scale[..., None]).view(x.shape))
