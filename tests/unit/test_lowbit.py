@@ -157,7 +157,7 @@ def test_one_backward_gives_both_gradients_of_a_dense_layer() -> None:
         F.linear,
         straight(other, low, high, 3),
         fitted(weight, 3),
-        fitted(layer.bias, 3),
+        fitted(layer.bias.detach(), 3),
         layer.inputs.key("gradient"),
         3,
     )
@@ -201,7 +201,7 @@ def test_a_sum_rounds_both_parts_and_the_gradient() -> None:
 def test_the_range_constant_is_known_and_makes_a_deviation_of_a_range(m: int, c: float) -> None:
     assert range_constant(m) == pytest.approx(c, abs=5e-4)
     scale = range_scale(3.0 * normal(8, 16 * m))  # 16 chunks of m
-    assert 1.03 < float(3 * scale.mean()) < 1.15
+    assert 1.0 < float(3 * scale.mean()) < 1.15
 
 
 def test_chunks_divide_and_hold_two_values_or_more() -> None:
@@ -253,7 +253,7 @@ def test_norms_by_example_see_no_other_example(make) -> None:
 
 def test_range_group_norm_is_near_group_norm() -> None:
     x = 1 + 2 * normal(8, 4, 16, 16)
-    near, exact = RangeGroupNorm(2, 4)(x), nn.GroupNorm(2, 4)(x)
+    near, exact = (norm(2, 4)(x).detach() for norm in (RangeGroupNorm, nn.GroupNorm))
     share = float((near * exact).mean() / exact.square().mean())
     assert share == pytest.approx(1.17, abs=0.05)  # what the constant gives chunks of 32 values
     assert float((near / share - exact).square().mean()) < 0.02

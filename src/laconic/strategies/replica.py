@@ -6,6 +6,9 @@ copied back into it. The parameters stay the same objects, so the optimiser and 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import groupby
+
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -63,6 +66,13 @@ class Replica:
         """Each parameter's part of flat (n,), in its shape."""
         parts = zip(self.layout, self.layout.segments.views(flat), strict=True)
         return {entry.name: part.view(entry.shape) for entry, part in parts}
+
+    def rates(self, optimizer: Optimizer) -> Iterator[tuple[float, slice]]:
+        """Ranges of `flat` with their present learning rates; 0 for what the optimiser does not hold."""
+        held = {each: float(group["lr"]) for group in optimizer.param_groups for each in group["params"]}
+        for rate, run in groupby(self.layout, lambda entry: held.get(self.parameters[entry.name], 0.0)):
+            entries = list(run)
+            yield rate, slice(entries[0].offset, entries[-1].offset + entries[-1].numel)
 
     def check_views(self) -> None:
         """Raise `AttachError` where a parameter has been given memory of its own."""

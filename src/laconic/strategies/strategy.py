@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import fields
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +29,12 @@ Notes = dict[str, Any]  # plain numbers and lists, for a line of events.jsonl
 
 class Strategy(Spec):
     """Base of every strategy that keeps replicas together by their parameters."""
+
+    @property
+    def owns_momentum(self) -> bool:
+        """Whether it keeps the momentum, or a strategy in it does: the optimiser is then SGD without."""
+        inside = (getattr(self, each.name) for each in fields(cast(Any, self)))
+        return any(each.owns_momentum for each in inside if isinstance(each, Strategy))
 
     def check(self, size: int, optimizer: Optimizer) -> None:
         """Raise `SpecError` or `AttachError` where this many ranks, or this optimiser, will not do."""

@@ -13,9 +13,8 @@ is its own way from that x.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from typing import ClassVar
 
 import torch
@@ -112,7 +111,7 @@ class BoundSlowMo(BoundStrategy):
 
     def _slow_step(self) -> None:
         way = self._way()
-        for rate, part in self._rates():
+        for rate, part in self.replica.rates(self._optimizer):
             step, u = way[part], self.momentum[part]
             step.add_(u, alpha=self.config.beta * rate)  # gamma u: defined at rate 0 too
             if rate:
@@ -139,15 +138,6 @@ class BoundSlowMo(BoundStrategy):
         if not bool(way.isfinite().all()):
             raise NonFiniteError("the average of all ranks is not finite: the training has diverged")
         return way
-
-    def _rates(self) -> Iterator[tuple[float, slice]]:
-        """Ranges of the flat model with their learning rates; 0 for what the optimiser does not hold."""
-        groups = self._optimizer.param_groups
-        rates = {parameter: float(group["lr"]) for group in groups for parameter in group["params"]}
-        own = self.replica.parameters
-        for rate, run in groupby(self.replica.layout, lambda entry: rates.get(own[entry.name], 0.0)):
-            entries = list(run)
-            yield rate, slice(entries[0].offset, entries[-1].offset + entries[-1].numel)
 
     def settle(self, aside: Comm) -> None:
         if self._base is not None:

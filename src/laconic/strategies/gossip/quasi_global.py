@@ -1,0 +1,151 @@
+"""Quasi-global momentum: a momentum along the way that a rank's model goes, gossip included.
+
+    u = (x - SGD's step from x) / lr               the gradient, with weight decay
+    x' = x - lr (u + mu (mu m + u))                nesterov; else x - lr (u + mu m)
+    x'' = base strategy's gossip from x'
+    m <- mu m + (1 - mu) (x - x'') / lr            lr: the optimiser's learning rate, as it is now
+
+Lin et al. 2021, arXiv:2102.04761 [recalled], as in the code of Aketi et al. 2021, arXiv:2111.09389. On skewed
+shards each rank's own gradients pull apart; m, which has seen the neighbours' models, pulls less. Where all
+gradients are equal, the steps are as long as those of plain momentum mu, g / (1 - mu).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+from laconic.comm.comm import Comm
+from laconic.comm.metered import Metered
+from laconic.core import arguments
+from laconic.core.errors import AttachError, SpecError
+from laconic.core.spec import Status
+from laconic.strategies.gossip.adpsgd import ADPSGD
+from laconic.strategies.gossip.dpsgd import DPSGD
+from laconic.strategies.replica import Replica
+from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
+
+BASE = "base/"  # leads the base strategy's keys in the state
+
+
+@dataclass(frozen=True, repr=False)
+class QuasiGlobal(Strategy):
+    """Momentum `momentum` over the gossip of `base`, in place of that of the optimiser, a plain SGD.
+
+    Wire: what `base` sends. Memory: m, n float32, and 2 n inside a step. A step that a GradScaler skips has
+    u = 0; at learning rate 0, m only decays. `momentum=0`: the base strategy alone, with any optimiser.
+    """
+
+    base: Strategy = field(default_factory=DPSGD)
+    momentum: float = 0.9
+    nesterov: bool = True
+
+    name: ClassVar[str] = "quasi_global"
+    paper: ClassVar[str] = "Lin et al. 2021, arXiv:2102.04761"
+    status: ClassVar[Status] = "verified"
+    examples: ClassVar[tuple[str, ...]] = ("quasi_global(deepsqueeze())",)
+
+    def __post_init__(self) -> None:
+        arguments.piece(f"{self.name}: base", self.base, Strategy, "dpsgd()")
+        arguments.number(f"{self.name}: momentum", self.momentum, least=0, below=1)
+        arguments.flag(f"{self.name}: nesterov", self.nesterov)
+        if isinstance(self.base, ADPSGD):
+            raise SpecError(
+                "quasi_global measures the way of each step, and adpsgd moves the model between steps too:"
+                " take base=dpsgd() or sgp()"
+            )
+
+    @property
+    def owns_momentum(self) -> bool:
+        return self.momentum > 0
+
+    def check(self, size: int, optimizer: Optimizer) -> None:
+        super().check(size, optimizer)
+        if self.owns_momentum:
+            check_plain(self, optimizer)
+        self.base.check(size, optimizer)
+
+    def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundQuasiGlobal:
+        return BoundQuasiGlobal(self, replica, optimizer, comm, seed)
+
+
+class BoundQuasiGlobal(BoundStrategy):
+    """Quasi-global momentum at work on one rank. `momentum` m float32 (n,), at first 0."""
+
+    def __init__(
+        self, config: QuasiGlobal, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int
+    ) -> None:
+        super().__init__(replica, comm)
+        self.config = config
+        self.momentum = torch.zeros_like(replica.flat)
+        self._optimizer = optimizer
+        self._base = config.base.bind(replica, optimizer, comm, seed)
+        self.seconds = self._base.seconds
+
+    def step_(self, update: Update, loss: float | None) -> None:
+        began, mu = self.replica.flat.clone(), self.config.momentum
+        self._base.step(lambda: self._update_(update), loss)
+        way = began.sub_(self.replica.flat)
+        self.momentum.mul_(mu)
+        for rate, part in self.replica.rates(self._optimizer):
+            if rate:
+                self.momentum[part].add_(way[part], alpha=(1 - mu) / rate)
+
+    def _update_(self, update: Update) -> None:
+        """SGD's step, lr u, and momentum's; of the parameters as the base strategy has them here."""
+        x, mu = self.replica.flat, self.config.momentum
+        here = x.clone()
+        update()
+        step = here.sub_(x)
+        if self.config.nesterov:
+            x.sub_(step, alpha=mu)
+        further = mu * mu if self.config.nesterov else mu
+        for rate, part in self.replica.rates(self._optimizer):
+            x[part].sub_(self.momentum[part], alpha=further * rate)
+
+    def settle(self, aside: Comm) -> None:
+        self._base.settle(aside)
+
+    def consensus(self, aside: Comm) -> Tensor:
+        return self._base.consensus(aside)
+
+    def salvage(self) -> Tensor:
+        return self._base.salvage()
+
+    def adopt_(self, model: Tensor) -> None:
+        self._base.adopt_(model)
+
+    def notes(self) -> Notes:
+        return self._base.notes()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        base = {BASE + key: value for key, value in self._base.state_dict().items()}
+        return {"momentum": self.momentum} | base
+
+    def load_state_dict(self, state: Mapping[str, Tensor], steps: int) -> None:
+        self.momentum.copy_(state["momentum"])
+        part = {key.removeprefix(BASE): value for key, value in state.items() if key.startswith(BASE)}
+        self._base.load_state_dict(part, steps)
+        self.steps = steps
+
+    def close(self) -> None:
+        self._base.close()
+
+    def abandon(self) -> None:
+        self._base.abandon()
+
+
+def check_plain(strategy: Strategy, optimizer: Optimizer) -> None:
+    """Raise `AttachError` unless the optimiser is SGD without a momentum of its own."""
+    own = max((float(group.get("momentum", 0)) for group in optimizer.param_groups), default=0.0)
+    if not isinstance(optimizer, SGD) or own:
+        got = f"SGD(momentum={own:g})" if isinstance(optimizer, SGD) else type(optimizer).__name__
+        raise AttachError(
+            f"{strategy!r} keeps the momentum itself, over a plain torch.optim.SGD, got {got}: build"
+            " SGD(parameters, lr=...), or take momentum=0 in the spec, which leaves it to the optimiser"
+        )
