@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -56,6 +58,34 @@ def test_a_resumed_run_has_the_same_bits_and_ends_alike(pool, spec):
         assert not apart
         assert finished
         assert notes["rounds"] >= 2
+
+
+def at_paces_of_their_own():
+    """Train for a while, rank 0 slowly. Its state may be saved on the way; steps, rounds, the model."""
+    model, optimizer = pair("lsgd(every=4, local_every=4, local=1, count='total')")
+    steps = 0
+    for until in (2, 4):  # meetings
+        while optimizer.notes().get("rounds", 0) < until:
+            go(model, optimizer, range(steps, steps + 1))
+            steps += 1
+            time.sleep(0.1 if dist.get_rank() == 0 else 0.001)
+        saved = optimizer.state_dict()  # by all ranks, each after a number of steps of its own
+        optimizer.load_state_dict(saved)
+    rounds = optimizer.notes()["rounds"]
+    go(model, optimizer, range(steps, steps + dist.get_rank()))
+    optimizer.finish()
+    end = agree(model), steps, rounds, optimizer.stats().steps
+    optimizer.remove()
+    return end
+
+
+def test_a_slow_rank_does_fewer_steps_and_ranks_end_as_they_like(pool):
+    found = pool.run(3, at_paces_of_their_own)
+    assert all(alike for alike, *_ in found)
+    assert [rounds for *_, rounds, _ in found] == [4, 4, 4]
+    assert sum(steps for _, steps, *_ in found) == 4 * 3 * 4
+    assert found[0][1] < min(found[1][1], found[2][1])
+    assert [counted - steps for _, steps, _, counted in found] == [0, 1, 2]
 
 
 def silent(told_by):

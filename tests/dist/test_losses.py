@@ -25,8 +25,11 @@ SPECS = [
     "deepsqueeze()",
     "local_sgd(every=3)",
     "slowmo(every=3)",
+    "slowmo(every=3, base=sgp())",
+    "slowmo(every=3, base=adpsgd())",
     "diloco(every=3, update=minmax(bits=8))",
     "lsgd(every=4, local_every=2, local=1)",
+    "lsgd(every=4, local_every=2, local=1, count='total')",
     "easgd(every=3)",
 ]
 

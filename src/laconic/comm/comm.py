@@ -13,6 +13,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from laconic.comm.counter import Counter
+
 ReduceOp = Literal["sum", "max", "min"]
 
 
@@ -49,3 +51,7 @@ class Comm(ABC):
     @abstractmethod
     def split(self, color: int) -> Comm:
         """The group of the ranks that give the same color, ranked as here. Called by all."""
+
+    @abstractmethod
+    def counter(self) -> Counter:
+        """A number that this group shares, from 0, another one at each call. Called by all."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from laconic.comm.comm import Comm, ReduceOp
+from laconic.comm.counter import Counter, SharedCounter
 from laconic.core.errors import PeerError
 
 T = TypeVar("T")
@@ -105,6 +106,12 @@ class Loopback(Comm):
             return Loopback(room, peers.index(self.rank))
 
         return self._share("split", (color, {}), take)
+
+    def counter(self) -> Counter:
+        def take(given: list[Counter]) -> Counter:
+            return given[0]
+
+        return self._share("counter", SharedCounter(), take)
 
     def _share(self, name: str, given: Any, take: Callable[[list[Any]], T]) -> T:
         """Lay down `given`, and take from what all ranks have laid down."""

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from laconic.comm import link
 from laconic.comm.comm import Comm, ReduceOp
+from laconic.comm.counter import Counter
 from laconic.comm.link import Link, Messages
 
 
@@ -152,6 +153,10 @@ class Metered(Comm):
 
     def split(self, color: int) -> Metered:
         return self.over(self.comm.split(color))
+
+    def counter(self) -> Counter:
+        """The Comm's own: what its questions cost is not counted."""
+        return self.comm.counter()
 
     def over(self, comm: Comm) -> Metered:
         """Another Comm that is counted here too."""

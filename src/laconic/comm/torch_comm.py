@@ -13,7 +13,7 @@ to each. Before all_gather and all_to_all each rank tells each other one the com
 
 from __future__ import annotations
 
-from collections import Counter
+import collections
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,9 +23,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic.comm.comm import Comm, ReduceOp
+from laconic.comm.counter import Counter, StoreCounter
 from laconic.core.errors import PeerError
 
-CHILDREN: Counter[str] = Counter()  # groups made of each group's ranks, by its name
+CHILDREN: collections.Counter[str] = collections.Counter()  # groups made of each group's ranks, by its name
+COUNTERS: collections.Counter[str] = collections.Counter()  # counters made in each group, by its name
 OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
@@ -139,6 +141,13 @@ class TorchComm(Comm):
             if made == color:
                 self._parts.append(TorchComm(part))
         return self._parts[-1]
+
+    def counter(self) -> Counter:
+        """In the store of the default process group."""
+        name = self.group.group_name
+        COUNTERS[name] += 1
+        store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
+        return StoreCounter(store, f"laconic/{name}/counter/{COUNTERS[name]}")
 
     @property
     def _home(self) -> torch.device:

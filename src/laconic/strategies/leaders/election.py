@@ -37,14 +37,17 @@ class Losses:
         return int(self.told[0] - self.told[1])
 
 
-def poll(comm: Comm, losses: Losses, x: Tensor) -> list[float]:
+def poll(comm: Comm, losses: Losses, x: Tensor, resting: bool = False) -> list[float]:
     """Every rank's mean loss in rank order, and inf for one that is not finite. Called by all ranks.
+
+    `resting`: this rank has done no step since the last election, and need not have told a loss.
 
     Wire: 24 bytes a rank. Raises, on every rank alike, `AttachError` where a rank has told no loss since the
     last election, and `NonFiniteError` where the parameters x (n,) of one, or the losses of all, are not
     finite.
     """
-    mine = [losses.mean(), losses.fresh(), float(x.isfinite().all())]
+    fresh = math.inf if resting else losses.fresh()
+    mine = [losses.mean(), fresh, float(x.isfinite().all())]
     answers = comm.all_gather(torch.tensor(mine, dtype=torch.float64, device=x.device))
     heard = [answer.tolist() for answer in answers]
     losses.told[1] = losses.told[0]

@@ -12,12 +12,13 @@
     paper   g_comm   l_comm        p2     p1           c2    c1          avg_size
     here    every    local_every   pull   local_pull   mix   local_mix   average
 
-Teng et al. 2019, arXiv:1905.10395; order and constants as in the authors' code. Here ranks meet after as many
-steps each; there a server counts the steps of all, so that fast workers do more of them.
+Teng et al. 2019, arXiv:1905.10395; order and constants as in the authors' code. There a server counts the
+steps of all, so that fast workers do more of them: that is count='total', and `periods` says how it differs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,6 +33,7 @@ from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.spec import Status
 from laconic.strategies.leaders.election import Losses, elect, poll
+from laconic.strategies.leaders.periods import EachPeriods, Periods, TotalPeriods
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
@@ -45,8 +47,14 @@ class LSGD(Strategy):
     judged; 0 takes as many as `local_every`. The script tells each step's loss, by
     `optimizer.note_loss(loss)` or `optimizer.step(closure)`. The group's model is the mean of all ranks.
 
+    `count='each'`: a meeting comes when every rank has done that many steps. 'total': when all ranks together
+    have done that many times their number, a fast one more of them than a slow one; each waits for no more
+    than the step that the slowest is in. Which rank does which step then depends on the clock, and no two
+    runs are alike, nor like one with 'each'. Ranks may end after different numbers of steps.
+
     Wire: at each meeting 24 bytes to each rank; a leader broadcasts n float32, 4 n bytes, to its machine, the
-    global one to all. Memory: n float32 for each leader's copy.
+    global one to all. 'total' asks the store for a number at each step, and sums up 16 bytes at each meeting.
+    Memory: n float32 for each leader's copy.
     """
 
     every: int = 16
@@ -57,11 +65,15 @@ class LSGD(Strategy):
     local_mix: float = 0.1
     local: int = 0
     average: int = 0
+    count: str = "each"
 
     name: ClassVar[str] = "lsgd"
     paper: ClassVar[str] = "Teng et al. 2019, arXiv:1905.10395"
     status: ClassVar[Status] = "verified"
-    examples: ClassVar[tuple[str, ...]] = ("lsgd(every=64, local_every=16, local=4)",)
+    examples: ClassVar[tuple[str, ...]] = (
+        "lsgd(every=64, local_every=16, local=4)",
+        "lsgd(every=64, local_every=16, local=4, count='total')",
+    )
 
     def __post_init__(self) -> None:
         arguments.whole("lsgd: every", self.every, 1)
@@ -70,6 +82,7 @@ class LSGD(Strategy):
             arguments.number(f"lsgd: {name}", getattr(self, name), least=0, most=1)
         arguments.whole("lsgd: local", self.local)
         arguments.whole("lsgd: average", self.average)
+        arguments.choice("lsgd: count", self.count, ("each", "total"))
         if self.every % self.local_every:
             raise SpecError(
                 f"lsgd: every must be a multiple of local_every={self.local_every}, as the global leader is"
@@ -131,7 +144,11 @@ class BoundLSGD(BoundStrategy):
         if 1 < len(set(homes)) < comm.size:
             mates = [rank for rank, home in enumerate(homes) if home == own]
             self.local_leader = Leader.start(comm.split(own), mates, replica.flat)
-        self._period = config.every if self.local_leader is None else config.local_every
+        length = config.every if self.local_leader is None else config.local_every
+        self._global_every = config.every // length  # meetings
+        self.periods: Periods = (
+            EachPeriods(length) if config.count == "each" else TotalPeriods(length, comm, replica.flat.device)
+        )
 
     def step_(self, update: Update, loss: float | None) -> None:
         config, x = self.config, self.replica.flat
@@ -141,19 +158,30 @@ class BoundLSGD(BoundStrategy):
         x.lerp_(self.leader.copy, config.pull / config.every)
         if self.local_leader is not None:
             x.lerp_(self.local_leader.copy, config.local_pull / config.local_every)
-        if (self.steps + 1) % self._period == 0:
+        with self.comm.phase("periods"):
+            meets = self.periods.step(self.steps + 1)
+        if meets:
             self._meet()
 
-    def _meet(self) -> None:
+    def _meet(self, resting: bool = False) -> None:
         config, x = self.config, self.replica.flat
         with self.comm.phase("election"):
-            scores = poll(self.comm, self.losses, x)
+            scores = poll(self.comm, self.losses, x, resting)
         if self.local_leader is not None:
             with self.comm.phase("local leader"):
                 self.local_leader.follow_(x, scores, config.local_mix)
-        if (self.steps + 1) % config.every == 0:
+        if self.periods.met % self._global_every == 0:
             with self.comm.phase("leader"):
                 self.leader.follow_(x, scores, config.mix)
+
+    def settle(self, aside: Comm) -> None:
+        """Others may still step, and meet: until they are done too, this rank is at their meetings."""
+        while self.periods.rest():
+            self._meet(resting=True)
+
+    def consensus(self, aside: Comm) -> Tensor:
+        self.settle(aside)
+        return super().consensus(aside)
 
     def adopt_(self, model: Tensor) -> None:
         super().adopt_(model)
@@ -166,10 +194,14 @@ class BoundLSGD(BoundStrategy):
 
     def notes(self) -> Notes:
         leaders = {key: int(leader.rank) for key, leader in self._leaders().items()}
-        return {"rounds": self.steps // self._period, "loss": self.losses.mean()} | leaders
+        return {"rounds": self.periods.met, "loss": self.losses.mean()} | leaders
 
     def state_dict(self) -> dict[str, Tensor]:
         state = {"losses/window": self.losses.window, "losses/told": self.losses.told}
         for key, leader in self._leaders().items():
             state |= {f"{key}/copy": leader.copy, f"{key}/rank": leader.rank}
-        return state
+        return state | self.periods.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor], steps: int) -> None:
+        super().load_state_dict(state, steps)
+        self.periods.load_state_dict(state, steps)
