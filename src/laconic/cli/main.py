@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from laconic.cli.console import errors
 from laconic.cli.doctor import doctor
+from laconic.cli.lab import lab
 from laconic.cli.methods import methods
 from laconic.cli.run import PASS_THROUGH, run
 from laconic.cli.topology import topology
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command(context_settings=PASS_THROUGH)(run)
+app.command(context_settings=PASS_THROUGH)(lab)
 app.command()(methods)
 app.command()(topology)
 app.command()(doctor)

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.report.html import ratio
-from laconic.report.summary import Row
+from laconic.report.summary import Row, counted
 
 HEADS = ("accuracy %", "test loss", "MB a step", "smaller", "wire MB", "step ms")
 SPARSE = 0.001  # share of zero weights from which they are worth a column
@@ -43,3 +43,5 @@ def print_summary(console: Console, rows: list[Row]) -> None:
             "means over seeds ± standard error; smaller: than dense float32.",
             style="dim",
         )
+    if told := counted(rows):
+        console.print(told, style="dim", markup=False)

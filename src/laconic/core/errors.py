@@ -8,6 +8,7 @@
     +-- DataError       (ValueError)       a data set that is missing or unreadable
     +-- NonFiniteError  (ArithmeticError)  a step whose gradients hold NaN or Inf was about to be applied
     +-- PeerError       (RuntimeError)     another rank failed, died or disagrees
+    +-- LabError        (RuntimeError)     this machine cannot emulate a network, or an emulated host failed
 
 Each message names the value, the limit and the way out.
 """
@@ -45,3 +46,7 @@ class NonFiniteError(LaconicError, ArithmeticError):
 
 class PeerError(LaconicError, RuntimeError):
     """Another rank failed, died or disagrees."""
+
+
+class LabError(LaconicError, RuntimeError):
+    """This machine cannot emulate a network, or what ran on an emulated host failed."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from laconic.report.curves import Curve, accuracy_by_step, consensus_by_step, loss_by_megabyte, loss_by_step
 from laconic.report.series import MethodSeries, Run
-from laconic.report.summary import Row
+from laconic.report.summary import Row, counted
 from laconic.report.together import together
 
 REPORT = "report.html"
@@ -45,7 +45,7 @@ def write_report(folder: Path, run: Run, rows: list[Row], interrupted: str | Non
     page = (files("laconic.report") / "page.html").read_text(encoding="utf-8")
     parts = {
         "@@TITLE@@": html.escape(f"{run.config['name']}: {run.config['title']}"),
-        "@@LEDE@@": html.escape(lede(run)),
+        "@@LEDE@@": html.escape(f"{lede(run)} {counted(rows)}".rstrip()),
         "@@NOTICE@@": f'<p class="notice">{html.escape(interrupted)}</p>' if interrupted else "",
         "@@TABLE@@": table(rows),
         "@@TOGETHER@@": together(run),

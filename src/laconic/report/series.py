@@ -44,6 +44,7 @@ class SeedSeries:
     optimiser: str  # its name and its highest rate; "" where the events do not say
     consensus: Array  # at each evaluation, how far ranks were from their average, as a share of its norm
     notes: Notes
+    counted: Array  # in a lab, bytes that each host's interface has sent, with all headers
 
     def __getitem__(self, name: str) -> Array:
         return self.values[name]
@@ -103,9 +104,12 @@ def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
     steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
     evals: dict[int, list[dict[str, Any]]] = defaultdict(list)
     optimiser = ""
+    counted: list[int] = []
     for event in events:
         if event["kind"] == "start":
             optimiser = f"{event['optimiser']} {event['lr']:g}"
+        elif event["kind"] == "interface":
+            counted.append(event["sent"])
         elif event["kind"] in ("step", "eval"):
             (steps if event["kind"] == "step" else evals)[event["step"]].append(event)
     done, measured = sorted(steps), sorted(evals)
@@ -126,4 +130,5 @@ def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
         optimiser=optimiser,
         consensus=np.array([evals[step][0].get("consensus", 0.0) for step in measured], dtype=np.float64),
         notes=read_notes(event for step in done for event in steps[step]),
+        counted=np.array(counted, dtype=np.float64),
     )

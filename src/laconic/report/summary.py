@@ -69,6 +69,7 @@ class Row:
     zeros: float = 0.0
     optimiser: str = ""
     consensus: float = 0.0
+    counted_mb: float = 0.0
 
 
 def summarise(run: Run) -> list[Row]:
@@ -83,6 +84,12 @@ def summarise(run: Run) -> list[Row]:
         replace(row, against_first=first.payload_mb / row.payload_mb if row.payload_mb else math.inf)
         for row in rows
     ]
+
+
+def counted(rows: list[Row]) -> str:
+    """What interfaces have counted in a lab, in a sentence; "" elsewhere."""
+    told = [f"{row.counted_mb:.4g} MB with {row.spec}" for row in rows if row.counted_mb]
+    return f"Interfaces of hosts counted {', '.join(told)}: sent by one, in all, with tests." if told else ""
 
 
 def write_summary(folder: Path, run: Run, rows: list[Row], interrupted: str | None) -> None:
@@ -119,6 +126,8 @@ def _row(method: MethodSeries) -> Row:
         zeros=last_mean([seed.zeros for seed in method.seeds]),
         optimiser=method.seeds[0].optimiser,
         consensus=last_mean([seed.consensus for seed in method.seeds]),
+        counted_mb=float(np.mean([seed.counted.mean() if len(seed.counted) else 0 for seed in method.seeds]))
+        / MB,
     )
 
 

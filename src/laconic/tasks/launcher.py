@@ -25,6 +25,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public; 
 
 from laconic.core.errors import LaconicError, PeerError
 from laconic.strategies.distribute import strategy_or_method
+from laconic.tasks.place import Hosts
 from laconic.tasks.plan import Event, Plan
 from laconic.tasks.training import train_rank
 
@@ -171,24 +172,24 @@ def _told(rank: int, error: Exception) -> Event:
     }
 
 
-def place_of(rank: int, size: int) -> dict[str, str]:
-    """What torchrun tells a process in its environment: here all are on one machine."""
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    return {name: str(value) for name, value in place.items()}
-
-
 def work(plan: Plan, rank: int, port: int, pipe: Connection) -> None:
     """The body of one worker process."""
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches all processes; the launcher ends the workers
     torch.set_num_threads(plan.threads)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    os.environ.update(place_of(rank, plan.workers))
+    hosts = Hosts.here()
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", hosts.interface)
+    os.environ.update(hosts.environment(rank, plan.workers))
     try:
-        store = TCPStore("127.0.0.1", port, timeout=TIMEOUT)
+        hosts.enter(rank, plan.workers)
+        before = hosts.counted(rank, plan.workers)
+        store = TCPStore(hosts.addresses[0], port, timeout=TIMEOUT)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=plan.workers, timeout=TIMEOUT)
         living = train_rank(plan, pipe.send)
+        if before and (after := hosts.counted(rank, plan.workers)):
+            sent, received = (now - then for now, then in zip(after, before, strict=True))
+            pipe.send({"kind": "interface", "step": plan.steps, "sent": sent, "received": received})
         if len(living) == plan.workers:
             dist.barrier()  # nobody leaves while another still talks to it
         pipe.send({"kind": "done", "living": living})

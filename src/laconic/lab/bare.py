@@ -1,0 +1,25 @@
+"""How a program of this package is started without the package's front door, which imports torch.
+
+A start takes hundredths of a second that way, instead of seconds, and a tenth of the memory.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1]
+START = """
+import runpy, sys, types
+home, name, *sys.argv[1:] = sys.argv[1:]
+for package, folder in (("laconic", home), ("laconic.lab", home + "/lab")):
+    sys.modules[package] = types.ModuleType(package)
+    sys.modules[package].__path__ = [folder]
+runpy.run_module(name, run_name="__main__", alter_sys=True)
+"""
+
+
+def bare(program: str, *arguments: object) -> list[str]:
+    """The command line of `laconic.lab.inside.PROGRAM`, which imports nothing but the standard library."""
+    module = f"laconic.lab.inside.{program}"
+    return [sys.executable, "-I", "-S", "-c", START, str(PACKAGE), module, *map(str, arguments)]

@@ -1,0 +1,159 @@
+"""The process that a lab's namespaces live and die with.
+
+    keeper COUNT OWNER      COUNT network namespaces, until process OWNER or standard input ends
+
+Namespaces have no names: they are open files of one process, the first in a process namespace of its own.
+When that process ends, however it ends, the kernel kills all that runs in the lab and takes the namespaces,
+interfaces and mounts away. So nothing can be left behind, and nothing needs to be swept.
+
+Without the rights of root it becomes root of a user namespace of its own, where the kernel allows that. Then
+it reads requests, a JSON list a line, and answers each with a list: see `answer`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, NoReturn
+
+from laconic.core import linux
+
+FIRST = 10  # namespace k is file FIRST + k of the keeper, which sees itself as process 1
+SEEN_TO_S = 10.0
+FOR_OTHERS_S = 0.5  # between looks for orphans that have ended
+
+
+def main(count: int, owner: int) -> None:
+    """Start what keeps the namespaces, and end it with its owner."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's affair
+    gain_rights()
+    linux.unshare(linux.NEWNS | linux.NEWPID)
+    child = os.fork()
+    if child == 0:
+        keep(count)
+    say({"process": child})
+    try:
+        watched = [os.pidfd_open(owner), os.pidfd_open(child)]
+        select.select(watched, [], [])
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def gain_rights() -> None:
+    """Be root, if only of a user namespace."""
+    user, group = os.geteuid(), os.getegid()
+    try:
+        linux.unshare(linux.NEWNET)
+    except PermissionError:
+        linux.unshare(linux.NEWUSER | linux.NEWNET)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+            write(f"/proc/self/{name}", text)
+
+
+def keep(count: int) -> NoReturn:
+    """Make the namespaces, say so, and serve requests until there is nobody to make them."""
+    linux.die_with_parent()
+    linux.mount("none", "/", linux.PRIVATE)
+    linux.mount("proc", "/proc")
+    for number in range(count):
+        linux.unshare(linux.NEWNET)
+        here = os.open("/proc/self/ns/net", os.O_RDONLY)
+        os.dup2(here, FIRST + number, inheritable=False)
+        os.close(here)
+    say({"ready": True})
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    lines = b""
+    while True:
+        if poll.poll(1000 * FOR_OTHERS_S):
+            got = os.read(0, 1 << 16)
+            if not got:
+                os._exit(0)
+            lines += got
+            *whole, lines = lines.split(b"\n")
+            for line in whole:
+                say([answer(request) for request in json.loads(line)])
+        bury()
+
+
+def answer(request: dict[str, Any]) -> Any:
+    """Do one thing in one namespace.
+
+    "run": [return code, output, errors] of a command, given "input". "write": a file's text. "counts": bytes
+    sent and received by an interface. "bare": an interface without offloads. "names": what /etc/hosts says.
+    "running": whether an interface came into service in time.
+    """
+    linux.enter(f"/proc/self/fd/{FIRST + request['in']}", linux.NEWNET)
+    if "run" in request:
+        done = subprocess.run(
+            request["run"], input=request.get("input", ""), capture_output=True, text=True, check=False
+        )
+        return [done.returncode, done.stdout, done.stderr]
+    if "counts" in request:
+        return linux.interface_bytes(request["counts"])
+    if "bare" in request:
+        return linux.offloads_off(request["bare"])
+    if "running" in request:
+        return in_service(request["running"])
+    if "names" in request:
+        return show("/etc/hosts", request["names"])
+    return write(request["write"], request["text"])
+
+
+def bury() -> None:
+    """Orphans of the lab come to its first process when they end."""
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return
+        except ChildProcessError:
+            return
+
+
+def write(path: str, text: str) -> None:
+    """A setting of the kernel, where the kernel has it."""
+    if os.path.exists(path):  # noqa: PTH110  # pathlib takes 10 ms to import
+        with open(path, "w") as file:  # noqa: PTH123
+            file.write(text)
+
+
+def in_service(interface: str) -> bool:
+    """Wait until the kernel has seen to a new interface, which it does at its leisure."""
+    deadline = time.monotonic() + SEEN_TO_S
+    while not linux.running(interface):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def show(path: str, text: str) -> None:
+    """Have a file say this, in the lab alone: what is mounted over it has no name."""
+    handle, beside = tempfile.mkstemp(prefix="laconic-lab-")
+    os.write(handle, text.encode())
+    os.fchmod(handle, 0o644)
+    os.close(handle)
+    try:
+        linux.mount(beside, path, linux.BIND)
+    finally:
+        os.unlink(beside)  # noqa: PTH108
+
+
+def say(what: Any) -> None:
+    """A line for the owner."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]))
+    except OSError as error:
+        say({"refused": error.strerror or str(error)})

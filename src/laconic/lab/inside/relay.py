@@ -1,0 +1,122 @@
+"""A switch whose packets take time and get lost: what a lab has where the kernel has no netem.
+
+    relay SEED      reads {"ports": ["v0", ...], "delay": [[...]], "jitter": [...], "loss": [...]} from stdin
+
+Host k has the address 02:00:00:00:00:k+1 and sits behind port k; a packet for any other address goes to all.
+A packet from i to j arrives `delay[j][i]` seconds later, plus up to `jitter[j]` more or less, evenly drawn,
+and not before the one ahead of it: packets of two hosts stay in order. A share `loss[j]` is lost, and what
+a port's own queue refuses. A later line of the same form reshapes the ports from then on.
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import json
+import os
+import random
+import select
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+ALL_PROTOCOLS = 0x0003  # ETH_P_ALL
+PACKET_IGNORE_OUTGOING = 23
+SOL_PACKET = 263
+ROOM = 64 << 20  # bytes that wait in a port for this process, as far as the kernel grants them
+FORCED = {socket.SO_RCVBUF: 33, socket.SO_SNDBUF: 32}  # SO_RCVBUFFORCE, SO_SNDBUFFORCE
+FRAME = 1 << 16
+BATCH = 64  # packets of one port before the next is looked at
+
+
+class Relay:
+    """Ports, and the packets that are on their way between them."""
+
+    def __init__(self, shape: dict[str, Any], rng: random.Random) -> None:
+        self.ports = [port(name) for name in shape["ports"]]
+        self.last = [[0.0] * len(self.ports) for _ in self.ports]  # the latest arrival, [to][from]
+        self.waiting: list[tuple[float, int, int, bytes]] = []  # when, a count, to whom, what
+        self.count = 0
+        self.rng = rng
+        self.shape = shape
+
+    def take(self, at: int) -> None:
+        """What has come in at a port."""
+        recv, to_all = self.ports[at].recv, [port for port in range(len(self.ports)) if port != at]
+        for _ in range(BATCH):
+            try:
+                frame = recv(FRAME)
+            except BlockingIOError:
+                return
+            to = frame[5] - 1
+            single = frame[:5] == b"\x02\x00\x00\x00\x00" and 0 <= to < len(self.ports)
+            for goal in (to,) if single else to_all:
+                self.post(at, goal, frame)
+
+    def post(self, at: int, to: int, frame: bytes) -> None:
+        """Send a packet on its way, or lose it."""
+        shape, random = self.shape, self.rng.random
+        if shape["loss"][to] and random() < shape["loss"][to]:
+            return
+        jitter = shape["jitter"][to]
+        due = time.monotonic() + shape["delay"][to][at] + (jitter and jitter * (2 * random() - 1))
+        due = self.last[to][at] = max(due, self.last[to][at])
+        self.count += 1
+        heapq.heappush(self.waiting, (due, self.count, to, frame))
+
+    def deliver(self) -> float | None:
+        """What is due goes out; seconds until the next, or None."""
+        waiting, ports = self.waiting, self.ports
+        now = time.monotonic()
+        while waiting:
+            if waiting[0][0] > now:
+                now = time.monotonic()
+                if waiting[0][0] > now:
+                    return waiting[0][0] - now
+            _, _, to, frame = heapq.heappop(waiting)
+            with suppress(OSError):  # a full queue: as at any switch, the packet is lost
+                ports[to].send(frame)
+        return None
+
+
+def port(name: str) -> socket.socket:
+    """All that an interface receives; what is sent here, it sends."""
+    opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    opened.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
+    for option, forced in FORCED.items():
+        try:
+            opened.setsockopt(socket.SOL_SOCKET, forced, ROOM)
+        except PermissionError:  # root of a user namespace gets what everybody gets
+            opened.setsockopt(socket.SOL_SOCKET, option, ROOM)
+    opened.bind((name, ALL_PROTOCOLS))
+    opened.setblocking(False)
+    return opened
+
+
+def main(seed: int) -> None:
+    """Relay until standard input ends."""
+    gc.disable()  # nothing here goes round in circles
+    with suppress(PermissionError):  # root of a user namespace waits its turn
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # a link does not wait for those who use it
+    shapes = os.fdopen(0, "rb", buffering=0)  # a line that waits is seen by select
+    relay = Relay(json.loads(shapes.readline()), random.Random(seed))
+    print("ready", flush=True)
+    numbers = {port.fileno(): number for number, port in enumerate(relay.ports)}
+    descriptors = [0, *numbers]
+    wait: float | None = None
+    while True:
+        ready, _, _ = select.select(descriptors, [], [], wait)
+        for descriptor in ready:
+            if descriptor:
+                relay.take(numbers[descriptor])
+            elif line := shapes.readline():
+                relay.shape = json.loads(line)
+            else:
+                return
+        wait = relay.deliver()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

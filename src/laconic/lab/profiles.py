@@ -1,0 +1,58 @@
+"""Networks by name: `laconic lab --profile wifi`. Round figures of what such networks commonly are, no more.
+
+In `wan-3-regions` hosts stand in three regions in turn, host 0 in the first, host 1 in the second; packets
+between regions take as long as between the shores of an ocean, or around half the world.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from laconic.core.arguments import shown
+from laconic.core.errors import SpecError
+from laconic.lab.link import Link
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Every host's link; and of `regions` regions what packets take between them, beyond the link's delay.
+
+    `between_s[a][b]`: seconds from region a to region b, one way.
+    """
+
+    link: Link
+    between_s: tuple[tuple[float, ...], ...] = ((0.0,),)
+
+    def extra_s(self, source: int, target: int) -> float:
+        """Seconds between two hosts beyond the target's delay."""
+        regions = len(self.between_s)
+        return self.between_s[source % regions][target % regions]
+
+    @property
+    def direct(self) -> bool:
+        """Whether all regions are in one place."""
+        return not any(map(any, self.between_s))
+
+
+PROFILES = {
+    "ethernet-1g": Profile(Link("1gbit")),
+    "ethernet-100m": Profile(Link("100mbit")),
+    "wifi": Profile(Link("80mbit", delay="2ms", jitter="1.5ms", loss="0.1%")),
+    "wan-3-regions": Profile(
+        Link("200mbit", delay="0.5ms", jitter="0.5ms", loss="0.01%"),
+        between_s=((0.0, 0.035, 0.08), (0.035, 0.0, 0.11), (0.08, 0.11, 0.0)),
+    ),
+    "dsl": Profile(Link(up="10mbit", down="50mbit", delay="10ms", jitter="2ms")),
+}
+
+
+def profile(name: str) -> Profile:
+    """The profile of this name.
+
+    >>> profile("ethernet-1g").link
+    Link(rate='1gbit', delay='0ms', jitter='0ms', loss='0%', up=None, down=None)
+    """
+    if name not in PROFILES:
+        *first, last = PROFILES
+        raise SpecError(f"there is no profile {shown(name)}; there are {', '.join(first)} and {last}")
+    return PROFILES[name]

@@ -1,0 +1,83 @@
+"""A lab's network as what `ip` and `tc` are told: pure text, which can be read and tested without rights.
+
+Host k has one interface, eth0, of address 10.77.0.k+1. Its other end is port vk in a namespace of the network
+alone, where a bridge joins all ports, or a relay. What a host sends waits in a token bucket at eth0, what it
+receives in one at its port, so that links are full duplex and a crowded receiver is slow. Delay, jitter and
+loss are netem's, at the port.
+"""
+
+from __future__ import annotations
+
+from laconic.lab.inside.keeper import FIRST
+from laconic.lab.link import Link
+
+INTERFACE = "eth0"
+MOST_HOSTS = 64
+QUIET = "/proc/sys/net/ipv6/conf/all/disable_ipv6"  # IPv6 looks for routers now and then, and is counted
+QUEUE_MS = 400  # that a token bucket holds back before it drops
+BURST_S = 1e-3  # at full rate: what a late timer may not lose
+LEAST_BURST = 32_000
+PACKETS = 100_000  # that netem holds back
+
+
+def address(host: int) -> str:
+    """A host's address.
+
+    >>> address(0)
+    '10.77.0.1'
+    """
+    return f"10.77.0.{host + 1}"
+
+
+def names(hosts: int) -> str:
+    """What /etc/hosts says in the lab."""
+    lines = ["127.0.0.1 localhost", *(f"{address(host)} host{host}" for host in range(hosts))]
+    return "\n".join(lines) + "\n"
+
+
+def hardware(host: int) -> str:
+    """A host's Ethernet address, by which the relay knows it."""
+    return f"02:00:00:00:00:{host + 1:02x}"
+
+
+def hub_lines(hosts: int, *, bridged: bool) -> str:
+    """For `ip -batch` in the network's own namespace: a cable to each host, and what joins them."""
+    lines = ["link add br0 type bridge mcast_snooping 0", "link set br0 up"] if bridged else []
+    for host in range(hosts):
+        far = f"name {INTERFACE} address {hardware(host)} netns /proc/1/fd/{FIRST + host}"
+        lines.append(f"link add v{host} type veth peer {far}")
+        lines.append(f"link set v{host} {'master br0 ' if bridged else ''}up")
+    return "\n".join(lines) + "\n"
+
+
+def host_lines(host: int) -> str:
+    """For `ip -batch` in a host's namespace."""
+    return f"link set lo up\naddr add {address(host)}/24 dev {INTERFACE}\nlink set {INTERFACE} mtu 1500 up\n"
+
+
+def up_lines(link: Link) -> str:
+    """For `tc -batch` in a host's namespace: how fast it sends."""
+    return f"qdisc replace dev {INTERFACE} root {bucket(link.bits_up)}\n"
+
+
+def down_lines(host: int, link: Link, *, netem: bool) -> str:
+    """For `tc -batch` in the network's own namespace: how fast a host receives, and how late."""
+    if not netem:
+        return f"qdisc replace dev v{host} root {bucket(link.bits_down)}\n"
+    late = f"delay {link.delay_s * 1e6:.0f}us {link.jitter_s * 1e6:.0f}us loss {100 * link.loss_share:g}%"
+    return (
+        f"qdisc replace dev v{host} root handle 1: netem {late} limit {PACKETS}\n"
+        f"qdisc replace dev v{host} parent 1:1 {bucket(link.bits_down)}\n"
+    )
+
+
+def bucket(bits: float | None) -> str:
+    """A token bucket of this rate, or a queue that nothing holds back.
+
+    >>> bucket(1e9)
+    'tbf rate 1000000000bit burst 125000b latency 400ms'
+    """
+    if bits is None:
+        return "pfifo limit 10000"
+    burst = max(LEAST_BURST, bits / 8 * BURST_S)
+    return f"tbf rate {bits:.0f}bit burst {burst:.0f}b latency {QUEUE_MS}ms"
