@@ -1,0 +1,64 @@
+"""A forecast: every method's step at every number of workers, and which one to take.
+
+The advice is the least compression that the link allows: of all methods within a twentieth of the fastest
+step, the one that sends most, since what is not sent is lost or late. Where that is dense, nothing is to be
+gained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from laconic.core.units import told_seconds
+from laconic.plan.network import Network
+from laconic.plan.rehearsal import Rehearsed
+from laconic.plan.step import Split, Work, time_line
+
+NEAR = 1.05  # times the fastest step
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One method among `size` workers. `nbytes`: on the wire, a step and worker, of the fuller direction."""
+
+    spec: str
+    size: int
+    nbytes: float
+    split: Split
+
+
+def forecasts(rehearsed: Sequence[Rehearsed], size: int, work: Work, network: Network) -> list[Forecast]:
+    """Of all methods, the fastest step first."""
+    found = [
+        Forecast(each.spec, size, each.nbytes(size), time_line(work, each, network, size))
+        for each in rehearsed
+    ]
+    return sorted(found, key=lambda each: each.split.step_s)
+
+
+def choice(ranked: Sequence[Forecast]) -> Forecast:
+    """What to take: of those about as fast as the fastest, the one that sends most."""
+    limit = NEAR * ranked[0].split.step_s
+    return max((each for each in ranked if each.split.step_s <= limit), key=lambda each: each.nbytes)
+
+
+def reason(chosen: Forecast, ranked: Sequence[Forecast], dense: Forecast) -> str:
+    """Why, in one sentence."""
+    step = told_seconds(chosen.split.step_s)
+    if chosen.spec == dense.spec:
+        gain = 1 - ranked[0].split.step_s / dense.split.step_s
+        return (
+            f"dense takes {step} a step and nothing is faster by more than {gain:.0%}: "
+            "this link needs no compression"
+        )
+    faster = dense.split.step_s / chosen.split.step_s
+    waits = chosen.split.step_s - chosen.split.alone_s
+    if waits < 0.05 * chosen.split.alone_s:
+        rest = "its exchange hides behind the backward pass"
+    else:
+        rest = f"{told_seconds(waits)} of it wait for the exchange"
+    return (
+        f"{step} a step, {faster:.1f} times as fast as dense; {rest};"
+        " of all that are about as fast it sends most, so it loses least"
+    )

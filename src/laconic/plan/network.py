@@ -1,0 +1,55 @@
+"""What messages cost on a link: a latency each, and its bytes at the link's rate (the alpha-beta model).
+
+    collective       messages one after the other
+    all_reduce       2 (N - 1), in a ring
+    broadcast        log2 N, in a tree
+    all_gather,      2: lengths, then all messages at once
+    all_to_all
+    others           1
+
+Hockney 1994, Parallel Computing 20(3); for collectives Thakur et al. 2005, IJHPCA 19(1). Links are full
+duplex, and each worker has one of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import ceil, log2
+
+from laconic.plan.rehearsal import Rehearsed
+
+ROUNDS: Mapping[str, Callable[[int], int]] = {
+    "all_reduce": lambda size: 2 * (size - 1),
+    "broadcast": lambda size: ceil(log2(size)),
+    "all_gather": lambda size: 2,
+    "all_to_all": lambda size: 2,
+    "reduce_scatter": lambda size: 1,
+    "exchange": lambda size: 1,
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """Every worker's link: `latency_s` a message, `bytes_a_second` in each direction."""
+
+    bytes_a_second: float
+    latency_s: float = 50e-6
+
+    def seconds(self, rehearsed: Rehearsed, size: int, *, part: float = 1.0) -> float:
+        """In the collectives of an exchange of `part` of the model, which takes as many calls as all of it.
+
+        >>> from laconic.plan.growth import Growth
+        >>> from laconic.plan.rehearsal import Traffic
+        >>> once, nothing = Growth((0, 0, 0, 1)), Growth((0, 0, 0, 0))
+        >>> sent = Traffic(once, Growth((1e6, 0, 0, 0)))  # an all_gather of 1 MB a worker
+        >>> round(Network(1e8, 0.001).seconds(Rehearsed("", {"all_gather": sent}, nothing, nothing), 11), 6)
+        0.102
+        """
+        if size == 1:
+            return 0.0
+        return sum(
+            each.calls.at(size) * ROUNDS[kind](size) * self.latency_s
+            + part * each.nbytes.at(size) / self.bytes_a_second
+            for kind, each in rehearsed.traffic.items()
+        )

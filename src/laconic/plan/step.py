@@ -1,0 +1,107 @@
+"""The time line of a step: backward makes buckets ready, one after the other, and a thread exchanges them.
+
+    bucket b starts   when it is ready and bucket b - 1 is done
+    bucket b is done  its encoding, messages and decoding later
+    step              forward + max(backward, last bucket done) + update
+
+Encoding and decoding take a core. Where a worker has less than two, what they take is taken from backward:
+then they lengthen the step even where messages hide behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from laconic.plan.network import Network
+from laconic.plan.rehearsal import Rehearsed
+
+BUCKET = 25 * 2**20  # bytes, DDP's own
+FIRST = 2**20  # of its first bucket
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a worker does without the others: seconds of forward, backward and the optimiser's update.
+
+    `buckets`: bytes of each, in the order in which backward makes them ready, at an even pace. `cores`: that
+    a worker has for itself.
+    """
+
+    forward_s: float
+    backward_s: float
+    update_s: float
+    buckets: tuple[int, ...]
+    cores: float = 2.0
+
+    @property
+    def alone_s(self) -> float:
+        """A step with no communication."""
+        return self.forward_s + self.backward_s + self.update_s
+
+
+@dataclass(frozen=True)
+class Split:
+    """Seconds of one step. `hidden_s`: of the exchange, that passed behind backward."""
+
+    step_s: float
+    alone_s: float
+    encode_s: float
+    communicate_s: float
+    decode_s: float
+
+    @property
+    def hidden_s(self) -> float:
+        """What of the exchange did not lengthen the step."""
+        exchange = self.encode_s + self.communicate_s + self.decode_s
+        return max(exchange - (self.step_s - self.alone_s), 0.0)
+
+    @property
+    def efficiency(self) -> float:
+        """Part of the step that would be needed with no communication at all."""
+        return self.alone_s / self.step_s
+
+
+def buckets(nbytes: int) -> tuple[int, ...]:
+    """How DDP cuts gradients of so many bytes by default: a small bucket first, as it is ready first.
+
+    >>> [each >> 20 for each in buckets(60 << 20)]
+    [1, 25, 25, 9]
+    """
+    found = [min(FIRST, nbytes)]
+    while (left := nbytes - sum(found)) > 0:
+        found.append(min(BUCKET, left))
+    return tuple(found)
+
+
+def time_line(work: Work, rehearsed: Rehearsed, network: Network, size: int) -> Split:
+    """One step of one of `size` workers."""
+    if size == 1:
+        return Split(work.alone_s, work.alone_s, 0.0, 0.0, 0.0)
+    parts = [nbytes / sum(work.buckets) for nbytes in work.buckets]
+    crowd = max(1.0, 1.0 / work.cores)
+    encode_s = rehearsed.encode_s.at(size) * crowd
+    decode_s = rehearsed.decode_s.at(size) * crowd
+    messages = [network.seconds(rehearsed, size, part=part) for part in parts]
+    shared = min(max(2.0 - work.cores, 0.0), 1.0)  # part of a core that backward lacks meanwhile
+    done = _pipelined(work.backward_s, parts, messages, encode_s + decode_s, shared)
+    step_s = work.forward_s + done + work.update_s
+    return Split(step_s, work.alone_s, encode_s, sum(messages), decode_s)
+
+
+def _pipelined(
+    backward_s: float, parts: Sequence[float], messages: Sequence[float], coding_s: float, shared: float
+) -> float:
+    """When both backward and the last bucket are done.
+
+    What coding takes from backward makes the next buckets ready later.
+    """
+    ready = late = done = 0.0
+    for part, message in zip(parts, messages, strict=True):
+        ready += part * backward_s
+        begin = max(ready + late, done)
+        coding = part * coding_s
+        if begin < backward_s + late:
+            late += shared * coding
+        done = begin + coding + message
+    return max(done, backward_s + late)

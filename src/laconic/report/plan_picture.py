@@ -1,0 +1,49 @@
+"""A forecast as an SVG picture: step time and bytes over the number of workers, a line a method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from xml.sax.saxutils import escape
+
+import numpy as np
+
+from laconic.plan.network import Network
+from laconic.plan.rehearsal import Rehearsed
+from laconic.plan.step import Work, time_line
+from laconic.report.curves import Curve
+from laconic.report.picture import LIGHT, WIDTH, panel, style
+
+BELOW, LINE, COLUMN = 340, 20, 268  # where the legend begins; its lines and columns
+MOST = len(LIGHT)  # lines whose colours can be told apart
+
+
+def picture(
+    rehearsed: Sequence[Rehearsed], sizes: Sequence[int], work: Work, network: Network, title: str
+) -> str:
+    """The SVG document: the first MOST methods, dense among them as the first."""
+    shown = list(rehearsed[:MOST])
+    x = np.array(sizes, dtype=np.float64)
+    steps = [
+        _curve(x, [1e3 * time_line(work, each, network, size).step_s for size in sizes]) for each in shown
+    ]
+    nbytes = [_curve(x, [each.nbytes(size) / 1e6 for size in sizes]) for each in shown]
+    height = BELOW + LINE * -(-len(shown) // 3)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
+        f"<title>Forecast of step time and bytes by workers: {escape(title)}</title>",
+        f"<style>{style()}</style>",
+        f'<rect class="paper" width="{WIDTH}" height="{height}" rx="10"/>',
+        f'<text class="head" x="56" y="32">{escape(title)}</text>',
+        panel(steps, 56, "milliseconds a step, by workers", log_x=True),
+        panel(nbytes, 482, "MB a step on a worker's link, each way, by workers", log_x=True),
+    ]
+    for i, each in enumerate(shown):
+        left, y = 56 + COLUMN * (i % 3), BELOW + LINE * (i // 3)
+        parts.append(f'<path class="c{i}" d="M{left} {y - 4}h18"/>')
+        parts.append(f'<text class="spec" x="{left + 25}" y="{y}">{escape(each.spec)}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _curve(x: np.ndarray, y: list[float]) -> Curve:
+    values = np.array(y)
+    return Curve(x, values, np.zeros_like(values))

@@ -1,0 +1,165 @@
+"""The planner: growth from small groups, the time line of a step, and the advice."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from laconic.cli.main import app
+from laconic.core import units
+from laconic.core.errors import SpecError
+from laconic.core.layout import Layout
+from laconic.plan.forecast import choice, forecasts, reason
+from laconic.plan.growth import Growth
+from laconic.plan.network import Network
+from laconic.plan.rehearsal import Rehearsed, Traffic, costliest, excerpt, play, rehearse
+from laconic.plan.step import Work, buckets, time_line
+from laconic.strategies.method import lift
+
+NOTHING, ONCE = Growth((0, 0, 0, 0)), Growth((0, 0, 0, 1))
+SMALL = Layout.of((f"layer{i}.weight", (128, 256)) for i in range(6))
+
+
+def costs(nbytes: float, coding_s: float = 0.0, spec: str = "x()") -> Rehearsed:
+    """One message of so many bytes, whatever the number of workers."""
+    traffic = {"exchange": Traffic(ONCE, Growth((0, 0, 0, nbytes)))}
+    return Rehearsed(spec, traffic, Growth((0, 0, 0, coding_s)), NOTHING)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [(3.0, 0, 0, 0), (0, 2.0, 0, 0), (0, 0, 0.5, 0), (0, 0, 0, 7.0), (1.0, 0, 0, 5.0), (0, 4.0, 1.0, 0)],
+)
+def test_a_growth_is_found_again_from_three_groups(parts):
+    true = Growth(parts)
+    found = Growth.learnt({size: true.at(size) for size in (2, 4, 8)})
+    assert found.at(256) == pytest.approx(true.at(256), rel=0.25 if sum(map(bool, parts)) > 1 else 1e-9)
+
+
+def test_noise_in_small_groups_is_not_read_as_growth():
+    found = Growth.learnt({2: 1.0, 4: 1.02, 8: 1.03})
+    assert found.at(256) == pytest.approx(1.0, rel=0.05)
+    assert Growth.learnt({2: 0.0, 4: 0.0, 8: 0.0}).at(64) == 0
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "dense()",
+        "fp16()",
+        "qsgd(levels=7)",
+        "topk(density=0.01)",
+        "deft(density=0.01)",
+        "cgx(bits=4)",
+        "powersgd(rank=2)",
+        "stc(density=0.01)",
+        "cltk(density=0.01)",
+        "scatter_reduce(minmax(bits=4), pattern='ring')",
+    ],
+)
+def test_bytes_among_sixteen_are_foretold_from_eight(spec):
+    """Within a tenth: a position takes more bits where each worker sends fewer."""
+    method = lift(spec)
+    foretold = rehearse(method, SMALL).nbytes(16)
+    played = sum(costliest(play(method, SMALL, 16)).nbytes.values())
+    assert foretold == pytest.approx(played, rel=0.1)
+
+
+def test_a_rehearsal_begins_after_the_warm_up():
+    warm = rehearse(lift("dgc(density=0.01, warmup_steps=100)"), SMALL, sizes=(2,))
+    assert warm.nbytes(2) < 0.1 * rehearse(lift("dense()"), SMALL, sizes=(2,)).nbytes(2)
+
+
+def test_an_excerpt_keeps_first_and_last_and_stays_below_its_limit():
+    part = excerpt(
+        Layout.of([("first", (5,)), *((f"w{i}", (40, 10)) for i in range(20)), ("last", (7,))]), 2000
+    )
+    assert (part.names[0], part.names[-1]) == ("first", "last")
+    assert 1000 < part.numel <= 2000
+    assert excerpt(Layout.of([("a", (10**6, 1)), ("b", (3, 3))]), 1000).numel <= 1000
+
+
+def test_seconds_of_messages_are_latencies_and_bytes():
+    ring = Rehearsed("", {"all_reduce": Traffic(ONCE, Growth((0, 2e6, 0, 0)))}, NOTHING, NOTHING)
+    assert Network(1e6, 0.01).seconds(ring, 5) == pytest.approx(8 * 0.01 + 2 * 4 / 5)
+    assert Network(1e6, 0.01).seconds(ring, 1) == 0
+
+
+def test_the_time_line_hides_what_fits_behind_backward():
+    work = Work(1.0, 4.0, 0.5, (100, 100, 100, 100))
+    slow, fast = (time_line(work, costs(nbytes), Network(1.0, 0.0), 2) for nbytes in (8.0, 0.4))
+    assert fast.step_s == pytest.approx(1 + 4 + 0.1 + 0.5)  # only the last bucket's message is seen
+    assert slow.step_s == pytest.approx(1 + 1 + 8 + 0.5)  # from the first bucket on, messages never cease
+    assert slow.hidden_s == pytest.approx(3.0)
+    assert time_line(work, costs(8.0), Network(1.0), 1).step_s == work.alone_s == 5.5
+
+
+def test_coding_lengthens_backward_where_cores_are_few():
+    both, one = (Work(0.0, 4.0, 0.0, (100,) * 4, cores) for cores in (2.0, 1.0))
+    coded = costs(0.0, coding_s=2.0)
+    assert time_line(both, coded, Network(1.0, 0.0), 2).step_s == pytest.approx(4.5)
+    assert time_line(one, coded, Network(1.0, 0.0), 2).step_s == pytest.approx(6.0)
+
+
+def test_the_advice_is_the_least_compression_that_the_link_allows():
+    work, found = Work(0.0, 1.0, 0.0, (100,) * 10), [costs(9.0, spec="dense()"), costs(0.4), costs(0.01)]
+    slow = forecasts(found, 2, work, Network(1.0, 0.0))
+    assert choice(slow).nbytes == 0.4
+    assert "8.8 times as fast as dense" in reason(choice(slow), slow, slow[-1])
+    quick = forecasts(found, 2, work, Network(1e3, 0.0))
+    assert choice(quick).spec == "dense()"
+    assert "needs no compression" in reason(choice(quick), quick, choice(quick))
+
+
+def test_buckets_are_all_bytes():
+    assert sum(buckets(10**9)) == 10**9
+    assert buckets(1000) == (1000,)
+
+
+def test_laconic_plan_ranks_and_advises(tmp_path):
+    picture = tmp_path / "plan.svg"
+    said = CliRunner().invoke(
+        app,
+        "plan --params 200k --workers 2..8 --link 10mbit --backward 20ms"
+        f" --with topk(density=0.01) --with fp16() -o {picture}".split(),
+    )
+    assert said.exit_code == 0, said.output
+    assert "2 to 8 workers: topk(density=0.01)" in said.output
+    assert said.output.index("topk") < said.output.index("fp16") < said.output.index("dense")
+    assert picture.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--link": "100"}, "--link must be a rate such as 1gbit"),
+        ({"--link": "0mbit"}, "above 0"),
+        ({"--params": "many"}, "--params must be a count such as 25.6M"),
+        ({"--backward": "120"}, "--backward must be a time such as 2ms"),
+        ({"--workers": "4-8"}, "--workers must be such as 8"),
+        ({"--workers": "8..4"}, "from a smaller number to a larger"),
+        ({"--workers": "1"}, "one worker sends nothing"),
+        ({"--cores": "0"}, "--cores must be above 0"),
+        ({"--with": "sgp()"}, "compress takes"),
+        ({"--with": "topkk(density=1)"}, "topk"),
+    ],
+)
+def test_wrong_plans_are_refused_with_the_way_out(change, message):
+    usual = {"--params": "1k", "--workers": "2", "--link": "1gbit", "--backward": "1ms", "--with": "fp16()"}
+    words = [word for pair in (usual | change).items() for word in pair]
+    said = CliRunner().invoke(app, ["plan", *words])
+    assert said.exit_code == 2
+    assert message in " ".join(said.output.split())
+
+
+@pytest.mark.parametrize("text", ["", "1", "1 gbit/s", "-1gbit", "1e999gbit", "gbit", "nangbit"])
+def test_a_rate_has_a_number_and_a_unit(text):
+    with pytest.raises(SpecError, match="--link must be"):
+        units.bits_a_second("--link", text)
+
+
+def test_what_is_told_can_be_read():
+    assert units.told_rate(100e6) == "100 Mbit/s"
+    assert units.share("--loss", "1%") == units.share("--loss", "0.01") == 0.01
+    with pytest.raises(SpecError, match="at most 100%"):
+        units.share("--loss", "150%")
