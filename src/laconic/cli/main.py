@@ -11,6 +11,7 @@ from laconic.cli.console import errors
 from laconic.cli.doctor import doctor
 from laconic.cli.lab import lab
 from laconic.cli.methods import methods
+from laconic.cli.plan import plan
 from laconic.cli.run import PASS_THROUGH, run
 from laconic.cli.topology import topology
 from laconic.cli.train import train
@@ -40,6 +41,7 @@ app.command(context_settings=PASS_THROUGH)(run)
 app.command(context_settings=PASS_THROUGH)(lab)
 app.command()(methods)
 app.command()(topology)
+app.command()(plan)
 app.command()(doctor)
 
 if __name__ == "__main__":
