@@ -38,7 +38,7 @@ def train_with_a_loss(spec, lost, how, at):
     """All ranks train; `lost` does something to itself before its step `at`. Who lives, and their model."""
     rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     store.set(f"pid {rank}", str(os.getpid()))
-    model, optimizer = pair(spec, patience_s=5.0 if how == STOPPED else 30.0)
+    model, optimizer = pair(spec, patience_s=5.0 if how == STOPPED else 300.0)  # a kill is noticed sooner
     while (step := optimizer.stats().steps) < STEPS:
         if rank == lost and step == at:
             os.kill(os.getpid(), how)
@@ -68,6 +68,42 @@ def check(outcomes, living):
 @pytest.mark.parametrize("spec", ["osgp(staleness=2)", "diloco(every=3, update=minmax(bits=8))"])
 def test_the_others_go_on_when_one_is_killed(pool, spec):
     check(pool.fresh(3, train_with_a_loss, spec, 1, KILLED, 4, timeout_s=90.0), [0, 2])
+
+
+def test_who_does_not_talk_to_the_lost_one_hears_of_it_too(pool):
+    """On a line the last rank waits for a neighbour that has gone to a new group, not for the dead one."""
+    check(pool.fresh(4, train_with_a_loss, "sgp(topology=linear())", 0, KILLED, 1, timeout_s=90.0), [1, 2, 3])
+
+
+def with_a_test_between(tests_at, killed, slow):
+    """All test the group's model after so many steps; `killed` dies while `slow` is not there yet."""
+    model, optimizer = pair("adpsgd()", patience_s=300.0)
+    tested = None
+    while (step := optimizer.stats().steps) < STEPS:
+        if dist.get_rank() == killed and step == tests_at - 2:
+            time.sleep(1.5)
+            os.kill(os.getpid(), KILLED)
+        if dist.get_rank() == slow and step == tests_at - 2:
+            time.sleep(2.5)
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+        if optimizer.stats().steps == tests_at:
+            with optimizer.averaged():
+                tested = flat(model)
+    optimizer.finish()
+    living, end = optimizer.notes()["living"], flat(model)
+    optimizer.remove()
+    return living, end, tested
+
+
+def test_ranks_that_were_at_different_places_go_on_together(pool):
+    outcomes = pool.fresh(4, with_a_test_between, 5, 1, 2, timeout_s=90.0)
+    ends = [outcome.value for outcome in outcomes if outcome.value is not None]
+    assert [living for living, *_ in ends] == [[0, 2, 3]] * 3, [outcome.error for outcome in outcomes]
+    for _, end, tested in ends:
+        assert torch.equal(end, ends[0][1])
+        assert torch.equal(tested, ends[0][2])
 
 
 def stands_still_for_a_while():

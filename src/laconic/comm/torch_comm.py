@@ -41,14 +41,13 @@ class TorchComm(Comm):
         group = group or dist.group.WORLD
         if group is None:
             raise ValueError("there is no process group yet; call torch.distributed.init_process_group first")
-        self.group = group
+        self._group: dist.ProcessGroup | None = group
         self.ranks = dist.get_process_group_ranks(group)  # rank here -> rank in the world
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         config = str(dist.get_backend_config(group))  # such as cpu:gloo,cuda:nccl
         self.backends = dict(pair.split(":") for pair in config.split(","))
         self._waits = self.timeout
         self._parts: list[TorchComm] = []  # what `split` has made
-        self._closed = False
 
     @classmethod
     def among(cls, ranks: list[int], name: str, like: TorchComm) -> TorchComm:
@@ -70,6 +69,13 @@ class TorchComm(Comm):
         return cls(comm._new_group(comm.ranks, timeout or comm.timeout))
 
     @property
+    def group(self) -> dist.ProcessGroup:
+        """The process group. Raises `PeerError` where this rank has left it."""
+        if self._group is None:
+            raise PeerError(f"rank {self.rank} of {self.size} has left this group")
+        return self._group
+
+    @property
     def timeout(self) -> timedelta:
         """How long a collective of this group waits for its peers."""
         device = torch.device(next(iter(self.backends)))
@@ -77,12 +83,16 @@ class TorchComm(Comm):
         return waits
 
     def close(self) -> None:
-        """Free the process group and those split off it. Only for one that `own` or `split` has made."""
-        if not self._closed:
-            self._closed = True
+        """Free the process group and those split off it. Only for one that `own` or `split` has made.
+
+        gloo closes connections, and so frees who waits at their other ends, when nobody holds the group any
+        more: this object does not.
+        """
+        group, self._group = self._group, None
+        if group is not None:
             for part in self._parts:
                 part.close()
-            dist.destroy_process_group(self.group)
+            dist.destroy_process_group(group)
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
         if x.dtype == torch.int16 and self.backends.get(x.device.type) == "gloo":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from laconic.strategies.stats import Stats
 from laconic.strategies.strategy import Notes, Strategy, Update
 
 Statistics = Literal["average", "keep"]
+MOST_CALLS = 1 << 20  # between two steps
 
 
 class Bond(ABC):
@@ -94,8 +95,10 @@ class GradientBond(Bond):
 class ParameterBond(Bond):
     """A strategy at work in a circle of ranks. Where the circle outlasts a loss, so does this.
 
-    When a rank is lost, the others meet in a new circle; each has taken its update, and all take the exact
-    average of their models in place of what has failed, and count as many steps as the one who had most.
+    When a rank is lost, the others meet in a new circle, wherever in their training each of them is. All take
+    the exact average of their models, which have their last updates. Who was in a step is done with it, and
+    counts as many steps as the one who had most. What all do together between steps, such as `finish`, is
+    done again, unless one of them has come further: then the average stands for it.
     """
 
     def __init__(
@@ -115,55 +118,74 @@ class ParameterBond(Bond):
         self._seed = seed
         self._statistics = statistics
         self.removed = False
+        self._calls = 0  # what all do together, since the last step
+        self._furthest = (0, 0)  # steps and calls of the one who was ahead when the circle was made anew
         self.bound = strategy.bind(replica, optimizer, circle.own, seed)
         circle.own.reset()
 
     def step(self, update: Update, loss: float | None) -> None:
         self.replica.check_views()
+        self._calls = 0
         if self.circle.called:
-            self._regroup(self.bound.steps)
-        with self._outlasting(steps=self.bound.steps + 1):
-            self.bound.step(update, loss)
+            update()
+            self._regroup(self.bound.steps + 1)
+        elif self._fails(lambda: self.bound.step(update, loss)):
+            self._regroup(self.bound.steps + 1)
 
-    @contextmanager
-    def _outlasting(self, steps: int) -> Iterator[None]:
-        """Where a rank is lost inside, the average of the others stands for what was to be done."""
+    def _together(self, act: Callable[[], object], last: bool = False) -> None:
+        """Do what all do between steps. `last`: it ends the training, and is done however far others are."""
+        self._calls += 1
+        while (self.bound.steps, self._calls) >= self._furthest and self._fails(act):
+            steps = self.bound.steps
+            self._regroup(steps)
+            if self.bound.steps > steps:
+                self._calls = int(last)
+                if not last:
+                    return
+
+    def _fails(self, act: Callable[[], object]) -> bool:
+        """Whether a rank is lost in doing this. All that holds the old group by its error is gone then."""
         try:
-            yield
+            act()
         except PeerError:
             if self.circle.roster is None:
                 raise
-            self._regroup(steps)
+            return True
+        return False
 
     def _regroup(self, steps: int) -> None:
         """All who live begin anew at the average of their models, after as many steps as any has done."""
-        old, model, began = self.bound, self.bound.salvage().clone(), self.circle.generation
-        old.abandon()
+        model, began = self.bound.salvage().clone(), self.circle.generation
+        dense_bytes, seconds = self.bound.dense_bytes, self.bound.seconds
+        self.bound.abandon()
+        self.bound = Alone().bind(self.replica, self._optimizer, self.circle.own, self._seed)  # drop the old
         while True:
             self.circle.renew()
             with suppress(PeerError):  # another loss, in this very meeting: meet again
-                steps = self._average_(model, steps, whole=self.circle.generation == began + 1)
+                self._furthest = self._average_(model, steps, whole=self.circle.generation == began + 1)
                 break
         alone = self.circle.own.size == 1
         chosen = Alone() if alone else self.strategy
         chosen.check(self.circle.own.size, self._optimizer)
         self.bound = chosen.bind(self.replica, self._optimizer, self.circle.own, self._seed)
-        self.bound.steps, self.bound.dense_bytes = steps, old.dense_bytes
-        self.bound.seconds = old.seconds
+        self.bound.steps, self.bound.dense_bytes, self.bound.seconds = self._furthest[0], dense_bytes, seconds
 
-    def _average_(self, model: Tensor, steps: int, whole: bool) -> int:
-        """The replica becomes the mean of the models; the most steps. `whole`: this rank missed no circle."""
+    def _average_(self, model: Tensor, steps: int, whole: bool) -> tuple[int, int]:
+        """The replica becomes the mean of the models; the most steps, and the most calls of who did these.
+
+        `whole`: this rank missed no circle.
+        """
         aside = self.circle.aside
         weight = float(whole)
         count = aside.all_reduce(torch.tensor([weight, 1.0], dtype=torch.float64))
         if count[0] == 0:  # all have missed one: then all count
             weight, count = 1.0, count.flip(0)
         mean = aside.all_reduce(model * weight).div_(float(count[0]))
-        most = int(aside.all_reduce(torch.tensor([steps]), "max"))
+        furthest = aside.all_reduce(torch.tensor([steps * MOST_CALLS + self._calls]), "max")
         for each in self.replica.statistics:
             each.copy_(aside.all_reduce(each * weight) / float(count[0]))  # whole, or as it was
         self.replica.flat.copy_(mean)
-        return most
+        return divmod(int(furthest), MOST_CALLS)
 
     def stats(self) -> Stats:
         meter, seconds = self.bound.comm.snapshot(), self.bound.seconds
@@ -186,12 +208,18 @@ class ParameterBond(Bond):
 
     @contextmanager
     def averaged(self) -> Iterator[float]:
-        kept, distance = [], 0.0
-        with self._outlasting(self.bound.steps):
+        kept: list[Tensor] = []
+        distance = 0.0
+
+        def show() -> None:
+            nonlocal kept, distance
             model = self.bound.consensus(self.circle.aside)
             distance = self._distance(model)
-            kept = [each.clone() for each in (self.replica.flat, *self.replica.statistics)]
+            own = [each.clone() for each in (self.replica.flat, *self.replica.statistics)]
             self._take(model)
+            kept = own
+
+        self._together(show)
         try:
             yield distance
         finally:
@@ -199,11 +227,13 @@ class ParameterBond(Bond):
                 each.copy_(own)
 
     def finish(self) -> None:
-        with self._outlasting(self.bound.steps):
-            self.bound.settle(self.circle.aside)
-            model = self.bound.consensus(self.circle.aside)
-            self.bound.adopt_(model)
-            self._take(model)
+        self._together(self._finish, last=True)
+
+    def _finish(self) -> None:
+        self.bound.settle(self.circle.aside)
+        model = self.bound.consensus(self.circle.aside)
+        self.bound.adopt_(model)
+        self._take(model)
 
     def _take(self, model: Tensor) -> None:
         self.replica.flat.copy_(model)
@@ -217,8 +247,7 @@ class ParameterBond(Bond):
         return math.sqrt(mean) / (float(model.norm()) or 1.0)
 
     def state_dict(self) -> RankState:
-        with self._outlasting(self.bound.steps):
-            self.bound.settle(self.circle.aside)
+        self._together(lambda: self.bound.settle(self.circle.aside))
         tensors = {"flat": self.replica.flat} | self.bound.state_dict()
         copies = {key: value.clone() for key, value in tensors.items()}
         return RankState(
@@ -231,6 +260,7 @@ class ParameterBond(Bond):
         self.bound.check_state(tensors)
         self.bound.load_state_dict(tensors, int(state["step"]))
         self.replica.flat.copy_(flat)
+        self._furthest = (0, 0)
 
     def _identity(self) -> Identity:
         return Identity(
@@ -243,8 +273,7 @@ class ParameterBond(Bond):
         )
 
     def remove(self) -> None:
-        with self._outlasting(self.bound.steps):
-            self.bound.settle(self.circle.aside)
+        self._together(lambda: self.bound.settle(self.circle.aside), last=True)
         self.bound.close()
         self.replica.release()
         self.circle.close()

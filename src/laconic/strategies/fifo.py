@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -55,6 +56,15 @@ class Fifo:
                 answer.set_result(job())
             except BaseException as error:  # whatever it is, backward() on this rank must hear of it
                 self.error = error
+                let_go(error)
         if self.error is not None:
             told = RuntimeError(f"{self._name}: {type(self.error).__name__}: {self.error}")
             answer.set_exception(told)  # type: ignore[arg-type]  # torch's own annotation is wrong
+
+
+def let_go(error: BaseException) -> None:
+    """Drop what the frames of a kept error hold, such as process groups; it still tells where they were."""
+    told: BaseException | None = error
+    while told is not None:
+        traceback.clear_frames(told.__traceback__)
+        told = told.__cause__ or told.__context__

@@ -27,7 +27,7 @@ from laconic.core import arguments
 from laconic.core.errors import LaconicError, PeerError, SpecError
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
-from laconic.strategies.fifo import Answer, Fifo
+from laconic.strategies.fifo import Answer, Fifo, let_go
 from laconic.strategies.gossip.messages import Message, check_wire
 from laconic.strategies.gossip.topologies.complete import Complete
 from laconic.strategies.gossip.topology import Topology, reach
@@ -148,6 +148,7 @@ class BoundADPSGD(BoundStrategy):
                 self.comm.exchange({peer: going.packed}, {})
         except LaconicError as error:
             self._error = error
+            let_go(error)
 
     def _move_(self, came: Message, went: Message) -> None:
         """Half of the way to the other, under the lock."""
