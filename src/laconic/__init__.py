@@ -3,6 +3,7 @@
 handle = laconic.compress(ddp_model, optimizer, "dgc(density=0.001, warmup_steps=400)")
 """
 
+from laconic import lowbit as lowbit
 from laconic import optim as optim
 from laconic.core.codec import Codec as Codec
 from laconic.core.spec import parse as parse
@@ -11,4 +12,4 @@ from laconic.strategies.compress import compress as compress
 from laconic.strategies.distribute import distribute as distribute
 from laconic.strategies.state import resize as resize
 
-__all__ = ["Codec", "compress", "distribute", "methods", "optim", "parse", "resize"]
+__all__ = ["Codec", "compress", "distribute", "lowbit", "methods", "optim", "parse", "resize"]

@@ -40,6 +40,11 @@ def invoke(*arguments: str) -> Result:
         (["digits", "--with", "dgc()", "--lr", "-1"], ["--lr must be a number above 0, got -1"]),
         (["digits", "--with", "dgc()", "--skew", "0"], ["--skew must be a finite number above 0, got 0.0"]),
         (["digits", "--with", "dgc()", "--skew", "nan"], ["got nan; 0.1 is much skew, 100 hardly any"]),
+        (["digits", "--with", "dgc()", "--bits", "9"], ["--bits must be a whole number in 2..8, got 9"]),
+        (
+            ["shakespeare", "--with", "dgc()", "--bits", "8"],
+            ["--bits 8 is not for this model", "Embedding", "take cifar10, mnist or digits"],
+        ),
         (["digits", "--with", "local_sgd(every=0)"], ["every must be a whole number of 1 or more"]),
         (
             ["digits", "--with", "dpsgd(bipartite_exponential())", "--workers", "3"],

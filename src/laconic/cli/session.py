@@ -80,6 +80,7 @@ class Session:
             threads=max(1, (os.cpu_count() or 1) // settings.workers),
             resume_from=resume_from,
             skew=settings.skew,
+            bits=settings.bits,
             patience_s=settings.patience,
         )
         progress.begin(spec, seed)

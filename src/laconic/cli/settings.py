@@ -15,15 +15,19 @@ from torch import nn
 
 from laconic.cli.versions import version_of
 from laconic.core import arguments
-from laconic.core.errors import LaconicError, SpecError, StateError
+from laconic.core.errors import AttachError, LaconicError, SpecError, StateError
 from laconic.report.ledger import CONFIG
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.strategy import Strategy
 from laconic.tasks import find
 from laconic.tasks.skew import check_skew
 from laconic.tasks.task import Recipe
+from laconic.tasks.training import built
 
-OF_THE_BITS = ("task", "model", "workers", "steps", "batch", "lr", "skew", "methods", "seeds", "first_seed")
+OF_THE_BITS = (
+    *("task", "model", "workers", "steps", "batch", "lr", "skew", "bits"),
+    *("methods", "seeds", "first_seed"),
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Settings:
     name: str
     resume: bool
     skew: float | None = None
+    bits: int | None = None
     patience: float | None = None
 
     @classmethod
@@ -70,6 +75,7 @@ class Settings:
         name: str | None,
         resume: bool,
         skew: float | None = None,
+        bits: int | None = None,
         patience: float | None = None,
     ) -> Settings:
         """Settings, with the task's own for what is not given. Raises `SpecError` for what is wrong."""
@@ -95,6 +101,7 @@ class Settings:
             name=name or f"{task}-{time.strftime('%Y%m%d-%H%M%S')}",
             resume=resume,
             skew=skew,
+            bits=bits,
             patience=patience,
         )
         if not checked.specs:
@@ -110,6 +117,8 @@ class Settings:
             raise SpecError(f"--lr must be a number above 0, got {lr}")
         if skew is not None:
             check_skew(skew)
+        if bits is not None:
+            check_bits(bits, known.recipe(model))
         if patience is not None:
             arguments.number("--patience", patience, above=0)
             if checkpoint_every:
@@ -152,6 +161,7 @@ class Settings:
             "batch": self.batch,
             "lr": "the usual" if self.lr is None else self.lr,
             "skew": self.skew,
+            "bits": self.bits,
             "patience": self.patience,
             "seeds": self.seeds,
             "first_seed": self.seed,
@@ -217,4 +227,13 @@ def check_fit(spec: str, workers: int, recipe: Recipe) -> None:
     """Raise `SpecError` or `AttachError` for a strategy that is not for so many workers or this optimiser."""
     strategy = strategy_or_method(spec)
     if isinstance(strategy, Strategy):
-        strategy.check(workers, recipe.optimizer(nn.Linear(1, 1)))
+        strategy.check(workers, recipe.optimizer(nn.Linear(1, 1), by=strategy))
+
+
+def check_bits(bits: int, recipe: Recipe) -> None:
+    """Raise `SpecError` for a number of bits that there is not, and for a model that has no such form."""
+    arguments.whole("--bits", bits, 2, 8)
+    try:
+        built(recipe, bits)
+    except AttachError as error:
+        raise SpecError(f"{error}; take cifar10, mnist or digits, or convert in a script") from error

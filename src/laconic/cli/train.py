@@ -64,6 +64,13 @@ def train(
             " [default: all workers draw from all examples]",
         ),
     ] = None,
+    bits: Annotated[
+        int | None,
+        typer.Option(
+            help="2 to 8: every method trains the model with layers of so many bits, simulated"
+            " [default: float32]"
+        ),
+    ] = None,
     patience: Annotated[
         float | None,
         typer.Option(
@@ -103,6 +110,7 @@ def train(
         name=name,
         resume=resume,
         skew=skew,
+        bits=bits,
         patience=patience,
     )
     for line in settings.warnings():

@@ -67,9 +67,10 @@ def lede(run: Run) -> str:
     methods = f"{len(config['methods'])} methods" if len(config["methods"]) > 1 else "one method"
     skew = config.get("skew")
     own = "" if skew is None else f" Each worker has examples of its own: Dirichlet({skew:g}) of each label."
+    low = "" if config.get("bits") is None else f" Layers compute in {config['bits']} bits, simulated."
     return (
         f"{methods.capitalize()}, {seeds} each, {config['workers']} workers, {config['steps']:,} steps of "
-        f"{config['workers'] * config['batch']} examples.{own}"
+        f"{config['workers'] * config['batch']} examples.{own}{low}"
     )
 
 
@@ -92,6 +93,7 @@ def facts(run: Run) -> str:
         "batch",
         "lr",
         "skew",
+        "bits",
         "seeds",
         "versions",
         "machine",

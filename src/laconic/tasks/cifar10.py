@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from laconic.lowbit import Add, EvoNormS0
 from laconic.tasks.cifar_files import from_binaries, from_jpegs, from_pickles
 from laconic.tasks.source import read_first
 from laconic.tasks.task import Recipe, Task, Tensors
@@ -53,12 +54,13 @@ class Block(nn.Module):
         self.norm1 = nn.BatchNorm2d(outside)
         self.conv2 = nn.Conv2d(outside, outside, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(outside)
+        self.add = Add()
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
         if self.stride == 2:
             x = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 0, x.shape[1]))
-        return F.relu(x + y)
+        return F.relu(self.add(x, y))
 
 
 def resnet20() -> nn.Module:
@@ -98,6 +100,24 @@ def small_cnn() -> nn.Module:
     )
 
 
+def evonorm_cnn() -> nn.Module:
+    """The same convolutions, each before an EvoNorm-S0 in place of a ReLU: no statistics of the batch."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False),
+        EvoNormS0(16),
+        nn.Conv2d(16, 32, 3, padding=1, bias=False),
+        EvoNormS0(32),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1, bias=False),
+        EvoNormS0(64),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(1024, 256),
+        nn.ReLU(),
+        nn.Linear(256, 10),
+    )
+
+
 READERS = {
     "cifar10_jpeg.npz": from_jpegs,
     "cifar-10-batches-py": from_pickles,
@@ -116,6 +136,7 @@ CIFAR10 = Task(
     models={
         "resnet20": Recipe(resnet20, lr=0.1),
         "cnn": Recipe(small_cnn, lr=0.1),
+        "evonorm": Recipe(evonorm_cnn, lr=0.05),
     },
     files=tuple(READERS),
     how=HOW,

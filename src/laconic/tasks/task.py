@@ -43,17 +43,19 @@ class Recipe:
     ) -> torch.optim.Optimizer:
         """SGD with this recipe's settings, or the usual optimiser of a method that needs another.
 
-        `lr` None: this recipe's rate for SGD, the optimiser's own for another. `by`: what it trains by.
+        `lr` None: this recipe's rate for SGD, the optimiser's own for another. `by`: what it trains by; a
+        strategy that keeps the momentum has SGD without.
         """
         for rule in by.rules if isinstance(by, Method) else ():
             made = rule.make([*model.parameters()], lr=lr, weight_decay=self.weight_decay)
             if made is not None:
                 return made
+        own = isinstance(by, Strategy) and by.owns_momentum
         return torch.optim.SGD(
             model.parameters(),
             lr=self.lr if lr is None else lr,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
+            momentum=0.0 if own else self.momentum,
+            nesterov=not own and self.nesterov,
             weight_decay=self.weight_decay,
         )
 

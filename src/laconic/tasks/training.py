@@ -17,7 +17,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from laconic.core.errors import NonFiniteError, StateError
+from laconic.core.errors import AttachError, NonFiniteError, StateError
+from laconic.core.turn import mix
+from laconic.lowbit import convert
 from laconic.optim.prox import zero_share
 from laconic.strategies import checkpoint
 from laconic.strategies.distribute import distribute, strategy_or_method
@@ -28,7 +30,7 @@ from laconic.tasks.loading import mapped
 from laconic.tasks.plan import Emit, Event, Plan
 from laconic.tasks.shard import Shard
 from laconic.tasks.skew import SkewedShard
-from laconic.tasks.task import Task, Tensors, cross_entropy, right_answers
+from laconic.tasks.task import Recipe, Task, Tensors, cross_entropy, right_answers
 
 TEST_BATCH = 500
 COUNTED = ("payload_sent", "payload_received", "wire_sent", "wire_received", "dense")
@@ -42,7 +44,7 @@ def train_rank(plan: Plan, emit: Emit) -> list[int]:
     task, tensors = find(plan.task), mapped(plan.data)
     recipe = task.recipe(plan.model)
     torch.manual_seed(plan.seed)  # every rank builds the same model
-    plain = recipe.build()
+    plain = built(recipe, plan.bits, mix(plan.seed, rank))
     spec = strategy_or_method(plan.spec)
     updates, patience_s = recipe.optimizer(plain, plan.lr, spec), plan.patience_of(spec)
     model, optimizer = distribute(plain, updates, spec, seed=plan.seed, patience_s=patience_s)
@@ -101,6 +103,20 @@ def train_rank(plan: Plan, emit: Emit) -> list[int]:
     if plan.checkpoint_every and rank == 0:
         save_model(plan.folder, plain)
     return optimizer.notes().get("living", living)  # type: ignore[no-any-return]  # notes are of any type
+
+
+def built(recipe: Recipe, bits: int | None, seed: int = 0) -> nn.Module:
+    """The model, in float32 or with layers of so many bits. `seed`: of their rounding, a rank's own.
+
+    Raises `AttachError`, in the words of one who trains, for a model that has no such form.
+    """
+    model = recipe.build()
+    if bits is None:
+        return model
+    try:
+        return convert(model, bits, seed=seed)
+    except AttachError as error:
+        raise AttachError(f"--bits {bits} is not for this model: {error}") from error
 
 
 def shard_of(plan: Plan, task: Task, tensors: Tensors, rank: int, size: int) -> Shard | SkewedShard:
