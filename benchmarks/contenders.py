@@ -17,6 +17,7 @@ POINTS = 1.0  # of accuracy, in percent: what methods without error feedback may
 STEPS, WORKERS, SEEDS = 1000, 4, 3
 SKEW = 0.1  # alpha of the shards that are not alike
 MODELS = {"cifar10": "cnn", "shakespeare": "lstm"}  # by task
+BITS = {"lpdt()": {"cifar10": 8}}  # an LSTM has no low-bit form: there only its messages are in 8 bits
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Contender:
     """One method or strategy. `rates`: the highest learning rate by task; the task's own where there is none.
 
     `skew`: alpha of the workers' shards, as `laconic train --skew` has it; None for shards that are alike.
+    `bits`: of the model's layers by task, as --bits has it; float32 where there is none.
     """
 
     text: str
@@ -33,6 +35,7 @@ class Contender:
     workers: int = WORKERS
     rates: Mapping[str, float] = field(default_factory=dict)
     skew: float | None = None
+    bits: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def spec(self) -> str:
@@ -58,7 +61,8 @@ def family(
 
     def contender(text: str) -> Contender:
         bound = points if text.endswith("!") else None
-        return Contender(text.rstrip("!"), name, baseline, bound, workers, rates or {}, skew)
+        bare = text.rstrip("!")
+        return Contender(bare, name, baseline, bound, workers, rates or {}, skew, BITS.get(bare, {}))
 
     return tuple(map(contender, (baseline, *others)))
 
@@ -134,10 +138,11 @@ ALIKE = (
     "adpsgd()",
     "choco()",
     "deepsqueeze()",
+    "lpdt()",
     "lsgd()",
     "easgd()",
 )
-SKEWED = ("diloco(every=50)", "sgp()", "choco()", "lsgd()")
+SKEWED = ("diloco(every=50)", "sgp()", "choco()", "lpdt()", "lsgd()")
 STRATEGIES = tuple(
     contender
     for others, skew in ((ALIKE, None), (SKEWED, SKEW))

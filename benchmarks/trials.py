@@ -25,7 +25,7 @@ from laconic.tasks.plan import Event, Plan
 FOLDER = Path(__file__).parent / "results" / "accuracy"
 SCRATCH = Path(__file__).parents[1] / "runs" / "accuracy"
 CURVE = 40  # points
-ABOUT = ("spec", "task", "model", "seed", "workers", "steps", "batch", "lr", "skew")
+ABOUT = ("spec", "task", "model", "seed", "workers", "steps", "batch", "lr", "skew", "bits")
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,7 @@ def plan_of(trial: Trial, steps: int) -> Plan:
         name=trial.task,
         resume=False,
         skew=trial.contender.skew,
+        bits=trial.contender.bits.get(trial.task),
     )
     data = settings.folder / "data.pt"
     if not data.exists():
@@ -130,6 +131,7 @@ def plan_of(trial: Trial, steps: int) -> Plan:
         folder=settings.folder,
         threads=max(1, (os.cpu_count() or 1) // settings.workers),
         skew=settings.skew,
+        bits=settings.bits,
     )
 
 
