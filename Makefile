@@ -35,6 +35,7 @@ bench: setup  ## a short pass of every benchmark, which writes nothing; without 
 	$(BIN)/python -m benchmarks.quantisers --quick
 	$(BIN)/python -m benchmarks.entropy --quick
 	$(BIN)/python -m benchmarks.wire --quick
+	$(BIN)/python -m benchmarks.straggler --quick
 	$(BIN)/python -m benchmarks.scaling --quick
 	$(BIN)/python -m benchmarks.accuracy --quick
 

@@ -1,93 +1,137 @@
-"""A host that falls asleep now and then, and how long the others need for their steps.
+"""Training without a barrier over slow links: a host that falls asleep, and bytes to the same loss.
 
-    sudo python -m benchmarks.straggler           8 hosts at 1 Gbit/s; benchmarks/results/straggler.json
-    sudo python -m benchmarks.straggler --quick   4 hosts, a few steps, and writes nothing
+    python -m benchmarks.straggler             8 hosts; writes benchmarks/results/straggler.json
+    python -m benchmarks.straggler --quick     3 hosts, a small model, a few steps; writes only with --out
 
-Each rank is a process in a network namespace of its own, behind a link of this rate, and trains a model of 11
-million parameters. The last host sleeps 300 ms before half of its steps, chosen at random. Told is the mean
-over ranks of the seconds until each has done its steps, and of the slowest; without sleep beside it. Needs
-root and iproute2.
+Each rank is a process on a host of a lab (`laconic.lab`), and trains a model of 11 million parameters.
+
+Asleep: at 1 Gbit/s the last host sleeps 300 ms before half of its steps, chosen at random. Told is the mean
+over ranks of the seconds until each has done its steps, and of the slowest; without sleep beside it.
+
+To the same loss: at 100 Mbit/s dense DDP trains for some steps; the held-out loss that it ends with is what
+the others train to, however many steps that takes them. Told is what a host's interface has sent until then,
+headers and all. Needs what `laconic lab` needs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.machine import machine
-from benchmarks.wire import ROOT, missing, namespaces
+from laconic.lab import Lab, Link, missing
 
 RESULTS = Path(__file__).parent / "results" / "straggler.json"
+ROOT = Path(__file__).parent.parent
 DENSE = "dense()"
-SPECS = (DENSE, "sgp()", "osgp(staleness=4)", "adpsgd()", "local_sgd(every=8)")
-LINK = "1gbit"
+ASLEEP = (DENSE, "sgp()", "osgp(staleness=4)", "adpsgd()", "local_sgd(every=8)")
+FEW = "scatter_reduce(minmax(bits=8))"  # 8 bits up and down, in the traffic of an all-reduce
+TO_LOSS = (f"diloco(every=10, update={FEW})", f"local_sgd(every=10, update={FEW})")
+FAST, SLOW = "1gbit", "100mbit"
 SLEEP_S, SHARE = 0.3, 0.5
-LIMIT_S = 600  # for one case
+LR = 0.01
+LIMIT_S = 1800  # for one case
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured. `patience`: how many times dense's steps the others may take."""
+
+    hosts: int = 8
+    width: int = 1048
+    steps: int = 30
+    repeats: int = 3
+    dense_steps: int = 40
+    patience: int = 4
+
+
+QUICK = Size(hosts=3, width=128, steps=3, repeats=1, dense_steps=20, patience=2)
 
 
 def main() -> None:
     """Measure, print a line a case, write the JSON."""
     parser = argparse.ArgumentParser(prog="benchmarks.straggler")
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    parser.add_argument("--quick", action="store_true", help="a pass of minutes; writes only with --out")
+    parser.add_argument("--out", type=Path, help="where the JSON goes")
+    given = parser.parse_args()
     if reason := missing():
         print(f"skipped: {reason}")
         return
-    size, steps, repeats = (4, 4, 1) if quick else (8, 30, 3)
+    size = QUICK if given.quick else Size()
+    found = {"asleep": all_asleep(size), "to_loss": all_to_loss(size)}
+    if out := given.out or (None if given.quick else RESULTS):
+        about = {
+            "machine": machine(),
+            "hosts": size.hosts,
+            "parameters": 10 * size.width * (size.width + 1),
+            "repeats": size.repeats,
+            "steps": size.steps,
+            "links": {"asleep": FAST, "to_loss": SLOW},
+            "sleep_s": SLEEP_S,
+            "share": SHARE,
+        }
+        out.write_text(json.dumps(about | found, indent=1) + "\n")
+
+
+def all_asleep(size: Size) -> list[Row]:
+    """A row for each strategy, with and without sleep: medians over repeats."""
     rows = []
-    for spec in SPECS[:3] if quick else SPECS:
+    for spec in ASLEEP:
         for sleep_s in (0.0, SLEEP_S):
-            case = {"spec": spec, "steps": steps, "sleep_s": sleep_s, "share": SHARE}
-            told = [measure(size, case) for _ in range(repeats)]
+            case = {"spec": spec, "steps": size.steps, "sleep_s": sleep_s, "share": SHARE}
+            told = [over_ranks(measure("asleep", FAST, size, case)) for _ in range(size.repeats)]
             row = case | {key: statistics.median(each[key] for each in told) for key in told[0]}
             rows.append(row)
             print(
                 f"{spec:20} asleep {sleep_s:.1f} s: {row['mean_s']:6.1f} s, the slowest"
-                f" {row['slowest_s']:6.1f} s, {row['wire_mb']:8.0f} MB a host",
+                f" {row['slowest_s']:6.1f} s, {row['sent_mb']:8.1f} MB a host",
                 flush=True,
             )
-    if not quick:
-        about = {"machine": machine(), "hosts": size, "link": LINK, "repeats": repeats}
-        RESULTS.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+    return rows
 
 
-def measure(size: int, case: dict[str, Any]) -> dict[str, float]:
-    """One run of a case: seconds, over ranks, and megabytes that a rank has sent."""
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "eth0",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "PYTHONPATH": os.pathsep.join((str(ROOT), *filter(None, sys.path))),
-    }
-    with namespaces(size, LINK) as names, TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "benchmarks.straggler_rank"]
-        arguments = [str(size), f"file://{folder}/store", json.dumps(case)]
-        processes = [
-            subprocess.Popen(
-                ["ip", "netns", "exec", name, *command, str(rank), *arguments],
-                env=environment,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank, name in enumerate(names)
-        ]
-        try:
-            told = [json.loads(process.communicate(timeout=LIMIT_S)[0]) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+def over_ranks(told: list[dict[str, float]]) -> dict[str, float]:
+    """Mean and slowest rank, and megabytes on average."""
     seconds = [each["steps_s"] for each in told]
-    sent = statistics.mean(each["wire_mb"] for each in told)
-    return {"mean_s": statistics.mean(seconds), "slowest_s": max(seconds), "wire_mb": sent}
+    sent = statistics.mean(each["sent_mb"] for each in told)
+    return {"mean_s": statistics.mean(seconds), "slowest_s": max(seconds), "sent_mb": sent}
+
+
+def all_to_loss(size: Size) -> list[Row]:
+    """A row for dense, and for each strategy that trains to dense's loss."""
+    rows: list[Row] = []
+    target = None
+    for spec in (DENSE, *TO_LOSS):
+        steps = size.dense_steps * (1 if target is None else size.patience)
+        case = {"spec": spec, "steps": steps, "look_every": 10, "target": target}
+        told = measure("to_loss", SLOW, size, case)
+        row = {"spec": spec} | told[0] | {"sent_mb": statistics.mean(each["sent_mb"] for each in told)}
+        target = row["losses"][-1] if target is None else target
+        row["reached"] = row["losses"][-1] <= target
+        rows.append(row)
+        fewer = rows[0]["sent_mb"] / row["sent_mb"]
+        print(
+            f"{spec}: loss {row['losses'][-1]:.4f} in {row['steps']} steps and {row['seconds']:.0f} s,"
+            f" {row['sent_mb']:.1f} MB a host, {fewer:.1f} times fewer"
+            f"{'' if row['reached'] else '; did not get there'}",
+            flush=True,
+        )
+    return rows
+
+
+def measure(what: str, link: str, size: Size, case: Row) -> list[dict[str, Any]]:
+    """What each rank tells of one case."""
+    told = json.dumps(case | {"width": size.width, "lr": LR})
+    command = [sys.executable, "-m", "benchmarks.straggler_rank", what, told]
+    environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": str(ROOT)}
+    with Lab(size.hosts, Link(link)) as lab:
+        return [json.loads(text) for text in lab.run(command, env=environment, timeout_s=LIMIT_S)]
 
 
 if __name__ == "__main__":

@@ -1,32 +1,29 @@
 """Bytes on the wire: what `Metered` and `handle.stats()` say, against the counters of the network interface.
 
-    sudo python -m benchmarks.wire                      2, 3 and 4 ranks; writes benchmarks/results/wire.json
-    sudo python -m benchmarks.wire --quick --out FILE   2 ranks, the larger messages: what the test runs
+    python -m benchmarks.wire                      2, 3 and 4 ranks; writes benchmarks/results/wire.json
+    python -m benchmarks.wire --quick --out FILE   2 ranks, the larger messages: what the test runs
 
-Each rank is a process in a network namespace of its own, with one Ethernet interface of MTU 1500 on a bridge
-in one more namespace. Segmentation offload is off, so that counters see the packets of a real link. A link
-'free' is as fast as memory; '200mbit' is held back by a token bucket. Needs root and iproute2.
+Each rank is a process on a host of a lab (`laconic.lab`), with one Ethernet interface of MTU 1500, whose
+counters see the packets of a real link. A link 'free' is as fast as memory; '200mbit' is held back by a
+token bucket each way. Needs what `laconic lab` needs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.machine import machine
 from benchmarks.wire_rank import STEPS, Case
+from laconic.lab import Lab, Link, missing
+from laconic.lab.link import FREE
 
 RESULTS = Path(__file__).parent / "results" / "wire.json"
 ROOT = Path(__file__).parent.parent
+LIMIT_S = 600  # of all cases of one world
 MB = 1_000_000
 COLLECTIVES = ("all_reduce", "all_gather", "broadcast", "exchange")
 QUICK: list[Case] = [
@@ -53,7 +50,7 @@ def main() -> None:
     if reason:
         print(f"skipped: {reason}")
         return
-    worlds = [(size, link) for link in ("200mbit", "free") for size in (2, 3, 4)]
+    worlds = [(size, link) for link in ("200mbit", FREE) for size in (2, 3, 4)]
     rows: list[dict[str, Any]] = []
     for size, link in worlds[:1] if arguments.quick else worlds:
         measured = measure(size, link, QUICK if arguments.quick else FULL)
@@ -65,72 +62,12 @@ def main() -> None:
         out.write_text(json.dumps({"machine": machine(), "steps": STEPS, "rows": rows}, indent=1) + "\n")
 
 
-def missing() -> str | None:
-    """Why this cannot run here, or None."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    if shutil.which("ip") is None or shutil.which("tc") is None:
-        return "iproute2 is not installed"
-    try:
-        with namespaces(1, "200mbit"):
-            return None
-    except subprocess.CalledProcessError as error:
-        return f"no network namespace can be made here: {error.stderr.strip()}"
-
-
-@contextmanager
-def namespaces(size: int, link: str) -> Iterator[list[str]]:
-    """Namespaces of the ranks, 10.77.0.1 and up on interface eth0, around a bridge; gone at the end."""
-    hub, names = f"lac{os.getpid()}hub", [f"lac{os.getpid()}r{rank}" for rank in range(size)]
-    made: list[str] = []
-    try:
-        for name in (hub, *names):
-            ip("netns", "add", name)
-            made.append(name)
-        ip("-n", hub, "link", "add", "br0", "type", "bridge")
-        ip("-n", hub, "link", "set", "br0", "up")
-        for rank, name in enumerate(names):
-            ip("-n", hub, "link", "add", f"v{rank}", "type", "veth", "peer", "name", "eth0", "netns", name)
-            ip("-n", hub, "link", "set", f"v{rank}", "master", "br0", "up")
-            ip("-n", name, "addr", "add", f"10.77.0.{rank + 1}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "eth0", "mtu", "1500", "up")
-            ip("-n", name, "link", "set", "lo", "up")
-            if link != "free":
-                bucket = ["tbf", "rate", link, "burst", "32kb", "latency", "400ms"]
-                call("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", *bucket)
-        yield names
-    finally:
-        for name in made:
-            ip("netns", "del", name)
-
-
 def measure(size: int, link: str, cases: list[Case]) -> list[dict[str, Any]]:
     """A row a case: the rank on which model and counter differ most."""
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "eth0",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "PYTHONPATH": os.pathsep.join((str(ROOT), *filter(None, sys.path))),
-    }
-    with namespaces(size, link) as names, TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "benchmarks.wire_rank"]
-        arguments = [str(size), f"file://{folder}/store", json.dumps(cases)]
-        processes = [
-            subprocess.Popen(
-                ["ip", "netns", "exec", name, *command, str(rank), *arguments],
-                env=environment,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank, name in enumerate(names)
-        ]
-        try:
-            told = [json.loads(process.communicate(timeout=300)[0]) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+    command = [sys.executable, "-m", "benchmarks.wire_rank", json.dumps(cases)]
+    environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": str(ROOT)}
+    with Lab(size, Link(None if link == FREE else link)) as lab:
+        told = [json.loads(text) for text in lab.run(command, env=environment, timeout_s=LIMIT_S)]
     rows = []
     for index, (what, nbytes) in enumerate(cases):
         worst = max((of_rank[index] for of_rank in told), key=lambda row: abs(error(row)))
@@ -153,16 +90,6 @@ def line(row: dict[str, Any]) -> str:
         f"  wire {row['wire_sent']:>10,.0f} + {row['wire_received']:>10,.0f}"
         f"  counted {row['counted_sent']:>10,.0f} + {row['counted_received']:>10,.0f}  {row['error']:+.2%}"
     )
-
-
-def ip(*words: str) -> None:
-    """Run ip."""
-    call("ip", *words)
-
-
-def call(*words: str) -> None:
-    """Run a command; its complaint is in the error."""
-    subprocess.run(words, check=True, capture_output=True, text=True)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,12 @@
-"""One rank of `benchmarks.wire`, in its namespace: a step's bytes by the model and by the interface."""
+"""One rank of `benchmarks.wire`, on its host: a step's bytes by the model and by the interface."""
 
 from __future__ import annotations
 
-import array
-import fcntl
 import json
-import socket
-import struct
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,23 +15,21 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.comm.metered import Metered
 from laconic.comm.torch_comm import TorchComm
+from laconic.core.linux import interface_bytes
 
 Case = tuple[str, int]  # a collective or a method's spec, and bytes of a dense float32 tensor
 Figures = dict[str, float]
 
 STEPS = 10
 SETTLE_S = 0.4  # the last acknowledgements may be 0.2 s late
-SIOCETHTOOL = 0x8946
-OFFLOADS = (0x1F, 0x24, 0x2C)  # ETHTOOL_STSO, ETHTOOL_SGSO, ETHTOOL_SGRO
 KEYS = ("payload_sent", "payload_received", "wire_sent", "wire_received")
 
 
-def main(rank: int, size: int, store: str, cases: list[Case]) -> None:
+def main(cases: list[Case]) -> None:
     """Play all cases; a JSON list of figures a step on stdout."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    offloads_off("eth0")
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+    dist.init_process_group("gloo")
     print(json.dumps([play(what, nbytes) for what, nbytes in cases]))
     dist.destroy_process_group()
 
@@ -89,21 +82,9 @@ def training(spec: str, nbytes: int) -> tuple[Callable[[], object], Callable[[],
 
 def counters() -> Figures:
     """What the interface has sent and received so far."""
-    home = Path("/sys/class/net/eth0/statistics")
-    return {
-        "counted_sent": int((home / "tx_bytes").read_text()),
-        "counted_received": int((home / "rx_bytes").read_text()),
-    }
-
-
-def offloads_off(interface: str) -> None:
-    """As `ethtool -K interface tso off gso off gro off`."""
-    with socket.socket() as handle:
-        for command in OFFLOADS:
-            value = array.array("B", struct.pack("II", command, 0))
-            request = struct.pack("16sP16x", interface.encode(), value.buffer_info()[0])
-            fcntl.ioctl(handle, SIOCETHTOOL, request)
+    sent, received = interface_bytes("eth0")
+    return {"counted_sent": sent, "counted_received": received}
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], [(what, n) for what, n in json.loads(sys.argv[4])])
+    main([(what, n) for what, n in json.loads(sys.argv[1])])

@@ -1,0 +1,77 @@
+"""docs/straggler.md: from benchmarks/results/straggler.json, where that was measured."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from typing import Any
+
+from benchmarks.straggler import RESULTS
+
+from docs.tables import table
+
+TWICE, FEWER = 2, 20  # bars: times faster than dense beside a host asleep; times fewer bytes to its loss
+
+
+def page() -> str:
+    """The whole page."""
+    return written(json.loads(RESULTS.read_text()))
+
+
+def written(found: dict[str, Any]) -> str:
+    """The page of these measurements."""
+    to_loss, dense = found["to_loss"], found["to_loss"][0]
+    lines = [
+        "# Training without a barrier, over slow links",
+        "",
+        f"{found['hosts']} hosts of a [lab](lab.md) on {found['machine']['cores']} cores, a model of"
+        f" {found['parameters'] / 1e6:.1f} million parameters.",
+        "Made by `make docs` from what `python -m benchmarks.straggler` leaves in",
+        "`benchmarks/results/straggler.json`. MB are those of a host's interface, with all headers.",
+        "",
+        "## One host falls asleep",
+        "",
+        f"Links of {found['links']['asleep']}. The last host sleeps {1e3 * found['sleep_s']:.0f} ms before"
+        f" {100 * found['share']:.0f} % of its steps.",
+        f"Seconds for {found['steps']} steps, mean over hosts and of the slowest; medians of"
+        f" {found['repeats']} runs.",
+        "",
+        *table(
+            ("strategy", "awake, s", "asleep, s", "slowest, s", "than dense", "MB a host"),
+            asleep_cells(found["asleep"]),
+        ),
+        "",
+        f"Aimed at: overlapped gossip at least {TWICE} times faster than dense, and AD-PSGD faster still.",
+        "",
+        "## To the same loss",
+        "",
+        f"Links of {found['links']['to_loss']}. Dense trains for {dense['steps']} steps, to a held-out loss"
+        f" of {dense['losses'][-1]:.4f};",
+        "the others until they are there.",
+        "",
+        *table(
+            ("strategy", "steps", "loss", "seconds", "MB a host", "fewer than dense"),
+            [loss_cells(row, dense) for row in to_loss],
+        ),
+        "",
+        f"Aimed at: at least {FEWER} times fewer.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def asleep_cells(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A line a strategy: awake beside asleep."""
+    cells, dense_s = [], rows[1]["mean_s"]
+    for spec, pair in groupby(rows, key=lambda row: row["spec"]):
+        awake, asleep = pair
+        times = dense_s / asleep["mean_s"]
+        seconds = (f"{each:.1f}" for each in (awake["mean_s"], asleep["mean_s"], asleep["slowest_s"]))
+        cells.append((f"`{spec}`", *seconds, f"{times:.1f} times faster", f"{asleep['sent_mb']:,.0f}"))
+    return cells
+
+
+def loss_cells(row: dict[str, Any], dense: dict[str, Any]) -> tuple[str, ...]:
+    """What it took to get there, or that it did not."""
+    fewer = f"{dense['sent_mb'] / row['sent_mb']:.1f} times" if row["reached"] else "did not get there"
+    loss, sent = f"{row['losses'][-1]:.4f}", f"{row['sent_mb']:,.0f}"
+    return (f"`{row['spec']}`", str(row["steps"]), loss, f"{row['seconds']:.0f}", sent, fewer)
