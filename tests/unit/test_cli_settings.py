@@ -43,7 +43,7 @@ def invoke(*arguments: str) -> Result:
         (["digits", "--with", "dgc()", "--bits", "9"], ["--bits must be a whole number in 2..8, got 9"]),
         (
             ["shakespeare", "--with", "dgc()", "--bits", "8"],
-            ["--bits 8 is not for this model", "Embedding", "take cifar10, mnist or digits"],
+            ["--bits 8 is not for this model", "is a GPT", "take cifar10, mnist or digits"],
         ),
         (["digits", "--with", "local_sgd(every=0)"], ["every must be a whole number of 1 or more"]),
         (
