@@ -12,6 +12,7 @@ from laconic.cli.doctor import doctor
 from laconic.cli.lab import lab
 from laconic.cli.methods import methods
 from laconic.cli.plan import plan
+from laconic.cli.probe import probe
 from laconic.cli.run import PASS_THROUGH, run
 from laconic.cli.topology import topology
 from laconic.cli.train import train
@@ -42,6 +43,7 @@ app.command(context_settings=PASS_THROUGH)(lab)
 app.command()(methods)
 app.command()(topology)
 app.command()(plan)
+app.command()(probe)
 app.command()(doctor)
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.plan.forecast import Forecast, choice, forecasts, reason
 from laconic.plan.network import Network
+from laconic.plan.probe import Probe
 from laconic.plan.rehearsal import Rehearsed, rehearse
 from laconic.plan.step import Work, buckets
 from laconic.report.plan_picture import picture
@@ -43,14 +44,17 @@ SIDE = 1024  # of the square matrices that stand for a model of which only the s
 
 
 def plan(
-    params: Annotated[str, typer.Option(help="of the model, such as 25.6M")],
-    workers: Annotated[str, typer.Option(help="one number, some (4,8,16), or a range (4..256)")],
-    link: Annotated[str, typer.Option(help="each worker's rate, such as 1gbit or 100mbit")],
-    backward: Annotated[str, typer.Option(help="time of a backward pass, such as 120ms")],
+    params: Annotated[str | None, typer.Option(help="of the model, such as 25.6M")] = None,
+    workers: Annotated[str | None, typer.Option(help="a number, some (4,8,16), or a range (4..256)")] = None,
+    link: Annotated[str | None, typer.Option(help="each worker's rate, such as 1gbit or 100mbit")] = None,
+    backward: Annotated[str | None, typer.Option(help="time of a backward pass, such as 120ms")] = None,
     forward: Annotated[str | None, typer.Option(help="of a forward pass [default: half of backward]")] = None,
-    update: Annotated[str, typer.Option(help="of the optimiser's step")] = "0ms",
-    latency: Annotated[str, typer.Option(help="of one message")] = "50us",
-    cores: Annotated[float, typer.Option(help="that each worker has for itself")] = 2.0,
+    update: Annotated[str | None, typer.Option(help="of the optimiser's step [default: 0ms]")] = None,
+    latency: Annotated[str | None, typer.Option(help="of one message [default: 50us]")] = None,
+    cores: Annotated[float | None, typer.Option(help="that each worker has for itself [default: 2]")] = None,
+    probe: Annotated[
+        Path | None, typer.Option(help="of laconic probe: what is not told comes from it")
+    ] = None,
     with_: Annotated[
         list[str] | None,
         typer.Option("--with", help='a method, "dgc(density=0.01)"; may be repeated [default: usual ones]'),
@@ -58,28 +62,67 @@ def plan(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="draw the curves here, as SVG")] = None,
 ) -> None:
     """Forecast step time, bytes and scaling of each method, and say which one to take and why."""
-    sizes = read_workers(workers)
-    layout = layout_of(units.count("--params", params))
-    backward_s = units.seconds("--backward", backward)
-    forward_s = backward_s / 2 if forward is None else units.seconds("--forward", forward, least=0.0)
-    if cores <= 0:
-        raise SpecError(f"--cores must be above 0, got {cores}: 0.5 is one core for two workers")
-    update_s = units.seconds("--update", update, least=0.0)
-    work = Work(forward_s, backward_s, update_s, buckets(4 * layout.numel), cores)
-    rate = units.bits_a_second("--link", link)
-    network = Network(rate / 8, units.seconds("--latency", latency, least=0.0))
+    known = None if probe is None else Probe.load(probe)
+    told = {"--params": params, "--workers": workers, "--link": link, "--backward": backward}
+    if known is None and (missing := [name for name, value in told.items() if value is None]):
+        raise SpecError(
+            f"laconic plan needs {' and '.join(missing)}, or --probe with a file of laconic probe"
+        )
+    sizes = read_workers(workers or str(known.size if known else 0))
+    layout = (
+        layout_of(units.count("--params", params)) if params else Layout.of(known.layout if known else ())
+    )
+    work = work_of(layout, known, forward, backward, update, cores)
+    network = network_of(known, link, latency)
     methods = [lift(spec) for spec in dict.fromkeys((DENSE, *(with_ or USUAL)))]
+    rehearsed = {each.spec: each for each in known.methods} if known and not params else {}
     screen = console()
     with screen.status("rehearsing", spinner="dots") as status:
-        rehearsed = []
         for method in methods:
-            status.update(f"rehearsing {method!r}")
-            rehearsed.append(rehearse(method, layout))
+            if repr(method) not in rehearsed:
+                status.update(f"rehearsing {method!r}")
+                rehearsed[repr(method)] = rehearse(method, layout)
+    shown = [rehearsed[repr(method)] for method in methods]
     if out is not None:
-        write(out, picture(rehearsed, sizes, work, network, f"{params} parameters, {units.told_rate(rate)}"))
-    show(screen, rehearsed, sizes, work, network)
+        title = f"{layout.numel / 1e6:,.3g} M parameters, {units.told_rate(8 * network.bytes_a_second)}"
+        write(out, picture(shown, sizes, work, network, title))
+    show(screen, shown, sizes, work, network)
     if out is not None:
         screen.print(Text(f"picture: {out}", "dim"))
+
+
+def work_of(
+    layout: Layout,
+    known: Probe | None,
+    forward: str | None,
+    backward: str | None,
+    update: str | None,
+    cores: float | None,
+) -> Work:
+    """What a worker computes: as told, else as probed, else as is usual."""
+    if cores is not None and cores <= 0:
+        raise SpecError(f"--cores must be above 0, got {cores}: 0.5 is one core for two workers")
+    probed = known.work if known else Work(0.0, 0.0, 0.0, ())
+    backward_s = units.seconds("--backward", backward) if backward else probed.backward_s
+    usual_s = backward_s / 2 if backward or not known else probed.forward_s
+    cut = buckets(4 * layout.numel)
+    return Work(
+        units.seconds("--forward", forward, least=0.0) if forward else usual_s,
+        backward_s,
+        units.seconds("--update", update, least=0.0) if update else probed.update_s,
+        cut,
+        cores or probed.cores,
+        probed.ready if probed.buckets == cut else (),
+    )
+
+
+def network_of(known: Probe | None, link: str | None, latency: str | None) -> Network:
+    """The links: as told, else as probed, else of the usual latency."""
+    probed = known.network if known else Network(0.0)
+    return Network(
+        units.bits_a_second("--link", link) / 8 if link else probed.bytes_a_second,
+        units.seconds("--latency", latency, least=0.0) if latency else probed.latency_s,
+    )
 
 
 def read_workers(text: str) -> list[int]:

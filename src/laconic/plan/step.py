@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from laconic.plan.network import Network
 from laconic.plan.rehearsal import Rehearsed
@@ -24,8 +25,8 @@ FIRST = 2**20  # of its first bucket
 class Work:
     """What a worker does without the others: seconds of forward, backward and the optimiser's update.
 
-    `buckets`: bytes of each, in the order in which backward makes them ready, at an even pace. `cores`: that
-    a worker has for itself.
+    `buckets`: bytes of each, in the order in which backward makes them ready; `ready`: when it has, as parts
+    of backward, or nothing for an even pace. `cores`: that a worker has for itself.
     """
 
     forward_s: float
@@ -33,11 +34,22 @@ class Work:
     update_s: float
     buckets: tuple[int, ...]
     cores: float = 2.0
+    ready: tuple[float, ...] = ()
 
     @property
     def alone_s(self) -> float:
         """A step with no communication."""
         return self.forward_s + self.backward_s + self.update_s
+
+    @property
+    def parts(self) -> list[float]:
+        """Of the model, in each bucket."""
+        return [nbytes / sum(self.buckets) for nbytes in self.buckets]
+
+    @property
+    def ready_s(self) -> list[float]:
+        """Seconds of backward after which each bucket is ready."""
+        return [self.backward_s * part for part in self.ready or accumulate(self.parts)]
 
 
 @dataclass(frozen=True)
@@ -78,30 +90,25 @@ def time_line(work: Work, rehearsed: Rehearsed, network: Network, size: int) -> 
     """One step of one of `size` workers."""
     if size == 1:
         return Split(work.alone_s, work.alone_s, 0.0, 0.0, 0.0)
-    parts = [nbytes / sum(work.buckets) for nbytes in work.buckets]
     crowd = max(1.0, 1.0 / work.cores)
     encode_s = rehearsed.encode_s.at(size) * crowd
     decode_s = rehearsed.decode_s.at(size) * crowd
-    messages = [network.seconds(rehearsed, size, part=part) for part in parts]
+    messages = [network.seconds(rehearsed, size, part=part) for part in work.parts]
     shared = min(max(2.0 - work.cores, 0.0), 1.0)  # part of a core that backward lacks meanwhile
-    done = _pipelined(work.backward_s, parts, messages, encode_s + decode_s, shared)
+    done = _pipelined(work, messages, encode_s + decode_s, shared)
     step_s = work.forward_s + done + work.update_s
     return Split(step_s, work.alone_s, encode_s, sum(messages), decode_s)
 
 
-def _pipelined(
-    backward_s: float, parts: Sequence[float], messages: Sequence[float], coding_s: float, shared: float
-) -> float:
+def _pipelined(work: Work, messages: Sequence[float], coding_s: float, shared: float) -> float:
     """When both backward and the last bucket are done.
 
     What coding takes from backward makes the next buckets ready later.
     """
-    ready = late = done = 0.0
-    for part, message in zip(parts, messages, strict=True):
-        ready += part * backward_s
+    late = done = 0.0
+    for ready, part, message in zip(work.ready_s, work.parts, messages, strict=True):
         begin = max(ready + late, done)
-        coding = part * coding_s
-        if begin < backward_s + late:
-            late += shared * coding
-        done = begin + coding + message
-    return max(done, backward_s + late)
+        if begin < work.backward_s + late:
+            late += shared * part * coding_s
+        done = begin + part * coding_s + message
+    return max(done, work.backward_s + late)

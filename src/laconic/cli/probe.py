@@ -1,0 +1,112 @@
+"""`laconic probe`: links, computing and codecs of these machines, measured and kept for `laconic plan`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import torch.distributed as dist
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from laconic.cli.console import console
+from laconic.cli.plan import DENSE, USUAL
+from laconic.cli.run import run
+from laconic.comm.torch_comm import TorchComm
+from laconic.core import arguments
+from laconic.core.errors import SpecError
+from laconic.core.units import told_rate, told_seconds
+from laconic.plan.probe import Probe, layout_of, probe_network, probe_pairs, probe_work
+from laconic.plan.rehearsal import rehearse
+from laconic.strategies.method import lift
+from laconic.tasks import find
+from laconic.tasks.task import cross_entropy
+
+GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR")  # that a launcher has set, where there is one
+
+
+def probe(
+    task: Annotated[str, typer.Argument(help="whose model computes")] = "digits",
+    workers: Annotated[int, typer.Option(help="processes on this machine, where no launcher has begun")] = 2,
+    model: Annotated[str | None, typer.Option(help="one of the task's models")] = None,
+    with_: Annotated[
+        list[str] | None,
+        typer.Option("--with", help="a method to measure; may be repeated [default: usual ones]"),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="folder of the data set [default: $LACONIC_DATA]")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="the file to write")] = Path("probe.json"),
+) -> None:
+    """Measure links, a step and codecs here; on several machines, run it on each by torchrun or in a lab."""
+    recipe = find(task).recipe(model)
+    methods = [lift(spec) for spec in dict.fromkeys((DENSE, *(with_ or USUAL)))]
+    if not all(name in os.environ for name in GROUP):
+        arguments.whole("--workers", workers, 2, 64)
+        words = ["probe", task, "--out", str(out)]
+        words += [word for spec in with_ or () for word in ("--with", spec)]
+        words += ["--model", model] if model else []
+        words += ["--data", str(data)] if data else []
+        return run(["--nproc-per-node", str(workers), "-m", "laconic.cli.main", *words])
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    cores = (os.cpu_count() or 1) / local
+    torch.set_num_threads(max(1, int(cores)))
+    dist.init_process_group("gloo")
+    comm = TorchComm()
+    if comm.size == 1:
+        raise SpecError("a group of one has no link to probe: start 2 workers or more")
+    chosen = find(task)
+    tensors = chosen.load(data)
+    network, pairs = probe_network(comm), probe_pairs(comm)
+    net = recipe.build()
+    x, y = chosen.inputs(tensors["train_x"][: chosen.batch], None), tensors["train_y"][: chosen.batch]
+    work = probe_work(net, lambda: cross_entropy(net(x), y), recipe.optimizer(net), comm, cores)
+    layout = layout_of(net)
+    named = tuple((entry.name, entry.shape) for entry in layout)
+    found = Probe(comm.size, pairs, network, work, named)
+    if comm.rank == 0:
+        found = replace(found, methods=tuple(rehearse(method, layout) for method in methods))
+        save(found, out)
+        show(console(), found, out)
+    dist.barrier()
+    dist.destroy_process_group()
+    return None
+
+
+def save(found: Probe, path: Path) -> None:
+    """Raises `SpecError` where nothing can be written."""
+    try:
+        found.save(path)
+    except OSError as error:
+        raise SpecError(
+            f"--out: cannot write {path}: {error.strerror}; name a file in a folder of yours"
+        ) from None
+
+
+def show(screen: Console, found: Probe, path: Path) -> None:
+    """What was measured, in short."""
+    links = Table(box=None, padding=(0, 1), header_style="bold")
+    for head in ("ranks", "latency", "rate each way"):
+        links.add_column(head, justify="right")
+    for pair in found.pairs:
+        rate = told_rate(8 * pair.bytes_a_second)
+        links.add_row(f"{pair.first} and {pair.second}", told_seconds(pair.latency_s), rate)
+    links.add_row(
+        "all at once", told_seconds(found.network.latency_s), told_rate(8 * found.network.bytes_a_second)
+    )
+    screen.print(links)
+    work = found.work
+    screen.print(
+        f"A step: forward {told_seconds(work.forward_s)}, backward {told_seconds(work.backward_s)}, update"
+        f" {told_seconds(work.update_s)}; {len(work.buckets)} buckets, {work.cores:g} cores a worker."
+    )
+    codecs = Table(box=None, padding=(0, 1), header_style="bold")
+    for head in ("method", "MB a step", "encode", "decode"):
+        codecs.add_column(head, justify="left" if head == "method" else "right")
+    for each in found.methods:
+        coding = told_seconds(each.encode_s.at(found.size)), told_seconds(each.decode_s.at(found.size))
+        codecs.add_row(each.spec, f"{each.nbytes(found.size) / 1e6:.3g}", *coding)
+    screen.print(codecs)
+    screen.print(f"written: {path}; laconic plan --probe {path} reckons with it", style="dim")
