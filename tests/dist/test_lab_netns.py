@@ -52,7 +52,8 @@ else:
     print(min(spent))
 """
 OWNER = """
-import sys, types
+import signal, sys, types
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
 package = types.ModuleType("laconic")
 package.__path__ = [sys.argv[1]]
 sys.modules["laconic"] = package

@@ -114,8 +114,8 @@ def starts_workers(command: list[str]) -> bool:
 def told(made: Lab) -> str:
     """What interfaces have counted."""
     counted = made.counters()
-    sent = " ".join(f"{each.sent / MB:.1f}" for each in counted)
-    received = " ".join(f"{each.received / MB:.1f}" for each in counted)
+    sent = " ".join(f"{each.sent / MB:.4g}" for each in counted)
+    received = " ".join(f"{each.received / MB:.4g}" for each in counted)
     return f"by host, sent {sent} MB; received {received} MB"
 
 

@@ -30,8 +30,10 @@ def address(host: int) -> str:
 
 
 def names(hosts: int) -> str:
-    """What /etc/hosts says in the lab."""
-    lines = ["127.0.0.1 localhost", *(f"{address(host)} host{host}" for host in range(hosts))]
+    """What /etc/hosts says in the lab; torch looks for the second form, and warns where it finds no name."""
+    lines = ["127.0.0.1 localhost"]
+    for form in ("", "::ffff:"):
+        lines += (f"{form}{address(host)} host{host}" for host in range(hosts))
     return "\n".join(lines) + "\n"
 
 
