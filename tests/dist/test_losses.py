@@ -28,9 +28,10 @@ SPECS = [
     "slowmo(every=3, base=sgp())",
     "slowmo(every=3, base=adpsgd())",
     "diloco(every=3, update=minmax(bits=8))",
-    "lsgd(every=4, local_every=2, local=1)",
+    "lsgd(every=4, local_every=2, local=2)",
     "lsgd(every=4, local_every=2, local=1, count='total')",
     "easgd(every=3)",
+    "by_machine(local_sgd(every=2), local=2)",
 ]
 
 
@@ -73,6 +74,11 @@ def test_the_others_go_on_when_one_is_killed(pool, spec):
 def test_who_does_not_talk_to_the_lost_one_hears_of_it_too(pool):
     """On a line the last rank waits for a neighbour that has gone to a new group, not for the dead one."""
     check(pool.fresh(4, train_with_a_loss, "sgp(topology=linear())", 0, KILLED, 1, timeout_s=90.0), [1, 2, 3])
+
+
+def test_a_machine_may_lose_a_rank(pool):
+    spec = "lsgd(every=4, local_every=2, local=2)"
+    check(pool.fresh(4, train_with_a_loss, spec, 1, KILLED, 3, timeout_s=90.0), [0, 2, 3])
 
 
 def with_a_test_between(tests_at, killed, slow):

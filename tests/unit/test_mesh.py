@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.laws.worlds import MODEL, everywhere, gradient
 
+from laconic.comm.loopback import Loopback
 from laconic.comm.mesh import machines
 from laconic.core.errors import SpecError
 from laconic.core.spec import parse
@@ -87,3 +88,17 @@ def test_a_part_of_the_world_keeps_its_machines():
     """A group of every other rank of 2 machines of 4, as torchrun numbers them."""
     some = told([(0, 0, 4), (0, 2, 4), (4, 0, 4), (4, 2, 4)])
     assert everywhere(4, lambda comm: machines(comm, 0, some[comm.rank])) == [[0, 0, 1, 1]] * 4
+
+
+class Left(Loopback):
+    """Of eight ranks these are left."""
+
+    seats, began = (1, 2, 3, 6), 8
+
+
+def test_machines_that_have_lost_ranks_are_still_the_same_machines():
+    left = Left(Loopback.world(4)[0].room, 0)
+    assert machines(left, local=2) == [0, 1, 1, 2]
+    assert machines(left, local=4) == [0, 0, 0, 1]
+    with pytest.raises(SpecError, match="local=3 does not divide the 8 ranks"):
+        machines(left, local=3)

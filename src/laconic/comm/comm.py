@@ -24,6 +24,16 @@ class Comm(ABC):
     rank: int
     size: int
 
+    @property
+    def seats(self) -> Sequence[int]:
+        """The number that each rank had before any was lost, ascending: by it a rank has its machine."""
+        return range(self.size)
+
+    @property
+    def began(self) -> int:
+        """How many ranks there were before any was lost."""
+        return self.size
+
     @abstractmethod
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
         """x (n,) becomes the sum (max, min) over ranks, in place and bit-identical on all; returns x."""

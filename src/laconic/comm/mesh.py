@@ -18,20 +18,22 @@ WAY_OUT = "set local= to the number of ranks a machine"
 def machines(comm: Comm, local: int = 0, environment: Mapping[str, str] | None = None) -> list[int]:
     """The number of each rank's machine, in rank order; machines are numbered by their first ranks.
 
-    `local`: how many ranks in a row share a machine; 0 asks the environment of every rank, and is called by
-    all ranks. Raises `SpecError`, on every rank alike, where the ranks do not divide or do not fit together.
+    `local`: how many ranks in a row shared a machine before any was lost; 0 asks the environment of every
+    rank, and is called by all ranks. Raises `SpecError`, on every rank alike, where the ranks do not divide
+    or do not fit together.
 
     >>> from laconic.comm.loopback import Loopback
     >>> machines(Loopback.world(4)[0], local=2)
     [0, 0, 1, 1]
     """
     if local:
-        if comm.size % local:
+        if comm.began % local:
             raise SpecError(
-                f"local={local} does not divide the {comm.size} ranks of this group: {WAY_OUT},"
+                f"local={local} does not divide the {comm.began} ranks of this group: {WAY_OUT},"
                 " or local=0 to take it from torchrun"
             )
-        return [rank // local for rank in range(comm.size)]
+        firsts = list(dict.fromkeys(seat // local for seat in comm.seats))
+        return [firsts.index(seat // local) for seat in comm.seats]
     own = _told(os.environ if environment is None else environment)
     heard = [tuple(each.tolist()) for each in comm.all_gather(torch.tensor(own, dtype=torch.int64))]
     for rank, (_, place, size) in enumerate(heard):

@@ -77,6 +77,14 @@ class Metered(Comm):
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self._books = _Books(clock, link or Link())
 
+    @property
+    def seats(self) -> Sequence[int]:
+        return self.comm.seats
+
+    @property
+    def began(self) -> int:
+        return self.comm.began
+
     def snapshot(self) -> Meter:
         """What was counted so far. Any thread may ask."""
         with self._books.lock:

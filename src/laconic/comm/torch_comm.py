@@ -47,16 +47,21 @@ class TorchComm(Comm):
         config = str(dist.get_backend_config(group))  # such as cpu:gloo,cuda:nccl
         self.backends = dict(pair.split(":") for pair in config.split(","))
         self._waits = self.timeout
+        self._seats: Sequence[int] = range(self.size)
+        self._began = self.size
         self._parts: list[TorchComm] = []  # what `split` has made
 
     @classmethod
-    def among(cls, ranks: list[int], name: str, like: TorchComm) -> TorchComm:
-        """A new process group of these ranks of the world, called by them alone; as `like` in all else.
+    def among(cls, seats: Sequence[int], name: str, like: TorchComm) -> TorchComm:
+        """A new process group of these ranks of `like`, called by them alone; as `like` in all else.
 
         `name`: one that no group of these processes has had before.
         """
         with like._peers("new_group"):
-            return cls(named_group(name, ranks, like._backend, like._waits))
+            ranks = [like.ranks[seat] for seat in seats]
+            comm = cls(named_group(name, ranks, like._backend, like._waits))
+        comm._seats, comm._began = seats, like.size
+        return comm
 
     @classmethod
     def own(cls, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> TorchComm:
@@ -74,6 +79,14 @@ class TorchComm(Comm):
         if self._group is None:
             raise PeerError(f"rank {self.rank} of {self.size} has left this group")
         return self._group
+
+    @property
+    def seats(self) -> Sequence[int]:
+        return self._seats
+
+    @property
+    def began(self) -> int:
+        return self._began
 
     @property
     def timeout(self) -> timedelta:

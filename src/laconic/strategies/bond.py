@@ -163,11 +163,11 @@ class ParameterBond(Bond):
             self.circle.renew()
             with suppress(PeerError):  # another loss, in this very meeting: meet again
                 self._furthest = self._average_(model, steps, whole=self.circle.generation == began + 1)
+                own = self.circle.own
+                chosen = Alone() if own.size == 1 else self.strategy
+                chosen.check_left(own.size, self._optimizer)
+                self.bound = chosen.bind(self.replica, self._optimizer, own, self._seed)
                 break
-        alone = self.circle.own.size == 1
-        chosen = Alone() if alone else self.strategy
-        chosen.check(self.circle.own.size, self._optimizer)
-        self.bound = chosen.bind(self.replica, self._optimizer, self.circle.own, self._seed)
         self.bound.steps, self.bound.dense_bytes, self.bound.seconds = self._furthest[0], dense_bytes, seconds
 
     def _average_(self, model: Tensor, steps: int, whole: bool) -> tuple[int, int]:

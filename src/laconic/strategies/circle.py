@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -26,7 +27,7 @@ class Circle:
         self.aside, talking = (TorchComm.own(group, timeout) for _ in range(2))
         self._groups = [self.aside, talking]
         self.own = Metered(talking)
-        self._like, self._ranks = talking, talking.ranks  # a member's number -> its rank in the world
+        self._like = talking
         self._name = f"laconic/{talking.group.group_name}"
         self.roster: Roster | None = None
         if patience_s is not None:
@@ -50,20 +51,20 @@ class Circle:
         """
         assert self.roster is not None and self._patience_s is not None
         error: Exception | None = None
-        for _ in self._ranks:
+        for _ in self._like.ranks:
             self._leave()
             members = self.roster.regroup(timeout_s=60 + 2 * self._patience_s)
             try:
-                self._make([self._ranks[member] for member in members])
+                self._make(members)
                 return
             except (PeerError, RuntimeError) as failed:  # another was lost in the meantime
                 error = failed
         raise PeerError(f"no new group could be made: {error}") from error
 
-    def _make(self, ranks: list[int]) -> None:
+    def _make(self, members: Sequence[int]) -> None:
         assert self.roster is not None
         names = (f"{self._name}/{self.roster.generation}/{which}" for which in ("aside", "own"))
-        self._groups = [TorchComm.among(ranks, name, like=self._like) for name in names]
+        self._groups = [TorchComm.among(members, name, like=self._like) for name in names]
         self.aside = self._groups[0]
         self.own = self.own.over(self._groups[1])
 

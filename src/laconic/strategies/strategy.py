@@ -44,6 +44,10 @@ class Strategy(Spec):
                 " one: take SGD, Adam or another optimiser of one gradient a step"
             )
 
+    def check_left(self, size: int, optimizer: Optimizer) -> None:
+        """`check`, where others have been lost, and machines may have lost some of their ranks."""
+        self.check(size, optimizer)
+
     @abstractmethod
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundStrategy:
         """The working object for this rank's model. Called by all ranks; may be collective."""

@@ -21,6 +21,7 @@ from laconic.comm.mesh import machines
 from laconic.comm.metered import Metered
 from laconic.core import arguments
 from laconic.core.errors import SpecError
+from laconic.strategies.alone import Alone
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
@@ -52,6 +53,9 @@ class ByMachine(Strategy):
         if self.local:
             self.strategy.check(size // self.local, optimizer)
 
+    def check_left(self, size: int, optimizer: Optimizer) -> None:
+        """What is left of machines is known when all are bound: the strategy between them is checked then."""
+
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundByMachine:
         return BoundByMachine(self, replica, optimizer, comm, seed)
 
@@ -64,12 +68,14 @@ class BoundByMachine(BoundStrategy):
     ) -> None:
         super().__init__(replica, comm)
         numbers = machines(comm, config.local)
-        config.strategy.check(len(set(numbers)), optimizer)
+        left = len(set(numbers))
+        strategy = Alone() if left == 1 and comm.size < comm.began else config.strategy
+        strategy.check(left, optimizer)
         self._inside = comm.split(numbers[comm.rank])
         leads = self._inside.rank == 0
         between = comm.split(0 if leads else 1)
         self._beside = comm.split(0 if leads else 1)
-        self.led = config.strategy.bind(replica, optimizer, between, seed) if leads else None
+        self.led = strategy.bind(replica, optimizer, between, seed) if leads else None
         self._gradient = torch.zeros_like(replica.flat)
 
     def step_(self, update: Update, loss: float | None) -> None:

@@ -100,6 +100,9 @@ class LSGD(Strategy):
                 " ranks a machine, or to 0 to take it from torchrun"
             )
 
+    def check_left(self, size: int, optimizer: Optimizer) -> None:
+        """Any two ranks will do: machines are those of the beginning."""
+
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundLSGD:
         return BoundLSGD(self, replica, comm, machines(comm, self.local))
 
