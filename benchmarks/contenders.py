@@ -121,6 +121,7 @@ REDUCTIONS = family(
     "SGD with Nesterov momentum",
     "dense()",
     "cgx(bits=4)!",
+    "cgx(bits=4, rounding='stochastic')!",
     "deft(density=0.01)",
     "oktopk(density=0.01)",
     "powersgd(rank=2)",
