@@ -19,13 +19,14 @@ worker and step, so that an entry waits for hundreds of steps: much of a trainin
 The curves in the JSON files show the gap closing in the second half of the CIFAR-10 training."""
 
 REASONS = """\
-Where methods fall short at 4 workers and 1,000 steps, as far as is known:
+Where methods fall short at 1,000 steps, as far as is known:
 
 - Codes of one to two bits without feedback (`terngrad`, `qsgd` with one level): the noise of each worker is
   of the size of its gradient (docs/methods.md has it measured), the mean of four workers leaves a quarter of
   that, and TernGrad's clipping makes large gradients smaller besides.
-- Sparse methods with error feedback (`stc`, `dhqc`, `fastsgd`, `sketchml`, `dgc`): at density d an entry
-  waits for about 1 / d steps, a tenth to a half of this training. DGC's curves over 2,000 steps close in.
+- Sparse methods with error feedback (`stc`, `dhqc`, `fastsgd`, `sketchml`, `dgc`; below `deft`, `oktopk`,
+  `lgc`): at density d an entry waits for about 1 / d steps, a tenth to a half of this training. DGC's curves
+  over 2,000 steps close in.
 - `majority_vote`: every entry moves by the rate, however small its gradient. It wants a rate of its own, and
   has that of its family here, as all others do.
 - `comp_ams` and the AdaGrads: the second moment is that of what was sent. Of block signs it is the same for
