@@ -14,6 +14,7 @@ from laconic.plan.growth import Growth
 from laconic.plan.network import Network
 from laconic.plan.rehearsal import Rehearsed, Traffic, costliest, excerpt, play, rehearse
 from laconic.plan.step import Work, buckets, time_line
+from laconic.report.plan_picture import picture
 from laconic.strategies.method import lift
 
 NOTHING, ONCE = Growth((0, 0, 0, 0)), Growth((0, 0, 0, 1))
@@ -117,16 +118,26 @@ def test_buckets_are_all_bytes():
 
 
 def test_laconic_plan_ranks_and_advises(tmp_path):
-    picture = tmp_path / "plan.svg"
+    drawn = tmp_path / "plan.svg"
     said = CliRunner().invoke(
         app,
         "plan --params 200k --workers 2..8 --link 10mbit --backward 20ms"
-        f" --with topk(density=0.01) --with fp16() -o {picture}".split(),
+        f" --with topk(density=0.01) --with fp16() -o {drawn}".split(),
     )
     assert said.exit_code == 0, said.output
     assert "2 to 8 workers: topk(density=0.01)" in said.output
     assert said.output.index("topk") < said.output.index("fp16") < said.output.index("dense")
-    assert picture.read_text().startswith("<svg")
+    assert drawn.read_text().startswith("<svg")
+
+
+def test_a_picture_shows_the_first_and_the_fastest():
+    work = Work(0.0, 0.001, 0.0, (100,))
+    found = [costs(9.0, spec="dense()"), *(costs(8.0 - i / 10, spec=f"m{i}()") for i in range(12))]
+    drawn = picture(found, [2, 4], work, Network(1.0, 0.0), "a plan")
+    assert [spec for spec in (each.spec for each in found) if f">{spec}<" in drawn] == [
+        "dense()",
+        *(f"m{i}()" for i in range(5, 12)),
+    ]
 
 
 @pytest.mark.parametrize(
