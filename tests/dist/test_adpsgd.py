@@ -10,8 +10,8 @@ from torch import nn
 import laconic
 from laconic.core.errors import SpecError
 from laconic.core.spec import parse
+from tests.dist.distribute_world import trained
 from tests.dist.nets import agree, flat
-from tests.dist.test_distribute import trained
 
 
 class Vector(nn.Module):

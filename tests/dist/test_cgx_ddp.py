@@ -9,8 +9,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
+from tests.dist.ddp_world import MANY, stop_and_go
 from tests.dist.nets import SGD, loss_of, net, train
-from tests.dist.test_ddp import MANY, stop_and_go
 from tests.dist.test_low_bits_ddp import overflow
 
 METHODS = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.dist.distribute_world import pair, stop_and_go, trained
 from tests.dist.nets import agree, flat, loss_of
-from tests.dist.test_distribute import pair, stop_and_go, trained
 
 SPECS = [
     "sgp()",

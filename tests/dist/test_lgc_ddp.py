@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
+from tests.dist.ddp_world import MANY, spike
 from tests.dist.nets import SGD, agree, flat, loss_of, net, train
-from tests.dist.test_ddp import MANY, spike
 
 RING = "lgc(density=0.05, dense_steps=1, train_steps=3)"
 SERVER = "lgc(density=0.05, dense_steps=1, train_steps=3, instance='server')"

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.dist.distribute_world import pair
 from tests.dist.nets import flat, loss_of
-from tests.dist.test_distribute import pair
 
 STEPS = 8
 KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP

@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.core.errors import SpecError
+from tests.dist.ddp_world import MANY, spike, stop_and_go
 from tests.dist.nets import SGD, agree, flat, loss_of, net, train
-from tests.dist.test_ddp import MANY, spike, stop_and_go
 
 TOPK = "sparse(topk(density=0.05), indices=golomb())"
 SERVER = f"server({TOPK}, {TOPK})"

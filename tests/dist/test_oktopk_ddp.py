@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.dist.ddp_world import MANY, stop_and_go
 from tests.dist.nets import train
-from tests.dist.test_ddp import MANY, stop_and_go
 from tests.dist.test_low_bits_ddp import overflow
 
 METHODS = ("oktopk(density=0.05, every=2)", "cltk(density=0.05)", "gtopk(density=0.05)")

@@ -9,8 +9,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
+from tests.dist.ddp_world import stop_and_go
 from tests.dist.nets import agree, loss_of, net, train
-from tests.dist.test_ddp import stop_and_go
 from tests.dist.test_low_bits_ddp import overflow
 
 

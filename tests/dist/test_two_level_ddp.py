@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.core.errors import SpecError
+from tests.dist.ddp_world import MANY, stop_and_go
 from tests.dist.nets import SGD, agree, loss_of, net, train
-from tests.dist.test_ddp import MANY, stop_and_go
 from tests.dist.test_low_bits_ddp import overflow
 
 TOPK = "gather(sparse(topk(density=0.05)))"

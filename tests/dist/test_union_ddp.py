@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.dist.ddp_world import MANY, stop_and_go
 from tests.dist.nets import train
-from tests.dist.test_ddp import MANY, stop_and_go
 from tests.dist.test_low_bits_ddp import overflow
 
 METHODS = ("deft(density=0.05)", "micro(density=0.05)", "exdyna(density=0.05)")

@@ -1,0 +1,128 @@
+"""What `laconic.compress` refuses on DDP, on every rank, and what a refusal leaves: nothing."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import laconic
+from laconic.core.errors import AttachError, LaconicError, SpecError
+from tests.dist.nets import SGD, agree, loss_of, net
+
+
+def rejected(case):
+    rank = dist.get_rank()
+    plain = net()
+    model = DistributedDataParallel(plain)
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    if case == "not ddp":
+        laconic.compress(plain, optimizer, "topk(density=0.1)")
+    if case == "unknown":
+        laconic.compress(model, optimizer, "topkk(density=0.1)")
+    if case == "density":
+        laconic.compress(model, optimizer, "topk(density=1.5)")
+    if case == "specs differ":
+        laconic.compress(model, optimizer, "topk(density=0.1)" if rank else "topk(density=0.2)")
+    if case == "one rank fails":
+        laconic.compress(model, optimizer, "topk(density=0.1)" if rank else "topk(density=3)")
+    if case == "twice":
+        laconic.compress(model, optimizer, "topk(density=0.1)")
+        laconic.compress(model, optimizer, "topk(density=0.1)")
+    if case == "adam":
+        laconic.compress(model, torch.optim.Adam(model.parameters()), "dgc(density=0.1)")
+    if case == "foreign optimiser":
+        laconic.compress(model, torch.optim.SGD(net().parameters(), lr=0.1), "topk(density=0.1)")
+    if case == "other hook":
+        model.register_comm_hook(None, lambda state, bucket: bucket)
+        laconic.compress(model, optimizer, "topk(density=0.1)")
+
+
+def attempt(case):
+    try:
+        rejected(case)
+    except LaconicError as error:
+        return type(error), str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "words"),
+    [
+        ("not ddp", AttachError, "wrap it first"),
+        ("unknown", SpecError, "did you mean"),
+        ("density", SpecError, r"density must be a number in \(0, 1\], got 1.5"),
+        ("specs differ", AttachError, "the spec differs"),
+        ("twice", AttachError, "compressed already"),
+        ("adam", AttachError, "sampled_topk"),
+        ("foreign optimiser", AttachError, "build the optimiser from model.parameters"),
+        ("other hook", AttachError, "communication hook already"),
+    ],
+)
+def test_bad_input_is_refused_on_every_rank(pool, case, kind, words):
+    for answer in pool.run(2, attempt, case):
+        assert answer is not None
+        assert answer[0] is kind
+        assert re.search(words, answer[1]), answer[1]
+
+
+def test_an_error_on_one_rank_is_told_to_all(pool):
+    first, second = pool.run(2, attempt, "one rank fails")
+    assert first[0] is SpecError and "density" in first[1]
+    assert second[0] is AttachError and "rank 0 says" in second[1]
+
+
+def refused_then_accepted():
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    for spec in ("topk(density=7)", "nonsense()"):
+        try:
+            laconic.compress(model, optimizer, spec)
+        except SpecError:
+            continue
+    hooks = len(optimizer._optimizer_step_pre_hooks)
+    handle = laconic.compress(model, optimizer, "topk(density=0.1)")
+    loss_of(model, 0).backward()
+    optimizer.step()
+    return hooks, handle.stats().steps, agree(model)
+
+
+def test_nothing_is_left_half_attached(pool):
+    assert pool.run(2, refused_then_accepted) == [(0, 1, True)] * 2
+
+
+def hooks_and_groups():
+    """Five refusals, and what is left of them."""
+    model = DistributedDataParallel(net())
+    before = len(dist.distributed_c10d._world.pg_map)
+    for _ in range(5):
+        try:
+            laconic.compress(model, torch.optim.Adam(model.parameters()), "dgc(density=0.1)")
+        except AttachError:
+            continue
+    model.register_comm_hook(None, allow)
+    return len(dist.distributed_c10d._world.pg_map) - before
+
+
+def allow(state, bucket):
+    raise AssertionError("no backward pass is made")
+
+
+def test_a_refusal_leaves_no_hook_and_no_group(pool):
+    assert pool.run(2, hooks_and_groups) == [0, 0]
+
+
+def half_an_optimiser():
+    model = DistributedDataParallel(net())
+    try:
+        laconic.compress(model, torch.optim.SGD(list(model.parameters())[:2], **SGD), "dgc(density=0.1)")
+    except AttachError as error:
+        return str(error)
+    return None
+
+
+def test_dgc_wants_all_parameters_in_one_optimiser(pool):
+    assert all("one optimiser" in answer for answer in pool.run(2, half_an_optimiser))

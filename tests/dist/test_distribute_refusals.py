@@ -1,0 +1,63 @@
+"""What `laconic.distribute` and its optimiser refuse, on every rank."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+import laconic
+from laconic.core.errors import AttachError, LaconicError, SpecError, StateError
+from tests.dist.distribute_world import pair, trained
+from tests.dist.nets import loss_of, net
+
+
+def refused(spec, **options):
+    """The errors of a second `distribute`, another's state, a moved model."""
+    said = []
+    model, optimizer = pair("local_sgd()")
+    for attempt in (
+        lambda: laconic.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), "dense()"),
+        lambda: laconic.distribute(net(), torch.optim.SGD(net().parameters(), lr=0.1), "local_sgd()"),
+        lambda: pair("local_sgd(every=0)"),
+        lambda: pair("local_sgd(update=comp_ams())"),
+        lambda: pair("local_sgd()", statistics="maximum"),
+        lambda: pair("local_sgd()", bucket_cap_mb=1),
+        lambda: pair(f"local_sgd(every={2 + dist.get_rank()})"),
+        lambda: laconic.distribute(net().bfloat16(), torch.optim.SGD(net().parameters()), "local_sgd()"),
+        lambda: optimizer.load_state_dict(torch.optim.SGD(net().parameters(), lr=0.1).state_dict()),
+        lambda: optimizer.load_state_dict(trained("local_sgd(every=2)", 1)[1].state_dict()),
+        lambda: optimizer.add_param_group({"params": [torch.zeros(1)]}),
+        lambda: moved(model, optimizer),
+    ):
+        try:
+            attempt()
+        except LaconicError as error:
+            said.append((type(error), str(error)))
+    return said
+
+
+def moved(model, optimizer):
+    model[0].weight.data = model[0].weight.data.clone()
+    loss_of(model, 0).backward()
+    optimizer.step()
+
+
+def test_what_cannot_be_is_refused_on_every_rank(pool):
+    expected = [
+        (AttachError, "distributed already"),
+        (AttachError, "the optimiser holds a parameter"),
+        (SpecError, "every must be a whole number of 1 or more"),
+        (SpecError, "takes the optimiser's place"),
+        (AttachError, "statistics must be one of"),
+        (AttachError, "it takes no bucket_cap_mb="),
+        (AttachError, "the spec differs"),
+        (AttachError, "is torch.bfloat16"),
+        (StateError, "the state of a plain optimiser"),
+        (StateError, "the saved state is of spec 'local_sgd(every=2)'"),
+        (AttachError, "add the group before"),
+        (AttachError, "the memory of 0.weight was replaced"),
+    ]
+    for said in pool.run(2, refused, ""):
+        for (kind, text), (wanted, words) in zip(said, expected, strict=True):
+            assert kind is wanted, text
+            assert words in text
