@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -188,19 +189,9 @@ class ParameterBond(Bond):
         return divmod(int(furthest), MOST_CALLS)
 
     def stats(self) -> Stats:
-        meter, seconds = self.bound.comm.snapshot(), self.bound.seconds
-        return Stats(
-            steps=self.bound.steps,
-            payload_sent=meter.payload_sent,
-            payload_received=meter.payload_received,
-            wire_sent=meter.wire_sent,
-            wire_received=meter.wire_received,
-            dense=self.bound.dense_bytes,
-            encode_s=seconds.encode_s,
-            communicate_s=meter.seconds,
-            decode_s=seconds.decode_s,
-            phases={" ".join(key).strip(): part.payload_sent for key, part in meter.parts.items()},
-        )
+        meter = self.bound.comm.snapshot()
+        seconds = replace(self.bound.seconds, communicate_s=meter.seconds)
+        return Stats.of(meter, seconds, steps=self.bound.steps, dense=self.bound.dense_bytes)
 
     def notes(self) -> Notes:
         living = {} if self.circle.roster is None else {"living": [*self.circle.roster.members]}

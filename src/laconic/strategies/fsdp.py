@@ -127,18 +127,7 @@ class ShardedHandle:
     def stats(self) -> Stats:
         """Bytes and seconds of this rank's reduce-scatters; `dense`: what they would hand over in float32."""
         shards, meter = self._shards, self._shards.comm.snapshot()
-        return Stats(
-            steps=shards.step,
-            payload_sent=meter.payload_sent,
-            payload_received=meter.payload_received,
-            wire_sent=meter.wire_sent,
-            wire_received=meter.wire_received,
-            dense=shards.dense_bytes,
-            encode_s=shards.seconds.encode_s,
-            communicate_s=shards.seconds.communicate_s,
-            decode_s=shards.seconds.decode_s,
-            phases={" ".join(key): part.payload_sent for key, part in meter.parts.items()},
-        )
+        return Stats.of(meter, shards.seconds, steps=shards.step, dense=shards.dense_bytes)
 
     def state_dict(self) -> dict[str, Any]:
         """The step, which stochastic rounding draws its bits by; there is no other state."""

@@ -68,19 +68,9 @@ class Handle:
 
     def stats(self) -> Stats:
         """Bytes and seconds of this rank since the start."""
-        meter, seconds = self._comm.snapshot(), self._exchange.seconds
-        return Stats(
-            steps=self._exchange.step,
-            payload_sent=meter.payload_sent,
-            payload_received=meter.payload_received,
-            wire_sent=meter.wire_sent,
-            wire_received=meter.wire_received,
-            dense=self._exchange.dense_bytes,
-            encode_s=seconds.encode_s,
-            communicate_s=seconds.communicate_s,
-            decode_s=seconds.decode_s,
-            buckets=self.buckets.cut,
-            phases={" ".join(key): part.payload_sent for key, part in meter.parts.items()},
+        meter, exchange = self._comm.snapshot(), self._exchange
+        return Stats.of(
+            meter, exchange.seconds, steps=exchange.step, dense=exchange.dense_bytes, buckets=self.buckets.cut
         )
 
     def state_dict(self) -> RankState:

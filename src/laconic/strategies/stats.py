@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from laconic.comm.metered import Meter
+
 
 @dataclass
 class Seconds:
@@ -44,6 +46,21 @@ class Stats:
     decode_s: float
     buckets: int = 0
     phases: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, meter: Meter, seconds: Seconds, *, steps: int, dense: int, buckets: int = 0) -> Stats:
+        """What a meter and a clock have counted."""
+        return cls(
+            steps=steps,
+            payload_sent=meter.payload_sent,
+            payload_received=meter.payload_received,
+            wire_sent=meter.wire_sent,
+            wire_received=meter.wire_received,
+            dense=dense,
+            **vars(seconds),
+            buckets=buckets,
+            phases={" ".join(key).strip(): part.payload_sent for key, part in meter.parts.items()},
+        )
 
     @property
     def ratio(self) -> float:
