@@ -56,7 +56,7 @@ def finish(process: subprocess.Popen[str], folder: Path) -> tuple[str, dict[str,
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc, which is Linux")
-@pytest.mark.soak  # torchrun's second meeting hangs now and then where other tests run beside it
+@pytest.mark.soak
 @pytest.mark.parametrize("spec", ["dgc(density=0.01)", "topk(density=0.05)"])
 def test_a_killed_worker_changes_no_bit(spec: str, tmp_path: Path) -> None:
     _, expected = finish(start(tmp_path / "whole", spec), tmp_path / "whole")

@@ -41,6 +41,8 @@ def run(
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun sets it, at more length
     logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.CRITICAL)
     given = parse_args(torchrun_arguments(arguments))  # type: ignore[no-untyped-call]
+    if int(given.max_restarts):  # else new workers find the addresses of those before them, in one store
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     script = given.training_script
     if not given.no_python:
         given.training_script_args = [*(["-m"] if given.module else []), script, *given.training_script_args]

@@ -14,6 +14,7 @@ to each. Before all_gather and all_to_all each rank tells each other one the com
 from __future__ import annotations
 
 import collections
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -170,7 +171,7 @@ class TorchComm(Comm):
         name = self.group.group_name
         COUNTERS[name] += 1
         store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
-        return StoreCounter(store, f"laconic/{name}/counter/{COUNTERS[name]}")
+        return StoreCounter(store, f"{in_store(name)}/counter/{COUNTERS[name]}")
 
     @property
     def _home(self) -> torch.device:
@@ -248,6 +249,11 @@ class TorchComm(Comm):
     def _check(self, chunks: Sequence[Tensor]) -> None:
         if len(chunks) != self.size:
             raise ValueError(f"rank {self.rank}: one chunk a rank is {self.size} chunks, got {len(chunks)}")
+
+
+def in_store(name: str) -> str:
+    """What keys of this group begin with: torchrun's store still has those from before a restart."""
+    return f"laconic/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
 
 
 def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -> dist.ProcessGroup:

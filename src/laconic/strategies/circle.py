@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from laconic.comm.metered import Metered
-from laconic.comm.torch_comm import TorchComm
+from laconic.comm.torch_comm import TorchComm, in_store
 from laconic.core.errors import PeerError
 from laconic.strategies.roster import Roster
 
@@ -28,7 +28,7 @@ class Circle:
         self._groups = [self.aside, talking]
         self.own = Metered(talking)
         self._like = talking
-        self._name = f"laconic/{talking.group.group_name}"
+        self._name = in_store(talking.group.group_name)
         self.roster: Roster | None = None
         if patience_s is not None:
             store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
