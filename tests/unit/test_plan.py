@@ -110,6 +110,8 @@ def test_the_advice_is_the_least_compression_that_the_link_allows():
     quick = forecasts(found, 2, work, Network(1e3, 0.0))
     assert choice(quick).spec == "dense()"
     assert "needs no compression" in reason(choice(quick), quick, choice(quick))
+    alone = forecasts(found[:1], 2, work, Network(1e3, 0.0))
+    assert "nothing is faster: this link" in reason(choice(alone), alone, choice(alone))
 
 
 def test_buckets_are_all_bytes():

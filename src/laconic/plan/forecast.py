@@ -48,17 +48,15 @@ def reason(chosen: Forecast, ranked: Sequence[Forecast], dense: Forecast) -> str
     step = told_seconds(chosen.split.step_s)
     if chosen.spec == dense.spec:
         gain = 1 - ranked[0].split.step_s / dense.split.step_s
-        return (
-            f"dense takes {step} a step and nothing is faster by more than {gain:.0%}: "
-            "this link needs no compression"
-        )
-    faster = dense.split.step_s / chosen.split.step_s
+        faster = f"is faster by more than {gain:.1%}" if gain else "is faster"
+        return f"dense takes {step} a step and nothing {faster}: this link needs no compression"
+    times = dense.split.step_s / chosen.split.step_s
     waits = chosen.split.step_s - chosen.split.alone_s
     if waits < 0.05 * chosen.split.alone_s:
         rest = "its exchange hides behind the backward pass"
     else:
         rest = f"{told_seconds(waits)} of it wait for the exchange"
     return (
-        f"{step} a step, {faster:.1f} times as fast as dense; {rest};"
+        f"{step} a step, {times:.1f} times as fast as dense; {rest};"
         " of all that are about as fast it sends most, so it loses least"
     )
