@@ -63,5 +63,4 @@ class LPDT(CodedGossip):
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundStrategy:
         gossip = CHOCO(self.message, self.topology, self.gamma)
-        chosen = QuasiGlobal(gossip, self.momentum) if self.owns_momentum else gossip
-        return chosen.bind(replica, optimizer, comm, seed)
+        return QuasiGlobal(gossip, self.momentum).bind(replica, optimizer, comm, seed)

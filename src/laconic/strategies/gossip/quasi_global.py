@@ -70,7 +70,9 @@ class QuasiGlobal(Strategy):
             check_plain(self, optimizer)
         self.base.check(size, optimizer)
 
-    def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundQuasiGlobal:
+    def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundStrategy:
+        if not self.owns_momentum:
+            return self.base.bind(replica, optimizer, comm, seed)
         return BoundQuasiGlobal(self, replica, optimizer, comm, seed)
 
 
