@@ -13,6 +13,7 @@ from laconic.plan.forecast import choice, forecasts, reason
 from laconic.plan.growth import Growth
 from laconic.plan.network import Network
 from laconic.plan.rehearsal import Rehearsed, Traffic, costliest, excerpt, play, rehearse
+from laconic.plan.stage import Gradients
 from laconic.plan.step import Work, buckets, time_line
 from laconic.report.plan_picture import picture
 from laconic.strategies.method import lift
@@ -61,14 +62,15 @@ def test_noise_in_small_groups_is_not_read_as_growth():
 def test_bytes_among_sixteen_are_foretold_from_eight(spec):
     """Within a tenth: a position takes more bits where each worker sends fewer."""
     method = lift(spec)
-    foretold = rehearse(method, SMALL).nbytes(16)
-    played = sum(costliest(play(method, SMALL, 16)).nbytes.values())
+    foretold = next(rehearse([method], SMALL)).nbytes(16)
+    played = sum(costliest(play(method, SMALL, 16, Gradients(SMALL))).nbytes.values())
     assert foretold == pytest.approx(played, rel=0.1)
 
 
 def test_a_rehearsal_begins_after_the_warm_up():
-    warm = rehearse(lift("dgc(density=0.01, warmup_steps=100)"), SMALL, sizes=(2,))
-    assert warm.nbytes(2) < 0.1 * rehearse(lift("dense()"), SMALL, sizes=(2,)).nbytes(2)
+    methods = [lift("dgc(density=0.01, warmup_steps=100)"), lift("dense()")]
+    warm, dense = rehearse(methods, SMALL, sizes=(2,))
+    assert warm.nbytes(2) < 0.1 * dense.nbytes(2)
 
 
 def test_an_excerpt_keeps_first_and_last_and_stays_below_its_limit():

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.cli.console import console
-from laconic.cli.topology import write
+from laconic.cli.files import write_svg
 from laconic.core import units
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
@@ -78,14 +78,13 @@ def plan(
     rehearsed = {each.spec: each for each in known.methods} if known and not params else {}
     screen = console()
     with screen.status("rehearsing", spinner="dots") as status:
-        for method in methods:
-            if repr(method) not in rehearsed:
-                status.update(f"rehearsing {method!r}")
-                rehearsed[repr(method)] = rehearse(method, layout)
+        for each in rehearse([method for method in methods if repr(method) not in rehearsed], layout):
+            rehearsed[each.spec] = each
+            status.update(f"rehearsed {each.spec}")
     shown = [rehearsed[repr(method)] for method in methods]
     if out is not None:
         title = f"{layout.numel / 1e6:,.3g} M parameters, {units.told_rate(8 * network.bytes_a_second)}"
-        write(out, picture(shown, sizes, work, network, title))
+        write_svg(out, picture(shown, sizes, work, network, title))
     show(screen, shown, sizes, work, network)
     if out is not None:
         screen.print(Text(f"picture: {out}", "dim"))

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from laconic.cli.console import console
+from laconic.cli.files import write
 from laconic.cli.plan import DENSE, USUAL
 from laconic.cli.run import run
 from laconic.comm.torch_comm import TorchComm
@@ -41,7 +42,8 @@ def probe(
     out: Annotated[Path, typer.Option("--out", "-o", help="the file to write")] = Path("probe.json"),
 ) -> None:
     """Measure links, a step and codecs here; on several machines, run it on each by torchrun or in a lab."""
-    recipe = find(task).recipe(model)
+    chosen = find(task)
+    recipe = chosen.recipe(model)
     methods = [lift(spec) for spec in dict.fromkeys((DENSE, *(with_ or USUAL)))]
     if not all(name in os.environ for name in GROUP):
         arguments.whole("--workers", workers, 2, 64)
@@ -57,7 +59,6 @@ def probe(
     comm = TorchComm()
     if comm.size == 1:
         raise SpecError("a group of one has no link to probe: start 2 workers or more")
-    chosen = find(task)
     tensors = chosen.load(data)
     network, pairs = probe_network(comm), probe_pairs(comm)
     net = recipe.build()
@@ -67,22 +68,12 @@ def probe(
     named = tuple((entry.name, entry.shape) for entry in layout)
     found = Probe(comm.size, pairs, network, work, named)
     if comm.rank == 0:
-        found = replace(found, methods=tuple(rehearse(method, layout) for method in methods))
-        save(found, out)
+        found = replace(found, methods=tuple(rehearse(methods, layout)))
+        write(out, found.json())
         show(console(), found, out)
     dist.barrier()
     dist.destroy_process_group()
     return None
-
-
-def save(found: Probe, path: Path) -> None:
-    """Raises `SpecError` where nothing can be written."""
-    try:
-        found.save(path)
-    except OSError as error:
-        raise SpecError(
-            f"--out: cannot write {path}: {error.strerror}; name a file in a folder of yours"
-        ) from None
 
 
 def show(screen: Console, found: Probe, path: Path) -> None:

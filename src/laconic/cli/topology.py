@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.cli.console import console
+from laconic.cli.files import write_svg
 from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.spec import parse
@@ -42,7 +43,7 @@ def topology(
         arguments.whole("--step", step)
     made.check(size)
     if out is not None:
-        write(out, picture(made, size, step))
+        write_svg(out, picture(made, size, step))
     screen = console()
     screen.print(Text(f"{made!r} among {size} ranks", "bold cyan"))
     screen.print(facts(made, size))
@@ -79,15 +80,3 @@ def speed(made: Topology, size: int) -> str:
         f"a step keeps {found.kept:.3g} of the disagreement in the long run:"
         f" about {found.steps_to(LEFT):,} steps to {LEFT:.0%}"
     )
-
-
-def write(path: Path, text: str) -> None:
-    """Raises `SpecError` where no SVG file can be written."""
-    if path.suffix.lower() != ".svg":
-        raise SpecError(f"--out must end in .svg, the only format there is, got {path}")
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SpecError(
-            f"--out: cannot write {path}: {error.strerror}; name a file in a folder of yours"
-        ) from None

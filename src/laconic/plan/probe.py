@@ -56,13 +56,13 @@ class Probe:
     layout: tuple[tuple[str, tuple[int, ...]], ...]
     methods: tuple[Rehearsed, ...] = ()
 
-    def save(self, path: Path) -> None:
-        """Write it as JSON."""
-        path.write_text(json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n", encoding="utf-8")
+    def json(self) -> str:
+        """What `load` reads."""
+        return json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n"
 
     @classmethod
     def load(cls, path: Path) -> Probe:
-        """Read what `save` wrote. Raises `StateError` for another file."""
+        """Read a file of `json`. Raises `StateError` for another file."""
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
             if told.pop("format") != FORMAT:

@@ -9,7 +9,7 @@ rank computes at a time, so that the others do not take its caches.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
@@ -57,13 +57,18 @@ class Rehearsed:
         return sum(each.nbytes.at(size) for each in self.traffic.values())
 
 
-def rehearse(method: Method, layout: Layout, sizes: Sequence[int] = SIZES) -> Rehearsed:
-    """Play `method` on gradients of this layout, once warm; on this machine, a thread a worker."""
+def rehearse(methods: Iterable[Method], layout: Layout, sizes: Sequence[int] = SIZES) -> Iterator[Rehearsed]:
+    """Play each method on gradients of this layout, once warm; on this machine, a thread a worker."""
     part = excerpt(layout)
-    scale = layout.numel / part.numel
-    played = {size: costliest(play(method, part, size)) for size in sizes}
-    kinds = sorted({kind for each in played.values() for kind in each.calls})
+    gradients = Gradients(part)
+    for method in methods:
+        played = {size: costliest(play(method, part, size, gradients)) for size in sizes}
+        yield _learnt(method, played, layout.numel / part.numel)
 
+
+def _learnt(method: Method, played: Mapping[int, Played], scale: float) -> Rehearsed:
+    """How a rank's figures grow, of a model `scale` times as large as the one that was played."""
+    kinds = sorted({kind for each in played.values() for kind in each.calls})
     traffic = {
         kind: Traffic(
             Growth.learnt({size: each.calls.get(kind, 0.0) for size, each in played.items()}),
@@ -117,10 +122,9 @@ def costliest(ranks: Sequence[Played]) -> Played:
     )
 
 
-def play(method: Method, layout: Layout, size: int) -> list[Played]:
+def play(method: Method, layout: Layout, size: int, gradients: Gradients) -> list[Played]:
     """Every rank's figures in one group of threads."""
     baton = threading.Lock()
-    gradients = Gradients(layout)
 
     def alone(comm: Loopback) -> Played:
         with baton:
