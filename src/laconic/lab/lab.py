@@ -28,7 +28,7 @@ from laconic.lab.inside.keeper import FIRST
 from laconic.lab.keeping import Keeping, Request
 from laconic.lab.link import Link
 from laconic.lab.profiles import Profile
-from laconic.lab.waiting import outputs
+from laconic.lab.waiting import Start, outputs
 
 PORT = 29500  # of the first run; each has its own
 HOSTS = "LACONIC_LAB"  # environment: what a command that starts its own workers reads, see `tasks/place.py`
@@ -104,13 +104,12 @@ class Lab:
         `timeout_s` is over; the others are then killed.
         """
         self._runs += 1
+
+        def on(host: int) -> Start:
+            return lambda to: self.start(host, command, env={**self.place(host), **(env or {})}, stdout=to)
+
         return outputs(
-            [
-                lambda to, host=host: self.start(  # type: ignore[misc]  # mypy takes no default in a lambda
-                    host, command, env={**self.place(host), **(env or {})}, stdout=to
-                )
-                for host in range(self.hosts)
-            ],
+            [on(host) for host in range(self.hosts)],
             timeout_s=timeout_s,
             capture=capture,
             alive=self._check_relay,
