@@ -17,22 +17,29 @@ def pair(spec, **options):
 
 def trained(spec, steps=6, **options):
     model, optimizer = pair(spec, **options)
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
+    go(model, optimizer, range(steps))
     return model, optimizer
 
 
-def stop_and_go(spec, total, stop):
-    whole, _ = trained(spec, total)
-    model, optimizer = trained(spec, stop)
-    saved, weights = optimizer.state_dict(), {key: value.clone() for key, value in model.state_dict().items()}
-    model, optimizer = pair(spec)
-    model.load_state_dict(weights)
-    optimizer.load_state_dict(saved)
-    for step in range(stop, total):
+def go(model, optimizer, steps):
+    for step in steps:
         optimizer.zero_grad()
         loss_of(model, step).backward()
         optimizer.step()
+
+
+def resumed(make, go, total, stop):
+    """A training that never stopped, and one that a new pair has taken over: each a model and its optimizer."""
+    whole, first, second = make(), make(), make()
+    go(*whole, range(total))
+    go(*first, range(stop))
+    saved = first[1].state_dict()
+    second[0].load_state_dict({key: value.clone() for key, value in first[0].state_dict().items()})
+    second[1].load_state_dict(saved)
+    go(*second, range(stop, total))
+    return whole, second
+
+
+def stop_and_go(spec, total, stop):
+    (whole, _), (model, _) = resumed(lambda: pair(spec), go, total, stop)
     return torch.equal(flat(whole), flat(model))

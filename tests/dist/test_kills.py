@@ -10,10 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from laconic.tasks import find
 from laconic.tasks.launcher import launch
-from laconic.tasks.loading import prepare
-from laconic.tasks.plan import Plan
+from tests.dist.digits_plan import digits_plan
 
 STEPS, WORKERS, TESTED = 300, 8, 360
 POINT = TESTED / 100  # right answers
@@ -24,23 +22,7 @@ whole: dict[str, int] = {}  # right answers of the model that nobody disturbed
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
     folder = tmp_path_factory.mktemp("digits")
-    prepare(find("digits"), None, folder / "data.pt")
-    return Plan(
-        task="digits",
-        model=None,
-        spec="sgp()",
-        seed=0,
-        workers=WORKERS,
-        steps=STEPS,
-        batch=16,
-        lr=None,
-        eval_every=100,
-        checkpoint_every=0,
-        data=folder / "data.pt",
-        folder=folder,
-        threads=1,
-        patience_s=5.0,
-    )
+    return digits_plan(folder, workers=WORKERS, steps=STEPS, eval_every=100, patience_s=5.0)
 
 
 def number(process):

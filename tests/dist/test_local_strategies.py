@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import laconic
 from laconic.core.errors import AttachError, LaconicError
+from tests.dist.distribute_world import resumed
 from tests.dist.nets import SGD, agree, flat, loss_of, net
 
 SPECS = [
@@ -37,15 +38,7 @@ def go(model, optimizer, steps):
 
 def whole_and_resumed(spec, total, stop):
     """Whether a run that was stopped has the same bits, whether ranks agree in the end, and what was told."""
-    whole, ahead = pair(spec)
-    go(whole, ahead, range(total))
-    model, optimizer = pair(spec)
-    go(model, optimizer, range(stop))
-    saved, weights = optimizer.state_dict(), {key: value.clone() for key, value in model.state_dict().items()}
-    model, optimizer = pair(spec)
-    model.load_state_dict(weights)
-    optimizer.load_state_dict(saved)
-    go(model, optimizer, range(stop, total))
+    (whole, _), (model, optimizer) = resumed(lambda: pair(spec), go, total, stop)
     same, apart = torch.equal(flat(whole), flat(model)), agree(model)
     optimizer.finish()
     return same, apart, agree(model), optimizer.notes()

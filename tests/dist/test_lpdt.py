@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 import laconic
+from tests.dist.distribute_world import resumed
 from tests.dist.nets import agree, flat
 
 
@@ -46,15 +47,7 @@ def right(model):
 
 
 def whole_and_resumed(spec, total, stop):
-    whole, ahead = pair(spec)
-    go(whole, ahead, range(total))
-    model, optimizer = pair(spec)
-    go(model, optimizer, range(stop))
-    saved, weights = optimizer.state_dict(), {key: value.clone() for key, value in model.state_dict().items()}
-    model, optimizer = pair(spec)
-    model.load_state_dict(weights)
-    optimizer.load_state_dict(saved)
-    go(model, optimizer, range(stop, total))
+    (whole, ahead), (model, optimizer) = resumed(lambda: pair(spec), go, total, stop)
     same, sent = torch.equal(flat(whole), flat(model)), ahead.stats().ratio
     optimizer.finish()
     return same, agree(model), right(model), sent

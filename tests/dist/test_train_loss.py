@@ -5,15 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from laconic.core.errors import SpecError
-from laconic.tasks import find
 from laconic.tasks.launcher import WorkerFailed, launch
-from laconic.tasks.loading import prepare
-from laconic.tasks.plan import Plan
+from tests.dist.digits_plan import digits_plan
 from tests.unit.test_cli_settings import settings
 
 STEPS = 30
@@ -21,23 +20,7 @@ STEPS = 30
 
 @pytest.fixture
 def plan(tmp_path):
-    prepare(find("digits"), None, tmp_path / "data.pt")
-    return Plan(
-        task="digits",
-        model=None,
-        spec="sgp()",
-        seed=0,
-        workers=3,
-        steps=STEPS,
-        batch=16,
-        lr=None,
-        eval_every=10,
-        checkpoint_every=0,
-        data=tmp_path / "data.pt",
-        folder=tmp_path,
-        threads=1,
-        patience_s=20.0,
-    )
+    return digits_plan(tmp_path, workers=3, steps=STEPS, eval_every=10, patience_s=20.0)
 
 
 def events_of(plan):
@@ -68,7 +51,7 @@ def test_a_strategy_with_patience_goes_on_without_a_killed_worker(plan):
 
 def test_a_method_ends_with_its_worker(plan):
     with pytest.raises(WorkerFailed, match="was killed by SIGKILL"):
-        events_of(Plan(**{**vars(plan), "spec": "dense()"}))
+        events_of(replace(plan, spec="dense()"))
 
 
 def test_patience_is_checked_and_excludes_checkpoints(tmp_path):

@@ -21,6 +21,7 @@ from laconic.strategies.strategy import BoundStrategy, Strategy
 SHAPES = {"first": (4, 3), "second": (5,)}
 N = 17
 Rates = tuple[float, float]  # of the two tensors
+RATES: Rates = (0.1, 0.03)
 Loss = Callable[[int, int], float | None]  # of rank and step
 
 
@@ -49,6 +50,11 @@ def spread(rates: Rates) -> Tensor:
     """The rate of every number, (N,)."""
     pairs = zip(rates, SHAPES.values(), strict=True)
     return torch.cat([torch.full((math.prod(shape),), rate) for rate, shape in pairs])
+
+
+def halved(step: int) -> Rates:
+    """RATES at first, half of them after four steps, a third after eight."""
+    return (RATES[0] / (1 + step // 4), RATES[1] / (1 + step // 4))
 
 
 def sgd(model: nn.Module, rates: Rates = (0.1, 0.1), **options: Any) -> Optimizer:

@@ -14,9 +14,10 @@ from laconic.comm.loopback import Loopback
 from laconic.core.errors import AttachError, LaconicError, NonFiniteError, SpecError
 
 from .strategy_world import (
+    RATES,
     N,
-    Rates,
     gradient,
+    halved,
     same_bits,
     sgd,
     spread,
@@ -27,7 +28,6 @@ from .strategy_world import (
 )
 
 ROUNDING = 1e-5  # float32, over a dozen steps of numbers around 1
-RATES: Rates = (0.1, 0.03)
 
 
 def heavy(model: nn.Module) -> Optimizer:
@@ -36,10 +36,6 @@ def heavy(model: nn.Module) -> Optimizer:
 
 def adam(model: nn.Module) -> Optimizer:
     return torch.optim.Adam(model.parameters(), lr=0.05)
-
-
-def halved(step: int) -> Rates:
-    return (RATES[0] / (1 + step // 4), RATES[1] / (1 + step // 4))
 
 
 def slowmo_twin(

@@ -18,9 +18,10 @@ from laconic.strategies.gossip.mixing import matrix, uniform
 from laconic.strategies.strategy import Strategy
 
 from .strategy_world import (
+    RATES,
     N,
-    Rates,
     gradient,
+    halved,
     same_bits,
     sgd,
     spread,
@@ -32,16 +33,11 @@ from .strategy_world import (
 )
 
 ROUNDING = 1e-4  # float32, over a dozen steps of numbers around 1
-RATES: Rates = (0.1, 0.03)
 DECAY = 0.01
 
 
 def decayed(model: nn.Module) -> Optimizer:
     return sgd(model, RATES, weight_decay=DECAY)
-
-
-def halved(step: int) -> Rates:
-    return (RATES[0] / (1 + step // 4), RATES[1] / (1 + step // 4))
 
 
 def twin(
