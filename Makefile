@@ -31,13 +31,13 @@ soak: setup  ## the slow laws in full: repeats, fuzz with AddressSanitizer, kill
 	$(BIN)/python -m tests.native.fuzz --sanitize --count 1000000
 
 bench: setup  ## a short pass of every benchmark, which writes nothing; without --quick they write their results
-	$(BIN)/python -m benchmarks.kernels --quick
-	$(BIN)/python -m benchmarks.quantisers --quick
-	$(BIN)/python -m benchmarks.entropy --quick
-	$(BIN)/python -m benchmarks.wire --quick
-	$(BIN)/python -m benchmarks.straggler --quick
-	$(BIN)/python -m benchmarks.scaling --quick
-	$(BIN)/python -m benchmarks.accuracy --quick
+	$(BIN)/laconic bench kernels --quick
+	$(BIN)/laconic bench quantisers --quick
+	$(BIN)/laconic bench entropy --quick
+	$(BIN)/laconic bench wire --quick
+	$(BIN)/laconic bench straggler --quick
+	$(BIN)/laconic bench scaling --quick
+	$(BIN)/laconic bench accuracy --quick
 
 docs: setup  ## the tables that tests generate
 	$(BIN)/python -m tests.dist.composition_page > docs/composition.md.new && mv docs/composition.md.new docs/composition.md

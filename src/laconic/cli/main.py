@@ -7,6 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from laconic.cli.bench import bench
 from laconic.cli.console import errors
 from laconic.cli.doctor import doctor
 from laconic.cli.lab import lab
@@ -44,6 +45,7 @@ app.command()(methods)
 app.command()(topology)
 app.command()(plan)
 app.command()(probe)
+app.command(context_settings=PASS_THROUGH)(bench)
 app.command()(doctor)
 
 if __name__ == "__main__":
