@@ -1,0 +1,1 @@
+"""What others offer for the same job, each in the form in which a user would take it."""

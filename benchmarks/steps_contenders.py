@@ -1,0 +1,42 @@
+"""Who takes part in `benchmarks.steps`: methods of ours by their specs, and peers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from torch import nn
+
+import laconic
+from benchmarks.peers import plain, pytorch
+from benchmarks.peers.running import Running, ddp, sgd
+
+ALONE, DENSE = "no communication", "DDP, dense"
+POWERSGD = "PowerSGD hook, rank 1"
+DGC = "dgc(density=0.001)"
+OURS = (
+    DGC,
+    "deft(density=0.001)",
+    "terngrad()",
+    "qsgd(levels=7)",
+    "cgx(bits=4)",
+)
+PEERS: Mapping[str, Callable[[nn.Module], Running]] = {
+    ALONE: pytorch.alone,
+    DENSE: pytorch.dense,
+    "fp16 hook": pytorch.fp16,
+    POWERSGD: partial(pytorch.powersgd, rank=1),
+    "PowerSGD hook, rank 4": partial(pytorch.powersgd, rank=4),
+    "plain torch DGC": plain.dgc,
+    "plain torch TernGrad": plain.terngrad,
+    "plain torch QSGD": plain.qsgd,
+}
+
+
+def build(name: str, model: nn.Module) -> Running:
+    """A contender at work on this model. Called by all ranks."""
+    if name in PEERS:
+        return PEERS[name](model)
+    made = ddp(model)
+    optimizer = sgd(made)
+    return Running(made, optimizer, handle=laconic.compress(made, optimizer, name))
