@@ -63,13 +63,14 @@ def short(value: float) -> float:
 
 
 def specs() -> list[str]:
-    """What is measured: all but strategies, which do not exchange gradients."""
+    """What is measured: all but strategies, which do not exchange gradients, and what a link decides."""
     made = {
         name: make
         for name, make in catalogue().items()
         if not (isinstance(make, type) and issubclass(make, Strategy))
     }
-    return sorted(spec for name, make in made.items() for spec in examples(name, make))
+    every = (spec for name, make in made.items() for spec in examples(name, make))
+    return sorted(spec for spec in every if not lift(spec).adaptive)
 
 
 def write(rows: Mapping[str, Measured], gradient: Mapping[str, Tensor]) -> None:

@@ -108,6 +108,8 @@ class Progress:
         elif event["kind"] == "lost":
             row.lost.add(event["rank"])
             self.say(f"{event['method']}  {event['said']}, after step {event['step']}; the others go on")
+        elif event["kind"] == "said":
+            self.say(f"{event['method']}  {event['said']}")
         elif event["kind"] == "step" and event["rank"] == row.first_living:
             row.see_step(event)
         elif (

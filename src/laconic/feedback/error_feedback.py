@@ -47,12 +47,14 @@ class ErrorFeedback(Feedback):
         return safe_gain(codec, layout, self.damped)
 
     def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
-        return _Residual(self, layout)
+        return Residual(layout, self.decay)
 
 
-class _Residual(BoundFeedback):
-    def __init__(self, spec: ErrorFeedback, layout: Layout) -> None:
-        self._decay = spec.decay
+class Residual(BoundFeedback):
+    """Error feedback at work on these tensors: x = decay * residual + scale * grad."""
+
+    def __init__(self, layout: Layout, decay: float = 1.0) -> None:
+        self._decay = decay
         self._residual = Memory("residual", layout)
         self._pending = Pending(self._finish)
 

@@ -60,6 +60,11 @@ class Reducer(Spec):
         """Why no rank can account for what its share lost, so that feedback is refused; else None."""
         return None
 
+    @property
+    def adaptive(self) -> bool:
+        """Whether what it sends depends on clocks, so that no run tells what another will send."""
+        return False
+
     @abstractmethod
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         """The working object for the tensors of this layout, over this group."""

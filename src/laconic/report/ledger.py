@@ -8,7 +8,8 @@ A line of `events.jsonl` is one step, or one evaluation, of one rank:
 Of a worker that a strategy has outlasted `{"kind": "lost", ..., "rank": 2, "step": 17}` tells the last step.
 Before its first step rank 0 says `{"kind": "start", ..., "optimiser": "SGD", "lr": 0.1}`, once more after
 each resumption. A strategy's steps may carry "notes" (see `notes.py`), and its evaluations a "consensus"
-above 0: how far ranks were from their average. In a lab `{"kind": "interface", ..., "sent": 12345678,
+above 0: how far ranks were from their average. What a method decides on its way is told by rank 0 as
+`{"kind": "said", ..., "step": 20, "said": "..."}`. In a lab `{"kind": "interface", ..., "sent": 12345678,
 "received": 12345670}` tells at the end what the interface of that rank's host has counted. Lines are whole
 or, after a crash, the last one is cut: readers leave it out.
 """

@@ -70,6 +70,11 @@ class Method:
         parts = [part for route in self.routes for part in (route.reducer, route.feedback, route.rule)]
         return max((part.warm_at for part in parts if part is not None), default=0)
 
+    @property
+    def adaptive(self) -> bool:
+        """Whether what it sends depends on clocks: no figure tells what another run will send."""
+        return any(route.reducer.adaptive for route in self.routes)
+
     def governed(self, layout: Layout) -> tuple[tuple[Rule, Layout], ...]:
         """Each rule with its tensors in a whole model's layout."""
         names: dict[Rule, set[str]] = {}

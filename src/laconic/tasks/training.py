@@ -26,6 +26,7 @@ from laconic.strategies.distribute import distribute, strategy_or_method
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from laconic.strategies.stats import Stats
 from laconic.tasks.catalogue import find
+from laconic.tasks.decisions import Decisions
 from laconic.tasks.loading import mapped
 from laconic.tasks.plan import Emit, Event, Plan
 from laconic.tasks.shard import Shard
@@ -59,7 +60,7 @@ def train_rank(plan: Plan, emit: Emit) -> list[int]:
     if rank == 0:
         kind = type(optimizer.optimizer).__name__
         emit({"kind": "start", "step": first, "optimiser": kind, "lr": highest})
-    before, step, living = optimizer.stats(), first, [*range(size)]
+    before, step, living, decisions = optimizer.stats(), first, [*range(size)], Decisions()
     while step < plan.steps:
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate(highest, step, plan.steps)
@@ -87,6 +88,8 @@ def train_rank(plan: Plan, emit: Emit) -> list[int]:
             | spent(before, now)
             | ({"notes": notes} if notes else {})
         )
+        for said in decisions.take():
+            emit({"kind": "said", "step": done, "said": said})
         before = now
         if done == plan.steps or (plan.eval_every and done % plan.eval_every == 0):
             with optimizer.averaged() as distance:
@@ -99,6 +102,7 @@ def train_rank(plan: Plan, emit: Emit) -> list[int]:
             state = captured(plan, done, plain, optimizer)
             checkpoint.save(plan.folder, state, step=done, rank=rank, size=size, barrier=dist.barrier)
         step = done
+    decisions.close()
     optimizer.finish()
     if plan.checkpoint_every and rank == 0:
         save_model(plan.folder, plain)

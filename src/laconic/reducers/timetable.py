@@ -1,0 +1,89 @@
+"""Timetable: what each bucket's exchange takes in each of several ways, and which of them to go.
+
+The ways, rungs of a ladder, stand in order of what they lose: rung 0 loses nothing. One thread exchanges the
+buckets in turn, while backward makes the next ones:
+
+    bucket b is done    seconds[rung_b][b] after it is ready and bucket b - 1 is done
+    step                rest + the last bucket done
+
+The plan is the one that loses least of those about as fast as the fastest: early buckets, of which there is
+time to hide more, may stand on lower rungs than late ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+Plan = tuple[int, ...]  # a rung a bucket
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """Seconds of the slowest rank. `seconds[rung][bucket]`, infinite where not tried; `ready[bucket]` after
+    the first bucket is; `rest_s` of a step before the first bucket is ready and after the last is done.
+    """
+
+    seconds: tuple[tuple[float, ...], ...]
+    ready: tuple[float, ...]
+    rest_s: float
+
+    def step_s(self, plan: Sequence[int]) -> float:
+        """What a step takes.
+
+        >>> Timetable(((3.0, 3.0), (1.0, 1.0)), ready=(0.0, 2.0), rest_s=4.0).step_s((0, 1))
+        8.0
+        """
+        done = 0.0
+        for bucket, (rung, ready) in enumerate(zip(plan, self.ready, strict=True)):
+            done = max(done, ready) + self.seconds[rung][bucket]
+        return self.rest_s + done
+
+    def waits_s(self, plan: Sequence[int]) -> float:
+        """How much longer a step takes than if no bucket took any time."""
+        return self.step_s(plan) - self.rest_s - max(self.ready)
+
+    @property
+    def fastest(self) -> Plan:
+        """Each bucket on its quickest rung."""
+        rungs = range(len(self.seconds))
+        return tuple(
+            min(rungs, key=lambda rung: self.seconds[rung][bucket]) for bucket in range(len(self.ready))
+        )
+
+    def least(self, slack: float) -> Plan:
+        """The lowest rungs with which a step takes at most 1 + `slack` times that of the fastest.
+
+        All buckets go down a rung before one goes down two, early ones first.
+
+        >>> Timetable(((3.0, 3.0), (1.0, 1.0)), ready=(0.0, 3.0), rest_s=4.0).least(slack=0.05)
+        (0, 1)
+        """
+        plan = [*self.fastest]
+        limit = (1 + slack) * self.step_s(plan)
+        moved = True
+        while moved:
+            moved = False
+            for bucket, rung in enumerate(plan):
+                for lower in reversed(range(rung)):
+                    plan[bucket] = lower
+                    if self.step_s(plan) <= limit:
+                        moved = True
+                        break
+                    plan[bucket] = rung
+        return tuple(plan)
+
+    def better(self, old: Sequence[int] | None, slack: float) -> Plan:
+        """The least, or the `old` plan where that is nearly it: a rung away, within twice the slack."""
+        chosen = self.least(slack)
+        if old is None or len(old) != len(chosen):
+            return chosen
+        near = all(abs(was - now) <= 1 for was, now in zip(old, chosen, strict=True))
+        as_fast = self.step_s(old) <= (1 + 2 * slack) * self.step_s(self.fastest)
+        return tuple(old) if near and as_fast else chosen
+
+
+def untried(buckets: int) -> tuple[float, ...]:
+    """The row of a rung that nobody has tried."""
+    return (inf,) * buckets

@@ -1,0 +1,207 @@
+"""Trial: which rung of a ladder each bucket stands on, found by trying them for a few steps each.
+
+    1. From the most compressed rung down, each is tried for TRIES steps, until one takes TOO_LONG times the
+       best step: so no trial ever sends the whole gradient over a link that would take minutes for it.
+    2. The plan is the least compression among the fastest (see `timetable`).
+    3. Every WINDOW steps the seconds in the exchange are compared with those of the first window. Have they
+       changed CHANGED times, or have `every` steps passed, it begins again at 1. A plan that a trial finds
+       nearly as good is kept; what has led to it is not looked at again for a while.
+
+Every figure that decides is the largest of all ranks', so all decide the same at the same step; it costs a
+few bytes after each rung and window. What it decides is said in plain words to the logger "laconic".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from laconic.comm.comm import Comm
+from laconic.core.units import told_seconds
+from laconic.reducers.timetable import Plan, Timetable, untried
+
+TRIES = 3  # steps of each rung
+TOO_LONG = 3.0  # times the best step: no rung below is tried
+WINDOW = 8  # steps between two looks at the exchange's seconds
+CHANGED = 1.5  # times more or less, and it is another link
+PATIENCE = 32  # steps without a look after a trial that has changed nothing; doubled each time
+Names = tuple[str, ...]
+
+log = logging.getLogger("laconic")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One step on this rank. `took[b]`: seconds in bucket b's exchange; `came[b]`: when it began, after the
+    first; `whole_s`: from the first bucket to that of the next step.
+    """
+
+    took: tuple[float, ...]
+    came: tuple[float, ...]
+    whole_s: float
+
+    @property
+    def rest_s(self) -> float:
+        """Of the step, outside of the time from the first bucket to the last one's end."""
+        return self.whole_s - self.came[-1] - self.took[-1]
+
+
+class Trial:
+    """At work on one rank; equal on all. `ways`: the rungs as they are told, from what loses nothing on."""
+
+    def __init__(
+        self, ways: Sequence[str], comm: Comm, slack: float, every: int, clock: Callable[[], float]
+    ) -> None:
+        self.plan: dict[str, int] | None = None  # by tensor name, once decided
+        self._ways, self._comm, self._slack, self._every, self._clock = ways, comm, slack, every, clock
+        self._trying: int | None = len(ways) - 1  # the rung in trial; None where the plan is in force
+        self._step = -2
+        self._buckets: tuple[Names, ...] = ()  # of the last whole step
+        self._present: list[tuple[Names, float, float]] = []  # this step's, so far
+        self._samples: list[Sample] = []
+        self._rows: dict[int, tuple[float, ...]] = {}
+        self._ready: tuple[float, ...] = ()
+        self._rest_s = 0.0
+        self._usual_s: float | None = None  # in a step's exchange, under the present plan
+        self._age = 0  # windows since the last trial
+        self._rests = 0  # steps for which no change is looked at
+        self._patience = PATIENCE
+
+    def resume(self, plan: dict[str, int]) -> None:
+        """Go on with what was decided before."""
+        self.plan, self._trying, self._usual_s = plan, None, None
+        self._samples.clear()
+
+    def rung(self, names: Names) -> int:
+        """Where a bucket of these tensors stands."""
+        if self._trying is not None:
+            return self._trying
+        return 0 if self.plan is None else self.plan.get(names[0], len(self._ways) - 1)
+
+    def begin(self, step: int, device: torch.device) -> None:
+        """A bucket of this step has come: look at the last step, where this is the first. By all ranks."""
+        if step == self._step or len(self._ways) == 1:
+            return
+        now, last = self._clock(), self._present
+        follows, self._step, self._present = step == self._step + 1, step, []
+        if not last or not follows:
+            return
+        buckets = tuple(names for names, _, _ in last)
+        if buckets != self._buckets:  # the first step, or DDP has regrouped its buckets after it
+            self._buckets = buckets
+            self._start_over() if self._trying is not None else self._samples.clear()
+            return
+        first = last[0][1]
+        took = tuple(left - entered for _, entered, left in last)
+        self._samples.append(Sample(took, tuple(entered - first for _, entered, _ in last), now - first))
+        if self._trying is not None and len(self._samples) == TRIES:
+            self._conclude(self._trying, device)
+        elif len(self._samples) == WINDOW:
+            self._look(device)
+
+    def note(self, names: Names, entered: float, left: float) -> None:
+        """This bucket's exchange took place between these times."""
+        self._present.append((names, entered, left))
+
+    def void(self) -> None:
+        """The present step does not count."""
+        self._present = []
+
+    def _start_over(self) -> None:
+        self._trying = len(self._ways) - 1
+        self._samples.clear()
+        self._rows.clear()
+        self._ready = ()
+
+    def _conclude(self, rung: int, device: torch.device) -> None:
+        """All tries of a rung are done."""
+        took = [median(each) for each in zip(*(sample.took for sample in self._samples), strict=True)]
+        came = [min(each) for each in zip(*(sample.came for sample in self._samples), strict=True)]
+        rest_s = median(sample.rest_s for sample in self._samples)
+        *figures, rest_s = self._agreed([*took, *came, rest_s], device)
+        came = figures[len(took) :]
+        self._rows[rung] = tuple(figures[: len(took)])
+        self._rest_s = min(self._rest_s, rest_s) if self._ready else rest_s
+        self._ready = tuple(map(min, self._ready, came)) if self._ready else tuple(came)
+        self._samples.clear()
+        table = self._table()
+        steps = [table.step_s((tried,) * len(took)) for tried in sorted(self._rows)]
+        if rung == 0 or steps[0] > TOO_LONG * min(steps):
+            self._decide(table)
+        else:
+            self._trying = rung - 1
+
+    def _table(self) -> Timetable:
+        buckets = len(self._ready)
+        rows = tuple(self._rows.get(rung, untried(buckets)) for rung in range(len(self._ways)))
+        return Timetable(rows, self._ready, self._rest_s)
+
+    def _decide(self, table: Timetable) -> None:
+        old = None if self.plan is None else tuple(self.plan.get(names[0], 0) for names in self._buckets)
+        plan = table.better(old, self._slack)
+        self._trying, self._usual_s, self._age = None, None, 0
+        if plan == old:
+            self._rests, self._patience = self._patience, 2 * self._patience
+        else:
+            self._rests, self._patience = 0, PATIENCE
+        self.plan = {name: rung for names, rung in zip(self._buckets, plan, strict=True) for name in names}
+        if self._comm.rank == 0:
+            log.info("from step %d on: %s", self._step, verdict(table, plan, self._ways, self._slack))
+
+    def _look(self, device: torch.device) -> None:
+        """A window has passed."""
+        in_exchange = median(sum(sample.took) for sample in self._samples)
+        exchange_s, step_s = self._agreed(
+            [in_exchange, median(sample.whole_s for sample in self._samples)], device
+        )
+        self._samples.clear()
+        self._age += 1
+        self._rests = max(0, self._rests - WINDOW)
+        usual_s = self._usual_s
+        if usual_s is None:
+            self._usual_s = exchange_s
+            return
+        low, high = sorted((usual_s, exchange_s))
+        changed = high > CHANGED * low and high - low > self._slack * step_s and not self._rests
+        if not changed and self._age * WINDOW < self._every:
+            return
+        if self._comm.rank == 0:
+            was, now = told_seconds(usual_s), told_seconds(exchange_s)
+            why = f"the exchange takes {now} a step, it took {was}" if changed else "it is time to look again"
+            log.info("step %d: %s: all ways are tried again", self._step, why)
+        self._start_over()
+
+    def _agreed(self, figures: Sequence[float], device: torch.device) -> list[float]:
+        """The largest of each figure among all ranks."""
+        told = torch.tensor(figures, dtype=torch.float64, device=device)
+        largest: list[float] = self._comm.all_reduce(told, "max").tolist()
+        return largest
+
+
+def verdict(table: Timetable, plan: Plan, ways: Sequence[str], slack: float) -> str:
+    """What was decided, and why, in plain words."""
+    step_s = table.step_s(plan)
+    if not any(plan):
+        return (
+            f"{ways[0]}, at {told_seconds(step_s)} a step: nothing is faster by more than {slack:.0%},"
+            " so this link needs no compression"
+        )
+    counts = {rung: plan.count(rung) for rung in sorted({*plan})}
+    taken = ", ".join(
+        ways[rung] + (f" for {count} of {len(plan)} buckets" if len(counts) > 1 else "")
+        for rung, count in counts.items()
+    )
+    waits_s = table.waits_s(plan)
+    rest = f"{told_seconds(waits_s)} of it wait for the exchange"
+    if waits_s <= slack * step_s:
+        rest = "the exchange hides behind backward"
+    lowest = next(rung for rung, row in enumerate(table.seconds) if row != untried(len(plan)))
+    times = table.step_s((lowest,) * len(plan)) / step_s
+    beside = f"{times:.1f} times as fast as {ways[lowest]}"
+    if lowest:
+        beside += ", and less compression was not tried"
+    return f"{taken}, at {told_seconds(step_s)} a step, {beside}; {rest}"

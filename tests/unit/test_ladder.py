@@ -1,0 +1,316 @@
+"""A ladder: what pays on a link is found, kept, and found again when the link changes; nothing is lost."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.slow_link import Clock, SlowLink
+
+from laconic.comm.loopback import Loopback
+from laconic.core.errors import SpecError, StateError
+from laconic.core.layout import Layout
+from laconic.core.spec import parse
+from laconic.core.turn import Turn
+from laconic.reducers.ladder import RUNGS, Climber, Ladder
+from laconic.reducers.timetable import Timetable
+
+MODEL = Layout.of([("a", (100, 100)), ("b", (100,)), ("c", (200, 100)), ("d", (300, 100)), ("e", (50,))])
+BUCKETS = [Layout.of((name, MODEL[name].shape) for name in part) for part in (("e", "d"), ("c", "b"), ("a",))]
+FORWARD_S, READY_S, UPDATE_S = 0.02, (0.01, 0.02, 0.03), 0.005  # of a step without the others
+ALONE_S = FORWARD_S + READY_S[-1] + UPDATE_S
+GBIT = 1.25e8  # bytes a second
+RATES = {"fast": 100 * GBIT, "middling": GBIT / 20, "slow": GBIT / 5000}
+
+
+class Rank:
+    """One rank that trains in the world of slow links; `step` takes it one step further."""
+
+    def __init__(self, comm, rate, spec=Ladder()):  # noqa: B008  # frozen
+        self.clock = Clock()
+        self.link = SlowLink(comm, self.clock, rate)
+        self.bound = Climber(spec, MODEL, self.link, self.clock)
+        self.main, self.steps = 0.0, 0
+
+    def step(self, gradient, bad=False):
+        """The means of the buckets (or None where void); the clock shows what the step took."""
+        began = self.main
+        means = []
+        for bucket, ready in zip(BUCKETS, READY_S, strict=True):
+            self.clock.now = max(self.clock.now, began + FORWARD_S + ready)
+            x = (
+                torch.zeros(bucket.numel)
+                if gradient is None
+                else gradient(self.link.rank, self.steps, bucket)
+            )
+            turn, out = Turn(self.steps, self.link.rank), torch.zeros(bucket.numel)
+            sent = self.bound.reduce(None if bad else x, bucket, turn, out)
+            means.append(None if sent is None else out)
+            if sent is None:
+                break
+        self.main = max(self.clock.now, began + FORWARD_S + READY_S[-1]) + UPDATE_S
+        self.steps += 1
+        return means, self.main - began
+
+    @property
+    def rungs(self):
+        plan = self.bound.trial.plan
+        return None if plan is None else tuple(plan[bucket.names[0]] for bucket in BUCKETS)
+
+
+def noise(rank, step, bucket):
+    return torch.randn(bucket.numel, generator=torch.Generator().manual_seed(97 * step + rank)) ** 3
+
+
+def decided(rank, most=40):
+    while rank.rungs is None and rank.steps < most:
+        rank.step(noise)
+    return rank.rungs
+
+
+def settled(rank, steps=3):
+    return sorted(rank.step(noise)[1] for _ in range(steps))[steps // 2]
+
+
+@pytest.mark.parametrize("rate", RATES.values(), ids=RATES)
+def test_all_ranks_take_the_least_compression_that_is_about_as_fast_as_the_fastest(rate):
+    """Beside every plan of one rung for all buckets, tried alone."""
+
+    def body(comm):
+        rank = Rank(comm, rate)
+        plan = decided(rank)
+        return plan, settled(rank)
+
+    def fixed(comm):
+        found = []
+        for rung in RUNGS[1:]:
+            rank = Rank(comm, rate, Ladder((RUNGS[0], rung)))
+            rank.bound.trial.resume(dict.fromkeys(MODEL.names, 1))
+            found.append(settled(rank))
+        return found
+
+    results = Loopback.run(3, body)
+    assert len({plan for plan, _ in results}) == 1
+    best = min(Loopback.run(3, fixed)[0])
+    assert results[0][1] <= 1.06 * best
+
+
+def test_on_a_fast_link_nothing_is_compressed_and_it_says_so(caplog):
+    with caplog.at_level(logging.INFO, "laconic"):
+        plans = Loopback.run(2, lambda comm: decided(Rank(comm, RATES["fast"])))
+    assert plans == [(0, 0, 0)] * 2
+    assert "sum()" in caplog.text and "this link needs no compression" in caplog.text
+
+
+def test_on_a_slow_link_the_gradient_is_never_sent_whole(caplog):
+    """At 200 kbit/s that would take 10 s a step."""
+
+    def body(comm):
+        rank, longest = Rank(comm, RATES["slow"]), 0.0
+        while rank.rungs is None:
+            longest = max(longest, rank.step(noise)[1])
+        return rank.rungs, longest
+
+    with caplog.at_level(logging.INFO, "laconic"):
+        (plan, longest), _ = Loopback.run(2, body)
+    assert plan == (5, 5, 5)
+    assert longest < 2.0
+    assert "less compression was not tried" in caplog.text
+
+
+def test_what_hides_behind_backward_is_compressed_less():
+    """Early buckets have more to hide behind than the last one."""
+    plan = Loopback.run(2, lambda comm: decided(Rank(comm, RATES["middling"])))[0]
+    assert min(plan[:2]) < plan[2] or plan == (plan[0],) * 3
+    assert min(plan) < max(plan)
+
+
+def test_a_link_that_drops_is_noticed_within_fifty_steps_and_one_that_recovers_too(caplog):
+    def body(comm):
+        rank = Rank(comm, RATES["fast"])
+        decided(rank)
+        for _ in range(20):
+            rank.step(noise)
+        plans = [rank.rungs]
+        for rate in (RATES["slow"], RATES["fast"]):
+            rank.link.bytes_a_second = rate
+            for _ in range(50):
+                rank.step(noise)
+            plans.append(rank.rungs)
+        return plans
+
+    with caplog.at_level(logging.INFO, "laconic"):
+        results = Loopback.run(2, body)
+    assert results[0] == results[1] == [(0, 0, 0), (5, 5, 5), (0, 0, 0)]
+    assert caplog.text.count("the exchange takes") == 2
+
+
+def test_a_link_that_trembles_changes_nothing(caplog):
+    """A fifth more and less from step to step: no second trial in 200 steps."""
+
+    def body(comm):
+        rank = Rank(comm, RATES["middling"])
+        plan = decided(rank)
+        for step in range(200):
+            rank.link.bytes_a_second = RATES["middling"] * (0.8, 1.2, 1.0)[step % 3]
+            rank.step(noise)
+        return plan, rank.rungs
+
+    with caplog.at_level(logging.INFO, "laconic"):
+        assert all(before == after for before, after in Loopback.run(2, body))
+    assert len([each for each in caplog.records if "tried again" in each.message]) == 0
+
+
+def test_it_looks_again_after_so_many_steps_and_keeps_what_is_nearly_as_good(caplog):
+    spec = Ladder(every=64)
+
+    def body(comm):
+        rank = Rank(comm, RATES["middling"], spec)
+        plan = decided(rank)
+        for _ in range(100):
+            rank.step(noise)
+        return plan, rank.rungs
+
+    with caplog.at_level(logging.INFO, "laconic"):
+        (before, after), _ = Loopback.run(2, body)
+    assert before == after
+    assert sum("time to look again" in each.message for each in caplog.records) == 1
+
+
+def test_nothing_is_lost_from_rung_to_rung():
+    """Sum of all gradients = size * sum of all means + what is left in the residuals, from the first trial to
+    the dense rung that empties them. (Of rungs that do not round the mean itself.)"""
+    spec = Ladder((RUNGS[0], RUNGS[4], RUNGS[5]))
+
+    def body(comm):
+        rank = Rank(comm, RATES["fast"], spec)
+        given, got = torch.zeros(MODEL.numel), torch.zeros(MODEL.numel)
+        left = []
+        for step in range(40):
+            means, _ = rank.step(noise)
+            for bucket, mean in zip(BUCKETS, means, strict=True):
+                for entry in bucket:
+                    at = slice(MODEL[entry.name].offset, MODEL[entry.name].offset + entry.numel)
+                    here = slice(entry.offset, entry.offset + entry.numel)
+                    given[at] += noise(comm.rank, step, bucket)[here]
+                    got[at] += mean[here]
+            residual = torch.zeros(MODEL.numel)
+            for key, value in rank.bound.state_dict().items():
+                if key.startswith("residual/"):
+                    at = MODEL[key.removeprefix("residual/")].offset
+                    residual[at : at + value.numel()] = value.flatten()
+            left.append(residual)
+        return given, got, left, rank.rungs
+
+    results = Loopback.run(2, body)
+    assert results[0][3] == (0, 0, 0)
+    total = sum(given for given, *_ in results)
+    assert torch.equal(results[0][1], results[1][1])
+    assert float(results[0][2][5].abs().max()) > 0.1
+    assert all(float(left[-1].abs().max()) == 0 for _, _, left, _ in results)
+    torch.testing.assert_close(2 * results[0][1], total, rtol=1e-4, atol=1e-3)
+
+
+def test_a_void_step_counts_nothing_and_loses_nothing():
+    def body(comm):
+        rank = Rank(comm, RATES["slow"])
+        for _ in range(4):
+            rank.step(noise)
+        before = rank.bound.state_dict()
+        means, _ = rank.step(noise, bad=comm.rank == 1)
+        after = rank.bound.state_dict()
+        plan = decided(rank)
+        return means, before, after, plan
+
+    for means, before, after, plan in Loopback.run(2, body):
+        assert means == [None]
+        assert before.keys() == after.keys()
+        untouched = [key for key in before if key.startswith("residual/") and key != "residual/d"]
+        assert all(torch.equal(before[key], after[key]) for key in untouched)
+        assert plan == (5, 5, 5)
+
+
+def test_a_resumed_run_goes_on_with_what_was_decided():
+    def body(comm):
+        rank = Rank(comm, RATES["middling"])
+        decided(rank)
+        state = {key: value.clone() for key, value in rank.bound.state_dict().items()}
+        other = Rank(comm, RATES["middling"])
+        other.bound.load_state_dict(state)
+        other.steps = rank.steps
+        pairs = [(rank.step(noise)[0], other.step(noise)[0]) for _ in range(3)]
+        return rank.rungs, other.rungs, pairs
+
+    for ours, theirs, pairs in Loopback.run(2, body):
+        assert ours == theirs is not None
+        assert all(torch.equal(a, b) for one, two in pairs for a, b in zip(one, two, strict=True))
+
+
+def test_a_state_of_a_longer_ladder_is_refused():
+    bound = Ladder((RUNGS[0],)).bind(MODEL, Loopback.world(1)[0])
+    state = bound.state_dict() | {"once/rung/a": torch.tensor(3)}
+    with pytest.raises(StateError, match=r"has rung 3, this ladder 0\.\.0"):
+        bound.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "spec, said",
+    [
+        ("ladder((sum(dtype='fp16'),))", r"the first is sum\(\), got"),
+        ("ladder(())", r"the first is sum\(\)"),
+        ("ladder((sum(), topk(0.1)))", "a rung must be a reducer"),
+        ("ladder((sum(), scatter_reduce(minmax(), pattern='ring')))", "can be no rung, as each hop"),
+        ("ladder(slack=-1)", "slack must be a number in"),
+        ("ladder(every=0)", "every must be a whole number"),
+        ("auto('sum()')", "are a list of reducers, codecs or selectors, got 'sum"),
+    ],
+)
+def test_bad_ladders_are_refused(spec, said):
+    with pytest.raises(SpecError, match=said):
+        parse(spec)
+
+
+@pytest.mark.parametrize(
+    "spec, said",
+    [
+        ("ladder((sum(), powersgd(rank=1)))", r"keep no state, powersgd\(.*\) does"),
+        ("ladder((sum(), gather(qsgd(levels=1, bucket=4096))))", "omega must be below 1"),
+    ],
+)
+def test_rungs_that_cannot_share_a_memory_are_refused_when_bound(spec, said):
+    with pytest.raises(SpecError, match=said):
+        parse(spec).bind(MODEL, Loopback.world(1)[0])
+
+
+def test_auto_takes_codecs_and_selectors_for_rungs():
+    made = parse("auto((sum(), cast('fp16'), topk(0.01)))")
+    rungs = made.routes[0].reducer.rungs
+    assert [repr(rung) for rung in rungs] == [
+        "sum()",
+        "gather(cast(dtype='fp16'))",
+        "gather(sparse(topk(density=0.01), indices=golomb()))",
+    ]
+    assert parse(repr(made)) == made
+
+
+times = st.floats(0.0, 10.0, allow_nan=False)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.integers(1, 4), st.integers(1, 4), times)
+def test_the_plan_is_within_the_slack_of_the_best_of_all_plans(data, rungs, buckets, rest_s):
+    rows = tuple(tuple(data.draw(times) for _ in range(buckets)) for _ in range(rungs))
+    ready = tuple(sorted(data.draw(times) for _ in range(buckets)))
+    table = Timetable(rows, ready, rest_s)
+    steps = {plan: table.step_s(plan) for plan in itertools.product(range(rungs), repeat=buckets)}
+    best = min(steps.values())
+    chosen = table.least(0.05)
+    assert steps[table.fastest] == best
+    assert steps[chosen] <= 1.05 * best * (1 + 1e-12)
+    for bucket, rung in enumerate(chosen):  # no bucket could stand lower by itself
+        for lower in range(rung):
+            assert steps[(*chosen[:bucket], lower, *chosen[bucket + 1 :])] > 1.05 * best * (1 - 1e-12)
