@@ -50,7 +50,7 @@ bool velocity_segment(float* __restrict u, float* __restrict v, const float* __r
     const float old_u = u[i], old_v = v[i], scaled = a * g[i];
     const float new_u = nesterov ? m * (old_u + scaled) : m * old_u + scaled;
     const float new_v = nesterov ? (old_v + new_u) + scaled : old_v + new_u;
-    const bool good = finite(new_u) && finite(new_v);
+    const bool good = finite(new_u) & finite(new_v);  // `&&` is a branch, and the loop is then not vectorised
     u[i] = good ? new_u : old_u;
     v[i] = good ? new_v : old_v;
     bad |= static_cast<std::uint32_t>(!good);
