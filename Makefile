@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 NATIVE := $(shell find src/laconic/kernels -name '*.cc' -o -name '*.h') CMakeLists.txt
 
-.PHONY: setup demo test check bench soak docs clean
+.PHONY: setup demo test check bench soak docs site clean
 
 setup: $(STAMP)
 
@@ -39,9 +39,13 @@ bench: setup  ## a short pass of every benchmark, which writes nothing; without 
 	$(BIN)/laconic bench scaling --quick
 	$(BIN)/laconic bench accuracy --quick
 
-docs: setup  ## the tables that tests generate
+docs: setup  ## the tables that tests generate, and the site
 	$(BIN)/python -m tests.dist.composition_page > docs/composition.md.new && mv docs/composition.md.new docs/composition.md
 	$(BIN)/python -m docs.write
+	$(MAKE) site
+
+site: setup  ## the pages as a site, in build/site: open index.html
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) build dist runs .mypy_cache .ruff_cache .pytest_cache

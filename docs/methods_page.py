@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from docs.tables import table
-from laconic.cli.entries import TITLES, Entry, entries, kept
+from laconic.cli.entries import TITLES, Entry, entries, kept, pieces
 from laconic.cli.methods import STATUS, times
 
 MEASURED = (
@@ -44,6 +44,9 @@ def page() -> str:
         parts += ["", f"## {TITLES[kind]}", "", *about(listed)]
         if any(entry.measured for entry in listed):
             parts += ["", *measured(listed)]
+    for title, named in pieces().items():
+        rows = [[f"`{name}`", said] for name, said in named.items()]
+        parts += ["", f"## {title}", "", *table(["name", "is"], rows)]
     return "\n".join(parts) + "\n"
 
 

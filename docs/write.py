@@ -21,13 +21,13 @@ from typing import Any
 
 from benchmarks import accuracy_page
 
-from docs import entropy_page, methods_page, scaling_page, straggler_page
+from docs import entropy_page, methods_page, scaling_page, situations, straggler_page
 from laconic.cli.entries import entries
 from laconic.cli.methods import cells
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "README.md",)  # with blocks in them
+PAGES = (ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "choosing.md")  # with blocks in them
 
 
 def read(name: str) -> dict[str, Any]:
@@ -118,6 +118,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "quantisers": lambda: bars("quantisers"),
     "wire": wire,
     "methods": methods,
+    "choices": situations.choices,
 }
 
 WHOLE: dict[Path, Callable[[], str]] = {
