@@ -3,6 +3,7 @@
 {"do": "build", "contender": ..., "steps": 4}   a new model, and steps that warm it up
 {"do": "steps", "count": 8}                     seconds of each, and what a step costs besides
 {"do": "network"}, {"do": "work"}               what `laconic probe` would measure here
+{"do": "said"}                                  what was decided since the last time
 {"do": "end"}
 """
 
@@ -26,6 +27,7 @@ from benchmarks.steps_workloads import WORKLOADS
 from laconic.comm.torch_comm import TorchComm
 from laconic.core.linux import interface_bytes
 from laconic.plan.probe import probe_network, probe_work
+from laconic.tasks.decisions import Decisions
 
 Answer = dict[str, Any]
 FIGURES = ("encode_s", "communicate_s", "decode_s", "payload_sent")
@@ -37,6 +39,7 @@ class Rank:
     def __init__(self, workload: str, cores: float) -> None:
         self.make, self.cores = WORKLOADS[workload].make, cores
         self.running: Running | None = None
+        self.decisions = Decisions()
 
     def build(self, contender: str, steps: int) -> Answer:
         """A contender, ready to be timed."""
@@ -79,6 +82,10 @@ class Rank:
         found = probe_work(model, lambda: loss(model), sgd(model), TorchComm(), self.cores)
         return asdict(found) | {"layout": shapes}
 
+    def said(self) -> Answer:
+        """What methods have decided."""
+        return {"said": self.decisions.take()}
+
     def let_go(self) -> None:
         """Free the last contender's memory, threads and groups."""
         if self.running is not None and self.running.handle is not None:
@@ -94,7 +101,7 @@ def main(workload: str, cores: str) -> None:
     dist.init_process_group("gloo")
     rank = Rank(workload, float(cores))
     known: dict[str, Callable[..., Answer]] = {
-        each.__name__: each for each in (rank.build, rank.steps, rank.network, rank.work)
+        each.__name__: each for each in (rank.build, rank.steps, rank.network, rank.work, rank.said)
     }
     for line in sys.stdin:
         told = json.loads(line)

@@ -56,7 +56,7 @@ class Ladder(Reducer):
     during the first steps, again when the seconds in the exchange have changed by half, and every `every`
     steps. All ranks decide alike. A bucket is what DDP hands over; each has a rung of its own.
 
-    Payload: that of the rung, and 8 bytes a bucket and rung in a trial, 16 bytes every 8 steps after it.
+    Payload: that of the rung, and 8 bytes a bucket and rung in a trial, 16 bytes every 6 steps after it.
     Memory: a residual of 4 bytes an element of the tensors of two dimensions and more. Seconds decide, so two
     runs of one training may differ in their bits; ranks of one run never do.
 

@@ -4,8 +4,8 @@
        best step: so no trial ever sends the whole gradient over a link that would take minutes for it.
     2. The plan is the least compression among the fastest (see `timetable`).
     3. Every WINDOW steps the seconds in the exchange are compared with those of the first window. Have they
-       changed CHANGED times, or have `every` steps passed, it begins again at 1. A plan that a trial finds
-       nearly as good is kept; what has led to it is not looked at again for a while.
+       changed CHANGED times in two windows running, or have `every` steps passed, it begins again at 1. A
+       plan that a trial finds nearly as good is kept, and no change is looked at for a while.
 
 Every figure that decides is the largest of all ranks', so all decide the same at the same step; it costs a
 few bytes after each rung and window. What it decides is said in plain words to the logger "laconic".
@@ -26,7 +26,7 @@ from laconic.reducers.timetable import Plan, Timetable, untried
 
 TRIES = 3  # steps of each rung
 TOO_LONG = 3.0  # times the best step: no rung below is tried
-WINDOW = 8  # steps between two looks at the exchange's seconds
+WINDOW = 6  # steps between two looks at the exchange's seconds
 CHANGED = 1.5  # times more or less, and it is another link
 PATIENCE = 32  # steps without a look after a trial that has changed nothing; doubled each time
 Names = tuple[str, ...]
@@ -68,6 +68,7 @@ class Trial:
         self._rest_s = 0.0
         self._usual_s: float | None = None  # in a step's exchange, under the present plan
         self._age = 0  # windows since the last trial
+        self._strange = 0  # windows running in which the exchange took another time
         self._rests = 0  # steps for which no change is looked at
         self._patience = PATIENCE
 
@@ -143,7 +144,7 @@ class Trial:
     def _decide(self, table: Timetable) -> None:
         old = None if self.plan is None else tuple(self.plan.get(names[0], 0) for names in self._buckets)
         plan = table.better(old, self._slack)
-        self._trying, self._usual_s, self._age = None, None, 0
+        self._trying, self._usual_s, self._age, self._strange = None, None, 0, 0
         if plan == old:
             self._rests, self._patience = self._patience, 2 * self._patience
         else:
@@ -166,7 +167,9 @@ class Trial:
             self._usual_s = exchange_s
             return
         low, high = sorted((usual_s, exchange_s))
-        changed = high > CHANGED * low and high - low > self._slack * step_s and not self._rests
+        other = high > CHANGED * low and high - low > self._slack * step_s and not self._rests
+        self._strange = self._strange + 1 if other else 0
+        changed = self._strange == 2
         if not changed and self._age * WINDOW < self._every:
             return
         if self._comm.rank == 0:

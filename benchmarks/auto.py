@@ -1,0 +1,141 @@
+"""auto() beside each of its rungs alone: seconds of a step, a link that drops, and the loss at the end.
+
+    python -m benchmarks.auto             writes benchmarks/results/auto.json: half an hour
+    python -m benchmarks.auto --quick     one link, one round; writes only with --out
+
+Steps: the GPT of `benchmarks.steps` on two hosts of a lab, over each link; auto() is timed when it has
+decided. Drop: auto() trains at 1 Gbit/s, then at 50 Mbit/s. Told is each step's time after that, and how many
+steps pass until they stay within 15 % of the best rung's there. Loss: the LSTM on Shakespeare's plays, two
+workers, over each link: auto(), and the rung whose step was fastest in a short run of all, with 3 seeds each.
+Needs what `laconic lab` needs; the losses need LACONIC_DATA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import machine
+from benchmarks.steps import WARM_UP, Ranks, timed
+from laconic.lab import Lab, Link, missing
+from laconic.reducers.ladder import RUNGS
+
+RESULTS = Path(__file__).parent / "results" / "auto.json"
+AUTO, WAYS = "auto()", tuple(map(repr, RUNGS))
+LINKS = ("1gbit", "100mbit", None)  # None: held back by nothing but the machine
+BEFORE, AFTER = "1gbit", "50mbit"
+SETTLE = 40  # steps in which auto() has decided
+AFTERWARDS, CHUNK = 60, 4
+BAR = 1.15  # times the best rung's step
+MOST, ROUNDS, SEEDS = 16, 3, 3
+SHORT, LONG = 40, 300  # steps of a training
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Measure, print a line a figure, write the JSON."""
+    parser = argparse.ArgumentParser(prog="benchmarks.auto")
+    parser.add_argument("--quick", action="store_true", help="writes only with --out")
+    parser.add_argument("--out", type=Path, help="where the JSON goes")
+    given = parser.parse_args()
+    if reason := missing():
+        print(f"skipped: {reason}")
+        return
+    links, rounds = (LINKS[:1], 1) if given.quick else (LINKS, ROUNDS)
+    with Lab(2) as lab, Ranks(lab, "gpt") as ranks:
+        found: Row = {"steps": all_steps(ranks, links, rounds)}
+        found["drop"] = drop(ranks)
+    if not given.quick and os.environ.get("LACONIC_DATA"):
+        found["loss"] = [losses(link) for link in links]
+    if out := given.out or (None if given.quick else RESULTS):
+        about = {"machine": machine(), "rounds": rounds, "seeds": SEEDS, "bar": BAR}
+        out.write_text(json.dumps(about | found, indent=1) + "\n")
+
+
+def all_steps(ranks: Ranks, links: Sequence[str | None], rounds: int) -> list[Row]:
+    """A row a link: each way's step, medians over rounds, and auto()'s against the best."""
+    rows = []
+    for link in links:
+        seconds: dict[str, list[float]] = {way: [] for way in (*WAYS, AUTO)}
+        said: list[str] = []
+        for _ in range(rounds):
+            for way, found in seconds.items():
+                found.append(one(ranks, way, link))
+            said += ranks.ask(do="said")[0]["said"]
+        middle = {way: statistics.median(found) for way, found in seconds.items()}
+        best = min(WAYS, key=lambda way: middle[way])
+        row = {"link": link, "seconds": seconds, "best": best, "said": said}
+        row["ratio"] = middle[AUTO] / middle[best]
+        rows.append(row)
+        print(
+            f"{link or 'unshaped':>8}: best {best} {middle[best]:.3f} s, auto() {middle[AUTO]:.3f} s",
+            flush=True,
+        )
+        print("\n".join(f"          {each}" for each in said), flush=True)
+    return rows
+
+
+def one(ranks: Ranks, way: str, link: str | None) -> float:
+    """A step's seconds."""
+    if way == AUTO:
+        ranks.over(None, do="build", contender=way, steps=0)
+        ranks.over(link, do="steps", count=SETTLE)
+    else:
+        ranks.over(None, do="build", contender=way, steps=WARM_UP)
+    return float(timed(ranks, link, MOST)["step_s"])
+
+
+def drop(ranks: Ranks) -> Row:
+    """Steps of auto() after its link has dropped, and of the best rung there."""
+    best = min(one(ranks, way, AFTER) for way in WAYS)
+    ranks.over(None, do="build", contender=AUTO, steps=0)
+    ranks.over(BEFORE, do="steps", count=SETTLE)
+    ranks.ask(do="said")
+    seconds: list[float] = []
+    for _ in range(AFTERWARDS // CHUNK):
+        told = ranks.over(AFTER, do="steps", count=CHUNK)
+        seconds += map(max, zip(*(each["seconds"] for each in told), strict=True))
+    late = [i for i in range(len(seconds)) if statistics.median(seconds[i : i + 3]) > BAR * best]
+    adapted = late[-1] + 1 if late else 0
+    said = ranks.ask(do="said")[0]["said"]
+    print(f"{BEFORE} to {AFTER}: within {BAR} times {best:.3f} s from step {adapted} on: {said}", flush=True)
+    return {
+        "before": BEFORE,
+        "after": AFTER,
+        "best_s": best,
+        "seconds": seconds,
+        "adapted": adapted,
+        "said": said,
+    }
+
+
+def losses(link: str | None) -> Row:
+    """The loss that auto() ends with, and the best rung."""
+    short = trained(link, [*WAYS], SHORT, 1)
+    best = min(short, key=lambda row: row["step_s"]["mean"])["spec"]
+    rows = trained(link, [best, AUTO], LONG, SEEDS)
+    for row in rows:
+        print(f"{link or 'unshaped':>8}: {row['spec']} test loss {row['test_loss']}", flush=True)
+    return {"link": link, "steps": LONG, "rows": rows}
+
+
+def trained(link: str | None, specs: Sequence[str], steps: int, seeds: int) -> list[Row]:
+    """Rows of the summary of `laconic train` on two hosts of a lab."""
+    options = [f"--with={spec}" for spec in specs]
+    with tempfile.TemporaryDirectory() as folder, Lab(2, Link(link)) as lab:
+        program = str(Path(sys.executable).with_name("laconic"))
+        asked = ["--workers=2", f"--steps={steps}", f"--seeds={seeds}", f"--out={folder}", "--name=it"]
+        lab.run_once([program, "train", "shakespeare", *asked, *options], timeout_s=3600)
+        rows: list[Row] = json.loads((Path(folder) / "it" / "summary.json").read_text())["rows"]
+    return rows
+
+
+if __name__ == "__main__":
+    main()
