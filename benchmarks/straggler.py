@@ -29,7 +29,7 @@ from laconic.lab import Lab, Link, missing
 RESULTS = Path(__file__).parent / "results" / "straggler.json"
 ROOT = Path(__file__).parent.parent
 DENSE = "dense()"
-ASLEEP = (DENSE, "sgp()", "osgp(staleness=4)", "adpsgd()", "local_sgd(every=8)")
+ASLEEP = (DENSE, "sgp()", "osgp(staleness=4)", "adpsgd(every=4)", "local_sgd(every=8)")
 FEW = "scatter_reduce(minmax(bits=8))"  # 8 bits up and down, in the traffic of an all-reduce
 TO_LOSS = (f"diloco(every=10, update={FEW})", f"local_sgd(every=10, update={FEW})")
 FAST, SLOW = "1gbit", "100mbit"

@@ -25,10 +25,10 @@ def pushed(rank, step):
     return torch.randn(5, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
-def sum_is_kept(wire, steps):
+def sum_is_kept(wire, steps, every=1):
     model = Vector()
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer = laconic.distribute(model, plain, f"adpsgd(wire='{wire}')")
+    model, optimizer = laconic.distribute(model, plain, f"adpsgd(wire='{wire}', every={every})")
     for step in range(steps):
         model.x.grad = pushed(dist.get_rank(), step)
         optimizer.step()
@@ -48,6 +48,17 @@ def test_whoever_meets_whom_the_sum_is_kept(pool, wire):
         torch.testing.assert_close(found, -0.1 / size * updates, rtol=1e-4, atol=1e-5)
     met = [rounds for _, rounds in results]
     assert met[1] + met[3] == met[0] + met[2] > 0
+
+
+def test_it_asks_no_more_often_than_it_is_told(pool):
+    """Two odd ranks, at steps 0, 5 and 10 of theirs: six meetings at most, and the sum is kept."""
+    steps, size, every = 12, 4, 5
+    updates = sum(pushed(rank, step) for rank in range(size) for step in range(steps))
+    results = pool.run(size, sum_is_kept, "fp32", steps, every)
+    for found, _ in results:
+        torch.testing.assert_close(found, -0.1 / size * updates, rtol=1e-4, atol=1e-5)
+    met = [rounds for _, rounds in results]
+    assert 0 < met[1] + met[3] == met[0] + met[2] <= 6
 
 
 def others_go_on(sleeper):

@@ -41,23 +41,27 @@ AVERAGE, CLOSE = 1.0, 0.0  # what a message asks for, where others have a weight
 class ADPSGD(Strategy):
     """Average in pairs without a barrier, along the edges of `topology` between odd and even ranks.
 
-    An even rank has a thread for each odd one that may ask it; those of other parity never meet.
+    An even rank has a thread for each odd one that may ask it; those of other parity never meet. `every`: an
+    odd rank asks at every so many of its steps, unless it still waits for an answer.
 
-    Wire, one exchange for each step of an odd rank, each way: n parameters as `wire` says, 4 or 2 bytes each,
-    and 8 bytes. Which step of one rank meets which of another depends on the clock: no two runs are alike.
+    Wire, one exchange for each `every` steps of an odd rank, each way: n parameters as `wire` says, 4 or 2
+    bytes each, and 8 bytes. Which step of one rank meets which of another depends on the clock: no two runs are
+    alike.
     """
 
     topology: Topology = field(default_factory=Complete)
     wire: str = "fp32"
+    every: int = 1
 
     name: ClassVar[str] = "adpsgd"
     paper: ClassVar[str] = "Lian et al. 2018, arXiv:1710.06952"
     status: ClassVar[Status] = "verified"
-    examples: ClassVar[tuple[str, ...]] = ("adpsgd(wire='bf16')",)
+    examples: ClassVar[tuple[str, ...]] = ("adpsgd(wire='bf16', every=4)",)
 
     def __post_init__(self) -> None:
         arguments.piece("adpsgd: topology", self.topology, Topology, "complete()")
         check_wire(self.wire)
+        arguments.whole("adpsgd: every", self.every, 1)
 
     def check(self, size: int, optimizer: Optimizer) -> None:
         super().check(size, optimizer)
@@ -118,7 +122,8 @@ class BoundADPSGD(BoundStrategy):
             self._began.copy_(self.shared)
             x.copy_(self.shared)
         self._partner = None
-        if self._asker is not None and (self._meeting is None or self._meeting.done()):
+        free = self._meeting is None or self._meeting.done()
+        if self._asker is not None and free and self.steps % self.config.every == 0:
             self._arrived()
             choice = Turn(self.steps, self.comm.rank, self.seed).own("partner") % len(self._peers)
             self._partner = self._peers[choice]
