@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks import accuracy_page
 
-from docs import entropy_page, methods_page, scaling_page, situations, straggler_page
+from docs import auto_page, entropy_page, methods_page, scaling_page, situations, straggler_page
 from laconic.cli.entries import entries
 from laconic.cli.methods import cells
 
@@ -128,6 +128,8 @@ WHOLE: dict[Path, Callable[[], str]] = {
     ROOT / "docs" / "scaling.md": scaling_page.page,
     ROOT / "docs" / "scaling.svg": scaling_page.picture,
 }
+if auto_page.RESULTS.exists():
+    WHOLE[ROOT / "docs" / "auto.md"] = auto_page.page
 if straggler_page.RESULTS.exists():
     WHOLE[ROOT / "docs" / "straggler.md"] = straggler_page.page
 
