@@ -45,8 +45,8 @@ class ADPSGD(Strategy):
     odd rank asks at every so many of its steps, unless it still waits for an answer.
 
     Wire, one exchange for each `every` steps of an odd rank, each way: n parameters as `wire` says, 4 or 2
-    bytes each, and 8 bytes. Which step of one rank meets which of another depends on the clock: no two runs are
-    alike.
+    bytes each, and 8 bytes. Which step of one rank meets which of another depends on the clock: no two runs
+    are alike.
     """
 
     topology: Topology = field(default_factory=Complete)
