@@ -21,6 +21,7 @@ from laconic.core.errors import LaconicError
 from tests.dist.nets import SGD, agree, batch, flat, loss_of, net
 
 METHODS = (
+    "auto()",
     "dense()",
     "fp16()",
     "bf16()",
