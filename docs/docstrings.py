@@ -11,6 +11,7 @@ from itertools import groupby
 
 CODE = re.compile(r"(`[^`]+`)")
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
+LINKED = r"[arXiv:\1](https://arxiv.org/abs/\1)"
 
 
 def markdown(text: str, inline: Callable[[str], str] = str) -> str:
@@ -34,7 +35,7 @@ def words(text: str, inline: Callable[[str], str] = str) -> str:
 
 def _plain(text: str) -> str:
     safe = re.sub(r"([\\*_\[\]|#])", r"\\\1", text).replace("<", "&lt;")
-    return ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", safe)
+    return ARXIV.sub(LINKED, safe)
 
 
 def _blocks(text: str) -> Iterator[tuple[str, list[str]]]:

@@ -36,6 +36,16 @@ SECTIONS = {  # of the site's navigation, by the kind of `entries`
     "codec": "Codecs",
     "reducer": "Reducers",
 }
+KINDS = {
+    "Methods": "method: a paper, or what stands beside one",
+    "Strategies": "strategy: who talks to whom, and when",
+    "Selectors": "selector: which entries of a gradient to send",
+    "Codecs": "codec: a gradient to bytes and back",
+    "Reducers": "reducer: each rank's gradient to the mean",
+    "Index codings": "index coding: how the positions of chosen entries travel",
+    "Feedback": "feedback: what was not sent now is sent later",
+    "Topologies": "topology: who talks to whom in gossip",
+}
 CALLS = {
     "strategy": 'model, optimizer = laconic.distribute(model, optimizer, "{spec}")',
     "Index codings": 'handle = laconic.compress(model, optimizer, "sparse(topk(0.01), indices={spec})")',
@@ -101,7 +111,7 @@ def everything() -> tuple[Name, ...]:
 
 def page(name: Name) -> str:
     """The whole page."""
-    parts = [f"# `{name.name}`", f"*{_linked(headline(name.make), name.name)}*", *_facts(name)]
+    parts = [f"# `{name.name}`", f"*{_linked(_sentence(headline(name.make)), name.name)}*", *_facts(name)]
     parts += [f"```python\n{_call(name)}\n```"]
     about = [text for text in (sys.modules[name.make.__module__].__doc__, _own(name.make)) if text]
     first, _, rest = about[0].strip().partition("\n\n")
@@ -129,11 +139,16 @@ def _own(make: Any) -> str | None:
     return inspect.cleandoc(own) if own else None
 
 
+def _sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    return text if text.endswith("...") else f"{text[0].upper()}{text[1:]}."
+
+
 def _facts(name: Name) -> list[str]:
     """Paper, status, what travels, what it needs: a short list."""
     make = name.make
     status, paper = getattr(make, "status", "-"), getattr(make, "paper", "-")
-    facts = [("Kind", name.section)]
+    facts = [("Kind", KINDS[name.section])]
     if paper != "-":
         facts += [("Paper", words(paper)), ("Status", f"*{status}*: {STATUS[status]}")]
     if isinstance(make, Paper):

@@ -1,4 +1,4 @@
-"""What happens while the site is built: a page for every registered name, and pictures that follow the theme.
+"""What happens while the site is built: a page for every name, links to these, a picture in the theme.
 
 mkdocs calls these functions by their names; mkdocs.yml names this file.
 """
@@ -15,10 +15,12 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from docs import name_pages
+from docs.docstrings import ARXIV, LINKED
 
 NAMES, REST = "Every method", "Measured"  # sections that are filled here
-DRAWN = re.compile(r'<img [^>]*src="[./]*(?P<file>[\w-]+\.svg)"[^>]*>')
-INLINE = {"gradient.svg"}  # drawn in the theme's own colours: part of the page
+ALONE = ("choosing.md", "api.md")  # in their section: their room is for what they hold
+SPEC = re.compile(r"^\| (?P<code>`(?P<name>\w+)(?:\([^|]*\))?`) \|")
+DRAWN = re.compile(r'<img [^>]*src="(?P<file>gradient\.svg)"[^>]*>')  # in the theme's own colours
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -40,25 +42,32 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """In the list of all names each leads to its page, and in the tables of figures each spec."""
-    if page.file.src_uri.startswith(f"{name_pages.FOLDER}/"):
-        return markdown
+    """In tables papers are linked, and names and specs lead to their pages; a figure stays with its error."""
+    if page.file.src_uri in ALONE:
+        page.meta["hide"] = ["navigation"]
     known = {name.name for name in name_pages.everything()}
 
     def link(found: re.Match[str]) -> str:
         name = found["name"]
         return f"| [{found['code']}]({name_pages.FOLDER}/{name}.md) |" if name in known else found[0]
 
-    return re.sub(r"^\| (?P<code>`(?P<name>\w+)(?:\([^|]*\))?`) \|", link, markdown, flags=re.MULTILINE)
+    def row(line: str) -> str:
+        if not line.startswith("|"):
+            return line
+        whole = line.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+        if page.file.src_uri.startswith(f"{name_pages.FOLDER}/"):
+            return whole
+        return SPEC.sub(link, ARXIV.sub(LINKED, whole))
+
+    return "\n".join(map(row, markdown.split("\n")))
 
 
 def on_page_content(html: str, config: MkDocsConfig, **_: Any) -> str:
     """A picture that has the theme's colours stands in the page, where they reach it."""
 
     def draw(found: re.Match[str]) -> str:
-        if found["file"] not in INLINE:
-            return found[0]
-        return (Path(config.docs_dir) / found["file"]).read_text(encoding="utf-8")
+        picture = (Path(config.docs_dir) / found["file"]).read_text(encoding="utf-8")
+        return f'<div class="scroll">{picture}</div>'
 
     return DRAWN.sub(draw, html)
 

@@ -54,6 +54,15 @@ class Situation:
 
 SITUATIONS = (
     Situation(
+        "A link that you do not know",
+        "Rented machines, shared networks, links that change: have a few of them tried on the spot.",
+        (
+            Pick(
+                "auto()", "the least compression that the link allows, measured bucket by bucket, tried anew"
+            ),
+        ),
+    ),
+    Situation(
         "A fast link",
         "NVLink, or 100 Gbit/s between machines. A dense step is short already, and time spent encoding is"
         " time lost: stay with plain DistributedDataParallel, or halve the bytes.",
@@ -103,8 +112,8 @@ SITUATIONS = (
     Situation(
         "Adam",
         "Adam divides by the size of recent gradients, and what waits in a memory spoils that. 1-bit Adam"
-        " learns it dense, freezes it, and sends momentum. Codes without memory (`cgx()`, `qsgd()`) need no"
-        " such care.",
+        " learns it dense, freezes it, and sends momentum. Codes without memory (`cgx()`, `qsgd()`) hold"
+        " nothing back.",
         (
             Pick(
                 "onebit_adam(warmup_steps=200)",
@@ -193,7 +202,8 @@ def choices() -> str:
         lines += [f"- `{pick.spec}`: {pick.why}" for pick in situation.picks]
         lines.append("")
         if rows := [row for pick in situation.picks if any(row := _figures(pick.spec))]:
-            lines += [*table(HEADS, rows), ""]
+            told = [i for i in range(len(HEADS)) if any(row[i] for row in rows)]
+            lines += [*table([HEADS[i] for i in told], [[row[i] for i in told] for row in rows]), ""]
     return "\n".join(lines).rstrip()
 
 
