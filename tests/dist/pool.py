@@ -86,11 +86,16 @@ class Pool:
             raise first.error
         return [each.value for each in outcomes]
 
-    def fresh(self, size: int, function: Job, *args: Any, timeout_s: float = 60.0) -> list[Outcome]:
-        """function(*args) in new processes that end with it and may die: each rank's outcome, none raised."""
+    def fresh(
+        self, size: int, function: Job, *args: Any, timeout_s: float = 60.0, revive: bool = False
+    ) -> list[Outcome]:
+        """function(*args) in new processes that end with it and may die: each rank's outcome, none raised.
+
+        `revive`: the first that dies is started anew, once, and does the same.
+        """
         workers = [_Worker() for _ in range(size)]
         try:
-            return self._play(workers, function, args, timeout_s, grace_s=timeout_s)
+            return self._play(workers, function, args, timeout_s, grace_s=timeout_s, revive=revive)
         finally:
             for worker in workers:
                 worker.kill()
@@ -102,7 +107,13 @@ class Pool:
         self._workers.clear()
 
     def _play(
-        self, workers: list[_Worker], function: Job, args: tuple[Any, ...], timeout_s: float, grace_s: float
+        self,
+        workers: list[_Worker],
+        function: Job,
+        args: tuple[Any, ...],
+        timeout_s: float,
+        grace_s: float,
+        revive: bool = False,
     ) -> list[Outcome]:
         self._jobs += 1
         job = (
@@ -127,6 +138,11 @@ class Pool:
                 ]
             for rank in [rank for rank, worker in running.items() if worker.connection in ready]:
                 outcomes[rank] = running.pop(rank).outcome(rank)
+                if revive and outcomes[rank].exit_code is not None:
+                    revive, workers[rank] = False, _Worker()
+                    running[rank] = workers[rank]
+                    workers[rank].connection.send_bytes(pickle.dumps((rank, *job)))
+                    continue
                 if outcomes[rank].error is not None:
                     deadline = min(deadline, time.monotonic() + grace_s)
         return [outcomes[rank] for rank in range(len(workers))]

@@ -140,6 +140,41 @@ def test_a_rank_that_stood_still_comes_back(pool):
     assert ends[1][2]
 
 
+def dies_and_comes_back(spec, lost, at):
+    """The first process in the seat of `lost` kills itself; the second does what the others still do."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    lives = store.add(f"lives of {rank}", 1)
+    model, optimizer = pair(spec, patience_s=5.0)
+    began = optimizer.stats().steps
+    while (step := optimizer.stats().steps) < 100:
+        if rank == lost and lives == 1 and step == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        loss.backward()
+        optimizer.note_loss(loss)
+        optimizer.step()
+        if step == 98 and rank != lost:
+            store.wait([f"back {lost}"])  # so that some steps are left when it comes back
+        if lives == 2 and step == began:
+            store.set(f"back {lost}", "")
+        time.sleep(0.05)
+    optimizer.finish()
+    return optimizer.notes()["living"], flat(model), began
+
+
+@pytest.mark.parametrize("spec", ["sgp()", "adpsgd()", "diloco(every=3)"])
+def test_a_new_process_takes_the_place_of_one_that_died(pool, spec, monkeypatch):
+    """It begins at the others' average and step; at the end all are there, and alike."""
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")
+    outcomes = pool.fresh(3, dies_and_comes_back, spec, 1, 4, timeout_s=120.0, revive=True)
+    assert all(each.error is None for each in outcomes), [each.error for each in outcomes]
+    ends = [each.value for each in outcomes]
+    assert [living for living, *_ in ends] == [[0, 1, 2]] * 3
+    assert all(torch.equal(model, ends[0][1]) for _, model, _ in ends)
+    assert ends[0][2] == ends[2][2] == 0 and ends[1][2] > 4
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("how", [KILLED, STOPPED])

@@ -121,8 +121,21 @@ class ParameterBond(Bond):
         self.removed = False
         self._calls = 0  # what all do together, since the last step
         self._furthest = (0, 0)  # steps and calls of the one who was ahead when the circle was made anew
-        self.bound = strategy.bind(replica, optimizer, circle.own, seed)
+        if circle.late:
+            self._come_back()
+        else:
+            self.bound = strategy.bind(replica, optimizer, circle.own, seed)
         circle.own.reset()
+
+    def _come_back(self) -> None:
+        """In the place of a process that died: take the others' average at their next step."""
+        self.bound = Alone().bind(self.replica, self._optimizer, self.circle.own, self._seed)
+        self._regroup(0, whole=False)
+        if self.circle.own.size == 1:
+            raise PeerError(
+                f"rank {self.circle.own.seats[0]} has come back, and no other is left whose model it could"
+                " take: the training has ended, or begin it anew from a checkpoint"
+            )
 
     def step(self, update: Update, loss: float | None) -> None:
         self.replica.check_views()
@@ -154,8 +167,11 @@ class ParameterBond(Bond):
             return True
         return False
 
-    def _regroup(self, steps: int) -> None:
-        """All who live begin anew at the average of their models, after as many steps as any has done."""
+    def _regroup(self, steps: int, whole: bool = True) -> None:
+        """All who live begin anew at the average of their models, after as many steps as any has done.
+
+        `whole`: this rank's model counts, unless it has missed a circle.
+        """
         model, began = self.bound.salvage().clone(), self.circle.generation
         dense_bytes, seconds = self.bound.dense_bytes, self.bound.seconds
         self.bound.abandon()
@@ -163,7 +179,8 @@ class ParameterBond(Bond):
         while True:
             self.circle.renew()
             with suppress(PeerError):  # another loss, in this very meeting: meet again
-                self._furthest = self._average_(model, steps, whole=self.circle.generation == began + 1)
+                present = whole and self.circle.generation == began + 1
+                self._furthest = self._average_(model, steps, present)
                 own = self.circle.own
                 chosen = Alone() if own.size == 1 else self.strategy
                 chosen.check_left(own.size, self._optimizer)

@@ -40,6 +40,11 @@ class Circle:
         return self.roster is not None and self.roster.called
 
     @property
+    def late(self) -> bool:
+        """Whether this process has come in the place of one that died, while the others went on."""
+        return self.roster is not None and self.roster.late
+
+    @property
     def generation(self) -> int:
         """How often the circle was made anew."""
         return 0 if self.roster is None else self.roster.generation

@@ -46,7 +46,8 @@ def distribute(
     `statistics`: whether the group's model has the mean of BatchNorm's running statistics or each rank's
     own; to estimate them anew, call `optimizer.finish()` and then `torch.optim.swa_utils.update_bn`.
     `patience_s`: where it is given, a strategy outlasts the loss of ranks: those who wait for one this long,
-    or hear that it is gone, go on with the others from the average of their models. By default a loss ends
+    or hear that it is gone, go on with the others from the average of their models; and a new process in the
+    place of a lost one takes that average when it calls this. By default a loss ends
     the training, as it does for methods always. `ddp_options`: for DistributedDataParallel, where the spec is
     a method.
 
@@ -110,10 +111,16 @@ def _bind(
         except (AttachError, SpecError) as refused:
             error = refused
         alike = {} if error else _fingerprint(strategy, seed, statistics, model_digest(replica.layout))
-        agree(circle.aside, alike, error)  # raises `error` itself
+        if circle.late and error:
+            raise error
+        if not circle.late:
+            agree(circle.aside, alike, error)  # raises `error` itself
+        if circle.roster is not None:
+            circle.roster.alike(alike)
         replica.flatten()
         try:
-            replica.adopt(circle.aside)
+            if not circle.late:
+                replica.adopt(circle.aside)
             bond = ParameterBond(strategy, replica, optimizer, circle, seed=seed, statistics=statistics)
         except BaseException:
             replica.release()

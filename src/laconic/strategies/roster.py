@@ -7,6 +7,7 @@ liveness is a heartbeat in the store, and whoever is left forms a new group.
 2. A rank whose communication fails calls the next generation, and lays down that it is here.
 3. When all who beat are here, the first to see that writes the list of members; it is written once.
 4. Who is not on the list was taken for dead, as after a long stop: it calls the generation after that.
+5. So does a new process in the seat of one that has died: it is `late`.
 
 The store outlives any rank where it is that of a launcher or of torchrun.
 """
@@ -16,10 +17,11 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Mapping
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch marks no re-export
 
-from laconic.core.errors import PeerError
+from laconic.core.errors import AttachError, PeerError
 
 BEAT_S = 0.25
 GLANCE_S = 0.02
@@ -28,14 +30,16 @@ GLANCE_S = 0.02
 class Roster:
     """This rank's view of the living. `members`: the ranks of the present generation, ascending.
 
-    `dead_after_s`: how long a rank may be silent. Closed by `close`; what it holds is a thread.
+    `dead_after_s`: how long a rank may be silent. `late`: another process has had this rank before. Closed by
+    `close`; what it holds is a thread.
     """
 
     def __init__(self, store: Store, rank: int, size: int, dead_after_s: float = 3.0) -> None:
         self.rank, self.size, self.dead_after_s = rank, size, dead_after_s
-        self.generation = 0
         self.members = tuple(range(size))
         self._store = store
+        self.late = bool(store.check([f"beat/{rank}"]))
+        self.generation = self._latest() if self.late else 0
         # the thread's own, as a store serves one caller at a time; its type has no clone, it has
         self._pulse: Store = store.clone()  # type: ignore[attr-defined]
         self._heard = dict.fromkeys(range(size), (-1, time.monotonic()))  # rank: (its count, when it changed)
@@ -49,6 +53,19 @@ class Roster:
     def of(cls, store: Store, name: str, rank: int, size: int, dead_after_s: float = 3.0) -> Roster:
         """One whose keys in this store begin with `name`."""
         return cls(PrefixStore(name, store), rank, size, dead_after_s)
+
+    def alike(self, mine: Mapping[str, str]) -> None:
+        """Lay down what all ranks have alike; one that is late compares. Raises `AttachError` there."""
+        if not self.late:
+            self._store.set("alike", json.dumps(dict(mine)))
+            return
+        theirs: dict[str, str] = json.loads(self._store.get("alike"))
+        for key, value in mine.items():
+            if theirs.get(key) != value:
+                raise AttachError(
+                    f"rank {self.rank} has come back with another training: {key} is {value}, the others have"
+                    f" {theirs.get(key)}; start it with the same script and arguments"
+                )
 
     def living(self) -> set[int]:
         """The ranks that have beaten lately, with this one. All, where this process itself stood still."""
@@ -86,6 +103,13 @@ class Roster:
             else:
                 time.sleep(GLANCE_S)
         return tuple(json.loads(self._store.get(key)))
+
+    def _latest(self) -> int:
+        """The last generation whose members are decided."""
+        generation = 0
+        while self._store.check([f"{generation + 1}/members"]):
+            generation += 1
+        return generation
 
     @property
     def called(self) -> bool:
