@@ -11,6 +11,8 @@ from itertools import groupby
 
 CODE = re.compile(r"(`[^`]+`)")
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
+# At the beginning of a line it begins a paragraph too.
+FACT = re.compile(r"(?:^|(?<=[.:] ))(Wire|Error|Payload|Memory|State)(?=[:,] )")
 LINKED = r"[arXiv:\1](https://arxiv.org/abs/\1)"
 
 
@@ -61,13 +63,13 @@ def _written(kind: str, lines: list[str], inline: Callable[[str], str]) -> str:
     if kind == "words":
         items: list[str] = []
         for line in lines:
-            if line.startswith("- ") or not items:
+            if line.startswith("- ") or not items or FACT.match(line):
                 items.append(line)
             else:
                 items[-1] += f" {line.strip()}"
-        return "\n".join(
-            f"- {words(item[2:], inline)}" if item.startswith("- ") else words(item, inline) for item in items
-        )
+        if items[0].startswith("- "):
+            return "\n".join(f"- {words(item[2:], inline)}" for item in items)
+        return "\n\n".join(FACT.sub(r"**\1**", words(item, inline)) for item in items)
     while not lines[-1].strip():
         lines.pop()
     least = min(len(line) - len(line.lstrip()) for line in lines if line.strip())

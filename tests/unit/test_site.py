@@ -93,7 +93,10 @@ def test_links_lead_to_places_that_are_there(site: dict[str, Read]) -> None:
 
 
 def test_docstrings_become_words_drawings_and_examples() -> None:
-    text = "One of\ntwo `a_b`:\n\n    y = x_i\n\n    z\n\n- first\n  item\n- next <\n\n>>> 1 + 1\n2\n\nEnd."
+    text = (
+        "One of\ntwo `a_b`:\n\n    y = x_i\n\n    z\n\n- first\n  item\n- next <\n\n>>> 1 + 1\n2\n\n"
+        "End.\nWire: n. Error: 0."
+    )
     assert docstrings.markdown(text).split("\n\n") == [
         "One of two `a_b`:",
         "```text\ny = x_i",
@@ -101,6 +104,7 @@ def test_docstrings_become_words_drawings_and_examples() -> None:
         "- first item\n- next &lt;",
         "```pycon\n>>> 1 + 1\n2\n```",
         "End.",
+        "**Wire**: n. **Error**: 0.",
     ]
 
 
