@@ -49,6 +49,17 @@ def test_a_strategy_with_patience_goes_on_without_a_killed_worker(plan):
         assert all(before < after for before, after in pairwise(done))
 
 
+def test_a_killed_worker_that_is_started_anew_is_there_at_the_end(plan):
+    steps = 600
+    events = events_of(replace(plan, steps=steps, eval_every=steps, restarts=1))
+    (lost,) = (event for event in events if event["kind"] == "lost")
+    (back,) = (event for event in events if event["kind"] == "back")
+    assert back["rank"] == lost["rank"] and lost["step"] < back["step"] < steps
+    last = [event for event in events if event["kind"] == "eval" and event["step"] == steps]
+    assert {event["rank"] for event in last} == {0, 1, 2}
+    assert sum(event["right"] for event in last) > 0.9 * 360
+
+
 def test_a_method_ends_with_its_worker(plan):
     with pytest.raises(WorkerFailed, match="was killed by SIGKILL"):
         events_of(replace(plan, spec="dense()"))
@@ -59,3 +70,10 @@ def test_patience_is_checked_and_excludes_checkpoints(tmp_path):
         settings(tmp_path, patience=0)
     with pytest.raises(SpecError, match="do not go together"):
         settings(tmp_path, patience=5.0, checkpoint_every=10)
+
+
+def test_restarts_are_of_those_with_patience(tmp_path):
+    with pytest.raises(SpecError, match="give --patience too"):
+        settings(tmp_path, restarts=1)
+    with pytest.raises(SpecError, match=r"--restarts must be 0 \(none\) or more, got -1"):
+        settings(tmp_path, patience=5.0, restarts=-1)

@@ -108,6 +108,9 @@ class Progress:
         elif event["kind"] == "lost":
             row.lost.add(event["rank"])
             self.say(f"{event['method']}  {event['said']}, after step {event['step']}; the others go on")
+        elif event["kind"] == "back":
+            row.lost.discard(event["rank"])
+            self.say(f"{event['method']}  rank {event['rank']} is back, from step {event['step']} on")
         elif event["kind"] == "said":
             self.say(f"{event['method']}  {event['said']}")
         elif event["kind"] == "step" and event["rank"] == row.first_living:

@@ -82,6 +82,7 @@ class Session:
             skew=settings.skew,
             bits=settings.bits,
             patience_s=settings.patience,
+            restarts=settings.restarts,
         )
         progress.begin(spec, seed)
         try:

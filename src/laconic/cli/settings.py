@@ -53,6 +53,7 @@ class Settings:
     skew: float | None = None
     bits: int | None = None
     patience: float | None = None
+    restarts: int = 0
 
     @classmethod
     def of(
@@ -77,6 +78,7 @@ class Settings:
         skew: float | None = None,
         bits: int | None = None,
         patience: float | None = None,
+        restarts: int = 0,
     ) -> Settings:
         """Settings, with the task's own for what is not given. Raises `SpecError` for what is wrong."""
         known = find(task)
@@ -103,6 +105,7 @@ class Settings:
             skew=skew,
             bits=bits,
             patience=patience,
+            restarts=restarts,
         )
         if not checked.specs:
             raise SpecError('no method: say which with --with "dgc(density=0.01)"; see `laconic methods`')
@@ -126,6 +129,13 @@ class Settings:
                     "--patience and --checkpoint-every do not go together: a checkpoint is whole when every"
                     " worker has written its part, and a lost one does not; give one of the two"
                 )
+        if restarts < 0:
+            raise SpecError(f"--restarts must be 0 (none) or more, got {restarts}")
+        if restarts and patience is None:
+            raise SpecError(
+                "--restarts is of strategies that go on without a killed worker: give --patience too, such as"
+                " --patience 30; for methods take `laconic run --max-restarts`"
+            )
         if not checked.name or Path(checked.name).name != checked.name:
             raise SpecError(f"--name is one folder's name in {out}, got {checked.name!r}")
         if resume and name is None:
@@ -163,6 +173,7 @@ class Settings:
             "skew": self.skew,
             "bits": self.bits,
             "patience": self.patience,
+            "restarts": self.restarts,
             "seeds": self.seeds,
             "first_seed": self.seed,
             "methods": list(self.specs),

@@ -79,6 +79,12 @@ def train(
             " [default: a lost worker ends the run]",
         ),
     ] = None,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            help="with --patience: so many killed workers are started anew, and take the others' model"
+        ),
+    ] = 0,
     model: Annotated[str | None, typer.Option(help="one of the task's models [default: its first]")] = None,
     data: Annotated[Path | None, typer.Option(help="folder of the data set [default: $LACONIC_DATA]")] = None,
     out: Annotated[Path, typer.Option(help="folder of all runs")] = Path("runs"),
@@ -112,6 +118,7 @@ def train(
         skew=skew,
         bits=bits,
         patience=patience,
+        restarts=restarts,
     )
     for line in settings.warnings():
         errors().print(f"laconic: {line}", style="yellow", markup=False)

@@ -5,7 +5,8 @@ A line of `events.jsonl` is one step, or one evaluation, of one rank:
     {"kind": "step", "method": "dgc(density=0.01)", "seed": 0, "rank": 1, "step": 17, "loss": 0.31,
      "payload_sent": 14231, ..., "backward_s": 0.012, "encode_s": 0.001, ...}
 
-Of a worker that a strategy has outlasted `{"kind": "lost", ..., "rank": 2, "step": 17}` tells the last step.
+Of a worker that a strategy has outlasted `{"kind": "lost", ..., "rank": 2, "step": 17}` tells the last step,
+and `{"kind": "back", ..., "rank": 2, "step": 31}` the one at which a new process has taken its place.
 Before its first step rank 0 says `{"kind": "start", ..., "optimiser": "SGD", "lr": 0.1}`, once more after
 each resumption. A strategy's steps may carry "notes" (see `notes.py`), and its evaluations a "consensus"
 above 0: how far ranks were from their average. What a method decides on its way is told by rank 0 as
@@ -67,6 +68,8 @@ class Ledger:
         self._events.write(json.dumps(event) + "\n")
         if event["kind"] == "lost":
             self._lost[event["method"], event["seed"]] += 1
+        if event["kind"] == "back":
+            self._lost[event["method"], event["seed"]] -= 1
         if event["kind"] not in ("step", "eval"):
             return
         key = (event["method"], event["seed"], event["kind"], event["step"])

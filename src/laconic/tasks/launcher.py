@@ -7,6 +7,7 @@ to the launcher through a pipe of its own; when the launcher dies, the pipe brea
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -32,6 +33,7 @@ from laconic.tasks.training import train_rank
 TIMEOUT = timedelta(seconds=120)  # of a collective: a worker that hangs that long fails the run
 # imported once for all workers; an optimiser imports torch._dynamo when it is made, which takes seconds
 PRELOADED = ["__main__", "laconic.tasks.training", "torch._dynamo"]
+LEAVE_S = 30.0  # that a worker waits at the end for others that were alive
 GRACE_S = 1.0  # after a failure: peers report theirs too, and the earliest one is the cause
 
 
@@ -59,27 +61,48 @@ def launch(plan: Plan) -> Generator[Event, None, None]:
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     prepare_to_launch()
-    context = multiprocessing.get_context("forkserver")
-    processes: list[BaseProcess] = []
-    pipes: dict[Connection, int] = {}
+    workers = Workers(plan, store.port)
     try:
         for rank in range(plan.workers):
-            ours, theirs = context.Pipe(duplex=False)
-            process: BaseProcess = context.Process(
-                target=work, args=(plan, rank, store.port, theirs), daemon=True
-            )
-            process.start()
-            theirs.close()
-            processes.append(process)
-            pipes[ours] = rank
+            workers.start(rank)
         outlasts = plan.patience_of(strategy_or_method(plan.spec)) is not None
-        yield from _listen(processes, pipes, outlasts)
+        yield from _listen(workers, outlasts, plan.restarts if outlasts else 0)
     finally:
-        for process in processes:
+        workers.end()
+
+
+class Workers:
+    """The processes of one training, and their pipes. A rank's process may be started anew."""
+
+    def __init__(self, plan: Plan, port: int) -> None:
+        self.pipes: dict[Connection, int] = {}  # of all that were ever started
+        self.present: dict[int, BaseProcess] = {}
+        self.restarted: set[int] = set()
+        self._plan, self._port = plan, port
+        self._context = multiprocessing.get_context("forkserver")
+
+    def start(self, rank: int) -> Connection:
+        """A process for this rank, the first or another; the end of its pipe."""
+        if before := self.present.get(rank):
+            before.join()
+            self.restarted.add(rank)
+        ours, theirs = self._context.Pipe(duplex=False)
+        process: BaseProcess = self._context.Process(
+            target=work, args=(self._plan, rank, self._port, theirs), daemon=True
+        )
+        process.start()
+        theirs.close()
+        self.present[rank] = process
+        self.pipes[ours] = rank
+        return ours
+
+    def end(self) -> None:
+        """End all that still run."""
+        for process in self.present.values():
             process.kill()
-        for process in processes:
+        for process in self.present.values():
             process.join()
-        for pipe in pipes:
+        for pipe in self.pipes:
             pipe.close()
 
 
@@ -89,12 +112,13 @@ def prepare_to_launch() -> None:
     forkserver.ensure_running()
 
 
-def _listen(
-    processes: list[BaseProcess], pipes: dict[Connection, int], outlasts: bool = False
-) -> Iterator[Event]:
-    """What workers say, until all have ended. `outlasts`: the training survives the loss of some of them."""
+def _listen(workers: Workers, outlasts: bool = False, restarts: int = 0) -> Iterator[Event]:
+    """What workers say, until all have ended. `outlasts`: the training survives the loss of some of them, of
+    which so many are started anew.
+    """
+    pipes = workers.pipes
     open_pipes = set(pipes)
-    steps = dict.fromkeys(range(len(processes)), 0)
+    steps = dict.fromkeys(workers.present, 0)
     failures: list[Event] = []
     finished: set[int] = set()
     deadline: float | None = None
@@ -109,9 +133,12 @@ def _listen(
                 open_pipes.remove(pipe)
                 if rank in finished:
                     continue
-                death = _silent_death(rank, processes[rank])
+                death = _silent_death(rank, workers.present[rank])
                 if outlasts and open_pipes:
                     yield {"kind": "lost", "rank": rank, "step": steps[rank], "said": death["said"]}
+                    if restarts and not finished:
+                        restarts -= 1
+                        open_pipes.add(workers.start(rank))
                 else:
                     failures.append(death)
             else:
@@ -125,7 +152,15 @@ def _listen(
                         yield {"kind": "lost", "rank": lost, "step": steps[lost], "said": said}
                 elif event["kind"] == "error":
                     finished.add(rank)
-                    failures.append(event)
+                    if (
+                        rank in workers.restarted
+                        and event["error"] == PeerError.__name__
+                        and finished - {rank}
+                    ):
+                        said = event["said"]  # it has come when the others were done
+                        yield {"kind": "lost", "rank": rank, "step": steps[rank], "said": said}
+                    else:
+                        failures.append(event)
                 else:
                     yield event
         if failures and deadline is None:
@@ -158,6 +193,13 @@ def _silent_death(rank: int, process: BaseProcess) -> Event:
     return event | {"details": "", "expected": False}
 
 
+def _leave_together(store: TCPStore, rank: int, living: list[int]) -> None:
+    """Nobody leaves while another still talks to it. By the store, as groups break with the lost."""
+    store.set(f"done/{rank}", "")
+    with contextlib.suppress(RuntimeError):  # one of them was lost in the end
+        store.wait([f"done/{other}" for other in living], timedelta(seconds=LEAVE_S))
+
+
 def _told(rank: int, error: Exception) -> Event:
     """What a worker says of the error that ends it."""
     expected, name = isinstance(error, LaconicError), type(error).__name__
@@ -180,6 +222,8 @@ def work(plan: Plan, rank: int, port: int, pipe: Connection) -> None:
     torch.set_num_threads(plan.threads)
     hosts = Hosts.here()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", hosts.interface)
+    if plan.restarts:  # who comes later can be talked to, as pairs connect when they first talk
+        os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
     os.environ.update(hosts.environment(rank, plan.workers))
     try:
         hosts.enter(rank, plan.workers)
@@ -190,8 +234,7 @@ def work(plan: Plan, rank: int, port: int, pipe: Connection) -> None:
         if before and (after := hosts.counted(rank, plan.workers)):
             sent, received = (now - then for now, then in zip(after, before, strict=True))
             pipe.send({"kind": "interface", "step": plan.steps, "sent": sent, "received": received})
-        if len(living) == plan.workers:
-            dist.barrier()  # nobody leaves while another still talks to it
+        _leave_together(store, rank, living)
         pipe.send({"kind": "done", "living": living})
     except Exception as error:
         pipe.send(_told(rank, error))

@@ -33,6 +33,7 @@ class Plan:
     threads: int
     resume_from: Path | None = None
     patience_s: float | None = None  # of a strategy with a lost worker; None: a loss ends the training
+    restarts: int = 0  # how many killed workers are started anew, in all
     bits: int | None = None  # of the model's layers, see `lowbit`; None: float32
     skew: float | None = None  # alpha of the workers' shards, see `skew.py`; None: all draw from all examples
 

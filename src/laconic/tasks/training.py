@@ -52,7 +52,9 @@ def train_rank(plan: Plan, emit: Emit) -> list[int]:
     highest = float(optimizer.param_groups[0]["lr"])
     shard = shard_of(plan, task, tensors, rank, size)
 
-    first = 0
+    first = optimizer.stats().steps  # above 0 in the place of a worker that died
+    if first:
+        emit({"kind": "back", "step": first})
     if plan.resume_from is not None:
         state = checkpoint.load(plan.resume_from, rank=rank, size=size)
         first = restore(plan, state, plain, optimizer)
