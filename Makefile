@@ -35,6 +35,7 @@ bench: setup  ## a short pass of every benchmark, which writes nothing; without 
 	$(BIN)/laconic bench quantisers --quick
 	$(BIN)/laconic bench entropy --quick
 	$(BIN)/laconic bench wire --quick
+	$(BIN)/laconic bench steps --quick
 	$(BIN)/laconic bench straggler --quick
 	$(BIN)/laconic bench scaling --quick
 	$(BIN)/laconic bench accuracy --quick

@@ -28,7 +28,8 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.machine import machine
-from benchmarks.steps_contenders import ALONE, DENSE, DGC, OURS, PEERS, POWERSGD
+from benchmarks.peers import installed
+from benchmarks.steps_contenders import ALONE, DENSE, DGC, OURS, PEERS, POWERSGD, RING, SETTLE
 from benchmarks.steps_workloads import WORKLOADS, Workload
 from laconic.core.errors import LabError
 from laconic.lab import Lab, Link, missing
@@ -39,7 +40,7 @@ LINKS = ("1gbit", "100mbit")
 CONTENDERS = (*PEERS, *OURS)
 QUICK = (ALONE, DENSE, POWERSGD, "plain torch DGC", DGC)
 WARM_UP = 4  # DDP regroups its buckets after the first step, and PowerSGD's hook begins with the third
-MOST, LEAST, LONG_S = 16, 2, 6.0  # timed steps, and how long they should take at most
+MOST, LEAST, LONG_S = 16, 2, 5.0  # timed steps, and how long they should take at most
 ROUNDS = 3
 LIMIT_S = 600  # of one answer
 Row = dict[str, Any]
@@ -54,13 +55,17 @@ def main() -> None:
     names = [each for each in (QUICK if given.quick else CONTENDERS) if not given.only or each in given.only]
     names += [each for each in given.only if each not in names]
     names = list(dict.fromkeys((ALONE, *names)))
+    absent = {RING: reason} if RING in names and (reason := installed.install()) else {}
+    for name, why in absent.items():
+        print(f"without {name}: {why}")
+        names.remove(name)
     workloads = [WORKLOADS[name] for name in given.workload or (["gpt"] if given.quick else WORKLOADS)]
     links = given.link or (LINKS[:1] if given.quick else LINKS)
     found = [
         measure(each, links, names, given.rounds, MOST if not given.quick else LEAST) for each in workloads
     ]
     if out := given.out or (None if given.quick or given.only else RESULTS):
-        about = {"machine": machine(), "rounds": given.rounds, "threads": 1, "seed": 0}
+        about = {"machine": machine(), "rounds": given.rounds, "threads": 1, "seed": 0, "absent": absent}
         out.write_text(json.dumps(about | {"workloads": found}, indent=1) + "\n")
 
 
@@ -88,7 +93,7 @@ def measure(workload: Workload, links: Sequence[str], names: Sequence[str], roun
             for name in names:
                 ranks.over(None, do="build", contender=name, steps=WARM_UP)
                 for link in links:
-                    cells[link, name].append(timed(ranks, link, most))
+                    cells[link, name].append(timed(ranks, link, most, SETTLE.get(name, 1)))
                     line(workload, link, name, number, cells)
     rows = [summary(link, name, cells) for link, name in cells]
     return {
@@ -101,11 +106,12 @@ def measure(workload: Workload, links: Sequence[str], names: Sequence[str], roun
     }
 
 
-def timed(ranks: Ranks, link: str, most: int) -> Row:
-    """The slowest rank's median step over a link, and what a step costs, on the average over ranks."""
-    first = max(
-        each["seconds"][0] for each in ranks.over(link, do="steps", count=1)
-    )  # fills the link's queue
+def timed(ranks: Ranks, link: str | None, most: int, settle: int = 1) -> Row:
+    """The slowest rank's median step over a link, and what a step costs, on the average over ranks.
+
+    The first `settle` steps do not count: they fill the link's queue, and tell a method how fast it is.
+    """
+    first = max(each["seconds"][-1] for each in ranks.over(link, do="steps", count=settle))
     told = ranks.ask(do="steps", count=int(min(max(LONG_S / first, LEAST), most)))
     figures = {key: statistics.mean(each[key] for each in told) for key in told[0] if key != "seconds"}
     return {"step_s": max(statistics.median(each["seconds"]) for each in told)} | figures
@@ -155,7 +161,8 @@ class Ranks:
     def __enter__(self) -> Ranks:
         cores = (os.cpu_count() or 1) / self.lab.hosts
         command = [sys.executable, "-m", "benchmarks.steps_rank", self._workload, str(cores)]
-        fixed = {"TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": str(ROOT)}
+        path = os.pathsep.join(map(str, (ROOT, installed.folder())))
+        fixed = {"TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": path}
         for host in range(self.lab.hosts):
             environment = self.lab.place(host) | fixed
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

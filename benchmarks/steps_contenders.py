@@ -8,19 +8,24 @@ from functools import partial
 from torch import nn
 
 import laconic
-from benchmarks.peers import plain, pytorch
+from benchmarks.peers import decent, plain, pytorch
+from benchmarks.peers.pytorch import ONE_BUCKET_MB
 from benchmarks.peers.running import Running, ddp, sgd
 
-ALONE, DENSE = "no communication", "DDP, dense"
+ALONE, DENSE, RING = "no communication", "DDP, dense", "decent-dp, ring"
 POWERSGD = "PowerSGD hook, rank 1"
-DGC = "dgc(density=0.001)"
+DGC, AUTO = "dgc(density=0.001)", "auto()"
+WHOLE = ", one bucket"  # at the end of a spec: DDP hands over all gradients at once, which saves messages
 OURS = (
     DGC,
+    DGC + WHOLE,
     "deft(density=0.001)",
     "terngrad()",
     "qsgd(levels=7)",
     "cgx(bits=4)",
+    AUTO,
 )
+SETTLE: Mapping[str, int] = {AUTO: 40}  # steps over a link before it is timed, where one is too few
 PEERS: Mapping[str, Callable[[nn.Module], Running]] = {
     ALONE: pytorch.alone,
     DENSE: pytorch.dense,
@@ -30,6 +35,7 @@ PEERS: Mapping[str, Callable[[nn.Module], Running]] = {
     "plain torch DGC": plain.dgc,
     "plain torch TernGrad": plain.terngrad,
     "plain torch QSGD": plain.qsgd,
+    RING: decent.ring,
 }
 
 
@@ -37,6 +43,6 @@ def build(name: str, model: nn.Module) -> Running:
     """A contender at work on this model. Called by all ranks."""
     if name in PEERS:
         return PEERS[name](model)
-    made = ddp(model)
+    made = ddp(model, ONE_BUCKET_MB if name.endswith(WHOLE) else None)
     optimizer = sgd(made)
-    return Running(made, optimizer, handle=laconic.compress(made, optimizer, name))
+    return Running(made, optimizer, handle=laconic.compress(made, optimizer, name.removesuffix(WHOLE)))

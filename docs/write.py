@@ -21,7 +21,15 @@ from typing import Any
 
 from benchmarks import accuracy_page
 
-from docs import auto_page, entropy_page, methods_page, scaling_page, situations, straggler_page
+from docs import (
+    auto_page,
+    entropy_page,
+    methods_page,
+    scaling_page,
+    situations,
+    steps_page,
+    straggler_page,
+)
 from laconic.cli.entries import entries
 from laconic.cli.methods import cells
 
@@ -132,6 +140,8 @@ if auto_page.RESULTS.exists():
     WHOLE[ROOT / "docs" / "auto.md"] = auto_page.page
 if straggler_page.RESULTS.exists():
     WHOLE[ROOT / "docs" / "straggler.md"] = straggler_page.page
+if steps_page.RESULTS.exists():
+    WHOLE[ROOT / "docs" / "steps.md"] = steps_page.page
 
 
 def stale() -> dict[Path, str]:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD
 
 from laconic.strategies.handle import Handle
 
 LR, MOMENTUM = 1e-4, 0.9
+
+
+class Steps(Protocol):
+    """What a step asks of an optimiser."""
+
+    def zero_grad(self) -> None: ...
+
+    def step(self) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -20,7 +29,7 @@ class Running:
     """`exchange`: called after backward, where gradients are not exchanged behind it."""
 
     model: nn.Module
-    optimizer: Optimizer
+    optimizer: Steps
     exchange: Callable[[], None] = lambda: None
     handle: Handle | None = None
 

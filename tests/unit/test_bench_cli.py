@@ -76,5 +76,5 @@ def test_outside_of_a_checkout_it_says_so(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_repository_has_the_benchmarks_that_are_promised() -> None:
     found = benchmarks(checkout(Path(__file__).parent))
-    assert found.keys() >= {"kernels", "accuracy", "scaling"}
+    assert found.keys() >= {"kernels", "steps", "predictions", "accuracy", "scaling"}
     assert all(found.values())

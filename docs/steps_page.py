@@ -1,0 +1,176 @@
+"""docs/steps.md: from benchmarks/results/steps.json and predictions.json, where they were measured."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from benchmarks.predictions import RESULTS as PREDICTIONS
+from benchmarks.steps import RESULTS
+from benchmarks.steps_contenders import ALONE, AUTO, DENSE, DGC, OURS, POWERSGD, WHOLE
+
+from docs.tables import table
+
+Rows = dict[tuple[str, str], dict[str, Any]]  # by link and contender
+EFFICIENT = {"gpt": 0.88, "square": 0.55}  # bars: of the step without communication over DGC's
+FASTER = {"gpt": 12, "square": 30}  # times faster than dense on the slowest link
+SLOW = "100mbit"
+OVERHEAD = 0.5  # of PowerSGD's, on the GPT
+BEHIND = 1.15  # times the best method of a fixed kind, for auto()
+GOOD = 8 / 10  # of the forecasts, near
+
+
+def page() -> str:
+    """The whole page."""
+    forecasts = json.loads(PREDICTIONS.read_text()) if PREDICTIONS.exists() else None
+    return written(json.loads(RESULTS.read_text()), forecasts)
+
+
+def written(found: dict[str, Any], forecasts: dict[str, Any] | None) -> str:
+    """The page of these measurements."""
+    rounds = found["rounds"]
+    lines = [
+        "# A training step over slow links",
+        "",
+        "Made by `make docs` from what `laconic bench steps` leaves in `benchmarks/results/steps.json`:",
+        f"hosts of a [lab](lab.md) on {found['machine']['cores']} cores ({found['machine']['processor']}),"
+        f" torch {found['machine']['torch']}, one thread a rank.",
+        "A step is forward, backward, exchange and `optimizer.step()` with SGD of momentum 0.9. Seconds are"
+        f" the slowest rank's median step, median of {rounds} round{'s' if rounds > 1 else ''}.",
+        "",
+        "Efficiency: seconds of the same step with no communication, by as many processes in the same round,",
+        "over the step's. MB: what a host's interface sends in a step, headers and all. Processor: seconds",
+        "of a rank and step. Both on the first link.",
+    ]
+    for workload in found["workloads"]:
+        lines += ["", f"## {workload['hosts']} hosts, {workload['about']}", "", *results(workload)]
+    if absent := found.get("absent"):
+        lines += ["", *(f"Without {name}: {why}." for name, why in absent.items())]
+    lines += ["", "## What was aimed at", "", *table(("aim", "measured", "kept"), all_bars(found))]
+    lines += ["", "## Where DGC's step goes", "", *split(found)]
+    if forecasts is not None:
+        lines += ["", "## Forecasts", "", *forecast_lines(forecasts)]
+    return "\n".join(lines) + "\n"
+
+
+def by_place(workload: dict[str, Any]) -> Rows:
+    """Rows by link and contender."""
+    return {(row["link"], row["contender"]): row for row in workload["rows"]}
+
+
+def links(workload: dict[str, Any]) -> list[str]:
+    """The links that were measured, in order."""
+    return list(dict.fromkeys(row["link"] for row in workload["rows"]))
+
+
+def results(workload: dict[str, Any]) -> list[str]:
+    """A line a contender, its links side by side."""
+    rows, over = by_place(workload), links(workload)
+    names = dict.fromkeys(row["contender"] for row in workload["rows"])
+    heads = [f"{what}, {link}" for link in over for what in ("s", "efficiency", "than dense")]
+    lines = []
+    for name in names:
+        cells = []
+        for link in over:
+            row = rows[link, name]
+            faster = rows[link, DENSE]["step_s"] / row["step_s"] if (link, DENSE) in rows else None
+            times = "" if faster is None or name in (DENSE, ALONE) else f"{faster:.1f} times"
+            cells += [f"{row['step_s']:.3f}", f"{row['efficiency']:.2f}", times]
+        costs = rows[over[0], name]
+        shown = (
+            f"`{name.removesuffix(WHOLE)}`{name[len(name.removesuffix(WHOLE)) :]}" if "(" in name else name
+        )
+        lines.append((shown, *cells, f"{costs['sent'] / 1e6:.2f}", f"{costs['processor_s']:.3f}"))
+    return table(("", *heads, "MB", "processor, s"), lines)
+
+
+def all_bars(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Each aim, what was measured, and whether it is kept; of DGC with the buckets that serve it best."""
+    told = []
+    for workload in found["workloads"]:
+        rows, name = by_place(workload), f"{workload['hosts']} hosts"
+        best = {link: max(of_dgc(rows, link), key=lambda row: row["efficiency"]) for link in links(workload)}
+        for link, row in best.items():
+            least = EFFICIENT[workload["name"]]
+            told.append(
+                bar(f"{name}, {link}: efficiency of DGC at least {least:g}", row["efficiency"], least)
+            )
+            if workload["name"] == "gpt" and (link, POWERSGD) in rows:
+                alone = rows[link, ALONE]["step_s"]
+                share = (row["step_s"] - alone) / (rows[link, POWERSGD]["step_s"] - alone)
+                what = f"{name}, {link}: DGC adds at most {OVERHEAD:g} of what PowerSGD's hook of rank 1 adds"
+                told.append((what, f"{share:.2f}", "yes" if share <= OVERHEAD else "**no**"))
+            if (link, AUTO) in rows:
+                best_s = min(
+                    rows[link, each]["step_s"] for each in OURS if each != AUTO and (link, each) in rows
+                )
+                times = rows[link, AUTO]["step_s"] / best_s
+                what = f"{name}, {link}: `auto()` at most {BEHIND:g} times the fastest of ours"
+                told.append((what, f"{times:.2f}", "yes" if times <= BEHIND else "**no**"))
+        if (SLOW, DENSE) in rows:
+            times, least = rows[SLOW, DENSE]["step_s"] / best[SLOW]["step_s"], FASTER[workload["name"]]
+            told.append(bar(f"{name}, {SLOW}: DGC at least {least} times as fast as dense", times, least))
+    return told
+
+
+def bar(what: str, figure: float, least: float) -> tuple[str, str, str]:
+    """A line of the table of aims."""
+    return what, f"{figure:.2f}", "yes" if figure >= least else "**no**"
+
+
+def of_dgc(rows: Rows, link: str) -> list[dict[str, Any]]:
+    """DGC's rows on a link: with DDP's own buckets, and with one."""
+    return [rows[link, name] for name in (DGC, DGC + WHOLE) if (link, name) in rows]
+
+
+def split(found: dict[str, Any]) -> list[str]:
+    """What of DGC's exchange its own thread spends where, beside backward."""
+    lines = []
+    for workload in found["workloads"]:
+        rows = by_place(workload)
+        for link in links(workload):
+            alone = rows[link, ALONE]
+            for row in of_dgc(rows, link):
+                parts = (f"{1e3 * row[key]:.0f}" for key in ("encode_s", "communicate_s", "decode_s"))
+                added = (row["step_s"] - alone["step_s"], row["processor_s"] - alone["processor_s"])
+                cells = (f"{workload['hosts']} hosts, {link}{row['contender'].removeprefix(DGC)}", *parts)
+                lines.append((*cells, *(f"{1e3 * each:.0f}" for each in added)))
+    heads = (
+        "",
+        "encode, ms",
+        "communicate, ms",
+        "decode, ms",
+        "added to the step, ms",
+        "to the processor, ms",
+    )
+    return [
+        *table(heads, lines),
+        "",
+        "The first three pass on the exchange's own thread, mostly behind backward; communicating includes",
+        "waiting for ranks that are not there yet, which share the same cores.",
+    ]
+
+
+def forecast_lines(found: dict[str, Any]) -> list[str]:
+    """How far the planner is off."""
+    rows = found["rows"]
+    near = sum(abs(row["error"]) <= found["near"] for row in rows)
+    lines = [
+        (
+            row["workload"],
+            row["link"],
+            row["contender"],
+            f"{row['forecast_s']:.3f}",
+            f"{row['measured_s']:.3f}",
+            f"{100 * row['error']:+.0f} %",
+        )
+        for row in rows
+    ]
+    kept = "Kept" if near >= GOOD * len(rows) else "**Missed**"
+    return [
+        "What `laconic plan` reckons with a probe of the same hosts, against the steps above",
+        f"(`laconic bench predictions`). {near} of {len(rows)} are within {100 * found['near']:.0f} %; aimed"
+        f" at: 8 of 10. {kept}.",
+        "",
+        *table(("workload", "link", "method", "forecast, s", "measured, s", "off by"), lines),
+    ]

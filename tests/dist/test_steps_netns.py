@@ -1,0 +1,64 @@
+"""The benchmark of steps times each contender on the same hosts, and its forecasts are of what it timed."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DGC, PLAIN, ALONE = "dgc(density=0.001)", "plain torch DGC", "no communication"
+
+
+def run(*arguments: str) -> str:
+    """What a benchmark prints."""
+    ended = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out: Path = tmp_path_factory.mktemp("steps") / "steps.json"
+    only = [word for name in (DGC, PLAIN) for word in ("--only", name)]
+    told = run("benchmarks.steps", "--quick", "--link", "200mbit", *only, "--out", str(out))
+    if told.startswith("skipped"):
+        pytest.skip(told.strip())
+    return out
+
+
+def test_contenders_are_timed_and_their_bytes_counted(file: Path) -> None:
+    (workload,) = json.loads(file.read_text())["workloads"]
+    rows: dict[str, dict[str, Any]] = {row["contender"]: row for row in workload["rows"]}
+    assert rows.keys() == {ALONE, DGC, PLAIN}
+    assert all(row["step_s"] > 0 and row["processor_s"] > 0 for row in rows.values())
+    assert rows[ALONE]["efficiency"] == 1
+    assert rows[ALONE]["sent"] < 1000
+    parameters = sum(math.prod(shape) for _, shape in workload["work"]["layout"])
+    for name in (DGC, PLAIN):  # a thousandth and its positions, and vectors whole: far less than 4 bytes each
+        assert 4 * parameters / 1000 < rows[name]["sent"] < 4 * parameters / 50, name
+    assert rows[DGC]["payload_sent"] < rows[DGC]["sent"]
+
+
+def test_links_and_a_step_are_probed_on_the_same_hosts(file: Path) -> None:
+    (workload,) = json.loads(file.read_text())["workloads"]
+    assert 0.7 * 25e6 < workload["networks"]["200mbit"]["bytes_a_second"] < 1.1 * 25e6
+    assert sum(workload["work"]["buckets"]) == 4 * sum(
+        math.prod(shape) for _, shape in workload["work"]["layout"]
+    )
+
+
+def test_forecasts_stand_beside_what_was_measured(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "predictions.json"
+    run("benchmarks.predictions", "--quick", "--of", str(file), "--out", str(out))
+    (row,) = json.loads(out.read_text())["rows"]
+    assert (row["workload"], row["contender"]) == ("gpt", DGC)
+    assert row["forecast_s"] > 0
+    assert row["error"] == pytest.approx(row["forecast_s"] / row["measured_s"] - 1)

@@ -1,0 +1,78 @@
+"""The page of steps compares within a link, and says plainly which aims are kept and which are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from docs.steps_page import written
+
+COSTS = {"sent": 2e6, "processor_s": 0.3}
+CODING = {"encode_s": 0.04, "communicate_s": 0.1, "decode_s": 0.01}
+
+
+def row(link: str, contender: str, step_s: float) -> dict[str, Any]:
+    coding = CODING if "(" in contender else {}
+    return {
+        "link": link,
+        "contender": contender,
+        "step_s": step_s,
+        "efficiency": 0.2 / step_s,
+        **COSTS,
+        **coding,
+    }
+
+
+FOUND = {
+    "machine": {"cores": 2, "processor": "any", "torch": "2"},
+    "rounds": 3,
+    "workloads": [
+        {
+            "name": "gpt",
+            "hosts": 2,
+            "about": "a GPT",
+            "rows": [
+                row("1gbit", "no communication", 0.2),
+                row("1gbit", "DDP, dense", 0.5),
+                row("1gbit", "PowerSGD hook, rank 1", 0.3),
+                row("1gbit", "dgc(density=0.001)", 0.26),
+                row("1gbit", "dgc(density=0.001), one bucket", 0.22),
+                row("100mbit", "no communication", 0.2),
+                row("100mbit", "DDP, dense", 2.5),
+                row("100mbit", "PowerSGD hook, rank 1", 0.3),
+                row("100mbit", "dgc(density=0.001)", 0.26),
+                row("100mbit", "dgc(density=0.001), one bucket", 0.4),
+            ],
+        }
+    ],
+}
+FORECAST = {
+    "workload": "gpt",
+    "link": "1gbit",
+    "contender": "DDP, dense",
+    "forecast_s": 0.6,
+    "measured_s": 0.5,
+}
+
+
+def test_aims_are_held_against_the_better_buckets_and_misses_are_said() -> None:
+    page = written(FOUND, None)
+    assert "| 2 hosts, 1gbit: efficiency of DGC at least 0.88 | 0.91 | yes |" in page
+    assert "| 2 hosts, 100mbit: efficiency of DGC at least 0.88 | 0.77 | **no** |" in page
+    assert "1gbit: DGC adds at most 0.5 of what PowerSGD's hook of rank 1 adds | 0.20 | yes |" in page
+    assert "100mbit: DGC adds at most 0.5 of what PowerSGD's hook of rank 1 adds | 0.60 | **no** |" in page
+    assert "| 2 hosts, 100mbit: DGC at least 12 times as fast as dense | 9.62 | **no** |" in page
+
+
+def test_a_contender_stands_beside_dense_on_the_same_link() -> None:
+    page = written(FOUND, None)
+    shown = "| `dgc(density=0.001)`, one bucket | 0.220 | 0.91 | 2.3 times | 0.400 | 0.50 | 6.2 times |"
+    assert shown in page
+    assert "| DDP, dense | 0.500 | 0.40 |  | 2.500 | 0.08 |  | 2.00 | 0.300 |" in page
+
+
+def test_forecasts_are_counted_and_judged() -> None:
+    near, far = FORECAST | {"error": 0.2}, FORECAST | {"error": -0.3}
+    kept = written(FOUND, {"near": 0.2, "rows": [near] * 4 + [far]})
+    assert "4 of 5 are within 20 %; aimed at: 8 of 10. Kept." in kept
+    missed = written(FOUND, {"near": 0.2, "rows": [near] * 3 + [far] * 2})
+    assert "3 of 5 are within 20 %; aimed at: 8 of 10. **Missed**." in missed
