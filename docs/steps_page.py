@@ -43,8 +43,8 @@ def written(found: dict[str, Any], forecasts: dict[str, Any] | None) -> str:
         "of a rank and step. Both on the first link.",
         "",
         "Plain torch is what a user would write, tensor by tensor after backward, a byte an entry. DDP's",
-        "gradients lie in its buckets (`gradient_as_bucket_view`) for all who use it. hivemind's 8-bit codecs",
-        "are not measured here: they need an environment of their own, with numpy below 2.",
+        "gradients lie in its buckets (`gradient_as_bucket_view`) for all who use it. hivemind's 8-bit",
+        "codecs are not measured here: they need an environment of their own, with numpy below 2.",
     ]
     for workload in found["workloads"]:
         lines += ["", f"## {workload['hosts']} hosts, {workload['about']}", "", *results(workload)]
