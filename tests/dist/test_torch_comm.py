@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from laconic.comm.link import SHORT
 from laconic.comm.torch_comm import TorchComm
 from laconic.core.errors import PeerError
 
@@ -40,9 +41,33 @@ def test_all_reduce(pool, size):
     spread = sum(given(rank, 2002)[::2] for rank in range(size))
     for x, strided, largest, smallest in results:
         assert torch.equal(x, results[0][0])
-        torch.testing.assert_close(x, plain, rtol=1e-5, atol=1e-5)  # gloo adds in ring order
+        torch.testing.assert_close(x, plain, rtol=1e-5, atol=1e-5)  # added up in another order
         torch.testing.assert_close(strided, spread, rtol=1e-5, atol=1e-5)
         assert (largest, smallest) == (size - 1, 0)
+
+
+def reduce_short(sizes):
+    """Sums of these many elements, and of one that is not finite."""
+    comm = TorchComm()
+    sums = [comm.all_reduce(given(comm.rank, n)) for n in sizes]
+    broken = given(comm.rank, 10)
+    if comm.rank == 1:
+        broken[7] = torch.inf
+    return sums, comm.all_reduce(broken)
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_short_and_long_sums_are_the_same_on_all_ranks(pool, size):
+    """Those of at most SHORT bytes take two rounds, in rank order; fewer elements than ranks do too."""
+    sizes = (1, 2, 3, 7, 1000, SHORT // 4, SHORT // 4 + 1)
+    results = pool.run(size, reduce_short, sizes)
+    for i, n in enumerate(sizes):
+        plain = sum((given(rank, n) for rank in range(1, size)), start=given(0, n))
+        for sums, broken in results:
+            assert torch.equal(sums[i], results[0][0][i])
+            assert torch.equal(sums[i], plain) or 4 * n > SHORT
+            torch.testing.assert_close(sums[i], plain, rtol=1e-5, atol=1e-5)
+            assert broken.isinf().nonzero().flatten().tolist() == [7]
 
 
 def reduce_in(dtype):

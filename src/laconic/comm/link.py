@@ -22,6 +22,7 @@ from dataclasses import dataclass
 HEADERS = 66
 PREAMBLE = 48
 SEGMENT = 1 << 20  # the most that gloo sends in one message of a ring
+SHORT = 1 << 18  # bytes of a sum that takes two rounds of direct messages, where a ring would take more
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,29 @@ class Link:
         return sum(map(self.forth, messages.received)) + sum(map(self.back, messages.sent))
 
 
-def all_reduce(nbytes: int, size: int) -> Messages:
-    """gloo's ring: at least two pieces a rank; each rank passes on all but its own, twice: 2(N-1)/N of all.
+def is_direct(nbytes: int, size: int) -> bool:
+    """Whether a sum of so many bytes is `TorchComm`'s own in two rounds, and not the ring of gloo."""
+    return size > 2 and nbytes <= SHORT
 
-    >>> sum(all_reduce(4_000_000, size=4).sent)
-    6000000
+
+def rounds(nbytes: float, size: int) -> int:
+    """Messages one after the other in a sum of so many bytes."""
+    return 2 if is_direct(int(nbytes), size) else 2 * (size - 1)
+
+
+def all_reduce(nbytes: int, size: int) -> Messages:
+    """2(N-1)/N of all, each way. Short ones: a piece of everyone's to each other rank, and its sum back.
+
+    gloo's ring: at least two pieces a rank; each rank passes on all but its own, twice.
+
+    >>> sum(all_reduce(4_000_000, size=4).sent), len(all_reduce(4_000, size=4).sent)
+    (6000000, 6)
     """
     if size == 1 or nbytes == 0:
         return Messages()
+    if is_direct(nbytes, size):
+        passed = (-(-nbytes // size),) * (2 * (size - 1))
+        return Messages(passed, passed)
     pieces = max(-(-nbytes // SEGMENT), 2 * size)
     a_rank = -(-pieces // size)
     passed = (-(-nbytes // (a_rank * size)),) * (2 * a_rank * (size - 1))

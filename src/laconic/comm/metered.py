@@ -3,7 +3,7 @@
 Payload is what the caller hands over or gets, once, whatever the collective makes of it:
 
     collective       payload sent            payload received           messages of rank r (see `link`)
-    all_reduce       x                       the result                 2(N-1)/N of x each way, in a ring
+    all_reduce       x                       the result                 2(N-1)/N of x each way
     all_gather       x                       the others' x              x to each other rank
     reduce_scatter   chunks for others       the result                 one chunk to each other rank
     all_to_all       chunks for others       the others' chunks         one chunk to each other rank

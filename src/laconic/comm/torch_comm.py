@@ -1,7 +1,7 @@
 """TorchComm: a process group of torch.distributed, with any backend.
 
-Sums in place and broadcasts are the backend's own. All else is sends and receives that every rank posts at
-once, because the alternatives fail with ragged sizes or are slower. On gloo, all_gather and all_to_all of
+Long sums in place and broadcasts are the backend's own. All else is sends and receives that every rank posts
+at once, because the alternatives fail with ragged sizes or are slower. On gloo, all_gather and all_to_all of
 lists refuse unequal sizes, and all_to_all_single wants the own message copied once a rank. At 1 MB and 2
 ranks sends and receives take 0.6 ms, broadcasts by each rank in turn 0.8, all_to_all_single 2.0, all_gather
 padded to the longest 3.0; at 10 MB 7, 11, 82 and 74 ms. NCCL fuses the posts into one launch, as in its own
@@ -30,11 +30,11 @@ from torch import Tensor
 
 from laconic.comm.comm import Comm, ReduceOp
 from laconic.comm.counter import Counter, StoreCounter
+from laconic.comm.link import is_direct
 from laconic.core.errors import PeerError
 
 CHILDREN: collections.Counter[str] = collections.Counter()  # groups made of each group's ranks, by its name
 COUNTERS: collections.Counter[str] = collections.Counter()  # counters made in each group, by its name
-SHORT = 1 << 18  # bytes of a sum that is in two rounds
 OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
@@ -119,7 +119,7 @@ class TorchComm(Comm):
             raise ValueError(f"rank {self.rank}: gloo cannot reduce int16; use int32")
         if self.size > 1 and x.numel():
             flat = x.contiguous()
-            if op == "sum" and self.size > 2 and x.nbytes <= SHORT and self._on_gloo(x):
+            if op == "sum" and is_direct(x.nbytes, self.size) and self._on_gloo(x):
                 self._sum_in_two_rounds_(flat.view(-1))
             else:
                 with self._peers("all_reduce"):

@@ -1,7 +1,7 @@
 """What messages cost on a link: a latency each, and its bytes at the link's rate (the alpha-beta model).
 
     collective       messages one after the other
-    all_reduce       2 (N - 1), in a ring
+    all_reduce       2 (N - 1), in a ring; 2 of short ones
     broadcast        log2 N, in a tree
     all_gather,      2: lengths, then all messages at once
     all_to_all
@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil, log2
 
+from laconic.comm import link
 from laconic.plan.rehearsal import Rehearsed
 
 ROUNDS: Mapping[str, Callable[[int], int]] = {
-    "all_reduce": lambda size: 2 * (size - 1),
     "broadcast": lambda size: ceil(log2(size)),
     "all_gather": lambda size: 2,
     "all_to_all": lambda size: 2,
@@ -48,8 +48,13 @@ class Network:
         """
         if size == 1:
             return 0.0
-        return sum(
-            each.calls.at(size) * ROUNDS[kind](size) * self.latency_s
-            + part * each.nbytes.at(size) / self.bytes_a_second
-            for kind, each in rehearsed.traffic.items()
-        )
+        total = 0.0
+        for kind, each in rehearsed.traffic.items():
+            calls, nbytes = each.calls.at(size), part * each.nbytes.at(size)
+            if kind == "all_reduce":
+                passed = 2 * (size - 1) / size  # of what is summed
+                turns = link.rounds(nbytes / passed / calls, size) if calls else 0
+            else:
+                turns = ROUNDS[kind](size)
+            total += calls * turns * self.latency_s + nbytes / self.bytes_a_second
+        return total

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from laconic.comm import link
 from laconic.comm.comm import Comm
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
@@ -126,7 +127,7 @@ def _pair(comm: Comm, first: int, second: int) -> Pair:
 
 def probe_network(comm: Comm) -> Network:
     """Latency and rate of all links when all ranks send at once; the same on all ranks. Of 2 and more."""
-    rounds, passed = 2 * (comm.size - 1), 2 * (comm.size - 1) / comm.size
+    passed = 2 * (comm.size - 1) / comm.size
 
     def seconds(nbytes: int) -> float:
         x = torch.zeros(nbytes // 4)
@@ -135,11 +136,13 @@ def probe_network(comm: Comm) -> Network:
         comm.all_reduce(x)
         return agreed(comm, time.perf_counter() - began)
 
-    latency_s = median([seconds(4 * comm.size) for _ in range(ECHOES)][WARM:]) / rounds
+    short = 4 * comm.size
+    latency_s = median([seconds(short) for _ in range(ECHOES)][WARM:]) / link.rounds(short, comm.size)
     nbytes = 1 << 18
     while (taken := min(seconds(nbytes), seconds(nbytes))) < LONG_S and nbytes < LARGEST:
         nbytes *= 4
-    return Network(passed * nbytes / max(taken - rounds * latency_s, 1e-9), latency_s)
+    waited_s = link.rounds(nbytes, comm.size) * latency_s
+    return Network(passed * nbytes / max(taken - waited_s, 1e-9), latency_s)
 
 
 def probe_work(
