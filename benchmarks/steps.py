@@ -173,11 +173,13 @@ class Ranks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self._tell({"do": "end"})
-        else:
-            self._kill()
-        self._ends.close()
+        try:
+            if error is None:
+                self._tell({"do": "end"})
+            else:
+                self._kill()
+        finally:
+            self._ends.close()
 
     def over(self, link: str | None, **told: Any) -> list[Row]:
         """The answers of all ranks, with links of this rate from now on; None: that hold nothing back."""

@@ -163,7 +163,7 @@ def dies_and_comes_back(spec, lost, at):
     return optimizer.notes()["living"], flat(model), began
 
 
-@pytest.mark.parametrize("spec", ["sgp()", "adpsgd()", "diloco(every=3)"])
+@pytest.mark.parametrize("spec", ["sgp()", "adpsgd()", "diloco(every=3)", "by_machine(local_sgd(every=2), local=1)"])
 def test_a_new_process_takes_the_place_of_one_that_died(pool, spec, monkeypatch):
     """It begins at the others' average and step; at the end all are there, and alike."""
     monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.unit.slow_link import Clock, SlowLink
 
 from laconic.comm.loopback import Loopback
-from laconic.core.errors import SpecError, StateError
 from laconic.core.layout import Layout
-from laconic.core.spec import parse
 from laconic.core.turn import Turn
 from laconic.reducers.ladder import RUNGS, Climber, Ladder
-from laconic.reducers.timetable import Timetable
 
 MODEL = Layout.of([("a", (100, 100)), ("b", (100,)), ("c", (200, 100)), ("d", (300, 100)), ("e", (50,))])
 BUCKETS = [Layout.of((name, MODEL[name].shape) for name in part) for part in (("e", "d"), ("c", "b"), ("a",))]
@@ -89,7 +83,7 @@ def test_all_ranks_take_the_least_compression_that_is_about_as_fast_as_the_faste
         found = []
         for rung in RUNGS[1:]:
             rank = Rank(comm, rate, Ladder((RUNGS[0], rung)))
-            rank.bound.trial.resume(dict.fromkeys(MODEL.names, 1))
+            rank.bound.trial.resume(dict.fromkeys(MODEL.names, 1), 0.0)
             found.append(settled(rank))
         return found
 
@@ -125,8 +119,7 @@ def test_on_a_slow_link_the_gradient_is_never_sent_whole(caplog):
 def test_what_hides_behind_backward_is_compressed_less():
     """Early buckets have more to hide behind than the last one."""
     plan = Loopback.run(2, lambda comm: decided(Rank(comm, RATES["middling"])))[0]
-    assert min(plan[:2]) < plan[2] or plan == (plan[0],) * 3
-    assert min(plan) < max(plan)
+    assert min(plan[:2]) < plan[2]
 
 
 def test_a_link_that_drops_is_noticed_within_fifty_steps_and_one_that_recovers_too(caplog):
@@ -215,7 +208,7 @@ def test_nothing_is_lost_from_rung_to_rung():
     torch.testing.assert_close(2 * results[0][1], total, rtol=1e-4, atol=1e-3)
 
 
-def test_a_void_step_counts_nothing_and_loses_nothing():
+def test_a_void_step_counts_for_nothing_and_leaves_what_was_kept():
     def body(comm):
         rank = Rank(comm, RATES["slow"])
         for _ in range(4):
@@ -234,6 +227,60 @@ def test_a_void_step_counts_nothing_and_loses_nothing():
         assert plan == (5, 5, 5)
 
 
+def test_a_void_step_on_the_dense_rung_sends_nothing_twice():
+    """What the first dense step has sent stays sent, though a later step is void."""
+
+    def body(comm):
+        rank = Rank(comm, RATES["fast"])
+        decided(rank)
+        rank.step(noise)
+        rank.step(noise)
+        means, _ = rank.step(noise, bad=comm.rank == 1)
+        state = rank.bound.state_dict()
+        return rank.rungs, means, [value for key, value in state.items() if key.startswith("residual/")]
+
+    for plan, means, residuals in Loopback.run(2, body):
+        assert plan == (0, 0, 0) and means == [None]
+        assert residuals and all(not bool(value.any()) for value in residuals)
+
+
+def test_looks_that_change_nothing_do_not_blind_it():
+    """After many of them, and long before the next, a link that drops is noticed as soon as ever."""
+    spec = Ladder(every=60)
+
+    def body(comm):
+        rank = Rank(comm, RATES["fast"], spec)
+        looked = 0
+        while looked < 6 or rank.bound.trial.age != 2:
+            before = rank.bound.trial.age
+            rank.step(noise)
+            looked += rank.bound.trial.age < before
+        plan = rank.rungs
+        rank.link.bytes_a_second = RATES["slow"]
+        for _ in range(45):
+            rank.step(noise)
+        return plan, rank.rungs
+
+    assert Loopback.run(2, body) == [((0, 0, 0), (5, 5, 5))] * 2
+
+
+def test_a_resumed_run_on_another_link_looks_again():
+    def body(comm):
+        rank = Rank(comm, RATES["fast"])
+        decided(rank)
+        for _ in range(10):
+            rank.step(noise)
+        other = Rank(comm, RATES["slow"])
+        other.bound.load_state_dict({key: value.clone() for key, value in rank.bound.state_dict().items()})
+        other.steps = rank.steps
+        before = other.rungs
+        for _ in range(50):
+            other.step(noise)
+        return before, other.rungs
+
+    assert Loopback.run(2, body) == [((0, 0, 0), (5, 5, 5))] * 2
+
+
 def test_a_resumed_run_goes_on_with_what_was_decided():
     def body(comm):
         rank = Rank(comm, RATES["middling"])
@@ -248,69 +295,3 @@ def test_a_resumed_run_goes_on_with_what_was_decided():
     for ours, theirs, pairs in Loopback.run(2, body):
         assert ours == theirs is not None
         assert all(torch.equal(a, b) for one, two in pairs for a, b in zip(one, two, strict=True))
-
-
-def test_a_state_of_a_longer_ladder_is_refused():
-    bound = Ladder((RUNGS[0],)).bind(MODEL, Loopback.world(1)[0])
-    state = bound.state_dict() | {"once/rung/a": torch.tensor(3)}
-    with pytest.raises(StateError, match=r"has rung 3, this ladder 0\.\.0"):
-        bound.load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    "spec, said",
-    [
-        ("ladder((sum(dtype='fp16'),))", r"the first is sum\(\), got"),
-        ("ladder(())", r"the first is sum\(\)"),
-        ("ladder((sum(), topk(0.1)))", "a rung must be a reducer"),
-        ("ladder((sum(), scatter_reduce(minmax(), pattern='ring')))", "can be no rung, as each hop"),
-        ("ladder(slack=-1)", "slack must be a number in"),
-        ("ladder(every=0)", "every must be a whole number"),
-        ("auto('sum()')", "are a list of reducers, codecs or selectors, got 'sum"),
-    ],
-)
-def test_bad_ladders_are_refused(spec, said):
-    with pytest.raises(SpecError, match=said):
-        parse(spec)
-
-
-@pytest.mark.parametrize(
-    "spec, said",
-    [
-        ("ladder((sum(), powersgd(rank=1)))", r"keep no state, powersgd\(.*\) does"),
-        ("ladder((sum(), gather(qsgd(levels=1, bucket=4096))))", "omega must be below 1"),
-    ],
-)
-def test_rungs_that_cannot_share_a_memory_are_refused_when_bound(spec, said):
-    with pytest.raises(SpecError, match=said):
-        parse(spec).bind(MODEL, Loopback.world(1)[0])
-
-
-def test_auto_takes_codecs_and_selectors_for_rungs():
-    made = parse("auto((sum(), cast('fp16'), topk(0.01)))")
-    rungs = made.routes[0].reducer.rungs
-    assert [repr(rung) for rung in rungs] == [
-        "sum()",
-        "gather(cast(dtype='fp16'))",
-        "gather(sparse(topk(density=0.01), indices=golomb()))",
-    ]
-    assert parse(repr(made)) == made
-
-
-times = st.floats(0.0, 10.0, allow_nan=False)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.data(), st.integers(1, 4), st.integers(1, 4), times)
-def test_the_plan_is_within_the_slack_of_the_best_of_all_plans(data, rungs, buckets, rest_s):
-    rows = tuple(tuple(data.draw(times) for _ in range(buckets)) for _ in range(rungs))
-    ready = tuple(sorted(data.draw(times) for _ in range(buckets)))
-    table = Timetable(rows, ready, rest_s)
-    steps = {plan: table.step_s(plan) for plan in itertools.product(range(rungs), repeat=buckets)}
-    best = min(steps.values())
-    chosen = table.least(0.05)
-    assert steps[table.fastest] == best
-    assert steps[chosen] <= 1.05 * best * (1 + 1e-12)
-    for bucket, rung in enumerate(chosen):  # no bucket could stand lower by itself
-        for lower in range(rung):
-            assert steps[(*chosen[:bucket], lower, *chosen[bucket + 1 :])] > 1.05 * best * (1 - 1e-12)

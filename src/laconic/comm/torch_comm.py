@@ -18,7 +18,6 @@ to each. Before all_gather and all_to_all each rank tells each other one the com
 from __future__ import annotations
 
 import collections
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -31,6 +30,7 @@ from torch import Tensor
 from laconic.comm.comm import Comm, ReduceOp
 from laconic.comm.counter import Counter, StoreCounter
 from laconic.comm.link import is_direct
+from laconic.comm.naming import in_store, named_group
 from laconic.core.errors import PeerError
 
 CHILDREN: collections.Counter[str] = collections.Counter()  # groups made of each group's ranks, by its name
@@ -57,6 +57,7 @@ class TorchComm(Comm):
         self._seats: Sequence[int] = range(self.size)
         self._began = self.size
         self._parts: list[TorchComm] = []  # what `split` has made
+        self._by_name = self.size < dist.get_world_size()  # parts of it are named, and made by their ranks
 
     @classmethod
     def among(cls, seats: Sequence[int], name: str, like: TorchComm) -> TorchComm:
@@ -68,6 +69,7 @@ class TorchComm(Comm):
             ranks = [like.ranks[seat] for seat in seats]
             comm = cls(named_group(name, ranks, like._backend, like._waits))
         comm._seats, comm._began = seats, like.size
+        comm._by_name = True
         return comm
 
     @classmethod
@@ -185,11 +187,13 @@ class TorchComm(Comm):
     def split(self, color: int) -> TorchComm:
         colors = torch.cat(self.all_gather(torch.tensor([color], device=self._home))).tolist()
         pairs = list(zip(colors, self.ranks, strict=True))
-        # all of the world make all parts, as torch wants; of a smaller group only those inside can
-        for made in [color] if self._outsiders else sorted(set(colors)):
+        # All of the world make all parts, as torch wants. Of a smaller group only those inside can, and of
+        # one made anew: a process that has come later has not counted what torch names groups by.
+        for made in [color] if self._by_name else sorted(set(colors)):
             part = self._new_group([rank for each, rank in pairs if each == made], self.timeout)
             if made == color:
                 self._parts.append(TorchComm(part))
+                self._parts[-1]._by_name = self._by_name
         return self._parts[-1]
 
     def counter(self) -> Counter:
@@ -205,11 +209,6 @@ class TorchComm(Comm):
         return torch.device("cpu" if "cpu" in self.backends else next(iter(self.backends)))
 
     @property
-    def _outsiders(self) -> bool:
-        """Whether ranks of the world are not here, and take no part in making groups."""
-        return self.size < dist.get_world_size()
-
-    @property
     def _backend(self) -> str:
         """One name for all devices where there is one: torch has none for a list, and warns at its end."""
         names = {*self.backends.values()}
@@ -218,7 +217,7 @@ class TorchComm(Comm):
 
     def _new_group(self, ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:
         with self._peers("new_group"):
-            if self._outsiders:
+            if self._by_name:
                 parent = self.group.group_name
                 number = torch.tensor([CHILDREN[parent] + 1], device=self._home)
                 CHILDREN[parent] = int(self.all_reduce(number, "max"))
@@ -277,29 +276,3 @@ class TorchComm(Comm):
     def _check(self, chunks: Sequence[Tensor]) -> None:
         if len(chunks) != self.size:
             raise ValueError(f"rank {self.rank}: one chunk a rank is {self.size} chunks, got {len(chunks)}")
-
-
-def in_store(name: str) -> str:
-    """What keys of this group begin with: torchrun's store still has those from before a restart."""
-    return f"laconic/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
-
-
-def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -> dist.ProcessGroup:
-    """A process group of this name, made by its ranks alone.
-
-    `dist.new_group(..., use_local_synchronization=True)` names a group by its ranks and by how many groups
-    there are: made again after it was closed it may have its old name, and find old addresses in the store.
-    """
-    c10d = dist.distributed_c10d  # what new_group calls is private, and all that takes a name
-    store, place = c10d._get_default_store(), ranks.index(dist.get_rank())
-    group, _ = c10d._new_process_group_helper(
-        len(ranks),
-        place,
-        ranks,
-        dist.Backend(backend),
-        store,
-        name,  # type: ignore[arg-type]  # torch has a type of its own for it, in some versions
-        timeout=timeout,
-    )
-    c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
-    return group  # type: ignore[no-any-return]

@@ -61,8 +61,12 @@ class Residual(BoundFeedback):
     def _finish(self, share: Share, layout: Layout) -> None:
         share.subtract_from_(self._residual.held(layout))
 
+    def finish_before(self, step: int) -> None:
+        """What was sent before this step leaves the memory for good. `correct` does so by itself."""
+        self._pending.finish_before(step)
+
     def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
-        self._pending.finish_before(turn.step)
+        self.finish_before(turn.step)
         residual = self._residual.flat(layout, grad.device)
         finite = kernels.accumulate_(residual, grad, layout.segments, scale=scale, decay=self._decay)
         return residual if finite else None

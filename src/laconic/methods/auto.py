@@ -45,4 +45,6 @@ def auto(rungs: Sequence[Reducer] = RUNGS, *, slack: float = 0.05, every: int = 
 
 def _rung(piece: Reducer) -> Reducer:
     """The reducer that `compress` would make of a piece."""
+    if isinstance(piece, Method):
+        raise SpecError(f"auto: a rung is a reducer, codec or selector, got the method {piece!r}")
     return piece if isinstance(piece, Reducer) else lift(piece).routes[0].reducer

@@ -18,6 +18,7 @@ import torch
 
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
+from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.plan.growth import Growth
 from laconic.plan.stage import Gradients, InTurn, StandIn, Watch
@@ -58,8 +59,16 @@ class Rehearsed:
 
 
 def rehearse(methods: Iterable[Method], layout: Layout, sizes: Sequence[int] = SIZES) -> Iterator[Rehearsed]:
-    """Play each method on gradients of this layout, once warm; on this machine, a thread a worker."""
-    part = excerpt(layout)
+    """Play each method on gradients of this layout, once warm; on this machine, a thread a worker.
+
+    Raises `SpecError` for one that decides on the link itself.
+    """
+    methods, part = list(methods), excerpt(layout)
+    if adaptive := next((method for method in methods if method.adaptive), None):
+        raise SpecError(
+            f"{adaptive} decides on the link itself, so no rehearsal tells what it will send: leave it out;"
+            " the advice given here is its own policy, with one way for all buckets"
+        )
     gradients = Gradients(part)
     for method in methods:
         played = {size: costliest(play(method, part, size, gradients)) for size in sizes}

@@ -46,6 +46,7 @@ RUNGS: tuple[Reducer, ...] = (
     Gather(Sparse(SampledTopK(density=0.001), indices=GOLOMB)),
 )
 UNDECIDED = -1  # stands for a rung in a saved state
+USUAL = "once/usual_s/exchange"  # in a saved state, so that another link is noticed
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,9 +57,10 @@ class Ladder(Reducer):
     during the first steps, again when the seconds in the exchange have changed by half, and every `every`
     steps. All ranks decide alike. A bucket is what DDP hands over; each has a rung of its own.
 
-    Payload: that of the rung, and 8 bytes a bucket and rung in a trial, 16 bytes every 6 steps after it.
-    Memory: a residual of 4 bytes an element of the tensors of two dimensions and more. Seconds decide, so two
-    runs of one training may differ in their bits; ranks of one run never do.
+    Payload: that of the rung; after each rung of a trial 16 bytes a bucket and 8 more, and 16 bytes every 6
+    steps after it. Memory: a residual of 4 bytes an element of the tensors of two dimensions and more.
+    Seconds decide, so two runs of one training may differ in their bits; ranks of one run never do. Of a void
+    step the buckets that come after the one to blame leave nothing behind, as without a memory.
 
     >>> Ladder((Sum(), Sum(dtype="fp16")))
     ladder(rungs=(sum(), sum(dtype='fp16')))
@@ -157,6 +159,7 @@ class Climber(BoundReducer):
         self, rung: int, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float
     ) -> Sent | None:
         """The mean by way of one rung."""
+        self._residual.finish_before(turn.step)
         self._emptied.finish_before(turn.step)
         matrices, vectors = self._parts(layout)
         if not len(matrices) or (rung == 0 and self._holding.isdisjoint(matrices.names)):
@@ -190,7 +193,8 @@ class Climber(BoundReducer):
         self._emptied.finish_all()
         plan = self.trial.plan or {}
         rungs = {f"once/rung/{name}": torch.tensor(plan.get(name, UNDECIDED)) for name in self._layout.names}
-        return rungs | self._residual.state_dict()
+        usual = {USUAL: torch.tensor(self.trial.usual_s, dtype=torch.float64)}
+        return rungs | usual | self._residual.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take the state back, and go on without a new trial, where one had been decided."""
@@ -204,7 +208,7 @@ class Climber(BoundReducer):
         self._emptied.finish_all()
         self._holding.update(_matrices(self._layout).names)
         if UNDECIDED not in plan.values():
-            self.trial.resume(plan)
+            self.trial.resume(plan, float(state[USUAL]))
 
 
 def _is_vector(entry: Entry) -> bool:

@@ -7,6 +7,8 @@
        changed CHANGED times in two windows running, or have `every` steps passed, it begins again at 1. A
        plan that a trial finds nearly as good is kept, and no change is looked at for a while.
 
+Waiting for a slow rank counts as exchange, as nobody can tell it from the link.
+
 Every figure that decides is the largest of all ranks', so all decide the same at the same step; it costs a
 few bytes after each rung and window. What it decides is said in plain words to the logger "laconic".
 """
@@ -28,7 +30,7 @@ TRIES = 3  # steps of each rung
 TOO_LONG = 3.0  # times the best step: no rung below is tried
 WINDOW = 6  # steps between two looks at the exchange's seconds
 CHANGED = 1.5  # times more or less, and it is another link
-PATIENCE = 32  # steps without a look after a trial that has changed nothing; doubled each time
+PATIENCE, MOST = 24, 96  # steps in which no change is looked at, after one that has led to nothing: doubled
 Names = tuple[str, ...]
 
 log = logging.getLogger("laconic")
@@ -66,15 +68,16 @@ class Trial:
         self._rows: dict[int, tuple[float, ...]] = {}
         self._ready: tuple[float, ...] = ()
         self._rest_s = 0.0
-        self._usual_s: float | None = None  # in a step's exchange, under the present plan
-        self._age = 0  # windows since the last trial
+        self.usual_s = 0.0  # in a step's exchange, under the present plan; 0 where not known yet
+        self._changed = False  # whether the trial was begun by a change
+        self.age = 0  # windows since the last trial
         self._strange = 0  # windows running in which the exchange took another time
         self._rests = 0  # steps for which no change is looked at
         self._patience = PATIENCE
 
-    def resume(self, plan: dict[str, int]) -> None:
-        """Go on with what was decided before."""
-        self.plan, self._trying, self._usual_s = plan, None, None
+    def resume(self, plan: dict[str, int], usual_s: float) -> None:
+        """Go on with what was decided before, when the exchange took so long."""
+        self.plan, self._trying, self.usual_s = plan, None, usual_s
         self._samples.clear()
 
     def rung(self, names: Names) -> int:
@@ -144,11 +147,11 @@ class Trial:
     def _decide(self, table: Timetable) -> None:
         old = None if self.plan is None else tuple(self.plan.get(names[0], 0) for names in self._buckets)
         plan = table.better(old, self._slack)
-        self._trying, self._usual_s, self._age, self._strange = None, None, 0, 0
-        if plan == old:
-            self._rests, self._patience = self._patience, 2 * self._patience
-        else:
+        self._trying, self.usual_s, self.age, self._strange = None, 0.0, 0, 0
+        if plan != old:
             self._rests, self._patience = 0, PATIENCE
+        elif self._changed:
+            self._rests, self._patience = self._patience, min(2 * self._patience, MOST)
         self.plan = {name: rung for names, rung in zip(self._buckets, plan, strict=True) for name in names}
         if self._comm.rank == 0:
             log.info("from step %d on: %s", self._step, verdict(table, plan, self._ways, self._slack))
@@ -160,22 +163,23 @@ class Trial:
             [in_exchange, median(sample.whole_s for sample in self._samples)], device
         )
         self._samples.clear()
-        self._age += 1
+        self.age += 1
         self._rests = max(0, self._rests - WINDOW)
-        usual_s = self._usual_s
-        if usual_s is None:
-            self._usual_s = exchange_s
+        usual_s = self.usual_s
+        if usual_s == 0:
+            self.usual_s = exchange_s
             return
         low, high = sorted((usual_s, exchange_s))
         other = high > CHANGED * low and high - low > self._slack * step_s and not self._rests
         self._strange = self._strange + 1 if other else 0
         changed = self._strange == 2
-        if not changed and self._age * WINDOW < self._every:
+        if not changed and self.age * WINDOW < self._every:
             return
         if self._comm.rank == 0:
             was, now = told_seconds(usual_s), told_seconds(exchange_s)
             why = f"the exchange takes {now} a step, it took {was}" if changed else "it is time to look again"
             log.info("step %d: %s: all ways are tried again", self._step, why)
+        self._changed = changed
         self._start_over()
 
     def _agreed(self, figures: Sequence[float], device: torch.device) -> list[float]:
@@ -189,8 +193,10 @@ def verdict(table: Timetable, plan: Plan, ways: Sequence[str], slack: float) -> 
     """What was decided, and why, in plain words."""
     step_s = table.step_s(plan)
     if not any(plan):
+        kept = step_s > (1 + slack) * table.step_s(table.fastest)  # nearly as good, and in force already
         return (
-            f"{ways[0]}, at {told_seconds(step_s)} a step: nothing is faster by more than {slack:.0%},"
+            f"{ways[0]}, at {told_seconds(step_s)} a step: nothing is faster by more than"
+            f" {2 * slack if kept else slack:.0%},"
             " so this link needs no compression"
         )
     counts = {rung: plan.count(rung) for rung in sorted({*plan})}

@@ -75,6 +75,10 @@ class TwoLevel(Reducer):
         return self.inner.exact_mean and self.outer.exact_mean
 
     @property
+    def adaptive(self) -> bool:
+        return self.inner.adaptive or self.outer.adaptive
+
+    @property
     def unaccountable(self) -> str | None:
         return self.inner.unaccountable or self.outer.unaccountable
 

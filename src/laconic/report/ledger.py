@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -53,7 +53,7 @@ class Ledger:
         self._events = (folder / EVENTS).open("a", encoding="utf-8")
         self._boards: dict[tuple[str, int], SummaryWriter] = {}
         self._waiting: dict[tuple[str, int, str, int], list[dict[str, Any]]] = {}
-        self._lost: Counter[tuple[str, int]] = Counter()  # workers, of each training
+        self._lost: defaultdict[tuple[str, int], set[int]] = defaultdict(set)  # workers, of each training
 
     def __enter__(self) -> Ledger:
         return self
@@ -67,15 +67,15 @@ class Ledger:
         """Keep an event; scalars are written when the last rank's event of that step is here."""
         self._events.write(json.dumps(event) + "\n")
         if event["kind"] == "lost":
-            self._lost[event["method"], event["seed"]] += 1
+            self._lost[event["method"], event["seed"]].add(event["rank"])
         if event["kind"] == "back":
-            self._lost[event["method"], event["seed"]] -= 1
+            self._lost[event["method"], event["seed"]].discard(event["rank"])
         if event["kind"] not in ("step", "eval"):
             return
         key = (event["method"], event["seed"], event["kind"], event["step"])
         ranks = self._waiting.setdefault(key, [])
         ranks.append(event)
-        if len(ranks) == self._size - self._lost[event["method"], event["seed"]]:
+        if len(ranks) == self._size - len(self._lost[event["method"], event["seed"]]):
             self._scalars(ranks)
             del self._waiting[key]
             self._events.flush()

@@ -119,6 +119,7 @@ class ParameterBond(Bond):
         self._seed = seed
         self._statistics = statistics
         self.removed = False
+        self._untrained = False  # whether nobody had a model of the training when the circle was made anew
         self._calls = 0  # what all do together, since the last step
         self._furthest = (0, 0)  # steps and calls of the one who was ahead when the circle was made anew
         if circle.late:
@@ -131,10 +132,10 @@ class ParameterBond(Bond):
         """In the place of a process that died: take the others' average at their next step."""
         self.bound = Alone().bind(self.replica, self._optimizer, self.circle.own, self._seed)
         self._regroup(0, whole=False)
-        if self.circle.own.size == 1:
+        if self._untrained:
             raise PeerError(
-                f"rank {self.circle.own.seats[0]} has come back, and no other is left whose model it could"
-                " take: the training has ended, or begin it anew from a checkpoint"
+                "this rank has come back, and no other is left whose model it could take: the training has"
+                " ended, or begin it anew from a checkpoint"
             )
 
     def step(self, update: Update, loss: float | None) -> None:
@@ -170,7 +171,7 @@ class ParameterBond(Bond):
     def _regroup(self, steps: int, whole: bool = True) -> None:
         """All who live begin anew at the average of their models, after as many steps as any has done.
 
-        `whole`: this rank's model counts, unless it has missed a circle.
+        `whole`: this rank has a model of the training.
         """
         model, began = self.bound.salvage().clone(), self.circle.generation
         dense_bytes, seconds = self.bound.dense_bytes, self.bound.seconds
@@ -179,8 +180,8 @@ class ParameterBond(Bond):
         while True:
             self.circle.renew()
             with suppress(PeerError):  # another loss, in this very meeting: meet again
-                present = whole and self.circle.generation == began + 1
-                self._furthest = self._average_(model, steps, present)
+                present = self.circle.generation == began + 1
+                self._furthest = self._average_(model, steps, [whole and present, whole, True])
                 own = self.circle.own
                 chosen = Alone() if own.size == 1 else self.strategy
                 chosen.check_left(own.size, self._optimizer)
@@ -188,20 +189,21 @@ class ParameterBond(Bond):
                 break
         self.bound.steps, self.bound.dense_bytes, self.bound.seconds = self._furthest[0], dense_bytes, seconds
 
-    def _average_(self, model: Tensor, steps: int, whole: bool) -> tuple[int, int]:
+    def _average_(self, model: Tensor, steps: int, counts: list[bool]) -> tuple[int, int]:
         """The replica becomes the mean of the models; the most steps, and the most calls of who did these.
 
-        `whole`: this rank missed no circle.
+        `counts`: whether this rank has missed no circle, has a model of the training, is here. The first of
+        these that any rank can say decides whose models make the mean.
         """
         aside = self.circle.aside
-        weight = float(whole)
-        count = aside.all_reduce(torch.tensor([weight, 1.0], dtype=torch.float64))
-        if count[0] == 0:  # all have missed one: then all count
-            weight, count = 1.0, count.flip(0)
-        mean = aside.all_reduce(model * weight).div_(float(count[0]))
+        totals = aside.all_reduce(torch.tensor(counts, dtype=torch.float64)).tolist()
+        level = next(level for level, total in enumerate(totals) if total)
+        weight, count = float(counts[level]), totals[level]
+        self._untrained = level == len(counts) - 1
+        mean = aside.all_reduce(model * weight).div_(count)
         furthest = aside.all_reduce(torch.tensor([steps * MOST_CALLS + self._calls]), "max")
         for each in self.replica.statistics:
-            each.copy_(aside.all_reduce(each * weight) / float(count[0]))  # whole, or as it was
+            each.copy_(aside.all_reduce(each * weight) / count)  # whole, or as it was
         self.replica.flat.copy_(mean)
         return divmod(int(furthest), MOST_CALLS)
 

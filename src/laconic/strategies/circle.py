@@ -9,7 +9,8 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from laconic.comm.metered import Metered
-from laconic.comm.torch_comm import TorchComm, in_store
+from laconic.comm.naming import in_store
+from laconic.comm.torch_comm import TorchComm
 from laconic.core.errors import PeerError
 from laconic.strategies.roster import Roster
 

@@ -126,6 +126,10 @@ def _listen(workers: Workers, outlasts: bool = False, restarts: int = 0) -> Iter
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         for pipe in wait(list(open_pipes), left):
             assert isinstance(pipe, Connection)
+            if (
+                pipe not in open_pipes
+            ):  # another's last word, just now, has told that this one is not waited for
+                continue
             rank = pipes[pipe]
             try:
                 event: Event = pipe.recv() | {"rank": rank}

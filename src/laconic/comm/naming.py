@@ -1,0 +1,34 @@
+"""Process groups by name, made by their ranks alone, and the keys that such names lead to in a store."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+
+
+def in_store(name: str) -> str:
+    """What keys of this group begin with: torchrun's store still has those from before a restart."""
+    return f"laconic/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
+
+
+def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -> dist.ProcessGroup:
+    """A process group of this name, made by its ranks alone.
+
+    `dist.new_group(..., use_local_synchronization=True)` names a group by its ranks and by how many groups
+    there are: made again after it was closed it may have its old name, and find old addresses in the store.
+    """
+    c10d = dist.distributed_c10d  # what new_group calls is private, and all that takes a name
+    store, place = c10d._get_default_store(), ranks.index(dist.get_rank())
+    group, _ = c10d._new_process_group_helper(
+        len(ranks),
+        place,
+        ranks,
+        dist.Backend(backend),
+        store,
+        name,  # type: ignore[arg-type]  # torch has a type of its own for it, in some versions
+        timeout=timeout,
+    )
+    c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
+    return group  # type: ignore[no-any-return]
