@@ -60,7 +60,7 @@ def test_aims_are_held_against_the_better_buckets_and_misses_are_said() -> None:
     assert "| 2 hosts, 100mbit: efficiency of DGC at least 0.88 | 0.77 | **no** |" in page
     assert "1gbit: DGC adds at most 0.5 of what PowerSGD's hook of rank 1 adds | 0.20 | yes |" in page
     assert "100mbit: DGC adds at most 0.5 of what PowerSGD's hook of rank 1 adds | 0.60 | **no** |" in page
-    assert "| 2 hosts, 100mbit: DGC at least 12 times as fast as dense (no communication: 12.5) | 9.62 | **no** |" in page
+    assert "DGC at least 12 times as fast as dense (no communication: 12.5) | 9.62 | **no** |" in page
 
 
 def test_a_contender_stands_beside_dense_on_the_same_link() -> None:
