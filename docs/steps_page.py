@@ -64,6 +64,21 @@ def written(found: dict[str, Any], forecasts: dict[str, Any] | None) -> str:
     return "\n".join(lines) + "\n"
 
 
+def short() -> str:
+    """Seconds of a step of a few contenders, a line a workload and link."""
+    found = json.loads(RESULTS.read_text())
+    heads = ("", ALONE, DENSE, POWERSGD, f"`{DGC}`", f"`{AUTO}`")
+    lines = []
+    for workload in found["workloads"]:
+        rows = by_place(workload)
+        for link in links(workload):
+            dgc_s = min(row["step_s"] for row in of_dgc(rows, link))
+            before, after = ([rows[link, name]["step_s"] for name in names] for names in (heads[1:4], [AUTO]))
+            seconds = (f"{each:.2f}" for each in (*before, dgc_s, *after))
+            lines.append((f"{workload['hosts']} hosts, {workload['about'].split(',')[0]}, {link}", *seconds))
+    return "\n".join(table(heads, lines))
+
+
 def by_place(workload: dict[str, Any]) -> Rows:
     """Rows by link and contender."""
     return {(row["link"], row["contender"]): row for row in workload["rows"]}

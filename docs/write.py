@@ -126,6 +126,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "quantisers": lambda: bars("quantisers"),
     "wire": wire,
     "methods": methods,
+    "steps": steps_page.short,
     "choices": situations.choices,
 }
 
