@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.contenders import CONTENDERS, Contender
+from benchmarks.contenders import CONTENDERS, SEEDS, Contender
 from benchmarks.trials import kept
 from laconic.report.summary import Figure
 
@@ -33,8 +33,8 @@ class Standing:
 
     @property
     def verdict(self) -> str:
-        """Whether what was promised is kept; empty where nothing is promised or nothing known."""
-        if self.contender.points is None:
+        """Whether what was promised is kept; empty where nothing is promised, or seeds are still to come."""
+        if self.contender.points is None or self.seeds < SEEDS:
             return ""
         if self.diverged:
             return "outside"
