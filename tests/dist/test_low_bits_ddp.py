@@ -64,14 +64,14 @@ def test_an_entry_goes_up_in_2_bits_and_down_in_log2_of_all_sums(pool, size):
         assert up + down * (size - 1) <= wire <= 1.1 * (up + down * (size - 1)) + 4000 * size
 
 
-def overflow(spec, when):
+def overflow(spec, when, steps=4):
     """Inf on rank 1 at one step, in the bucket that comes last: earlier ones have been exchanged by then."""
     model = DistributedDataParallel(net(), **MANY)
     optimizer = torch.optim.SGD(model.parameters(), **SGD)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
     handle = laconic.compress(model, optimizer, spec, scaler=scaler)
     parameters, servers = [flat(model)], []
-    for step in range(4):
+    for step in range(steps):
         optimizer.zero_grad()
         loss = loss_of(model, step)
         if step == when and dist.get_rank() == 1:

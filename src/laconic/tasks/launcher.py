@@ -126,9 +126,7 @@ def _listen(workers: Workers, outlasts: bool = False, restarts: int = 0) -> Iter
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         for pipe in wait(list(open_pipes), left):
             assert isinstance(pipe, Connection)
-            if (
-                pipe not in open_pipes
-            ):  # another's last word, just now, has told that this one is not waited for
+            if pipe not in open_pipes:  # another's last word, just now: this one is not waited for
                 continue
             rank = pipes[pipe]
             try:
@@ -156,13 +154,9 @@ def _listen(workers: Workers, outlasts: bool = False, restarts: int = 0) -> Iter
                         yield {"kind": "lost", "rank": lost, "step": steps[lost], "said": said}
                 elif event["kind"] == "error":
                     finished.add(rank)
-                    if (
-                        rank in workers.restarted
-                        and event["error"] == PeerError.__name__
-                        and finished - {rank}
-                    ):
-                        said = event["said"]  # it has come when the others were done
-                        yield {"kind": "lost", "rank": rank, "step": steps[rank], "said": said}
+                    late = rank in workers.restarted and event["error"] == PeerError.__name__
+                    if late and finished - {rank}:  # it has come when the others were done
+                        yield {"kind": "lost", "rank": rank, "step": steps[rank], "said": event["said"]}
                     else:
                         failures.append(event)
                 else:
