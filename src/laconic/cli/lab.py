@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 
 from laconic.cli.console import errors
+from laconic.cli.interrupts import Interrupts
 from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.lab import Lab, Link, Profile, profile
@@ -67,9 +66,8 @@ def lab(
     if timeout is not None:
         arguments.number("--timeout", timeout, above=0)
     say = errors()
-    before = signal.signal(signal.SIGTERM, _as_interrupt)
     try:
-        with Lab(hosts, chosen, offload=offload, seed=seed) as made:
+        with Interrupts(), Lab(hosts, chosen, offload=offload, seed=seed) as made:
             relayed = ", relayed packet by packet" if made.means == "relay" else ""
             say.print(f"laconic: {hosts} hosts, each {chosen.link}{relayed}", style="dim", markup=False)
             run = made.run_once if once or starts_workers(command) else made.run
@@ -85,8 +83,6 @@ def lab(
         raise typer.Exit(OUT_OF_TIME) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def settings(name: str | None, **given: str | None) -> Profile:
@@ -117,7 +113,3 @@ def told(made: Lab) -> str:
     sent = " ".join(f"{each.sent / MB:.4g}" for each in counted)
     received = " ".join(f"{each.received / MB:.4g}" for each in counted)
     return f"by host, sent {sent} MB; received {received} MB"
-
-
-def _as_interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from laconic.cli.interrupts import Interrupts
 from laconic.cli.progress import Progress
 from laconic.cli.settings import Settings
 from laconic.report import Ledger
@@ -25,8 +26,9 @@ from laconic.tasks.shard import Shard
 class Session:
     """A run in progress. `began`: its folder is open, and what was there before is another run's."""
 
-    def __init__(self, settings: Settings, console: Console) -> None:
+    def __init__(self, settings: Settings, console: Console, interrupts: Interrupts) -> None:
         self.settings = settings
+        self.interrupts = interrupts
         self.console = console
         self.began = False
         self._finished = finished(settings) if settings.resume else set()
@@ -89,8 +91,9 @@ class Session:
             with contextlib.closing(launch(plan)) as events:
                 for event in events:
                     labelled = {"method": spec, "seed": seed} | event
-                    ledger.write(labelled)
-                    progress.see(labelled)
+                    with self.interrupts.held():
+                        ledger.write(labelled)
+                        progress.see(labelled)
         except WorkerFailed as failure:
             raise failure.within(f"{spec}, seed {seed}") from None
         progress.end(spec, seed)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from laconic.cli.console import console, errors
+from laconic.cli.interrupts import Interrupts
 from laconic.cli.session import Session
 from laconic.cli.settings import Settings
 from laconic.cli.tables import print_summary
@@ -122,19 +121,18 @@ def train(
     )
     for line in settings.warnings():
         errors().print(f"laconic: {line}", style="yellow", markup=False)
-    before = signal.signal(signal.SIGTERM, _as_interrupt)
-    session = Session(settings, console())
+    interrupts = Interrupts()
+    session = Session(settings, console(), interrupts)
     ended: Ended | None = None
     try:
-        session.train_all()
+        with interrupts:
+            session.train_all()
     except KeyboardInterrupt:
         ended = Ended("Interrupted: this report holds what was measured until then.", INTERRUPTED)
     except WorkerFailed as failure:
         ended = Ended(str(failure), FAILED, not failure.expected, failure.details)
     except LaconicError as error:
         ended = Ended(str(error), FAILED if session.began else REFUSED)
-    finally:
-        signal.signal(signal.SIGTERM, before)
     if session.began:
         _publish(settings.folder, session.console, ended)
     if ended is not None:
@@ -163,7 +161,3 @@ def _complain(ended: Ended, folder: Path) -> None:
     if ended.fault:
         complaints.print(f"every step until then is in {folder / EVENTS}", markup=False)
     complaints.print(f"laconic: {ended.reason}", style="bold red", markup=False)
-
-
-def _as_interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
