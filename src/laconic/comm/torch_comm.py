@@ -21,7 +21,6 @@ import collections
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -135,17 +134,11 @@ class TorchComm(Comm):
 
     def _sum_in_two_rounds_(self, x: Tensor) -> None:
         """x (n,) becomes the sum over ranks; each rank adds up a piece, in rank order."""
-        bounds = [len(x) * rank // self.size for rank in range(self.size + 1)]
-        pieces = [x[begin:end] for begin, end in pairwise(bounds)]
+        pieces = torch.tensor_split(x, self.size)
+        own = self.reduce_scatter(pieces)
         others = [rank for rank in range(self.size) if rank != self.rank]
-        own = pieces[self.rank]
-        came = {rank: own if rank == self.rank else torch.empty_like(own) for rank in range(self.size)}
-        self._swap("all_reduce", {r: pieces[r] for r in others}, {r: came[r] for r in others})
-        total = came[0].clone()
-        for rank in range(1, self.size):
-            total += came[rank]
-        own.copy_(total)
-        self._swap("all_reduce", dict.fromkeys(others, own), {r: pieces[r] for r in others})
+        self._swap("all_reduce", dict.fromkeys(others, own), {rank: pieces[rank] for rank in others})
+        pieces[self.rank].copy_(own)
 
     def reduce_scatter(self, chunks: Sequence[Tensor]) -> Tensor:
         self._check(chunks)
@@ -236,8 +229,8 @@ class TorchComm(Comm):
 
     def _swap(self, name: str, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> None:
         """Post all sends and receives at once and wait for them; what a rank sends itself is copied."""
-        receives: list[dist.P2POp] = []
-        posts: list[dist.P2POp] = []
+        going_out: list[dist.P2POp] = []
+        coming_in: list[dist.P2POp] = []
         landing: list[tuple[Tensor, Tensor]] = []
         if self.rank in recvs:
             recvs[self.rank].copy_(sends[self.rank])
@@ -245,15 +238,16 @@ class TorchComm(Comm):
             to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
             if to in sends and sends[to].numel():
                 going = sends[to].contiguous().to(self._wire_device(sends[to]))
-                posts.append(dist.P2POp(dist.isend, going, self.ranks[to], self.group))
+                going_out.append(dist.P2POp(dist.isend, going, self.ranks[to], self.group))
             if source in recvs and recvs[source].numel():
                 room = coming = recvs[source]
                 device = self._wire_device(room)
                 if not room.is_contiguous() or room.device != device:
                     coming = torch.empty(room.shape, dtype=room.dtype, device=device)
                     landing.append((room, coming))
-                receives.append(dist.P2POp(dist.irecv, coming, self.ranks[source], self.group))
-        posts = receives + posts  # in this order: else gloo sends one way after the other, at half the rate
+                coming_in.append(dist.P2POp(dist.irecv, coming, self.ranks[source], self.group))
+        # in this order: else gloo sends one way after the other, at half the rate
+        posts = coming_in + going_out
         with self._peers(name):
             for work in dist.batch_isend_irecv(posts) if posts else ():
                 work.wait()

@@ -20,12 +20,14 @@ from math import ceil, log2
 from laconic.comm import link
 from laconic.plan.rehearsal import Rehearsed
 
-ROUNDS: Mapping[str, Callable[[int], int]] = {
-    "broadcast": lambda size: ceil(log2(size)),
-    "all_gather": lambda size: 2,
-    "all_to_all": lambda size: 2,
-    "reduce_scatter": lambda size: 1,
-    "exchange": lambda size: 1,
+# of workers, and bytes on the wire of a call
+ROUNDS: Mapping[str, Callable[[int, float], int]] = {
+    "all_reduce": lambda size, nbytes: link.rounds(nbytes * size / (2 * (size - 1)), size),
+    "broadcast": lambda size, nbytes: ceil(log2(size)),
+    "all_gather": lambda size, nbytes: 2,
+    "all_to_all": lambda size, nbytes: 2,
+    "reduce_scatter": lambda size, nbytes: 1,
+    "exchange": lambda size, nbytes: 1,
 }
 
 
@@ -51,10 +53,6 @@ class Network:
         total = 0.0
         for kind, each in rehearsed.traffic.items():
             calls, nbytes = each.calls.at(size), part * each.nbytes.at(size)
-            if kind == "all_reduce":
-                passed = 2 * (size - 1) / size  # of what is summed
-                turns = link.rounds(nbytes / passed / calls, size) if calls else 0
-            else:
-                turns = ROUNDS[kind](size)
-            total += calls * turns * self.latency_s + nbytes / self.bytes_a_second
+            one_after_the_other = calls * ROUNDS[kind](size, nbytes / max(calls, 1.0))
+            total += one_after_the_other * self.latency_s + nbytes / self.bytes_a_second
         return total

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-Plan = tuple[int, ...]  # a rung a bucket
+Rungs = tuple[int, ...]  # where each bucket stands
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Timetable:
         return self.step_s(plan) - self.rest_s - max(self.ready)
 
     @property
-    def fastest(self) -> Plan:
+    def fastest(self) -> Rungs:
         """Each bucket on its quickest rung."""
         rungs = range(len(self.seconds))
         return tuple(
             min(rungs, key=lambda rung: self.seconds[rung][bucket]) for bucket in range(len(self.ready))
         )
 
-    def least(self, slack: float) -> Plan:
+    def least(self, slack: float) -> Rungs:
         """The lowest rungs with which a step takes at most 1 + `slack` times that of the fastest.
 
         All buckets go down a rung before one goes down two, early ones first.
@@ -74,7 +74,7 @@ class Timetable:
                     plan[bucket] = rung
         return tuple(plan)
 
-    def better(self, old: Sequence[int] | None, slack: float) -> Plan:
+    def better(self, old: Sequence[int] | None, slack: float) -> Rungs:
         """The least, or the `old` plan where that is nearly it: a rung away, within twice the slack."""
         chosen = self.least(slack)
         if old is None or len(old) != len(chosen):

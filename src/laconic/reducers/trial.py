@@ -24,7 +24,7 @@ import torch
 
 from laconic.comm.comm import Comm
 from laconic.core.units import told_seconds
-from laconic.reducers.timetable import Plan, Timetable, untried
+from laconic.reducers.timetable import Rungs, Timetable, untried
 
 TRIES = 3  # steps of each rung
 TOO_LONG = 3.0  # times the best step: no rung below is tried
@@ -97,7 +97,10 @@ class Trial:
         buckets = tuple(names for names, _, _ in last)
         if buckets != self._buckets:  # the first step, or DDP has regrouped its buckets after it
             self._buckets = buckets
-            self._start_over() if self._trying is not None else self._samples.clear()
+            if self._trying is None:
+                self._samples.clear()
+            else:
+                self._start_over()
             return
         first = last[0][1]
         took = tuple(left - entered for _, entered, left in last)
@@ -189,7 +192,7 @@ class Trial:
         return largest
 
 
-def verdict(table: Timetable, plan: Plan, ways: Sequence[str], slack: float) -> str:
+def verdict(table: Timetable, plan: Rungs, ways: Sequence[str], slack: float) -> str:
     """What was decided, and why, in plain words."""
     step_s = table.step_s(plan)
     if not any(plan):

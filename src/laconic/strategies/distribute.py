@@ -47,9 +47,8 @@ def distribute(
     own; to estimate them anew, call `optimizer.finish()` and then `torch.optim.swa_utils.update_bn`.
     `patience_s`: where it is given, a strategy outlasts the loss of ranks: those who wait for one this long,
     or hear that it is gone, go on with the others from the average of their models; and a new process in the
-    place of a lost one takes that average when it calls this. By default a loss ends
-    the training, as it does for methods always. `ddp_options`: for DistributedDataParallel, where the spec is
-    a method.
+    place of a lost one takes that average when it calls this. By default a loss ends the training, as it does
+    for methods always. `ddp_options`: for DistributedDataParallel, where the spec is a method.
 
     All ranks begin with the first rank's parameters. Called by all ranks of the group. Raises `SpecError`
     for a wrong spec or one that does not fit the group's size, and `AttachError`, on every rank, for a model
@@ -111,10 +110,10 @@ def _bind(
         except (AttachError, SpecError) as refused:
             error = refused
         alike = {} if error else _fingerprint(strategy, seed, statistics, model_digest(replica.layout))
-        if circle.late and error:
-            raise error
         if not circle.late:
             agree(circle.aside, alike, error)  # raises `error` itself
+        elif error is not None:
+            raise error
         if circle.roster is not None:
             circle.roster.alike(alike)
         replica.flatten()
