@@ -1,10 +1,8 @@
 """A pool of worker processes that serves all distributed tests of one run.
 
-Importing torch takes seconds a process, so workers stay alive between tests and join a new process group for
-each job. The store lives in the test process. A job that hangs or dies takes the workers of the pool with it,
-by process id, and the next job starts new ones.
-
-Run as a program, this file is a worker: `python pool.py FD`, where FD is its end of a socket pair.
+Importing torch takes seconds a process, so workers are forked from the launcher's server, which has imported
+it, stay alive between tests and join a new process group for each job. The store lives in the test process. A
+job that hangs or dies takes the workers of the pool with it, by process id, and the next job starts new ones.
 """
 
 from __future__ import annotations
@@ -12,11 +10,10 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import importlib.util
+import multiprocessing
 import os
 import pickle
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +28,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from laconic.tasks.launcher import prepare_to_launch
 
 GRACE_S = 10.0  # for the others, once one rank has failed
 
@@ -152,24 +151,24 @@ class _Worker:
     """One process and the connection to it."""
 
     def __init__(self) -> None:
-        here, there = socket.socketpair()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        path = os.pathsep.join(entry for entry in sys.path if entry)
+        prepare_to_launch()
+        context = multiprocessing.get_context("forkserver")
+        self.connection, there = context.Pipe()
         self.stacks = tempfile.NamedTemporaryFile(prefix="stacks-", mode="r")  # noqa: SIM115 - lives with the worker
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, str(there.fileno()), self.stacks.name],
-            pass_fds=[there.fileno()],
-            env={**environment, "PYTHONPATH": path},
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+        self.process = context.Process(
+            target=_serve, args=(there, self.stacks.name, environment), daemon=True
         )
+        self.process.start()
         there.close()
-        self.connection = Connection(here.detach())
 
     def outcome(self, rank: int) -> Outcome:
         """What the worker reports, or its exit code if it is gone."""
         try:
             value, error, trace, when = pickle.loads(self.connection.recv_bytes())
         except (EOFError, ConnectionError):
-            code = self.process.wait()
+            self.process.join()
+            code = self.process.exitcode
             error = RemoteError(f"rank {rank} ended with exit code {code}")
             return Outcome(rank, error=error, when=0.0, exit_code=code)
         if error is not None:
@@ -178,7 +177,8 @@ class _Worker:
 
     def hung(self, rank: int, timeout_s: float) -> Outcome:
         """The outcome of a rank that is late, with the Python stacks of its threads."""
-        self.process.send_signal(signal.SIGUSR1)
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGUSR1)
         time.sleep(0.3)
         stacks = self.stacks.read()
         return Outcome(
@@ -189,7 +189,7 @@ class _Worker:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.join()
         self.connection.close()
         self.stacks.close()
 
@@ -241,19 +241,15 @@ def _work(rank: int, prefix: str, port: int, size: int, timeout_s: float, addres
             dist.destroy_process_group()
 
 
-def _serve(descriptor: int, stacks: str) -> None:
+def _serve(connection: Connection, stacks: str, environment: dict[str, str]) -> None:
     """Do jobs until the other end closes."""
+    os.environ.update(environment)
     with Path(stacks).open("w") as file:
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
         torch.set_num_threads(1)
-        connection = Connection(descriptor)
         while True:
             try:
                 rank, *job = pickle.loads(connection.recv_bytes())
             except EOFError:
                 return
             connection.send_bytes(_work(rank, *job))
-
-
-if __name__ == "__main__":
-    _serve(int(sys.argv[1]), sys.argv[2])
