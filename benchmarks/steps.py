@@ -8,8 +8,8 @@ Each rank is a process with one thread on a host of a lab (`laconic.lab`). A ste
 exchange and `optimizer.step()`, with SGD of momentum 0.9 for all. In every round each contender gets a new
 model, warms up on a link that holds nothing back, and is timed on each link; so what else the machine does
 meets all alike. A round's figure is the slowest rank's median step; told is the median over rounds.
-Efficiency is the same of a step with no communication, in the same round and with as many processes, over
-it. Needs what `laconic lab` needs.
+Efficiency is the same of a step with no communication, by the same processes just before, over it: a machine
+that others use too is not as fast from one minute to the next. Needs what `laconic lab` needs.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def measure(workload: Workload, links: Sequence[str], names: Sequence[str], roun
             for name in names:
                 ranks.over(None, do="build", contender=name, steps=WARM_UP)
                 for link in links:
-                    cells[link, name].append(timed(ranks, link, most, SETTLE.get(name, 1)))
+                    cells[link, name].append(beside_alone(ranks, name, link, most))
                     line(workload, link, name, number, cells)
     rows = [summary(link, name, cells) for link, name in cells]
     return {
@@ -106,6 +106,13 @@ def measure(workload: Workload, links: Sequence[str], names: Sequence[str], roun
     }
 
 
+def beside_alone(ranks: Ranks, name: str, link: str, most: int) -> Row:
+    """What `timed` tells of a contender, and `alone_s`, a step without communication at the same time."""
+    alone = slowest(ranks.ask(do="alone", count=most // 2))
+    row = timed(ranks, link, most, SETTLE.get(name, 1))
+    return row | {"alone_s": row["step_s"] if name == ALONE else alone}
+
+
 def timed(ranks: Ranks, link: str | None, most: int, settle: int = 1) -> Row:
     """The slowest rank's median step over a link, and what a step costs, on the average over ranks.
 
@@ -114,14 +121,18 @@ def timed(ranks: Ranks, link: str | None, most: int, settle: int = 1) -> Row:
     first = max(each["seconds"][-1] for each in ranks.over(link, do="steps", count=settle))
     told = ranks.ask(do="steps", count=int(min(max(LONG_S / first, LEAST), most)))
     figures = {key: statistics.mean(each[key] for each in told) for key in told[0] if key != "seconds"}
-    return {"step_s": max(statistics.median(each["seconds"]) for each in told)} | figures
+    return {"step_s": slowest(told)} | figures
+
+
+def slowest(told: Sequence[Row]) -> float:
+    """The largest of the ranks' median steps."""
+    return max(statistics.median(each["seconds"]) for each in told)
 
 
 def summary(link: str, name: str, cells: dict[tuple[str, str], list[Row]]) -> Row:
-    """Medians over rounds; each round's efficiency is against the same round without communication."""
+    """Medians over rounds; each round's efficiency is against the same minute without communication."""
     found = cells[link, name]
-    alone = [row["step_s"] for row in cells[link, ALONE]]
-    efficiencies = [idle / row["step_s"] for idle, row in zip(alone, found, strict=True)]
+    efficiencies = [row["alone_s"] / row["step_s"] for row in found]
     return {
         "link": link,
         "contender": name,
@@ -136,8 +147,8 @@ def line(
     workload: Workload, link: str, name: str, number: int, cells: dict[tuple[str, str], list[Row]]
 ) -> None:
     """A figure, for the eye."""
-    row, alone = cells[link, name][number], cells[link, ALONE][number]
-    efficiency = alone["step_s"] / row["step_s"]
+    row = cells[link, name][number]
+    efficiency = row["alone_s"] / row["step_s"]
     coding = "".join(
         f"  {key[:-2]} {1e3 * row[key]:.0f}"
         for key in ("encode_s", "communicate_s", "decode_s")

@@ -2,6 +2,7 @@
 
 {"do": "build", "contender": ..., "steps": 4}   a new model, and steps that warm it up
 {"do": "steps", "count": 8}                     seconds of each, and what a step costs besides
+{"do": "alone", "count": 8}                     seconds of each with no communication
 {"do": "network"}, {"do": "work"}               what `laconic probe` would measure here
 {"do": "said"}                                  what was decided since the last time
 {"do": "end"}
@@ -22,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.peers.running import Running, sgd
-from benchmarks.steps_contenders import build
+from benchmarks.steps_contenders import ALONE, build
 from benchmarks.steps_workloads import WORKLOADS
 from laconic.comm.torch_comm import TorchComm
 from laconic.core.linux import interface_bytes
@@ -39,6 +40,7 @@ class Rank:
     def __init__(self, workload: str, cores: float) -> None:
         self.make, self.cores = WORKLOADS[workload].make, cores
         self.running: Running | None = None
+        self.idle: Running | None = None
         self.decisions = Decisions()
 
     def build(self, contender: str, steps: int) -> Answer:
@@ -53,15 +55,27 @@ class Rank:
     def steps(self, count: int) -> Answer:
         """Seconds of each step; bytes and processor seconds of one, on the average."""
         assert self.running is not None
+        before = self.counted()
+        seconds = self.timed(self.running, count)
+        after = self.counted()
+        return {"seconds": seconds} | {key: (after[key] - before[key]) / count for key in after}
+
+    def alone(self, count: int) -> Answer:
+        """Seconds of each step with no communication, while the present contender waits."""
+        if self.idle is None:
+            self.idle = build(ALONE, self.make()[0])
+            self.idle.step(self.loss)
+        return {"seconds": self.timed(self.idle, count)}
+
+    def timed(self, running: Running, count: int) -> list[float]:
+        """Seconds of each of so many steps, which all ranks begin together."""
         dist.barrier()
-        before, seconds, clock = self.counted(), [], time.perf_counter()
+        seconds, clock = [], time.perf_counter()
         for _ in range(count):
-            self.running.step(self.loss)
+            running.step(self.loss)
             seconds.append(time.perf_counter() - clock)
             clock += seconds[-1]
-        after = self.counted()
-        dist.barrier()
-        return {"seconds": seconds} | {key: (after[key] - before[key]) / count for key in after}
+        return seconds
 
     def counted(self) -> dict[str, float]:
         """What has been used so far."""
@@ -100,9 +114,8 @@ def main(workload: str, cores: str) -> None:
     warnings.simplefilter("ignore")  # torch's, of its hooks and masks
     dist.init_process_group("gloo")
     rank = Rank(workload, float(cores))
-    known: dict[str, Callable[..., Answer]] = {
-        each.__name__: each for each in (rank.build, rank.steps, rank.network, rank.work, rank.said)
-    }
+    does = (rank.build, rank.steps, rank.alone, rank.network, rank.work, rank.said)
+    known: dict[str, Callable[..., Answer]] = {each.__name__: each for each in does}
     for line in sys.stdin:
         told = json.loads(line)
         do = told.pop("do")

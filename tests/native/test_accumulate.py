@@ -108,3 +108,33 @@ def test_bad_arguments_are_named() -> None:
         kernels.accumulate_(torch.ones(8)[::2], x, whole)
     with pytest.raises(ValueError, match="momentum must be a CPU tensor with one value a segment"):
         kernels.velocity_(x, x.clone(), x.clone(), whole, torch.ones(2))
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("n", [0, 1, 15, 16, 17, 10_007])
+@pytest.mark.parametrize("share", [0.0, 0.01, 1.0])
+def test_add_sparse_adds_where_there_is_something(name: str, n: int, share: float) -> None:
+    rng = torch.Generator().manual_seed(n)
+    x, y = torch.randn(n, generator=rng), torch.randn(n, generator=rng)
+    y[torch.rand(n, generator=rng) >= share] = -0.0
+    x[::3] = -0.0
+    expected = torch.where(y == 0, x, x + y * torch.tensor(-1 / 3))
+    with kernels.using(name):
+        same = kernels.add_sparse_(x, y, -1 / 3)
+    assert same is x
+    assert torch.equal(x.view(torch.int32), expected.view(torch.int32))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_add_sparse_passes_on_what_is_not_finite(name: str) -> None:
+    x, y = torch.zeros(40), torch.zeros(40)
+    y[3], y[20], y[39] = NAN, INF, -INF
+    with kernels.using(name):
+        kernels.add_sparse_(x, y)
+    assert torch.equal(x.nan_to_num(), y.nan_to_num())
+    assert x[3].isnan()
+
+
+def test_add_sparse_wants_equal_lengths() -> None:
+    with pytest.raises(ValueError, match="equally long, got 3 and 4"):
+        kernels.add_sparse_(torch.zeros(3), torch.zeros(4))

@@ -16,6 +16,7 @@ def row(link: str, contender: str, step_s: float) -> dict[str, Any]:
         "link": link,
         "contender": contender,
         "step_s": step_s,
+        "alone_s": 0.2,
         "efficiency": 0.2 / step_s,
         **COSTS,
         **coding,

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.optim import SGD, Optimizer
 
+from laconic import kernels
 from laconic.core.errors import AttachError, StateError
 from laconic.core.layout import Layout
 from laconic.feedback.feedback import Feedback
@@ -83,7 +85,7 @@ class _Momentum(BoundRule):
                 term = term.add_(held, alpha=momentum) if group["nesterov"] else held
             parameter.add_(term, alpha=-rate)
         assert parameter.grad is not None
-        parameter.add_(parameter.grad, alpha=-rate)
+        _add_(parameter, parameter.grad, -rate)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {f"decay/{name}": value.detach().clone() for name, value in self._decay.items()}
@@ -104,3 +106,12 @@ class _Momentum(BoundRule):
             for name, value in named.items()
             for parameter in (self._view.parameter(name),)
         }
+
+
+def _add_(parameter: Tensor, mean: Tensor, alpha: float) -> None:
+    """parameter += alpha * mean, most of which is zero: on the CPU, where it is, nothing is touched."""
+    if all(x.is_cpu and x.is_contiguous() and x.dtype is torch.float32 for x in (parameter, mean)):
+        kernels.add_sparse_(parameter.view(-1), mean.view(-1), alpha)
+        increment_version(parameter)
+    else:
+        parameter.add_(mean, alpha=alpha)

@@ -1,4 +1,4 @@
-"""Add a gradient to what was not sent yet, in one pass, and notice what is not finite before writing it."""
+"""Add a gradient to what waits, and notice what is not finite; add what was sent to a parameter."""
 
 from __future__ import annotations
 
@@ -60,3 +60,21 @@ def velocity_(
         starts, sizes = segments.starts_tensor, segments.sizes_tensor
         return native.velocity_(velocity, residual, grad, starts, sizes, momentum, scale, nesterov)
     return reference.velocity_(velocity, residual, grad, segments, momentum, scale, nesterov)
+
+
+def add_sparse_(x: Tensor, y: Tensor, alpha: float = 1.0) -> Tensor:
+    """x += alpha * y for float32 (n,), in place, where `y` is not zero.
+
+    For a `y` that is mostly zero: of `x`, only those 64 bytes are touched for which `y` has something.
+
+    >>> add_sparse_(torch.ones(4), torch.tensor([0.0, 2.0, 0.0, -1.0]), alpha=0.5)
+    tensor([1.0000, 2.0000, 1.0000, 0.5000])
+    """
+    checks.flat("x", x)
+    checks.flat("y", y)
+    if len(x) != len(y):
+        raise ValueError(f"x and y must be equally long, got {len(x)} and {len(y)}")
+    if (native := dispatch.native(x, y)) is not None:
+        native.add_sparse_(x, y, alpha)
+        return x
+    return reference.add_sparse_(x, y, alpha)

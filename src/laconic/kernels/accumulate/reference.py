@@ -45,3 +45,8 @@ def velocity_(
         v.copy_(torch.where(finite, new_v, v))
         clean &= bool(finite.all())
     return clean
+
+
+def add_sparse_(x: Tensor, y: Tensor, alpha: float) -> Tensor:
+    """x += alpha * y where y is not zero."""
+    return x.copy_(torch.where(y == 0, x, x + y * alpha))
