@@ -43,12 +43,13 @@ def main() -> None:
     """Measure, print a line a figure, write the JSON."""
     parser = argparse.ArgumentParser(prog="benchmarks.auto")
     parser.add_argument("--quick", action="store_true", help="writes only with --out")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of steps [default: %(default)s]")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     given = parser.parse_args()
     if reason := missing():
         print(f"skipped: {reason}")
         return
-    links, rounds = (LINKS[:1], 1) if given.quick else (LINKS, ROUNDS)
+    links, rounds = (LINKS[:1], 1) if given.quick else (LINKS, given.rounds)
     with Lab(2) as lab, Ranks(lab, "gpt") as ranks:
         found: Row = {"steps": all_steps(ranks, links, rounds)}
         found["drop"] = drop(ranks)
