@@ -1,6 +1,7 @@
 """Training without a barrier over slow links: a host that falls asleep, and bytes to the same loss.
 
-    python -m benchmarks.straggler             8 hosts; writes benchmarks/results/straggler.json
+    python -m benchmarks.straggler             8 hosts; writes benchmarks/results/straggler.json: 40 min
+    python -m benchmarks.straggler --part asleep    one part; the file keeps what it has of the other
     python -m benchmarks.straggler --quick     3 hosts, a small model, a few steps; writes only with --out
 
 Each rank is a process on a host of a lab (`laconic.lab`), and trains a model of 11 million parameters.
@@ -58,13 +59,14 @@ def main() -> None:
     """Measure, print a line a case, write the JSON."""
     parser = argparse.ArgumentParser(prog="benchmarks.straggler")
     parser.add_argument("--quick", action="store_true", help="a pass of minutes; writes only with --out")
+    parser.add_argument("--part", action="append", choices=[*PARTS], help="may be repeated [default: all]")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     given = parser.parse_args()
     if reason := missing():
         print(f"skipped: {reason}")
         return
     size = QUICK if given.quick else Size()
-    found = {"asleep": all_asleep(size), "to_loss": all_to_loss(size)}
+    found = {part: PARTS[part](size) for part in given.part or PARTS}
     if out := given.out or (None if given.quick else RESULTS):
         about = {
             "machine": machine(),
@@ -76,7 +78,8 @@ def main() -> None:
             "sleep_s": SLEEP_S,
             "share": SHARE,
         }
-        out.write_text(json.dumps(about | found, indent=1) + "\n")
+        before = json.loads(out.read_text()) if given.part and out.exists() else {}
+        out.write_text(json.dumps(before | about | found, indent=1) + "\n")
 
 
 def all_asleep(size: Size) -> list[Row]:
@@ -133,6 +136,8 @@ def measure(what: str, link: str, size: Size, case: Row) -> list[dict[str, Any]]
     with Lab(size.hosts, Link(link)) as lab:
         return [json.loads(text) for text in lab.run(command, env=environment, timeout_s=LIMIT_S)]
 
+
+PARTS = {"asleep": all_asleep, "to_loss": all_to_loss}
 
 if __name__ == "__main__":
     main()

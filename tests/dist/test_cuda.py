@@ -16,6 +16,7 @@ import laconic
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.spec import parse
+from laconic.strategies.fifo import Fifo
 from laconic.strategies.shards import ScatterMean, Shards
 from tests.dist.nets import SGD, batch, net
 
@@ -94,3 +95,20 @@ def test_a_reduce_scatter_on_the_device_is_that_on_the_host() -> None:
     there = Loopback.run(2, lambda comm: play(comm, DEVICE))
     for one, other in zip(host, there, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=10 / 255)
+
+
+def test_jobs_run_beside_the_caller_in_the_order_of_what_they_read() -> None:
+    fifo = Fifo("beside", DEVICE)
+    x = torch.zeros(1 << 20, device=DEVICE)
+    streams = []
+
+    def twice() -> Tensor:
+        streams.append(torch.cuda.current_stream(DEVICE))
+        return x * 2
+
+    for _ in range(50):
+        x += 1  # still under way when the job is submitted
+    answer = fifo.submit(twice)
+    assert torch.equal(answer.wait(), torch.full_like(x, 100.0))
+    assert streams[0] != torch.cuda.current_stream(DEVICE)
+    fifo.close()

@@ -17,6 +17,8 @@ FOUND = {
     "asleep": [
         ASLEEP | {"spec": "dense()", "sleep_s": 0.0, "mean_s": 10.0, "slowest_s": 11.0},
         ASLEEP | {"spec": "dense()", "sleep_s": 0.3, "mean_s": 15.0, "slowest_s": 15.5},
+        ASLEEP | {"spec": "osgp(staleness=4)", "sleep_s": 0.0, "mean_s": 4.0, "slowest_s": 4.5},
+        ASLEEP | {"spec": "osgp(staleness=4)", "sleep_s": 0.3, "mean_s": 4.8, "slowest_s": 5.5},
         ASLEEP | {"spec": "adpsgd()", "sleep_s": 0.0, "mean_s": 4.0, "slowest_s": 4.5},
         ASLEEP | {"spec": "adpsgd()", "sleep_s": 0.3, "mean_s": 5.0, "slowest_s": 9.0},
     ],
@@ -39,4 +41,7 @@ def test_the_page_compares_with_dense_in_the_same_conditions() -> None:
     page = written(FOUND)
     assert "| `adpsgd()` | 4.0 | 5.0 | 9.0 | 3.0 times faster | 100 |" in page
     assert "| `diloco()` | 60 | 0.9000 | 50 | 100 | 30.0 times |" in page
+    assert "| overlapped gossip at least 2 times faster than dense | 3.12 times | yes |" in page
+    assert "| AD-PSGD faster than overlapped gossip | 0.96 times | **no** |" in page
+    assert "| at least 20 times fewer bytes to dense's loss | 30.00 times | yes |" in page
     assert "| `local_sgd()` | 160 | 1.5000 | 90 | 9 | did not get there |" in page

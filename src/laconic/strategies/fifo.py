@@ -11,6 +11,7 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -21,17 +22,29 @@ Answer: TypeAlias = "torch.futures.Future[Tensor]"
 
 
 class Fifo:
-    """A daemon thread with a queue. After a job has failed, later ones fail with the same error, unrun."""
+    """A daemon thread with a queue. After a job has failed, later ones fail with the same error, unrun.
 
-    def __init__(self, name: str) -> None:
+    `device`: where it is a GPU, jobs run on a stream of their own, beside what the caller computes there.
+    """
+
+    def __init__(self, name: str, device: torch.device | None = None) -> None:
         self.error: BaseException | None = None
         self._name = name
+        on_gpu = device is not None and device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._jobs: queue.SimpleQueue[tuple[Job, Answer] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Job, devices: list[int | str | torch.device] | None = None) -> Answer:
-        """A Future of the job's tensor. `devices`: where it lies, unless on the CPU."""
+        """A Future of the job's tensor. `devices`: where it lies, unless on the CPU.
+
+        On a stream of its own a job begins after what the caller has started there, and who waits for the
+        Future waits there for the job.
+        """
+        if self._stream is not None:
+            devices = [self._stream.device]
+            job = partial(_after, torch.cuda.current_stream(self._stream.device).record_event(), job)
         answer: Answer = torch.futures.Future(devices=devices)
         self._jobs.put((job, answer))
         return answer
@@ -53,13 +66,20 @@ class Fifo:
     def _do(self, job: Job, answer: Answer) -> None:
         if self.error is None:
             try:
-                answer.set_result(job())
+                with torch.cuda.stream(self._stream):  # None is the one that the thread has
+                    answer.set_result(job())
             except BaseException as error:  # whatever it is, backward() on this rank must hear of it
                 self.error = error
                 let_go(error)
         if self.error is not None:
             told = RuntimeError(f"{self._name}: {type(self.error).__name__}: {self.error}")
             answer.set_exception(told)  # type: ignore[arg-type]  # torch's own annotation is wrong
+
+
+def _after(ready: torch.cuda.Event, job: Job) -> Tensor:
+    """The job, when the GPU has come to this event."""
+    torch.cuda.current_stream().wait_event(ready)
+    return job()
 
 
 def let_go(error: BaseException) -> None:

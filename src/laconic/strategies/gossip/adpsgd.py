@@ -87,8 +87,8 @@ def neighbours(topology: Topology, rank: int, size: int) -> list[int]:
 class BoundADPSGD(BoundStrategy):
     """AD-PSGD at work on one rank.
 
-    `shared` float32 (n,): x, which the training thread moves by its updates and others by averages, under a
-    lock. `met`: how often this rank has averaged.
+    `shared` float32 (n,): x when this step began; `moved` float32 (n,): by how much averages have moved it
+    since. Others see their sum, under a lock. `met`: how often this rank has averaged.
     """
 
     def __init__(self, config: ADPSGD, replica: Replica, comm: Metered, seed: int) -> None:
@@ -96,8 +96,9 @@ class BoundADPSGD(BoundStrategy):
         self.config = config
         self.seed = seed
         self.shared = replica.flat.clone()
+        self.moved = torch.zeros_like(replica.flat)
         self.met = 0
-        self._began = replica.flat.clone()  # x when this step began
+        self._still = True  # `moved` is zero, and no time is spent on it
         self._lock = threading.Lock()
         self._peers = neighbours(config.topology, comm.rank, comm.size)
         self._partner: int | None = None
@@ -116,11 +117,7 @@ class BoundADPSGD(BoundStrategy):
         if self._error is not None:
             raise PeerError(f"rank {self.comm.rank}: gossip has ended: {self._error}") from self._error
         update()
-        x = self.replica.flat
-        with self._lock:
-            self.shared.add_(x).sub_(self._began)
-            self._began.copy_(self.shared)
-            x.copy_(self.shared)
+        self._take()
         self._partner = None
         free = self._meeting is None or self._meeting.done()
         if self._asker is not None and free and self.steps % self.config.every == 0:
@@ -133,7 +130,7 @@ class BoundADPSGD(BoundStrategy):
         """Average with an even rank. On the asker's thread."""
         going, coming = (Message(self.shared, self.config.wire) for _ in range(2))
         with self._lock:
-            going.write(self.shared, AVERAGE)
+            going.write(self._seen(), AVERAGE)
         self.comm.exchange({peer: going.packed}, {peer: coming.packed})
         with self._lock:
             self._move_(coming, going)
@@ -148,7 +145,7 @@ class BoundADPSGD(BoundStrategy):
                 if coming.weight == CLOSE:
                     return
                 with self._lock:
-                    going.write(self.shared, AVERAGE)
+                    going.write(self._seen(), AVERAGE)
                     self._move_(coming, going)
                 self.comm.exchange({peer: going.packed}, {})
         except LaconicError as error:
@@ -157,8 +154,23 @@ class BoundADPSGD(BoundStrategy):
 
     def _move_(self, came: Message, went: Message) -> None:
         """Half of the way to the other, under the lock."""
-        self.shared.add_(came.x, alpha=0.5).sub_(went.x, alpha=0.5)
+        self.moved.add_(came.x, alpha=0.5).sub_(went.x, alpha=0.5)
+        self._still = False
         self.met += 1
+
+    def _seen(self) -> Tensor:
+        """What others average with, under the lock."""
+        return self.shared if self._still else self.shared + self.moved
+
+    def _take(self) -> None:
+        """A new step begins where the update and the averages have led."""
+        x = self.replica.flat
+        with self._lock:
+            if not self._still:
+                x.add_(self.moved)
+                self.moved.zero_()
+                self._still = True
+            self.shared.copy_(x)
 
     def _arrived(self) -> None:
         """Wait for the average under way, if this rank has asked for one."""
@@ -173,8 +185,7 @@ class BoundADPSGD(BoundStrategy):
         """No odd rank asks any more, and so no even rank is moved: then all take what they share."""
         self._arrived()
         aside.all_reduce(torch.zeros(1))
-        self._began.copy_(self.shared)
-        self.replica.flat.copy_(self.shared)
+        self._take()
 
     def consensus(self, aside: Comm) -> Tensor:
         self.settle(aside)
@@ -182,11 +193,11 @@ class BoundADPSGD(BoundStrategy):
 
     def salvage(self) -> Tensor:
         with self._lock:
-            return self.shared.clone()
+            return self._seen().clone()
 
     def adopt_(self, model: Tensor) -> None:
-        for each in (self.replica.flat, self.shared, self._began):
-            each.copy_(model)
+        self._start_at(model)
+        self.replica.flat.copy_(model)
 
     def notes(self) -> Notes:
         return {"rounds": self.met, "peers": [] if self._partner is None else [self._partner]}
@@ -196,7 +207,14 @@ class BoundADPSGD(BoundStrategy):
 
     def load_state_dict(self, state: Mapping[str, Tensor], steps: int) -> None:
         super().load_state_dict(state, steps)
-        self._began.copy_(self.shared)
+        self._start_at(self.shared)
+
+    def _start_at(self, model: Tensor) -> None:
+        """Others see this from now on."""
+        with self._lock:
+            self.shared.copy_(model)
+            self.moved.zero_()
+            self._still = True
 
     def close(self) -> None:
         if self._asker is not None:

@@ -83,7 +83,7 @@ class BoundOSGP(PushSum):
         self.rounds = 0
         self.under_way: Round | None = None
         self.mail = Mail(replica.flat, config.wire)
-        self._fifo = Fifo(f"gossip of rank {comm.rank}")
+        self._fifo = Fifo(f"gossip of rank {comm.rank}", replica.flat.device)
 
     def step_(self, update: Update, loss: float | None) -> None:
         with self.numerator() as x:
