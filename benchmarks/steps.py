@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.machine import machine
 from benchmarks.peers import installed
-from benchmarks.steps_contenders import ALONE, DENSE, DGC, OURS, PEERS, POWERSGD, RING, SETTLE
+from benchmarks.steps_contenders import ALONE, DENSE, DGC, FETCHED, OURS, PEERS, POWERSGD, SETTLE
 from benchmarks.steps_workloads import WORKLOADS, Workload
 from laconic.core.errors import LabError
 from laconic.lab import Lab, Link, missing
@@ -55,7 +55,9 @@ def main() -> None:
     names = [each for each in (QUICK if given.quick else CONTENDERS) if not given.only or each in given.only]
     names += [each for each in given.only if each not in names]
     names = list(dict.fromkeys((ALONE, *names)))
-    absent = {RING: reason} if RING in names and (reason := installed.install()) else {}
+    fetched = [name for name in FETCHED if name in names]
+    reason = installed.install() if fetched else None
+    absent = dict.fromkeys(fetched, reason) if reason else {}
     for name, why in absent.items():
         print(f"without {name}: {why}")
         names.remove(name)

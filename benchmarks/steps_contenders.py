@@ -8,11 +8,12 @@ from functools import partial
 from torch import nn
 
 import laconic
-from benchmarks.peers import decent, plain, pytorch
+from benchmarks.peers import decent, hive, plain, pytorch
 from benchmarks.peers.pytorch import ONE_BUCKET_MB
 from benchmarks.peers.running import Running, ddp, sgd
 
-ALONE, DENSE, RING = "no communication", "DDP, dense", "decent-dp, ring"
+ALONE, DENSE = "no communication", "DDP, dense"
+RING, HIVE = "decent-dp, ring", "hivemind, 8 bits"
 POWERSGD = "PowerSGD hook, rank 1"
 DGC, AUTO = "dgc(density=0.001)", "auto()"
 WHOLE = ", one bucket"  # at the end of a spec: DDP hands over all gradients at once, which saves messages
@@ -26,6 +27,7 @@ OURS = (
     AUTO,
 )
 SETTLE: Mapping[str, int] = {AUTO: 40}  # steps over a link before it is timed, where one is too few
+FETCHED = (RING, HIVE)  # from PyPI, see peers/installed.py
 PEERS: Mapping[str, Callable[[nn.Module], Running]] = {
     ALONE: pytorch.alone,
     DENSE: pytorch.dense,
@@ -36,6 +38,7 @@ PEERS: Mapping[str, Callable[[nn.Module], Running]] = {
     "plain torch TernGrad": plain.terngrad,
     "plain torch QSGD": plain.qsgd,
     RING: decent.ring,
+    HIVE: hive.uniform8,
 }
 
 

@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 DENSE = "dense()"
 ASLEEP = (DENSE, "sgp()", "osgp(staleness=4)", "adpsgd(every=4)", "local_sgd(every=8)")
 FEW = "scatter_reduce(minmax(bits=8))"  # 8 bits up and down, in the traffic of an all-reduce
-TO_LOSS = (f"diloco(every=10, update={FEW})", f"local_sgd(every=10, update={FEW})")
+TO_LOSS = (f"diloco(every=20, update={FEW})", f"local_sgd(every=20, update={FEW})")
 FAST, SLOW = "1gbit", "100mbit"
 SLEEP_S, SHARE = 0.3, 0.5
 LR = 0.01
@@ -49,7 +49,7 @@ class Size:
     steps: int = 30
     repeats: int = 3
     dense_steps: int = 40
-    patience: int = 4
+    patience: int = 6
 
 
 QUICK = Size(hosts=3, width=128, steps=3, repeats=1, dense_steps=20, patience=2)
