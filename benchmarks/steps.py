@@ -8,8 +8,9 @@ Each rank is a process with one thread on a host of a lab (`laconic.lab`). A ste
 exchange and `optimizer.step()`, with SGD of momentum 0.9 for all. In every round each contender gets a new
 model, warms up on a link that holds nothing back, and is timed on each link; so what else the machine does
 meets all alike. A round's figure is the slowest rank's median step; told is the median over rounds.
-Efficiency is the same of a step with no communication, by the same processes just before, over it: a machine
-that others use too is not as fast from one minute to the next. Needs what `laconic lab` needs.
+Efficiency is the same of a step with no communication over it: such steps are timed beside each contender,
+as a machine that others use too is not as fast from one minute to the next, and the median of a round's
+counts. Needs what `laconic lab` needs.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def beside_alone(ranks: Ranks, name: str, link: str, most: int) -> Row:
     """What `timed` tells of a contender, and `alone_s`, a step without communication at the same time."""
     alone = slowest(ranks.ask(do="alone", count=most // 2))
     row = timed(ranks, link, most, SETTLE.get(name, 1))
-    return row | {"alone_s": row["step_s"] if name == ALONE else alone}
+    return row | {"alone_s": alone}
 
 
 def timed(ranks: Ranks, link: str | None, most: int, settle: int = 1) -> Row:
@@ -132,16 +133,21 @@ def slowest(told: Sequence[Row]) -> float:
 
 
 def summary(link: str, name: str, cells: dict[tuple[str, str], list[Row]]) -> Row:
-    """Medians over rounds; each round's efficiency is against the same minute without communication."""
+    """Medians over rounds; each round's efficiency is against the same round without communication."""
     found = cells[link, name]
-    efficiencies = [row["alone_s"] / row["step_s"] for row in found]
+    rounds = zip(*(rows for (over, _), rows in cells.items() if over == link), strict=True)
+    alone = [statistics.median(row["alone_s"] for row in rows) for rows in rounds]
+    steps = alone if name == ALONE else [row["step_s"] for row in found]
+    efficiencies = [idle / step for idle, step in zip(alone, steps, strict=True)]
     return {
         "link": link,
         "contender": name,
         "efficiency": statistics.median(efficiencies),
         "efficiencies": efficiencies,
-        "steps_s": [row["step_s"] for row in found],
+        "steps_s": steps,
         **{key: statistics.median(row[key] for row in found) for key in found[0]},
+        "step_s": statistics.median(steps),
+        "alone_s": statistics.median(alone),
     }
 
 
