@@ -38,9 +38,9 @@ def written(found: dict[str, Any], forecasts: dict[str, Any] | None) -> str:
         "A step is forward, backward, exchange and `optimizer.step()` with SGD of momentum 0.9. Seconds are"
         f" the slowest rank's median step, median of {rounds} round{'s' if rounds > 1 else ''}.",
         "",
-        "Efficiency: seconds of the same step with no communication, timed beside every contender of a round,",
-        "over the step's. MB: what a host's interface sends in a step, headers and all. Processor: seconds of",
-        "a rank and step. Both on the first link.",
+        "Efficiency: seconds of the same step with no communication, timed beside every contender of a",
+        "round, over the step's. MB: what a host's interface sends in a step, headers and all. Processor:",
+        "seconds of a rank and step. Both on the first link.",
         "",
         "Plain torch is what a user would write, tensor by tensor after backward, a byte an entry. DDP's",
         "gradients lie in its buckets (`gradient_as_bucket_view`) for all who use it. Of hivemind its 8-bit",
