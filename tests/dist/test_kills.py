@@ -38,7 +38,7 @@ def played(plan, victim=None, at=0):
     lost, last = [], []
     for event in launch(plan):
         if event["kind"] == "step" and event["rank"] == victim and event["step"] >= at:
-            workers = sorted(multiprocessing.active_children(), key=number)
+            workers = sorted(multiprocessing.active_children(), key=number)[-WORKERS:]  # others' are older
             os.kill(workers[victim].pid, signal.SIGKILL)
             victim = None
         elif event["kind"] == "lost":
