@@ -85,13 +85,13 @@ def overflow(spec, when, steps=4):
         servers.append([value for key, value in state.items() if "/once/server/" in key])
     same = [all(torch.equal(a, b) for a, b in zip(x, y, strict=True)) for x, y in pairwise(servers)]
     moved = [not torch.equal(a, b) for a, b in pairwise(parameters)]
-    return moved, same, any(value.any() for value in servers[-1]), agree(model), scaler.get_scale()
+    return moved, same, any(value.any() for value in servers[-1]), agree(model), scaler.get_scale(), state
 
 
 @pytest.mark.parametrize("when", [1, 2])
 @pytest.mark.parametrize("spec", [SERVER, "terngrad()"])
 def test_inf_in_the_last_bucket_skips_the_step_and_no_server_keeps_it(pool, spec, when):
-    for moved, same, holds, agreed, scale in pool.run(2, overflow, spec, when):
+    for moved, same, holds, agreed, scale, _ in pool.run(2, overflow, spec, when):
         assert moved == [step != when for step in range(4)]
         assert scale == 512.0 and agreed
         if spec == SERVER:

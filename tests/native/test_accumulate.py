@@ -111,7 +111,7 @@ def test_bad_arguments_are_named() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("n", [0, 1, 15, 16, 17, 10_007])
+@pytest.mark.parametrize("n", [0, 1, 15, 16, 17, 1023, 1024, 1025, 10_007])
 @pytest.mark.parametrize("share", [0.0, 0.01, 1.0])
 def test_add_sparse_adds_where_there_is_something(name: str, n: int, share: float) -> None:
     rng = torch.Generator().manual_seed(n)

@@ -130,7 +130,7 @@ class BoundADPSGD(BoundStrategy):
         """Average with an even rank. On the asker's thread."""
         going, coming = (Message(self.shared, self.config.wire) for _ in range(2))
         with self._lock:
-            going.write(self._seen(), AVERAGE)
+            self._write(going)
         self.comm.exchange({peer: going.packed}, {peer: coming.packed})
         with self._lock:
             self._move_(coming, going)
@@ -145,7 +145,7 @@ class BoundADPSGD(BoundStrategy):
                 if coming.weight == CLOSE:
                     return
                 with self._lock:
-                    going.write(self._seen(), AVERAGE)
+                    self._write(going)
                     self._move_(coming, going)
                 self.comm.exchange({peer: going.packed}, {})
         except LaconicError as error:
@@ -158,9 +158,10 @@ class BoundADPSGD(BoundStrategy):
         self._still = False
         self.met += 1
 
-    def _seen(self) -> Tensor:
+    def _write(self, going: Message) -> None:
         """What others average with, under the lock."""
-        return self.shared if self._still else self.shared + self.moved
+        torch.add(self.shared, self.moved, out=going.x)
+        going.weight_cell.fill_(AVERAGE)
 
     def _take(self) -> None:
         """A new step begins where the update and the averages have led."""
@@ -193,7 +194,7 @@ class BoundADPSGD(BoundStrategy):
 
     def salvage(self) -> Tensor:
         with self._lock:
-            return self._seen().clone()
+            return self.shared + self.moved
 
     def adopt_(self, model: Tensor) -> None:
         self._start_at(model)
