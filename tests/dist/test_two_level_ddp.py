@@ -31,7 +31,7 @@ def test_a_resumed_run_ends_with_the_same_bits(pool):
 
 
 def test_inf_in_the_last_bucket_skips_the_step(pool):
-    for moved, _, _, agreed, scale in pool.run(4, overflow, SPEC, 1):
+    for moved, _, _, agreed, scale, _ in pool.run(4, overflow, SPEC, 1):
         assert moved == [step != 1 for step in range(4)]
         assert scale == 512.0 and agreed
 
