@@ -84,7 +84,7 @@ class _Gather(BoundReducer):
         wires = self.comm.all_gather(told)
         if any(each.numel() == 0 for each in wires):
             return None
-        segments.zero_(out)
+        kernels.zero_(out, segments)
         if segments.numel:
             for rank, each in enumerate(wires):
                 try:

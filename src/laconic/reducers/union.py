@@ -99,7 +99,7 @@ def average_(
         comm.all_reduce(total)
     if not bool(total.isfinite().all()):
         return None
-    layout.segments.zero_(out)
+    kernels.zero_(out, layout.segments)
     kernels.scatter_add_(out, segments, *union, total, alpha / comm.size)
     return Chosen(segments, *union, own)
 
