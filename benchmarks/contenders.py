@@ -134,6 +134,7 @@ ALIKE = (
     "slowmo()",
     "diloco(every=50)",
     "sgp()!",
+    "slowmo(every=48, base=sgp())!",
     "osgp()",
     "dpsgd()",
     "adpsgd()",
