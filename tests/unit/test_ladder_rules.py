@@ -88,6 +88,21 @@ def test_the_plan_is_within_the_slack_of_the_best_of_all_plans(data, rungs, buck
             assert steps[(*chosen[:bucket], lower, *chosen[bucket + 1 :])] > 1.05 * best * (1 - 1e-12)
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.integers(2, 4), st.integers(1, 4), times)
+def test_a_plan_knows_what_an_exchange_takes_from_backward(data, rungs, buckets, rest_s):
+    rows = tuple(tuple(data.draw(times) for _ in range(buckets)) for _ in range(rungs))
+    ready = tuple(sorted(data.draw(times) for _ in range(buckets)))
+    drag = tuple(data.draw(times) for _ in range(rungs))
+    table, ideal = Timetable(rows, ready, rest_s, drag), Timetable(rows, ready, rest_s)
+    alone = [(rung,) * buckets for rung in range(rungs)]
+    for rung, plan in enumerate(alone):  # on one rung, all of its drag, where anything was exchanged
+        expected = drag[rung] if sum(rows[rung]) else 0.0
+        assert table.step_s(plan) == pytest.approx(ideal.step_s(plan) + expected)
+    chosen = table.step_s(table.least(0.05))
+    assert chosen <= 1.05 * min(map(table.step_s, alone)) * (1 + 1e-12)
+
+
 @pytest.mark.parametrize("spec", ["auto()", "two_level(sum(), ladder(), local=2)"])
 def test_what_a_link_decides_is_not_rehearsed(spec):
     with pytest.raises(SpecError, match="decides on the link itself"):

@@ -22,16 +22,17 @@ from laconic.strategies.method import Method, Route, everything, lift, method, r
     examples=("auto(slack=0.1)",),
 )
 def auto(rungs: Sequence[Reducer] = RUNGS, *, slack: float = 0.05, every: int = 1000) -> Method:
-    """Each of `rungs` is tried for three steps, from the one that sends least; then every bucket takes the
+    """Each of `rungs` is tried for four steps, from the one that sends least; then every bucket takes the
     one that loses least, such that the step takes at most 1 + `slack` times that of the fastest:
 
         bucket b done = max(ready_b, bucket b - 1 done) + seconds[rung_b][b]        all measured
-        step          = rest + last bucket done  <=  (1 + slack) * least
+        step          = rest + last bucket done + drag  <=  (1 + slack) * least
 
-    So what hides behind the backward pass is not compressed, and on a fast link nothing is. What a rung
-    leaves behind is kept and sent later, also by the next rung. When the exchange takes half as long again as
-    it did, or less by as much, and every `every` steps, all are tried anew. Ranks decide alike, by the
-    slowest one's seconds; the logger "laconic" says what and why. Any optimiser takes the mean.
+    where drag is what the rungs were seen to take from backward's cores. So what hides behind the backward
+    pass is not compressed, and on a fast link nothing is. What a rung leaves behind is kept and sent later,
+    also by the next rung. When the exchange takes half as long again as it did, or less by as much, and every
+    `every` steps, all are tried anew. Ranks decide alike, by the slowest one's seconds; the logger "laconic"
+    says what and why. Any optimiser takes the mean.
 
     Payload: that of the rungs taken; memory: 4 bytes an element.
 

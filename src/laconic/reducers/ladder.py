@@ -57,7 +57,7 @@ class Ladder(Reducer):
     during the first steps, again when the seconds in the exchange have changed by half, and every `every`
     steps. All ranks decide alike. A bucket is what DDP hands over; each has a rung of its own.
 
-    Payload: that of the rung; after each rung of a trial 16 bytes a bucket and 8 more, and 16 bytes every 6
+    Payload: that of the rung; after each rung of a trial 16 bytes a bucket and 16 more, and 16 bytes every 6
     steps after it. Memory: a residual of 4 bytes an element of the tensors of two dimensions and more.
     Seconds decide, so two runs of one training may differ in their bits; ranks of one run never do. Of a void
     step the buckets that come after the one to blame leave nothing behind, as without a memory.
@@ -98,7 +98,7 @@ class Ladder(Reducer):
         return Climber(self, layout, comm)
 
     def nbytes(self, layout: Layout) -> int:
-        matrices, told = _matrices(layout), 8 * (2 * max(1, len(layout)) + 1) if self.adaptive else 0
+        matrices, told = _matrices(layout), 8 * (2 * max(1, len(layout)) + 2) if self.adaptive else 0
         lossy = max(rung.nbytes(matrices) for rung in self.rungs) + 4 * (layout.numel - matrices.numel + 1)
         return max(Sum().nbytes(layout), lossy) + told
 

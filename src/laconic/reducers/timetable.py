@@ -4,7 +4,10 @@ The ways, rungs of a ladder, stand in order of what they lose: rung 0 loses noth
 buckets in turn, while backward makes the next ones:
 
     bucket b is done    seconds[rung_b][b] after it is ready and bucket b - 1 is done
-    step                rest + the last bucket done
+    step                rest + the last bucket done + the drag of each bucket's rung
+
+An exchange wants cores and memory that backward wants too. So a step whose buckets all stand on one rung may
+take longer than this says: by the drag of that rung, which its buckets share as they share its seconds.
 
 The plan is the one that loses least of those about as fast as the fastest: early buckets, of which there is
 time to hide more, may stand on lower rungs than late ones.
@@ -22,12 +25,14 @@ Rungs = tuple[int, ...]  # where each bucket stands
 @dataclass(frozen=True)
 class Timetable:
     """Seconds of the slowest rank. `seconds[rung][bucket]`, infinite where not tried; `ready[bucket]` after
-    the first bucket is; `rest_s` of a step before the first bucket is ready and after the last is done.
+    the first bucket is; `rest_s` of a step before the first bucket is ready and after the last is done;
+    `drag[rung]`, none where it is left out.
     """
 
     seconds: tuple[tuple[float, ...], ...]
     ready: tuple[float, ...]
     rest_s: float
+    drag: tuple[float, ...] = ()
 
     def step_s(self, plan: Sequence[int]) -> float:
         """What a step takes.
@@ -35,10 +40,16 @@ class Timetable:
         >>> Timetable(((3.0, 3.0), (1.0, 1.0)), ready=(0.0, 2.0), rest_s=4.0).step_s((0, 1))
         8.0
         """
-        done = 0.0
+        done = drag = 0.0
         for bucket, (rung, ready) in enumerate(zip(plan, self.ready, strict=True)):
             done = max(done, ready) + self.seconds[rung][bucket]
-        return self.rest_s + done
+            drag += self._drag_s(rung, bucket)
+        return self.rest_s + done + drag
+
+    def _drag_s(self, rung: int, bucket: int) -> float:
+        """A bucket's share of its rung's drag."""
+        whole = sum(self.seconds[rung])
+        return self.drag[rung] * self.seconds[rung][bucket] / whole if self.drag and 0 < whole < inf else 0.0
 
     def waits_s(self, plan: Sequence[int]) -> float:
         """How much longer a step takes than if no bucket took any time."""
@@ -46,11 +57,13 @@ class Timetable:
 
     @property
     def fastest(self) -> Rungs:
-        """Each bucket on its quickest rung."""
-        rungs = range(len(self.seconds))
-        return tuple(
-            min(rungs, key=lambda rung: self.seconds[rung][bucket]) for bucket in range(len(self.ready))
+        """Each bucket on its quickest rung; or all on one, where that is faster for its drag."""
+        buckets, rungs = range(len(self.ready)), range(len(self.seconds))
+        quickest = (
+            min(rungs, key=lambda rung: self.seconds[rung][bucket] + self._drag_s(rung, bucket))
+            for bucket in buckets
         )
+        return min(tuple(quickest), *((rung,) * len(buckets) for rung in rungs), key=self.step_s)
 
     def least(self, slack: float) -> Rungs:
         """The lowest rungs with which a step takes at most 1 + `slack` times that of the fastest.

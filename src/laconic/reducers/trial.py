@@ -1,7 +1,8 @@
 """Trial: which rung of a ladder each bucket stands on, found by trying them for a few steps each.
 
     1. From the most compressed rung down, each is tried for TRIES steps, until one takes TOO_LONG times the
-       best step: so no trial ever sends the whole gradient over a link that would take minutes for it.
+       best step: so no trial ever sends the whole gradient over a link that would take minutes for it. The
+       COLD first steps of a rung do not count, nor the WARM_UP first of all: they find memory untouched.
     2. The plan is the least compression among the fastest (see `timetable`).
     3. Every WINDOW steps the seconds in the exchange are compared with those of the first window. Have they
        changed CHANGED times in two windows running, or have `every` steps passed, it begins again at 1. A
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -26,7 +27,7 @@ from laconic.comm.comm import Comm
 from laconic.core.units import told_seconds
 from laconic.reducers.timetable import Rungs, Timetable, untried
 
-TRIES = 3  # steps of each rung
+TRIES, COLD, WARM_UP = 3, 1, 3  # steps of each rung that count, those before them, and those before all
 TOO_LONG = 3.0  # times the best step: no rung below is tried
 WINDOW = 6  # steps between two looks at the exchange's seconds
 CHANGED = 1.5  # times more or less, and it is another link
@@ -61,11 +62,13 @@ class Trial:
         self.plan: dict[str, int] | None = None  # by tensor name, once decided
         self._ways, self._comm, self._slack, self._every, self._clock = ways, comm, slack, every, clock
         self._trying: int | None = len(ways) - 1  # the rung in trial; None where the plan is in force
+        self._cold = WARM_UP  # so many steps of the trial do not count
         self._step = -2
         self._buckets: tuple[Names, ...] = ()  # of the last whole step
         self._present: list[tuple[Names, float, float]] = []  # this step's, so far
         self._samples: list[Sample] = []
         self._rows: dict[int, tuple[float, ...]] = {}
+        self._whole_s: dict[int, float] = {}  # of a step, by rung
         self._ready: tuple[float, ...] = ()
         self._rest_s = 0.0
         self.usual_s = 0.0  # in a step's exchange, under the present plan; 0 where not known yet
@@ -103,6 +106,9 @@ class Trial:
                 self._start_over()
             return
         first = last[0][1]
+        if self._trying is not None and self._cold:
+            self._cold -= 1
+            return
         took = tuple(left - entered for _, entered, left in last)
         self._samples.append(Sample(took, tuple(entered - first for _, entered, _ in last), now - first))
         if self._trying is not None and len(self._samples) == TRIES:
@@ -120,8 +126,10 @@ class Trial:
 
     def _start_over(self) -> None:
         self._trying = len(self._ways) - 1
+        self._cold = max(self._cold, COLD)
         self._samples.clear()
         self._rows.clear()
+        self._whole_s.clear()
         self._ready = ()
 
     def _conclude(self, rung: int, device: torch.device) -> None:
@@ -129,7 +137,8 @@ class Trial:
         took = [median(each) for each in zip(*(sample.took for sample in self._samples), strict=True)]
         came = [min(each) for each in zip(*(sample.came for sample in self._samples), strict=True)]
         rest_s = median(sample.rest_s for sample in self._samples)
-        *figures, rest_s = self._agreed([*took, *came, rest_s], device)
+        whole_s = median(sample.whole_s for sample in self._samples)
+        *figures, rest_s, self._whole_s[rung] = self._agreed([*took, *came, rest_s, whole_s], device)
         came = figures[len(took) :]
         self._rows[rung] = tuple(figures[: len(took)])
         self._rest_s = min(self._rest_s, rest_s) if self._ready else rest_s
@@ -140,12 +149,15 @@ class Trial:
         if rung == 0 or steps[0] > TOO_LONG * min(steps):
             self._decide(table)
         else:
-            self._trying = rung - 1
+            self._trying, self._cold = rung - 1, COLD
 
     def _table(self) -> Timetable:
         buckets = len(self._ready)
-        rows = tuple(self._rows.get(rung, untried(buckets)) for rung in range(len(self._ways)))
-        return Timetable(rows, self._ready, self._rest_s)
+        rungs = range(len(self._ways))
+        rows = tuple(self._rows.get(rung, untried(buckets)) for rung in rungs)
+        ideal = Timetable(rows, self._ready, self._rest_s)
+        drag = (self._whole_s.get(rung, 0.0) - ideal.step_s((rung,) * buckets) for rung in rungs)
+        return replace(ideal, drag=tuple(max(0.0, each) for each in drag))
 
     def _decide(self, table: Timetable) -> None:
         old = None if self.plan is None else tuple(self.plan.get(names[0], 0) for names in self._buckets)
@@ -208,7 +220,7 @@ def verdict(table: Timetable, plan: Rungs, ways: Sequence[str], slack: float) ->
         for rung, count in counts.items()
     )
     waits_s = table.waits_s(plan)
-    rest = f"{told_seconds(waits_s)} of it wait for the exchange"
+    rest = f"{told_seconds(waits_s)} of it go to the exchange"
     if waits_s <= slack * step_s:
         rest = "the exchange hides behind backward"
     lowest = next(rung for rung, row in enumerate(table.seconds) if row != untried(len(plan)))
