@@ -42,7 +42,8 @@ Where strategies fall short at 1,000 steps, as far as is known:
   average exactly at every step, `sgp(topology=complete())`, nothing is lost. SlowMo's exact average every 48
   steps costs 2 % more bytes. Staleness (`osgp`, `adpsgd`) and fewer bits (`choco`, `lpdt`) add to it.
 - Local steps meet every 8 (`local_sgd`), 12 (`slowmo`) and 50 steps (`diloco`): of 1,000 that is 20 to 125
-  times. `lsgd` and `easgd` meet every 4, and pull workers together by a part of the way only.
+  times. `lsgd` and `easgd` meet every 4, and pull workers together by a part of the way only. Where shards
+  are skewed, `lsgd` follows whoever has the easiest examples.
 - Rates are the family's; no strategy has one of its own."""
 
 

@@ -74,9 +74,8 @@ def test_strategies_come_on_like_and_on_skewed_shards(monkeypatch: pytest.Monkey
     monkeypatch.setattr(trials, "prepare", lambda task, folder, scratch: None)
     alike, skewed = ([each for each in STRATEGIES if each.skew == skew] for skew in (None, SKEW))
     assert {each.text for each in skewed} < {each.text for each in alike}
-    assert {each.text for each in alike if each.points} == {"sgp()"} and not any(
-        each.points for each in skewed
-    )
+    assert {each.text for each in alike if each.points} == {"sgp()", "slowmo(every=48, base=sgp())"}
+    assert not any(each.points for each in skewed)
     for contender in STRATEGIES:
         plan = plan_of(Trial(contender, "shakespeare", 0), steps=1000)
         assert (plan.workers, plan.skew) == (8, contender.skew)
