@@ -109,8 +109,6 @@ def local_paths(n: int, count: int) -> list[Row]:
         rows.append((what, "x copy_", *ratio(times, name, "copy_", bar)))
     slow = rounds({"exact": path.exact, "torch": path.torch_exact}, max(2, count // 4))
     rows.append(("torch.topk(abs) + gather", "x exact top-k", *ratio(slow, "torch", "exact", -8.0)))
-    clears = rounds({"kernel": lambda: kernels.zero_(copy, path.segments), "torch": copy.zero_}, count)
-    rows.append(("Tensor.zero_", "x zero_", *ratio(clears, "torch", "kernel", -1.5)))
     for name, call in (("DGC", path.dgc), ("feedback", path.feedback), ("exact top-k", path.exact)):
         call()
         extra = peak(call)

@@ -138,21 +138,3 @@ def test_add_sparse_passes_on_what_is_not_finite(name: str) -> None:
 def test_add_sparse_wants_equal_lengths() -> None:
     with pytest.raises(ValueError, match="equally long, got 3 and 4"):
         kernels.add_sparse_(torch.zeros(3), torch.zeros(4))
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_zero_clears_the_segments_and_nothing_else(name: str) -> None:
-    x = torch.full((10_000,), NAN)
-    segments = Segments((9_000, 3, 1_003), (999, 1_000, 17))  # the last two are neighbours
-    with kernels.using(name):
-        same = kernels.zero_(x, segments)
-    assert same is x
-    expected = torch.full((10_000,), NAN)
-    for start, size in segments:
-        expected[start : start + size] = 0.0
-    assert torch.equal(x.view(torch.int32), expected.view(torch.int32))
-
-
-def test_zero_wants_room_for_its_segments() -> None:
-    with pytest.raises(ValueError, match="x has 3 elements, but its segments end at 4"):
-        kernels.zero_(torch.ones(3), Segments.whole(4))

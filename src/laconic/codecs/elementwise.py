@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from laconic import kernels
 from laconic.core.codec import Codec, check_wire
 from laconic.core.layout import Segments
 
@@ -50,4 +49,4 @@ class Elementwise(Codec):
 
     def clear_segments_(self, wire: Tensor, segments: Segments, memory: Tensor) -> Tensor:
         check_wire(self, wire, self.nbytes(segments.numel))
-        return kernels.zero_(memory, segments)
+        return segments.zero_(memory)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from laconic import kernels
 from laconic.core.codec import Codec, check_input, check_wire
 from laconic.core.layout import Segments
 
@@ -41,4 +40,4 @@ class Fused(Codec):
 
     def clear_segments_(self, wire: Tensor, segments: Segments, memory: Tensor) -> Tensor:
         check_wire(self, wire, self.message_nbytes(segments))
-        return kernels.zero_(memory, segments)
+        return segments.zero_(memory)

@@ -112,7 +112,7 @@ class QSGD(Quantiser):
         if self.fixed_size:
             return super().clear_segments_(wire, segments, memory)
         take(wire, 4 * self.form.buckets(segments), "the scales")
-        return kernels.zero_(memory, segments)
+        return segments.zero_(memory)
 
     def nbytes(self, n: int) -> int:
         if self.fixed_size:

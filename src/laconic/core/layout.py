@@ -107,6 +107,12 @@ class Segments:
                 view.mul_(factor)
         return x
 
+    def zero_(self, x: Tensor) -> Tensor:
+        """Set these ranges of flat `x` (n,) to zero."""
+        for view in self.merged.views(x):
+            view.zero_()
+        return x
+
 
 @dataclass(frozen=True)
 class Entry:

@@ -8,7 +8,6 @@ from laconic.kernels.accumulate import accumulate_ as accumulate_
 from laconic.kernels.accumulate import add_sparse_ as add_sparse_
 from laconic.kernels.accumulate import all_finite as all_finite
 from laconic.kernels.accumulate import velocity_ as velocity_
-from laconic.kernels.accumulate import zero_ as zero_
 from laconic.kernels.bitpack import pack_bits as pack_bits
 from laconic.kernels.bitpack import pack_ternary as pack_ternary
 from laconic.kernels.bitpack import packed_nbytes as packed_nbytes

@@ -90,6 +90,6 @@ class _CLTk(BoundReducer):
             raise WireError(f"the positions that rank {leader} sent are damaged: {error}") from error
         values = kernels.gather(x, segments, indices, counts)
         mean = self.comm.all_reduce(values / self.comm.size)  # first, for the sum of large ones can overflow
-        kernels.zero_(out, segments)
+        segments.zero_(out)
         kernels.scatter_add_(out, segments, indices, counts, mean, alpha)
         return Chosen(segments, indices, counts, values)

@@ -84,7 +84,7 @@ class _Gather(BoundReducer):
         wires = self.comm.all_gather(told)
         if any(each.numel() == 0 for each in wires):
             return None
-        kernels.zero_(out, segments)
+        segments.zero_(out)
         if segments.numel:
             for rank, each in enumerate(wires):
                 try:

@@ -79,12 +79,12 @@ class _GTopk(BoundReducer):
         wires = self.comm.all_gather(wire)
         if own is None or not all(each.numel() for each in wires):
             return None
-        sums = kernels.zero_(out, segments)
+        sums = segments.zero_(out)
         for rank, each in enumerate(wires):
             came = Entries.read(each, segments, rank)
             kernels.scatter_add_(sums, segments, came.indices, came.counts, came.values, 1 / size)
         final = Entries.largest(sums, segments, ks)
-        kernels.zero_(out, segments)
+        segments.zero_(out)
         kernels.scatter_add_(out, segments, final.indices, final.counts, final.values, alpha)
         starts = segments.packed.starts_tensor
         return own.share(segments, own.positions(starts), final.positions(starts))

@@ -167,7 +167,7 @@ class _LearnedCode(BoundReducer):
         else:
             exchange = self._spec.exchange(layout)
             outcome = exchange.exchange(self._comm, self._net.weights, vector, leader)
-        kernels.zero_(out, segments)
+        segments.zero_(out)
         kernels.scatter_add_(out, segments, indices, counts, outcome.mean, alpha)
         return Chosen(segments, indices, counts, outcome.own)
 

@@ -82,7 +82,7 @@ class Vote(Sent):
         return kernels.signed_add_(self.bits, self.scales, self.segments, x, alpha)
 
     def clear_(self, memory: Tensor) -> Tensor:
-        return kernels.zero_(memory, self.segments)
+        return self.segments.zero_(memory)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class _MajorityVote(BoundReducer):
             return None
         scales = told[: len(layout)]
         winners = self._winners(bits, layout, turn) if bits.numel() else bits
-        kernels.signed_add_(winners, scales, segments, kernels.zero_(out, segments), alpha)
+        kernels.signed_add_(winners, scales, segments, segments.zero_(out), alpha)
         return Vote(bits, scales, segments)
 
     def _winners(self, bits: Tensor, layout: Layout, turn: Turn) -> Tensor:

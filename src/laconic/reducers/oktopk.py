@@ -141,7 +141,7 @@ class _OkTopk(BoundReducer):
         positions, final, found = harvest(came, regions, ks, MARGIN * self._growth * floors, self._comm)
         self._growth = growth(floors, found)
         self._floors.update(zip(layout.names, found.tolist(), strict=True))
-        kernels.zero_(out, segments)
+        segments.zero_(out)
         kernels.scatter_add_(out, segments, final.indices, final.counts, final.values, alpha)
         return own.share(segments, chosen, positions)
 

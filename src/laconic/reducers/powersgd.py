@@ -111,7 +111,7 @@ class LowRank(Sent):
     def clear_(self, memory: Tensor) -> Tensor:
         if self.rest is not None:
             self.rest.clear_(memory)
-        return kernels.zero_(memory, self.matrices.segments)
+        return self.matrices.segments.zero_(memory)
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class _PowerSGD(BoundReducer):
             right = self._comm.all_reduce(share.clone())
             if not bool(right.isfinite().all()):
                 return None
-            kernels.zero_(out, matrices.segments)
+            matrices.segments.zero_(out)
             kernels.product_add_(out, matrices, left, right, alpha / size)
             kernels.orthonormal_(right, matrices.rank, matrices.cols)
             self._pending.add(right, plan.right, turn.step)

@@ -165,7 +165,7 @@ class TwoHalves(BoundReducer):
         wires = self._comm.all_gather(self._message(mean, cut.home, later, out))
         if any(is_void(wire, part) for wire, part in zip(wires, cut.parts, strict=True)):
             return False
-        kernels.zero_(out, cut.bucket.segments)
+        cut.bucket.segments.zero_(out)
         for rank, (wire, part) in enumerate(zip(wires, cut.parts, strict=True)):
             self._add_(wire, part, turn, out, alpha, rank)
         return True

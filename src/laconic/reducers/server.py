@@ -112,7 +112,7 @@ class _Server(BoundReducer):
         if any(len(part) and not each.numel() for part, each in zip(deal.served, answers, strict=True)):
             self.put_back(layout)
             return None
-        kernels.zero_(out, layout.segments)
+        layout.segments.zero_(out)
         for rank, (part, each) in enumerate(zip(deal.served, answers, strict=True)):
             _add_(down, each, part.segments, out, alpha, rank)
         return deal.share(wires, up)

@@ -122,7 +122,7 @@ class Levels(Sent):
         )
 
     def clear_(self, memory: Tensor) -> Tensor:
-        return kernels.zero_(memory, self.segments)
+        return self.segments.zero_(memory)
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class _SharedScale(BoundReducer):
             sums,
             scales / size,  # first, for size * scale can overflow
             segments,
-            kernels.zero_(out, segments),
+            segments.zero_(out),
             alpha,
             levels=spec.levels,
             ranks=size,

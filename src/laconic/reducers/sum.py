@@ -69,7 +69,7 @@ class DenseShare(Sent):
         return x
 
     def clear_(self, memory: Tensor) -> Tensor:
-        return kernels.zero_(memory, self.segments)
+        return self.segments.zero_(memory)
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def average_(
         comm.all_reduce(total)
     if not bool(total.isfinite().all()):
         return None
-    kernels.zero_(out, layout.segments)
+    layout.segments.zero_(out)
     kernels.scatter_add_(out, segments, *union, total, alpha / comm.size)
     return Chosen(segments, *union, own)
 

@@ -1,4 +1,4 @@
-"""Add a gradient to what waits, and see whether it is finite; add what was sent to a parameter; zero."""
+"""Add a gradient to what waits, and notice what is not finite; add what was sent to a parameter."""
 
 from __future__ import annotations
 
@@ -78,19 +78,3 @@ def add_sparse_(x: Tensor, y: Tensor, alpha: float = 1.0) -> Tensor:
         native.add_sparse_(x, y, alpha)
         return x
     return reference.add_sparse_(x, y, alpha)
-
-
-def zero_(x: Tensor, segments: Segments) -> Tensor:
-    """Set these ranges of x float32 (n,) to zero, in place.
-
-    `Tensor.zero_` reads every line of memory that it is about to overwrite; this does not.
-
-    >>> zero_(torch.ones(4), Segments((1,), (2,)))
-    tensor([1., 0., 0., 1.])
-    """
-    checks.buffer("x", x, segments)
-    ranges = segments.merged
-    if (native := dispatch.native(x)) is not None:
-        native.zero_(x, ranges.starts_tensor, ranges.sizes_tensor)
-        return x
-    return reference.zero_(x, ranges)

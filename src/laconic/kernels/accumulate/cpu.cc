@@ -108,14 +108,6 @@ void add_sparse(Floats x, ConstFloats y, double alpha) {
   add_where_nonzero(x.data() + whole, y.data() + whole, n - whole, a);
 }
 
-// memset: long runs are stored without a look at what was there before.
-void zero(Floats x, ConstLongs starts, ConstLongs sizes) {
-  nb::gil_scoped_release released;
-  const Segments segments(starts, sizes);
-  for (std::int64_t s = 0; s < segments.count; ++s)
-    std::memset(x.data() + segments.starts[s], 0, sizeof(float) * static_cast<std::size_t>(segments.sizes[s]));
-}
-
 }  // namespace
 
 LACONIC_KERNELS(m) {
@@ -123,7 +115,6 @@ LACONIC_KERNELS(m) {
   m.def("all_finite", &all_finite);
   m.def("accumulate_", &accumulate);
   m.def("velocity_", &velocity);
-  m.def("zero_", &zero);
 }
 
 }  // namespace laconic::LACONIC_TARGET

@@ -50,10 +50,3 @@ def velocity_(
 def add_sparse_(x: Tensor, y: Tensor, alpha: float) -> Tensor:
     """x += alpha * y where y is not zero."""
     return x.copy_(torch.where(y == 0, x, x + y * alpha))
-
-
-def zero_(x: Tensor, segments: Segments) -> Tensor:
-    """The segments of x become 0."""
-    for view in segments.views(x):
-        view.zero_()
-    return x
