@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 
 Rungs = tuple[int, ...]  # where each bucket stands
@@ -43,13 +44,17 @@ class Timetable:
         done = drag = 0.0
         for bucket, (rung, ready) in enumerate(zip(plan, self.ready, strict=True)):
             done = max(done, ready) + self.seconds[rung][bucket]
-            drag += self._drag_s(rung, bucket)
+            drag += self._drags[rung][bucket]
         return self.rest_s + done + drag
 
-    def _drag_s(self, rung: int, bucket: int) -> float:
-        """A bucket's share of its rung's drag."""
-        whole = sum(self.seconds[rung])
-        return self.drag[rung] * self.seconds[rung][bucket] / whole if self.drag and 0 < whole < inf else 0.0
+    @cached_property
+    def _drags(self) -> tuple[tuple[float, ...], ...]:
+        """Each bucket's share of its rung's drag."""
+        rows = []
+        for row, drag in zip(self.seconds, self.drag or (0.0,) * len(self.seconds), strict=True):
+            whole = sum(row)
+            rows.append(tuple(drag * each / whole if 0 < whole < inf else 0.0 for each in row))
+        return tuple(rows)
 
     def waits_s(self, plan: Sequence[int]) -> float:
         """How much longer a step takes than if no bucket took any time."""
@@ -60,7 +65,7 @@ class Timetable:
         """Each bucket on its quickest rung; or all on one, where that is faster for its drag."""
         buckets, rungs = range(len(self.ready)), range(len(self.seconds))
         quickest = (
-            min(rungs, key=lambda rung: self.seconds[rung][bucket] + self._drag_s(rung, bucket))
+            min(rungs, key=lambda rung: self.seconds[rung][bucket] + self._drags[rung][bucket])
             for bucket in buckets
         )
         return min(tuple(quickest), *((rung,) * len(buckets) for rung in rungs), key=self.step_s)

@@ -20,6 +20,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
@@ -53,6 +54,13 @@ class Sample:
         return self.whole_s - self.came[-1] - self.took[-1]
 
 
+class Tried(NamedTuple):
+    """A rung's medians, of the slowest rank: seconds in each bucket's exchange, and of a step."""
+
+    took: tuple[float, ...]
+    whole_s: float
+
+
 class Trial:
     """At work on one rank; equal on all. `ways`: the rungs as they are told, from what loses nothing on."""
 
@@ -67,8 +75,7 @@ class Trial:
         self._buckets: tuple[Names, ...] = ()  # of the last whole step
         self._present: list[tuple[Names, float, float]] = []  # this step's, so far
         self._samples: list[Sample] = []
-        self._rows: dict[int, tuple[float, ...]] = {}
-        self._whole_s: dict[int, float] = {}  # of a step, by rung
+        self._tried: dict[int, Tried] = {}  # by rung
         self._ready: tuple[float, ...] = ()
         self._rest_s = 0.0
         self.usual_s = 0.0  # in a step's exchange, under the present plan; 0 where not known yet
@@ -105,10 +112,10 @@ class Trial:
             else:
                 self._start_over()
             return
-        first = last[0][1]
         if self._trying is not None and self._cold:
             self._cold -= 1
             return
+        first = last[0][1]
         took = tuple(left - entered for _, entered, left in last)
         self._samples.append(Sample(took, tuple(entered - first for _, entered, _ in last), now - first))
         if self._trying is not None and len(self._samples) == TRIES:
@@ -128,8 +135,7 @@ class Trial:
         self._trying = len(self._ways) - 1
         self._cold = max(self._cold, COLD)
         self._samples.clear()
-        self._rows.clear()
-        self._whole_s.clear()
+        self._tried.clear()
         self._ready = ()
 
     def _conclude(self, rung: int, device: torch.device) -> None:
@@ -138,26 +144,26 @@ class Trial:
         came = [min(each) for each in zip(*(sample.came for sample in self._samples), strict=True)]
         rest_s = median(sample.rest_s for sample in self._samples)
         whole_s = median(sample.whole_s for sample in self._samples)
-        *figures, rest_s, self._whole_s[rung] = self._agreed([*took, *came, rest_s, whole_s], device)
+        *figures, rest_s, whole_s = self._agreed([*took, *came, rest_s, whole_s], device)
         came = figures[len(took) :]
-        self._rows[rung] = tuple(figures[: len(took)])
+        self._tried[rung] = Tried(tuple(figures[: len(took)]), whole_s)
         self._rest_s = min(self._rest_s, rest_s) if self._ready else rest_s
         self._ready = tuple(map(min, self._ready, came)) if self._ready else tuple(came)
         self._samples.clear()
         table = self._table()
-        steps = [table.step_s((tried,) * len(took)) for tried in sorted(self._rows)]
+        steps = [table.step_s((tried,) * len(took)) for tried in sorted(self._tried)]
         if rung == 0 or steps[0] > TOO_LONG * min(steps):
             self._decide(table)
         else:
             self._trying, self._cold = rung - 1, COLD
 
     def _table(self) -> Timetable:
-        buckets = len(self._ready)
-        rungs = range(len(self._ways))
-        rows = tuple(self._rows.get(rung, untried(buckets)) for rung in rungs)
-        ideal = Timetable(rows, self._ready, self._rest_s)
-        drag = (self._whole_s.get(rung, 0.0) - ideal.step_s((rung,) * buckets) for rung in rungs)
-        return replace(ideal, drag=tuple(max(0.0, each) for each in drag))
+        none = Tried(untried(len(self._ready)), 0.0)
+        tried = [self._tried.get(rung, none) for rung in range(len(self._ways))]
+        ideal = Timetable(tuple(each.took for each in tried), self._ready, self._rest_s)
+        steps = (ideal.step_s((rung,) * len(self._ready)) for rung in range(len(tried)))
+        drag = (max(0.0, each.whole_s - step_s) for each, step_s in zip(tried, steps, strict=True))
+        return replace(ideal, drag=tuple(drag))
 
     def _decide(self, table: Timetable) -> None:
         old = None if self.plan is None else tuple(self.plan.get(names[0], 0) for names in self._buckets)
