@@ -56,10 +56,10 @@ def test_one_rank_alone_may_take_it_too(pool):
 @pytest.mark.parametrize("when", [1, 4, 16])
 def test_inf_in_the_last_bucket_skips_the_step(pool, when):
     """In the first rung's trial, in a later one's, and when all is decided."""
-    for moved, _, _, agreed, scale, state in pool.run(2, overflow, FEW, when, 20):
-        assert moved == [step != when for step in range(20)]
-        assert scale == 512.0 and agreed
-        rungs = [int(value) for key, value in state.items() if "/once/rung/" in key]
+    for each in pool.run(2, overflow, FEW, when, 20):
+        assert each.moved == [step != when for step in range(20)]
+        assert each.scale == 512.0 and each.agreed
+        rungs = [int(value) for key, value in each.state.items() if "/once/rung/" in key]
         assert min(rungs) >= 0, "it has decided after all"
 
 

@@ -57,5 +57,5 @@ def test_it_trains_as_dense_does(pool: Any) -> None:
 
 @pytest.mark.parametrize("spec", [METHODS[0], METHODS[2]])
 def test_inf_in_the_last_bucket_skips_the_step_on_all(pool: Any, spec: str) -> None:
-    for moved, _, _, agreed, scale, _ in pool.run(2, overflow, spec, 2):
-        assert moved == [True, True, False, True] and scale == 512.0 and agreed
+    for each in pool.run(2, overflow, spec, 2):
+        assert each.moved == [True, True, False, True] and each.scale == 512.0 and each.agreed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -64,6 +65,17 @@ def test_an_entry_goes_up_in_2_bits_and_down_in_log2_of_all_sums(pool, size):
         assert up + down * (size - 1) <= wire <= 1.1 * (up + down * (size - 1)) + 4000 * size
 
 
+class Overflown(NamedTuple):
+    """`moved`, `same`: whether parameters were changed and servers' memories kept, step by step."""
+
+    moved: list
+    same: list
+    holds: bool  # a server's memory something at the end
+    agreed: bool  # all ranks on the parameters
+    scale: float
+    state: dict
+
+
 def overflow(spec, when, steps=4):
     """Inf on rank 1 at one step, in the bucket that comes last: earlier ones have been exchanged by then."""
     model = DistributedDataParallel(net(), **MANY)
@@ -85,17 +97,18 @@ def overflow(spec, when, steps=4):
         servers.append([value for key, value in state.items() if "/once/server/" in key])
     same = [all(torch.equal(a, b) for a, b in zip(x, y, strict=True)) for x, y in pairwise(servers)]
     moved = [not torch.equal(a, b) for a, b in pairwise(parameters)]
-    return moved, same, any(value.any() for value in servers[-1]), agree(model), scaler.get_scale(), state
+    holds = any(bool(value.any()) for value in servers[-1])
+    return Overflown(moved, same, holds, agree(model), scaler.get_scale(), state)
 
 
 @pytest.mark.parametrize("when", [1, 2])
 @pytest.mark.parametrize("spec", [SERVER, "terngrad()"])
 def test_inf_in_the_last_bucket_skips_the_step_and_no_server_keeps_it(pool, spec, when):
-    for moved, same, holds, agreed, scale, _ in pool.run(2, overflow, spec, when):
-        assert moved == [step != when for step in range(4)]
-        assert scale == 512.0 and agreed
+    for each in pool.run(2, overflow, spec, when):
+        assert each.moved == [step != when for step in range(4)]
+        assert each.scale == 512.0 and each.agreed
         if spec == SERVER:
-            assert holds and same == [step == when for step in range(1, 4)]
+            assert each.holds and each.same == [step == when for step in range(1, 4)]
 
 
 def slip_of_the_pen():

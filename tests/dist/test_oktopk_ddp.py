@@ -41,6 +41,6 @@ def test_a_resumed_run_ends_with_the_same_bits(pool, spec):
 @pytest.mark.parametrize("when", [0, 2])
 @pytest.mark.parametrize("spec", METHODS[:2])
 def test_inf_in_the_last_bucket_skips_the_step(pool, spec, when):
-    for moved, _, _, agreed, scale, _ in pool.run(2, overflow, spec, when):
-        assert moved == [step != when for step in range(4)]
-        assert scale == 512.0 and agreed
+    for each in pool.run(2, overflow, spec, when):
+        assert each.moved == [step != when for step in range(4)]
+        assert each.scale == 512.0 and each.agreed

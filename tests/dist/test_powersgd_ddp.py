@@ -50,9 +50,9 @@ def test_a_resumed_run_ends_with_the_same_bits(pool, spec):
 @pytest.mark.parametrize("when", [1, 2])
 def test_inf_in_the_last_bucket_skips_the_step(pool, when):
     """After which PyTorch's hook holds NaN for ever."""
-    for moved, _, _, agreed, scale, _ in pool.run(2, overflow, "powersgd(rank=2)", when):
-        assert moved == [step != when for step in range(4)]
-        assert scale == 512.0 and agreed
+    for each in pool.run(2, overflow, "powersgd(rank=2)", when):
+        assert each.moved == [step != when for step in range(4)]
+        assert each.scale == 512.0 and each.agreed
 
 
 def loss_at_the_end(hook, steps=120, last=40):

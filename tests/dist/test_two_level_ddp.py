@@ -31,9 +31,9 @@ def test_a_resumed_run_ends_with_the_same_bits(pool):
 
 
 def test_inf_in_the_last_bucket_skips_the_step(pool):
-    for moved, _, _, agreed, scale, _ in pool.run(4, overflow, SPEC, 1):
-        assert moved == [step != 1 for step in range(4)]
-        assert scale == 512.0 and agreed
+    for each in pool.run(4, overflow, SPEC, 1):
+        assert each.moved == [step != 1 for step in range(4)]
+        assert each.scale == 512.0 and each.agreed
 
 
 def told_by_torchrun(size):
