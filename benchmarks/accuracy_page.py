@@ -33,14 +33,13 @@ Where methods fall short at 1,000 steps, as far as is known:
   all entries of a tensor, so the step is no longer adapted to each; of sparse entries it is learned as
   slowly as these are sent. Rates are the family's."""
 
-
 APART = """\
 Where strategies fall short at 1,000 steps, as far as is known:
 
 - Gossip (`sgp`, `dpsgd`, `osgp`, `adpsgd`): each worker takes its gradient where it stands, and workers stand
   apart by what each went alone, with a momentum of its own, since news of it has reached all. Where all
-  average exactly at every step, `sgp(topology=complete())`, nothing is lost. SlowMo's exact average every 48
-  steps costs 2 % more bytes. Staleness (`osgp`, `adpsgd`) and fewer bits (`choco`, `lpdt`) add to it.
+  average exactly at every step, `sgp(topology=complete())`, it is all-reduce. SlowMo's exact average now and
+  then costs few bytes. Staleness (`osgp`, `adpsgd`) and fewer bits (`choco`, `lpdt`) add to it.
 - Local steps meet every 8 (`local_sgd`), 12 (`slowmo`) and 50 steps (`diloco`): of 1,000 that is 20 to 125
   times. `lsgd` and `easgd` meet every 4, and pull workers together by a part of the way only. Where shards
   are skewed, `lsgd` follows whoever has the easiest examples.

@@ -24,14 +24,14 @@ from typing import Any
 
 from benchmarks.machine import machine
 from benchmarks.steps import WARM_UP, Ranks, timed
+from benchmarks.steps_contenders import AUTO, SETTLE
 from laconic.lab import Lab, Link, missing
 from laconic.reducers.ladder import RUNGS
 
 RESULTS = Path(__file__).parent / "results" / "auto.json"
-AUTO, WAYS = "auto()", tuple(map(repr, RUNGS))
+WAYS = tuple(map(repr, RUNGS))
 LINKS = ("1gbit", "100mbit", None)  # None: held back by nothing but the machine
 BEFORE, AFTER = "1gbit", "50mbit"
-SETTLE = 50  # steps in which auto() has decided
 AFTERWARDS, CHUNK = 60, 4
 BAR = 1.15  # times the best rung's step
 MOST, ROUNDS, SEEDS = 16, 3, 3
@@ -87,7 +87,7 @@ def one(ranks: Ranks, way: str, link: str | None) -> float:
     """A step's seconds."""
     if way == AUTO:
         ranks.over(None, do="build", contender=way, steps=0)
-        ranks.over(link, do="steps", count=SETTLE)
+        ranks.over(link, do="steps", count=SETTLE[AUTO])
     else:
         ranks.over(None, do="build", contender=way, steps=WARM_UP)
     return float(timed(ranks, link, MOST)["step_s"])
@@ -97,7 +97,7 @@ def drop(ranks: Ranks) -> Row:
     """Steps of auto() after its link has dropped, and of the best rung there."""
     best = min(one(ranks, way, AFTER) for way in WAYS)
     ranks.over(None, do="build", contender=AUTO, steps=0)
-    ranks.over(BEFORE, do="steps", count=SETTLE)
+    ranks.over(BEFORE, do="steps", count=SETTLE[AUTO])
     ranks.ask(do="said")
     seconds: list[float] = []
     for _ in range(AFTERWARDS // CHUNK):

@@ -98,7 +98,7 @@ class BoundADPSGD(BoundStrategy):
         self.shared = replica.flat.clone()
         self.moved = torch.zeros_like(replica.flat)
         self.met = 0
-        self._still = True  # `moved` is zero, and no time is spent on it
+        self._still = True  # `moved` is zero, and a step spends no time on it
         self._lock = threading.Lock()
         self._peers = neighbours(config.topology, comm.rank, comm.size)
         self._partner: int | None = None
