@@ -1,9 +1,13 @@
-"""A trial sees what an exchange takes from the rest of a step, but not what untouched memory takes."""
+"""A trial sees what an exchange takes from the rest of a step, but not what untouched memory takes. What it
+takes from that is proved by steps."""
 
 from __future__ import annotations
 
-from tests.unit.test_ladder import BUCKETS, RATES, Rank, decided
+from tests.unit.test_ladder import BUCKETS, RATES, Rank, decided, noise
 
+import logging
+
+import pytest
 from laconic.comm.loopback import Loopback
 from laconic.reducers import trial
 
@@ -43,3 +47,35 @@ def test_the_first_steps_of_all_do_not_count(monkeypatch):
     monkeypatch.setattr(trial, "COLD", 0)
     monkeypatch.setattr(trial, "WARM_UP", 0)
     assert plan("slow", lambda rung, step: 0.5 if step < 4 else 0.0) != (5, 5, 5)
+
+
+class Mixing(Rank):
+    """A rank whose steps take longer where buckets stand on different rungs."""
+
+    def __init__(self, comm, rate, longer_s):
+        super().__init__(comm, rate)
+        self._longer_s = longer_s
+
+    def step(self, gradient, bad=False):
+        means, took = super().step(gradient, bad)
+        more = self._longer_s if self.rungs and len({*self.rungs}) > 1 else 0.0
+        self.main += more
+        return means, took + more
+
+
+@pytest.mark.parametrize(("longer_s", "rungs"), [(0.0, 2), (0.05, 1)])
+def test_a_plan_of_several_rungs_stays_only_where_its_own_steps_bear_it_out(longer_s, rungs, caplog):
+    def body(comm):
+        rank = Mixing(comm, RATES["middling"], longer_s)
+        reckoned = decided(rank)
+        for _ in range(trial.WINDOW + 2):
+            rank.step(noise)
+        return reckoned, rank.rungs
+
+    with caplog.at_level(logging.INFO, "laconic"):
+        found = Loopback.run(2, body)
+    assert found[0] == found[1]
+    reckoned, proved = found[0]
+    assert len({*reckoned}) > 1
+    assert len({*proved}) == rungs
+    assert ("in truth" in caplog.text) == (rungs == 1)

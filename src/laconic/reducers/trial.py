@@ -4,7 +4,9 @@
        best step: so no trial ever sends the whole gradient over a link that would take minutes for it. The
        COLD first steps of a rung do not count, nor the WARM_UP first of all: they find memory untouched.
     2. The plan is the least compression among the fastest (see `timetable`).
-    3. Every WINDOW steps the seconds in the exchange are compared with those of the first window. Have they
+    3. A plan of several rungs is reckoned from steps on one rung each. Takes its first window of WINDOW steps
+       longer than the fastest of those by more than twice the slack, that rung is taken for all buckets.
+    4. Every WINDOW steps the seconds in the exchange are compared with those of the first window. Have they
        changed CHANGED times in two windows running, or have `every` steps passed, it begins again at 1. A
        plan that a trial finds nearly as good is kept, and no change is looked at for a while.
 
@@ -76,6 +78,7 @@ class Trial:
         self._present: list[tuple[Names, float, float]] = []  # this step's, so far
         self._samples: list[Sample] = []
         self._tried: dict[int, Tried] = {}  # by rung
+        self._rival: tuple[int, float] | None = None  # a rung and its step, where the plan is not proved yet
         self._ready: tuple[float, ...] = ()
         self._rest_s = 0.0
         self.usual_s = 0.0  # in a step's exchange, under the present plan; 0 where not known yet
@@ -173,9 +176,32 @@ class Trial:
             self._rests, self._patience = 0, PATIENCE
         elif self._changed:
             self._rests, self._patience = self._patience, min(2 * self._patience, MOST)
-        self.plan = {name: rung for names, rung in zip(self._buckets, plan, strict=True) for name in names}
+        self._rival = self._quickest() if len({*plan}) > 1 else None
+        self._take(plan)
         if self._comm.rank == 0:
             log.info("from step %d on: %s", self._step, verdict(table, plan, self._ways, self._slack))
+
+    def _take(self, plan: Rungs) -> None:
+        self.plan = {name: rung for names, rung in zip(self._buckets, plan, strict=True) for name in names}
+
+    def _quickest(self) -> tuple[int, float]:
+        """The lowest of the rungs whose steps were about as fast as the fastest, and its step."""
+        most = (1 + self._slack) * min(tried.whole_s for tried in self._tried.values())
+        return min((rung, tried.whole_s) for rung, tried in self._tried.items() if tried.whole_s <= most)
+
+    def _prove(self, step_s: float) -> bool:
+        """Whether the plan's own steps bear it out; where not, one rung is taken for all buckets."""
+        rival, self._rival = self._rival, None
+        if rival is None or step_s <= (1 + 2 * self._slack) * rival[1]:
+            return True
+        rung, whole_s = rival
+        self._take((rung,) * len(self._buckets))
+        if self._comm.rank == 0:
+            log.info(
+                "step %d: that takes %s a step in truth, and %s alone took %s: it is taken for all buckets",
+                *(self._step, told_seconds(step_s), self._ways[rung], told_seconds(whole_s)),
+            )
+        return False
 
     def _look(self, device: torch.device) -> None:
         """A window has passed."""
@@ -188,7 +214,7 @@ class Trial:
         self._rests = max(0, self._rests - WINDOW)
         usual_s = self.usual_s
         if usual_s == 0:
-            self.usual_s = exchange_s
+            self.usual_s = exchange_s if self._prove(step_s) else 0.0
             return
         low, high = sorted((usual_s, exchange_s))
         other = high > CHANGED * low and high - low > self._slack * step_s and not self._rests
