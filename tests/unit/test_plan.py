@@ -105,6 +105,17 @@ def test_coding_lengthens_backward_where_cores_are_few():
     assert time_line(one, coded, Network(1.0, 0.0), 2).step_s == pytest.approx(6.0)
 
 
+def test_messages_are_slower_beside_backward_and_take_their_toll_of_it():
+    """One bucket is ready in the middle of 4 s of backward, the other at its end: 4 bytes each."""
+    work, sent = Work(0.0, 4.0, 0.0, (100, 100)), costs(8.0)
+    within = time_line(work, sent, Network(1e9, 0.5, busy_latency_s=1.5), 2)
+    assert (within.step_s, within.communicate_s) == pytest.approx((4.5, 1.5 + 0.5))
+    half = time_line(work, sent, Network(1e9, 0.5, busy_latency_s=4.0), 2)  # 2 s of 4, then half of 0.5 s
+    assert (half.step_s, half.communicate_s) == pytest.approx((2 + 2 + 0.25 + 0.5, 2.25 + 0.5))
+    tolled = time_line(work, sent, Network(1e9, 0.5, toll_s_a_byte=0.01), 2)
+    assert tolled.step_s == pytest.approx(4.0 + 4 * 0.01 + 0.5)
+
+
 def test_the_advice_is_the_least_compression_that_the_link_allows():
     work, found = Work(0.0, 1.0, 0.0, (100,) * 10), [costs(9.0, spec="dense()"), costs(0.4), costs(0.01)]
     slow = forecasts(found, 2, work, Network(1.0, 0.0))

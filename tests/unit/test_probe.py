@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from laconic.cli.main import app
 from laconic.comm.loopback import Loopback
 from laconic.core.errors import StateError
-from laconic.plan import probe
+from laconic.plan import beside, probe
 from laconic.plan.growth import Growth
 from laconic.plan.network import Network
 from laconic.plan.probe import Pair, Probe
@@ -79,6 +79,24 @@ def test_ranks_agree_on_the_network(monkeypatch):
     found = Loopback.run(3, probe.probe_network)
     assert found[0] == found[1] == found[2]
     assert found[0].bytes_a_second > 0 < found[0].latency_s
+
+
+def test_a_link_that_keeps_the_processor_busy_has_a_toll(monkeypatch):
+    """Each byte takes 200 ns of the interpreter, which the multiplying thread wants too."""
+    monkeypatch.setattr(beside, "LONGEST", 1 << 18)
+
+    class Laborious(Loopback):
+        def all_gather(self, x):
+            until = time.perf_counter() + 2e-7 * x.numel()
+            while time.perf_counter() < until:
+                pass
+            return super().all_gather(x)
+
+    ranks = [Laborious(comm.room, comm.rank) for comm in Loopback.world(2)]
+    one, other = Loopback.run(2, lambda comm: beside.probe_beside(ranks[comm.rank], Network(1e9, 1e-5)))
+    assert one == other
+    assert 2e-8 < one.toll_s_a_byte < 1e-6
+    assert one.busy.latency_s >= one.latency_s == 1e-5
 
 
 def test_a_step_is_measured_and_its_buckets_come_in_order():

@@ -3,11 +3,11 @@ takes from that is proved by steps."""
 
 from __future__ import annotations
 
-from tests.unit.test_ladder import BUCKETS, RATES, Rank, decided, noise
-
 import logging
 
 import pytest
+from tests.unit.test_ladder import BUCKETS, RATES, Rank, decided, noise
+
 from laconic.comm.loopback import Loopback
 from laconic.reducers import trial
 

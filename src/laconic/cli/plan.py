@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -117,11 +118,13 @@ def work_of(
 
 def network_of(known: Probe | None, link: str | None, latency: str | None) -> Network:
     """The links: as told, else as probed, else of the usual latency."""
-    probed = known.network if known else Network(0.0)
-    return Network(
-        units.bits_a_second("--link", link) / 8 if link else probed.bytes_a_second,
-        units.seconds("--latency", latency, least=0.0) if latency else probed.latency_s,
-    )
+    network = known.network if known else Network(0.0)
+    if link:
+        network = replace(network, bytes_a_second=units.bits_a_second("--link", link) / 8)
+    if latency:
+        told = units.seconds("--latency", latency, least=0.0)
+        network = replace(network, latency_s=told, busy_latency_s=None)
+    return network
 
 
 def read_workers(text: str) -> list[int]:

@@ -88,6 +88,11 @@ def show(screen: Console, found: Probe, path: Path) -> None:
         "all at once", told_seconds(found.network.latency_s), told_rate(8 * found.network.bytes_a_second)
     )
     screen.print(links)
+    busy = found.network.busy
+    screen.print(
+        f"While workers compute, a message takes {told_seconds(busy.latency_s)}, and a megabyte costs each of"
+        f" them {told_seconds(1e6 * busy.toll_s_a_byte)} of it."
+    )
     work = found.work
     screen.print(
         f"A step: forward {told_seconds(work.forward_s)}, backward {told_seconds(work.backward_s)}, update"

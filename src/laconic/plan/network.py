@@ -14,7 +14,7 @@ duplex, and each worker has one of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 
 from laconic.comm import link
@@ -33,10 +33,21 @@ ROUNDS: Mapping[str, Callable[[int, float], int]] = {
 
 @dataclass(frozen=True)
 class Network:
-    """Every worker's link: `latency_s` a message, `bytes_a_second` in each direction."""
+    """Every worker's link: `latency_s` a message, `bytes_a_second` in each direction.
+
+    Where workers compute meanwhile, a message has a latency of `busy_latency_s`, the same where none is told,
+    and each byte takes `toll_s_a_byte` of a worker's computing.
+    """
 
     bytes_a_second: float
     latency_s: float = 50e-6
+    busy_latency_s: float | None = None
+    toll_s_a_byte: float = 0.0
+
+    @property
+    def busy(self) -> Network:
+        """The link as it is while workers compute."""
+        return replace(self, latency_s=self.latency_s if self.busy_latency_s is None else self.busy_latency_s)
 
     def seconds(self, rehearsed: Rehearsed, size: int, *, part: float = 1.0) -> float:
         """In the collectives of an exchange of `part` of the model, which takes as many calls as all of it.

@@ -2,7 +2,8 @@
 
 All ranks of a group call it together. Links: one message there and back, and longer ones until they take a
 tenth of a second, both ways at once, pair by pair; then all ranks at once in an all-reduce, which is what the
-planner reckons with, as it holds what the machines have to do for their links. Computing: all ranks at once.
+planner reckons with, as it holds what the machines have to do for their links; and once more while they
+compute (see `beside`). Computing: all ranks at once.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from laconic.comm import link
 from laconic.comm.comm import Comm
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
+from laconic.plan.beside import probe_beside
 from laconic.plan.growth import Growth
 from laconic.plan.network import Network
 from laconic.plan.rehearsal import Rehearsed, Traffic
@@ -142,7 +144,7 @@ def probe_network(comm: Comm) -> Network:
     while (taken := min(seconds(nbytes), seconds(nbytes))) < LONG_S and nbytes < LARGEST:
         nbytes *= 4
     waited_s = link.rounds(nbytes, comm.size) * latency_s
-    return Network(passed * nbytes / max(taken - waited_s, 1e-9), latency_s)
+    return probe_beside(comm, Network(passed * nbytes / max(taken - waited_s, 1e-9), latency_s))
 
 
 def probe_work(

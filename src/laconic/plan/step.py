@@ -5,7 +5,8 @@
     step              forward + max(backward, last bucket done) + update
 
 Encoding and decoding take a core. Where a worker has less than two, what they take is taken from backward:
-then they lengthen the step even where messages hide behind it.
+then they lengthen the step even where messages hide behind it. So does the toll of messages, and these are
+slower while backward computes: the part of them that passes until its end.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from laconic.plan.network import Network
 from laconic.plan.rehearsal import Rehearsed
@@ -93,22 +95,45 @@ def time_line(work: Work, rehearsed: Rehearsed, network: Network, size: int) -> 
     crowd = max(1.0, 1.0 / work.cores)
     encode_s = rehearsed.encode_s.at(size) * crowd
     decode_s = rehearsed.decode_s.at(size) * crowd
-    messages = [network.seconds(rehearsed, size, part=part) for part in work.parts]
+    messages = [
+        Message(
+            network.seconds(rehearsed, size, part=part),
+            network.busy.seconds(rehearsed, size, part=part),
+            network.toll_s_a_byte * part * rehearsed.nbytes(size),
+        )
+        for part in work.parts
+    ]
     shared = min(max(2.0 - work.cores, 0.0), 1.0)  # part of a core that backward lacks meanwhile
-    done = _pipelined(work, messages, encode_s + decode_s, shared)
+    done, communicate_s = _pipelined(work, messages, encode_s + decode_s, shared)
     step_s = work.forward_s + done + work.update_s
-    return Split(step_s, work.alone_s, encode_s, sum(messages), decode_s)
+    return Split(step_s, work.alone_s, encode_s, communicate_s, decode_s)
 
 
-def _pipelined(work: Work, messages: Sequence[float], coding_s: float, shared: float) -> float:
-    """When both backward and the last bucket are done.
+class Message(NamedTuple):
+    """Seconds of a bucket's messages: while nobody computes, and while all do; and what they then take."""
 
-    What coding takes from backward makes the next buckets ready later.
+    idle_s: float
+    busy_s: float
+    toll_s: float
+
+
+def _pipelined(
+    work: Work, messages: Sequence[Message], coding_s: float, shared: float
+) -> tuple[float, float]:
+    """When both backward and the last bucket are done, and the seconds of all messages.
+
+    What coding and messages take from backward makes the next buckets ready later.
     """
-    late = done = 0.0
+    late = done = communicate_s = 0.0
     for ready, part, message in zip(work.ready_s, work.parts, messages, strict=True):
         begin = max(ready + late, done)
         if begin < work.backward_s + late:
             late += shared * part * coding_s
-        done = begin + part * coding_s + message
-    return max(done, work.backward_s + late)
+        coded = begin + part * coding_s
+        left_s = max(work.backward_s + late - coded, 0.0)
+        beside = min(left_s / message.busy_s, 1.0) if message.busy_s else 0.0  # part of it behind backward
+        late += beside * message.toll_s
+        passed_s = beside * message.busy_s + (1 - beside) * message.idle_s
+        communicate_s += passed_s
+        done = coded + passed_s
+    return max(done, work.backward_s + late), communicate_s
