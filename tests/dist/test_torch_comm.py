@@ -70,6 +70,27 @@ def test_short_and_long_sums_are_the_same_on_all_ranks(pool, size):
             assert broken.isinf().nonzero().flatten().tolist() == [7]
 
 
+def begin_and_gather(sizes):
+    """Sums that are under way while ranks gather messages and sum other things."""
+    comm = TorchComm()
+    ends = [comm.begin_all_reduce(given(comm.rank, n)) for n in sizes]
+    told = comm.all_gather(given(comm.rank, 3 + comm.rank))
+    between = comm.all_reduce(given(comm.rank))
+    return [end() for end in ends], told, between
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sums_go_on_while_others_communicate(pool, size):
+    sizes = (5, 1000, SHORT // 4 + 1, 0, 7)
+    results = pool.run(size, begin_and_gather, sizes)
+    for sums, told, between in results:
+        for n, found in zip(sizes, sums, strict=True):
+            plain = sum(given(rank, n) for rank in range(size))
+            torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(between, sum(map(given, range(size))), rtol=1e-5, atol=1e-5)
+        assert all(torch.equal(each, given(rank, 3 + rank)) for rank, each in enumerate(told))
+
+
 def reduce_in(dtype):
     comm = TorchComm()
     return comm.all_reduce(torch.arange(5).to(dtype))

@@ -8,7 +8,7 @@ test.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -37,6 +37,14 @@ class Comm(ABC):
     @abstractmethod
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
         """x (n,) becomes the sum (max, min) over ranks, in place and bit-identical on all; returns x."""
+
+    def begin_all_reduce(self, x: Tensor) -> Callable[[], Tensor]:
+        """Begin a sum that goes on by itself, if this group can; the call that is returned ends it.
+
+        Until then nobody may touch x. Sums begin in one order on all ranks, and end in one order. Here: all
+        of it happens at the end.
+        """
+        return lambda: self.all_reduce(x)
 
     @abstractmethod
     def reduce_scatter(self, chunks: Sequence[Tensor]) -> Tensor:

@@ -119,6 +119,18 @@ class Metered(Comm):
         self._books.enter("all_reduce", began, n, n, link.all_reduce(n, self.size))
         return result
 
+    def begin_all_reduce(self, x: Tensor) -> Callable[[], Tensor]:
+        """Counted when it ends, with the seconds that its end takes."""
+        wait = self.comm.begin_all_reduce(x)
+
+        def end() -> Tensor:
+            began, n = self._books.clock(), x.nbytes
+            result = wait()
+            self._books.enter("all_reduce", began, n, n, link.all_reduce(n, self.size))
+            return result
+
+        return end
+
     def reduce_scatter(self, chunks: Sequence[Tensor]) -> Tensor:
         began = self._books.clock()
         result = self.comm.reduce_scatter(chunks)

@@ -18,9 +18,10 @@ to each. Before all_gather and all_to_all each rank tells each other one the com
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,7 @@ from laconic.comm.comm import Comm, ReduceOp
 from laconic.comm.counter import Counter, StoreCounter
 from laconic.comm.link import is_direct
 from laconic.comm.naming import in_store, named_group
+from laconic.comm.two_rounds import begin_scatter, begin_sum_
 from laconic.core.errors import PeerError
 
 CHILDREN: collections.Counter[str] = collections.Counter()  # groups made of each group's ranks, by its name
@@ -116,38 +118,37 @@ class TorchComm(Comm):
             dist.destroy_process_group(group)
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
+        return self._begin_all_reduce(x, op)()
+
+    def begin_all_reduce(self, x: Tensor) -> Callable[[], Tensor]:
+        """The backend's own goes on by itself; of one in two rounds the first does."""
+        return self._begin_all_reduce(x, "sum")
+
+    def _begin_all_reduce(self, x: Tensor, op: ReduceOp) -> Callable[[], Tensor]:
         if x.dtype == torch.int16 and self.backends.get(x.device.type) == "gloo":
             raise ValueError(f"rank {self.rank}: gloo cannot reduce int16; use int32")
-        if self.size > 1 and x.numel():
-            flat = x.contiguous()
-            if op == "sum" and is_direct(x.nbytes, self.size) and self._on_gloo(x):
-                self._sum_in_two_rounds_(flat.view(-1))
-            else:
-                with self._peers("all_reduce"):
-                    dist.all_reduce(flat, OPS[op], group=self.group)
-            if flat is not x:
-                x.copy_(flat)
-        return x
+        if self.size == 1 or not x.numel():
+            return lambda: x
+        flat = x.contiguous()
+        if op == "sum" and is_direct(x.nbytes, self.size) and self._on_gloo(x):
+            wait = begin_sum_("all_reduce", flat.view(-1), self.size, self.rank, self._post)
+        else:
+            with self._peers("all_reduce"):
+                work = dist.all_reduce(flat, OPS[op], group=self.group, async_op=True)
+            wait = partial(self._wait, "all_reduce", [work])
+
+        def end() -> Tensor:
+            wait()
+            return x if flat is x else x.copy_(flat)
+
+        return end
 
     def _on_gloo(self, x: Tensor) -> bool:
         return not x.is_cuda and self.backends.get("cpu") == "gloo"
 
-    def _sum_in_two_rounds_(self, x: Tensor) -> None:
-        """x (n,) becomes the sum over ranks; each rank adds up a piece, in rank order."""
-        pieces = torch.tensor_split(x, self.size)
-        own = self.reduce_scatter(pieces)
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        self._swap("all_reduce", dict.fromkeys(others, own), {rank: pieces[rank] for rank in others})
-        pieces[self.rank].copy_(own)
-
     def reduce_scatter(self, chunks: Sequence[Tensor]) -> Tensor:
         self._check(chunks)
-        came = [torch.empty_like(chunks[self.rank]) for _ in chunks]
-        self._swap("reduce_scatter", dict(enumerate(chunks)), dict(enumerate(came)))
-        total = came[0]
-        for chunk in came[1:]:
-            total += chunk
-        return total
+        return begin_scatter("reduce_scatter", chunks, self.rank, self._post)()
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
         """Every rank's x (m_r,), in rank order; this rank's is `x` itself, so write to none of them."""
@@ -228,7 +229,16 @@ class TorchComm(Comm):
         return coming
 
     def _swap(self, name: str, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> None:
-        """Post all sends and receives at once and wait for them; what a rank sends itself is copied."""
+        """Post all sends and receives at once, and wait for them."""
+        self._post(name, sends, recvs)()
+
+    def _post(
+        self, name: str, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]
+    ) -> Callable[[], None]:
+        """Post all sends and receives at once; the call waits for them. What a rank sends itself is copied.
+
+        Messages between two ranks come in the order in which they were posted, so several may be under way.
+        """
         going_out: list[dist.P2POp] = []
         coming_in: list[dist.P2POp] = []
         landing: list[tuple[Tensor, Tensor]] = []
@@ -249,10 +259,19 @@ class TorchComm(Comm):
         # in this order: else gloo sends one way after the other, at half the rate
         posts = coming_in + going_out
         with self._peers(name):
-            for work in dist.batch_isend_irecv(posts) if posts else ():
+            works = dist.batch_isend_irecv(posts) if posts else []
+
+        def end() -> None:
+            self._wait(name, works)
+            for room, coming in landing:
+                room.copy_(coming)
+
+        return end
+
+    def _wait(self, name: str, works: Sequence[dist.Work]) -> None:
+        with self._peers(name):
+            for work in works:
                 work.wait()
-        for room, coming in landing:
-            room.copy_(coming)
 
     def _wire_device(self, x: Tensor) -> torch.device:
         """Where a tensor has to lie to be sent: gloo sends from the host only."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -104,6 +104,16 @@ class BoundReducer(ABC):
         `x is None` says that this rank's gradient is not finite: every rank then returns None, and `out` is
         undefined. `x` may be `out` itself. `layout` is a part of the one given at bind.
         """
+
+    def begin(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Callable[[], Sent | None] | None:
+        """The same as `reduce` in two parts, so that others reduce meanwhile; the call that is returned ends
+        it, also where the step is void. None, and nothing begun, where a reduction has no such parts: here.
+
+        Between the two nobody may touch x[layout] or out[layout]. It leaves no state behind.
+        """
+        return None
 
     def put_back(self, layout: Layout) -> None:
         """Undo what the present turn's `reduce` of this layout did to its state: the step is void."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -80,6 +81,11 @@ class _Sum(BoundReducer):
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
+        return self.begin(x, layout, turn, out, alpha)()
+
+    def begin(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Callable[[], Sent | None]:
         runs = layout.segments.merged
         exact = self.dtype == torch.float32
         in_place = exact and len(runs) == 1 and runs.numel > 0
@@ -95,14 +101,19 @@ class _Sum(BoundReducer):
             if apart or not in_place:
                 self._pack_(buffer, x, runs)
         share = DenseShare(runs, buffer.clone() if apart else None, 1.0 if exact else float(self.comm.size))
-        self.comm.all_reduce(buffer)
-        if not in_place:
-            for view, part in zip(runs.views(out), _split(buffer, runs), strict=True):
-                view.copy_(part)
-        for view in runs.views(out):
-            view.mul_(alpha / self.comm.size if exact else alpha)
-        finite = kernels.all_finite(out, runs) if runs.numel else bool(buffer.isfinite().all())
-        return share if finite else None
+        wait = self.comm.begin_all_reduce(buffer)
+
+        def end() -> Sent | None:
+            wait()
+            if not in_place:
+                for view, part in zip(runs.views(out), _split(buffer, runs), strict=True):
+                    view.copy_(part)
+            for view in runs.views(out):
+                view.mul_(alpha / self.comm.size if exact else alpha)
+            finite = kernels.all_finite(out, runs) if runs.numel else bool(buffer.isfinite().all())
+            return share if finite else None
+
+        return end
 
     def _pack_(self, buffer: Tensor, x: Tensor, runs: Segments) -> None:
         """buffer = x on the runs, one after the other; in 16 bits x / size, kept from overflow."""

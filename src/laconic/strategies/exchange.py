@@ -9,7 +9,7 @@ is finite of a void step stays in the memory and is sent later.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -105,22 +105,42 @@ class Exchange:
         self.comm.mark()
         corrected = [leg.feedback.correct(bucket, part, turn, 1 / scale) for leg, part in legs]
         finite = all(x is not None for x in corrected)
-        for (leg, part), x in zip(legs, corrected, strict=True):
-            if self.void is not None:
-                break
-            suspect = None if finite else first_not_finite(bucket, layout)
-            with self.comm.phase(leg.name):
-                sent = leg.reducer.reduce(x if finite else None, part, turn, bucket, leg.gain * scale)
-            if sent is None:
-                self.cancel(suspect or first_not_finite(bucket, layout) or "a tensor on another rank")
-            else:
-                leg.feedback.settle(sent if leg.gain == 1 else Scaled(sent, leg.gain), part, turn)
-                self._settled.append((leg, part))
+        suspect = None if finite else first_not_finite(bucket, layout)
+        if self.void is None:
+            given = [x if finite else None for x in corrected]
+            self._reduce(legs, given, bucket, turn, scale, suspect)
         if self.void is not None:
             bucket.fill_(torch.nan)
         self.seconds.add(began, time.perf_counter(), *self.comm.since_mark())
         self.dense_bytes += 4 * layout.numel
         return self.void is None
+
+    def _reduce(
+        self,
+        legs: Sequence[tuple[Leg, Layout]],
+        given: Sequence[Tensor | None],
+        bucket: Tensor,
+        turn: Turn,
+        scale: float,
+        suspect: str | None,
+    ) -> None:
+        """The mean of each leg, in the bucket: what can go on by itself does so, while others reduce."""
+        asked = [
+            (x, part, turn, bucket, leg.gain * scale) for (leg, part), x in zip(legs, given, strict=True)
+        ]
+        begun = [leg.reducer.begin(*ask) for (leg, _), ask in zip(legs, asked, strict=True)]
+        for (leg, part), ask, end in zip(legs, asked, begun, strict=True):
+            if end is None and self.void is not None:
+                continue
+            with self.comm.phase(leg.name):
+                sent = leg.reducer.reduce(*ask) if end is None else end()
+            if self.void is not None:
+                continue
+            if sent is None:
+                self.cancel(suspect or first_not_finite(bucket, part) or "a tensor on another rank")
+            else:
+                leg.feedback.settle(sent if leg.gain == 1 else Scaled(sent, leg.gain), part, turn)
+                self._settled.append((leg, part))
 
     def sparse_mean(self, grad: Tensor) -> Tensor:
         """Mean over ranks of sparse COO `grad`, gathered as it is; of NaN, where the step is void."""
