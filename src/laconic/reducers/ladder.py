@@ -166,19 +166,16 @@ class Climber(BoundReducer):
             return self._dense.reduce(x, layout, turn, out, alpha)
         corrected = None if x is None else self._residual.correct(x, matrices, turn)
         self._holding.update(matrices.names)
-        shares = []
-        if len(vectors):
-            share = self._dense.reduce(None if corrected is None else x, vectors, turn, out, alpha)
-            if share is None:
-                return None
-            shares.append(share)
+        given = None if corrected is None else x
+        end = self._dense.begin(given, vectors, turn, out, alpha) if len(vectors) else None
         share = self._rungs[rung].reduce(corrected, matrices, turn, out, alpha)
-        if share is None:
+        summed = end and end()
+        if share is None or (end and summed is None):
             return None
         self._residual.settle(share, matrices, turn)
         if rung == 0:
             self._emptied.add(None, matrices, turn.step)
-        return Together((*shares, share))
+        return share if summed is None else Together((summed, share))
 
     def put_back(self, layout: Layout) -> None:
         self.trial.void()

@@ -40,8 +40,8 @@ class Sum(Reducer):
     def __post_init__(self) -> None:
         arguments.choice("sum: dtype", self.dtype, tuple(DTYPES))
 
-    def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
-        return _Sum(DTYPES[self.dtype], comm)
+    def bind(self, layout: Layout, comm: Comm) -> BoundSum:
+        return BoundSum(DTYPES[self.dtype], comm)
 
     def nbytes(self, layout: Layout) -> int:
         return DTYPES[self.dtype].itemsize * layout.numel
@@ -74,7 +74,9 @@ class DenseShare(Sent):
 
 
 @dataclass(frozen=True)
-class _Sum(BoundReducer):
+class BoundSum(BoundReducer):
+    """At work: nothing is kept from one step to the next."""
+
     dtype: torch.dtype
     comm: Comm
 
