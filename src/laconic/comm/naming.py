@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 
@@ -18,6 +19,8 @@ def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -
 
     `dist.new_group(..., use_local_synchronization=True)` names a group by its ranks and by how many groups
     there are: made again after it was closed it may have its old name, and find old addresses in the store.
+    On gloo they meet in it once, as `new_group` has them do in the store: one that left it at once would cut
+    off others that still connect. Of one that dies meanwhile its connections tell.
     """
     c10d = dist.distributed_c10d  # what new_group calls is private, and all that takes a name
     store, place = c10d._get_default_store(), ranks.index(dist.get_rank())
@@ -31,4 +34,6 @@ def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -
         timeout=timeout,
     )
     c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
+    if "gloo" in backend:
+        dist.all_reduce(torch.zeros(1), group=group)
     return group  # type: ignore[no-any-return]
