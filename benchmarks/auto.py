@@ -1,6 +1,7 @@
 """auto() beside each of its rungs alone: seconds of a step, a link that drops, and the loss at the end.
 
     python -m benchmarks.auto             writes benchmarks/results/auto.json: half an hour
+    python -m benchmarks.auto --part steps --part drop    some of it; the file keeps what it has of the rest
     python -m benchmarks.auto --quick     one link, one round; writes only with --out
 
 Steps: the GPT of `benchmarks.steps` on two hosts of a lab, over each link; auto() is timed when it has
@@ -30,6 +31,7 @@ from laconic.reducers.ladder import RUNGS
 
 RESULTS = Path(__file__).parent / "results" / "auto.json"
 WAYS = tuple(map(repr, RUNGS))
+PARTS = ("steps", "drop", "loss")
 LINKS = ("1gbit", "100mbit", None)  # None: held back by nothing but the machine
 BEFORE, AFTER = "1gbit", "50mbit"
 AFTERWARDS, CHUNK = 60, 4
@@ -44,20 +46,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.auto")
     parser.add_argument("--quick", action="store_true", help="writes only with --out")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of steps [default: %(default)s]")
+    parser.add_argument("--part", action="append", choices=PARTS, help="may be repeated [default: all]")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     given = parser.parse_args()
     if reason := missing():
         print(f"skipped: {reason}")
         return
     links, rounds = (LINKS[:1], 1) if given.quick else (LINKS, given.rounds)
+    parts = given.part or PARTS
+    found: Row = {}
     with Lab(2) as lab, Ranks(lab, "gpt") as ranks:
-        found: Row = {"steps": all_steps(ranks, links, rounds)}
-        found["drop"] = drop(ranks)
-    if not given.quick and os.environ.get("LACONIC_DATA"):
+        if "steps" in parts:
+            found["steps"] = all_steps(ranks, links, rounds)
+        if "drop" in parts:
+            found["drop"] = drop(ranks)
+    if "loss" in parts and not given.quick and os.environ.get("LACONIC_DATA"):
         found["loss"] = [losses(link) for link in links]
     if out := given.out or (None if given.quick else RESULTS):
         about = {"machine": machine(), "rounds": rounds, "seeds": SEEDS, "bar": BAR}
-        out.write_text(json.dumps(about | found, indent=1) + "\n")
+        before = json.loads(out.read_text()) if given.part and out.exists() else {}
+        out.write_text(json.dumps(before | about | found, indent=1) + "\n")
 
 
 def all_steps(ranks: Ranks, links: Sequence[str | None], rounds: int) -> list[Row]:

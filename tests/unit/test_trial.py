@@ -49,6 +49,25 @@ def test_the_first_steps_of_all_do_not_count(monkeypatch):
     assert plan("slow", lambda rung, step: 0.5 if step < 4 else 0.0) != (5, 5, 5)
 
 
+def test_steps_that_are_slow_now_and_then_are_no_other_link(caplog):
+    """Two exchanges of three begin to take four times as long; the third tells that the link is as it was."""
+
+    def body(comm):
+        rank = Rank(comm, RATES["slow"])
+        plan = decided(rank)
+        for step in range(8 * trial.WINDOW):
+            busy = step >= 4 * trial.WINDOW and step % 3 > 0
+            rank.link.bytes_a_second = RATES["slow"] / (4 if busy else 1)
+            rank.step(noise)
+        return plan, rank.rungs
+
+    with caplog.at_level(logging.INFO, "laconic"):
+        found = Loopback.run(2, body)
+    assert found[0] == found[1]
+    assert found[0][0] == found[0][1]
+    assert "tried again" not in caplog.text
+
+
 class Mixing(Rank):
     """A rank whose steps take longer where buckets stand on different rungs."""
 

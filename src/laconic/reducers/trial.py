@@ -6,9 +6,10 @@
     2. The plan is the least compression among the fastest (see `timetable`).
     3. A plan of several rungs is reckoned from steps on one rung each. Takes its first window of WINDOW steps
        longer than the fastest of those by more than twice the slack, that rung is taken for all buckets.
-    4. Every WINDOW steps the seconds in the exchange are compared with those of the first window. Have they
-       changed CHANGED times in two windows running, or have `every` steps passed, it begins again at 1. A
-       plan that a trial finds nearly as good is kept, and no change is looked at for a while.
+    4. Every WINDOW steps the least seconds in an exchange, which a busy machine changes little, are compared
+       with those of the first window. Have they changed CHANGED times and by a part of the step that MATTERS,
+       in two windows running, or have `every` steps passed, it begins again at 1. A plan that a trial finds
+       nearly as good is kept, and no change is looked at for a while.
 
 Waiting for a slow rank counts as exchange, as nobody can tell it from the link.
 
@@ -33,7 +34,7 @@ from laconic.reducers.timetable import Rungs, Timetable, untried
 TRIES, COLD, WARM_UP = 3, 1, 3  # steps of each rung that count, those before them, and those before all
 TOO_LONG = 3.0  # times the best step: no rung below is tried
 WINDOW = 6  # steps between two looks at the exchange's seconds
-CHANGED = 1.5  # times more or less, and it is another link
+CHANGED, MATTERS = 1.5, 0.1  # times more or less, and of the step, and it is another link
 PATIENCE, MOST = 24, 96  # steps in which no change is looked at, after one that has led to nothing: doubled
 Names = tuple[str, ...]
 
@@ -205,7 +206,7 @@ class Trial:
 
     def _look(self, device: torch.device) -> None:
         """A window has passed."""
-        in_exchange = median(sum(sample.took) for sample in self._samples)
+        in_exchange = min(sum(sample.took) for sample in self._samples)
         exchange_s, step_s = self._agreed(
             [in_exchange, median(sample.whole_s for sample in self._samples)], device
         )
@@ -217,7 +218,7 @@ class Trial:
             self.usual_s = exchange_s if self._prove(step_s) else 0.0
             return
         low, high = sorted((usual_s, exchange_s))
-        other = high > CHANGED * low and high - low > self._slack * step_s and not self._rests
+        other = high > CHANGED * low and high - low > MATTERS * step_s and not self._rests
         self._strange = self._strange + 1 if other else 0
         changed = self._strange == 2
         if not changed and self.age * WINDOW < self._every:
