@@ -13,7 +13,7 @@ from laconic.reducers import trial
 
 
 class Burdened(Rank):
-    """A rank whose step t takes `burden(rung, t)` longer."""
+    """A rank whose step t takes `burden(rungs, t)` longer, where buckets stand on these rungs."""
 
     def __init__(self, comm, rate, burden):
         super().__init__(comm, rate)
@@ -21,7 +21,7 @@ class Burdened(Rank):
 
     def step(self, gradient, bad=False):
         means, took = super().step(gradient, bad)
-        more = self._burden(self.bound.trial.rung(BUCKETS[0].names), self.steps - 1)
+        more = self._burden({self.bound.trial.rung(bucket.names) for bucket in BUCKETS}, self.steps - 1)
         self.main += more
         return means, took + more
 
@@ -33,20 +33,20 @@ def plan(rate, burden):
 
 
 def test_a_rung_that_slows_backward_is_not_taken():
-    assert plan("fast", lambda rung, step: 0.0) == (0, 0, 0)
-    assert plan("fast", lambda rung, step: 0.02 if rung == 0 else 0.0) == (1, 1, 1)
+    assert plan("fast", lambda rungs, step: 0.0) == (0, 0, 0)
+    assert plan("fast", lambda rungs, step: 0.02 if rungs == {0} else 0.0) == (1, 1, 1)
 
 
 def test_the_first_steps_of_all_do_not_count(monkeypatch):
     """They are those of the rung that sends least, and would make it look slow."""
 
-    def cold(rung, step):
+    def cold(rungs, step):
         return 0.5 if step < 1 + trial.WARM_UP else 0.0
 
     assert plan("slow", cold) == (5, 5, 5)
     monkeypatch.setattr(trial, "COLD", 0)
     monkeypatch.setattr(trial, "WARM_UP", 0)
-    assert plan("slow", lambda rung, step: 0.5 if step < 4 else 0.0) != (5, 5, 5)
+    assert plan("slow", lambda rungs, step: 0.5 if step < 4 else 0.0) != (5, 5, 5)
 
 
 def test_steps_that_are_slow_now_and_then_are_no_other_link(caplog):
@@ -68,24 +68,10 @@ def test_steps_that_are_slow_now_and_then_are_no_other_link(caplog):
     assert "tried again" not in caplog.text
 
 
-class Mixing(Rank):
-    """A rank whose steps take longer where buckets stand on different rungs."""
-
-    def __init__(self, comm, rate, longer_s):
-        super().__init__(comm, rate)
-        self._longer_s = longer_s
-
-    def step(self, gradient, bad=False):
-        means, took = super().step(gradient, bad)
-        more = self._longer_s if self.rungs and len({*self.rungs}) > 1 else 0.0
-        self.main += more
-        return means, took + more
-
-
 @pytest.mark.parametrize(("longer_s", "rungs"), [(0.0, 2), (0.05, 1)])
 def test_a_plan_of_several_rungs_stays_only_where_its_own_steps_bear_it_out(longer_s, rungs, caplog):
     def body(comm):
-        rank = Mixing(comm, RATES["middling"], longer_s)
+        rank = Burdened(comm, RATES["middling"], lambda rungs, step: longer_s if len(rungs) > 1 else 0.0)
         reckoned = decided(rank)
         for _ in range(trial.WINDOW + 2):
             rank.step(noise)

@@ -90,8 +90,8 @@ def show(screen: Console, found: Probe, path: Path) -> None:
     screen.print(links)
     busy = found.network.busy
     screen.print(
-        f"While workers compute, a message takes {told_seconds(busy.latency_s)}, and a megabyte costs each of"
-        f" them {told_seconds(1e6 * busy.toll_s_a_byte)} of it."
+        f"While workers compute, a message takes {told_seconds(busy.latency_s)}, and a megabyte costs"
+        f" {told_seconds(1e6 * busy.toll_s_a_byte)} of a worker's computing."
     )
     work = found.work
     screen.print(
