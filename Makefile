@@ -5,7 +5,15 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 NATIVE := $(shell find src/laconic/kernels -name '*.cc' -o -name '*.h') CMakeLists.txt
 
-.PHONY: setup demo test check bench soak docs site clean
+# The ends of the range of torch in pyproject.toml.
+LOWEST  := 2.9.0
+HIGHEST := 2.15.0
+TORCH   ?= $(LOWEST)
+OTHER   := .venv-torch-$(TORCH)
+SLICE   := tests/golden tests/unit/test_architecture.py tests/dist/test_fsdp.py tests/dist/test_ddp_replicas.py \
+           tests/dist/test_ddp_state.py
+
+.PHONY: setup demo test test-torch venv-torch check bench soak docs site clean
 
 setup: $(STAMP)
 
@@ -23,30 +31,43 @@ check: setup  ## what the linters and the types say
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
 
+# Tests of ranks wait for each other much of the time: three workers keep two cores busy.
+WORKERS ?= 3
 test: check  ## all tests; a slice of the slow laws
-	$(BIN)/python -m pytest -q -m "not soak" -n logical --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -q -m "not soak" -n $(WORKERS) --dist loadfile
+
+# PYTHON=python3.10 takes another Python too. The package is installed as users install it, and nothing is pinned.
+venv-torch: $(OTHER)/.ready
+
+$(OTHER)/.ready: pyproject.toml $(NATIVE) $(shell find src -name '*.py')
+	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/pip install --quiet 'torch==$(TORCH)' '.[test]'
+	touch $@
+
+test-torch: venv-torch  ## a slice of the tests with another torch, in a venv of its own: TORCH=2.15.0
+	$(OTHER)/bin/python -m pytest -q -m "not soak" $(SLICE)
 
 soak: setup  ## the slow laws in full: repeats, fuzz with AddressSanitizer, kills
 	$(BIN)/python -m pytest -q -m soak
 	$(BIN)/python -m tests.native.fuzz --sanitize --count 1000000
 
 bench: setup  ## a short pass of every benchmark, which writes nothing; without --quick they write their results
-	$(BIN)/laconic bench kernels --quick
-	$(BIN)/laconic bench quantisers --quick
-	$(BIN)/laconic bench entropy --quick
-	$(BIN)/laconic bench wire --quick
-	$(BIN)/laconic bench steps --quick
-	$(BIN)/laconic bench straggler --quick
-	$(BIN)/laconic bench scaling --quick
-	$(BIN)/laconic bench accuracy --quick
+	$(BIN)/python -m benchmarks.kernels --quick
+	$(BIN)/python -m benchmarks.quantisers --quick
+	$(BIN)/python -m benchmarks.entropy --quick
+	$(BIN)/python -m benchmarks.wire --quick
+	$(BIN)/python -m benchmarks.steps --quick
+	$(BIN)/python -m benchmarks.straggler --quick
+	$(BIN)/python -m benchmarks.scaling --quick
+	$(BIN)/python -m benchmarks.accuracy --quick
 
 docs: setup  ## the tables that tests generate, and the site
 	$(BIN)/python -m tests.dist.composition_page > docs/composition.md.new && mv docs/composition.md.new docs/composition.md
-	$(BIN)/python -m docs.write
+	$(BIN)/python -m benchmarks.pages.write
 	$(MAKE) site
 
 site: setup  ## the pages as a site, in build/site: open index.html
 	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) build dist runs .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-torch-* build dist runs .mypy_cache .ruff_cache .pytest_cache

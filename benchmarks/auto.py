@@ -1,41 +1,45 @@
-"""auto() beside each of its rungs alone: seconds of a step, a link that drops, and the loss at the end.
+"""auto() beside each of its candidates alone: seconds of a step, a link that drops, and the loss at the end.
 
     python -m benchmarks.auto             writes benchmarks/results/auto.json: half an hour
     python -m benchmarks.auto --part steps --part drop    some of it; the file keeps what it has of the rest
     python -m benchmarks.auto --quick     one link, one round; writes only with --out
 
-Steps: the GPT of `benchmarks.steps` on two hosts of a lab, over each link; auto() is timed when it has
-decided. Drop: auto() trains at 1 Gbit/s, then at 50 Mbit/s. Told is each step's time after that, and how many
-steps pass until they stay within 15 % of the best rung's there. Loss: the LSTM on Shakespeare's plays, two
-workers, over each link: auto(), and the rung whose step was fastest in a short run of all, with 3 seeds each.
-Needs what `laconic lab` needs; the losses need LACONIC_DATA.
+Steps: the GPT of `benchmarks.steps` on two hosts of a lab, over each link; auto() is timed after it has
+decided. Drop: auto() trains at 1 Gbit/s, then at 50 Mbit/s; 60 steps after that are timed. Loss: the LSTM on
+Shakespeare's plays, two workers, over each link: auto(), and the candidate whose step was fastest in a short
+run of all, with 3 seeds each. Needs what `laconic lab` needs; the losses need LACONIC_DATA.
+
+Bars: auto()'s step takes at most 1.1 times the best candidate's on each link; within 50 steps of the drop,
+steps stay within 1.1 times the best candidate's there; its loss is at most the fastest candidate's, but for
+two standard errors of the difference.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.machine import machine
 from benchmarks.steps import WARM_UP, Ranks, timed
 from benchmarks.steps_contenders import AUTO, SETTLE
 from laconic.lab import Lab, Link, missing
-from laconic.reducers.ladder import RUNGS
+from laconic.reducers.autotune import CANDIDATES
 
 RESULTS = Path(__file__).parent / "results" / "auto.json"
-WAYS = tuple(map(repr, RUNGS))
+FIXED = tuple(map(repr, CANDIDATES))
 PARTS = ("steps", "drop", "loss")
 LINKS = ("1gbit", "100mbit", None)  # None: held back by nothing but the machine
 BEFORE, AFTER = "1gbit", "50mbit"
 AFTERWARDS, CHUNK = 60, 4
-BAR = 1.15  # times the best rung's step
+BAR, WITHIN_STEPS, ERRORS = 1.1, 50, 2.0  # times the best candidate's step; after a drop; of a loss
 MOST, ROUNDS, SEEDS = 16, 3, 3
 SHORT, LONG = 40, 300  # steps of a training
 Row = dict[str, Any]
@@ -63,75 +67,109 @@ def main() -> None:
     if "loss" in parts and not given.quick and os.environ.get("LACONIC_DATA"):
         found["loss"] = [losses(link) for link in links]
     if out := given.out or (None if given.quick else RESULTS):
-        about = {"machine": machine(), "rounds": rounds, "seeds": SEEDS, "bar": BAR}
+        about = {"machine": machine(), "rounds": rounds, "seeds": SEEDS}
         before = json.loads(out.read_text()) if given.part and out.exists() else {}
         out.write_text(json.dumps(before | about | found, indent=1) + "\n")
+    for bar in bars(found):
+        print(f"{'kept' if bar.kept else 'MISSED':>8}: {bar.aim}: {bar.found}", flush=True)
+
+
+class Bar(NamedTuple):
+    """An aim in words, what was found, and whether that keeps it."""
+
+    aim: str
+    found: str
+    kept: bool
+
+
+def bars(found: Row) -> list[Bar]:
+    """The aims of whatever was measured."""
+    rows = []
+    for row in found.get("steps", ()):
+        aim = f"{named(row['link'])}: a step at most {BAR:g} times the best candidate's"
+        rows.append(Bar(aim, f"{row['ratio']:.2f}", row["ratio"] <= BAR))
+    if drop := found.get("drop"):
+        steps = adapted(drop)
+        aim = f"{drop['before']} to {drop['after']}: steps stay within {BAR:g} times the best candidate's"
+        ever = steps < len(drop["seconds"])
+        words = f"from step {steps} on" if ever else "in none of the steps that followed"
+        aim += f", from step {WITHIN_STEPS} at the latest"
+        rows.append(Bar(aim, words, ever and steps <= WITHIN_STEPS))
+    for each in found.get("loss", ()):
+        fastest, ours = (row["test_loss"] for row in each["rows"])
+        more, error = ours["mean"] - fastest["mean"], math.hypot(ours["error"], fastest["error"])
+        aim = f"{named(each['link'])}: a final loss at most that of the fastest candidate"
+        rows.append(Bar(aim, f"{more:+.4f} ± {error:.4f}", more <= ERRORS * error))
+    return rows
+
+
+def named(link: str | None) -> str:
+    """A link in words."""
+    return link or "unshaped"
+
+
+def adapted(drop: Row) -> int:
+    """The step after the drop from which on the median of three stays as fast as it should."""
+    seconds, limit = drop["seconds"], BAR * drop["best_s"]
+    late = [i for i in range(len(seconds)) if statistics.median(seconds[i : i + 3]) > limit]
+    return late[-1] + 1 if late else 0
 
 
 def all_steps(ranks: Ranks, links: Sequence[str | None], rounds: int) -> list[Row]:
-    """A row a link: each way's step, medians over rounds, and auto()'s against the best."""
+    """A row a link: each candidate's step, medians over rounds, and auto()'s against the best."""
     rows = []
     for link in links:
-        seconds: dict[str, list[float]] = {way: [] for way in (*WAYS, AUTO)}
+        seconds: dict[str, list[float]] = {spec: [] for spec in (*FIXED, AUTO)}
         said: list[str] = []
         for _ in range(rounds):
-            for way, found in seconds.items():
-                found.append(one(ranks, way, link))
+            for spec, found in seconds.items():
+                found.append(one(ranks, spec, link))
             said += ranks.ask(do="said")[0]["said"]
-        middle = {way: statistics.median(found) for way, found in seconds.items()}
-        best = min(WAYS, key=lambda way: middle[way])
+        middle = {spec: statistics.median(found) for spec, found in seconds.items()}
+        best = min(FIXED, key=lambda spec: middle[spec])
         row = {"link": link, "seconds": seconds, "best": best, "said": said}
         row["ratio"] = middle[AUTO] / middle[best]
         rows.append(row)
         print(
-            f"{link or 'unshaped':>8}: best {best} {middle[best]:.3f} s, auto() {middle[AUTO]:.3f} s",
+            f"{named(link):>8}: best {best} {middle[best]:.3f} s, auto() {middle[AUTO]:.3f} s",
             flush=True,
         )
         print("\n".join(f"          {each}" for each in said), flush=True)
     return rows
 
 
-def one(ranks: Ranks, way: str, link: str | None) -> float:
+def one(ranks: Ranks, spec: str, link: str | None) -> float:
     """A step's seconds."""
-    if way == AUTO:
-        ranks.over(None, do="build", contender=way, steps=0)
+    if spec == AUTO:
+        ranks.over(None, do="build", contender=spec, steps=0)
         ranks.over(link, do="steps", count=SETTLE[AUTO])
     else:
-        ranks.over(None, do="build", contender=way, steps=WARM_UP)
+        ranks.over(None, do="build", contender=spec, steps=WARM_UP)
     return float(timed(ranks, link, MOST)["step_s"])
 
 
 def drop(ranks: Ranks) -> Row:
-    """Steps of auto() after its link has dropped, and of the best rung there."""
-    best = min(one(ranks, way, AFTER) for way in WAYS)
+    """Steps of auto() after its link has dropped, and of the best candidate there."""
+    best = min(one(ranks, spec, AFTER) for spec in FIXED)
     ranks.over(None, do="build", contender=AUTO, steps=0)
     ranks.over(BEFORE, do="steps", count=SETTLE[AUTO])
     ranks.ask(do="said")
     seconds: list[float] = []
     for _ in range(AFTERWARDS // CHUNK):
-        told = ranks.over(AFTER, do="steps", count=CHUNK)
-        seconds += map(max, zip(*(each["seconds"] for each in told), strict=True))
-    late = [i for i in range(len(seconds)) if statistics.median(seconds[i : i + 3]) > BAR * best]
-    adapted = late[-1] + 1 if late else 0
+        answers = ranks.over(AFTER, do="steps", count=CHUNK)
+        seconds += map(max, zip(*(each["seconds"] for each in answers), strict=True))
     said = ranks.ask(do="said")[0]["said"]
-    print(f"{BEFORE} to {AFTER}: within {BAR} times {best:.3f} s from step {adapted} on: {said}", flush=True)
-    return {
-        "before": BEFORE,
-        "after": AFTER,
-        "best_s": best,
-        "seconds": seconds,
-        "adapted": adapted,
-        "said": said,
-    }
+    print("\n".join(f"          {each}" for each in said), flush=True)
+    return {"before": BEFORE, "after": AFTER, "best_s": best, "seconds": seconds, "said": said}
 
 
 def losses(link: str | None) -> Row:
-    """The loss that auto() ends with, and the best rung."""
-    short = trained(link, [*WAYS], SHORT, 1)
+    """The loss that auto() ends with, and that of the fastest candidate."""
+    short = trained(link, [*FIXED], SHORT, 1)
     best = min(short, key=lambda row: row["step_s"]["mean"])["spec"]
     rows = trained(link, [best, AUTO], LONG, SEEDS)
     for row in rows:
-        print(f"{link or 'unshaped':>8}: {row['spec']} test loss {row['test_loss']}", flush=True)
+        print(f"{named(link):>8}: {row['spec']} test loss {row['test_loss']}", flush=True)
     return {"link": link, "steps": LONG, "rows": rows}
 
 

@@ -1,9 +1,9 @@
-"""The methods whose accuracy is measured at equal steps, each with the dense training it is held against.
+"""The methods whose accuracy is measured at equal steps, each with the dense training to compare it with.
 
 A family shares an optimiser: methods for SGD are compared with dense SGD, methods for Adam with dense Adam.
-`points` marks what should train as dense does: it may lose so many points of accuracy, plus one standard
-error. Everything else is shown as it is. Three sets: every method on 4 workers, and on 8 the reductions whose
-traffic does not grow with their number, and the strategies: on shards that are alike, and on skewed ones.
+`points` marks methods that should train as well as dense: they may lose this many points of accuracy, plus
+one standard error. The others have no bound. Three sets: every method on 4 workers; on 8 workers, the
+reductions whose traffic does not grow with their number, and the strategies, on equal and on skewed shards.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ CONTENDERS = (
         "terngrad()!",
         "terngrad(scale='own')!",
         "qsgd(levels=7)!",
-        "qsgd(levels=1, bucket=128)!",
+        "qsgd(levels=1, block=128)!",
         "nuqsgd()!",
         "natural()!",
         "natural_dithering()!",

@@ -1,8 +1,8 @@
 """What a method's codecs lose of a gradient: |C(x) - x|^2 / |x|^2, its part that is bias, and the bound.
 
-The mean over K = KEYS random keys; a codec that gives the same with two keys has no randomness, and one is
-enough. With C_k the results and m their mean, bias is |m - x|^2 less what the noise of m adds to it, which
-is sum_k |C_k - m|^2 / (K (K - 1)).
+Means are over K = KEYS random keys; a codec that gives the same result with two keys is deterministic, so one
+key is enough. With results C_k and their mean m, bias is |m - x|^2 minus the noise of m, which is
+sum_k |C_k - m|^2 / (K (K - 1)).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from laconic.cli.entries import codec_of
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout
 from laconic.core.turn import mix
-from laconic.strategies.method import Method
+from laconic.exchange.method import Method
 
 KEYS = 64
 

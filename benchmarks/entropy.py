@@ -1,4 +1,4 @@
-"""Entropy coding: bits against what the symbols hold, speed of the codings, and what STC weighs on the wire.
+"""Entropy coding: bits compared with the entropy of the symbols, speed of the codings, and bytes of STC.
 
     python -m benchmarks.entropy             writes benchmarks/results/entropy.json
     python -m benchmarks.entropy --quick     a sixteenth of the elements; writes nothing
@@ -31,24 +31,24 @@ from benchmarks import gradient
 from benchmarks.machine import machine
 from benchmarks.resnet50 import SIZES
 from laconic import kernels
-from laconic.codecs.level_codings import CODINGS
 from laconic.codecs.qsgd import QSGD
+from laconic.codecs.qsgd.level_codings import CODINGS
 from laconic.codecs.selectors.topk import TopK
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.layout import Layout, Segments
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.strategies.method import lift
+from laconic.exchange.method import lift
 
 RESULTS = Path(__file__).parent / "results" / "entropy.json"
 DENSITIES = (0.04, 0.01, 0.0025, 0.001)
 INDICES = ("raw32()", "delta()", "golomb()", "fine_delta()")
 QUANTISERS = (
     QSGD(levels=1),
-    QSGD(levels=1, bucket=0),
+    QSGD(levels=1, block=0),
     QSGD(levels=1, norm="l2"),
-    QSGD(levels=1, bucket=0, norm="l2"),
+    QSGD(levels=1, block=0, norm="l2"),
     QSGD(levels=7),
     QSGD(levels=7, norm="l2"),
 )
@@ -122,9 +122,8 @@ def levels(source: str, x: Tensor, layout: Layout) -> Iterator[dict[str, Any]]:
     """A row for each quantiser and coding of its levels."""
     x, segments = weights(x, layout)
     for codec in QUANTISERS:
-        scales, drawn = kernels.quantise_levels(
-            x, segments, range(len(segments)), levels=codec.levels, bucket=codec.bucket, norm=codec.norm
-        )
+        keys, measure = range(len(segments)), codec.measures(x, segments)
+        scales, drawn = kernels.quantise_levels(x, segments, keys, codec.form, measure)
         parts = segments.views(drawn + codec.levels)
         entropy = sum(held(torch.bincount(part)) for part in parts) / drawn.numel()
         used = float((drawn != 0).float().mean())
@@ -151,7 +150,7 @@ def stc(source: str, x: Tensor, layout: Layout) -> Iterator[dict[str, Any]]:
     rank_x = [x, x.flip(0)]
     for density in (0.01, 0.0025):
         method = lift(f"stc(density={density})")
-        route, codec = method.routes[0], method.routes[0].reducer.codec()
+        route, codec = method.routes[0], method.routes[0].reducer.feedback_codec()
         assert codec is not None
         message = codec.encode_segments(x, layout.segments, range(len(layout))).numel()
         part = method.assign(layout)[0]

@@ -1,12 +1,12 @@
-"""The stored gradient: what the table of methods is measured on, real and small enough for the repository.
+"""The stored gradient for the table of methods: a real one, small enough for the repository.
 
     python -m benchmarks.gradient    trains for some seconds; writes benchmarks/results/gradient.npz
 
 A network of 98 thousand parameters learns handwritten digits for 100 steps of 64 examples; then one worker's
 share, 16 examples, goes backward once. The file holds that gradient, tensor by tensor, float32, under the
-names and in the shapes of the parameters. Its tensors are of very different sizes: the typical entry of the
-first convolution is 11 times that of the large dense layer, of which a quarter is zero (neurons at rest);
-and biases in front of a normalisation, which takes them away, have rounding noise for a gradient.
+names and in the shapes of the parameters. Its tensors differ much in scale: the typical entry of the
+first convolution is 11 times that of the large dense layer, a quarter of which is zero (inactive neurons).
+Biases before a normalisation, which cancels them, have only rounding noise as gradient.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the kernels cost on one thread, as multiples of `copy_` of the same tensor in the same run.
+"""Time of the kernels on one thread, as a multiple of `copy_` of the same tensor in the same run.
 
     python -m benchmarks.kernels            15 rounds; writes benchmarks/results/kernels.json
     python -m benchmarks.kernels --quick    4 rounds; writes nothing
 
-25 M elements at density 0.001; `benchmarks/timing.py` says how times are taken.
+25 M elements at density 0.001; `benchmarks/timing.py` says how times are measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the codes of `learned_code` keep, and what then waits: gradients of digits, at a fixed model.
+"""What the codes of `learned_code` keep, and how the residual grows: gradients of digits, at a fixed model.
 
     python -m benchmarks.learned_code    some minutes; writes nothing
 

@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""The machine and versions that a figure was measured on."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Every registered name on one real gradient: what it sends, what it loses, what it has declared.
+"""Every registered name on one real gradient: what it sends, what it loses, what it declares.
 
     python -m benchmarks.methods                  all names; writes src/laconic/cli/measured.json
-    python -m benchmarks.methods --only topk      specs that begin so; shows them and writes nothing
+    python -m benchmarks.methods --only topk      only specs that start with this; writes nothing
 
-The catalogue decides what is measured: a new method, codec, selector or reducer is in the table by being
-registered. `laconic methods` and docs/methods.md show the figures.
+The catalogue decides what is measured: registering a method, codec, selector or reducer puts it in the
+table. `laconic methods` and docs/methods.md show the figures.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from benchmarks.gradient import FILE, stored
 from benchmarks.payload import LATE, RANKS, STEPS, payload
 from laconic.cli.entries import FIGURES, Measured, examples
 from laconic.core.layout import Layout
+from laconic.exchange.method import lift
 from laconic.methods import catalogue
-from laconic.strategies.method import lift
 from laconic.strategies.strategy import Strategy
 
 TARGET = Path(laconic.cli.__file__).parent / FIGURES

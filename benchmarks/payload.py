@@ -1,4 +1,4 @@
-"""What a worker really hands to collectives: a method at work on the stored gradient, every byte counted.
+"""Payload of a worker: a method runs on the stored gradient, and every byte is counted.
 
 There are RANKS ranks. Each has the same gradient and draws its own random bits. The clock starts at step
 LATE, after every warm-up; the figure is the mean over ranks and STEPS steps, the optimiser's step included.
@@ -14,8 +14,8 @@ from torch.optim import SGD
 
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
-from laconic.strategies.handle import Handle
-from laconic.strategies.method import Method
+from laconic.ddp.handle import Handle
+from laconic.exchange.method import Method
 
 RANKS, STEPS, LATE = 4, 16, 1_000_000  # 16: the longest round of a method that is silent in between
 
@@ -33,7 +33,7 @@ def one_rank(method: Method, gradient: Mapping[str, Tensor], comm: Loopback, ste
     made = [rule.make(parameters, lr=None, weight_decay=0.0) for rule in method.rules]
     optimizer = next((each for each in made if each is not None), None) or SGD(parameters, lr=0.1)
     handle = Handle(method, names, optimizer, Metered(comm))
-    exchange = handle.buckets.exchange
+    exchange = handle.exchange
     exchange.step = LATE
     try:
         for _ in range(steps):

@@ -1,13 +1,13 @@
-"""The planner against the lab: seconds of a step as `laconic plan` forecasts them, and as they were measured.
+"""The planner compared with the lab: seconds of a step as forecast by `laconic plan` and as measured.
 
     python -m benchmarks.predictions                 of results/steps.json; writes results/predictions.json
     python -m benchmarks.predictions --of FILE       of another file of `benchmarks.steps`; writes with --out
     python -m benchmarks.predictions --quick         few methods; writes only with --out
 
 Links and a step with no communication were probed on the same hosts, before any method was timed; what a
-method sends and computes is rehearsed here, in threads. So no forecast has seen a step of the method that it
-is about. The machine is not as fast from one minute to the next: what a step computes is taken as slow as the
-steps with no communication were beside the method's.
+method sends and computes is rehearsed here, in threads. So no forecast has seen a step of its method. The
+machine's speed varies from minute to minute: computing is scaled to the steps with no communication that
+were measured next to the method's.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from benchmarks.machine import machine
 from benchmarks.steps import RESULTS as STEPS
 from benchmarks.steps_contenders import AUTO, DENSE, DGC, OURS, WHOLE
 from laconic.core.layout import Layout
+from laconic.exchange.method import lift
 from laconic.plan.network import Network
 from laconic.plan.rehearsal import rehearse
 from laconic.plan.step import Work, time_line
-from laconic.strategies.method import lift
 
 RESULTS = STEPS.with_name("predictions.json")
-NEAR = 0.2  # how far a forecast may be off
+NEAR, GOOD = 0.2, 8 / 10  # bars: how far a forecast may be off, and the share that may not be farther
 SPECS = {DENSE: "dense()"} | {name: name.removesuffix(WHOLE) for name in OURS if name != AUTO}
 Row = dict[str, Any]
 
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     given = parser.parse_args()
     if not given.of.exists():
-        raise SystemExit(f"there is no {given.of}: run `laconic bench steps` first")
+        raise SystemExit(f"there is no {given.of}: run `python -m benchmarks.steps` first")
     measured = json.loads(given.of.read_text())
     names = (DENSE, DGC) if given.quick else tuple(SPECS)
     rows = [row for workload in measured["workloads"] for row in compared(workload, names)]

@@ -1,10 +1,10 @@
-"""What quantisers cost on one thread: as multiples of `copy_`, and against the same in torch operations.
+"""Time of quantisers on one thread, relative to `copy_` and to the same in torch operations.
 
     python -m benchmarks.quantisers            15 rounds; writes benchmarks/results/quantisers.json
     python -m benchmarks.quantisers --quick    4 rounds; writes nothing
 
 One tensor of 25 M elements through the public codecs, `encode(x, key)` and `decode_add_(wire, out, alpha)`,
-and ResNet-50's 161 tensors in one message; `benchmarks/timing.py` says how times are taken.
+and ResNet-50's 161 tensors in one message; `benchmarks/timing.py` says how times are measured.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What a step costs as workers are added: bytes of a worker and step, and seconds to select, for 1 to 64.
+"""The cost of a step as workers are added: bytes per worker and step, and time to select, for 1 to 64.
 
     python -m benchmarks.scaling            writes benchmarks/results/scaling.json: some minutes
     python -m benchmarks.scaling --quick    1 and 4 workers, fewer steps; writes nothing
 
 Bytes: ranks are threads of one process (`Loopback`), and up to 8 are processes on gloo too, which must count
 the same. Sent and received are what messages hold; with headers they are larger by a packet's 66 bytes and
-more a message (`laconic.comm.link`), which small messages to many ranks are mostly made of.
+more a message (`laconic.comm.wire_model`), which small messages to many ranks are mostly made of.
 
 Seconds: one worker's part of choosing what to send, on a model of ResNet-50's 25.6 M entries, one thread; of
 CGX, which chooses nothing, to encode its message. `benchmarks/selecting.py` says what is in it.
@@ -42,6 +42,8 @@ SPECS = {
     f"oktopk(density={DENSITY})": "Ok-Topk",
     "cgx(bits=4)": "CGX, 4 bits",
 }
+FEW, MANY = 4, 64  # workers: what traffic is compared between
+MOST, LEAST = 1.4, 8  # bars: growth of traffic from FEW to MANY; how much less DEFT selects at 16 than alone
 Row = dict[str, Any]
 
 

@@ -17,19 +17,19 @@ from torch import Tensor
 
 from benchmarks.resnet50 import SIZES
 from laconic.comm.comm import Comm
-from laconic.comm.link import Link
 from laconic.comm.metered import Metered
+from laconic.comm.wire_model import PacketModel
 from laconic.core.layout import Layout
 from laconic.core.turn import mix
-from laconic.strategies.exchange import Exchange
-from laconic.strategies.method import lift
+from laconic.exchange.exchange import Exchange
+from laconic.exchange.method import lift
 
 TENTH = tuple(-(-size // 10) for size in SIZES)
 MODEL = Layout.of((f"layer{i}", (1, size)) for i, size in enumerate(TENTH))
 COMMON = 0.5  # share of the gradient that all workers have, as a multiple of one worker's noise
 
 
-class Messages(Link):
+class Messages(PacketModel):
     """A link without headers: what messages hold, and nothing else."""
 
     def forth(self, nbytes: int) -> int:
@@ -55,8 +55,8 @@ class Traffic:
 
     sent: float
     received: float
-    wire_sent: float
-    wire_received: float
+    network_sent: float
+    network_received: float
     seconds: float
     realised: float  # share of the entries that changed
 
@@ -82,10 +82,10 @@ def play(spec: str, comm: Comm, first: int, steps: int) -> dict[str, float]:
     bare, full = messages.snapshot(), wire.snapshot()
     return asdict(
         Traffic(
-            bare.wire_sent / steps,
-            bare.wire_received / steps,
-            full.wire_sent / steps,
-            full.wire_received / steps,
+            bare.network_sent / steps,
+            bare.network_received / steps,
+            full.network_sent / steps,
+            full.network_received / steps,
             seconds / steps,
             changed / steps / MODEL.numel,
         )

@@ -1,4 +1,4 @@
-"""A task's standings as one small SVG picture: accuracy over how many times smaller, a dot a method."""
+"""A task's standings as one small SVG picture: accuracy by compression ratio, one dot per method."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ from benchmarks.resnet50 import SIZES
 from benchmarks.timing import Call, rounds
 from laconic import kernels
 from laconic.codecs.minmax import MinMax
-from laconic.codecs.selectors.budget import kept_of_each
+from laconic.comm.entries import Entries
 from laconic.core.layout import Layout
-from laconic.reducers.bins import Bins, allot
-from laconic.reducers.borders import Borders
+from laconic.core.selector import kept_of_each
 from laconic.reducers.deft import Deft
-from laconic.reducers.entries import Entries
+from laconic.reducers.deft.bins import Bins, allot
+from laconic.reducers.deft.borders import Borders
 
 LAYOUT = Layout.of((f"layer{i}", (1, size)) for i, size in enumerate(SIZES))
 

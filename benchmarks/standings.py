@@ -1,4 +1,4 @@
-"""How the contenders stand on one task: means over the seeds that are there, and distances from dense."""
+"""How the contenders stand on one task: means over the available seeds, and differences from dense."""
 
 from __future__ import annotations
 

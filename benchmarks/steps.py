@@ -1,4 +1,4 @@
-"""Seconds of a training step over slow links: methods of ours beside PyTorch's and what users write.
+"""Seconds of a training step over slow links: our methods, PyTorch's, and what users write.
 
     python -m benchmarks.steps                    two workloads and links; writes results/steps.json: 40 min
     python -m benchmarks.steps --quick            one of each, a few contenders, 2 steps; keeps nothing
@@ -6,11 +6,10 @@
 
 Each rank is a process with one thread on a host of a lab (`laconic.lab`). A step is forward, backward,
 exchange and `optimizer.step()`, with SGD of momentum 0.9 for all. In every round each contender gets a new
-model, warms up on a link that holds nothing back, and is timed on each link; so what else the machine does
-meets all alike. A round's figure is the slowest rank's median step; told is the median over rounds.
-Efficiency is the same of a step with no communication over it: such steps are timed beside each contender,
-as a machine that others use too is not as fast from one minute to the next, and the median of a round's
-counts. Needs what `laconic lab` needs.
+model, warms up on an unlimited link, and is timed on each link; so other load on the machine affects all
+alike. A round's figure is the slowest rank's median step; the result is the median over rounds. Efficiency
+is the time of a step with no communication divided by this: such steps are timed next to each contender, as
+a shared machine varies in speed, and a round's median counts. Needs what `laconic lab` needs.
 """
 
 from __future__ import annotations
@@ -44,6 +43,11 @@ WARM_UP = 4  # DDP regroups its buckets after the first step, and PowerSGD's hoo
 MOST, LEAST, LONG_S = 16, 2, 5.0  # timed steps, and how long they should take at most
 ROUNDS = 3
 LIMIT_S = 600  # of one answer
+EFFICIENT = {"gpt": 0.88, "square": 0.55}  # bars: of the step without communication over DGC's
+FASTER = {"gpt": 12, "square": 30}  # times faster than dense on the slowest link
+SLOW = "100mbit"
+OVERHEAD = 0.5  # of PowerSGD's, on the GPT
+BEHIND = 1.15  # times the best method of a fixed kind, for auto()
 Row = dict[str, Any]
 
 

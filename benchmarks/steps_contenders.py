@@ -1,4 +1,4 @@
-"""Who takes part in `benchmarks.steps`: methods of ours by their specs, and peers by name."""
+"""The contenders of `benchmarks.steps`: our methods by spec, and others by name."""
 
 from __future__ import annotations
 

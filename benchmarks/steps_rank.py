@@ -26,7 +26,7 @@ from benchmarks.peers.running import Running, sgd
 from benchmarks.steps_contenders import ALONE, build
 from benchmarks.steps_workloads import WORKLOADS
 from laconic.comm.torch_comm import TorchComm
-from laconic.core.linux import interface_bytes
+from laconic.lab.linux import interface_bytes
 from laconic.plan.probe import probe_network, probe_work
 from laconic.tasks.decisions import Decisions
 
@@ -101,7 +101,7 @@ class Rank:
 
     def said(self) -> Answer:
         """What methods have decided."""
-        return {"said": self.decisions.take()}
+        return {"said": self.decisions.pop_all()}
 
     def let_go(self) -> None:
         """Free the last contender's memory, threads and groups."""

@@ -1,4 +1,4 @@
-"""Training without a barrier over slow links: a host that falls asleep, and bytes to the same loss.
+"""Training without a barrier over slow links: one slow host, and bytes to reach the same loss.
 
     python -m benchmarks.straggler             8 hosts; writes benchmarks/results/straggler.json: 40 min
     python -m benchmarks.straggler --part asleep    one part; the file keeps what it has of the other
@@ -6,12 +6,12 @@
 
 Each rank is a process on a host of a lab (`laconic.lab`), and trains a model of 11 million parameters.
 
-Asleep: at 1 Gbit/s the last host sleeps 300 ms before half of its steps, chosen at random. Told is the mean
-over ranks of the seconds until each has done its steps, and of the slowest; without sleep beside it.
+Asleep: at 1 Gbit/s the last host sleeps 300 ms before half of its steps, chosen at random. The result is
+the seconds until a rank has done its steps, as mean over ranks and for the slowest; with and without sleep.
 
-To the same loss: at 100 Mbit/s dense DDP trains for some steps; the held-out loss that it ends with is what
-the others train to, however many steps that takes them. Told is what a host's interface has sent until then,
-headers and all. Needs what `laconic lab` needs.
+To the same loss: at 100 Mbit/s dense DDP trains for some steps; the others train until
+they reach its final held-out loss. The result is the bytes that a host's interface has sent until then,
+including headers. Needs what `laconic lab` needs.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ ROOT = Path(__file__).parent.parent
 DENSE = "dense()"
 ASLEEP = (DENSE, "sgp()", "osgp(staleness=4)", "adpsgd(every=4)", "local_sgd(every=8)")
 FEW = "scatter_reduce(minmax(bits=8))"  # 8 bits up and down, in the traffic of an all-reduce
-TO_LOSS = (f"diloco(every=20, update={FEW})", f"local_sgd(every=20, update={FEW})")
+TO_LOSS = (f"diloco(every=20, compressor={FEW})", f"local_sgd(every=20, compressor={FEW})")
 FAST, SLOW = "1gbit", "100mbit"
 SLEEP_S, SHARE = 0.3, 0.5
 LR = 0.01
 LIMIT_S = 1800  # for one case
+TWICE, FEWER = 2, 20  # bars: times faster than dense beside a host asleep; times fewer bytes to its loss
 Row = dict[str, Any]
 
 

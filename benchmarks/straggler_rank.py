@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import laconic
-from laconic.core.linux import interface_bytes
+from laconic.lab.linux import interface_bytes
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
 
 DEPTH, BATCH, KINDS, NOISE = 10, 8, 10, 2.0

@@ -1,8 +1,8 @@
-"""Times of calls as multiples of one among them, and a table that says whether they hold their bars.
+"""Times of calls relative to one of them, and a table of which meet their bars.
 
-Machines are noisy and shared, so times are CPU time of the one thread that works: what others take of the
-core is left out, what they take of the memory bus is not. In every round each call is timed once; the figure
-is the median over rounds of the ratio inside a round, and the ratio of the least times stands beside it.
+Machines are noisy and shared, so times are CPU time of the one thread that works: this excludes others' use
+of the core, but not of the memory bus. In every round each call is timed once; the figure is the median
+over rounds of the ratio inside a round, and the ratio of the minimum times is shown too.
 """
 
 from __future__ import annotations

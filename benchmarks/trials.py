@@ -1,4 +1,4 @@
-"""One training of one method with one seed: a file of figures and curves, and never twice."""
+"""One training of one method with one seed: kept as a file of figures and curves, never repeated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from laconic.report.summary import plain, summarise
 from laconic.tasks import find
 from laconic.tasks.launcher import WorkerFailed, launch
 from laconic.tasks.loading import prepare
-from laconic.tasks.plan import Event, Plan
+from laconic.tasks.settings import Event, TrainingSettings
 
 FOLDER = Path(__file__).parent / "results" / "accuracy"
 SCRATCH = Path(__file__).parents[1] / "runs" / "accuracy"
@@ -91,7 +91,7 @@ def train(trial: Trial, steps: int = STEPS) -> dict[str, Any]:
     return about | figures | ended | thin
 
 
-def plan_of(trial: Trial, steps: int) -> Plan:
+def plan_of(trial: Trial, steps: int) -> TrainingSettings:
     """The training as `laconic train` would plan it."""
     settings = Settings.of(
         task=trial.task,
@@ -116,7 +116,7 @@ def plan_of(trial: Trial, steps: int) -> Plan:
     data = settings.folder / "data.pt"
     if not data.exists():
         prepare(find(trial.task), None, data)
-    return Plan(
+    return TrainingSettings(
         task=settings.task,
         model=settings.model,
         spec=settings.specs[0],

@@ -3,8 +3,8 @@
     LACONIC_DATA=FOLDER python -m benchmarks.widths    writes benchmarks/results/widths.json
 
 Two gradients: the stored one, and that of the Shakespeare task's GPT after 100 steps of 16 windows. Matrices
-of 1024 elements and more, as `cgx` takes them. The figure is the share of bytes saved against 4 bits for all,
-at an error, really encoded, of no more than theirs.
+of 1024 elements and more, as `cgx` uses them. The figure is the share of bytes saved compared with 4 bits for
+all, at no larger error, measured on encoded data.
 
 Clusters are those of k-means on the logarithms of size and typical entry, ordered by typical entry, with
 widths that rise in that order: of all such, the ones that are shortest within the error allowed. So k-means
@@ -26,8 +26,8 @@ from benchmarks.gradient import stored
 from benchmarks.machine import machine
 from benchmarks.timing import Row, save, show
 from laconic.codecs.minmax import MinMax
-from laconic.reducers.adaptive_bits import CHOICE
-from laconic.reducers.widths import cheapest
+from laconic.reducers.scatter_reduce.adaptive_bits import CHOICE
+from laconic.reducers.scatter_reduce.widths import cheapest
 from laconic.tasks import find
 from laconic.tasks.shakespeare import GPT
 from laconic.tasks.shard import Shard

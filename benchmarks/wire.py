@@ -1,4 +1,4 @@
-"""Bytes on the wire: what `Metered` and `handle.stats()` say, against the counters of the network interface.
+"""Bytes on the wire: `Metered` and `handle.stats()` compared with the counters of the network interface.
 
     python -m benchmarks.wire                      2, 3 and 4 ranks; writes benchmarks/results/wire.json
     python -m benchmarks.wire --quick --out FILE   2 ranks, the larger messages: what the test runs
@@ -79,7 +79,7 @@ def measure(size: int, link: str, cases: list[Case]) -> list[dict[str, Any]]:
 def error(row: dict[str, Any]) -> float:
     """By how much the model is off, of what both directions counted together."""
     counted = row["counted_sent"] + row["counted_received"]
-    return float((row["wire_sent"] + row["wire_received"]) / counted - 1)
+    return float((row["network_sent"] + row["network_received"]) / counted - 1)
 
 
 def line(row: dict[str, Any]) -> str:
@@ -87,7 +87,7 @@ def line(row: dict[str, Any]) -> str:
     return (
         f"{row['ranks']} ranks {row['link']:>7}  {row['what']:<18} {row['nbytes']:>9,} B"
         f"  payload {row['payload_sent']:>10,.0f}"
-        f"  wire {row['wire_sent']:>10,.0f} + {row['wire_received']:>10,.0f}"
+        f"  wire {row['network_sent']:>10,.0f} + {row['network_received']:>10,.0f}"
         f"  counted {row['counted_sent']:>10,.0f} + {row['counted_received']:>10,.0f}  {row['error']:+.2%}"
     )
 

@@ -1,4 +1,4 @@
-"""One rank of `benchmarks.wire`, on its host: a step's bytes by the model and by the interface."""
+"""One rank of `benchmarks.wire`, on its host: the bytes of a step, by the model and by the interface."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.comm.metered import Metered
 from laconic.comm.torch_comm import TorchComm
-from laconic.core.linux import interface_bytes
+from laconic.lab.linux import interface_bytes
 
 Case = tuple[str, int]  # a collective or a method's spec, and bytes of a dense float32 tensor
 Figures = dict[str, float]
 
 STEPS = 10
 SETTLE_S = 0.4  # the last acknowledgements may be 0.2 s late
-KEYS = ("payload_sent", "payload_received", "wire_sent", "wire_received")
+KEYS = ("payload_sent", "payload_received", "network_sent", "network_received")
 
 
 def main(cases: list[Case]) -> None:

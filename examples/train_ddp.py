@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
-from laconic.strategies import checkpoint
+from laconic.tasks import checkpoint
 from laconic.tasks.digits import inputs, load, small_cnn
 from laconic.tasks.shard import Shard
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from laconic.strategies.handle import Handle
+from laconic.ddp.handle import Handle
 
 LR, MOMENTUM = 1e-4, 0.9
 

@@ -7,9 +7,9 @@ from laconic import lowbit as lowbit
 from laconic import optim as optim
 from laconic.core.codec import Codec as Codec
 from laconic.core.spec import parse as parse
-from laconic.methods import catalogue as methods
-from laconic.strategies.compress import compress as compress
+from laconic.ddp.compress import compress as compress
+from laconic.exchange.state import resize as resize
+from laconic.methods import catalogue as catalogue
 from laconic.strategies.distribute import distribute as distribute
-from laconic.strategies.state import resize as resize
 
-__all__ = ["Codec", "compress", "distribute", "lowbit", "methods", "optim", "parse", "resize"]
+__all__ = ["Codec", "catalogue", "compress", "distribute", "lowbit", "optim", "parse", "resize"]

@@ -1,289 +1,564 @@
-"""The native extension: one submodule a target, with the functions of `Target`. Absent without a compiler."""
+from typing import TypeAlias
 
-from typing import Protocol
+import laconic.core.layout
+import laconic.kernels
+import torch
 
-from torch import Tensor
 
-compiled: list[str]
-features: list[str]
+Target: TypeAlias = avx512
 
-class Target(Protocol):
-    # accumulate
-    def all_finite(self, x: Tensor, starts: Tensor, sizes: Tensor, /) -> bool: ...
-    def accumulate_(
-        self, residual: Tensor, grad: Tensor, starts: Tensor, sizes: Tensor, scale: float, decay: float, /
-    ) -> bool: ...
-    def velocity_(
-        self,
-        velocity: Tensor,
-        residual: Tensor,
-        grad: Tensor,
-        starts: Tensor,
-        sizes: Tensor,
-        momentum: Tensor,
-        scale: float,
-        nesterov: bool,
-        /,
-    ) -> bool: ...
-    def add_sparse_(self, x: Tensor, y: Tensor, alpha: float, /) -> None: ...
-    # philox
-    def philox(self, out: Tensor, key: int, offset: int, /) -> None: ...
-    def uniform(self, out: Tensor, key: int, offset: int, /) -> None: ...
-    def dither24(self, out: Tensor, key: int, offset: int, /) -> None: ...
-    # quantise
-    def quantise(
-        self,
-        x: Tensor,
-        starts: Tensor,
-        sizes: Tensor,
-        keys: Tensor,
-        levels: int,
-        bucket: int,
-        powers: bool,
-        base3: bool,
-        norm: int,
-        clip: float,
-        scales: Tensor,
-        floors: Tensor,
-        wire: Tensor,
-        /,
-    ) -> int: ...
-    def quantise_levels(
-        self,
-        x: Tensor,
-        starts: Tensor,
-        sizes: Tensor,
-        keys: Tensor,
-        levels: int,
-        bucket: int,
-        powers: bool,
-        norm: int,
-        clip: float,
-        scales: Tensor,
-        floors: Tensor,
-        made: Tensor,
-        signed: Tensor,
-        /,
-    ) -> int: ...
-    def dequantise_add_(
-        self,
-        wire: Tensor,
-        starts: Tensor,
-        sizes: Tensor,
-        out: Tensor,
-        alpha: float,
-        levels: int,
-        bucket: int,
-        powers: bool,
-        base3: bool,
-        /,
-    ) -> None: ...
-    def levels_add_(
-        self,
-        signed: Tensor,
-        scales: Tensor,
-        starts: Tensor,
-        sizes: Tensor,
-        out: Tensor,
-        alpha: float,
-        levels: int,
-        bucket: int,
-        powers: bool,
-        /,
-    ) -> None: ...
-    def norms(
-        self,
-        x: Tensor,
-        starts: Tensor,
-        sizes: Tensor,
-        bucket: int,
-        norm: int,
-        clip: float,
-        out: Tensor,
-        /,
-    ) -> None: ...
-    # minmax
-    def minmax_encode(
-        self,
-        x: Tensor,
-        starts: Tensor,
-        sizes: Tensor,
-        keys: Tensor,
-        widths: Tensor,
-        bucket: int,
-        stochastic: bool,
-        wire: Tensor,
-        /,
-    ) -> int: ...
-    def minmax_add_(
-        self,
-        wire: Tensor,
-        starts: Tensor,
-        sizes: Tensor,
-        widths: Tensor,
-        bucket: int,
-        out: Tensor,
-        alpha: float,
-        /,
-    ) -> None: ...
-    # scatter
-    def gather(
-        self, x: Tensor, starts: Tensor, sizes: Tensor, indices: Tensor, counts: Tensor, out: Tensor, /
-    ) -> None: ...
-    def scatter_add_(
-        self,
-        out: Tensor,
-        starts: Tensor,
-        sizes: Tensor,
-        indices: Tensor,
-        counts: Tensor,
-        values: Tensor,
-        alpha: float,
-        /,
-    ) -> None: ...
-    def scatter_zero_(
-        self, out: Tensor, starts: Tensor, sizes: Tensor, indices: Tensor, counts: Tensor, /
-    ) -> None: ...
-    # select
-    def topk(
-        self, x: Tensor, starts: Tensor, sizes: Tensor, ks: Tensor, indices: Tensor, counts: Tensor, /
-    ) -> int: ...
-    def sampled_topk(
-        self,
-        x: Tensor,
-        starts: Tensor,
-        sizes: Tensor,
-        ks: Tensor,
-        strides: Tensor,
-        samples: Tensor,
-        ranks: Tensor,
-        keys: Tensor,
-        lower: float,
-        rounds: int,
-        indices: Tensor,
-        counts: Tensor,
-        /,
-    ) -> int: ...
-    def above(
-        self, x: Tensor, starts: Tensor, sizes: Tensor, threshold: Tensor, indices: Tensor, counts: Tensor, /
-    ) -> int: ...
-    def random_indices(
-        self, sizes: Tensor, ks: Tensor, keys: Tensor, indices: Tensor, counts: Tensor, /
-    ) -> None: ...
-    # bitpack
-    def pack_bits(self, codes: Tensor, bits: int, wire: Tensor, /) -> None: ...
-    def unpack_bits(self, wire: Tensor, bits: int, codes: Tensor, /) -> None: ...
-    def pack_ternary(self, levels: Tensor, wire: Tensor, /) -> bool: ...
-    def unpack_ternary(self, wire: Tensor, levels: Tensor, /) -> None: ...
-    # sign
-    def sign_encode(self, x: Tensor, starts: Tensor, sizes: Tensor, block: int, wire: Tensor, /) -> bool: ...
-    def sign_add_(
-        self, wire: Tensor, starts: Tensor, sizes: Tensor, block: int, out: Tensor, alpha: float, /
-    ) -> None: ...
-    def signs(self, x: Tensor, starts: Tensor, sizes: Tensor, signs: Tensor, means: Tensor, /) -> None: ...
-    def signed_add_(
-        self, signs: Tensor, values: Tensor, starts: Tensor, sizes: Tensor, out: Tensor, alpha: float, /
-    ) -> None: ...
-    def zeros(self, x: Tensor, starts: Tensor, sizes: Tensor, bits: Tensor, /) -> None: ...
-    # natural
-    def natural_encode(
-        self, x: Tensor, starts: Tensor, sizes: Tensor, keys: Tensor, bits: int, wire: Tensor, /
-    ) -> bool: ...
-    def natural_add_(
-        self, wire: Tensor, starts: Tensor, sizes: Tensor, bits: int, out: Tensor, alpha: float, /
-    ) -> None: ...
-    # tally
-    def packed_sum(
-        self, wires: Tensor, ranks: int, n: int, bits: int, most: int, sum_bits: int, sums: Tensor, /
-    ) -> int: ...
-    def packed_levels_add_(
-        self,
-        wire: Tensor,
-        scales: Tensor,
-        starts: Tensor,
-        sizes: Tensor,
-        out: Tensor,
-        alpha: float,
-        bits: int,
-        levels: int,
-        zero: int,
-        bucket: int,
-        /,
-    ) -> bool: ...
-    # vote
-    def majority(self, votes: Tensor, voters: int, ties: Tensor, winners: Tensor, /) -> None: ...
-    # entropy
-    def ascending(self, indices: Tensor, counts: Tensor, sizes: Tensor, /) -> bool: ...
-    def rice_most(self, counts: Tensor, sizes: Tensor, /) -> int: ...
-    def rice_encode(self, indices: Tensor, counts: Tensor, sizes: Tensor, wire: Tensor, /) -> int: ...
-    def rice_decode(self, wire: Tensor, counts: Tensor, sizes: Tensor, indices: Tensor, /) -> None: ...
-    def delta_encode(self, indices: Tensor, counts: Tensor, sizes: Tensor, wire: Tensor, /) -> int: ...
-    def delta_decode(self, wire: Tensor, counts: Tensor, sizes: Tensor, indices: Tensor, /) -> None: ...
-    # codebook
-    def hierarchy_encode(
-        self, x: Tensor, starts: Tensor, sizes: Tensor, levels: int, wire: Tensor, /
-    ) -> bool: ...
-    def hierarchy_add_(
-        self, wire: Tensor, starts: Tensor, sizes: Tensor, levels: int, out: Tensor, alpha: float, /
-    ) -> None: ...
-    def quantile_encode(
-        self, x: Tensor, starts: Tensor, sizes: Tensor, bins: int, wire: Tensor, /
-    ) -> bool: ...
-    def quantile_add_(
-        self, wire: Tensor, starts: Tensor, sizes: Tensor, bins: int, out: Tensor, alpha: float, /
-    ) -> None: ...
-    def powers_encode(
-        self, x: Tensor, starts: Tensor, sizes: Tensor, bounds: Tensor, wire: Tensor, /
-    ) -> bool: ...
-    def powers_add_(
-        self, wire: Tensor, starts: Tensor, sizes: Tensor, powers: Tensor, out: Tensor, alpha: float, /
-    ) -> None: ...
-    # elias
-    def elias_bits(self, values: Tensor, /) -> int: ...
-    def elias_encode(self, values: Tensor, wire: Tensor, /) -> None: ...
-    def elias_decode(self, wire: Tensor, values: Tensor, /) -> None: ...
-    # levels
-    def nonzero_counts(self, levels: Tensor, sizes: Tensor, counts: Tensor, /) -> None: ...
-    def split_levels(
-        self, levels: Tensor, sizes: Tensor, indices: Tensor, magnitudes: Tensor, signs: Tensor, /
-    ) -> None: ...
-    def join_levels(
-        self,
-        indices: Tensor,
-        counts: Tensor,
-        sizes: Tensor,
-        magnitudes: Tensor,
-        signs: Tensor,
-        most: int,
-        levels: Tensor,
-        /,
-    ) -> bool: ...
-    def places_of(self, steps: Tensor, counts: Tensor, places: Tensor, sums: Tensor, /) -> None: ...
-    def steps_of(self, places: Tensor, counts: Tensor, steps: Tensor, /) -> None: ...
-    # units
-    def units_encode(self, indices: Tensor, counts: Tensor, sizes: Tensor, wire: Tensor, /) -> int: ...
-    def units_decode(self, wire: Tensor, counts: Tensor, sizes: Tensor, indices: Tensor, /) -> None: ...
-    # lowrank
-    def lowrank_times(
-        self, x: Tensor, starts: Tensor, rows: Tensor, cols: Tensor, rank: int, right: Tensor, left: Tensor, /
-    ) -> None: ...
-    def lowrank_transposed_times(
-        self, x: Tensor, starts: Tensor, rows: Tensor, cols: Tensor, rank: int, left: Tensor, right: Tensor, /
-    ) -> None: ...
-    def lowrank_product_add_(
-        self,
-        x: Tensor,
-        starts: Tensor,
-        rows: Tensor,
-        cols: Tensor,
-        rank: int,
-        left: Tensor,
-        right: Tensor,
-        alpha: float,
-        /,
-    ) -> None: ...
-    def lowrank_orthonormal_(self, packed: Tensor, rank: int, lengths: Tensor, /) -> None: ...
+class portable:
+    @staticmethod
+    def add_sparse_(arg0: torch.Tensor, arg1: torch.Tensor, arg2: float, /) -> None: ...
 
-portable: Target
-avx2: Target
-avx512: Target
+    @staticmethod
+    def all_finite(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, /) -> bool: ...
+
+    @staticmethod
+    def accumulate_(arg0: torch.Tensor, arg1: torch.Tensor, arg2: laconic.core.layout.Segments, arg3: float, arg4: float, /) -> bool: ...
+
+    @staticmethod
+    def velocity_(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: laconic.core.layout.Segments, arg4: torch.Tensor, arg5: float, arg6: bool, /) -> bool: ...
+
+    @staticmethod
+    def pack_bits(arg0: torch.Tensor, arg1: int, arg2: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def unpack_bits(arg0: torch.Tensor, arg1: int, arg2: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def pack_ternary(arg0: torch.Tensor, arg1: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def unpack_ternary(arg0: torch.Tensor, arg1: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def hierarchy_encode(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def hierarchy_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def quantile_encode(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def quantile_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def powers_encode(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def powers_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def elias_bits(arg: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def elias_encode(arg0: torch.Tensor, arg1: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def elias_decode(arg0: torch.Tensor, arg1: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def ascending(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def rice_most(arg0: torch.Tensor, arg1: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def rice_encode(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def rice_decode(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def delta_encode(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def delta_decode(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def gap_widths_encode(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def gap_widths_decode(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def nonzero_counts(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def split_levels(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def join_levels(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, arg5: int, arg6: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def places_of(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def steps_of(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def lowrank_times(arg0: torch.Tensor, arg1: laconic.kernels.Matrices, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def lowrank_transposed_times(arg0: torch.Tensor, arg1: laconic.kernels.Matrices, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def lowrank_product_add_(arg0: torch.Tensor, arg1: laconic.kernels.Matrices, arg2: torch.Tensor, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def lowrank_orthonormal_(arg0: torch.Tensor, arg1: int, arg2: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def minmax_encode(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: laconic.kernels.MinMaxForm, arg4: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def minmax_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: laconic.kernels.MinMaxForm, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def natural_encode(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: int, arg4: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def natural_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def philox(arg0: torch.Tensor, arg1: int, arg2: int, /) -> None: ...
+
+    @staticmethod
+    def uniform(arg0: torch.Tensor, arg1: int, arg2: int, /) -> None: ...
+
+    @staticmethod
+    def dither24(arg0: torch.Tensor, arg1: int, arg2: int, /) -> None: ...
+
+    @staticmethod
+    def quantise(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: laconic.kernels.Form, arg4: laconic.kernels.Measure, arg5: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def quantise_levels(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: laconic.kernels.Form, arg4: laconic.kernels.Measure, arg5: torch.Tensor, arg6: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def dequantise_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: laconic.kernels.Form, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def levels_add_(arg0: torch.Tensor, arg1: torch.Tensor, arg2: laconic.core.layout.Segments, arg3: torch.Tensor, arg4: laconic.kernels.Form, arg5: float, /) -> None: ...
+
+    @staticmethod
+    def norms(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: laconic.kernels.Measure, arg3: int, arg4: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def gather(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def scatter_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, arg5: float, /) -> None: ...
+
+    @staticmethod
+    def scatter_zero_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def topk(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def sampled_topk(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, arg5: torch.Tensor, arg6: torch.Tensor, arg7: float, arg8: int, arg9: torch.Tensor, arg10: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def above(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def random_indices(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def sign_encode(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def sign_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def signs(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def signed_add_(arg0: torch.Tensor, arg1: torch.Tensor, arg2: laconic.core.layout.Segments, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def zeros(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def packed_sum(arg0: torch.Tensor, arg1: int, arg2: int, arg3: int, arg4: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def packed_levels_add_(arg0: torch.Tensor, arg1: torch.Tensor, arg2: laconic.core.layout.Segments, arg3: torch.Tensor, arg4: laconic.kernels.Form, arg5: float, arg6: int, /) -> bool: ...
+
+    @staticmethod
+    def majority(arg0: torch.Tensor, arg1: int, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+class avx2:
+    @staticmethod
+    def add_sparse_(arg0: torch.Tensor, arg1: torch.Tensor, arg2: float, /) -> None: ...
+
+    @staticmethod
+    def all_finite(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, /) -> bool: ...
+
+    @staticmethod
+    def accumulate_(arg0: torch.Tensor, arg1: torch.Tensor, arg2: laconic.core.layout.Segments, arg3: float, arg4: float, /) -> bool: ...
+
+    @staticmethod
+    def velocity_(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: laconic.core.layout.Segments, arg4: torch.Tensor, arg5: float, arg6: bool, /) -> bool: ...
+
+    @staticmethod
+    def pack_bits(arg0: torch.Tensor, arg1: int, arg2: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def unpack_bits(arg0: torch.Tensor, arg1: int, arg2: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def pack_ternary(arg0: torch.Tensor, arg1: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def unpack_ternary(arg0: torch.Tensor, arg1: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def hierarchy_encode(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def hierarchy_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def quantile_encode(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def quantile_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def powers_encode(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def powers_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def elias_bits(arg: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def elias_encode(arg0: torch.Tensor, arg1: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def elias_decode(arg0: torch.Tensor, arg1: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def ascending(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def rice_most(arg0: torch.Tensor, arg1: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def rice_encode(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def rice_decode(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def delta_encode(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def delta_decode(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def gap_widths_encode(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def gap_widths_decode(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def nonzero_counts(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def split_levels(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def join_levels(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, arg5: int, arg6: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def places_of(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def steps_of(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def lowrank_times(arg0: torch.Tensor, arg1: laconic.kernels.Matrices, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def lowrank_transposed_times(arg0: torch.Tensor, arg1: laconic.kernels.Matrices, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def lowrank_product_add_(arg0: torch.Tensor, arg1: laconic.kernels.Matrices, arg2: torch.Tensor, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def lowrank_orthonormal_(arg0: torch.Tensor, arg1: int, arg2: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def minmax_encode(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: laconic.kernels.MinMaxForm, arg4: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def minmax_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: laconic.kernels.MinMaxForm, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def natural_encode(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: int, arg4: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def natural_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def philox(arg0: torch.Tensor, arg1: int, arg2: int, /) -> None: ...
+
+    @staticmethod
+    def uniform(arg0: torch.Tensor, arg1: int, arg2: int, /) -> None: ...
+
+    @staticmethod
+    def dither24(arg0: torch.Tensor, arg1: int, arg2: int, /) -> None: ...
+
+    @staticmethod
+    def quantise(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: laconic.kernels.Form, arg4: laconic.kernels.Measure, arg5: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def quantise_levels(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: laconic.kernels.Form, arg4: laconic.kernels.Measure, arg5: torch.Tensor, arg6: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def dequantise_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: laconic.kernels.Form, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def levels_add_(arg0: torch.Tensor, arg1: torch.Tensor, arg2: laconic.core.layout.Segments, arg3: torch.Tensor, arg4: laconic.kernels.Form, arg5: float, /) -> None: ...
+
+    @staticmethod
+    def norms(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: laconic.kernels.Measure, arg3: int, arg4: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def gather(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def scatter_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, arg5: float, /) -> None: ...
+
+    @staticmethod
+    def scatter_zero_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def topk(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def sampled_topk(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, arg5: torch.Tensor, arg6: torch.Tensor, arg7: float, arg8: int, arg9: torch.Tensor, arg10: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def above(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def random_indices(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def sign_encode(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def sign_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def signs(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def signed_add_(arg0: torch.Tensor, arg1: torch.Tensor, arg2: laconic.core.layout.Segments, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def zeros(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def packed_sum(arg0: torch.Tensor, arg1: int, arg2: int, arg3: int, arg4: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def packed_levels_add_(arg0: torch.Tensor, arg1: torch.Tensor, arg2: laconic.core.layout.Segments, arg3: torch.Tensor, arg4: laconic.kernels.Form, arg5: float, arg6: int, /) -> bool: ...
+
+    @staticmethod
+    def majority(arg0: torch.Tensor, arg1: int, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+class avx512:
+    @staticmethod
+    def add_sparse_(arg0: torch.Tensor, arg1: torch.Tensor, arg2: float, /) -> None: ...
+
+    @staticmethod
+    def all_finite(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, /) -> bool: ...
+
+    @staticmethod
+    def accumulate_(arg0: torch.Tensor, arg1: torch.Tensor, arg2: laconic.core.layout.Segments, arg3: float, arg4: float, /) -> bool: ...
+
+    @staticmethod
+    def velocity_(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: laconic.core.layout.Segments, arg4: torch.Tensor, arg5: float, arg6: bool, /) -> bool: ...
+
+    @staticmethod
+    def pack_bits(arg0: torch.Tensor, arg1: int, arg2: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def unpack_bits(arg0: torch.Tensor, arg1: int, arg2: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def pack_ternary(arg0: torch.Tensor, arg1: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def unpack_ternary(arg0: torch.Tensor, arg1: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def hierarchy_encode(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def hierarchy_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def quantile_encode(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def quantile_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def powers_encode(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def powers_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def elias_bits(arg: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def elias_encode(arg0: torch.Tensor, arg1: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def elias_decode(arg0: torch.Tensor, arg1: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def ascending(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def rice_most(arg0: torch.Tensor, arg1: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def rice_encode(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def rice_decode(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def delta_encode(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def delta_decode(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def gap_widths_encode(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def gap_widths_decode(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def nonzero_counts(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def split_levels(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def join_levels(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, arg5: int, arg6: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def places_of(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def steps_of(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def lowrank_times(arg0: torch.Tensor, arg1: laconic.kernels.Matrices, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def lowrank_transposed_times(arg0: torch.Tensor, arg1: laconic.kernels.Matrices, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def lowrank_product_add_(arg0: torch.Tensor, arg1: laconic.kernels.Matrices, arg2: torch.Tensor, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def lowrank_orthonormal_(arg0: torch.Tensor, arg1: int, arg2: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def minmax_encode(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: laconic.kernels.MinMaxForm, arg4: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def minmax_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: laconic.kernels.MinMaxForm, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def natural_encode(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: int, arg4: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def natural_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def philox(arg0: torch.Tensor, arg1: int, arg2: int, /) -> None: ...
+
+    @staticmethod
+    def uniform(arg0: torch.Tensor, arg1: int, arg2: int, /) -> None: ...
+
+    @staticmethod
+    def dither24(arg0: torch.Tensor, arg1: int, arg2: int, /) -> None: ...
+
+    @staticmethod
+    def quantise(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: laconic.kernels.Form, arg4: laconic.kernels.Measure, arg5: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def quantise_levels(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: laconic.kernels.Form, arg4: laconic.kernels.Measure, arg5: torch.Tensor, arg6: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def dequantise_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: laconic.kernels.Form, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def levels_add_(arg0: torch.Tensor, arg1: torch.Tensor, arg2: laconic.core.layout.Segments, arg3: torch.Tensor, arg4: laconic.kernels.Form, arg5: float, /) -> None: ...
+
+    @staticmethod
+    def norms(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: laconic.kernels.Measure, arg3: int, arg4: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def gather(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def scatter_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, arg5: float, /) -> None: ...
+
+    @staticmethod
+    def scatter_zero_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def topk(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def sampled_topk(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, arg5: torch.Tensor, arg6: torch.Tensor, arg7: float, arg8: int, arg9: torch.Tensor, arg10: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def above(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def random_indices(arg0: torch.Tensor, arg1: torch.Tensor, arg2: torch.Tensor, arg3: torch.Tensor, arg4: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def sign_encode(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, /) -> bool: ...
+
+    @staticmethod
+    def sign_add_(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: int, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def signs(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def signed_add_(arg0: torch.Tensor, arg1: torch.Tensor, arg2: laconic.core.layout.Segments, arg3: torch.Tensor, arg4: float, /) -> None: ...
+
+    @staticmethod
+    def zeros(arg0: torch.Tensor, arg1: laconic.core.layout.Segments, arg2: torch.Tensor, /) -> None: ...
+
+    @staticmethod
+    def packed_sum(arg0: torch.Tensor, arg1: int, arg2: int, arg3: int, arg4: torch.Tensor, /) -> int: ...
+
+    @staticmethod
+    def packed_levels_add_(arg0: torch.Tensor, arg1: torch.Tensor, arg2: laconic.core.layout.Segments, arg3: torch.Tensor, arg4: laconic.kernels.Form, arg5: float, arg6: int, /) -> bool: ...
+
+    @staticmethod
+    def majority(arg0: torch.Tensor, arg1: int, arg2: torch.Tensor, arg3: torch.Tensor, /) -> None: ...
+
+compiled: str = 'portable,avx2,avx512'
+
+features: str = ...

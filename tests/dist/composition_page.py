@@ -1,4 +1,4 @@
-"""docs/composition.md, from what each cell of the table said.
+"""Writes docs/composition.md from the result of every cell.
 
 python -m tests.dist.composition_page > docs/composition.md
 """
@@ -15,9 +15,8 @@ def table(rows: dict[str, list[str]]) -> str:
     lines = [
         "# What works together",
         "",
-        "Every cell is tried by the tests, on two gloo processes: it trains and replicas stay",
-        "bit-identical (those of 0/1 Adam at its rounds), or it is refused with a clear error. `make docs`",
-        "writes this page.",
+        "The tests try every cell on two gloo processes: either it trains and replicas stay bit-identical",
+        "(with 0/1 Adam, at its rounds), or it is refused with a clear error. `make docs` writes this page.",
         "",
         "| method | " + " | ".join(FEATURES) + " |",
         "|---|" + "---|" * len(FEATURES),
@@ -32,14 +31,15 @@ def table(rows: dict[str, list[str]]) -> str:
         "",
         "- *clipping*: under `dgc` a gradient holds velocity; clipping it before `step` works and warns once."
         " Use `clip=` instead.",
-        "- *Join*: a rank that has run out of inputs goes on sending what it still holds.",
-        "- *unused parameters*: what was sent for a parameter that no rank used in a step is still applied.",
-        "- *sparse embeddings*: their gradients are gathered as they are, without compression. torch's Adam"
-        " takes no sparse gradients, so that cell is tried with SGD.",
-        "- *bf16, fp16 and fp64 parameters*: the exchange itself is in float32, or in what the method sends.",
-        "- *Join* under 1-bit and 0/1 Adam: they exchange inside `optimizer.step()`, which a rank that has"
-        " run out of inputs does not call.",
-        "- Not here: DDP's `mixed_precision=`, which takes DDP's only hook: `compress` refuses.",
+        "- *Join*: a rank without further inputs goes on sending what its memory holds.",
+        "- *unused parameters*: a mean gradient is applied even if no rank used the parameter in that step.",
+        "- *sparse embeddings*: their gradients are gathered without compression. torch's Adam does not"
+        " accept sparse gradients, so the test uses SGD there.",
+        "- *bf16, fp16 and fp64 parameters*: the exchange is in float32, or in the type that the method"
+        " sends.",
+        "- *Join* under 1-bit and 0/1 Adam: they communicate inside `optimizer.step()`, which a rank without"
+        " further inputs does not call.",
+        "- `compress` refuses DDP's `mixed_precision=`, which occupies DDP's only hook.",
     ]
     return "\n".join([*lines, *notes, ""])
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from laconic.tasks import find
 from laconic.tasks.loading import prepare
-from laconic.tasks.plan import Plan
+from laconic.tasks.settings import TrainingSettings
 
 
 def digits_plan(folder, *, workers, steps, eval_every, patience_s):
     """SGP on 16 digits a worker and step; the data are written into `folder`."""
     prepare(find("digits"), None, folder / "data.pt")
-    return Plan(
+    return TrainingSettings(
         task="digits",
         model=None,
         spec="sgp()",

@@ -29,7 +29,7 @@ def go(model, optimizer, steps):
 
 
 def resumed(make, go, total, stop):
-    """A training that never stopped, and one that a new pair has taken over: each a model and its optimizer."""
+    """A training that never stopped, and one that a new pair took over: each a model and its optimizer."""
     whole, first, second = make(), make(), make()
     go(*whole, range(total))
     go(*first, range(stop))

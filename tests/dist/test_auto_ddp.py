@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
+from laconic.reducers.autotune import CHOSEN
 from laconic.tasks.decisions import Decisions
 from tests.dist.ddp_world import MANY
 from tests.dist.nets import SGD, agree, flat, loss_of, net
@@ -16,8 +16,13 @@ from tests.dist.test_low_bits_ddp import overflow
 FEW = "auto((sum(), gather(sparse(topk(density=0.1)))))"
 
 
+def candidate_in(tensors):
+    """The candidate that a saved state says was chosen; -1 where none was yet."""
+    return next(int(value) for key, value in tensors.items() if key.endswith(f"/{CHOSEN}"))
+
+
 def decided(spec, steps):
-    """Train; whether replicas agree, what each tensor's rung is in the saved state, and what was said."""
+    """Train; whether replicas agree, the candidate in the saved state, and what was said."""
     heard = Decisions()
     model = DistributedDataParallel(net(), **MANY)
     optimizer = torch.optim.SGD(model.parameters(), **SGD)
@@ -28,43 +33,40 @@ def decided(spec, steps):
         loss_of(model, step).backward()
         optimizer.step()
         same = same and agree(model)
-    prefix = f"rank{dist.get_rank()}/route0/once/rung/"
-    tensors = handle.state_dict()["tensors"]
-    rungs = {key.removeprefix(prefix): int(value) for key, value in tensors.items() if key.startswith(prefix)}
+    chosen = candidate_in(handle.state_dict()["tensors"])
     handle.remove()
-    said = heard.take()
+    said = heard.pop_all()
     heard.close()
-    return same, rungs, said, flat(model)
+    return same, chosen, said, flat(model)
 
 
 @pytest.mark.parametrize("spec", ["auto()", FEW])
 @pytest.mark.parametrize("size", [2, 3])
 def test_all_ranks_decide_alike_and_rank_0_says_so(pool, spec, size):
-    results = pool.run(size, decided, spec, 30)
+    results = pool.run(size, decided, spec, 35)
     first = results[0][1]
-    assert all(same and rungs == first for same, rungs, _, _ in results)
-    assert len(first) == len(list(net().parameters())) and min(first.values()) >= 0
+    assert all(same and chosen == first for same, chosen, _, _ in results)
+    assert first >= 0
     assert "from step" in results[0][2][0]
     assert not any(said for _, _, said, _ in results[1:])
 
 
 def test_one_rank_alone_may_take_it_too(pool):
-    same, rungs, _, _ = pool.run(1, decided, "auto()", 30)[0]
-    assert same and min(rungs.values()) >= 0
+    same, chosen, _, _ = pool.run(1, decided, "auto()", 35)[0]
+    assert same and chosen >= 0
 
 
-@pytest.mark.parametrize("when", [1, 4, 16])
+@pytest.mark.parametrize("when", [1, 7, 16])
 def test_inf_in_the_last_bucket_skips_the_step(pool, when):
-    """In the first rung's trial, in a later one's, and when all is decided."""
+    """While the first candidate is timed, while a later one is, and when all is decided."""
     for each in pool.run(2, overflow, FEW, when, 20):
         assert each.moved == [step != when for step in range(20)]
         assert each.scale == 512.0 and each.agreed
-        rungs = [int(value) for key, value in each.state.items() if "/once/rung/" in key]
-        assert min(rungs) >= 0, "it has decided after all"
+        assert candidate_in(each.state) >= 0, "it has decided after all"
 
 
 def half_way(spec, first, rest):
-    """Train until it has decided, save, and go on in new objects; rungs before and after, and agreement."""
+    """Train until it has decided, save, go on in new objects; candidate before and after, and agreement."""
     model = DistributedDataParallel(net(), **MANY)
     optimizer = torch.optim.SGD(model.parameters(), **SGD)
     handle = laconic.compress(model, optimizer, spec)
@@ -84,14 +86,11 @@ def half_way(spec, first, rest):
         updates.zero_grad()
         loss_of(again, step).backward()
         updates.step()
-    before, after = (
-        {key: int(value) for key, value in state["tensors"].items() if "/once/rung/" in key}
-        for state in (saved, other.state_dict())
-    )
+    before, after = (candidate_in(state["tensors"]) for state in (saved, other.state_dict()))
     return before, after, agree(again)
 
 
-def test_a_resumed_training_goes_on_without_a_new_trial(pool):
+def test_a_resumed_training_goes_on_without_a_new_search(pool):
     for before, after, same in pool.run(2, half_way, FEW, 14, 5):
-        assert before == after and min(before.values()) >= 0
+        assert before == after >= 0
         assert same

@@ -16,8 +16,8 @@ import laconic
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.spec import parse
-from laconic.strategies.fifo import Fifo
-from laconic.strategies.shards import ScatterMean, Shards
+from laconic.ddp.communication_thread import CommunicationThread
+from laconic.ddp.shards import ScatterMean, Shards
 from tests.dist.nets import SGD, batch, net
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -61,7 +61,7 @@ def test_buckets_stay_on_the_device(alone: None, spec: str) -> None:
     handle = laconic.compress(model, optimizer, spec)
     seen = losses(model, optimizer)
     held = {key: value for key, value in handle.state_dict()["tensors"].items() if "/residual/" in key}
-    assert handle.buckets.cut > 1 and seen[-1] < 0.7 * seen[0]
+    assert handle.buckets.per_step > 1 and seen[-1] < 0.7 * seen[0]
     assert all(p.grad is not None and p.grad.device == DEVICE for p in model.parameters())
     assert all(value.device == DEVICE for value in held.values())
     handle.remove()
@@ -98,7 +98,7 @@ def test_a_reduce_scatter_on_the_device_is_that_on_the_host() -> None:
 
 
 def test_jobs_run_beside_the_caller_in_the_order_of_what_they_read() -> None:
-    fifo = Fifo("beside", DEVICE)
+    thread = CommunicationThread("beside", DEVICE)
     x = torch.zeros(1 << 20, device=DEVICE)
     streams = []
 
@@ -108,7 +108,7 @@ def test_jobs_run_beside_the_caller_in_the_order_of_what_they_read() -> None:
 
     for _ in range(50):
         x += 1  # still under way when the job is submitted
-    answer = fifo.submit(twice)
+    answer = thread.submit(twice)
     assert torch.equal(answer.wait(), torch.full_like(x, 100.0))
     assert streams[0] != torch.cuda.current_stream(DEVICE)
-    fifo.close()
+    thread.close()

@@ -36,7 +36,7 @@ def test_a_removed_handle_leaves_plain_ddp_and_makes_room(pool):
 
 
 def broken():
-    from laconic.strategies.exchange import Exchange
+    from laconic.exchange.exchange import Exchange
 
     group = dist.new_group(timeout=timedelta(seconds=5))
     model = DistributedDataParallel(net(), process_group=group, **MANY)
@@ -79,7 +79,7 @@ def forgotten():
     handle = laconic.compress(model, optimizer, "topk(density=0.1)")
     loss_of(model, 0).backward()
     optimizer.step()
-    exchange, thread = weakref.ref(handle.buckets.exchange), handle.buckets.fifo._thread
+    exchange, thread = weakref.ref(handle.exchange), handle.buckets._thread._thread
     del model, optimizer, handle
     gc.collect()
     thread.join(timeout=5)

@@ -11,7 +11,12 @@ import laconic
 from tests.dist.distribute_world import pair, stop_and_go, trained
 from tests.dist.nets import SGD, agree, flat, loss_of, net
 
-SPECS = ["dense()", "dgc(density=0.05)", "local_sgd(every=2)", "local_sgd(every=3, update=minmax(bits=8))"]
+SPECS = [
+    "dense()",
+    "dgc(density=0.05)",
+    "local_sgd(every=2)",
+    "local_sgd(every=3, compressor=minmax(bits=8))",
+]
 
 
 def finished(spec):

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
 
 from laconic.core.errors import NonFiniteError
-from laconic.strategies.bond import GradientBond
+from laconic.strategies.controller import GradientController
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from tests.dist.distribute_world import pair
 from tests.dist.nets import SGD, agree, flat, loss_of
@@ -76,7 +76,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(pool):
         assert unchanged
 
 
-class Told(GradientBond):
+class Told(GradientController):
     """Keeps the losses that it is told."""
 
     def __init__(self):
@@ -88,8 +88,8 @@ class Told(GradientBond):
 
 
 def test_a_loss_is_told_by_hand_or_by_a_closure_as_it_is():
-    weight, bond = torch.ones((), requires_grad=True), Told()
-    optimizer = DistributedOptimizer(torch.optim.SGD([weight], lr=0.5), bond)
+    weight, controller = torch.ones((), requires_grad=True), Told()
+    optimizer = DistributedOptimizer(torch.optim.SGD([weight], lr=0.5), controller)
 
     def closure():
         loss = weight * 2
@@ -100,4 +100,4 @@ def test_a_loss_is_told_by_hand_or_by_a_closure_as_it_is():
     optimizer.step()
     optimizer.step(closure)
     optimizer.step()
-    assert bond.losses == [2.0, 0.0, None]
+    assert controller.losses == [2.0, 0.0, None]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from laconic.strategies import checkpoint
+from laconic.tasks import checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_ddp.py"
 STEPS, EVERY = 40, 10

@@ -15,7 +15,7 @@ from tests.dist.digits_plan import digits_plan
 
 STEPS, WORKERS, TESTED = 300, 8, 360
 POINT = TESTED / 100  # right answers
-SPECS = ["sgp()", "osgp(staleness=4)", "adpsgd()", "diloco(every=10)", "lsgd(every=8, local=4)"]
+SPECS = ["sgp()", "osgp(staleness=4)", "adpsgd()", "diloco(every=10)", "lsgd(every=8, ranks_per_node=4)"]
 whole: dict[str, int] = {}  # right answers of the model that nobody disturbed
 
 

@@ -268,7 +268,7 @@ def test_train_spreads_its_workers_over_hosts_and_tells_their_bytes(tmp_path: Pa
     steps = [event for event in events if event["kind"] == "step"]
     assert told[2] > sum(event["payload_sent"] for event in steps if event["rank"] == 2)
     assert told[0] <= counted[0] and told[2] <= counted[1]
-    assert "Interfaces of hosts counted" in said
+    assert "Bytes that a host's interface sent" in said
 
 
 def test_a_killed_keeper_is_an_error_and_no_hang() -> None:

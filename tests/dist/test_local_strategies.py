@@ -16,8 +16,8 @@ from tests.dist.nets import SGD, agree, flat, loss_of, net
 SPECS = [
     "slowmo(every=3)",
     "slowmo(every=3, base=osgp(), beta=0.3)",
-    "diloco(every=3, update=minmax(bits=8))",
-    "lsgd(every=4, local_every=2, local=2)",
+    "diloco(every=3, compressor=minmax(bits=8))",
+    "lsgd(every=4, local_every=2, ranks_per_node=2)",
     "easgd(every=2)",
 ]
 
@@ -55,7 +55,7 @@ def test_a_resumed_run_has_the_same_bits_and_ends_alike(pool, spec):
 
 def at_paces_of_their_own():
     """Train for a while, rank 0 slowly. Its state may be saved on the way; steps, rounds, the model."""
-    model, optimizer = pair("lsgd(every=4, local_every=4, local=1, count='total')")
+    model, optimizer = pair("lsgd(every=4, local_every=4, ranks_per_node=1, count='total')")
     steps = 0
     for until in (2, 4):  # meetings
         while optimizer.notes().get("rounds", 0) < until:
@@ -83,7 +83,7 @@ def test_a_slow_rank_does_fewer_steps_and_ranks_end_as_they_like(pool):
 
 def silent(told_by):
     """The error of this rank where only some tell their losses."""
-    model, optimizer = pair("lsgd(every=2, local_every=2, local=2)")
+    model, optimizer = pair("lsgd(every=2, local_every=2, ranks_per_node=2)")
     try:
         for step in range(2):
             loss_of(model, step).backward()
@@ -99,7 +99,7 @@ def silent(told_by):
 def test_a_loss_that_one_rank_does_not_tell_is_missed_on_all(pool):
     for kind, text in pool.run(4, silent, (0, 1, 3)):
         assert kind is AttachError
-        assert "rank 2 has told no loss" in text
+        assert "rank 2 has noted no loss" in text
     for kind, _ in pool.run(2, silent, (0, 1)):
         assert kind is type(None)
 
@@ -113,4 +113,4 @@ def without_machines():
 
 def test_machines_that_nobody_told_of_are_asked_for(pool):
     for text in pool.run(2, without_machines):
-        assert "set local= to the number of ranks a machine" in text
+        assert "set ranks_per_node= to the number of ranks per machine" in text

@@ -27,11 +27,11 @@ SPECS = [
     "slowmo(every=3)",
     "slowmo(every=3, base=sgp())",
     "slowmo(every=3, base=adpsgd())",
-    "diloco(every=3, update=minmax(bits=8))",
-    "lsgd(every=4, local_every=2, local=2)",
-    "lsgd(every=4, local_every=2, local=1, count='total')",
+    "diloco(every=3, compressor=minmax(bits=8))",
+    "lsgd(every=4, local_every=2, ranks_per_node=2)",
+    "lsgd(every=4, local_every=2, ranks_per_node=1, count='total')",
     "easgd(every=3)",
-    "by_machine(local_sgd(every=2), local=2)",
+    "by_machine(local_sgd(every=2), ranks_per_node=2)",
 ]
 
 
@@ -66,7 +66,7 @@ def check(outcomes, living):
         assert bool(model.isfinite().all())
 
 
-@pytest.mark.parametrize("spec", ["osgp(staleness=2)", "diloco(every=3, update=minmax(bits=8))"])
+@pytest.mark.parametrize("spec", ["osgp(staleness=2)", "diloco(every=3, compressor=minmax(bits=8))"])
 def test_the_others_go_on_when_one_is_killed(pool, spec):
     check(pool.fresh(3, train_with_a_loss, spec, 1, KILLED, 4, timeout_s=90.0), [0, 2])
 
@@ -77,7 +77,7 @@ def test_who_does_not_talk_to_the_lost_one_hears_of_it_too(pool):
 
 
 def test_a_machine_may_lose_a_rank(pool):
-    spec = "lsgd(every=4, local_every=2, local=2)"
+    spec = "lsgd(every=4, local_every=2, ranks_per_node=2)"
     check(pool.fresh(4, train_with_a_loss, spec, 1, KILLED, 3, timeout_s=90.0), [0, 2, 3])
 
 
@@ -163,7 +163,9 @@ def dies_and_comes_back(spec, lost, at):
     return optimizer.notes()["living"], flat(model), began
 
 
-@pytest.mark.parametrize("spec", ["sgp()", "adpsgd()", "diloco(every=3)", "by_machine(local_sgd(every=2), local=1)"])
+@pytest.mark.parametrize(
+    "spec", ["sgp()", "adpsgd()", "diloco(every=3)", "by_machine(local_sgd(every=2), ranks_per_node=1)"]
+)
 def test_a_new_process_takes_the_place_of_one_that_died(pool, spec, monkeypatch):
     """It begins at the others' average and step; at the end all are there, and alike."""
     monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")

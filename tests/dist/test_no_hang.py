@@ -35,10 +35,10 @@ def check(pool, which: str, size: int, steps: int) -> None:  # type: ignore[no-u
 
 
 @pytest.mark.parametrize(
-    ("which", "size"), [(SPECS[0], 2), pytest.param(SPECS[1], 4, marks=pytest.mark.soak)]
+    ("which", "size", "steps"), [(SPECS[0], 2, 60), pytest.param(SPECS[1], 4, 200, marks=pytest.mark.soak)]
 )
-def test_many_buckets_do_not_hang(pool, which, size):
-    check(pool, which, size, steps=200)
+def test_many_buckets_do_not_hang(pool, which, size, steps):
+    check(pool, which, size, steps)
 
 
 @pytest.mark.soak

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from tests.dist.ddp_world import stop_and_go
-from tests.dist.nets import agree, loss_of, net, train
+from tests.dist.nets import agree, loss_of, net
 from tests.dist.test_low_bits_ddp import overflow
 
 
@@ -27,18 +27,11 @@ def long_run(steps):
     return stats.buckets, agree(model) and stats.steps == steps, stats.payload_sent / stats.dense
 
 
-def test_many_buckets_do_not_hang(pool):
-    for buckets, same, share in pool.run(4, long_run, 100, timeout_s=240):
+@pytest.mark.parametrize("steps", [30, pytest.param(100, marks=pytest.mark.soak)])
+def test_many_buckets_do_not_hang(pool, steps):
+    for buckets, same, share in pool.run(4, long_run, steps, timeout_s=240):
         assert buckets >= 8 and same
         assert share < 0.1
-
-
-@pytest.mark.parametrize("spec", ["powersgd(rank=1)", "powersgd(rank=4)"])
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_replicas_stay_bit_identical(pool, spec, size):
-    for _, same, stats in pool.run(size, train, spec):
-        assert same and stats.steps == 6
-        assert stats.payload_sent < stats.dense / 2
 
 
 @pytest.mark.parametrize("spec", ["powersgd(rank=1)", "powersgd(rank=2)"])

@@ -41,4 +41,4 @@ def test_a_fault_of_the_script_keeps_its_own_traceback(tmp_path: Path) -> None:
     assert first == "Traceback (most recent call last):"
     assert place == f'  File "{tmp_path / "script.py"}", line 5, in <module>'
     assert error == "ZeroDivisionError: the script's argument"
-    assert said.startswith("laconic: rank 1: ") and said.endswith("exit code 1; what it said is above")
+    assert said.startswith("laconic: rank 1: ") and said.endswith("exit code 1; its output is above")

@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from laconic.comm.link import SHORT
 from laconic.comm.torch_comm import TorchComm
+from laconic.comm.wire_model import SHORT
 from laconic.core.errors import PeerError
 
 SIZES = (1, 2, 3, 4)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from laconic.report.ledger import EVENTS, read_events
-from laconic.strategies import checkpoint
+from laconic.tasks import checkpoint
 
 LIMIT_S = 180
 THIRD_PARTY = """
@@ -122,7 +122,7 @@ def test_ctrl_c_ends_all_and_keeps_what_was_measured(tmp_path: Path) -> None:
     assert "Interrupted" in output and not complaints
     assert group_is_gone(process.pid), "a worker is left"
     report = (tmp_path / "run" / "report.html").read_text()
-    assert "Interrupted: this report holds what was measured until then." in report
+    assert "Interrupted: this report covers what was measured until then." in report
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rows"][0]["steps"] > 5
 
 
@@ -142,7 +142,7 @@ def test_a_crash_shows_that_workers_traceback(tmp_path: Path) -> None:
     assert "Traceback" in complaints and "ZeroDivisionError: a fault of rank 1" in complaints
     *_, books, reason = complaints.strip().splitlines()
     assert reason == "laconic: faulty(), seed 0: rank 1: ZeroDivisionError: a fault of rank 1"
-    assert books == f"every step until then is in {tmp_path / 'run' / EVENTS}"
+    assert books == f"all steps before this error are in {tmp_path / 'run' / EVENTS}"
     assert group_is_gone(process.pid), "a worker is left"
 
 
@@ -210,7 +210,7 @@ def test_a_resumed_run_ends_with_the_same_bits_and_never_from_a_damaged_part(tmp
     code, output, complaints = finish(start(tmp_path, *arguments, "--name", "cut", "--resume"))
     assert code == 0, complaints
     plain = output.replace("\n", "")
-    assert "seed 0: is done already" in plain and "seed 1: resumes from" in plain
+    assert "seed 0: already done" in plain and "seed 1: resumes from" in plain
 
     def ends(name: str) -> list[dict[str, object]]:
         place = tmp_path / name / "dgc_density_0.05" / "seed1" / "step-000030"

@@ -38,7 +38,7 @@ def events_of(plan):
 def test_a_strategy_with_patience_goes_on_without_a_killed_worker(plan):
     events = events_of(plan)
     (lost,) = (event for event in events if event["kind"] == "lost")
-    assert "was killed by SIGKILL" in lost["said"]
+    assert "was killed by SIGKILL" in lost["message"]
     assert lost["step"] < STEPS
     survivors = {0, 1, 2} - {lost["rank"]}
     last = [event for event in events if event["kind"] == "eval" and event["step"] == STEPS]
@@ -69,7 +69,7 @@ def test_a_method_ends_with_its_worker(plan):
 def test_patience_is_checked_and_excludes_checkpoints(tmp_path):
     with pytest.raises(SpecError, match="--patience must be a finite number above 0"):
         settings(tmp_path, patience=0)
-    with pytest.raises(SpecError, match="do not go together"):
+    with pytest.raises(SpecError, match="cannot be combined"):
         settings(tmp_path, patience=5.0, checkpoint_every=10)
 
 

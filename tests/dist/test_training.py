@@ -11,9 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.core.errors import StateError
-from laconic.strategies import checkpoint
-from laconic.tasks import find
-from laconic.tasks.plan import Plan
+from laconic.tasks import checkpoint, find
+from laconic.tasks.settings import TrainingSettings
 from laconic.tasks.shard import Shard
 from laconic.tasks.task import cross_entropy
 from laconic.tasks.training import MODEL, train_rank
@@ -31,7 +30,7 @@ def plan(tmp_path):
         tensors[f"{part}_x"] = torch.randint(0, 17, (n, 1, 8, 8), dtype=torch.uint8, generator=rng)
         tensors[f"{part}_y"] = torch.randint(0, 10, (n,), dtype=torch.uint8, generator=rng)
     torch.save(tensors, tmp_path / "data.pt")
-    return Plan(
+    return TrainingSettings(
         task="digits", model="mlp", spec="dense()", seed=3, workers=2, steps=STEPS, batch=BATCH, lr=None,
         eval_every=2, checkpoint_every=0, data=tmp_path / "data.pt", folder=tmp_path, threads=1,
     )  # fmt: skip
@@ -99,7 +98,7 @@ def parts(plan, step):
 
 def test_a_strategy_goes_on_from_a_checkpoint_with_the_same_bits(pool, plan):
     """Stopped between two meetings, where replicas differ and the carrier has its memory."""
-    plan = replace(plan, spec="local_sgd(every=3, update=sign())", checkpoint_every=1, skew=0.5)
+    plan = replace(plan, spec="local_sgd(every=3, compressor=sign())", checkpoint_every=1, skew=0.5)
     whole = pool.run(2, trained, plan)
     ends, model = parts(plan, STEPS), torch.load(plan.folder / MODEL)
     again = replace(plan, resume_from=plan.folder / "step-000005")

@@ -16,12 +16,12 @@ from tests.dist.nets import SGD, agree, loss_of, net, train
 from tests.dist.test_low_bits_ddp import overflow
 
 TOPK = "gather(sparse(topk(density=0.05)))"
-SPEC = f"two_level(sum(), {TOPK}, local=2)"
+SPEC = f"two_level(sum(), {TOPK}, ranks_per_node=2)"
 
 
 @pytest.mark.parametrize("outer", [TOPK, "powersgd(rank=1)", "server(cast('bf16'), cast('bf16'))"])
 def test_replicas_stay_bit_identical(pool, outer):
-    for _, same, stats in pool.run(4, train, f"two_level(sum(), {outer}, local=2)"):
+    for _, same, stats in pool.run(4, train, f"two_level(sum(), {outer}, ranks_per_node=2)"):
         assert same and stats.steps == 6
 
 
@@ -74,7 +74,7 @@ def refusals():
     optimizer, said = torch.optim.SGD(model.parameters(), **SGD), []
     for local in (3, 0):
         try:
-            laconic.compress(model, optimizer, f"two_level(sum(), {TOPK}, local={local})")
+            laconic.compress(model, optimizer, f"two_level(sum(), {TOPK}, ranks_per_node={local})")
         except SpecError as error:
             said.append(str(error))
     laconic.compress(model, optimizer, SPEC).remove()
@@ -83,5 +83,5 @@ def refusals():
 
 def test_a_mesh_that_does_not_fit_is_refused_on_every_rank(pool):
     for rank, (first, second) in enumerate(pool.run(4, refusals)):
-        assert "local=3 does not divide the 4 ranks" in first
+        assert "ranks_per_node=3 does not divide the 4 ranks" in first
         assert "rank 0 does not know its machine" in second, rank

@@ -16,14 +16,6 @@ def many(spec):
     return train(spec, **MANY)
 
 
-@pytest.mark.parametrize("spec", METHODS)
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_replicas_stay_bit_identical(pool, spec, size):
-    for _, same, stats in pool.run(size, many, spec):
-        assert same and stats.steps == 6
-        assert stats.payload_sent < stats.dense / 2
-
-
 def both_ways(spec):
     return train(spec)[0], many(spec)[0]
 

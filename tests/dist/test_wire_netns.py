@@ -25,5 +25,5 @@ def test_the_model_of_the_wire_equals_the_counters(tmp_path):
     assert {row["what"] for row in rows} >= {"all_reduce", "all_gather"}
     for row in rows:
         assert row["payload_sent"] >= 1_000_000, row
-        assert abs(row["wire_sent"] / row["counted_sent"] - 1) < 0.03, row
-        assert abs(row["wire_received"] / row["counted_received"] - 1) < 0.03, row
+        assert abs(row["network_sent"] / row["counted_sent"] - 1) < 0.03, row
+        assert abs(row["network_received"] / row["counted_received"] - 1) < 0.03, row

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from laconic.comm.comm import Comm
+from laconic.comm.sent import Sent
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
-from laconic.reducers.reducer import BoundReducer, Reducer, Sent
+from laconic.reducers import BoundReducer, Reducer
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,11 +1,12 @@
 """Store the wires of codecs that have none stored yet; never change those that are.
 
-    python -m tests.golden.make                  adds what is missing
-    python -m tests.golden.make --replace SPEC   after a change of format on purpose: say so in the changelog
+    python -m tests.golden.make                  adds what is missing to the present version's file
+    python -m tests.golden.make --replace SPEC   a change of format that no version has been released with
 
-`wires.json` maps spec and size to {"wire", "decoded"}: bytes in hexadecimal, or their SHA-256 where there are
-more than 64. The input is made of Philox words and exact float32 operations only, so that every machine and
-every version of torch makes the same.
+Each version has a file of the wires that are new in it, and files of released versions are kept for ever as
+they are: docs/wire_format.md has the promise. `wires-VERSION.json` maps spec and size to {"wire", "decoded"}:
+bytes in hexadecimal, or their SHA-256 where there are more than 64. The input is made of Philox words and
+exact float32 operations only, so that every machine and every version of torch makes the same.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import torch
@@ -24,7 +26,12 @@ from laconic.core.spec import parse
 
 from ..laws.table import specs
 
-STORED = Path(__file__).with_name("wires.json")
+HERE = Path(__file__).parent
+PROJECT = (HERE.parents[1] / "pyproject.toml").read_text()
+VERSION = re.findall(r'^version = "(.+)"$', PROJECT, re.MULTILINE)[0]
+FILES = {path.stem.removeprefix("wires-"): path for path in sorted(HERE.glob("wires-*.json"))}
+PRESENT = HERE / f"wires-{VERSION}.json"
+Wires = dict[str, dict[str, dict[str, str]]]  # spec -> size -> what was made
 SIZES = (0, 1, 2, 7, 100, 1001)
 KEY = 0x5EED
 
@@ -48,9 +55,9 @@ def made_now(spec: str, n: int) -> dict[str, str]:
     return {"wire": digest(wire), "decoded": digest(codec.decode(wire, n))}
 
 
-def stored() -> dict[str, dict[str, dict[str, str]]]:
-    """Spec to size to what was made once."""
-    wires: dict[str, dict[str, dict[str, str]]] = json.loads(STORED.read_text()) if STORED.exists() else {}
+def stored(path: Path) -> Wires:
+    """What a file holds; nothing where there is none yet."""
+    wires: Wires = json.loads(path.read_text()) if path.exists() else {}
     return wires
 
 
@@ -60,12 +67,15 @@ def main() -> None:
     )
     options.add_argument("--replace", metavar="SPEC", action="append", default=[])
     replaced = [repr(parse(spec)) for spec in options.parse_args().replace]
-    wires = stored()
+    wires = stored(PRESENT)
+    released = {spec for path in FILES.values() if path != PRESENT for spec in stored(path)}
+    if fixed := released.intersection(replaced):
+        raise SystemExit(f"{sorted(fixed)}: released with this format; give the new one a name of its own")
     for spec in specs(Codec):
-        if spec not in wires or spec in replaced:
+        if spec not in wires.keys() | released or spec in replaced:
             wires[spec] = {str(n): made_now(spec, n) for n in SIZES}
             print("stored", spec)
-    STORED.write_text(json.dumps(dict(sorted(wires.items())), indent=1) + "\n")
+    PRESENT.write_text(json.dumps(dict(sorted(wires.items())), indent=1) + "\n")
 
 
 if __name__ == "__main__":

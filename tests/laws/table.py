@@ -11,6 +11,8 @@ from laconic import kernels
 from laconic.core.codec import Codec
 from laconic.core.layout import Segments
 from laconic.core.spec import Spec, find, names, parse
+from laconic.exchange.method import Paper
+from laconic.reducers import Reducer
 
 SIZES = (0, 1, 2, 7, 100, 1001, 65537)
 INPUTS = ("normal", "heavy", "zeros", "constant", "spike", "denormal", "huge")
@@ -29,6 +31,13 @@ def specs(kind: type[Spec]) -> list[str]:
             found += maker.examples or (f"{name}()",)
     assert found, f"no {kind.__name__} is registered"
     return [repr(parse(text)) for text in found]
+
+
+def compressors() -> list[str]:
+    """Every registered method, and every reducer that `compress` lifts to one."""
+    makers = ((name, find(name)) for name in names())
+    papers = [maker.examples or (f"{name}()",) for name, maker in makers if isinstance(maker, Paper)]
+    return [repr(parse(text)) for texts in papers for text in texts] + specs(Reducer)
 
 
 def given(name: str, n: int) -> Tensor:
@@ -70,4 +79,5 @@ def decoded(codec: Codec, x: Tensor, draws: int) -> Tensor:
 
 def same(a: Tensor, b: Tensor) -> bool:
     """Equal bit for bit, so that -0.0 differs from 0.0 and NaN equals itself."""
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+    alike = a.dtype == b.dtype and a.shape == b.shape
+    return alike and torch.equal(*(each.flatten().view(torch.uint8) for each in (a, b)))

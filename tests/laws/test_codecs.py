@@ -173,13 +173,13 @@ def test_clear_zeroes_what_the_wire_carries(spec: str, live: str) -> None:
 def test_what_is_no_vector_key_or_size_is_refused_with_a_way_out(spec: str) -> None:
     codec, x = parse(spec), given("normal", 10)
     wire = codec.encode(x)
-    for bad, way_out in (
+    for bad, hint in (
         (x.tolist(), "torch.tensor(x, dtype=torch.float32) is one"),
         (x.double(), "x.to(torch.float32) is one"),
         (x.view(2, 5), r"x.flatten() is one"),
         (x.repeat_interleave(2)[::2], "x.contiguous() is one"),
     ):
-        with pytest.raises(ValueError, match=f"x must be a contiguous vector.*{re.escape(way_out)}"):
+        with pytest.raises(ValueError, match=f"x must be a contiguous vector.*{re.escape(hint)}"):
             codec.encode(bad)
     for key in (-1, 2**64, "a", 0.5):
         with pytest.raises(ValueError, match=r"key must be a whole number in 0.*got"):

@@ -11,13 +11,13 @@ from laconic.comm.loopback import Loopback
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
+from laconic.exchange.method import Route, everything, routes
 from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.reducers.gather import Gather
-from laconic.strategies.method import Route, everything, routes
 from tests.laws.worlds import everywhere, exchange_on, one_step
 
 LAYOUT = Layout.of([("w", (5, 2509))])
-WILD = QSGD(levels=7, bucket=0, norm="l2")  # omega = sqrt(12545) / 7 - 1 = 15
+WILD = QSGD(levels=7, block=0, norm="l2")  # omega = sqrt(12545) / 7 - 1 = 15
 STEPS = 40
 
 
@@ -29,16 +29,16 @@ class Trusting(ErrorFeedback):
 
 
 @pytest.mark.parametrize(
-    ("codec", "way_out"),
+    ("codec", "hint"),
     [
-        (WILD, "or another method: error_fed(qsgd(bucket=0, norm='l2'), damped=True)"),
+        (WILD, "or another method: error_fed(qsgd(block=0, norm='l2'), damped=True)"),
         (Ternary(), "more levels"),
     ],
 )
-def test_the_way_out_of_divergence_is_one_that_this_codec_has(codec: Codec, way_out: str) -> None:
+def test_the_way_out_of_divergence_is_one_that_this_codec_has(codec: Codec, hint: str) -> None:
     with pytest.raises(SpecError) as refused:
         ErrorFeedback().gain(codec, LAYOUT)
-    assert str(refused.value).endswith(way_out)
+    assert str(refused.value).endswith(hint)
 
 
 def residuals(feedback: ErrorFeedback) -> list[float]:

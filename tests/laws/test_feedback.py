@@ -10,8 +10,8 @@ from torch import Tensor
 
 from laconic.core.errors import SpecError, StateError
 from laconic.core.layout import Layout
+from laconic.exchange.method import lift
 from laconic.feedback.error_feedback import ErrorFeedback
-from laconic.strategies.method import lift
 from tests.laws.worlds import MODEL, Settings, cut, everywhere, exchange_on, gradient, one_step, take
 
 ERROR_FED = [
@@ -191,7 +191,7 @@ def test_a_state_loaded_into_a_dense_warm_up_takes_the_momentum_again() -> None:
 
 
 def test_error_feedback_refuses_what_makes_it_diverge() -> None:
-    class Wild(type(lift("cast('bf16')").routes[0].reducer.codec())):  # type: ignore[misc]
+    class Wild(type(lift("cast('bf16')").routes[0].reducer.feedback_codec())):  # type: ignore[misc]
         unbiased = True
 
         def omega(self, n: int) -> float:

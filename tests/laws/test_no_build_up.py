@@ -19,7 +19,7 @@ from .worlds import everywhere, exchange_on
 DENSITY = 0.01
 COUNTED = [f"{name}(density={DENSITY})" for name in ("deft", "cltk", "gtopk", "oktopk")]
 PACED = [f"{name}(density={DENSITY})" for name in ("micro", "exdyna")]
-SIZES = (2, 4, 8, 16, 32, 64)
+SIZES = (2, 4, 8, 16, *(pytest.param(size, marks=pytest.mark.soak) for size in (32, 64)))
 
 
 @cache

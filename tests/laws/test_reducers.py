@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 import torch
 
 from laconic import kernels
-from laconic.codecs.cast import Cast
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.layout import Layout
-from laconic.core.spec import find, modules, names, parse
+from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.reducers.gather import Gather
-from laconic.reducers.reducer import Reducer
+from laconic.exchange.exchange import Exchange
+from laconic.exchange.method import Route, everything, routes
+from laconic.plan.stage import StandIn
+from laconic.reducers import Reducer
+
+from .table import specs
 
 SIZES, MANY = (1, 2, 4, 5), 8  # of so many ranks, what is quick
 HELD = ("once/server",)  # kinds of state that hold something of the mean back; others do not
@@ -30,17 +31,8 @@ LAYOUTS = {
 }
 
 
-def examples():
-    for name in names():
-        if modules().get(name, "").startswith("laconic.reducers."):
-            importlib.import_module(modules()[name])
-            make = find(name)
-            if isinstance(make, type) and issubclass(make, Reducer):
-                yield from make.examples
-
-
-EXAMPLES = tuple(examples())
-KEEPING = [spec for spec in EXAMPLES if parse(spec).needs_feedback and parse(spec).codec() is None]
+EXAMPLES = specs(Reducer)
+KEEPING = [spec for spec in EXAMPLES if parse(spec).needs_feedback and parse(spec).feedback_codec() is None]
 every_reducer = pytest.mark.parametrize("spec", EXAMPLES)
 every_size = pytest.mark.parametrize("size", SIZES)
 every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -55,7 +47,7 @@ DENSE = (
     "gather(dense())",
     "gather(sparse(topk(density=1.0)))",
     "scatter_reduce(dense())",
-    "two_level(sum(), sum(), local=1)",
+    "two_level(sum(), sum(), ranks_per_node=1)",
     "oktopk(density=1.0)",
     "gtopk(density=1.0)",
 )
@@ -223,18 +215,19 @@ def test_reference_and_native_kernels_agree(spec):
     assert all(torch.equal(one[0], other[0]) for one, other in zip(live, plain, strict=True))
 
 
-def test_a_gradient_that_no_feedback_has_checked_is_void_everywhere() -> None:
-    """Without a memory `x` is the bucket itself: gather looks before it encodes."""
-    layout = Layout.of([("a", (30,)), ("b", (4, 5))])
+@every_reducer
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_gradient_that_no_feedback_has_checked_is_void_everywhere(spec, bad):
+    """Without a memory `x` is the bucket itself: the exchange or the reducer looks at it."""
 
-    def play(comm: Loopback) -> bool:
-        bucket = torch.ones(layout.numel)
+    def body(comm):
+        bucket = x_of(comm.rank)
         if comm.rank == 1:
-            bucket[33] = torch.inf
-        reducer = Gather(Cast("bf16")).bind(layout, comm)
-        return reducer.reduce(bucket, layout, Turn(0, comm.rank), bucket) is None
+            bucket[33] = bad
+        exchange = Exchange(routes(Route(everything, parse(spec))), MODEL, Metered(comm), StandIn())
+        return exchange.mean_(bucket, MODEL), bool(bucket.isnan().all())
 
-    assert Loopback.run(3, play) == [True] * 3
+    assert Loopback.run(3, body) == [(False, True)] * 3
 
 
 @pytest.mark.parametrize("spec", KEEPING)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from laconic import kernels
-from laconic.codecs.selectors.ramp import Ramp
+from laconic.codecs.selectors.density_schedule import DensitySchedule
 from laconic.codecs.selectors.threshold import Threshold
 from laconic.codecs.sparse import Sparse
 from laconic.core.errors import SpecError
@@ -41,7 +41,7 @@ def test_positions_ascend_inside_and_hold_no_zero(spec: str) -> None:
     for label, x in cases():
         before = x.clone()
         indices = select.select(x, key=4)
-        assert indices.dtype == torch.int32 and indices.numel() <= select.most(x.numel()), label
+        assert indices.dtype == torch.int32 and indices.numel() <= select.max_count(x.numel()), label
         assert bool((indices[1:] > indices[:-1]).all()), label
         assert not indices.numel() or (int(indices[0]) >= 0 and int(indices[-1]) < x.numel()), label
         assert select.replayable or bool((x[indices.long()] != 0).all()), label
@@ -85,7 +85,7 @@ def test_a_replayable_choice_follows_from_key_and_size(spec: str) -> None:
         assert select.select(torch.zeros(100), key=1).numel() == 0
         return
     a, b = select.select(given("normal", 1001), key=9), select.select(torch.zeros(1001), key=9)
-    assert same(a, b) and a.numel() == select.most(1001)
+    assert same(a, b) and a.numel() == select.max_count(1001)
     assert not same(a, select.select(torch.zeros(1001), key=10))
 
 
@@ -125,7 +125,9 @@ def test_threshold_compares_in_float32() -> None:
 
 
 def test_a_ramp_follows_its_schedule_inside_sparse() -> None:
-    codec = parse("sparse(ramp(topk(density=0.01), densities=(0.5, 0.25), every=10), indices=golomb())")
+    codec = parse(
+        "sparse(density_schedule(topk(density=0.01), densities=(0.5, 0.25), every=10), indices=golomb())"
+    )
     assert [codec.at(step).select.density for step in (0, 9, 10, 19, 20, 1000)] == [
         0.5,
         0.5,
@@ -156,11 +158,11 @@ def test_a_ramp_follows_its_schedule_inside_sparse() -> None:
         "threshold(value=1e-60)",
         "threshold(value=1e60)",
         "threshold(value='big')",
-        "ramp(topk(density=0.1), densities=(), every=5)",
-        "ramp(topk(density=0.1), densities=(2.0,), every=5)",
-        "ramp(topk(density=0.1), densities=0.5, every=5)",
-        "ramp(topk(density=0.1), densities=(0.5,), every=0)",
-        "ramp(threshold(value=1.0), densities=(0.5,), every=5)",
+        "density_schedule(topk(density=0.1), densities=(), every=5)",
+        "density_schedule(topk(density=0.1), densities=(2.0,), every=5)",
+        "density_schedule(topk(density=0.1), densities=0.5, every=5)",
+        "density_schedule(topk(density=0.1), densities=(0.5,), every=0)",
+        "density_schedule(threshold(value=1.0), densities=(0.5,), every=5)",
         "cast(dtype='fp8')",
         "sparse(dense())",
         "sparse(topk(density=0.1), values=topk(density=0.1))",
@@ -173,7 +175,7 @@ def test_bad_arguments_are_refused(text: str) -> None:
 
 
 def test_lists_from_python_become_tuples() -> None:
-    ramp = Ramp(parse("topk(density=0.1)"), [0.5, 0.25], every=5)  # type: ignore[arg-type]
+    ramp = DensitySchedule(parse("topk(density=0.1)"), [0.5, 0.25], every=5)  # type: ignore[arg-type]
     assert parse(repr(ramp)) == ramp and hash(ramp) == hash(parse(repr(ramp)))
 
 

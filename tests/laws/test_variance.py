@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
-from laconic.codecs import variance
+from laconic.codecs.quantiser import variance
 from laconic.core.codec import Codec
 from laconic.core.layout import Segments
 from laconic.core.spec import parse
@@ -56,7 +56,7 @@ SAMPLE = torch.tensor(
 UNBIASED = (
     "qsgd()",
     "qsgd(levels=1)",
-    "qsgd(levels=3, bucket=0, norm='l2')",
+    "qsgd(levels=3, block=0, norm='l2')",
     "qsgd(levels=1, coding='rice')",
     "qsgd(levels=5, coding='elias')",
     "nuqsgd(levels=4)",
@@ -111,8 +111,8 @@ def repeated(value: float, n: int, *others: float) -> Tensor:
 
 
 WORST = {  # codec to the input that its bound is made for
-    "qsgd(bucket=0)": repeated(1 / 7 / (1 + math.sqrt(1 + 2000 / 49)), 2000, 1.0),
-    "qsgd(levels=1, bucket=0)": repeated(1 / (1 + math.sqrt(1 + 99)), 99, 1.0),
+    "qsgd(block=0)": repeated(1 / 7 / (1 + math.sqrt(1 + 2000 / 49)), 2000, 1.0),
+    "qsgd(levels=1, block=0)": repeated(1 / (1 + math.sqrt(1 + 99)), 99, 1.0),
     "qsgd(levels=2, norm='l2')": repeated(1.0, 400),
     "qsgd(levels=6, norm='l2')": repeated(1.0, 16),
     "nuqsgd(levels=3)": repeated(1.0, 256),
@@ -139,9 +139,9 @@ def test_no_input_exceeds_the_bound(name: str, norm: str) -> None:
     rng = torch.Generator().manual_seed(1)
     nearest = 0.0
     for trial in range(3000):
-        n, spec = 2 + trial % 40, f"{name}(levels={1 + trial % 7}, bucket=0, norm={norm!r})"
+        n, spec = 2 + trial % 40, f"{name}(levels={1 + trial % 7}, block=0, norm={norm!r})"
         x = torch.rand(n, generator=rng).pow(trial % 9) * (0.01 + 0.99 * torch.rand(n, generator=rng).round())
-        scale = float(kernels.norms(x, Segments.whole(n), norm=norm))
+        scale = float(kernels.norms(x, Segments.whole(n), kernels.Measure(norm)))
         if scale:
             share = float(variances(spec, x, scale).sum() / x.double().square().sum())
             bound = parse(spec).omega(n)
@@ -180,7 +180,7 @@ def test_the_sum_of_levels_is_right_and_that_of_inverted_rounding_is_not() -> No
     f = a - a.floor()
     sigma = math.sqrt(float((f * (1 - f)).sum()) / 100)
     segments = Segments.consecutive([512] * 100)
-    _, levels = kernels.quantise_levels(x.repeat(100), segments, range(100), levels=s)
+    _, levels = kernels.quantise_levels(x.repeat(100), segments, range(100), kernels.Form(s))
     total = float(levels.abs().sum()) / 100
     assert abs(total - float(a.sum())) <= 5 * sigma
     assert abs(float((a.floor() + 1 - f).sum()) - total) > 50 * sigma

@@ -11,8 +11,8 @@ from torch import Tensor
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.layout import Entry, Layout
-from laconic.strategies.exchange import Exchange
-from laconic.strategies.method import lift
+from laconic.exchange.exchange import Exchange
+from laconic.exchange.method import lift
 
 MODEL = Layout.of(
     [("a.weight", (40, 30)), ("a.bias", (40,)), ("b.weight", (7, 90)), ("c.weight", (3, 3, 3, 3))]

@@ -149,9 +149,9 @@ def provoke() -> None:
     import torch
 
     from laconic import _native
+    from laconic.core.layout import Segments
 
-    x, zero, too_many = torch.zeros(8), torch.zeros(1, dtype=torch.int64), torch.tensor([4096])
-    _native.portable.all_finite(x, zero, too_many)
+    _native.portable.all_finite(torch.zeros(8), Segments.whole(4096))
 
 
 def main() -> None:

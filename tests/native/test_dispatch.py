@@ -64,8 +64,8 @@ def test_native_code_refuses_other_tensors() -> None:
     good = torch.ones(2)
     for bad in (good.double(), torch.ones(2, 4)[:, 0], torch.ones(2, device="meta"), [1.0, 2.0], None):
         with pytest.raises(TypeError, match="incompatible function arguments"):
-            native.all_finite(bad, whole.starts_tensor, whole.sizes_tensor)
-    assert native.all_finite(good, whole.starts_tensor, whole.sizes_tensor)
+            native.all_finite(bad, whole)
+    assert native.all_finite(good, whole)
 
 
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump (binutils) is not installed")

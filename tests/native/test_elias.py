@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
-from laconic.codecs.level_codings import CODINGS
+from laconic.codecs.qsgd.level_codings import CODINGS
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.core.errors import NonFiniteError, WireError
 from laconic.core.layout import Segments
+from laconic.kernels import Form, Measure
 
 ALL = list(kernels.runnable())
 NATIVE = [name for name in ALL if name != "reference"]
@@ -59,16 +60,15 @@ def rounded_by_hand(x: float, z: float, levels: int, grid: str, u: int) -> int:
     ("grid", "levels"), [("uniform", 1), ("uniform", 7), ("uniform", 1000), ("powers", 5)]
 )
 def test_each_element_as_by_hand(name: str, grid: str, levels: int) -> None:
-    x, bucket, key = data(700, 1), 100, 77
+    x, block, key = data(700, 1), 100, 77
     dither = kernels.dither24(key, 700).tolist()
     with kernels.using(name):
-        scales, signed = kernels.quantise_levels(
-            x, Segments.whole(700), [key], levels=levels, bucket=bucket, grid=grid
-        )
-        wire = kernels.quantise(x, Segments.whole(700), [key], levels=levels, bucket=bucket, grid=grid)
+        form = Form(levels, block, grid)
+        scales, signed = kernels.quantise_levels(x, Segments.whole(700), [key], form)
+        wire = kernels.quantise(x, Segments.whole(700), [key], form)
     expected = []
     for i, value in enumerate(x.tolist()):
-        level = rounded_by_hand(value, float(scales[i // bucket]), levels, grid, dither[i])
+        level = rounded_by_hand(value, float(scales[i // block]), levels, grid, dither[i])
         expected.append(math.copysign(1, value) * level)
     assert signed.tolist() == expected
     bits = 1 + levels.bit_length()
@@ -88,22 +88,20 @@ def test_each_element_as_by_hand(name: str, grid: str, levels: int) -> None:
 ])  # fmt: skip
 def test_the_bytes_are_those_of_the_reference(name: str, segments: Segments, grid: str, levels: int) -> None:
     keys = [2**64 - 1 - i for i in range(len(segments))]
-    for bucket, factor in ((0, 1.0), (1, 1.0), (100, 1e-41), (256, 1e-20), (512, 1e35), (10**6, 1.0)):
+    for block, factor in ((0, 1.0), (1, 1.0), (100, 1e-41), (256, 1e-20), (512, 1e35), (10**6, 1.0)):
         x = (data(2700, levels) * factor).clamp(-MOST, MOST)
-        options = {"levels": levels, "bucket": bucket, "grid": grid}
+        form = Form(levels, block, grid)
         with kernels.using("reference"):
-            wire = kernels.quantise(x, segments, keys, **options)
-            levelled = kernels.quantise_levels(x, segments, keys, **options)
-            added = kernels.dequantise_add_(wire, segments, torch.ones(2700), -0.3, **options)
+            wire = kernels.quantise(x, segments, keys, form)
+            levelled = kernels.quantise_levels(x, segments, keys, form)
+            added = kernels.dequantise_add_(wire, segments, torch.ones(2700), form, -0.3)
         with kernels.using(name):
-            assert torch.equal(kernels.quantise(x, segments, keys, **options), wire)
-            again = kernels.quantise_levels(x, segments, keys, **options)
+            assert torch.equal(kernels.quantise(x, segments, keys, form), wire)
+            again = kernels.quantise_levels(x, segments, keys, form)
             assert torch.equal(again[0], levelled[0]) and torch.equal(again[1], levelled[1])
+            assert torch.equal(kernels.dequantise_add_(wire, segments, torch.ones(2700), form, -0.3), added)
             assert torch.equal(
-                kernels.dequantise_add_(wire, segments, torch.ones(2700), -0.3, **options), added
-            )
-            assert torch.equal(
-                kernels.levels_add_(again[1], again[0], segments, torch.ones(2700), -0.3, **options), added
+                kernels.levels_add_(again[1], again[0], segments, torch.ones(2700), form, -0.3), added
             )
 
 
@@ -114,7 +112,7 @@ def test_the_last_eight_bits_of_the_dither_count(name: str) -> None:
     x = torch.full((n,), 2.0**-18)
     x[0] = 1.0
     with kernels.using(name):
-        _, signed = kernels.quantise_levels(x, Segments.whole(n), [3], levels=1)
+        _, signed = kernels.quantise_levels(x, Segments.whole(n), [3], Form(1))
         up = kernels.dither24(3, n)[1:] < 64
     assert torch.equal(signed[1:] == 1, up)
     assert name == "reference" or int(up.sum()) >= 4
@@ -125,16 +123,16 @@ def test_norms(name: str) -> None:
     segments, x = Segments((7, 3, 900), (0, 1, 700)), data(2000, 3)
     parts = [x[3:4], *torch.split(x[900:1600], 99)]
     with kernels.using(name):
-        assert kernels.norms(x, segments, 99).tolist() == [float(part.abs().max()) for part in parts]
+        assert kernels.norms(x, segments, block=99).tolist() == [float(part.abs().max()) for part in parts]
         for norm, exact in (
             ("l2", [math.sqrt(math.fsum(v * v for v in part.tolist())) for part in parts]),
             ("mean", [math.fsum(map(abs, part.tolist())) / len(part) for part in parts]),
         ):
             torch.testing.assert_close(
-                kernels.norms(x, segments, 99, norm), torch.tensor(exact), rtol=1.2e-7, atol=0
+                kernels.norms(x, segments, Measure(norm), 99), torch.tensor(exact), rtol=1.2e-7, atol=0
             )
-        assert kernels.norms(torch.full((9,), 3e38), Segments.whole(9), norm="l2").tolist() == [MOST]
-        assert kernels.norms(x, Segments((), ()), 5).numel() == 0
+        assert kernels.norms(torch.full((9,), 3e38), Segments.whole(9), Measure("l2")).tolist() == [MOST]
+        assert kernels.norms(x, Segments((), ()), block=5).numel() == 0
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -145,9 +143,9 @@ def test_norms_show_what_is_not_finite(name: str, bad: float) -> None:
         x[at] = bad
         with kernels.using(name):
             for norm in ("max", "l2", "mean"):
-                finite = torch.isfinite(kernels.norms(x, Segments.whole(300), 100, norm)).tolist()
+                finite = torch.isfinite(kernels.norms(x, Segments.whole(300), Measure(norm), 100)).tolist()
                 assert finite == [i != at // 100 for i in range(3)]
-            assert not math.isfinite(kernels.norms(x, Segments.whole(300), clip=2.5))
+            assert not math.isfinite(kernels.norms(x, Segments.whole(300), Measure(clip=2.5)))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -160,7 +158,7 @@ def test_clipped_norms(name: str) -> None:
     x[2801:2900] = 0
     segments = Segments((0, 2000, 2500, 1, 2800), (1900, 100, 200, 0, 100))
     with kernels.using(name):
-        limited = kernels.norms(x, segments, clip=2.5)
+        limited = kernels.norms(x, segments, Measure(clip=2.5))
     exact = [2.5 * float(x[:1900].double().std(correction=0)), x[2000].abs(), 1000 + 2**-14, 1e-45]
     torch.testing.assert_close(limited, torch.tensor(exact), rtol=2.4e-7, atol=0)
     assert limited[1] == x[2000].abs() and limited[2] < x[2501]
@@ -174,25 +172,25 @@ def test_nan_and_inf_are_refused(name: str, bad: float) -> None:
         x = torch.ones(400)
         x[99], x[at] = bad, bad  # the first lies between the tensors
         with kernels.using(name):
-            for options in ({}, {"norm": "l2"}, {"clip": 2.0}, {"scales": torch.ones(2)}):
+            for measure in (Measure(), Measure("l2"), Measure(clip=2.0), Measure(scales=torch.ones(2))):
                 with pytest.raises(NonFiniteError, match=r"tensor 1 of the message \(300 elements\)"):
-                    kernels.quantise(x, segments, [1, 2], levels=3, **options)
+                    kernels.quantise(x, segments, [1, 2], Form(3), measure)
                 with pytest.raises(NonFiniteError, match="tensor 1"):
-                    kernels.quantise_levels(x, segments, [1, 2], levels=3, **options)
+                    kernels.quantise_levels(x, segments, [1, 2], Form(3), measure)
 
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("levels", [1, 7, 10, 1000])
-def test_the_largest_of_a_bucket_is_sent_as_it_is(name: str, levels: int) -> None:
+def test_the_largest_of_a_block_is_sent_as_it_is(name: str, levels: int) -> None:
     x = torch.rand(3000, generator=torch.Generator().manual_seed(levels)) * 2.0 ** torch.arange(
         -140, 160
     ).repeat(10)
     x = x.clamp(max=MOST)
     with kernels.using(name):
         for grid in ("uniform", "powers"):
-            options = {"levels": min(levels, 127), "bucket": 1, "grid": grid}
-            wire = kernels.quantise(x, Segments.whole(3000), [5], **options)
-            back = kernels.dequantise_add_(wire, Segments.whole(3000), torch.zeros(3000), **options)
+            form = Form(min(levels, 127), 1, grid)
+            wire = kernels.quantise(x, Segments.whole(3000), [5], form)
+            back = kernels.dequantise_add_(wire, Segments.whole(3000), torch.zeros(3000), form)
             assert torch.equal(back, x)
 
 
@@ -201,31 +199,32 @@ def test_given_scales_cut_off_and_floors_leave_out(name: str) -> None:
     x = torch.tensor([5.0, -5.0, 0.4, -0.2, 3e38, 0.0, 1.0, -1.0])
     whole, scales, floors = Segments.whole(8), torch.tensor([1.0, 0.0]), torch.tensor([0.3, 0.0])
     with kernels.using(name):
-        made, signed = kernels.quantise_levels(
-            x, whole, [1], levels=5, bucket=4, scales=scales, floors=floors
-        )
+        form, measure = Form(5, 4), Measure(scales=scales, floors=floors)
+        made, signed = kernels.quantise_levels(x, whole, [1], form, measure)
         assert made.tolist() == [1.0, 0.0] and signed.tolist() == [5, -5, 2, 0, 0, 0, 0, 0]
-        wire = kernels.quantise(x, whole, [1], levels=5, bucket=4, scales=scales, floors=floors)
-        back = kernels.dequantise_add_(wire, whole, torch.zeros(8), levels=5, bucket=4)
+        wire = kernels.quantise(x, whole, [1], form, measure)
+        back = kernels.dequantise_add_(wire, whole, torch.zeros(8), form)
         assert back.tolist() == [1.0, -1.0, pytest.approx(0.4), 0.0, 0.0, 0.0, 0.0, 0.0]
         for name_of, wrong in (("scales", -scales), ("floors", torch.ones(3))):
             with pytest.raises(ValueError, match=name_of):
-                kernels.quantise(x, whole, [1], levels=5, bucket=4, **{name_of: wrong})
+                kernels.quantise(x, whole, [1], form, Measure(**{name_of: wrong}))
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_sums_of_levels_are_levels(name: str) -> None:
     segments, x = Segments((3, 400), (300, 40)), data(500, 6)
-    scales = kernels.norms(x, segments, 64)
-    options = {"levels": 9, "bucket": 64}
+    scales = kernels.norms(x, segments, block=64)
+    form = Form(9, 64)
     with kernels.using(name):
-        many = [kernels.quantise_levels(x, segments, [k, k], scales=scales, **options)[1] for k in range(40)]
+        many = [
+            kernels.quantise_levels(x, segments, [k, k], form, Measure(scales=scales))[1] for k in range(40)
+        ]
         whole = kernels.levels_add_(
-            sum(many, torch.zeros_like(many[0])), scales, segments, torch.zeros(500), **options
+            sum(many, torch.zeros_like(many[0])), scales, segments, torch.zeros(500), form
         )
         apart = torch.zeros(500)
         for signed in many:
-            kernels.levels_add_(signed, scales, segments, apart, **options)
+            kernels.levels_add_(signed, scales, segments, apart, form)
     torch.testing.assert_close(whole, apart, rtol=1e-5, atol=1e-6)
 
 
@@ -235,20 +234,19 @@ def test_base_3_says_the_same(name: str) -> None:
         x, keys = data(2700, 8), list(range(len(segments)))
         with kernels.using(name):
             two, three = (
-                kernels.quantise(x, segments, keys, levels=1, packing=packing)
-                for packing in ("bits", "base3")
+                kernels.quantise(x, segments, keys, Form(1, packing=packing)) for packing in ("bits", "base3")
             )
             assert three.numel() == sum(4 * (n > 0) + (n + 4) // 5 for n in segments.sizes)
-            plain = kernels.dequantise_add_(two, segments, torch.zeros(2700), levels=1)
+            plain = kernels.dequantise_add_(two, segments, torch.zeros(2700), Form(1))
             assert torch.equal(
-                kernels.dequantise_add_(three, segments, torch.zeros(2700), levels=1, packing="base3"), plain
+                kernels.dequantise_add_(three, segments, torch.zeros(2700), Form(1, packing="base3")), plain
             )
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_wires_that_no_encoder_makes_are_refused_before_a_write(name: str) -> None:
-    n, options = 300, {"levels": 9, "bucket": 128}
-    wire = kernels.quantise(data(n, 9), Segments.whole(n), [1], **options)  # 3 scales, 5 bits a code
+    n, form = 300, Form(9, 128)
+    wire = kernels.quantise(data(n, 9), Segments.whole(n), [1], form)  # 3 scales, 5 bits a code
     damage = {
         "expected": [wire[:-1], torch.cat([wire, wire[:1]]), wire[:0]],
         "negative or not finite": [wire.clone() for _ in range(3)],
@@ -264,15 +262,14 @@ def test_wires_that_no_encoder_makes_are_refused_before_a_write(name: str) -> No
         for text, wires in damage.items():
             for bad in wires:
                 with pytest.raises(WireError, match=text):
-                    kernels.dequantise_add_(bad, Segments.whole(n), out, **options)
+                    kernels.dequantise_add_(bad, Segments.whole(n), out, form)
         with pytest.raises(WireError, match="levels up to 9"):
             kernels.levels_add_(
                 torch.tensor([10], dtype=torch.int32),
                 torch.ones(1),
                 Segments.whole(1),
                 out,
-                levels=9,
-                grid="powers",
+                Form(9, grid="powers"),
             )
     assert bool((out == 1).all())
 
@@ -284,14 +281,18 @@ def test_options_are_checked() -> None:
         ({"levels": 32768}, "got 32768"),
         ({"levels": 128, "grid": "powers"}, "1..127"),
         ({"levels": 7, "grid": "cubes"}, "grid must be 'uniform' or 'powers'"),
-        ({"levels": 7, "bucket": -1}, "bucket must be"),
+        ({"levels": 7, "block": -1}, "block must be"),
         ({"levels": 7, "packing": "base3"}, "levels=1"),
-        ({"levels": 7, "norm": "l1"}, "norm must be 'max', 'l2' or 'mean'"),
-        ({"levels": 7, "norm": "l2", "clip": 1.0}, "clip must be"),
     ):
         with pytest.raises(ValueError, match=text):
-            kernels.quantise(x, whole, [1], **options)
+            Form(**options)
+    for options, text in (
+        ({"norm": "l1"}, "norm must be 'max', 'l2' or 'mean'"),
+        ({"norm": "l2", "clip": 1.0}, "clip must be"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            Measure(**options)
     with pytest.raises(ValueError, match="one key a segment"):
-        kernels.quantise(x, whole, [], levels=1)
+        kernels.quantise(x, whole, [], Form(1))
     with pytest.raises(WireError, match="got 2 and 1"):
-        kernels.levels_add_(torch.zeros(2, dtype=torch.int32), torch.ones(1), whole, x, levels=1)
+        kernels.levels_add_(torch.zeros(2, dtype=torch.int32), torch.ones(1), whole, x, Form(1))

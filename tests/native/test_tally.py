@@ -11,6 +11,7 @@ import torch
 from laconic import kernels
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
+from laconic.kernels import Form
 
 SIZES = (0, 1, 7, 8, 1023, 1024, 1025, 5000)
 SEGMENTS = {
@@ -45,24 +46,20 @@ def test_sums_are_those_of_plain_loops(target, most, ranks):
 
 @targets
 @pytest.mark.parametrize(
-    "levels, ranks, bucket", [(1, 1, 0), (1, 4, 0), (7, 3, 64), (100, 5, 1000), (32767, 2, 1)]
+    "levels, ranks, block", [(1, 1, 0), (1, 4, 0), (7, 3, 64), (100, 5, 1000), (32767, 2, 1)]
 )
 @pytest.mark.parametrize("where", SEGMENTS)
-def test_values_are_those_of_unpacked_levels(target, where, levels, ranks, bucket):
+def test_values_are_those_of_unpacked_levels(target, where, levels, ranks, block):
     segments, zero = SEGMENTS[where], ranks * levels
     codes, wire = packed(segments.numel, 2 * zero, 3)
-    buckets = sum(min(n, 1) if not bucket else -(-n // bucket) for n in segments.sizes)
-    scales = torch.rand(buckets, generator=torch.Generator().manual_seed(1)) * 10
+    blocks = sum(min(n, 1) if not block else -(-n // block) for n in segments.sizes)
+    scales = torch.rand(blocks, generator=torch.Generator().manual_seed(1)) * 10
     x = torch.randn(3100, generator=torch.Generator().manual_seed(2))
     with kernels.using("reference"):
         signed = torch.tensor(codes, dtype=torch.int32) - zero
-        expected = kernels.levels_add_(
-            signed, scales, segments, x.clone(), -0.3, levels=levels, bucket=bucket
-        )
+        expected = kernels.levels_add_(signed, scales, segments, x.clone(), Form(levels, block), -0.3)
     with kernels.using(target):
-        out = kernels.packed_levels_add_(
-            wire, scales, segments, x.clone(), -0.3, levels=levels, ranks=ranks, bucket=bucket
-        )
+        out = kernels.packed_levels_add_(wire, scales, segments, x.clone(), Form(levels, block), -0.3, ranks)
     assert torch.equal(out, expected)
 
 
@@ -78,14 +75,14 @@ def test_damage_is_noticed(target):
                 kernels.packed_sum(torch.stack([good, bad]), 2050, 2)
             with pytest.raises(WireError, match=r"the levels are damaged: not in 0\.\.2"):
                 kernels.packed_levels_add_(
-                    bad, torch.ones(1), Segments.whole(2050), torch.zeros(2050), levels=1
+                    bad, torch.ones(1), Segments.whole(2050), torch.zeros(2050), Form(1)
                 )
         with pytest.raises(WireError, match="fill 513 bytes, got 512"):
             kernels.packed_sum(good[None, :-1].contiguous(), 2050, 2)
         for wire, scales in ((good[:-1], 1), (good, 2)):
             with pytest.raises(WireError, match="are 513 bytes"):
                 kernels.packed_levels_add_(
-                    wire, torch.ones(scales), Segments.whole(2050), torch.zeros(2050), levels=1
+                    wire, torch.ones(scales), Segments.whole(2050), torch.zeros(2050), Form(1)
                 )
 
 

@@ -11,10 +11,10 @@ from torch.optim import AdamW, Optimizer
 from laconic.comm.comm import Comm
 from laconic.comm.metered import Metered
 from laconic.core.layout import Layout
-from laconic.strategies.method import lift
-from laconic.strategies.optimiser import OptimiserSide
-from laconic.strategies.rule import BoundRule, Rule, Site
-from laconic.strategies.stats import Seconds
+from laconic.ddp.optimiser import OptimiserHooks
+from laconic.exchange.method import lift
+from laconic.exchange.rule import BoundRule, Rule, Site
+from laconic.exchange.stats import Seconds
 
 SIZE, STEPS, B1, B2, EPS = 3, 14, 0.9, 0.999, 1e-8
 Make = Callable[[list[Tensor]], Optimizer]
@@ -32,7 +32,7 @@ class World:
         self.step = 0
         self.optimiser = make([*self.model.parameters()])
         names = {parameter: name for name, parameter in self.model.named_parameters()}
-        self.side = OptimiserSide(self.optimiser, names, lambda: self.step, [rule])
+        self.side = OptimiserHooks(self.optimiser, names, lambda: self.step, [rule])
         layout = Layout.of([("weight", (4, 5))])
         self.rule: BoundRule = rule.bind(layout, self.side, Site(Metered(comm), 7, Seconds()))
         self.side.install([self.rule])
@@ -63,4 +63,7 @@ def adamw(decay: float = 0.1) -> Make:
 
 
 BOUND = (1 - B1) / ((1 - B2) * (1 - B1**2 / B2)) ** 0.5  # by Cauchy and Schwarz
-ONE, ZERO = "onebit_adam(warmup_steps=5, what=dense())", "zero_one_adam(freeze_steps=5, kappa=2, what=dense()"
+ONE, ZERO = (
+    "onebit_adam(warmup_steps=5, codec=dense())",
+    "zero_one_adam(freeze_steps=5, kappa=2, codec=dense()",
+)

@@ -149,7 +149,7 @@ def stopped_and_resumed(
 
 def taken_over(old: Worker, new: Worker, steps: int) -> Worker:
     """`new` with all that `old` saves."""
-    old.bound.settle(old.aside)
+    old.bound.drain(old.aside)
     old.bound.close()
     state: Mapping[str, Tensor] = {key: value.clone() for key, value in old.bound.state_dict().items()}
     new.bound.check_state(state)

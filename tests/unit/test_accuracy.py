@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from benchmarks import accuracy, accuracy_page, trials
+from benchmarks import accuracy, trials
 from benchmarks.contenders import (
     CONTENDERS,
     MODELS,
@@ -19,14 +19,15 @@ from benchmarks.contenders import (
     STRATEGIES,
     Contender,
 )
+from benchmarks.pages import accuracy as accuracy_page
 from benchmarks.scatter import scatter
 from benchmarks.standings import standings
 from benchmarks.trials import Trial, keep, kept, plan_of
 from rich.console import Console
 
 from laconic.core.errors import SpecError
+from laconic.exchange.method import lift
 from laconic.report.ledger import slug
-from laconic.strategies.method import lift
 from laconic.tasks.launcher import WorkerFailed
 
 BY_SPEC = {contender.spec: contender for contender in CONTENDERS}

@@ -29,9 +29,9 @@ from laconic.comm.loopback import Loopback
 from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
+from laconic.exchange.method import Method, lift
+from laconic.exchange.state import RankState, label
 from laconic.optim.local_adam import LocalAdam
-from laconic.strategies.method import Method, lift
-from laconic.strategies.state import RankState, label
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_attached_late_the_first_step_is_as_long_as_adam_s() -> None:
         return (world.advance(mean_gradient(200)) - before).norm()
 
     for spec in (
-        "onebit_adam(warmup_steps=1, what=dense())",
-        "zero_one_adam(freeze_steps=300, what=dense())",
+        "onebit_adam(warmup_steps=1, codec=dense())",
+        "zero_one_adam(freeze_steps=300, codec=dense())",
     ):
         late = Loopback.run(SIZE, lambda comm, spec=spec: play(comm, spec))
         plain = Loopback.run(SIZE, lambda comm: play(comm, "onebit_adam(warmup_steps=1000)"))
@@ -191,9 +191,9 @@ def test_resize_moves_a_rule_s_server_residual_once() -> None:
 
 
 def test_two_arms_of_a_policy_keep_their_own_codecs() -> None:
-    method = lift("by_name({'a*': onebit_adam(4, what=sign()), 'b*': onebit_adam(4, what=dense())})")
+    method = lift("by_name({'a*': onebit_adam(4, codec=sign()), 'b*': onebit_adam(4, codec=dense())})")
     model = Layout.of([("a", (4, 5)), ("b", (4, 5))])
-    assert [(rule.what, part.names) for rule, part in method.governed(model)] == [  # type: ignore[attr-defined]
+    assert [(rule.codec, part.names) for rule, part in method.governed(model)] == [  # type: ignore[attr-defined]
         (parse("sign()"), ("a",)),
         (parse("dense()"), ("b",)),
     ]
@@ -201,7 +201,7 @@ def test_two_arms_of_a_policy_keep_their_own_codecs() -> None:
 
 def test_feedback_keeps_one_bit_momentum_near_the_exact_one() -> None:
     def play(comm: Comm, what: str) -> Tensor:
-        world = World(comm, rule_of(f"onebit_adam(warmup_steps=5, what={what})"), adamw())
+        world = World(comm, rule_of(f"onebit_adam(warmup_steps=5, codec={what})"), adamw())
         for t in range(200):
             last = world.advance(mean_gradient(t) if t < 5 else drawn(comm.rank, t) + 0.5)
         return last
@@ -216,9 +216,9 @@ def test_feedback_keeps_one_bit_momentum_near_the_exact_one() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda p: SGD(p, lr=0.1), "made for torch.optim.Adam or AdamW, got SGD"),
+        (lambda p: SGD(p, lr=0.1), "needs torch.optim.Adam or AdamW, got SGD"),
         (lambda p: AdamW(p, fused=True), "cannot do fused=True"),
-        (lambda p: AdamW(p[:1]), "does not hold bias: give all of"),
+        (lambda p: AdamW(p[:1]), "does not have bias: give all of"),
     ],
 )
 def test_another_optimiser_is_refused(make: Make, message: str) -> None:

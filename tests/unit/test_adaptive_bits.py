@@ -16,11 +16,11 @@ from laconic.core.errors import SpecError, StateError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.reducers.widths import cheapest, grains_of
+from laconic.reducers.scatter_reduce.widths import cheapest, grains_of
 
 SPECS = (
     "adaptive_bits(every=3)",
-    "adaptive_bits(bits=3, bucket=64, rounding='stochastic', pattern='ring', every=2)",
+    "adaptive_bits(bits=3, block=64, rounding='stochastic', pattern='ring', every=2)",
 )
 
 
@@ -157,7 +157,7 @@ def test_wrong_options_and_states_are_refused() -> None:
     for spec, says in (
         ("adaptive_bits(bits=9)", r"bits must be a whole number in 2\.\.8, got 9"),
         ("adaptive_bits(every=0)", "every must be a whole number of 1 or more"),
-        ("adaptive_bits(bucket=0)", "bucket must be"),
+        ("adaptive_bits(block=0)", "block must be"),
         ("cgx(adapt_every=-1)", "adapt_every must be"),
     ):
         with pytest.raises(SpecError, match=says):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -25,15 +27,17 @@ FLOORS = {
     "feedback": 3,
     "comm": 4,
     "reducers": 5,
-    "strategies": 6,
-    "optim": 6.5,
-    "lowbit": 6.5,
-    "plan": 7,
-    "methods": 8,
-    "lab": 9,
-    "report": 9,
-    "tasks": 9,
-    "cli": 10,
+    "exchange": 6,
+    "optim": 7,
+    "lowbit": 7,
+    "ddp": 8,
+    "strategies": 9,
+    "plan": 10,
+    "methods": 11,
+    "lab": 12,
+    "report": 12,
+    "tasks": 13,
+    "cli": 14,
 }
 HEAVY = ("triton", "flwr", "matplotlib", "plotly", "sklearn", "tensorboard", "typer", "rich", "PIL", "scipy")
 
@@ -67,6 +71,8 @@ def test_there_is_a_house_to_test() -> None:
         "feedback",
         "comm",
         "reducers",
+        "exchange",
+        "ddp",
         "strategies",
     }
 
@@ -103,15 +109,56 @@ def test_import_is_light() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_import_loads_nothing_that_torch_has_not_loaded() -> None:
+    """What `import laconic` adds to torch's own time is our files alone."""
+    code = (
+        "import sys, torch\n"
+        "before = set(sys.modules)\n"
+        "import laconic\n"
+        "added = {name.split('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names\n"
+        "assert added <= {'laconic', 'torch', 'numpy'}, added\n"
+        "rooms = {name.split('.')[1] for name in sys.modules if name.startswith('laconic.')}\n"
+        "assert not rooms & {'cli', 'report', 'tasks', 'lab', 'plan'}, rooms\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def in_room(where: str) -> list[Path]:
+    """Modules and packages at the top level of a room, other than rooms inside it."""
+    folder = SOURCE / Path(*where.split(".")[1:])
+    found = [path for path in folder.glob("*.py") if path.stem != "__init__"]
+    found += [path.parent for path in folder.glob("*/__init__.py")]
+    return sorted(path for path in found if f"{where}.{path.stem}" not in spec.ROOMS)
+
+
+@pytest.mark.parametrize("where", spec.ROOMS)
+def test_a_room_is_a_table_of_contents(where: str) -> None:
+    """A file in a registry room is a registered name; a helper is inside a family's package."""
+    names = set(spec.names())
+    helpers = [path.name for path in in_room(where) if path.suffix == ".py" and path.stem not in names]
+    assert not helpers, f"{where} holds helpers beside names: move them into the package that they serve"
+
+
 def test_a_name_means_one_thing() -> None:
     homes: dict[str, list[Path]] = {}
     for where in spec.ROOMS:
-        for path in (SOURCE / Path(*where.split(".")[1:])).glob("*.py"):
-            if path.stem != "__init__":
-                homes.setdefault(path.stem, []).append(path)
+        for path in in_room(where):
+            inside = [path] if path.suffix else [path, *path.glob("*.py")]
+            for each in inside:
+                if each.stem != "__init__":
+                    homes.setdefault(each.stem, []).append(each)
     assert not {name: paths for name, paths in homes.items() if len(paths) > 1}
 
 
 def test_every_public_name_is_there() -> None:
-    assert set(laconic.__all__) >= {"Codec", "compress", "methods", "parse", "resize"}
+    assert set(laconic.__all__) >= {"Codec", "catalogue", "compress", "distribute", "parse", "resize"}
     assert all(hasattr(laconic, name) for name in laconic.__all__)
+
+
+def test_a_room_is_not_hidden_by_a_public_name() -> None:
+    """`import laconic.methods.dgc as dgc` reads the attribute `methods` of `laconic`."""
+    rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    assert rooms >= {"methods", "optim"}
+    for name in rooms:
+        assert isinstance(getattr(laconic, name, laconic), ModuleType), name
+    assert callable(importlib.import_module("laconic.methods.dgc").dgc)

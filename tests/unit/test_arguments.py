@@ -52,7 +52,7 @@ def show(value: Any) -> str:
 
 def test_there_is_something_to_test() -> None:
     assert len(NUMBERS) > 30 and len(parameters()) > len(NUMBERS) + 20
-    assert {"levels", "bucket", "clip", "warmup_steps", "floor", "share"} <= {each[1] for each in NUMBERS}
+    assert {"levels", "block", "clip", "warmup_steps", "floor", "share"} <= {each[1] for each in NUMBERS}
 
 
 @pytest.mark.parametrize("value", STRANGE, ids=show)
@@ -70,7 +70,7 @@ def test_a_strange_argument_is_refused_or_prints_as_itself(
         assert bool(made.decode(made.encode(x, key=3), 4).isfinite().all())
         assert made.omega(4) >= 0 and made.nbytes(4) > 0
     if isinstance(made, Selector):
-        assert made.select(torch.arange(200.0)).numel() <= made.most(200)
+        assert made.select(torch.arange(200.0)).numel() <= made.max_count(200)
 
 
 @pytest.mark.parametrize("value", [*NEVER, 2.5, np.float64(0.3)], ids=show)
@@ -89,8 +89,8 @@ def test_what_is_no_number_of_this_kind_is_refused_by_its_name(
     ("text", "words"),
     [
         ("qsgd(levels=2.5)", r"qsgd: levels must be a whole number in 1\.\.32767, got 2\.5"),
-        ("qsgd(bucket=1e400)", r"bucket must be a whole number in 0\.\.2147483648, got inf; 0 makes a whole"),
-        ("qsgd(bucket=99999999999999999999)", "bucket must be .* got 99999999999999999999"),
+        ("qsgd(block=1e400)", r"block must be a whole number in 0\.\.2147483648, got inf; 0 makes a whole"),
+        ("qsgd(block=99999999999999999999)", "block must be .* got 99999999999999999999"),
         ("nuqsgd(levels=128)", r"nuqsgd: levels must be a whole number in 1\.\.127, got 128"),
         (
             "ternary(clip=1e400)",
@@ -116,7 +116,7 @@ def test_what_is_no_number_of_this_kind_is_refused_by_its_name(
         ("fastsgd(base=1.5, floor=254)", r"in 0\.\.169, got 254"),
         ("sum(dtype=3)", "dtype must be 'fp32', 'fp16' or 'bf16', got 3"),
         ("natural(bits=8.0)", "bits must be 9 or 8, got 8.0"),
-        ("error_fed('dgc()')", r"takes a codec, selector or reducer, got the method dgc\(\)"),
+        ("error_fed('dgc()')", r"use a codec, selector or reducer, got the method dgc\(\)"),
         ("comp_ams('dgc()')", r"takes a codec, selector or reducer, got the method dgc\(\)"),
         ("qcmd_adagrad('topq(0.1)')", "did you mean topk"),
         (
@@ -125,7 +125,7 @@ def test_what_is_no_number_of_this_kind_is_refused_by_its_name(
         ),
         (
             "by_name({})",
-            r"by_name needs a pattern, such as \{'\*norm\*': dense\(\)\}, got \{\}; or take dense",
+            r"by_name: names must have a pattern, such as \{'\*norm\*': dense\(\)\}; or use dense",
         ),
         ("signsgd()", r"unknown name 'signsgd': here it is called majority_vote\(\) or sign\(\)"),
         ("randk(density=0.1)", r"unknown name 'randk': here it is called randomk\(density=\.\.\.\)"),

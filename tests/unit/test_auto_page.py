@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from benchmarks.auto import AFTERWARDS, AUTO, WAYS
-from docs.auto_page import written
+from benchmarks.auto import AFTERWARDS, AUTO, FIXED, bars
+from benchmarks.pages.auto import written
 
-SECONDS = {way: [0.2 + 0.1 * i, 0.1 + 0.1 * i, 0.3 + 0.1 * i] for i, way in enumerate(WAYS)} | {AUTO: [0.25]}
+SECONDS = {spec: [0.2 + 0.1 * i, 0.1 + 0.1 * i, 0.3 + 0.1 * i] for i, spec in enumerate(FIXED)}
 FOUND = {
     "machine": {"cores": 2},
     "rounds": 3,
     "seeds": 3,
-    "bar": 1.15,
     "steps": [
-        {"link": None, "seconds": SECONDS, "best": WAYS[0], "ratio": 1.25, "said": ["sum(), at 200 ms"]}
+        {
+            "link": None,
+            "seconds": SECONDS | {AUTO: [0.25]},
+            "best": FIXED[0],
+            "ratio": 1.25,
+            "said": ["sum(), at 200 ms"],
+        }
     ],
-    "drop": {"before": "1gbit", "after": "50mbit", "best_s": 0.3, "seconds": [1], "adapted": 31, "said": []},
+    "drop": {
+        "before": "1gbit",
+        "after": "50mbit",
+        "best_s": 0.3,
+        "seconds": [1.0] * 31 + [0.31] * (AFTERWARDS - 31),
+        "said": [],
+    },
     "loss": [
         {
             "link": "1gbit",
             "steps": 300,
             "rows": [
                 {
-                    "spec": AUTO,
-                    "test_loss": {"mean": 1.5, "error": 0.01},
+                    "spec": spec,
+                    "test_loss": {"mean": mean, "error": 0.01},
                     "step_s": {"mean": 0.05, "error": 0.0},
                 }
+                for spec, mean in ((FIXED[1], 1.51), (AUTO, 1.5))
             ],
         }
     ],
@@ -33,13 +45,19 @@ FOUND = {
 
 def test_the_page_says_how_far_auto_is_from_the_best() -> None:
     page = written(FOUND)
+    assert "The first steps are dense." in page
     assert "| `sum()` | 200 |" in page and "| `auto()` | 250 |" in page
-    assert "unshaped: +25%" in page
-    assert "From step 31 on steps stay within 15%" in page and "that is kept" in page
+    assert "| unshaped: a step at most 1.1 times the best candidate's | 1.25 | no |" in page
+    assert "| from step 30 on | yes |" in page
+    assert "| -0.0100 ± 0.0141 | yes |" in page
     assert "| 1gbit | `auto()` | 1.5000 ± 0.0100 | 50 |" in page
 
 
 def test_what_was_not_reached_is_said() -> None:
-    page = written(FOUND | {"drop": FOUND["drop"] | {"adapted": AFTERWARDS}})
-    assert "Not steps" not in page
-    assert "that is missed" in page
+    never = FOUND | {"drop": FOUND["drop"] | {"seconds": [1.0] * AFTERWARDS}}
+    assert "| in none of the steps that followed | no |" in written(never)
+
+
+def test_bars_are_of_what_was_measured() -> None:
+    assert [bar.kept for bar in bars(FOUND)] == [False, True, True]
+    assert bars({}) == []

@@ -9,8 +9,8 @@ from torch import nn
 from laconic.comm.loopback import Loopback
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
-from laconic.reducers.autoencoder import LAYOUT, Autoencoder, code_length, first_weights
-from laconic.reducers.trained import LR, Trained
+from laconic.reducers.learned_code.autoencoder import LAYOUT, Autoencoder, code_length, first_weights
+from laconic.reducers.learned_code.trained import LR, Trained
 
 BUCKETS = [Layout.of([(name, (3,))]) for name in "ab"]
 

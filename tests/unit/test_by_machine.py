@@ -27,7 +27,7 @@ def played(spec, size, ranks_a_machine, steps=6, spoiled=None):
                 model.grad[0] = torch.inf
             at_work.step(optimizer.step)
             seen.append(at_work.replica.flat.clone())
-        at_work.settle(aside)
+        at_work.drain(aside)
         seen.append(at_work.consensus(aside))
         at_work.close()
         return torch.stack(seen)
@@ -38,7 +38,7 @@ def played(spec, size, ranks_a_machine, steps=6, spoiled=None):
 @pytest.mark.parametrize("inner", ["sgp()", "osgp(staleness=2)", "local_sgd(every=3)", "choco()"])
 def test_two_ranks_of_a_machine_are_one_with_their_mean_gradient(inner):
     """Tolerance: the mean of two is summed in another order."""
-    pairs = played(f"by_machine({inner}, local=2)", 4, 1)
+    pairs = played(f"by_machine({inner}, ranks_per_node=2)", 4, 1)
     single = played(inner, 2, 2)
     for rank in range(4):
         torch.testing.assert_close(pairs[rank], single[rank // 2], rtol=1e-5, atol=1e-6)
@@ -47,7 +47,7 @@ def test_two_ranks_of_a_machine_are_one_with_their_mean_gradient(inner):
 
 
 def test_a_gradient_that_is_not_finite_stops_its_machine_for_a_step():
-    seen = played("by_machine(local_sgd(every=100), local=2)", 4, 1, spoiled=(1, 3))
+    seen = played("by_machine(local_sgd(every=100), ranks_per_node=2)", 4, 1, spoiled=(1, 3))
     assert all(bool(each.isfinite().all()) for each in seen)
     assert torch.equal(seen[0][3], seen[0][2])
     assert not torch.equal(seen[2][3], seen[2][2])
@@ -55,7 +55,7 @@ def test_a_gradient_that_is_not_finite_stops_its_machine_for_a_step():
 
 def test_only_first_ranks_talk_between_machines():
     def play(comm):
-        at_work, take, _ = bound("by_machine(sgp(), local=2)", comm)
+        at_work, take, _ = bound("by_machine(sgp(), ranks_per_node=2)", comm)
         take(0)
         return at_work.comm.snapshot().parts
 
@@ -67,10 +67,10 @@ def test_only_first_ranks_talk_between_machines():
 @pytest.mark.parametrize(
     ("spec", "size", "words"),
     [
-        ("by_machine(sgp(), local=3)", 4, "does not divide"),
-        ("by_machine(sgp(), local=4)", 4, "the number of ranks"),
+        ("by_machine(sgp(), ranks_per_node=3)", 4, "does not divide"),
+        ("by_machine(sgp(), ranks_per_node=4)", 4, "the number of ranks"),
         ("by_machine(topk(density=0.1))", 4, "must be a strategy"),
-        ("by_machine(by_machine(sgp()))", 4, "two levels"),
+        ("by_machine(by_machine(sgp()))", 4, "cannot contain by_machine"),
     ],
 )
 def test_what_cannot_be_is_refused(spec, size, words):

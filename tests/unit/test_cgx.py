@@ -8,9 +8,9 @@ from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one
 
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
-from laconic.strategies.method import lift
+from laconic.exchange.method import lift
 
-SPECS = ("cgx(min_size=100)", "cgx(bits=2, bucket=64, rounding='stochastic', min_size=1, pattern='ring')")
+SPECS = ("cgx(min_size=100)", "cgx(bits=2, block=64, rounding='stochastic', min_size=1, pattern='ring')")
 
 
 def test_large_matrices_are_compressed_and_the_rest_is_summed() -> None:
@@ -55,5 +55,5 @@ def test_the_mean_is_near_and_a_tensor_larger_than_all_others_together_is_whole(
 
 
 def test_it_is_written_as_it_is_read() -> None:
-    spec = "cgx(bits=3, bucket=100, rounding='stochastic', pattern='tree', min_size=7)"
+    spec = "cgx(bits=3, block=100, rounding='stochastic', pattern='tree', min_size=7)"
     assert repr(parse(spec)) == spec

@@ -13,7 +13,7 @@ from laconic.cli import session
 from laconic.cli.main import app
 from laconic.report.ledger import EVENTS
 from laconic.tasks.launcher import WorkerFailed, _cause
-from laconic.tasks.plan import Event, Plan
+from laconic.tasks.settings import Event, TrainingSettings
 
 from .test_report_summary import step_event
 
@@ -28,7 +28,7 @@ def train(folder: Path, *arguments: str) -> Result:
 def failing(monkeypatch: pytest.MonkeyPatch, failure: WorkerFailed, steps: int) -> None:
     """Workers that do so many steps, and then end with this."""
 
-    def launch(plan: Plan) -> Iterator[Event]:
+    def launch(plan: TrainingSettings) -> Iterator[Event]:
         for step in range(1, steps + 1):
             for rank in range(plan.workers):
                 yield step_event(plan.spec, plan.seed, rank, step)
@@ -68,7 +68,7 @@ def test_a_fault_shows_the_workers_traceback_and_where_the_books_are(
     lines = train(tmp_path).stderr.splitlines()
     assert lines[0].startswith("Traceback")
     assert lines[-2:] == [
-        f"every step until then is in {tmp_path / 'run' / EVENTS}",
+        f"all steps before this error are in {tmp_path / 'run' / EVENTS}",
         "laconic: dense(), seed 0: rank 0: KeyError: 'x'",
     ]
 
@@ -85,9 +85,9 @@ def test_a_refused_resume_leaves_the_older_report_as_it_is(
     assert files == {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
 
 
-def test_the_cause_is_the_fault_that_another_rank_was_told_of() -> None:
-    told = {"at": 1.0, "said": "nothing was attached: rank 1 says: no such key", "details": ""}
-    fault = {"at": 1.1, "said": "no such key", "details": "Traceback ..."}
-    echo = {"at": 1.2, "said": "connection closed by peer", "details": "Traceback ..."}
-    assert _cause([told, echo, fault]) is fault
-    assert _cause([told, echo]) is told
+def test_the_cause_is_the_fault_that_another_rank_reports() -> None:
+    heard = {"at": 1.0, "message": "nothing was attached: rank 1 says: no such key", "details": ""}
+    fault = {"at": 1.1, "message": "no such key", "details": "Traceback ..."}
+    echo = {"at": 1.2, "message": "connection closed by peer", "details": "Traceback ..."}
+    assert _cause([heard, echo, fault]) is fault
+    assert _cause([heard, echo]) is heard

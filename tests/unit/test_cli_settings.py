@@ -14,8 +14,8 @@ from laconic.cli.main import app
 from laconic.cli.run import torchrun_arguments
 from laconic.cli.settings import Settings
 from laconic.core.errors import StateError
+from laconic.exchange.method import lift
 from laconic.strategies.distribute import strategy_or_method
-from laconic.strategies.method import lift
 
 
 def invoke(*arguments: str) -> Result:
@@ -39,11 +39,11 @@ def invoke(*arguments: str) -> Result:
         (["digits", "--with", "dgc()", "--steps", "0"], ["--steps must be 1 or more, got 0"]),
         (["digits", "--with", "dgc()", "--lr", "-1"], ["--lr must be a number above 0, got -1"]),
         (["digits", "--with", "dgc()", "--skew", "0"], ["--skew must be a finite number above 0, got 0.0"]),
-        (["digits", "--with", "dgc()", "--skew", "nan"], ["got nan; 0.1 is much skew, 100 hardly any"]),
+        (["digits", "--with", "dgc()", "--skew", "nan"], ["got nan; 0.1 skews strongly, 100 hardly at all"]),
         (["digits", "--with", "dgc()", "--bits", "9"], ["--bits must be a whole number in 2..8, got 9"]),
         (
             ["shakespeare", "--with", "dgc()", "--bits", "8"],
-            ["--bits 8 is not for this model", "is a GPT", "take cifar10, mnist or digits"],
+            ["--bits 8 does not work with this model", "is a GPT", "use cifar10, mnist or digits"],
         ),
         (["digits", "--with", "local_sgd(every=0)"], ["every must be a whole number of 1 or more"]),
         (
@@ -51,7 +51,7 @@ def invoke(*arguments: str) -> Result:
             ["even number of ranks, got 3"],
         ),
         (["digits", "--with", "dgc()", "--batch", "800"], ["batch must be in [1, 718]", "got 800"]),
-        (["digits", "--with", "dgc()", "--name", "a/b"], ["--name is one folder's name", "'a/b'"]),
+        (["digits", "--with", "dgc()", "--name", "a/b"], ["--name must be the name of a folder", "'a/b'"]),
         (["digits", "--with", "dgc()", "--resume"], ["--resume needs the --name"]),
         (
             ["digits", "--with", "dgc()", "--resume", "--name", "x"],
@@ -101,7 +101,7 @@ def settings(tmp_path: Path, **changes: object) -> Settings:
         ("dgc(density=0.001, warmup_steps=400)", 400),
         ("dgc(density=0.001, warmup_steps=400, warmup=(1, 1, 0.5, 0.1))", 400),
         ("dense_first(gather(sign()), steps=7)", 7),
-        ("gather(sparse(ramp(topk(0.01), densities=(0.25, 0.0625), every=100)))", 200),
+        ("gather(sparse(density_schedule(topk(0.01), densities=(0.25, 0.0625), every=100)))", 200),
         ("by_name({'0.weight': onebit_adam(20)}, rest=dense())", 20),
         ("topk(0.01)", 0),
     ],
@@ -132,7 +132,7 @@ def test_a_run_with_other_shards_is_not_gone_on_with(tmp_path: Path) -> None:
     settings(tmp_path).open_folder()
     (tmp_path / "run" / "config.json").write_text(json.dumps(settings(tmp_path).config()))
     settings(tmp_path, resume=True).open_folder()
-    with pytest.raises(StateError, match=r"begun with skew=None, not 0\.1"):
+    with pytest.raises(StateError, match=r"started with skew=None, not 0\.1"):
         settings(tmp_path, resume=True, skew=0.1).open_folder()
 
 
@@ -144,16 +144,16 @@ def test_an_older_run_moves_aside_and_other_folders_are_left_alone(tmp_path: Pat
     made.open_folder()
     assert (tmp_path / "run.old" / "mark").exists() and not any(made.folder.iterdir())
     (made.folder / "thesis.tex").touch()
-    with pytest.raises(StateError, match="holds no run of ours"):
+    with pytest.raises(StateError, match="is not a run of Laconic"):
         made.open_folder()
 
 
 def test_methods_lists_every_name_with_its_bits() -> None:
     listed = {entry.spec: entry for entry in entries()}
     assert {"dgc()", "fp16()", "dense()", "topk(density=0.01)", "sum()"} <= set(listed)
-    assert listed["fp16()"].most == 16
-    assert listed["dense()"].most == 32
-    assert 0.03 < listed["dgc()"].most < 0.05  # a thousandth of 32 + 11.5 bits
+    assert listed["fp16()"].max_bits == 16
+    assert listed["dense()"].max_bits == 32
+    assert 0.03 < listed["dgc()"].max_bits < 0.05  # a thousandth of 32 + 11.5 bits
     assert "arXiv:1712.01887" in listed["dgc()"].paper
     assert all(entry.sends for entry in listed.values())
     assert all(repr(strategy_or_method(spec)) == spec for spec in listed)
@@ -173,16 +173,16 @@ def test_methods_come_under_headings_by_kind() -> None:
 
 
 def test_a_strategy_is_listed_and_shown_without_figures() -> None:
-    assert {"dgc", "local_sgd", "sgp", "topk"} <= set(laconic.methods())
+    assert {"dgc", "local_sgd", "sgp", "topk"} <= set(laconic.catalogue())
     found = {entry.name: entry for entry in entries()}
-    assert found["local_sgd"].kind == "strategy" and found["local_sgd"].most is None
+    assert found["local_sgd"].kind == "strategy" and found["local_sgd"].max_bits is None
     (line,) = (
         line for line in invoke("methods").output.splitlines() if line.strip().startswith("local_sgd()")
     )
     assert line.split()[1:] == ["-"] * 5
     shown = invoke("methods", "local_sgd").output
-    assert shown.startswith("local_sgd(every=8, start=0, update=dense())")
-    assert "arXiv:1805.09767" in shown and "local_sgd(every=4, update=minmax(bits=8))" in shown
+    assert shown.startswith("local_sgd(every=8, start=0, compressor=dense())")
+    assert "arXiv:1805.09767" in shown and "local_sgd(every=4, compressor=minmax(bits=8))" in shown
     assert "measured" not in shown
 
 

@@ -44,16 +44,16 @@ def count(svg: ElementTree.Element, look: str) -> int:
 def test_what_the_table_says() -> None:
     assert told("exponential()") == {
         "period": "4 steps",
-        "sends": "1 message a rank and step",
+        "sends": "1 message per rank and step",
         "regular": "yes: PushSum weights stay 1",
-        "symmetric": "no: for SGP, which pushes one way",
+        "symmetric": "no: only for SGP, which pushes one way",
         "averages": "exactly, in 4 steps",
     }
     ring = told("ring", "--size", 64)
     assert ring["period"] == "1 step" and ring["symmetric"].startswith("yes")
     assert ring["averages"].endswith("0.997 of the disagreement in the long run: about 1,433 steps to 1%")
     row = told("linear()", "--size", 5)
-    assert row["sends"] == "1 to 2 messages a rank and step" and row["regular"].startswith("no")
+    assert row["sends"] == "1 to 2 messages per rank and step" and row["regular"].startswith("no")
     assert told("random_matching()", "--size", 9)["period"] == "never repeats"
 
 
@@ -69,15 +69,15 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (("rong()",), "unknown name 'rong': did you mean ring?"),
-        (("topk(0.1)",), "'topk(0.1)' is no topology: take one such as exponential(), ring() or torus()"),
-        (("3",), "'3' is no topology"),
+        (("topk(0.1)",), "'topk(0.1)' is not a topology: give one such as exponential(), ring() or torus()"),
+        (("3",), "'3' is not a topology"),
         (("ring()", "--size", 1), "the number of ranks must be a whole number of 2 or more"),
         (("ring()", "--size", 257), "--size must be at most 256, got 257"),
         (("ring()", "--step", -1), "--step must be a whole number of 0 or more"),
         (("torus(rows=3)",), "rows must divide the number of ranks, got rows=3 for 16 ranks"),
         (("bipartite_exponential()", "--size", 7), "even number of ranks, got 7"),
         (("graph(((0, 1), (2, 3)))", "--size", 4), "no path leads from rank 0 to rank 2"),
-        (("ring()", "-o", "ring.png"), "--out must end in .svg, the only format there is, got ring.png"),
+        (("ring()", "-o", "ring.png"), "--out must end in .svg, the only picture format, got ring.png"),
         (("ring()", "-o", "/nowhere/ring.svg"), "cannot write /nowhere/ring.svg: No such file or directory"),
     ],
 )

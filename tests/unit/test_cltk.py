@@ -8,13 +8,14 @@ import pytest
 import torch
 from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one_step
 
+from laconic.comm.entries import Entries, contained, counted
+from laconic.comm.messages import sent_by
 from laconic.comm.metered import Metered
 from laconic.core.errors import SpecError, WireError
 from laconic.core.layout import Layout, Segments
 from laconic.core.selector import kept
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.reducers.entries import Entries, contained, counted
 
 DENSITY = 0.03
 SIZES = (1, 2, 4, 5, 8)
@@ -159,7 +160,7 @@ def entries():
 
 def test_entries_survive_the_wire():
     given, segments = entries()
-    back = Entries.read(given.wire(segments), segments, rank=0)
+    back = Entries.read(given.wire(segments), segments)
     for one, other in zip(vars(given).values(), vars(back).values(), strict=True):
         assert torch.equal(one, other)
 
@@ -169,14 +170,14 @@ def test_a_damaged_wire_is_refused_or_read_within_bounds():
     given, segments = entries()
     wire = given.wire(segments)
     for length in range(wire.numel()):
-        with pytest.raises(WireError, match="the entries that rank 3 sent are damaged"):
-            Entries.read(wire[:length].clone(), segments, rank=3)
+        with pytest.raises(WireError, match="the message that rank 3 sent is damaged"), sent_by(3):
+            Entries.read(wire[:length].clone(), segments)
     refused = 0
     for at in range(wire.numel()):
         changed = wire.clone()
         changed[at] ^= 0x55
         try:
-            back = Entries.read(changed, segments, rank=3)
+            back = Entries.read(changed, segments)
         except WireError:
             refused += 1
             continue

@@ -10,9 +10,15 @@ from tests.unit.lgc_world import one_thread as one_thread
 from laconic.comm.loopback import Loopback
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.reducers.autoencoder import Autoencoder, first_weights
-from laconic.reducers.code_exchange import Ring, Server, Vector, common_gain, own_gain
 from laconic.reducers.learned_code import LearnedCode
+from laconic.reducers.learned_code.autoencoder import Autoencoder, first_weights
+from laconic.reducers.learned_code.code_exchange import (
+    AveragedCode,
+    LeaderCode,
+    Vector,
+    common_gain,
+    own_gain,
+)
 
 
 def mixing(step: int, size: int, k: int) -> tuple[int, torch.Tensor]:
@@ -24,7 +30,7 @@ def test_a_ring_decodes_the_average_code() -> None:
     xs, net = [rows(rank, 0)[:K] for rank in range(4)], Autoencoder(weights)
 
     def play(comm: Loopback) -> tuple[torch.Tensor, torch.Tensor]:
-        done = Ring().exchange(comm, weights, Vector(xs[comm.rank], 2.0, 0, torch.ones(K)), 0)
+        done = AveragedCode().exchange(comm, weights, Vector(xs[comm.rank], 2.0, 0, torch.ones(K)), 0)
         return done.mean, done.own
 
     results = Loopback.run(4, play)
@@ -44,7 +50,7 @@ def test_a_server_decodes_the_leaders_code_and_everyones_innovation() -> None:
     xs, net = [rows(rank, 0)[:K] for rank in range(3)], Autoencoder(weights)
 
     def play(comm: Loopback) -> tuple[torch.Tensor, torch.Tensor]:
-        done = Server(5).exchange(comm, weights, Vector(xs[comm.rank], 2.0, 0, torch.ones(K)), 1)
+        done = LeaderCode(5).exchange(comm, weights, Vector(xs[comm.rank], 2.0, 0, torch.ones(K)), 1)
         return done.mean, done.own
 
     results = Loopback.run(3, play)
@@ -68,7 +74,7 @@ def test_the_server_loss_is_the_papers_with_averages() -> None:
         row[own.abs().topk(4).indices] = 0
     pairs = [(codes[i] - codes[j]).square().mean() for i in range(3) for j in range(3) if i != j]
     plain = 0.5 * left.square().mean() + 0.5 * sum(pairs) / len(pairs)
-    torch.testing.assert_close(Server(4).loss(net, w, 2) / 100, plain)
+    torch.testing.assert_close(LeaderCode(4).loss(net, w, 2) / 100, plain)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -92,7 +98,7 @@ def test_the_net_learns_what_is_there(instance: str) -> None:
     numbers and after 60 steps only; that of an untrained net keeps next to nothing."""
 
     def play(comm: Loopback, weights: torch.Tensor) -> list[float]:
-        kept, exchange = [], Ring() if instance == "ring" else Server(12)
+        kept, exchange = [], AveragedCode() if instance == "ring" else LeaderCode(12)
         for step in range(500, 506):
             x = rows(comm.rank, step)
             x = x[rows(step % 2, step).abs().topk(K).indices.sort().values]

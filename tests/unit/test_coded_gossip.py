@@ -9,7 +9,9 @@ from tests.unit.gossip_world import bound, gradient, start, trajectory
 from laconic.comm.loopback import Loopback
 from laconic.core.errors import SpecError
 from laconic.core.spec import parse
-from laconic.strategies.gossip.coded import codec_of
+from laconic.exchange.method import lift, lift_codec
+from laconic.strategies.gossip.choco import CHOCO
+from laconic.strategies.gossip.deepsqueeze import DeepSqueeze
 from laconic.strategies.gossip.mixing import matrix, uniform
 
 SHAPE = (20, 25)  # 500 elements, as in the spec's known answers
@@ -32,7 +34,7 @@ class Twin:
     """CHOCO's equation on all ranks at once, float32 (size, n)."""
 
     def __init__(self, message, gamma, size):
-        self.codec, self.gamma = codec_of(parse(message)), gamma
+        self.codec, self.gamma = lift_codec(message), gamma
         self.mixed = matrix(uniform, parse("ring()"), size, 0).float()
         self.x = start(size, SHAPE)
         self.copies, self.around = torch.zeros_like(self.x), torch.zeros_like(self.x)
@@ -75,9 +77,9 @@ def test_which_gamma_converges_depends_on_the_codec(message, gamma, steps, conve
     assert grown < 0.01 if converges else grown > 10
 
 
-@pytest.mark.parametrize("message", ["minmax(bits=4, bucket=50)", "topk(density=0.1)"])
+@pytest.mark.parametrize("message", ["minmax(bits=4, block=50)", "topk(density=0.1)"])
 def test_deepsqueeze_is_its_equation(message):
-    codec, mixed = codec_of(parse(message)), matrix(uniform, parse("ring()"), 5, 0).float()
+    codec, mixed = lift_codec(message), matrix(uniform, parse("ring()"), 5, 0).float()
     x = start(5, SHAPE)
     error = torch.zeros_like(x)
     seen = trajectory(f"deepsqueeze({message}, gamma=0.2)", 5, 6, shape=SHAPE)
@@ -90,12 +92,20 @@ def test_deepsqueeze_is_its_equation(message):
         torch.testing.assert_close(seen[step], x, **TOLERANCE)
 
 
+def test_gossip_lifts_what_compress_lifts():
+    """To the same codec, from a string as from an object."""
+    for compressor in ("topk(density=0.1)", "sign()"):
+        (sent, _) = lift(compressor).routes
+        for given in (compressor, parse(compressor)):
+            assert CHOCO(given).codec == DeepSqueeze(given).codec == sent.reducer.codec
+
+
 @pytest.mark.parametrize(
     "spec",
     [
         "choco()",
         "choco(sign(), gamma=0.2)",
-        "choco(qsgd(levels=7, bucket=64), gamma=0.2)",
+        "choco(qsgd(levels=7, block=64), gamma=0.2)",
         "deepsqueeze()",
         "deepsqueeze(topk(density=0.1), gamma=0.02)",
     ],
@@ -119,7 +129,7 @@ def sent_in(spec, steps=3):
 
 def test_what_travels_is_the_codecs_message_to_each_neighbour():
     assert sent_in("choco(topk(density=0.1), topology=complete())")[0] < 3 * 3 * (4 * 50 + 60)
-    assert sent_in("deepsqueeze(minmax(bits=8, bucket=500))") == [3 * 2 * (500 + 8)] * 4
+    assert sent_in("deepsqueeze(minmax(bits=8, block=500))") == [3 * 2 * (500 + 8)] * 4
 
 
 @pytest.mark.parametrize(
@@ -129,7 +139,9 @@ def test_what_travels_is_the_codecs_message_to_each_neighbour():
         ("deepsqueeze(topology=random_matching())", "change or do not answer"),
         ("choco(gamma=0)", "gamma must be"),
         ("deepsqueeze(minmax(bits=1))", "omega must be below 1"),
-        ("choco(ring())", "a message is a codec or a selector"),
+        ("choco(ring())", "compressor= takes a codec or selector, such as topk(density=0.1), got ring()"),
+        ("choco(gather(sign()))", "got the reducer gather(sign()); that averages over all ranks: name the"),
+        ("lpdt(dgc(density=0.1))", "got the method dgc(density=0.1); that averages over all ranks"),
         ("choco(topology=topk(density=0.1))", "topology must be a topology"),
     ],
 )

@@ -98,7 +98,7 @@ def test_a_rank_that_never_comes_is_waited_for_only_so_long():
         if comm.rank:
             comm.all_reduce(torch.ones(1))
 
-    with pytest.raises(PeerError, match=r"not all 2 ranks came within 0\.2 s"):
+    with pytest.raises(PeerError, match=r"not all 2 ranks arrived within 0\.2 s"):
         Loopback.run(2, body, timeout_s=0.2)
 
 
@@ -111,7 +111,7 @@ def test_different_collectives_at_once_are_an_error():
 
 
 def test_chunks_must_be_one_a_rank():
-    with pytest.raises(ValueError, match="2 chunks, got 1"):
+    with pytest.raises(ValueError, match="chunks must be 2, one a rank, got 1"):
         Loopback.run(2, lambda comm: comm.all_to_all([torch.ones(1)]))
 
 

@@ -7,10 +7,10 @@ import threading
 import pytest
 import torch
 
-from laconic.comm import link
-from laconic.comm.link import Link, Messages
+from laconic.comm import wire_model as link
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
+from laconic.comm.wire_model import Messages, PacketModel
 
 SIZE = 4
 
@@ -65,8 +65,8 @@ def test_payload_is_what_the_caller_handed_over_once():
 def test_what_all_send_on_the_wire_is_what_all_receive():
     meters = Loopback.run(SIZE, one_of_each)
     for key in meters[0].parts:
-        sent = sum(meter.parts[key].wire_sent for meter in meters)
-        assert sent == sum(meter.parts[key].wire_received for meter in meters) > 0
+        sent = sum(meter.parts[key].network_sent for meter in meters)
+        assert sent == sum(meter.parts[key].network_received for meter in meters) > 0
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
@@ -87,16 +87,20 @@ def test_a_tree_reaches_every_place_once(size):
 
 def test_a_message_by_hand():
     # 2000 + 48 bytes are two packets; with the announcement three, of which every second is acknowledged.
-    assert Link().forth(2000) == 2000 + 48 + 2 * 66 + (48 + 66)
-    assert Link().back(2000) == (48 + 66) + 1 * 66
-    assert Link(mtu=9000).packets(2000) == 1
+    assert PacketModel().forth(2000) == 2000 + 48 + 2 * 66 + (48 + 66)
+    assert PacketModel().back(2000) == (48 + 66) + 1 * 66
+    assert PacketModel(mtu=9000).packets(2000) == 1
     both = Messages((2000,), (2000,))
-    assert Link().sent(both) == Link().received(both) == Link().forth(2000) + Link().back(2000)
+    assert (
+        PacketModel().sent(both)
+        == PacketModel().received(both)
+        == PacketModel().forth(2000) + PacketModel().back(2000)
+    )
 
 
 def test_alone_nothing_goes_on_the_wire():
     (meter,) = Loopback.run(1, lambda comm: one_of_each_alone(Metered(comm)))
-    assert meter.wire_sent == meter.wire_received == 0
+    assert meter.network_sent == meter.network_received == 0
     assert meter.payload_sent == 40 + 10
 
 
@@ -130,7 +134,7 @@ def test_groups_split_off_are_counted_too():
 
     for meter in Loopback.run(4, body):
         assert list(meter.parts) == [("inner", "all_reduce")]
-        assert meter.wire_sent == Link().sent(link.all_reduce(40, 2))
+        assert meter.network_sent == PacketModel().sent(link.all_reduce(40, 2))
 
 
 def test_any_thread_may_ask():

@@ -18,8 +18,8 @@ from laconic.core.errors import SpecError
 from laconic.core.layout import Layout, Segments
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.reducers.bins import Bins, allot
-from laconic.reducers.union import message
+from laconic.reducers.deft.bins import Bins, allot
+from laconic.reducers.deft.union import message
 
 SIZES = (1, 2, 4, 5, 8)
 DENSITY = 0.05

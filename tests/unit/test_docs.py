@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from docs.write import BLOCKS, PAGES, WHOLE, filled
+from benchmarks.pages.write import BLOCKS, PAGES, ROOT, WHOLE, filled
+
+import laconic
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -30,3 +32,22 @@ def test_pages_that_readme_links_are_there() -> None:
     linked = re.findall(r"\]\(([\w./-]+)\)", page.read_text())
     assert linked
     assert not [link for link in linked if not (page.parent / link).exists()]
+
+
+def test_readme_is_short_and_its_specs_are_specs() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 180
+    python = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    specs = re.findall(r'"(\w+\(.*\))"', python)
+    assert len(specs) >= 8
+    for spec in specs:
+        assert laconic.parse(spec) is not None
+
+
+def test_benchmarks_that_pages_name_can_be_run() -> None:
+    pages = (*PAGES, *(ROOT / "docs").glob("*.md"), ROOT / "Makefile", ROOT / "CONTRIBUTING.md")
+    named = {name for page in pages for name in re.findall(r"-m\s+(benchmarks\.[\w.]+\w)", page.read_text())}
+    assert {"benchmarks.kernels", "benchmarks.steps", "benchmarks.pages.write"} <= named
+    for name in named:
+        text = (ROOT / name.replace(".", "/")).with_suffix(".py").read_text()
+        assert 'if __name__ == "__main__":' in text, name

@@ -8,9 +8,9 @@ import torch
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.layout import Layout
+from laconic.exchange.exchange import Exchange
+from laconic.exchange.method import lift
 from laconic.plan.stage import StandIn
-from laconic.strategies.exchange import Exchange
-from laconic.strategies.method import lift
 
 LAYOUT = Layout.of([("weight", (4, 50)), ("bias", (50,))])
 

@@ -55,7 +55,7 @@ def mean_after(spec, size, steps, lr=0.0):
         at_work, take, aside = bound(spec, comm, lr)
         for step in range(steps):
             take(step)
-        at_work.settle(aside)
+        at_work.drain(aside)
         found = at_work.consensus(aside)
         at_work.close()
         return found, float(getattr(at_work, "weight", 1.0))
@@ -93,9 +93,9 @@ def test_no_mass_is_lost_at_any_moment_of_overlap(staleness):
         sums = []
         for step in range(12):
             take(step)
-            at_work.under_way.arrival.wait()  # what is in the buffers now is what was sent to this rank
-            into = at_work.under_way.shares.into
-            under_way = sum(at_work.mail[rank].weight * share for rank, share in into.items())
+            at_work.pending.arrival.wait()  # what is in the buffers now is what was sent to this rank
+            into = at_work.pending.shares.into
+            under_way = sum(at_work.buffers[rank].weight * share for rank, share in into.items())
             mine = torch.tensor([float(at_work.weight) + under_way], dtype=torch.float64)
             sums.append(float(aside.all_reduce(mine)))
         at_work.close()
@@ -131,7 +131,7 @@ def test_what_travels_is_counted():
             at_work, take, aside = bound(spec, comm)
             for step in range(3):
                 take(step)
-            at_work.settle(aside)
+            at_work.drain(aside)
             at_work.close()
             return at_work.comm.snapshot().payload_sent, at_work.notes()
 

@@ -32,7 +32,7 @@ TO_ALL = b"\xff" * 6 + FRAME[6:]
         (["--hosts", "65"], "hosts must be a whole number in 1..64, got 65"),
         (["--hosts", "0"], "hosts must be a whole number in 1..64, got 0"),
         (["--profile", "fibre"], "there is no profile 'fibre'; there are ethernet-1g, ethernet-100m, wifi,"),
-        (["--profile", "dsl", "--link", "1gbit"], "--link and --profile both say how fast"),
+        (["--profile", "dsl", "--link", "1gbit"], "--link and --profile both set the rate"),
         (["--timeout", "0"], "--timeout must be a finite number above 0, got 0.0"),
     ],
 )
@@ -130,7 +130,7 @@ def test_a_packet_goes_to_its_host_alone_after_the_delay_of_that_pair(wires, mon
     made = relayed([[0, 0.25, 0], [0, 0, 0], [0, 0.5, 0]])
     monkeypatch.setattr(relay.time, "monotonic", lambda: 100.0)
     wires[1].far.send(FRAME)
-    made.take(1)
+    made.receive(1)
     assert at(made, monkeypatch, 100.2) == pytest.approx(0.05)
     assert [wire.got() for wire in wires] == [[], [], []]
     assert at(made, monkeypatch, 100.25) is None
@@ -140,7 +140,7 @@ def test_a_packet_goes_to_its_host_alone_after_the_delay_of_that_pair(wires, mon
 def test_what_is_for_all_goes_to_all_others(wires, monkeypatch):
     made = relayed([[0.0] * 3] * 3)
     wires[1].far.send(TO_ALL)
-    made.take(1)
+    made.receive(1)
     made.deliver()
     assert [wire.got() for wire in wires] == [[TO_ALL], [], [TO_ALL]]
 
@@ -151,7 +151,7 @@ def test_packets_of_two_hosts_stay_in_order_whatever_the_jitter(wires, monkeypat
     for number, frame in enumerate(frames):
         monkeypatch.setattr(relay.time, "monotonic", lambda number=number: number * 1e-4)
         wires[1].far.send(frame)
-        made.take(1)
+        made.receive(1)
     dues = sorted(due - number * 1e-4 for number, (due, *_) in enumerate(sorted(made.waiting)))
     assert dues[0] >= 0.0 and dues[-1] <= 0.04 + 1e-9
     assert dues[-1] - dues[0] > 0.005, "they are not all equally late"
@@ -184,7 +184,7 @@ def test_workers_are_spread_in_blocks(monkeypatch):
 def test_a_later_link_that_takes_netem_is_refused_where_there_is_none(monkeypatch):
     lab = Lab(2, Profile(Link("1gbit")))
     monkeypatch.setattr(lab, "_has_netem", lambda: False)
-    with pytest.raises(SpecError, match="begin the lab with a delay, such as 100us"):
+    with pytest.raises(SpecError, match="start the lab with a delay, such as 100us"):
         lab.reshape(Link("50mbit", delay="5ms"))
 
 

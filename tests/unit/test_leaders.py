@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import laconic
 from laconic.comm.loopback import Loopback
 from laconic.core.errors import AttachError, LaconicError, NonFiniteError, SpecError
-from laconic.strategies.leaders.election import Losses, elect, poll
+from laconic.strategies.leaders.lsgd.election import Losses, elect, poll
 
 from .strategy_world import N, gradient, same_bits, sgd, start, stopped_and_resumed, trained, worker
 
@@ -62,7 +62,7 @@ def lsgd_twin(
 @pytest.mark.parametrize(("size", "local"), [(4, 2), (6, 3), (3, 3), (6, 2)])
 def test_lsgd_is_what_its_equations_say(size: int, local: int) -> None:
     settings = "every=6, local_every=2, pull=0.6, local_pull=0.3, mix=0.2, local_mix=0.4, average=3"
-    found = trained(f"lsgd({settings}, local={local})", size, 15, loss=by_table)
+    found = trained(f"lsgd({settings}, ranks_per_node={local})", size, 15, loss=by_table)
     wanted = lsgd_twin(size, 15, local=local, g_comm=6, l_comm=2, p=(0.3, 0.6), c=(0.4, 0.2), average=3)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=ROUNDING, atol=ROUNDING)
@@ -70,7 +70,7 @@ def test_lsgd_is_what_its_equations_say(size: int, local: int) -> None:
 
 def test_a_leader_is_not_moved_by_its_own_lead() -> None:
     def play(comm: Loopback) -> tuple[bool, bool, Tensor]:
-        rank = worker("lsgd(every=3, local_every=3, pull=0.0, mix=1.0, local=3)", comm)
+        rank = worker("lsgd(every=3, local_every=3, pull=0.0, mix=1.0, ranks_per_node=3)", comm)
         rank.train(range(2))
         before = rank.replica.flat.clone()
         slope = gradient(before, comm.rank, 2)
@@ -85,14 +85,20 @@ def test_a_leader_is_not_moved_by_its_own_lead() -> None:
 
 
 def test_equal_ranks_stay_equal() -> None:
-    for spec in ("lsgd(every=4, local_every=2, local=2)", "lsgd(local=4)", "easgd(every=2)"):
+    for spec in (
+        "lsgd(every=4, local_every=2, ranks_per_node=2)",
+        "lsgd(ranks_per_node=4)",
+        "easgd(every=2)",
+    ):
         assert same_bits(trained(spec, 4, 9, alike=True)), spec
 
 
 def test_machines_of_one_rank_each_have_a_global_leader_only() -> None:
-    alone = trained("lsgd(every=4, local_every=2, local=1, average=3)", 3, 9, loss=by_table)
+    alone = trained("lsgd(every=4, local_every=2, ranks_per_node=1, average=3)", 3, 9, loss=by_table)
     for one, other in zip(
-        alone, trained("lsgd(every=4, local_every=2, local=3, average=3)", 3, 9, loss=by_table), strict=True
+        alone,
+        trained("lsgd(every=4, local_every=2, ranks_per_node=3, average=3)", 3, 9, loss=by_table),
+        strict=True,
     ):
         assert torch.equal(one, other)
 
@@ -111,7 +117,7 @@ def test_ties_go_to_the_first_and_nan_never_leads() -> None:
     assert voted([0.5, 0.25, 0.25]) == [1, 1, 1]
     assert voted([nan, 0.5, inf]) == [1, 1, 1]
     assert voted([nan, -inf, 7.0]) == [2, 2, 2]
-    with pytest.raises(NonFiniteError, match="nobody can lead"):
+    with pytest.raises(NonFiniteError, match="no rank can lead"):
         voted([nan, nan, inf])
 
 
@@ -130,7 +136,7 @@ def test_losses_are_judged_by_the_mean_of_the_last() -> None:
 
 def test_a_machine_where_nobody_can_lead_follows_the_global_leader() -> None:
     def play(comm: Loopback) -> dict[str, Any]:
-        rank = worker("lsgd(every=4, local_every=2, local=2)", comm)
+        rank = worker("lsgd(every=4, local_every=2, ranks_per_node=2)", comm)
         rank.train(range(4), loss=lambda r, step: math.nan if r < 2 else float(5 - r))
         return rank.bound.notes()
 
@@ -156,25 +162,25 @@ def said(spec: str, size: int, spoil: int | None = None, **how: Any) -> list[tup
 
 @pytest.mark.parametrize("local", [2, 4])
 def test_a_loss_that_was_not_told_is_missed_on_every_rank(local: int) -> None:
-    found = said(f"lsgd(local={local})", 4, loss=lambda rank, step: None if rank == 2 else 1.0)
+    found = said(f"lsgd(ranks_per_node={local})", 4, loss=lambda rank, step: None if rank == 2 else 1.0)
     if local == 4:  # the only meeting is at step 16
         assert {kind for kind, _ in found} == {type(None)}
-        found = said("lsgd(every=4, local=4)", 4, loss=lambda rank, step: None if rank == 2 else 1.0)
+        found = said("lsgd(every=4, ranks_per_node=4)", 4, loss=lambda rank, step: None if rank == 2 else 1.0)
     for kind, text in found:
         assert kind is AttachError
-        assert "rank 2 has told no loss" in text
+        assert "rank 2 has noted no loss" in text
         assert "optimizer.note_loss(loss)" in text
 
 
 def test_losses_are_told_between_meetings() -> None:
     """One told long ago does not count."""
     found = said(
-        "lsgd(every=2, local_every=2, local=2)", 2, loss=lambda rank, step: 1.0 if step < 2 else None
+        "lsgd(every=2, local_every=2, ranks_per_node=2)", 2, loss=lambda rank, step: 1.0 if step < 2 else None
     )
     assert {kind for kind, _ in found} == {AttachError}
 
 
-@pytest.mark.parametrize("spec", ["lsgd(every=4, local_every=2, local=2)", "easgd()"])
+@pytest.mark.parametrize("spec", ["lsgd(every=4, local_every=2, ranks_per_node=2)", "easgd()"])
 def test_what_has_diverged_is_said_on_every_rank(spec: str) -> None:
     for kind, text in said(spec, 4, spoil=1):
         assert kind is NonFiniteError
@@ -220,8 +226,8 @@ def test_easgd_is_what_its_equations_say(size: int) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        "lsgd(every=4, local_every=2, average=3, local=2)",
-        "lsgd(every=4, average=7, local=4)",
+        "lsgd(every=4, local_every=2, average=3, ranks_per_node=2)",
+        "lsgd(every=4, average=7, ranks_per_node=4)",
         "easgd(every=3)",
     ],
 )
@@ -239,14 +245,14 @@ def adopted(comm: Loopback, spec: str) -> Tensor:
     return rank.replica.flat.clone()
 
 
-@pytest.mark.parametrize("spec", ["lsgd(every=4, local_every=2, local=2)", "easgd()"])
+@pytest.mark.parametrize("spec", ["lsgd(every=4, local_every=2, ranks_per_node=2)", "easgd()"])
 def test_an_adopted_model_leaves_nothing_to_pull_to(spec: str) -> None:
     found = Loopback.run(4, lambda comm: adopted(comm, spec))
     assert same_bits([*found, torch.arange(N, dtype=torch.float32)])
 
 
 def bytes_of(comm: Loopback) -> tuple[int, dict[tuple[str, str], int]]:
-    rank = worker("lsgd(every=4, local_every=2, local=2)", comm)
+    rank = worker("lsgd(every=4, local_every=2, ranks_per_node=2)", comm)
     rank.train(range(8), loss=lambda r, step: float(r))
     meter = rank.comm.snapshot()
     return meter.payload_sent, {key: part.payload_sent for key, part in meter.parts.items()}
@@ -263,10 +269,10 @@ def test_a_meeting_costs_a_broadcast_of_each_leader() -> None:
     ("spec", "words"),
     [
         ("lsgd(every=10)", "every must be a multiple of local_every=4"),
-        ("lsgd(every=10)", "take every=12"),
+        ("lsgd(every=10)", "use every=12"),
         ("lsgd(local_every=0)", "lsgd: local_every must be a whole number of 1 or more"),
         ("lsgd(pull=1.5)", "lsgd: pull must be a number in [0, 1], got 1.5"),
-        ("lsgd(local=-1)", "lsgd: local must be a whole number"),
+        ("lsgd(ranks_per_node=-1)", "lsgd: ranks_per_node must be a whole number"),
         ("lsgd(average=-1)", "lsgd: average must be a whole number"),
         ("easgd(every=0)", "easgd: every must be a whole number"),
         ("easgd(beta=0)", "easgd: beta must be a number in (0, 1], got 0"),
@@ -282,8 +288,8 @@ def test_wrong_settings_are_refused(spec: str, words: str) -> None:
     ("spec", "size", "words"),
     [
         ("lsgd()", 1, "a leader needs followers: start more workers"),
-        ("lsgd(local=4)", 6, "local=4 does not divide 6 ranks: set local="),
-        ("easgd()", 1, "one rank has nobody to agree with"),
+        ("lsgd(ranks_per_node=4)", 6, "ranks_per_node=4 does not divide 6 ranks: set it to"),
+        ("easgd()", 1, "one rank has no other to average with"),
     ],
 )
 def test_a_group_that_does_not_fit_is_refused(spec: str, size: int, words: str) -> None:

@@ -16,9 +16,9 @@ from laconic.core.errors import SpecError, WireError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.reducers.autoencoder import LAYOUT, code_length
+from laconic.exchange.method import lift
 from laconic.reducers.learned_code import LearnedCode
-from laconic.strategies.method import lift
+from laconic.reducers.learned_code.autoencoder import LAYOUT, code_length
 
 
 @both
@@ -223,5 +223,5 @@ def test_a_damaged_announcement_is_told_with_its_rank() -> None:
 
     comm = Damaged(Loopback.world(1)[0].room, 0)
     bound = LearnedCode(0.2, 0).bind(ROWS, comm)
-    with pytest.raises(WireError, match="the positions that rank 0 sent are damaged"):
+    with pytest.raises(WireError, match="the message that rank 0 sent is damaged"):
         bound.reduce(rows(0, 0), ROWS, Turn(0), torch.empty(2400))

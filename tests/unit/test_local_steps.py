@@ -136,14 +136,14 @@ def test_diloco_is_torchs_nesterov_on_the_mean_way(momentum: float) -> None:
 
 def test_diloco_of_rate_one_without_momentum_is_local_sgd() -> None:
     for update in ("dense()", "minmax(bits=4)"):
-        outer = trained(f"diloco(every=3, lr=1.0, momentum=0.0, update={update})", 3, 9, heavy)
-        assert same_bits(outer + trained(f"local_sgd(every=3, update={update})", 3, 9, heavy))
+        outer = trained(f"diloco(every=3, lr=1.0, momentum=0.0, compressor={update})", 3, 9, heavy)
+        assert same_bits(outer + trained(f"local_sgd(every=3, compressor={update})", 3, 9, heavy))
 
 
 def test_a_coarse_outer_update_loses_nothing_for_long() -> None:
     """Error feedback: what 2 bits leave of one way goes with the next, and ranks stay bit-identical."""
     exact = trained("diloco(every=2)", 3, 60)
-    coarse = trained("diloco(every=2, update=minmax(bits=2, bucket=8))", 3, 60)
+    coarse = trained("diloco(every=2, compressor=minmax(bits=2, block=8))", 3, 60)
     assert same_bits(coarse)
     assert float((coarse[0] - exact[0]).norm() / exact[0].norm()) < 0.2
 
@@ -153,10 +153,10 @@ RESUMED = (
     "slowmo(every=3, base=sgp(topology=ring()))",
     "slowmo(every=3, base=sgp(), average=False)",
     "slowmo(every=3, base=osgp())",
-    "slowmo(every=3, base=local_sgd(every=2, update=topk(density=0.3)))",
+    "slowmo(every=3, base=local_sgd(every=2, compressor=topk(density=0.3)))",
     "diloco(every=3)",
-    "diloco(every=3, update=minmax(bits=4, bucket=8))",
-    "diloco(every=3, update=topk(density=0.3))",
+    "diloco(every=3, compressor=minmax(bits=4, block=8))",
+    "diloco(every=3, compressor=topk(density=0.3))",
 )
 
 
@@ -235,12 +235,12 @@ class NoRate(Optimizer):
         ("slowmo(beta=1.0)", "slowmo: beta must be a number in [0, 1), got 1.0"),
         ("slowmo(lr=0)", "slowmo: lr must be a finite number above 0, got 0"),
         ("slowmo(base=dense())", "slowmo: base must be a strategy, such as sgp(), or None"),
-        ("slowmo(average=False)", "got base=None: take base=sgp()"),
+        ("slowmo(average=False)", "got base=None: use base=sgp()"),
         ("slowmo(average=1)", "average must be True or False"),
         ("diloco(every=1.5)", "diloco: every must be a whole number"),
         ("diloco(momentum=1)", "diloco: momentum must be a number in [0, 1), got 1"),
         ("diloco(lr=-1)", "diloco: lr must be a finite number above 0"),
-        ("diloco(update=comp_ams())", "takes the optimiser's place"),
+        ("diloco(compressor=comp_ams())", "changes the optimiser"),
     ],
 )
 def test_wrong_settings_are_refused(spec: str, words: str) -> None:
@@ -251,7 +251,7 @@ def test_wrong_settings_are_refused(spec: str, words: str) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     model = nn.Linear(2, 2)
-    with pytest.raises(AttachError, match="take an optimiser with lr="):
+    with pytest.raises(AttachError, match="use an optimiser with lr="):
         laconic.parse("slowmo()").check(2, NoRate(model))
     with pytest.raises(LaconicError, match="1"):
         laconic.parse("slowmo(base=sgp())").check(1, sgd(model))

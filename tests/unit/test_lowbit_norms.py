@@ -22,7 +22,7 @@ def test_chunks_divide_and_hold_two_values_or_more() -> None:
     for n in range(2, 200):
         assert n % chunks_of(n) == 0 and n // chunks_of(n) >= 2
         assert chunks_of(n) == 16 or n % 16 or n < 32
-    with pytest.raises(ValueError, match="two values or more of each group, got 1"):
+    with pytest.raises(ValueError, match="two values or more in each group, got 1"):
         chunks_of(1)
 
 
@@ -84,5 +84,5 @@ def test_evonorm_is_its_equation_and_the_low_bit_one_follows() -> None:
         v = q[n, c, i, j]
         want = exact.weight[c] * v * (exact.v[c] * v / 6 + 0.5).clamp(0, 1) * scale + exact.bias[c]
         torch.testing.assert_close(out[n, c, i, j], want, rtol=0.03, atol=0.06)  # 8 bits of each factor
-    with pytest.raises(ValueError, match="8 groups of 12"):
+    with pytest.raises(ValueError, match="8 groups of 12 channels"):
         EvoNormS0(12)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 import laconic
 from laconic.comm.loopback import Loopback
 from laconic.core.errors import AttachError, SpecError
-from laconic.strategies.gossip.coded import codec_of
+from laconic.exchange.method import lift_codec
 from laconic.strategies.gossip.mixing import matrix, uniform
 from laconic.strategies.strategy import Strategy
 
@@ -77,7 +77,7 @@ def test_lpdt_with_exact_messages_is_its_equation(size: int) -> None:
 
 
 def test_lpdt_in_8_bits_is_its_equation() -> None:
-    size, codec, mu = 4, codec_of(laconic.parse("minmax(bits=8)")), 0.9
+    size, codec, mu = 4, lift_codec("minmax(bits=8)"), 0.9
     mixed = matrix(uniform, laconic.parse("torus()"), size, 0).float()
     x, m, h = (torch.stack([start() * own for _ in range(size)]) for own in (1, 0, 0))
     for step in range(6):
@@ -159,7 +159,7 @@ def test_a_resumed_run_has_the_same_bits(spec: str) -> None:
     def play(comm: Loopback) -> tuple[Tensor, Tensor]:
         whole = worker(spec, comm, decayed)
         whole.train(range(3))
-        whole.bound.settle(whole.aside)
+        whole.bound.drain(whole.aside)
         whole.train(range(3, 8))
         first = worker(spec, comm, decayed)
         first.train(range(3))
@@ -242,7 +242,7 @@ def test_a_message_is_a_byte_an_entry() -> None:
 def test_an_optimiser_with_a_momentum_of_its_own_is_refused(spec: str, make, got: str) -> None:
     with pytest.raises(AttachError) as refused:
         worker(spec, Loopback.world(4)[0], make)
-    assert f"got {got}: build SGD(parameters, lr=...), or take momentum=0" in str(refused.value)
+    assert f"got {got}: build SGD(parameters, lr=...), or set momentum=0" in str(refused.value)
 
 
 def test_without_momentum_any_optimiser_will_do() -> None:
@@ -257,7 +257,7 @@ def test_without_momentum_any_optimiser_will_do() -> None:
     [
         ("lpdt(momentum=1)", "lpdt: momentum must be a number in [0, 1), got 1"),
         ("quasi_global(momentum=-0.1)", "quasi_global: momentum must be"),
-        ("quasi_global(adpsgd())", "adpsgd moves the model between steps"),
+        ("quasi_global(adpsgd())", "adpsgd also moves the model between"),
         ("quasi_global(ring())", "base must be a strategy"),
         ("lpdt(gamma=0)", "lpdt: gamma must be"),
         ("lpdt(topology=exponential())", "lpdt needs the same neighbours at every step"),

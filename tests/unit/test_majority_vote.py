@@ -16,10 +16,10 @@ from laconic.core.errors import WireError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
+from laconic.exchange.method import lift
 from laconic.feedback.no_feedback import NoFeedback
-from laconic.reducers.coins import Coins
 from laconic.reducers.majority_vote import tossed
-from laconic.strategies.method import lift
+from laconic.reducers.majority_vote.coins import Coins
 
 LAYOUT = Layout.of([("a", (30, 10)), ("b", (3,)), ("none", (0,)), ("c", (17, 9))])
 
@@ -181,11 +181,11 @@ def test_a_rank_that_votes_too_short_is_named() -> None:
             return [chunk[:-1] for chunk in super().all_to_all(chunks)]
 
     reducer = parse("majority_vote()").bind(LAYOUT, Short(Loopback.world(1)[0].room, 0))
-    with pytest.raises(WireError, match="the votes that rank 0 sent are damaged: 58 bytes, not 59"):
+    with pytest.raises(WireError, match="the message that rank 0 sent is damaged: 58 bytes, not 59"):
         reducer.reduce(x_of(0), LAYOUT, Turn(0), torch.zeros(LAYOUT.numel))
 
 
 def test_as_a_method_it_has_no_feedback() -> None:
     method = lift("majority_vote()")
-    assert parse("majority_vote()").codec() is None
+    assert parse("majority_vote()").feedback_codec() is None
     assert all(isinstance(route.feedback, NoFeedback) for route in method.routes)

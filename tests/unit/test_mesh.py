@@ -67,18 +67,18 @@ def test_ranks_that_do_not_fit_together_are_refused_on_every_rank():
     assert "rank 1 does not know its machine: RANK, LOCAL_RANK" in refused([good[0], {}])
     assert "rank 0 does not know" in refused([{**good[0], "LOCAL_RANK": "two"}, good[1]])
     assert "rank 1 does not know" in refused([good[0], {**good[1], "LOCAL_RANK": "2"}])
-    assert "machines overlap: they begin at ranks [0, 0]" in refused([good[0], good[0]])
+    assert "machines overlap: they start at ranks [0, 0]" in refused([good[0], good[0]])
     other = {**good[1], "LOCAL_WORLD_SIZE": "3"}
-    assert "and have [2, 3] (LOCAL_WORLD_SIZE); number ranks machine by machine" in refused([good[0], other])
+    assert "and have [2, 3] ranks (LOCAL_WORLD_SIZE); number ranks" in refused([good[0], other])
     in_turn = told([(0, 0, 2), (1, 0, 2), (1, 1, 2), (2, 1, 2)])  # rank r is on machine r mod 2
-    assert "they begin at ranks [0, 1, 1, 2]" in refused(in_turn)
+    assert "they start at ranks [0, 1, 1, 2]" in refused(in_turn)
 
 
 @pytest.mark.parametrize("size, local", [(5, 2), (4, 3), (2, 4)])
 def test_a_mesh_that_does_not_divide_is_refused_on_every_rank(size, local):
     def play(comm):
-        with pytest.raises(SpecError, match=f"local={local} does not divide the {size} ranks"):
-            parse(f"two_level(sum(), sum(), local={local})").bind(MODEL, comm)
+        with pytest.raises(SpecError, match=f"ranks_per_node={local} does not divide the {size} ranks"):
+            parse(f"two_level(sum(), sum(), ranks_per_node={local})").bind(MODEL, comm)
         return True
 
     assert all(everywhere(size, play))
@@ -93,12 +93,12 @@ def test_a_part_of_the_world_keeps_its_machines():
 class Left(Loopback):
     """Of eight ranks these are left."""
 
-    seats, began = (1, 2, 3, 6), 8
+    original_ranks, original_size = (1, 2, 3, 6), 8
 
 
 def test_machines_that_have_lost_ranks_are_still_the_same_machines():
     left = Left(Loopback.world(4)[0].room, 0)
-    assert machines(left, local=2) == [0, 1, 1, 2]
-    assert machines(left, local=4) == [0, 0, 0, 1]
-    with pytest.raises(SpecError, match="local=3 does not divide the 8 ranks"):
-        machines(left, local=3)
+    assert machines(left, ranks_per_node=2) == [0, 1, 1, 2]
+    assert machines(left, ranks_per_node=4) == [0, 0, 0, 1]
+    with pytest.raises(SpecError, match="ranks_per_node=3 does not divide the 8 ranks"):
+        machines(left, ranks_per_node=3)

@@ -11,17 +11,17 @@ import torch
 from benchmarks.distortion import distortion
 from benchmarks.gradient import stored
 from benchmarks.methods import bits, specs
+from benchmarks.pages.methods import page
 from benchmarks.payload import LATE
-from docs.methods_page import page
 from torch import Tensor
 from typer.testing import CliRunner
 
 from laconic.cli.entries import entries, figures
 from laconic.cli.main import app
-from laconic.core.codec import Codec
 from laconic.core.layout import Layout
+from laconic.core.tensor_codec import TensorCodec
+from laconic.exchange.method import Method, Route, everything, lift
 from laconic.reducers.gather import Gather
-from laconic.strategies.method import Method, Route, everything, lift
 
 AGAIN = "measure again: python -m benchmarks.methods, then make docs"
 GRADIENT = stored()
@@ -69,20 +69,19 @@ def test_measured_errors_keep_what_is_declared(entry) -> None:  # type: ignore[n
 
 
 @dataclass(frozen=True, repr=False)
-class Coin(Codec):
+class Coin(TensorCodec):
     """All or nothing, unbiased: 2x or 0; and where `biased`, x or 0."""
 
     biased: bool = False
     name: ClassVar[str] = "coin"
-    fixed_size: ClassVar[bool] = True
     unbiased: ClassVar[bool] = False
 
-    def encode(self, x: Tensor, key: int = 0) -> Tensor:
+    def encode_tensor(self, x: Tensor, key: int) -> Tensor:
         toss = torch.rand(x.numel(), generator=torch.Generator().manual_seed(key >> 1)) < 0.5
         return (toss * x * (1 if self.biased else 2)).view(torch.uint8)
 
-    def decode_add_(self, wire: Tensor, out: Tensor, alpha: float = 1.0) -> Tensor:
-        return out.add_(wire.clone().view(torch.float32), alpha=alpha)
+    def decode_tensor(self, wire: Tensor, n: int) -> Tensor:
+        return wire.view(torch.float32)
 
     def nbytes(self, n: int) -> int:
         return 4 * n

@@ -14,10 +14,10 @@ from laconic.core.errors import SpecError, StateError
 from laconic.core.layout import Layout, Segments
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.reducers.borders import Borders
-from laconic.reducers.exdyna import Exdyna
-from laconic.reducers.pace import Pace, histogram, quantile
-from laconic.reducers.paced import BLOCKS, PACE, quota
+from laconic.reducers.deft.borders import Borders
+from laconic.reducers.deft.exdyna import Exdyna
+from laconic.reducers.deft.threshold_controlled import BLOCKS, CONTROLLER, quota
+from laconic.reducers.deft.threshold_controller import ThresholdController, histogram, quantile
 
 from ..laws.worlds import MODEL, cut, exchange_on, gradient, one_step
 
@@ -62,7 +62,7 @@ def test_it_is_its_plain_twin_bit_for_bit(name, size):
             cuts, blocks = Borders.even(size, 1024).of(state[BLOCKS]).cuts, 1024
         xs = torch.stack([log[step][1] for log in logs])
         own = xs[owners(cuts, blocks, step), torch.arange(MODEL.numel)]
-        chosen = own.abs() >= state[PACE][0].float()
+        chosen = own.abs() >= state[CONTROLLER][0].float()
         total = torch.zeros(MODEL.numel)
         for x in xs:
             total = total + x
@@ -123,24 +123,24 @@ def test_a_quantile_is_that_of_the_sorted_sizes(scale):
 def test_a_pace_settles_where_the_density_is_right():
     """A threshold d is reached by 1 / d^4 entries of 10,000. Whatever it starts from."""
     for start in (0.15, 1.0):
-        pace = Pace(threshold=start, growth=0.75, steps=2)
+        pace = ThresholdController(threshold=start, growth=0.75, steps=2)
         sent = []
         for _ in range(80):
             sent.append(min(10_000, round(pace.threshold**-4)))
             pace = pace.after(sent[-1], asked=100)
             if not pace.threshold:
-                pace = Pace(0.3, pace.growth, 2)  # as made anew
+                pace = ThresholdController(0.3, pace.growth, 2)  # as made anew
         assert all(90 <= each <= 110 for each in sent[40:])
         assert abs(sum(sent[40:]) / 40 - 100) <= 4
 
 
 def test_a_pace_tells_other_data_from_few_entries():
-    steady = Pace(1.0, 0.0, 50)
+    steady = ThresholdController(1.0, 0.0, 50)
     assert steady.after(900, asked=100).threshold == 0
     assert steady.after(8, asked=0.5).threshold > 1, "of so few, eight more are no sign"
-    assert steady.after(100, asked=100) == Pace(1.0, 0.0, 51)
+    assert steady.after(100, asked=100) == ThresholdController(1.0, 0.0, 51)
     assert 0.9 < steady.after(0, asked=100).threshold < 1
-    assert Pace.of(steady.state) == steady
+    assert ThresholdController.of(steady.state) == steady
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -169,7 +169,7 @@ def test_zeros_send_nothing_and_leave_the_threshold_to_be_made(name):
             x = torch.zeros(MODEL.numel) if step < 3 else gradient(comm.rank, step)
             out = torch.ones(MODEL.numel)
             bound.reduce(x, MODEL, Turn(step, comm.rank), out)
-            sent.append((int((out != 0).sum()), float(bound.state_dict()[PACE][0])))
+            sent.append((int((out != 0).sum()), float(bound.state_dict()[CONTROLLER][0])))
         return sent
 
     for sent in Loopback.run(3, play):
@@ -260,7 +260,7 @@ def test_state_of_another_number_of_ranks_keeps_the_threshold(name):
         return bound.state_dict()
 
     for taken in Loopback.run(3, take):
-        assert torch.equal(taken[PACE], state[PACE])
+        assert torch.equal(taken[CONTROLLER], state[CONTROLLER])
         if name == "exdyna":
             assert torch.equal(taken[BLOCKS], Borders.even(3, 1024).state)
 

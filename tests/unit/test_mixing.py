@@ -11,9 +11,9 @@ from torch import Tensor
 import laconic
 from laconic.core.errors import SpecError
 from laconic.strategies.gossip import mixing
-from laconic.strategies.gossip.averaging import averaging
 from laconic.strategies.gossip.mixing import Mixing, matrix, metropolis, uniform
-from laconic.strategies.gossip.topology import Topology
+from laconic.strategies.gossip.mixing.averaging import averaging
+from laconic.strategies.gossip.topologies import Topology
 
 from .test_topologies import SPECS, every_topology, sized
 
@@ -118,7 +118,7 @@ def test_metropolis_shares_are_doubly_stochastic_and_symmetric(text: str) -> Non
 
 @pytest.mark.parametrize("text", [text for text in SPECS if not laconic.parse(text).symmetric])
 def test_metropolis_wants_edges_both_ways(text: str) -> None:
-    with pytest.raises(SpecError, match=r"go both ways at every step, those of .* do not; take ring\(\)"):
+    with pytest.raises(SpecError, match=r"go both ways at every step, but those of .* do not; use ring\(\)"):
         metropolis(laconic.parse(text), 0, 3, 0)
 
 

@@ -15,7 +15,7 @@ from laconic.core.selector import kept
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
 from laconic.reducers.oktopk import MOST_GROWTH
-from laconic.reducers.regions import Regions
+from laconic.reducers.oktopk.regions import Regions
 
 MODEL = Layout.of([("a", (90, 200)), ("b", (40, 30)), ("c", (3, 3)), ("d", (50, 300))])
 DENSITY = 0.02
@@ -145,7 +145,7 @@ def traffic(size, first, steps, density, feedback):
             else:
                 bound.reduce(given(comm.rank, step, LARGE), LARGE, Turn(step, comm.rank), out)
         told = meter.snapshot()
-        return told.wire_sent / steps, told.wire_received / steps
+        return told.network_sent / steps, told.network_received / steps
 
     each = everywhere(size, play)
     k = sum(kept(density, entry.numel) for entry in LARGE)

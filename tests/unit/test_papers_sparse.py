@@ -13,7 +13,7 @@ from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
-from laconic.strategies.method import lift
+from laconic.exchange.method import lift
 
 from ..laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one_step
 
@@ -38,7 +38,7 @@ def play(spec: str, size: int = 3) -> list[list[Tensor]]:
 
 def of(spec: str, tensor: int = 0) -> Codec:
     """The codec of a method's first route."""
-    codec = lift(spec).routes[tensor].reducer.codec()
+    codec = lift(spec).routes[tensor].reducer.feedback_codec()
     assert codec is not None
     return codec
 

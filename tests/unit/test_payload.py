@@ -9,8 +9,8 @@ from tests.unit.resnet import resnet50
 
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
-from laconic.strategies.exchange import Exchange
-from laconic.strategies.method import lift
+from laconic.exchange.exchange import Exchange
+from laconic.exchange.method import lift
 
 
 def payload(spec: str) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.errors import AttachError, LaconicError, SpecError
 from laconic.core.spec import parse
-from laconic.strategies.leaders.periods import TotalPeriods
+from laconic.strategies.leaders.lsgd.periods import TotalPeriods
 
 from .strategy_world import gradient, same_bits, start, taken_over, trained, worker
 from .test_leaders import by_table
@@ -52,7 +52,7 @@ def paced(
 @pytest.mark.parametrize("size", SIZES)
 def test_a_slow_rank_does_one_step_while_the_others_do_the_rest(size: int) -> None:
     begun = [0] * size
-    spec = SPEC.format("local=1, ").replace("every=6", "every=3")
+    spec = SPEC.format("ranks_per_node=1, ").replace("every=6", "every=3")
     found = Loopback.run(size, lambda comm: paced(comm, spec, 5, 3, begun))
     assert found[0][0] == [1] * 5
     for period in range(5):
@@ -89,7 +89,9 @@ def twin(counts: list[list[int]], local: int) -> list[Tensor]:
 @pytest.mark.parametrize(("size", "local"), [(4, 2), (6, 3)])
 def test_the_result_is_that_of_the_equations_at_these_paces(size: int, local: int) -> None:
     begun = [0] * size
-    found = Loopback.run(size, lambda comm: paced(comm, SPEC.format(f"local={local}, "), 4, 3, begun))
+    found = Loopback.run(
+        size, lambda comm: paced(comm, SPEC.format(f"ranks_per_node={local}, "), 4, 3, begun)
+    )
     wanted = twin([counts for counts, _ in found], local)
     for (_, flat), model in zip(found, wanted, strict=True):
         torch.testing.assert_close(flat, model, rtol=1e-5, atol=1e-5)  # float32 over some dozens of steps
@@ -97,8 +99,10 @@ def test_the_result_is_that_of_the_equations_at_these_paces(size: int, local: in
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_meeting_after_every_step_is_the_same_by_both_counts(size: int) -> None:
-    each = trained("lsgd(every=1, local_every=1, local=2)", size - size % 2, 6, loss=loss_of)
-    total = trained("lsgd(every=1, local_every=1, local=2, count='total')", size - size % 2, 6, loss=loss_of)
+    each = trained("lsgd(every=1, local_every=1, ranks_per_node=2)", size - size % 2, 6, loss=loss_of)
+    total = trained(
+        "lsgd(every=1, local_every=1, ranks_per_node=2, count='total')", size - size % 2, 6, loss=loss_of
+    )
     assert all(torch.equal(one, other) for one, other in zip(each, total, strict=True))
 
 
@@ -123,9 +127,9 @@ def test_ranks_in_lockstep_meet_after_every_period(size: int) -> None:
 
 def uneven(comm: Loopback) -> tuple[int, Tensor, Tensor, dict[str, Any]]:
     """Rank r does 4 r + 1 steps and is done. Meetings, its parameters, the group's model, its notes."""
-    rank = worker("lsgd(every=2, local_every=2, local=1, count='total')", comm)
+    rank = worker("lsgd(every=2, local_every=2, ranks_per_node=1, count='total')", comm)
     rank.train(range(4 * comm.rank + 1), loss=loss_of)
-    rank.bound.settle(rank.aside)
+    rank.bound.drain(rank.aside)
     flat = rank.replica.flat.clone()
     return int(rank.bound.notes()["rounds"]), flat, rank.bound.consensus(rank.aside), rank.bound.notes()
 
@@ -143,7 +147,7 @@ def test_ranks_that_are_done_are_at_the_meetings_of_those_who_are_not(size: int)
 
 def resumed(comm: Loopback) -> tuple[int, int, bool]:
     """Steps of this rank before and after it was taken over, until they meet, and if that was early."""
-    spec = "lsgd(every=3, local_every=3, local=1, count='total')"
+    spec = "lsgd(every=3, local_every=3, ranks_per_node=1, count='total')"
     old = worker(spec, comm)
     old.train(range(1), loss=loss_of)
     rank, steps = taken_over(old, worker(spec, comm), 1), 1
@@ -162,7 +166,7 @@ def test_a_resumed_period_has_as_many_steps_as_one_that_was_not_stopped(size: in
 
 
 def silent(comm: Loopback) -> tuple[type, str]:
-    rank = worker("lsgd(every=1, local_every=1, local=1, count='total')", comm)
+    rank = worker("lsgd(every=1, local_every=1, ranks_per_node=1, count='total')", comm)
     try:
         rank.train(range(2), loss=lambda rank, step: None if rank == 1 else 1.0)
     except LaconicError as error:
@@ -173,7 +177,7 @@ def silent(comm: Loopback) -> tuple[type, str]:
 def test_a_loss_that_was_not_told_is_missed_on_every_rank() -> None:
     for kind, text in Loopback.run(3, silent):
         assert kind is AttachError
-        assert "rank 1 has told no loss" in text
+        assert "rank 1 has noted no loss" in text
 
 
 def test_groups_count_apart() -> None:

@@ -9,6 +9,7 @@ from laconic.cli.main import app
 from laconic.core import units
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
+from laconic.exchange.method import lift
 from laconic.plan.forecast import choice, forecasts, reason
 from laconic.plan.growth import Growth
 from laconic.plan.network import Network
@@ -16,7 +17,6 @@ from laconic.plan.rehearsal import Rehearsed, Traffic, costliest, excerpt, play,
 from laconic.plan.stage import Gradients
 from laconic.plan.step import Work, buckets, time_line
 from laconic.report.plan_picture import picture
-from laconic.strategies.method import lift
 
 NOTHING, ONCE = Growth((0, 0, 0, 0)), Growth((0, 0, 0, 1))
 SMALL = Layout.of((f"layer{i}.weight", (128, 256)) for i in range(6))
@@ -34,14 +34,14 @@ def costs(nbytes: float, coding_s: float = 0.0, spec: str = "x()") -> Rehearsed:
 )
 def test_a_growth_is_found_again_from_three_groups(parts):
     true = Growth(parts)
-    found = Growth.learnt({size: true.at(size) for size in (2, 4, 8)})
+    found = Growth.fit({size: true.at(size) for size in (2, 4, 8)})
     assert found.at(256) == pytest.approx(true.at(256), rel=0.25 if sum(map(bool, parts)) > 1 else 1e-9)
 
 
 def test_noise_in_small_groups_is_not_read_as_growth():
-    found = Growth.learnt({2: 1.0, 4: 1.02, 8: 1.03})
+    found = Growth.fit({2: 1.0, 4: 1.02, 8: 1.03})
     assert found.at(256) == pytest.approx(1.0, rel=0.05)
-    assert Growth.learnt({2: 0.0, 4: 0.0, 8: 0.0}).at(64) == 0
+    assert Growth.fit({2: 0.0, 4: 0.0, 8: 0.0}).at(64) == 0
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_picture_shows_the_first_and_the_fastest():
         ({"--link": "0mbit"}, "above 0"),
         ({"--params": "many"}, "--params must be a count such as 25.6M"),
         ({"--backward": "120"}, "--backward must be a time such as 2ms"),
-        ({"--workers": "4-8"}, "--workers must be such as 8"),
+        ({"--workers": "4-8"}, "--workers must look like 8"),
         ({"--workers": "8..4"}, "from a smaller number to a larger"),
         ({"--workers": "1"}, "one worker sends nothing"),
         ({"--cores": "0"}, "--cores must be above 0"),
@@ -186,7 +186,7 @@ def test_a_rate_has_a_number_and_a_unit(text):
 
 
 def test_what_is_told_can_be_read():
-    assert units.told_rate(100e6) == "100 Mbit/s"
+    assert units.format_rate(100e6) == "100 Mbit/s"
     assert units.share("--loss", "1%") == units.share("--loss", "0.01") == 0.01
     with pytest.raises(SpecError, match="at most 100%"):
         units.share("--loss", "150%")

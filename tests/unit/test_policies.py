@@ -11,8 +11,8 @@ from tests.laws.worlds import everywhere, exchange_on, gradient, one_step
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
+from laconic.exchange.method import lift
 from laconic.feedback.momentum_correction import MomentumCorrection
-from laconic.strategies.method import lift
 
 MODEL = Layout.of(
     [

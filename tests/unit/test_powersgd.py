@@ -14,7 +14,7 @@ from laconic.core.errors import SpecError, StateError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.strategies.method import lift
+from laconic.exchange.method import Route, everything, lift, routes
 
 STEPS = 6
 MATRICES = [entry for entry in MODEL if len(entry.shape) > 1]
@@ -212,9 +212,10 @@ def test_a_bucket_that_is_not_finite_is_seen_without_a_feedback(bad):
         x = gradient(comm.rank, 0)
         if comm.rank == 2:
             x[5] = bad
-        return bound(comm, MODEL).reduce(x, MODEL, Turn(0, comm.rank), x)
+        exchange = exchange_on(comm, routes(Route(everything, parse("powersgd(rank=2)"))))
+        return exchange.mean_(x, MODEL)
 
-    assert everywhere(3, play) == [None] * 3
+    assert everywhere(3, play) == [False] * 3
 
 
 @pytest.mark.parametrize("when", [0, 1, 3])

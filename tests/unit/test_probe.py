@@ -44,11 +44,11 @@ def test_what_is_saved_is_read_again(tmp_path):
 def test_another_file_is_refused(tmp_path, text):
     path = tmp_path / "probe.json"
     path.write_text(text)
-    with pytest.raises(StateError, match="no file that laconic probe wrote"):
+    with pytest.raises(StateError, match="not a file of laconic probe"):
         Probe.load(path)
     said = CliRunner().invoke(app, ["plan", "--probe", str(path)])
     assert said.exit_code == 2
-    assert "no file that laconic probe wrote" in " ".join(said.output.split())
+    assert "not a file of laconic probe" in " ".join(said.output.split())
 
 
 def test_the_link_of_a_pair_is_measured():
@@ -67,7 +67,7 @@ def test_the_link_of_a_pair_is_measured():
 
 
 def test_all_links_of_a_few_ranks_and_a_ring_of_many_are_tried(monkeypatch):
-    monkeypatch.setattr(probe, "LARGEST", 1 << 12)
+    monkeypatch.setattr(probe, "MAX_BYTES", 1 << 12)
     monkeypatch.setattr(probe, "FEW", 3)
     assert len(Loopback.run(3, probe.probe_pairs)[0]) == 3
     ring = Loopback.run(4, probe.probe_pairs)[2]
@@ -75,7 +75,7 @@ def test_all_links_of_a_few_ranks_and_a_ring_of_many_are_tried(monkeypatch):
 
 
 def test_ranks_agree_on_the_network(monkeypatch):
-    monkeypatch.setattr(probe, "LARGEST", 1 << 16)
+    monkeypatch.setattr(probe, "MAX_BYTES", 1 << 16)
     found = Loopback.run(3, probe.probe_network)
     assert found[0] == found[1] == found[2]
     assert found[0].bytes_a_second > 0 < found[0].latency_s
@@ -83,7 +83,7 @@ def test_ranks_agree_on_the_network(monkeypatch):
 
 def test_a_link_that_keeps_the_processor_busy_has_a_toll(monkeypatch):
     """Each byte takes 200 ns of the interpreter, which the multiplying thread wants too."""
-    monkeypatch.setattr(beside, "LONGEST", 1 << 18)
+    monkeypatch.setattr(beside, "MAX_BYTES", 1 << 18)
 
     class Laborious(Loopback):
         def all_gather(self, x):

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
 import torch
 
+from laconic import kernels
 from laconic.comm.loopback import Loopback
-from laconic.core.codec import Codec
+from laconic.comm.metered import Metered
 from laconic.core.errors import SpecError, WireError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
+from laconic.core.tensor_codec import TensorCodec
 from laconic.core.turn import Turn
+from laconic.exchange.exchange import Exchange
+from laconic.exchange.method import Route, everything, lift, routes
+from laconic.plan.stage import StandIn
 from laconic.reducers.gather import Gather
 from laconic.reducers.sum import Sum
 
@@ -47,12 +53,40 @@ def test_one_range_is_summed_in_its_own_place():
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_a_value_that_is_not_finite_voids_the_sum_on_all_ranks(dtype, value):
-    def x_of(rank):
-        x = torch.ones(LAYOUT.numel)
-        x[4] = value if rank == 1 else 1.0
-        return x
+    """In 16 bits it would saturate in the sum: the exchange sees it before."""
 
-    assert [sent for _, sent in reduce(Sum(dtype=dtype), x_of, size=3)] == [None] * 3
+    def body(comm):
+        x = torch.ones(LAYOUT.numel)
+        x[4] = value if comm.rank == 1 else 1.0
+        exchange = Exchange(lift(Sum(dtype=dtype)), LAYOUT, Metered(comm), StandIn())
+        return exchange.mean_(x, LAYOUT), bool(x.isnan().all())
+
+    assert Loopback.run(3, body) == [(False, True)] * 3
+
+
+@pytest.mark.parametrize(
+    "spec, looks",
+    [
+        ("sum()", 0),
+        ("sum(dtype='fp16')", 1),
+        ("shared_scale()", 0),
+        ("gather(cast('bf16'))", 1),
+        ("autotune()", 0),
+    ],
+)
+def test_the_exchange_looks_at_a_gradient_once_if_nobody_else_does(spec, looks, monkeypatch):
+    """A dense sum costs no pass over memory beforehand."""
+    seen, all_finite = [], kernels.all_finite
+
+    def spy(x, segments):
+        seen.append(sys._getframe(1).f_globals["__name__"])
+        return all_finite(x, segments)
+
+    monkeypatch.setattr(kernels, "all_finite", spy)
+    method = routes(Route(everything, parse(spec)))
+    (comm,) = Loopback.world(1)
+    assert Exchange(method, LAYOUT, Metered(comm), StandIn()).mean_(torch.ones(LAYOUT.numel), LAYOUT)
+    assert seen.count("laconic.exchange.exchange") == looks
 
 
 def test_an_fp32_sum_that_overflows_is_void():
@@ -80,21 +114,20 @@ def test_a_share_that_the_mean_has_overwritten_says_so():
 
 
 @dataclass(frozen=True, repr=False)
-class Damaging(Codec):
+class Damaging(TensorCodec):
     """Float32, but the wire of anything that starts with 13 cannot be decoded."""
 
     name = "damaging"
-    fixed_size: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
 
-    def encode(self, x, key=0):
-        return x.clone().view(torch.uint8)
+    def encode_tensor(self, x, key):
+        return x.view(torch.uint8)
 
-    def decode_add_(self, wire, out, alpha=1.0):
-        values = wire.clone().view(torch.float32)
+    def decode_tensor(self, wire, n):
+        values = wire.view(torch.float32)
         if values[0] == 13:
             raise WireError("thirteen")
-        return out.add_(values, alpha=alpha)
+        return values
 
     def nbytes(self, n):
         return 4 * n
@@ -175,7 +208,7 @@ def test_errors_of_rounding_average_out_over_ranks(reducer, select):
 
 
 def test_a_schedule_is_followed():
-    spec = parse("gather(sparse(ramp(topk(density=0.01), densities=(1.0, 0.5), every=1)))")
+    spec = parse("gather(sparse(density_schedule(topk(density=0.01), densities=(1.0, 0.5), every=1)))")
     means = [reduce(spec, lambda rank: torch.ones(LAYOUT.numel), step=step)[0][0] for step in range(3)]
     assert [int((mean != 0).sum()) for mean in means] == [12, 2 + 2 + 3, 3]
 
@@ -194,6 +227,6 @@ def test_wrong_arguments_are_refused(make, says):
 
 
 def test_reducers_say_which_codec_errs():
-    assert Sum().codec() is None
-    assert Sum(dtype="bf16").codec() == parse("cast('bf16')")
-    assert parse("gather(sparse(topk(density=0.1)))").codec() == parse("sparse(topk(density=0.1))")
+    assert Sum().feedback_codec() is None
+    assert Sum(dtype="bf16").feedback_codec() == parse("cast('bf16')")
+    assert parse("gather(sparse(topk(density=0.1)))").feedback_codec() == parse("sparse(topk(density=0.1))")

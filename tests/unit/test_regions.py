@@ -7,7 +7,7 @@ import torch
 from tests.laws.worlds import everywhere
 
 from laconic.core.layout import Segments
-from laconic.reducers.regions import Regions
+from laconic.reducers.oktopk.regions import Regions
 
 
 @pytest.mark.parametrize("size", [1, 3, 64])

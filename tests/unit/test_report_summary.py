@@ -43,8 +43,8 @@ def step_event(method: str, seed: int, rank: int, step: int) -> dict[str, Any]:
         "loss": 1.0 / step + 0.1 * rank + seed,
         "payload_sent": payload,
         "payload_received": payload,
-        "wire_sent": 2 * payload,
-        "wire_received": 2 * payload,
+        "network_sent": 2 * payload,
+        "network_received": 2 * payload,
         "dense": 1000,
         "step_s": 0.01 * (1 + seed),
         **dict.fromkeys(TIMES, 0.001),
@@ -110,7 +110,7 @@ def test_a_run_of_older_events_does_not_say_its_optimiser(tmp_path: Path) -> Non
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_the_table_fits_a_terminal_and_cuts_nothing_off(width: int) -> None:
     figure = Figure(0.98123, 0.00234)
-    spec = "onebit_adam(warmup_steps=200, what=sparse(topk(density=0.01), indices=golomb()))"
+    spec = "onebit_adam(warmup_steps=200, codec=sparse(topk(density=0.01), indices=golomb()))"
     row = Row(
         spec=spec,
         seeds=3,

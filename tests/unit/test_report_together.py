@@ -36,7 +36,7 @@ def write(folder: Path, *methods: str, seeds: int = 1) -> Path:
                         told = notes(method, rank, step)
                         event = step_event(method, seed, rank, step) | ({"notes": told} if told else {})
                         if method == LOCAL and step % 2:
-                            event |= {"payload_sent": 0, "wire_sent": 0}
+                            event |= {"payload_sent": 0, "network_sent": 0}
                         ledger.write(event)
                         if step % 2 == 0:
                             tested = test_event(method, seed, rank, step)
@@ -96,7 +96,7 @@ def test_what_was_sent_before_the_first_exchange_is_on_no_logarithmic_scale(tmp_
 def test_a_run_that_has_sent_nothing_has_a_report(tmp_path: Path) -> None:
     with Ledger(tmp_path, CONFIG | {"methods": [LOCAL], "seeds": 1}) as ledger:
         for rank in range(2):
-            ledger.write(step_event(LOCAL, 0, rank, 1) | {"payload_sent": 0, "wire_sent": 0})
+            ledger.write(step_event(LOCAL, 0, rank, 1) | {"payload_sent": 0, "network_sent": 0})
     (row,) = publish(tmp_path, "Interrupted.").rows
     assert row.payload_mb == 0 and row.smaller == float("inf")
 

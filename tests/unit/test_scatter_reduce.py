@@ -18,12 +18,13 @@ from laconic.core.errors import SpecError, WireError
 from laconic.core.layout import Layout, Segments
 from laconic.core.spec import parse
 from laconic.core.turn import Turn, mix
-from laconic.reducers.cuts import BLOCK, cuts
+from laconic.exchange.method import Route, everything, routes
 from laconic.reducers.scatter_reduce import ANSWER, Pattern, ScatterReduce
+from laconic.reducers.scatter_reduce.cuts import BLOCK, cuts
 
 MODEL = Layout.of([("w", (70, 90)), ("v", (33, 41)), ("one", ()), ("none", (0, 3)), ("b", (40,))])
 PATTERNS = ("direct", "ring", "tree")
-CODECS = ("minmax()", "minmax(bits=3, bucket=100, rounding='stochastic')", "natural()", "dense()")
+CODECS = ("minmax()", "minmax(bits=3, block=100, rounding='stochastic')", "natural()", "dense()")
 STEP, SEED = 3, 1
 
 
@@ -165,10 +166,11 @@ def test_inf_in_a_gradient_that_nobody_has_checked_is_void_everywhere(pattern: s
         bucket = x_of(comm.rank)
         if comm.rank == bad:
             bucket[MODEL["one"].offset] = torch.inf
-        bound = parse(f"scatter_reduce(minmax(), pattern={pattern!r})").bind(MODEL, comm)
-        return bound.reduce(bucket, MODEL, Turn(0, comm.rank), bucket) is None
+        reducer = parse(f"scatter_reduce(minmax(), pattern={pattern!r})")
+        exchange = exchange_on(comm, routes(Route(everything, reducer)), layout=MODEL)
+        return exchange.mean_(bucket, MODEL)
 
-    assert Loopback.run(4, body) == [True] * 4
+    assert Loopback.run(4, body) == [False] * 4
 
 
 @dataclass(frozen=True, repr=False)
@@ -228,6 +230,6 @@ def test_feedback_knows_what_a_rank_has_lost_only_where_it_sends_directly() -> N
     everywhere(2, lambda comm: exchange_on(comm, "error_fed(scatter_reduce(minmax(bits=8)))"))
     for pattern in ("ring", "tree"):
         spec = f"scatter_reduce(minmax(bits=8), pattern={pattern!r})"
-        assert parse(spec).codec() is None
+        assert parse(spec).feedback_codec() is None
         with pytest.raises(SpecError, match="each hop rounds a sum of several ranks' gradients"):
             everywhere(2, lambda comm, spec=spec: exchange_on(comm, f"error_fed({spec})"))

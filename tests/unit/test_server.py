@@ -13,12 +13,13 @@ from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one
 import laconic
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
-from laconic.core.codec import Codec
 from laconic.core.errors import SpecError, WireError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
+from laconic.core.tensor_codec import TensorCodec
 from laconic.core.turn import Turn
-from laconic.reducers.deal import homes
+from laconic.exchange.method import Route, everything, routes
+from laconic.reducers.server.deal import homes
 
 STC = "server(sparse(topk(density=0.1)), sparse(topk(density=0.05)))"
 SPECS = (
@@ -127,10 +128,10 @@ def test_a_bucket_that_is_not_finite_is_seen_without_a_feedback(bad):
         x = gradient(comm.rank, 0)
         if comm.rank == 2:
             x[5] = bad
-        bound = parse("server(dense(), dense())").bind(MODEL, comm)
-        return bound.reduce(x, MODEL, Turn(0, comm.rank), x)
+        exchange = exchange_on(comm, routes(Route(everything, parse("server(dense(), dense())"))))
+        return exchange.mean_(x, MODEL)
 
-    assert everywhere(3, play) == [None] * 3
+    assert everywhere(3, play) == [False] * 3
 
 
 def test_a_residual_that_overflows_voids_the_step():
@@ -148,17 +149,16 @@ def test_a_residual_that_overflows_voids_the_step():
 
 
 @dataclass(frozen=True, repr=False)
-class Wild(Codec):
+class Wild(TensorCodec):
     """Biased, and with an error larger than what it encodes. Its wire cannot be decoded."""
 
     name = "wild"
-    fixed_size: ClassVar[bool] = True
     unbiased: ClassVar[bool] = False
 
-    def encode(self, x, key=0):
-        return x.clone().view(torch.uint8)
+    def encode_tensor(self, x, key):
+        return x.view(torch.uint8)
 
-    def decode_add_(self, wire, out, alpha=1.0):
+    def decode_tensor(self, wire, n):
         raise WireError("too wild")
 
     def nbytes(self, n):

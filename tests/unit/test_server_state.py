@@ -11,7 +11,7 @@ from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one
 import laconic
 from laconic.core.errors import StateError
 from laconic.core.spec import parse
-from laconic.strategies.state import FORMAT, RankState, label, model_digest
+from laconic.exchange.state import FORMAT, RankState, label, model_digest
 
 STC = "server(sparse(topk(density=0.1)), sparse(topk(density=0.05)))"
 SPECS = (

@@ -10,7 +10,7 @@ from torch import Tensor
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.spec import parse
-from laconic.strategies.shards import ScatterMean, Shards
+from laconic.ddp.shards import ScatterMean, Shards
 
 
 def scatter_on(comm: Loopback, spec: str) -> tuple[Shards, ScatterMean]:

@@ -16,7 +16,7 @@ from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
 from laconic.reducers.shared_scale import SharedScale
-from laconic.reducers.sum_of_levels import integer_sum, integer_sum_nbytes
+from laconic.reducers.shared_scale.sum_of_levels import integer_sum, integer_sum_nbytes
 
 LAYOUT = Layout.of([("a", (25, 31)), ("none", (0, 3)), ("b", (7, 11)), ("one", (1,))])
 SIZES = (1, 2, 4, 5)
@@ -38,12 +38,12 @@ def reduce(spec, x_of, size, *, seed=1, layout=LAYOUT, in_place=False):
     return Loopback.run(size, body)
 
 
-def plain(xs, keys, levels, clip, bucket):
+def plain(xs, keys, levels, clip, block):
     """One tensor, as the paper's steps in plain loops over doubles: its mean."""
     n, size = len(xs[0]), len(xs)
     mean = [0.0] * n
-    for first in range(0, n, bucket or n or 1):
-        at = range(first, min(n, first + (bucket or n)))
+    for first in range(0, n, block or n or 1):
+        at = range(first, min(n, first + (block or n)))
         scales = []
         for x in xs:
             largest, middle = max(abs(x[i]) for i in at), sum(x) / n
@@ -62,16 +62,16 @@ def plain(xs, keys, levels, clip, bucket):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
-    "levels, clip, bucket", [(1, 2.5, 0), (1, 0, 0), (7, 0, 64), (3, 2.0, 0), (100, 0, 10)]
+    "levels, clip, block", [(1, 2.5, 0), (1, 0, 0), (7, 0, 64), (3, 2.0, 0), (100, 0, 10)]
 )
-def test_the_mean_is_that_of_plain_loops(levels, clip, bucket, size):
-    spec = f"shared_scale(levels={levels}, clip={clip}, bucket={bucket})"
+def test_the_mean_is_that_of_plain_loops(levels, clip, block, size):
+    spec = f"shared_scale(levels={levels}, clip={clip}, block={block})"
     xs = [x_of(rank) for rank in range(size)]
     out = reduce(spec, x_of, size)[0][0]
     for entry in LAYOUT:
         where = slice(entry.offset, entry.offset + entry.numel)
         keys = [Turn(3, rank, 1).own(entry.name) for rank in range(size)]
-        mean = plain([x[where].tolist() for x in xs], keys, levels, clip, bucket)
+        mean = plain([x[where].tolist() for x in xs], keys, levels, clip, block)
         torch.testing.assert_close(out[where], torch.tensor(mean), rtol=1e-6, atol=1e-6 * 2**size)
 
 
@@ -80,16 +80,16 @@ def test_the_mean_is_that_of_plain_loops(levels, clip, bucket, size):
     [
         ("shared_scale()", "gather(ternary())"),
         ("shared_scale(clip=0)", "gather(ternary(clip=0))"),
-        ("shared_scale(levels=7, clip=0, bucket=64)", "gather(qsgd(levels=7, bucket=64))"),
+        ("shared_scale(levels=7, clip=0, block=64)", "gather(qsgd(levels=7, block=64))"),
         (
-            "shared_scale(levels=9, clip=0, bucket=64, norm='l2')",
-            "gather(qsgd(levels=9, bucket=64, norm='l2'))",
+            "shared_scale(levels=9, clip=0, block=64, norm='l2')",
+            "gather(qsgd(levels=9, block=64, norm='l2'))",
         ),
     ],
 )
 def test_a_rank_that_is_alone_shares_its_own_scale(shared, own):
     assert torch.equal(reduce(shared, x_of, 1)[0][0], reduce(own, x_of, 1)[0][0])
-    assert parse(shared).codec() == parse(own).codec()
+    assert parse(shared).feedback_codec() == parse(own).feedback_codec()
 
 
 def test_the_mean_is_a_whole_number_of_steps():
@@ -121,7 +121,7 @@ def test_without_clipping_it_is_unbiased():
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("spec", ["shared_scale()", "shared_scale(levels=100, clip=0, bucket=64)"])
+@pytest.mark.parametrize("spec", ["shared_scale()", "shared_scale(levels=100, clip=0, block=64)"])
 @pytest.mark.parametrize("value", [0.0, 1.0, -1e-41, 1e-45, BIGGEST, -BIGGEST])
 def test_a_constant_gradient_arrives_as_it_is(spec, value, size):
     """Its deviation is 0. Also zeros, the least and the largest numbers, and tensors of one element."""
@@ -143,9 +143,9 @@ def test_a_nearly_constant_gradient_is_learned(reducer, clip):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("spec", ["shared_scale()", "shared_scale(levels=7, clip=0, bucket=64)"])
+@pytest.mark.parametrize("spec", ["shared_scale()", "shared_scale(levels=7, clip=0, block=64)"])
 def test_one_value_that_is_not_finite_voids_all(spec, bad):
-    """Also where no feedback has looked at the gradient: x is the bucket itself."""
+    """Also where no feedback has looked at the gradient: x is the block itself."""
 
     def spoilt(rank):
         x = x_of(rank)
@@ -213,9 +213,9 @@ def test_levels_that_there_are_not_name_their_sender():
         ("levels=0", r"levels must be a whole number in 1\.\.32767, got 0"),
         ("levels=32768", "got 32768"),
         ("clip=-1", r"clip must be a number in \[0, 100000\], got -1"),
-        ("bucket=-1, clip=0", "bucket must be"),
+        ("block=-1, clip=0", "block must be"),
         ("norm='l1', clip=0", "norm must be 'max' or 'l2', got 'l1'"),
-        ("bucket=512", "set clip=0"),
+        ("block=512", "set clip=0"),
         ("norm='l2'", "set clip=0"),
     ],
 )

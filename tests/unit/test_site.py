@@ -17,7 +17,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import torch
 import torch.distributed as dist
-from docs import docstrings, name_pages, situations, tables
+from benchmarks.pages import docstrings, situations, tables
+from benchmarks.pages import names as name_pages
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -95,7 +96,8 @@ def test_links_lead_to_places_that_are_there(site: dict[str, Read]) -> None:
 def test_docstrings_become_words_drawings_and_examples() -> None:
     text = (
         "One of\ntwo `a_b`:\n\n    y = x_i\n\n    z\n\n- first\n  item\n- next <\n\n>>> 1 + 1\n2\n\n"
-        "End.\nWire: n. Error: 0."
+        "End.\nWire: n. Error: 0.\n\n"
+        "Args:\n    a: One,\n        two_.\n    **b: Three.\n\nReturns:\n    A sum."
     )
     assert docstrings.markdown(text).split("\n\n") == [
         "One of two `a_b`:",
@@ -105,6 +107,8 @@ def test_docstrings_become_words_drawings_and_examples() -> None:
         "```pycon\n>>> 1 + 1\n2\n```",
         "End.",
         "**Wire**: n. **Error**: 0.",
+        "| Args |  |\n|---|---|\n| `a` | One, two\\_. |\n| `**b` | Three. |",
+        "**Returns**: A sum.",
     ]
 
 

@@ -11,7 +11,7 @@ import torch
 
 import laconic
 from laconic.core import spec
-from laconic.core.also_known import HERE
+from laconic.core.aliases import ALIASES
 from laconic.core.errors import LaconicError, SpecError
 
 GOOD = [
@@ -67,14 +67,14 @@ def test_ways_to_write_the_same() -> None:
         ("by_name({'a': dense(), 'a': fp16()})", "each key once, got 'a' twice"),
         ("by_name({'a': 1 + 1})", "calls, numbers, strings, lists and dicts only"),
         ("by_name({'a': 7})", "compress takes a method, codec, selector or reducer, got 7"),
-        ("by_name(dense())", "by_name takes a dict"),
+        ("by_name(dense())", "by_name: names must be a dict"),
         ("by_name({'a': topkk(0.1)})", "did you mean topk"),
         ("by_size(0, large=dense())", "limit must be a whole number of 1 or more, .* got 0"),
         ("topk()", "missing a required argument"),
         ("topkk(density=0.1)", "did you mean topk"),
         ("gather(topk(density=0.1))", "gather takes a codec"),
         ("dgc(density=0.1, warmup_steps=-1)", "warmup_steps must be a whole number of 0 or more"),
-        ("dgc(density=0.1, warmup=[0.5])", "needs warmup_steps"),
+        ("dgc(density=0.1, warmup=[0.5])", "set warmup_steps"),
         ("dgc(density=0.1, warmup_steps=4, warmup=[0.05])", "must fall towards"),
         ("momentum_correction(clip=-1)", "clip must be a finite number above 0, got -1"),
         ("topk(density=0.1" + " " * 20_000 + ")", "at most"),
@@ -99,8 +99,8 @@ def test_every_registered_name_has_a_docstring_and_one_home() -> None:
 
 def test_what_the_field_says_leads_to_names_that_are_there() -> None:
     registered = set(spec.names())
-    assert not registered & set(HERE), "a name that is there needs no other"
-    assert {call.partition("(")[0] for calls in HERE.values() for call in calls} <= registered
+    assert not registered & set(ALIASES), "a name that is there needs no other"
+    assert {call.partition("(")[0] for calls in ALIASES.values() for call in calls} <= registered
 
 
 def test_a_selector_that_is_used_as_a_codec_says_how_to_make_one() -> None:
@@ -115,12 +115,25 @@ def test_a_selector_that_is_used_as_a_codec_says_how_to_make_one() -> None:
 
 
 def test_a_function_called_like_its_module_is_no_spec(monkeypatch: pytest.MonkeyPatch) -> None:
-    from laconic.reducers import deal
+    from laconic.reducers.server import deal
 
     monkeypatch.setattr(deal, "deal", lambda: None, raising=False)
     assert "deal" not in spec.names() and "integer_sum" not in spec.names()
     with pytest.raises(SpecError, match="unknown name 'deal'"):
         laconic.parse("deal()")
+
+
+@pytest.mark.parametrize("name", ["borders", "coins", "union", "variance", "widths"])
+def test_a_helper_stands_in_no_entry_points_way(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    assert name in spec.modules(), "a helper's module"
+    with pytest.raises(SpecError, match="unknown name"):
+        spec.find(name)
+    entry = EntryPoint(name, "laconic.codecs.dense:Dense", "laconic.methods")
+    monkeypatch.setattr(
+        spec, "entry_points", lambda group, name=None: [entry] if name in (None, entry.name) else []
+    )
+    assert laconic.parse(name) == laconic.parse("dense")
+    assert name in spec.names()
 
 
 def test_names_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

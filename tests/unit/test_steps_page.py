@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from docs.steps_page import written
+from benchmarks.pages.steps import written
 
 COSTS = {"sent": 2e6, "processor_s": 0.3}
 CODING = {"encode_s": 0.04, "communicate_s": 0.1, "decode_s": 0.01}
@@ -74,6 +74,6 @@ def test_a_contender_stands_beside_dense_on_the_same_link() -> None:
 def test_forecasts_are_counted_and_judged() -> None:
     near, far = FORECAST | {"error": 0.2}, FORECAST | {"error": -0.3}
     kept = written(FOUND, {"near": 0.2, "rows": [near] * 4 + [far]})
-    assert "4 of 5 are within 20 %; aimed at: 8 of 10. Kept." in kept
+    assert "4 of 5 are within 20 %; goal: 8 of 10. Met." in kept
     missed = written(FOUND, {"near": 0.2, "rows": [near] * 3 + [far] * 2})
-    assert "3 of 5 are within 20 %; aimed at: 8 of 10. **Missed**." in missed
+    assert "3 of 5 are within 20 %; goal: 8 of 10. **Missed**." in missed

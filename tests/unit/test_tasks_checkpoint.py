@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from laconic.core.errors import StateError
-from laconic.strategies import checkpoint
+from laconic.tasks import checkpoint
 
 
 def state(rank: int, step: int) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def test_an_incomplete_checkpoint_does_not_count(tmp_path: Path) -> None:
     started.mkdir()
     torch.save(state(0, 9), started / "rank0.pt")  # rank 1 was killed before it wrote
     assert checkpoint.latest(tmp_path) == whole
-    with pytest.raises(StateError, match=r"step-000009 is not complete.*go on from step-000005"):
+    with pytest.raises(StateError, match=r"step-000009 is not complete.*resume from step-000005"):
         checkpoint.load(started, rank=0, size=3)
 
 
@@ -81,7 +81,7 @@ def test_damage_names_the_file_and_never_falls_back(harm: str, tmp_path: Path) -
     else:
         (place / checkpoint.MARKER).write_text('{"world_size": "3"}')
     named = checkpoint.MARKER if "marker" in harm else "rank1.pt"
-    with pytest.raises(StateError, match=rf"{named}.*go on from step-000003"):
+    with pytest.raises(StateError, match=rf"{named}.*resume from step-000003"):
         checkpoint.load(place, rank=1, size=3)
 
 
@@ -99,6 +99,6 @@ def test_only_the_newest_stay(tmp_path: Path) -> None:
 
 
 def test_a_part_that_rank_0_cannot_see_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=r"rank1\.pt is not there.*share"):
+    with pytest.raises(StateError, match=r"rank1\.pt is missing.*share"):
         checkpoint.save(tmp_path, state(0, 1), step=1, rank=0, size=2, barrier=lambda: None)
     assert checkpoint.latest(tmp_path) is None

@@ -15,7 +15,7 @@ from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.strategies.state import FORMAT, RankState, label, model_digest
+from laconic.exchange.state import FORMAT, RankState, label, model_digest
 
 TOPK = "gather(sparse(topk(density=0.1)))"
 SERVER = "server(sparse(topk(density=0.1)), sparse(topk(density=0.05)))"
@@ -26,7 +26,7 @@ every_mesh = pytest.mark.parametrize("size, local", MESHES)
 
 
 def spec_of(local, outer=TOPK, inner="sum()"):
-    return f"two_level({inner}, {outer}, local={local})"
+    return f"two_level({inner}, {outer}, ranks_per_node={local})"
 
 
 def twin(size, local, steps=STEPS):
@@ -239,12 +239,12 @@ def test_what_may_stand_inside():
         parse("two_level(topk(density=0.1), sum())")
     with pytest.raises(SpecError, match=r"two_level: outer must be a reducer"):
         parse("two_level(sum(), cast('bf16'))")
-    with pytest.raises(SpecError, match="two_level: local must be a whole number of 0 or more"):
-        parse("two_level(sum(), sum(), local=-1)")
+    with pytest.raises(SpecError, match="two_level: ranks_per_node must be a whole number of 0 or more"):
+        parse("two_level(sum(), sum(), ranks_per_node=-1)")
     alone = Loopback.world(1)[0]
     with pytest.raises(SpecError, match=r"inner must keep no state, such as sum\(\), got powersgd"):
-        parse("two_level(powersgd(), sum(), local=1)").bind(MODEL, alone)
-    wild = "gather(sparse(topk(density=0.1), values=qsgd(levels=1, bucket=0)))"
+        parse("two_level(powersgd(), sum(), ranks_per_node=1)").bind(MODEL, alone)
+    wild = "gather(sparse(topk(density=0.1), values=qsgd(levels=1, block=0)))"
     with pytest.raises(SpecError, match="error feedback diverges"):
         parse(spec_of(1, wild, "gather(cast('bf16'))")).bind(Layout.of([("w", (300, 300))]), alone)
 

@@ -14,7 +14,7 @@ from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.reducers.union import message, read
+from laconic.reducers.deft.union import message, read
 
 from ..laws.worlds import MODEL, gradient
 
@@ -39,7 +39,7 @@ class Tampered(Loopback):
 def test_a_damaged_message_is_refused_with_the_rank_that_sent_it(name: str, nth: int, cut: bool) -> None:
     def play(comm):
         bound = parse(f"{name}(density=0.1)").bind(MODEL, Tampered(comm, nth, cut))
-        with pytest.raises(WireError, match="rank 1 sent are damaged"):
+        with pytest.raises(WireError, match="the message that rank 1 sent is damaged"):
             bound.reduce(gradient(comm.rank, 0), MODEL, Turn(0, comm.rank), torch.zeros(MODEL.numel))
         return True
 
@@ -49,7 +49,7 @@ def test_a_damaged_message_is_refused_with_the_rank_that_sent_it(name: str, nth:
 def test_damaged_norms_are_refused_with_the_rank_that_sent_them() -> None:
     def play(comm):
         bound = parse("deft(density=0.1)").bind(MODEL, Tampered(comm, 1, cut=True))
-        with pytest.raises(WireError, match="rank 1 should have sent 2 norms"):
+        with pytest.raises(WireError, match="the message that rank 1 sent is damaged: 2 norms are expected"):
             bound.reduce(gradient(comm.rank, 0), MODEL, Turn(0, comm.rank), torch.zeros(MODEL.numel))
         return True
 

@@ -1,4 +1,4 @@
-"""The console that commands print to: as wide as the terminal, or wide enough for a table in a pipe."""
+"""The consoles that commands print to: as wide as the terminal, or wide enough for a table in a pipe."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ PLAIN_WIDTH = 160  # columns
 
 def console() -> Console:
     """Standard output."""
-    made = Console(highlight=False)
-    if not made.is_terminal:
-        made.width = PLAIN_WIDTH
-    return made
+    screen = Console(highlight=False)
+    if not screen.is_terminal:
+        screen.width = PLAIN_WIDTH
+    return screen
 
 
 def errors() -> Console:
-    """Standard error, whose lines are never wrapped."""
+    """Standard error. Its lines are never wrapped."""
     return Console(stderr=True, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`laconic doctor`: what is live on this machine, and what is missing."""
+"""`laconic doctor`: what works on this machine, and what is missing."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from laconic import kernels
 from laconic.cli.console import console
 from laconic.cli.versions import version_of
 from laconic.core.errors import DataError
+from laconic.core.extras import INSTALL_TRAIN
 from laconic.tasks import TASKS
 from laconic.tasks.source import VARIABLE, data_folder
 
-OPTIONAL = {
-    "plotly": "report.html",
-    "tensorboard": "TensorBoard scalars",
+TRAIN = {  # what the extra `train` brings
+    "plotly": "report.html of `laconic train`",
+    "tensorboard": "the scalars of `laconic train`",
     "scikit-learn": "the task digits",
-    "pillow": "CIFAR-10 as JPEG files",
-    "triton": "kernels on CUDA tensors",
-    "nanobind": "building the native kernels",
+    "pillow": "CIFAR-10 in JPEG files",
 }
-NATIVE_WAY_OUT = (
-    "reference kernels are live: install with a C++20 compiler for native ones (pip install --no-cache .)"
+OPTIONAL = TRAIN | {"triton": "kernels on CUDA tensors", "nanobind": "building the native kernels"}
+NATIVE_HINT = (
+    "native kernels, so the slower reference kernels run: install a C++20 compiler, then pip install"
+    " --no-cache ."
 )
 
 
 def doctor() -> None:
-    """Say which kernels are live, which versions and backends are there, and what is missing."""
+    """Show which kernels, versions and backends are in use, and what is missing."""
     screen = console()
     screen.print(_facts())
     missing = _missing()
@@ -68,16 +69,16 @@ def _facts() -> Table:
 
 
 def _backends() -> list[str]:
-    there = {
+    available = {
         "gloo": dist.is_available() and dist.is_gloo_available(),
         "nccl": dist.is_available() and dist.is_nccl_available(),
         "mpi": dist.is_available() and dist.is_mpi_available(),
     }
-    return [name for name, found in there.items() if found]
+    return [name for name, found in available.items() if found]
 
 
 def _data(task: str) -> str:
-    """Where the files of a task are, without reading them."""
+    """Where the files of a task are. Does not read them."""
     if task == "digits":
         return "comes with scikit-learn"
     try:
@@ -91,18 +92,19 @@ def _data(task: str) -> str:
 def _missing() -> list[str]:
     lines = []
     if str(kernels.info()["live"]) == "reference":
-        lines.append(NATIVE_WAY_OUT)
+        lines.append(NATIVE_HINT)
     for package, use in OPTIONAL.items():
         needed = package != "triton" or torch.cuda.is_available()
         if needed and package != "nanobind" and version_of(package) == "not installed":
-            lines.append(f"{package}, for {use}: pip install {package}")
+            how = INSTALL_TRAIN if package in TRAIN else f"pip install {package}"
+            lines.append(f"{package}, for {use}: {how}")
     if not dist.is_available() or not dist.is_gloo_available():
         lines.append("torch.distributed with gloo: install another build of torch")
     lines += [
-        f"data of {task.name} (the task needs it, nothing else): {task.how}"
+        f"data of {task.name}, for that task alone: {task.how}"
         for task in TASKS.values()
         if task.files and _data(task.name) == "no files"
     ]
     if shutil.which("chromium") is None:
-        lines.append("chromium (only a test of the report needs it): apt-get install chromium")
+        lines.append("chromium, for one test of the report: apt-get install chromium")
     return lines

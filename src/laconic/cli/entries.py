@@ -1,7 +1,7 @@
-"""What is known of every name that can follow --with: what it sends, its paper, and what was measured of it.
+"""A catalogue entry for every name that can follow --with: what it sends, its paper, its measured figures.
 
-The figures are those of `measured.json` beside this file, which `python -m benchmarks.methods` writes: every
-registered name is tried on one stored gradient of a small trained network.
+The figures come from `measured.json` beside this file. `python -m benchmarks.methods` writes it: it runs
+every registered name on one stored gradient of a small trained network.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from laconic.core.codec import Codec
 from laconic.core.layout import Layout
 from laconic.core.selector import IndexCoding, Selector
 from laconic.core.spec import Spec, find, names
-from laconic.feedback.feedback import Feedback
+from laconic.exchange.method import Method, Paper, Route
+from laconic.feedback import Feedback
 from laconic.methods import catalogue
-from laconic.reducers.reducer import Reducer
+from laconic.reducers import Reducer
 from laconic.reducers.sum import Sum
 from laconic.strategies.distribute import strategy_or_method
-from laconic.strategies.gossip.topology import Topology
-from laconic.strategies.method import Method, Paper, Route
+from laconic.strategies.gossip.topologies import Topology
 from laconic.strategies.strategy import Strategy
 
 FIGURES = "measured.json"
-SHOWN = 2  # specs of a name: the bare one and its first example, or the first two examples
+SHOWN = 2  # specs per name: the bare call and the first example, or the first two examples
 MATRICES = Layout.of((name, (1000, 1000)) for name in ("first.weight", "middle.weight", "last.weight"))
 KINDS = {"paper": Paper, "strategy": Strategy, "selector": Selector, "codec": Codec, "reducer": Reducer}
 TITLES = {
     "paper": "Methods",
-    "strategy": "Strategies: who talks to whom, and when; what they exchange is parameters",
+    "strategy": "Strategies: who talks to whom, and when; they exchange parameters, not gradients",
     "selector": "Selectors: which entries of a gradient to send",
     "codec": "Codecs: a gradient to bytes and back",
     "reducer": "Reducers: each rank's gradient to the mean",
 }
 PIECES: dict[str, type[Spec]] = {
-    "Index codings: how the positions of chosen entries travel": IndexCoding,
+    "Index codings: how the positions of selected entries are sent": IndexCoding,
     "Feedback: what was not sent now is sent later": Feedback,
     "Topologies: who talks to whom in gossip": Topology,
 }
@@ -50,12 +50,15 @@ PIECES: dict[str, type[Spec]] = {
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of one spec on the stored gradient. Errors are |C(x) - x|^2 / |x|^2, matrices only.
+    """Figures of one spec on the stored gradient. Errors are |C(x) - x|^2 / |x|^2, of matrices only.
 
-    `bits`: payload of a worker and step, in bits a parameter, all tensors together; `matrix_bits`: without
-    the tensors of one dimension. `error`: mean over keys; `bias`: what of it the mean over keys keeps.
-    `bound`: the most that the declared omegas allow, or, where `absolute`, the declared absolute errors.
-    Errors are None where no single codec makes them.
+    Attributes:
+        bits: Payload per worker and step, in bits per parameter, over all tensors.
+        matrix_bits: The same without one-dimensional tensors.
+        error: Mean over keys; None if no single codec makes the error.
+        bias: Error of the mean over keys; None like `error`.
+        bound: Largest error that the declared omegas allow (the declared absolute errors if `absolute`).
+        absolute: Whether `bound` comes from absolute errors.
     """
 
     bits: float
@@ -67,10 +70,10 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One spec of a registered name. `most`: payload bits a parameter of MATRICES, at most.
+class CatalogueEntry:
+    """One spec of a registered name. `max_bits`: bound of the payload, in bits per parameter of MATRICES.
 
-    A strategy's bits depend on the group and its graph: it has no figures.
+    A strategy's bits depend on the group and its graph, so it has no figures.
     """
 
     name: str
@@ -81,19 +84,19 @@ class Entry:
     status: str
     needs: str
     unbiased: bool | None
-    most: float | None
+    max_bits: float | None
     measured: Measured | None
 
 
-def entries() -> list[Entry]:
-    """Papers first, then strategies, then the pieces that are lifted to methods: all with an example."""
+def entries() -> list[CatalogueEntry]:
+    """Entries of methods, then of strategies, then of the parts that become methods; each with an example."""
     found = [_entry(name, make, spec) for name, make in catalogue().items() for spec in examples(name, make)]
     order = list(KINDS)
     return sorted(found, key=lambda entry: (order.index(entry.kind), entry.name))
 
 
 def pieces() -> dict[str, dict[str, str]]:
-    """What stands inside another spec only: by title, names and what they are."""
+    """Names that can only stand inside another spec: their headlines, by title and name."""
     makers = {name: find(name) for name in names()}
     return {
         title: {
@@ -106,7 +109,7 @@ def pieces() -> dict[str, dict[str, str]]:
 
 
 def examples(name: str, make: Callable[..., Any]) -> list[str]:
-    """Calls of this name, at most SHOWN: without arguments where that can be, then the class's examples.
+    """At most SHOWN calls of this name: first without arguments, if it needs none, then the class's examples.
 
     >>> examples("topk", catalogue()["topk"])
     ['topk(density=0.01)', 'topk(density=0.3)']
@@ -121,42 +124,42 @@ def examples(name: str, make: Callable[..., Any]) -> list[str]:
 
 
 @lru_cache(maxsize=1)
-def kept() -> dict[str, Any]:
-    """What `measured.json` holds: how it was measured, and figures by spec."""
+def measurements() -> dict[str, Any]:
+    """The content of `measured.json`: how it was measured, and figures by spec."""
     found: dict[str, Any] = json.loads((files("laconic.cli") / FIGURES).read_text(encoding="utf-8"))
     return found
 
 
 @lru_cache(maxsize=1)
 def figures() -> dict[str, Measured]:
-    """All that was measured, by spec."""
-    return {spec: Measured(**row) for spec, row in kept()["figures"].items()}
+    """All measured figures, by spec."""
+    return {spec: Measured(**row) for spec, row in measurements()["figures"].items()}
 
 
 def headline(make: Callable[..., Any]) -> str:
-    """What the first line of its module's docstring says, without the name.
+    """The first line of its module's docstring, without the name.
 
     >>> headline(find("ring"))
     "each rank with the two beside it (D-PSGD's graph, Lian et al. 2017, arXiv:1705.09056)"
     """
     first = (sys.modules[make.__module__].__doc__ or "").strip().split("\n")[0]
-    said = re.split(r"\. (?=[A-Z])", first.partition(": ")[2] or first)[0]
-    return said if said.endswith("...") else said.removesuffix(".")
+    sentence = re.split(r"\. (?=[A-Z])", first.partition(": ")[2] or first)[0]
+    return sentence if sentence.endswith("...") else sentence.removesuffix(".")
 
 
 def codec_of(route: Route) -> Codec | None:
-    """The codec whose error this route makes, the exact one for an exact sum; None where it has no codec."""
-    if isinstance(route.reducer, Sum) and route.reducer.codec() is None:
+    """The codec that causes this route's error: `dense()` for an exact sum, None if no single codec does."""
+    if isinstance(route.reducer, Sum) and route.reducer.feedback_codec() is None:
         return Dense()
-    return route.reducer.codec()
+    return route.reducer.feedback_codec()
 
 
-def _entry(name: str, make: Callable[..., Any], spec: str) -> Entry:
+def _entry(name: str, make: Callable[..., Any], spec: str) -> CatalogueEntry:
     bases = inspect.getmro(make) if inspect.isclass(make) else (type(make),)
     made = strategy_or_method(spec)
     method = made if isinstance(made, Method) else None
     codecs = [None] if method is None else [codec_of(route) for route in method.routes]
-    return Entry(
+    return CatalogueEntry(
         name=name,
         spec=spec,
         kind=next(kind for kind, base in KINDS.items() if base in bases),
@@ -165,6 +168,6 @@ def _entry(name: str, make: Callable[..., Any], spec: str) -> Entry:
         status=getattr(make, "status", "-"),
         needs="" if method is None else ", ".join(rule.wants for rule in method.rules),
         unbiased=None if None in codecs else all(codec.unbiased for codec in codecs if codec is not None),
-        most=None if method is None else 8 * method.nbytes(MATRICES) / MATRICES.numel,
+        max_bits=None if method is None else 8 * method.nbytes(MATRICES) / MATRICES.numel,
         measured=figures().get(spec),
     )

@@ -1,4 +1,4 @@
-"""Files that a command is told to write by --out."""
+"""Writes the file that --out names."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from laconic.core.errors import SpecError
 
 
 def write(path: Path, text: str) -> None:
-    """Raises `SpecError` where nothing can be written."""
+    """Write `text` to `path`. Raises `SpecError` if that fails."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise SpecError(
-            f"--out: cannot write {path}: {error.strerror}; name a file in a folder of yours"
+            f"--out: cannot write {path}: {error.strerror}; choose a file in a folder that you can write to"
         ) from None
 
 
 def write_svg(path: Path, text: str) -> None:
-    """A picture. Raises `SpecError` for another kind of file too."""
+    """Write a picture. Raises `SpecError` if `path` does not end in .svg, or if writing fails."""
     if path.suffix.lower() != ".svg":
-        raise SpecError(f"--out must end in .svg, the only format there is, got {path}")
+        raise SpecError(f"--out must end in .svg, the only picture format, got {path}")
     write(path, text)

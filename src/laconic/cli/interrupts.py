@@ -1,7 +1,7 @@
-"""Interrupts: Ctrl-C and SIGTERM end a command, but never in the middle of writing something down.
+"""Interrupts: Ctrl-C and SIGTERM end a command, but never in the middle of a write.
 
-An exception in the middle of a queue's `put` leaves its lock taken or freed twice: TensorBoard's writer then
-hangs for ever when it is closed.
+An exception inside a queue's `put` leaves its lock held or released twice. TensorBoard's writer then hangs
+for ever when it is closed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Inside `with`, both signals raise KeyboardInterrupt; inside `held()` they wait until that ends. One
-    that was ignored, as of a command in the background, stays so.
+    """Inside `with`, both signals raise KeyboardInterrupt; inside `held()` they are delayed until it ends.
+
+    A signal that was ignored before, as for a background command, stays ignored.
 
     >>> with Interrupts() as interrupts:
     ...     try:
@@ -31,12 +32,12 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self._holds = self._due = False
+        self._holding = self._pending = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        heeded = [each for each in SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
-        self._before = {each: signal.signal(each, self._arrive) for each in heeded}
+        active = [each for each in SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+        self._before = {each: signal.signal(each, self._receive) for each in active}
         return self
 
     def __exit__(
@@ -47,17 +48,17 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """What happens inside is done whole."""
-        self._holds = True
+        """Delay signals until this block has ended."""
+        self._holding = True
         try:
             yield
         finally:
-            self._holds = False
-            if self._due:
-                self._due = False
+            self._holding = False
+            if self._pending:
+                self._pending = False
                 raise KeyboardInterrupt
 
-    def _arrive(self, number: int, frame: FrameType | None) -> None:
-        if not self._holds:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if not self._holding:
             raise KeyboardInterrupt
-        self._due = True
+        self._pending = True

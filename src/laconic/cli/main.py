@@ -1,4 +1,4 @@
-"""The `laconic` command. An error that Laconic raises on purpose is one red line and exit code 2."""
+"""The `laconic` command. An error that Laconic raises on purpose prints one red line and exits with 2."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from laconic.cli.bench import bench
 from laconic.cli.console import errors
 from laconic.cli.doctor import doctor
 from laconic.cli.lab import lab
@@ -21,7 +20,7 @@ from laconic.core.errors import LaconicError
 
 
 class Commands(TyperGroup):
-    """One line for what we raise on purpose; any other error is a fault of ours and keeps its traceback."""
+    """Shows a `LaconicError` as one line; any other error is a bug of ours and keeps its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -36,6 +35,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # rich's own markup would swallow "[default: ...]"
     help="Distributed deep learning in few words: send what matters, count every byte, keep the accuracy.",
 )
 app.command()(train)
@@ -45,7 +45,6 @@ app.command()(methods)
 app.command()(topology)
 app.command()(plan)
 app.command()(probe)
-app.command(context_settings=PASS_THROUGH)(bench)
 app.command()(doctor)
 
 if __name__ == "__main__":

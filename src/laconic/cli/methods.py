@@ -1,4 +1,4 @@
-"""`laconic methods`: every name that can follow --with, what it sends and what it loses; or one in full."""
+"""`laconic methods`: every name that can follow --with, what it sends and what it loses; or all about one."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.cli.console import console
-from laconic.cli.entries import TITLES, Entry, entries, pieces
+from laconic.cli.entries import TITLES, CatalogueEntry, entries, pieces
 from laconic.core.spec import find, signature_text
-from laconic.strategies.method import Paper
+from laconic.exchange.method import Paper
 
 HEADS = ("bits", "smaller", "error", "bound", "unbiased")
 STATUS = {
     "verified": "checked against its authors' or other public code",
     "recalled": "standard knowledge, not checked against code",
-    "reconstruction": "only the abstract was at hand: what it leaves open is ours",
+    "reconstruction": "built from the abstract alone: we filled in what it leaves open",
     "-": "no paper",
 }
 LEGEND = (
-    "On a stored gradient of a small trained net, matrices only. bits: payload of a worker and step, a"
-    " parameter; smaller: how many times, than float32. error: mean |C(x) - x|^2 / |x|^2; bound: the most"
-    " that is declared. Selectors, codecs and reducers become methods, with error feedback where they need"
-    " it. A strategy's bits depend on how many take part. `laconic methods NAME` tells all of one."
+    "Measured on a stored gradient of a small trained net, matrices only. bits: payload per worker, step and"
+    " parameter; smaller: how many times smaller than float32. error: mean |C(x) - x|^2 / |x|^2; bound: the"
+    " largest declared error. Selectors, codecs and reducers become methods, with error feedback if they need"
+    " it. A strategy's bits depend on the number of workers. `laconic methods NAME` shows all about one name."
 )
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="one of the names: all that is known of it")] = None,
+    name: Annotated[str | None, typer.Argument(help="show all about this name")] = None,
 ) -> None:
-    """List methods and strategies: what each sends and loses, as measured, and its paper; or show one."""
+    """List methods and strategies: what each sends, its measured loss, its paper; or show one in full."""
     screen = console()
     if name is None:
         screen.print(listing(entries()))
@@ -46,8 +46,8 @@ def methods(
         show(screen, name.partition("(")[0].strip())
 
 
-def listing(found: Sequence[Entry]) -> Table:
-    """The table: each kind under its heading, a name's words once, its figures for each spec."""
+def listing(found: Sequence[CatalogueEntry]) -> Table:
+    """The table: a heading per kind, a description per name, figures per spec."""
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column("name, what it sends, paper", ratio=1)
     for head in HEADS:
@@ -60,8 +60,8 @@ def listing(found: Sequence[Entry]) -> Table:
                 table.add_row(_words(entry.spec, "" if nth else f"{entry.sends}{cited}"), *cells(entry))
     for title, named in pieces().items():
         table.add_row(_heading(title))
-        for name, said in named.items():
-            table.add_row(_words(f"{name}()", said))
+        for name, description in named.items():
+            table.add_row(_words(f"{name}()", description))
     return table
 
 
@@ -69,20 +69,20 @@ def _heading(title: str) -> RenderableType:
     return Padding(Text(title, "bold"), (1, 0, 0, 0))
 
 
-def _words(call: str, said: str) -> RenderableType:
-    """A call, and below it what it is."""
-    below = (Padding(Text(said, "dim"), (0, 0, 0, 2)),) if said else ()
+def _words(call: str, description: str) -> RenderableType:
+    """A call with its description below."""
+    below = (Padding(Text(description, "dim"), (0, 0, 0, 2)),) if description else ()
     return Padding(Group(Text(call, "cyan"), *below), (0, 1, 0, 0))
 
 
-def cells(entry: Entry) -> tuple[str, ...]:
-    """The figures of an entry as HEADS calls them; its most bits where nothing was measured, if any."""
+def cells(entry: CatalogueEntry) -> tuple[str, ...]:
+    """The figures of an entry, in the order of HEADS; its upper bound of bits if nothing was measured."""
     figures = entry.measured
     unbiased = {None: "-", True: "yes", False: "no"}[entry.unbiased]
-    if entry.most is None:
+    if entry.max_bits is None:
         return ("-",) * len(HEADS)
     if figures is None:
-        return f"<= {entry.most:.3g}", f">= {times(32 / entry.most)}", "-", "-", unbiased
+        return f"<= {entry.max_bits:.3g}", f">= {times(32 / entry.max_bits)}", "-", "-", unbiased
     size = (f"{figures.matrix_bits:.3g}", times(32 / figures.matrix_bits))
     if figures.error is None or figures.bound is None:
         return *size, "-", "-", unbiased
@@ -90,7 +90,7 @@ def cells(entry: Entry) -> tuple[str, ...]:
 
 
 def times(ratio: float) -> str:
-    """How many times smaller, in three digits or whole.
+    """How many times smaller, in three digits, or as a whole number.
 
     >>> times(3.5566), times(41234.5)
     ('3.56', '41,234')
@@ -99,7 +99,7 @@ def times(ratio: float) -> str:
 
 
 def show(screen: Console, name: str) -> None:
-    """All of one name: its words, its call, its paper, its figures. Raises `SpecError` for an unknown one."""
+    """Print all about one name: call, docstrings, paper, figures. Raises `SpecError` if it is unknown."""
     make = find(name)
     found = [entry for entry in entries() if entry.name == name]
     screen.print(Text(f"{name}{signature_text(make)}", "bold cyan"))
@@ -119,7 +119,7 @@ def show(screen: Console, name: str) -> None:
     facts.add_row("examples", Text("\n".join(getattr(make, "examples", ()) or (f"{name}()",)), "cyan"))
     screen.print()
     screen.print(facts)
-    if any(entry.most is not None for entry in found):
+    if any(entry.max_bits is not None for entry in found):
         figures = Table(box=None, padding=(0, 1), header_style="bold")
         figures.add_column("measured", style="cyan", overflow="fold")
         for head in HEADS:
@@ -131,7 +131,7 @@ def show(screen: Console, name: str) -> None:
 
 
 def flowing(text: str) -> str:
-    """A docstring whose paragraphs are one line each, for a screen of any width; equations stay as they are.
+    """A docstring with one line per paragraph, for a screen of any width. Equations are left unchanged.
 
     >>> flowing("Two lines\\nof words:\\n\\n    y = x\\n    z = y")
     'Two lines of words:\\n\\n    y = x\\n    z = y'

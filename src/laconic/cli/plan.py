@@ -1,4 +1,4 @@
-"""`laconic plan`: what a step will cost by each method, for these workers on this link, and which to take."""
+"""`laconic plan`: what a step costs with each method, for these workers and this link; and which to use."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from laconic.cli.files import write_svg
 from laconic.core import units
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
+from laconic.exchange.method import lift
 from laconic.plan.forecast import Forecast, choice, forecasts, reason
 from laconic.plan.network import Network
 from laconic.plan.probe import Probe
 from laconic.plan.rehearsal import Rehearsed, rehearse
 from laconic.plan.step import Work, buckets
 from laconic.report.plan_picture import picture
-from laconic.strategies.method import lift
 
 DENSE = "dense()"
 USUAL = (
@@ -39,44 +39,40 @@ USUAL = (
     "deft(density=0.001)",
     "oktopk(density=0.001)",
 )
-MOST_WORKERS = 4096
-MOST_PARAMS = 10**12
-SIDE = 1024  # of the square matrices that stand for a model of which only the size is known
+MAX_WORKERS = 4096
+MAX_PARAMS = 10**12
+SIDE = 1024  # of the square matrices that stand for a model if only its size is known
 
 
 def plan(
-    params: Annotated[str | None, typer.Option(help="of the model, such as 25.6M")] = None,
-    workers: Annotated[str | None, typer.Option(help="a number, some (4,8,16), or a range (4..256)")] = None,
-    link: Annotated[str | None, typer.Option(help="each worker's rate, such as 1gbit or 100mbit")] = None,
+    params: Annotated[str | None, typer.Option(help="parameters of the model, such as 25.6M")] = None,
+    workers: Annotated[str | None, typer.Option(help="a number, a list 4,8,16 or a range 4..256")] = None,
+    link: Annotated[str | None, typer.Option(help="rate of a worker's link: 1gbit, 100mbit")] = None,
     backward: Annotated[str | None, typer.Option(help="time of a backward pass, such as 120ms")] = None,
-    forward: Annotated[str | None, typer.Option(help="of a forward pass [default: half of backward]")] = None,
-    update: Annotated[str | None, typer.Option(help="of the optimiser's step [default: 0ms]")] = None,
-    latency: Annotated[str | None, typer.Option(help="of one message [default: 50us]")] = None,
-    cores: Annotated[float | None, typer.Option(help="that each worker has for itself [default: 2]")] = None,
-    probe: Annotated[
-        Path | None, typer.Option(help="of laconic probe: what is not told comes from it")
-    ] = None,
+    forward: Annotated[str | None, typer.Option(help="forward time [default: half of --backward]")] = None,
+    update: Annotated[str | None, typer.Option(help="time of the optimiser's step [default: 0ms]")] = None,
+    latency: Annotated[str | None, typer.Option(help="latency of one message [default: 50us]")] = None,
+    cores: Annotated[float | None, typer.Option(help="CPU cores per worker [default: 2]")] = None,
+    probe: Annotated[Path | None, typer.Option(help="file of `laconic probe`, for what is not given")] = None,
     with_: Annotated[
         list[str] | None,
-        typer.Option("--with", help='a method, "dgc(density=0.01)"; may be repeated [default: usual ones]'),
+        typer.Option("--with", help='a method, "dgc(density=0.01)"; may be repeated [default: common ones]'),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="draw the curves here, as SVG")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="draw the curves to this SVG file")] = None,
 ) -> None:
-    """Forecast step time, bytes and scaling of each method, and say which one to take and why."""
-    known = None if probe is None else Probe.load(probe)
-    told = {"--params": params, "--workers": workers, "--link": link, "--backward": backward}
-    if known is None and (missing := [name for name, value in told.items() if value is None]):
-        raise SpecError(
-            f"laconic plan needs {' and '.join(missing)}, or --probe with a file of laconic probe"
-        )
-    sizes = read_workers(workers or str(known.size if known else 0))
+    """Forecast step time, bytes and scaling of each method, and say which one to use and why."""
+    probed = None if probe is None else Probe.load(probe)
+    given = {"--params": params, "--workers": workers, "--link": link, "--backward": backward}
+    if probed is None and (missing := [name for name, value in given.items() if value is None]):
+        raise SpecError(f"laconic plan needs {', '.join(missing)}; or --probe with a file of laconic probe")
+    sizes = read_workers(workers or str(probed.size if probed else 0))
     layout = (
-        layout_of(units.count("--params", params)) if params else Layout.of(known.layout if known else ())
+        layout_of(units.count("--params", params)) if params else Layout.of(probed.layout if probed else ())
     )
-    work = work_of(layout, known, forward, backward, update, cores)
-    network = network_of(known, link, latency)
+    work = work_of(layout, probed, forward, backward, update, cores)
+    network = network_of(probed, link, latency)
     methods = [lift(spec) for spec in dict.fromkeys((DENSE, *(with_ or USUAL)))]
-    rehearsed = {each.spec: each for each in known.methods} if known and not params else {}
+    rehearsed = {each.spec: each for each in probed.methods} if probed and not params else {}
     screen = console()
     with screen.status("rehearsing", spinner="dots") as status:
         for each in rehearse([method for method in methods if repr(method) not in rehearsed], layout):
@@ -84,7 +80,7 @@ def plan(
             status.update(f"rehearsed {each.spec}")
     shown = [rehearsed[repr(method)] for method in methods]
     if out is not None:
-        title = f"{layout.numel / 1e6:,.3g} M parameters, {units.told_rate(8 * network.bytes_a_second)}"
+        title = f"{layout.numel / 1e6:,.3g} M parameters, {units.format_rate(8 * network.bytes_a_second)}"
         write_svg(out, picture(shown, sizes, work, network, title))
     show(screen, shown, sizes, work, network)
     if out is not None:
@@ -93,71 +89,71 @@ def plan(
 
 def work_of(
     layout: Layout,
-    known: Probe | None,
+    probed: Probe | None,
     forward: str | None,
     backward: str | None,
     update: str | None,
     cores: float | None,
 ) -> Work:
-    """What a worker computes: as told, else as probed, else as is usual."""
+    """What a worker computes: the given values, else the probed ones, else the defaults."""
     if cores is not None and cores <= 0:
         raise SpecError(f"--cores must be above 0, got {cores}: 0.5 is one core for two workers")
-    probed = known.work if known else Work(0.0, 0.0, 0.0, ())
-    backward_s = units.seconds("--backward", backward) if backward else probed.backward_s
-    usual_s = backward_s / 2 if backward or not known else probed.forward_s
+    measured = probed.work if probed else Work(0.0, 0.0, 0.0, ())
+    backward_s = units.seconds("--backward", backward) if backward else measured.backward_s
+    default_forward_s = backward_s / 2 if backward or not probed else measured.forward_s
     cut = buckets(4 * layout.numel)
     return Work(
-        units.seconds("--forward", forward, least=0.0) if forward else usual_s,
+        units.seconds("--forward", forward, least=0.0) if forward else default_forward_s,
         backward_s,
-        units.seconds("--update", update, least=0.0) if update else probed.update_s,
+        units.seconds("--update", update, least=0.0) if update else measured.update_s,
         cut,
-        cores or probed.cores,
-        probed.ready if probed.buckets == cut else (),
+        cores or measured.cores,
+        measured.ready if measured.buckets == cut else (),
     )
 
 
-def network_of(known: Probe | None, link: str | None, latency: str | None) -> Network:
-    """The links: as told, else as probed, else of the usual latency."""
-    network = known.network if known else Network(0.0)
+def network_of(probed: Probe | None, link: str | None, latency: str | None) -> Network:
+    """The links: the given values, else the probed ones, else the default latency."""
+    network = probed.network if probed else Network(0.0)
     if link:
         network = replace(network, bytes_a_second=units.bits_a_second("--link", link) / 8)
     if latency:
-        told = units.seconds("--latency", latency, least=0.0)
-        network = replace(network, latency_s=told, busy_latency_s=None)
+        latency_s = units.seconds("--latency", latency, least=0.0)
+        network = replace(network, latency_s=latency_s, busy_latency_s=None)
     return network
 
 
 def read_workers(text: str) -> list[int]:
-    """Numbers of workers: as told, or doubled from the first to the last of a range.
+    """Numbers of workers: those listed, or doubled from the first to the last of a range.
 
     >>> read_workers("4..20"), read_workers("8"), read_workers("2,6")
     ([4, 8, 16, 20], [8], [2, 6])
     """
     if not re.fullmatch(r"\d+(\.\.\d+|(,\d+)*)", text):
-        raise SpecError(f"--workers must be such as 8, 4,8,16 or 4..256, got {text!r}")
+        raise SpecError(f"--workers must look like 8, 4,8,16 or 4..256, got {text!r}")
     if ".." in text:
         first, last = map(int, text.split(".."))
         if not 0 < first <= last:
-            raise SpecError(f"--workers goes from a smaller number to a larger one, got {text!r}")
+            raise SpecError(f"--workers must go from a smaller number to a larger one, got {text!r}")
         found = [first << i for i in range(16) if first << i < last] + [last]
     else:
         found = sorted(set(map(int, text.split(","))))
-    if found[0] < 2 or found[-1] > MOST_WORKERS:
-        raise SpecError(f"--workers must be 2..{MOST_WORKERS}, got {text!r}: one worker sends nothing")
+    if found[0] < 2 or found[-1] > MAX_WORKERS:
+        raise SpecError(f"--workers must be in 2..{MAX_WORKERS}, got {text!r}: one worker sends nothing")
     return found
 
 
 def layout_of(params: int) -> Layout:
-    """A model of so many parameters, of which nothing else is known: square matrices."""
-    if params > MOST_PARAMS:
-        raise SpecError(f"--params must be at most {MOST_PARAMS:,}, got {params:,}")
+    """A stand-in for a model with this many parameters: square matrices."""
+    if params > MAX_PARAMS:
+        raise SpecError(f"--params must be at most {MAX_PARAMS:,}, got {params:,}")
     whole, rest = divmod(params, SIDE * SIDE)
     shapes = [(SIDE, SIDE)] * whole + ([(1, rest)] if rest else [])
     return Layout.of((f"layer{i}.weight", shape) for i, shape in enumerate(shapes))
 
 
 def show(screen: Console, rehearsed: list[Rehearsed], sizes: list[int], work: Work, network: Network) -> None:
-    """The table, fastest first at the most workers, and the advice for each number of them."""
+    """Print the table, sorted by step time at the most workers, and the advice for each number of workers."""
     ranked = {size: forecasts(rehearsed, size, work, network) for size in sizes}
     chosen = {size: choice(ranked[size]) for size in sizes}
     last = sizes[-1]
@@ -172,16 +168,16 @@ def show(screen: Console, rehearsed: list[Rehearsed], sizes: list[int], work: Wo
         table.add_row(best.spec, f"{best.nbytes / 1e6:.3g}", *cells, f"{best.split.efficiency:.0%}")
     screen.print(table)
     screen.print(
-        f"A step with no communication takes {units.told_seconds(work.alone_s)}. MB: on the wire, each way."
-        " Encoding and decoding are as fast as on this machine.",
+        f"A step with no communication takes {units.format_seconds(work.alone_s)}. MB: on the wire, each way."
+        " Encoding and decoding are assumed to be as fast as on this machine.",
         style="dim",
     )
     for spec, group in groupby(sizes, key=lambda size: chosen[size].spec):
-        of = list(group)
-        told = f"{of[0]} workers" if len(of) == 1 else f"{of[0]} to {of[-1]} workers"
-        dense = _of(DENSE, ranked[of[-1]])
-        why = reason(chosen[of[-1]], ranked[of[-1]], dense)
-        screen.print(Text.assemble((f"{told}: ", "bold"), (spec, "cyan"), f": {why}"))
+        alike = list(group)
+        first, most = alike[0], alike[-1]
+        workers = f"{most} workers" if first == most else f"{first} to {most} workers"
+        why = reason(chosen[most], ranked[most], _of(DENSE, ranked[most]))
+        screen.print(Text.assemble((f"{workers}: ", "bold"), (spec, "cyan"), f": {why}"))
 
 
 def _of(spec: str, found: list[Forecast]) -> Forecast:

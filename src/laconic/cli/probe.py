@@ -1,4 +1,4 @@
-"""`laconic probe`: links, computing and codecs of these machines, measured and kept for `laconic plan`."""
+"""`laconic probe`: measures the links, computing and codecs of these machines, for `laconic plan`."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from laconic.cli.run import run
 from laconic.comm.torch_comm import TorchComm
 from laconic.core import arguments
 from laconic.core.errors import SpecError
-from laconic.core.units import told_rate, told_seconds
+from laconic.core.units import format_rate, format_seconds
+from laconic.exchange.method import lift
 from laconic.plan.probe import Probe, layout_of, probe_network, probe_pairs, probe_work
 from laconic.plan.rehearsal import rehearse
-from laconic.strategies.method import lift
 from laconic.tasks import find
 from laconic.tasks.task import cross_entropy
 
-GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR")  # that a launcher has set, where there is one
+GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR")  # environment variables that a launcher sets
 
 
 def probe(
-    task: Annotated[str, typer.Argument(help="whose model computes")] = "digits",
-    workers: Annotated[int, typer.Option(help="processes on this machine, where no launcher has begun")] = 2,
+    task: Annotated[str, typer.Argument(help="measure with the model of this task")] = "digits",
+    workers: Annotated[int, typer.Option(help="processes to start here, unless a launcher did")] = 2,
     model: Annotated[str | None, typer.Option(help="one of the task's models")] = None,
     with_: Annotated[
         list[str] | None,
-        typer.Option("--with", help="a method to measure; may be repeated [default: usual ones]"),
+        typer.Option("--with", help="a method to measure; may be repeated [default: common ones]"),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="folder of the data set [default: $LACONIC_DATA]")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="the file to write")] = Path("probe.json"),
 ) -> None:
-    """Measure links, a step and codecs here; on several machines, run it on each by torchrun or in a lab."""
+    """Measure links, a training step and codecs on this machine, or on several by torchrun or in a lab."""
     chosen = find(task)
     recipe = chosen.recipe(model)
     methods = [lift(spec) for spec in dict.fromkeys((DENSE, *(with_ or USUAL)))]
@@ -58,7 +58,7 @@ def probe(
     dist.init_process_group("gloo")
     comm = TorchComm()
     if comm.size == 1:
-        raise SpecError("a group of one has no link to probe: start 2 workers or more")
+        raise SpecError("one worker has no link to probe: start 2 workers or more")
     tensors = chosen.load(data)
     network, pairs = probe_network(comm), probe_pairs(comm)
     net = recipe.build()
@@ -77,32 +77,33 @@ def probe(
 
 
 def show(screen: Console, found: Probe, path: Path) -> None:
-    """What was measured, in short."""
+    """Print a summary of the measurements."""
     links = Table(box=None, padding=(0, 1), header_style="bold")
     for head in ("ranks", "latency", "rate each way"):
         links.add_column(head, justify="right")
     for pair in found.pairs:
-        rate = told_rate(8 * pair.bytes_a_second)
-        links.add_row(f"{pair.first} and {pair.second}", told_seconds(pair.latency_s), rate)
+        rate = format_rate(8 * pair.bytes_a_second)
+        links.add_row(f"{pair.first} and {pair.second}", format_seconds(pair.latency_s), rate)
     links.add_row(
-        "all at once", told_seconds(found.network.latency_s), told_rate(8 * found.network.bytes_a_second)
+        "all at once", format_seconds(found.network.latency_s), format_rate(8 * found.network.bytes_a_second)
     )
     screen.print(links)
     busy = found.network.busy
     screen.print(
-        f"While workers compute, a message takes {told_seconds(busy.latency_s)}, and a megabyte costs"
-        f" {told_seconds(1e6 * busy.toll_s_a_byte)} of a worker's computing."
+        f"While workers compute, a message takes {format_seconds(busy.latency_s)}, and a megabyte costs"
+        f" a worker {format_seconds(1e6 * busy.toll_s_a_byte)} of computing time."
     )
     work = found.work
     screen.print(
-        f"A step: forward {told_seconds(work.forward_s)}, backward {told_seconds(work.backward_s)}, update"
-        f" {told_seconds(work.update_s)}; {len(work.buckets)} buckets, {work.cores:g} cores a worker."
+        f"A step: forward {format_seconds(work.forward_s)}, backward {format_seconds(work.backward_s)},"
+        f" update {format_seconds(work.update_s)}; {len(work.buckets)} buckets, {work.cores:g} cores"
+        " per worker."
     )
     codecs = Table(box=None, padding=(0, 1), header_style="bold")
     for head in ("method", "MB a step", "encode", "decode"):
         codecs.add_column(head, justify="left" if head == "method" else "right")
     for each in found.methods:
-        coding = told_seconds(each.encode_s.at(found.size)), told_seconds(each.decode_s.at(found.size))
+        coding = format_seconds(each.encode_s.at(found.size)), format_seconds(each.decode_s.at(found.size))
         codecs.add_row(each.spec, f"{each.nbytes(found.size) / 1e6:.3g}", *coding)
     screen.print(codecs)
-    screen.print(f"written: {path}; laconic plan --probe {path} reckons with it", style="dim")
+    screen.print(f"written to {path}; use it with laconic plan --probe {path}", style="dim")

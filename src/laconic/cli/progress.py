@@ -1,4 +1,4 @@
-"""What a run shows while it goes: a live table on a terminal, plain lines elsewhere. One row a method."""
+"""Progress of a run: a live table on a terminal, plain lines elsewhere. One row per method."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.table import Table
 from laconic.cli.settings import Settings
 
 REDRAWS_PER_S = 4
-SMOOTHING = 0.1  # weight of the newest step in the loss and the step time that are shown
+SMOOTHING = 0.1  # weight of the newest step in the displayed loss and step time
 
 
 @dataclass
@@ -25,28 +25,28 @@ class Shown:
     seed: int | None = None
     seeds_done: int = 0
     step: int = 0
-    ended: bool = False  # this seed, and counted in seeds_done
+    ended: bool = False  # this seed has ended and is counted in seeds_done
     loss: float | None = None
     step_s: float | None = None
-    megabytes: float = 0.0  # payload of rank 0, this seed
+    megabytes: float = 0.0  # payload of rank 0, for this seed
     accuracy: float | None = None
     tested: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    lost: set[int] = field(default_factory=set)  # workers, of this seed
+    lost: set[int] = field(default_factory=set)  # lost workers, for this seed
 
     @property
     def first_living(self) -> int:
-        """The worker whose steps are shown."""
+        """The lowest rank that is still alive: its steps are shown."""
         return next(rank for rank in itertools.count() if rank not in self.lost)
 
-    def see_step(self, event: dict[str, Any]) -> None:
-        """Take over a step of the first worker that lives."""
+    def add_step(self, event: dict[str, Any]) -> None:
+        """Add a step of the first living worker."""
         self.step = event["step"]
         self.megabytes += event["payload_sent"] / 1e6
         self.loss = _smooth(self.loss, event["loss"])
         self.step_s = _smooth(self.step_s, event["step_s"])
 
-    def see_test(self, event: dict[str, Any], workers: int) -> bool:
-        """Take over a rank's part of a test; true when it was the last one."""
+    def add_test(self, event: dict[str, Any], workers: int) -> bool:
+        """Add a rank's part of a test; True if it was the last part."""
         parts = self.tested.setdefault(event["step"], [])
         parts.append((event["right"], event["answers"]))
         if len(parts) < workers:
@@ -56,7 +56,7 @@ class Shown:
 
 
 class Progress:
-    """Rows of all methods, drawn as events come in."""
+    """Rows of all methods, redrawn as events arrive."""
 
     def __init__(self, console: Console, settings: Settings) -> None:
         self.console = console
@@ -80,47 +80,51 @@ class Progress:
         if self._live:
             self._live.stop()
 
-    def say(self, line: str) -> None:
-        """A line that stays."""
+    def print_line(self, line: str) -> None:
+        """Print a line that stays."""
         self.console.print(line, markup=False)
 
     def begin(self, spec: str, seed: int) -> None:
-        """A training starts."""
+        """Note that a training starts."""
         row = self.rows[spec]
         self.rows[spec] = Shown(seed=seed, seeds_done=row.seeds_done, step_s=row.step_s)
 
     def skip(self, spec: str, seed: int) -> None:
-        """A training was finished before."""
+        """Note that a training was finished before."""
         self.rows[spec].seeds_done += 1
-        self.say(f"{spec}, seed {seed}: is done already")
+        self.print_line(f"{spec}, seed {seed}: already done")
 
     def end(self, spec: str, seed: int) -> None:
-        """A training is finished."""
+        """Note that a training has finished."""
         self.rows[spec].seeds_done += 1
         self.rows[spec].ended = True
         self._redraw(now=True)
 
-    def see(self, event: dict[str, Any]) -> None:
+    def show(self, event: dict[str, Any]) -> None:
         """Show an event."""
         row = self.rows[event["method"]]
         if event["kind"] == "start" and not self._live:
-            self.say(f"{event['method']}  trains with {event['optimiser']}, learning rate {event['lr']:g}")
+            self.print_line(
+                f"{event['method']}  trains with {event['optimiser']}, learning rate {event['lr']:g}"
+            )
         elif event["kind"] == "lost":
             row.lost.add(event["rank"])
-            self.say(f"{event['method']}  {event['said']}, after step {event['step']}; the others go on")
+            self.print_line(
+                f"{event['method']}  {event['message']}, after step {event['step']}; the others go on"
+            )
         elif event["kind"] == "back":
             row.lost.discard(event["rank"])
-            self.say(f"{event['method']}  rank {event['rank']} is back, from step {event['step']} on")
-        elif event["kind"] == "said":
-            self.say(f"{event['method']}  {event['said']}")
+            self.print_line(f"{event['method']}  rank {event['rank']} is back, from step {event['step']} on")
+        elif event["kind"] == "decision":
+            self.print_line(f"{event['method']}  {event['message']}")
         elif event["kind"] == "step" and event["rank"] == row.first_living:
-            row.see_step(event)
+            row.add_step(event)
         elif (
             event["kind"] == "eval"
-            and row.see_test(event, self.settings.workers - len(row.lost))
+            and row.add_test(event, self.settings.workers - len(row.lost))
             and not self._live
         ):
-            self.say(self._line(event["method"]))
+            self.print_line(self._line(event["method"]))
         self._redraw()
 
     def _redraw(self, *, now: bool = False) -> None:
@@ -167,7 +171,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Minutes and seconds, or hours and minutes.
+    """Seconds, minutes and seconds, or hours and minutes.
 
     >>> duration(4.2), duration(75), duration(4000)
     ('4 s', '1:15', '1 h 06')

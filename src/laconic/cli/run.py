@@ -1,4 +1,4 @@
-"""`laconic run`: a script on several workers, by torch.distributed.run, with all of its flags."""
+"""`laconic run`: run a script on several workers through torch.distributed.run, with all of its flags."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from laconic.core.errors import SpecError
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-FAILED = 1  # exit code of a run of which a worker failed
+FAILED = 1  # exit code if a worker failed
 PASS_THROUGH = {
     "ignore_unknown_options": True,
     "allow_interspersed_args": False,
@@ -29,19 +29,19 @@ def run(
 ) -> None:
     """Run SCRIPT on several workers: `laconic run train.py --nproc-per-node 2 --max-restarts 3 -- --lr 0.1`.
 
-    FLAGS are those of torchrun. They may also come before SCRIPT, as torchrun has them; what follows SCRIPT
-    then belongs to it. Workers of one machine find each other without a flag.
+    FLAGS are those of torchrun. They may also come before SCRIPT, as for torchrun; then everything after
+    SCRIPT belongs to SCRIPT. On a single machine, no flag is needed for workers to find each other.
     """
     if not arguments[0].startswith("-") and not Path(arguments[0]).exists():
-        raise SpecError(f"there is no script {arguments[0]!r} in {Path.cwd()}")
+        raise SpecError(f"there is no script {arguments[0]!r} in {Path.cwd()}; give its path")
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args  # slow to import: only where it is used
+    from torch.distributed.run import parse_args  # slow to import, so only here
     from torch.distributed.run import run as start
 
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun sets it, at more length
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, without its long warning
     logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.CRITICAL)
     given = parse_args(torchrun_arguments(arguments))  # type: ignore[no-untyped-call]
-    if int(given.max_restarts):  # else new workers find the addresses of those before them, in one store
+    if int(given.max_restarts):  # else restarted workers find the old addresses in the shared store
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     script = given.training_script
     if not given.no_python:
@@ -57,18 +57,18 @@ def run(
 
 
 def reason(script: str, rank: int, failure: ProcessFailure) -> str:
-    """Why the first worker that failed did so, in one line."""
-    told: Any = failure.message  # torch's type says str
-    if isinstance(told, dict):
-        said = str(told["message"]).partition(": ")[2]
-        return said if said.startswith(f"rank {rank}") else f"rank {rank}: {said}"
+    """Why the first worker failed, in one line."""
+    record: Any = failure.message  # torch's type says str
+    if isinstance(record, dict):
+        message = str(record["message"]).partition(": ")[2]
+        return message if message.startswith(f"rank {rank}") else f"rank {rank}: {message}"
     if failure.exitcode < 0:
         return f"rank {rank}: {script} was killed by {failure.signal_name()}"
-    return f"rank {rank}: {script} ended with exit code {failure.exitcode}; what it said is above"
+    return f"rank {rank}: {script} ended with exit code {failure.exitcode}; its output is above"
 
 
 def torchrun_arguments(arguments: list[str]) -> list[str]:
-    """Either order of flags and script in torchrun's order.
+    """Put flags and script, in either order, into torchrun's order.
 
     >>> torchrun_arguments(["train.py", "--nproc-per-node", "2", "--", "--lr", "1"])
     ['--standalone', '--nproc-per-node', '2', 'train.py', '--lr', '1']

@@ -1,4 +1,4 @@
-"""One run of `laconic train`: every method with every seed, its events in the ledger and on the screen."""
+"""One run of `laconic train`: every method with every seed; events go to the ledger and the screen."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from rich.console import Console
 from laconic.cli.interrupts import Interrupts
 from laconic.cli.progress import Progress
 from laconic.cli.settings import Settings
-from laconic.report import Ledger
+from laconic.report import Ledger, check_packages
 from laconic.report.ledger import read_events, slug
-from laconic.strategies import checkpoint
-from laconic.tasks import find
+from laconic.tasks import checkpoint, find
 from laconic.tasks.launcher import WorkerFailed, launch, prepare_to_launch
 from laconic.tasks.loading import prepare
-from laconic.tasks.plan import Plan
+from laconic.tasks.settings import TrainingSettings
 from laconic.tasks.shard import Shard
 
 
 class Session:
-    """A run in progress. `began`: its folder is open, and what was there before is another run's."""
+    """A run in progress. `started`: its folder has been opened, so its files are from this run."""
 
     def __init__(self, settings: Settings, console: Console, interrupts: Interrupts) -> None:
         self.settings = settings
         self.interrupts = interrupts
         self.console = console
-        self.began = False
+        self.started = False
         self._finished = finished(settings) if settings.resume else set()
 
     def train_all(self) -> None:
-        """Train every method with every seed. Whatever ends it, no worker and no scratch file is left."""
+        """Train every method with every seed. However it ends, no worker and no scratch file is left."""
+        check_packages()
         settings = self.settings
         prepare_to_launch()
         with tempfile.TemporaryDirectory(prefix="laconic-") as scratch:
@@ -42,9 +42,9 @@ class Session:
             tensors = prepare(find(settings.task), settings.data, data)
             Shard(
                 len(tensors["train_y"]), settings.batch, 0, settings.workers, 0
-            )  # refuses too large a batch
+            )  # raises if batch is too large
             settings.open_folder()
-            self.began = True
+            self.started = True
             with (
                 Ledger(settings.folder, settings.config()) as ledger,
                 Progress(self.console, settings) as progress,
@@ -62,11 +62,11 @@ class Session:
                 progress.skip(spec, seed)
                 return
             first = checkpoint.step_of(resume_from) if resume_from else 0
-            progress.say(f"{spec}, seed {seed}: resumes from {resume_from or 'the start'}")
+            progress.print_line(f"{spec}, seed {seed}: resumes from {resume_from or 'the start'}")
             ledger.rewrite(
                 lambda event: (event["method"], event["seed"]) != (spec, seed) or event["step"] <= first
             )
-        plan = Plan(
+        training = TrainingSettings(
             task=settings.task,
             model=settings.model,
             spec=spec,
@@ -88,19 +88,19 @@ class Session:
         )
         progress.begin(spec, seed)
         try:
-            with contextlib.closing(launch(plan)) as events:
+            with contextlib.closing(launch(training)) as events:
                 for event in events:
                     labelled = {"method": spec, "seed": seed} | event
                     with self.interrupts.held():
                         ledger.write(labelled)
-                        progress.see(labelled)
+                        progress.show(labelled)
         except WorkerFailed as failure:
             raise failure.within(f"{spec}, seed {seed}") from None
         progress.end(spec, seed)
 
 
 def finished(settings: Settings) -> set[tuple[str, int]]:
-    """The trainings of a run whose last step every worker has done and tested."""
+    """Method and seed of each training whose last step every worker has done and tested."""
     last = Counter(
         (event["method"], event["seed"])
         for event in read_events(settings.folder)

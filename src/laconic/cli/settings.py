@@ -1,4 +1,4 @@
-"""What `laconic train` was asked for, checked as a whole before anything starts."""
+"""The settings of a `laconic train` run, checked as a whole before anything starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from laconic.tasks.skew import check_skew
 from laconic.tasks.task import Recipe
 from laconic.tasks.training import built
 
-OF_THE_BITS = (
+FIXED_ON_RESUME = (  # a different value would give different bits
     *("task", "model", "workers", "steps", "batch", "lr", "skew", "bits"),
     *("methods", "seeds", "first_seed"),
 )
@@ -32,7 +32,7 @@ OF_THE_BITS = (
 
 @dataclass(frozen=True)
 class Settings:
-    """A whole run. `against` are baselines, `methods` what is compared with them."""
+    """A whole run. `against` are baselines, `methods` are compared with them."""
 
     task: str
     model: str
@@ -80,21 +80,20 @@ class Settings:
         patience: float | None = None,
         restarts: int = 0,
     ) -> Settings:
-        """Settings, with the task's own for what is not given. Raises `SpecError` for what is wrong."""
-        known = find(task)
-        known.recipe(model)  # refuses an unknown one
-        chosen = model or next(iter(known.models))
-        total = known.steps if steps is None else steps
+        """Settings, with the task's defaults for what is None. Raises `SpecError` if a value is wrong."""
+        its_task = find(task)
+        its_task.recipe(model)  # raises if the model is unknown
+        total = its_task.steps if steps is None else steps
         checked = cls(
-            task=known.name,
-            model=chosen,
+            task=its_task.name,
+            model=model or next(iter(its_task.models)),
             methods=tuple(normal(spec) for spec in methods),
             against=tuple(normal(spec) for spec in against),
             workers=workers,
             seeds=seeds,
             seed=seed,
             steps=total,
-            batch=known.batch if batch is None else batch,
+            batch=its_task.batch if batch is None else batch,
             lr=lr,
             eval_every=max(1, total // 10) if eval_every is None else eval_every,
             checkpoint_every=checkpoint_every,
@@ -108,7 +107,9 @@ class Settings:
             restarts=restarts,
         )
         if not checked.specs:
-            raise SpecError('no method: say which with --with "dgc(density=0.01)"; see `laconic methods`')
+            raise SpecError(
+                'no method given: choose one, such as --with "dgc(density=0.01)"; `laconic methods` lists all'
+            )
         for option, least in (("workers", 1), ("seeds", 1), ("steps", 1), ("batch", 1), ("eval_every", 0)):
             if getattr(checked, option) < least:
                 raise SpecError(
@@ -121,37 +122,37 @@ class Settings:
         if skew is not None:
             check_skew(skew)
         if bits is not None:
-            check_bits(bits, known.recipe(model))
+            check_bits(bits, its_task.recipe(model))
         if patience is not None:
             arguments.number("--patience", patience, above=0)
             if checkpoint_every:
                 raise SpecError(
-                    "--patience and --checkpoint-every do not go together: a checkpoint is whole when every"
-                    " worker has written its part, and a lost one does not; give one of the two"
+                    "--patience and --checkpoint-every cannot be combined: a checkpoint needs a part from"
+                    " every worker, and a lost worker writes none; give one of the two"
                 )
         if restarts < 0:
             raise SpecError(f"--restarts must be 0 (none) or more, got {restarts}")
         if restarts and patience is None:
             raise SpecError(
-                "--restarts is of strategies that go on without a killed worker: give --patience too, such as"
-                " --patience 30; for methods take `laconic run --max-restarts`"
+                "--restarts needs a strategy that goes on without a killed worker: give --patience too, such"
+                " as --patience 30; for methods, use `laconic run --max-restarts`"
             )
         if not checked.name or Path(checked.name).name != checked.name:
-            raise SpecError(f"--name is one folder's name in {out}, got {checked.name!r}")
+            raise SpecError(f"--name must be the name of a folder in {out}, got {checked.name!r}")
         if resume and name is None:
-            raise SpecError("--resume needs the --name of the run to go on with")
+            raise SpecError("--resume needs the --name of the run to resume")
         for spec in checked.specs:
-            check_fit(spec, workers, known.recipe(model))
+            check_fit(spec, workers, its_task.recipe(model))
         return checked
 
     @property
     def folder(self) -> Path:
-        """Where everything of this run is written."""
+        """Folder of all files of this run."""
         return self.out / self.name
 
     @property
     def specs(self) -> tuple[str, ...]:
-        """All methods, baselines first, each once."""
+        """All methods, baselines first, without duplicates."""
         return tuple(dict.fromkeys(self.against + self.methods))
 
     @property
@@ -160,7 +161,7 @@ class Settings:
         return range(self.seed, self.seed + self.seeds)
 
     def config(self) -> dict[str, Any]:
-        """What `config.json` says."""
+        """The content of `config.json`."""
         return {
             "name": self.name,
             "title": find(self.task).title,
@@ -169,7 +170,7 @@ class Settings:
             "workers": self.workers,
             "steps": self.steps,
             "batch": self.batch,
-            "lr": "the usual" if self.lr is None else self.lr,
+            "lr": "default" if self.lr is None else self.lr,
             "skew": self.skew,
             "bits": self.bits,
             "patience": self.patience,
@@ -185,22 +186,22 @@ class Settings:
         }
 
     def warnings(self) -> list[str]:
-        """A line for each method that would still be warming up at the last step."""
+        """One line for each method that would still be warming up at the last step."""
         warm = {spec: strategy_or_method(spec).warm_at for spec in self.specs}
         return [
-            f"{spec} warms up for {first:,} steps and this run has {self.steps:,}: nothing is seen of what it"
-            " is for; give it a shorter warm-up, or more --steps"
+            f"{spec} warms up for {first:,} steps and this run has {self.steps:,}, so it never gets past its"
+            " warm-up; give it a shorter warm-up, or more --steps"
             for spec, first in warm.items()
             if first >= self.steps
         ]
 
     def open_folder(self) -> None:
-        """Make the run's folder. An older run moves to NAME.old; with `resume` it must be like this one."""
+        """Make the run's folder. An older run moves to NAME.old; with `resume` its settings must be equal."""
         if self.resume:
             self._check_same()
         elif self.folder.exists():
             if not (self.folder / CONFIG).exists():
-                raise StateError(f"{self.folder} is there and holds no run of ours: give another --name")
+                raise StateError(f"{self.folder} exists and is not a run of Laconic: give another --name")
             aside = self.folder.with_name(f"{self.name}.old")
             if aside.exists():
                 shutil.rmtree(aside)
@@ -210,22 +211,24 @@ class Settings:
     def _check_same(self) -> None:
         path = self.folder / CONFIG
         if not path.exists():
-            raise StateError(f"--resume: no run in {self.folder} (no {CONFIG}); start it without --resume")
+            raise StateError(
+                f"--resume: no run in {self.folder} (no {CONFIG} there); start it without --resume"
+            )
         try:
             before = json.loads(path.read_text())
         except ValueError as error:
-            raise StateError(f"{path} is damaged: {error}; start another run with another --name") from error
+            raise StateError(f"{path} is damaged: {error}; start a new run with another --name") from error
         now = self.config()
-        for name in OF_THE_BITS:
+        for name in FIXED_ON_RESUME:
             if before.get(name) != now[name]:
                 raise StateError(
-                    f"--resume: {self.folder} was begun with {name}={before.get(name)!r}, not {now[name]!r}: "
-                    "give the same settings, or another --name"
+                    f"--resume: {self.folder} started with {name}={before.get(name)!r}, not {now[name]!r};"
+                    " give the same settings, or another --name"
                 )
 
 
 def normal(text: str) -> str:
-    """A spec as its `repr` spells it: one name a method. Raises `SpecError` for what cannot be trained by."""
+    """A spec in the spelling of its `repr`. Raises `SpecError` if it is not a method or strategy."""
     try:
         return repr(strategy_or_method(text))
     except SpecError:
@@ -235,16 +238,16 @@ def normal(text: str) -> str:
 
 
 def check_fit(spec: str, workers: int, recipe: Recipe) -> None:
-    """Raise `SpecError` or `AttachError` for a strategy that is not for so many workers or this optimiser."""
+    """Raise `SpecError` or `AttachError` if the strategy rejects this number of workers or optimiser."""
     strategy = strategy_or_method(spec)
     if isinstance(strategy, Strategy):
         strategy.check(workers, recipe.optimizer(nn.Linear(1, 1), by=strategy))
 
 
 def check_bits(bits: int, recipe: Recipe) -> None:
-    """Raise `SpecError` for a number of bits that there is not, and for a model that has no such form."""
+    """Raise `SpecError` unless `bits` is in 2..8 and the model can be converted to low-bit layers."""
     arguments.whole("--bits", bits, 2, 8)
     try:
         built(recipe, bits)
     except AttachError as error:
-        raise SpecError(f"{error}; take cifar10, mnist or digits, or convert in a script") from error
+        raise SpecError(f"{error}; use cifar10, mnist or digits, or convert the model in a script") from error

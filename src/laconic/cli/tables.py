@@ -9,17 +9,19 @@ from rich.text import Text
 from laconic.report.html import ratio
 from laconic.report.summary import Row, counted
 
-HEADS = ("accuracy %", "test loss", "MB a step", "smaller", "wire MB", "step ms")
-SPARSE = 0.001  # share of zero weights from which they are worth a column
+HEADS = ("accuracy %", "test loss", "MB / step", "smaller", "net MB", "step ms")
+SPARSE = 0.001  # share of zero weights above which the table shows it
 
 
 def print_summary(console: Console, rows: list[Row]) -> None:
-    """One row a method, with its optimiser; bytes and times a step are those of the second half of the steps.
+    """Print one row per method. Bytes and times per step are those of the second half of the steps.
 
-    What does not fit goes on in the next line: nothing is cut off.
+    Long cells wrap: nothing is cut off.
     """
     table = Table(box=None, padding=(0, 1), header_style="bold")
-    table.add_column("method, optimiser and rate", overflow="fold", min_width=min(17, console.width // 6))
+    table.add_column(
+        "method, optimiser and learning rate", overflow="fold", min_width=min(17, console.width // 6)
+    )
     sparse = any(row.zeros > SPARSE for row in rows)
     for name in (*HEADS, "zeros %") if sparse else HEADS:
         table.add_column(name, justify="right", overflow="fold")
@@ -39,9 +41,9 @@ def print_summary(console: Console, rows: list[Row]) -> None:
     console.print(table)
     if rows:
         console.print(
-            "Bytes and times are a worker's, a step, in the second half of the steps; "
-            "means over seeds ± standard error; smaller: than dense float32.",
+            "Bytes and times are per worker and step, in the second half of the steps; "
+            "means over seeds ± standard error; smaller: how many times smaller than dense float32.",
             style="dim",
         )
-    if told := counted(rows):
-        console.print(told, style="dim", markup=False)
+    if sentence := counted(rows):
+        console.print(sentence, style="dim", markup=False)

@@ -15,30 +15,30 @@ from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.spec import parse
 from laconic.report.topology_picture import picture
-from laconic.strategies.gossip.averaging import averaging
 from laconic.strategies.gossip.mixing import is_regular
-from laconic.strategies.gossip.topology import Topology
+from laconic.strategies.gossip.mixing.averaging import averaging
+from laconic.strategies.gossip.topologies import Topology
 
-MOST = 256  # ranks that a circle can show
-LEFT = 0.01  # share of the disagreement, of which steps are told until it is left
+MAX_RANKS = 256  # that a circle can show
+LEFT = 0.01  # share of the disagreement: the table says after how many steps it is left
 
 
 def topology(
     spec: Annotated[
         str, typer.Argument(help="such as exponential(), ring() or torus(rows=2)", show_default=False)
     ],
-    size: Annotated[int, typer.Option(help=f"ranks, at most {MOST}")] = 16,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="write a picture here, as SVG")] = None,
-    step: Annotated[int | None, typer.Option(help="draw this step only, not all of a period")] = None,
+    size: Annotated[int, typer.Option(help=f"number of ranks, at most {MAX_RANKS}")] = 16,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="draw it to this SVG file")] = None,
+    step: Annotated[int | None, typer.Option(help="draw only this step, not the whole period")] = None,
 ) -> None:
-    """Show a gossip topology: its period, messages and speed of averaging; and draw it."""
+    """Show a gossip topology: its period, its messages and how fast it averages; and draw it."""
     made = parse(spec)
     if not isinstance(made, Topology):
         raise SpecError(
-            f"{arguments.shown(spec)} is no topology: take one such as exponential(), ring() or torus()"
+            f"{arguments.shown(spec)} is not a topology: give one such as exponential(), ring() or torus()"
         )
-    if size > MOST:
-        raise SpecError(f"--size must be at most {MOST}, got {size}: a circle shows no more")
+    if size > MAX_RANKS:
+        raise SpecError(f"--size must be at most {MAX_RANKS}, got {size}: a circle cannot show more")
     if step is not None:
         arguments.whole("--step", step)
     made.check(size)
@@ -52,19 +52,21 @@ def topology(
 
 
 def facts(made: Topology, size: int) -> Table:
-    """What is to be known of it, a line each."""
+    """Its properties, one per row."""
     period = made.period(size)
     degrees = {len(made.peers(rank, size, at).out) for at in made.span(size) for rank in range(size)}
     sends = " to ".join(str(degree) for degree in sorted({min(degrees), max(degrees)}))
     regular = (
         "yes: PushSum weights stay 1" if is_regular(made, size) else "no: uniform shares need PushSum weights"
     )
-    symmetric = "yes: also for D-PSGD and CHOCO" if made.symmetric else "no: for SGP, which pushes one way"
+    symmetric = (
+        "yes: works with D-PSGD and CHOCO too" if made.symmetric else "no: only for SGP, which pushes one way"
+    )
     table = Table(box=None, padding=(0, 1), show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     table.add_row("period", f"{period} step{'s' * (period > 1)}" if period else "never repeats")
-    table.add_row("sends", f"{sends} message{'s' * (max(degrees) > 1)} a rank and step")
+    table.add_row("sends", f"{sends} message{'s' * (max(degrees) > 1)} per rank and step")
     table.add_row("regular", regular)
     table.add_row("symmetric", symmetric)
     table.add_row("averages", speed(made, size))
@@ -72,11 +74,11 @@ def facts(made: Topology, size: int) -> Table:
 
 
 def speed(made: Topology, size: int) -> str:
-    """How fast ranks come to agree by uniform mixing."""
+    """How fast uniform mixing brings ranks to agreement."""
     found = averaging(made, size)
     if found.exact:
         return f"exactly, in {found.exact} step{'s' * (found.exact > 1)}"
     return (
-        f"a step keeps {found.kept:.3g} of the disagreement in the long run:"
+        f"each step keeps {found.kept:.3g} of the disagreement in the long run:"
         f" about {found.steps_to(LEFT):,} steps to {LEFT:.0%}"
     )

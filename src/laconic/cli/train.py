@@ -1,4 +1,4 @@
-"""`laconic train`: a built-in task by several methods and seeds, a live table, and a report at the end."""
+"""`laconic train`: a built-in task with several methods and seeds, a live table, and a report at the end."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from laconic.report import publish
 from laconic.report.ledger import EVENTS, read_events
 from laconic.tasks.launcher import WorkerFailed
 
-INTERRUPTED = 130  # exit codes: of a run that Ctrl-C has ended,
-FAILED = 1  # of one that failed,
-REFUSED = 2  # and of one that was never begun
+# exit codes
+INTERRUPTED = 130  # by Ctrl-C
+FAILED = 1
+REFUSED = 2  # before it started
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Why a run ended before its last step. `fault`: nobody expected it; `details`: a worker's traceback."""
+    """Why a run ended early. `fault`: it was an unexpected error; `details`: a worker's traceback."""
 
     reason: str
     code: int
@@ -36,7 +37,7 @@ class Ended:
 
 def train(
     task: Annotated[str, typer.Argument(help="digits, mnist, cifar10 or shakespeare")],
-    workers: Annotated[int, typer.Option(help="processes, on this machine")] = 2,
+    workers: Annotated[int, typer.Option(help="number of processes on this machine")] = 2,
     with_: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,57 +46,53 @@ def train(
     ] = None,
     against: Annotated[
         list[str] | None,
-        typer.Option(help="a baseline to compare with; may be repeated, the first gives ratios"),
+        typer.Option(help="a baseline; may be repeated; ratios compare with the first"),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="how many times each method is trained, from --seed on")] = 1,
+    seeds: Annotated[int, typer.Option(help="trainings per method, with seeds from --seed upwards")] = 1,
     seed: Annotated[int, typer.Option(help="the first seed")] = 0,
-    steps: Annotated[int | None, typer.Option(help="steps of each training [default: the task's]")] = None,
-    batch: Annotated[
-        int | None, typer.Option(help="examples a worker and step [default: the task's]")
-    ] = None,
-    lr: Annotated[float | None, typer.Option(help="highest learning rate [default: the usual one]")] = None,
+    steps: Annotated[int | None, typer.Option(help="steps per training [default: the task's]")] = None,
+    batch: Annotated[int | None, typer.Option(help="batch size per worker [default: the task's]")] = None,
+    lr: Annotated[float | None, typer.Option(help="peak learning rate [default: by optimiser]")] = None,
     skew: Annotated[
         float | None,
         typer.Option(
             metavar="ALPHA",
-            help="each worker draws from examples of its own, with a share of each label from"
-            " Dirichlet(ALPHA): 0.1 is much skew, 100 hardly any; of a text, a share of each tenth"
-            " [default: all workers draw from all examples]",
+            help="each worker has its own examples, with shares of each label drawn from"
+            " Dirichlet(ALPHA): 0.1 skews strongly, 100 hardly at all; for text, shares of each tenth"
+            " of it [default: all workers draw from all examples]",
         ),
     ] = None,
     bits: Annotated[
         int | None,
-        typer.Option(
-            help="2 to 8: every method trains the model with layers of so many bits, simulated"
-            " [default: float32]"
-        ),
+        typer.Option(help="train the model with layers of 2 to 8 bits, simulated [default: float32]"),
     ] = None,
     patience: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="strategies go on when a worker is killed, or silent for so long; methods need all workers"
-            " [default: a lost worker ends the run]",
+            help="strategies go on when a worker is killed, or silent for this long; methods need all"
+            " workers [default: a lost worker ends the run]",
         ),
     ] = None,
     restarts: Annotated[
         int,
-        typer.Option(
-            help="with --patience: so many killed workers are started anew, and take the others' model"
-        ),
+        typer.Option(help="with --patience: restart up to this many killed workers, from the others' model"),
     ] = 0,
     model: Annotated[str | None, typer.Option(help="one of the task's models [default: its first]")] = None,
     data: Annotated[Path | None, typer.Option(help="folder of the data set [default: $LACONIC_DATA]")] = None,
-    out: Annotated[Path, typer.Option(help="folder of all runs")] = Path("runs"),
-    name: Annotated[str | None, typer.Option(help="the run's folder in it [default: task and time]")] = None,
-    eval_every: Annotated[int | None, typer.Option(help="steps between tests [default: a tenth]")] = None,
+    out: Annotated[Path, typer.Option(help="folder for all runs")] = Path("runs"),
+    name: Annotated[str | None, typer.Option(help="name of the run's folder [default: task, time]")] = None,
+    eval_every: Annotated[
+        int | None,
+        typer.Option(help="steps between tests; 0: none but the last [default: a tenth of --steps]"),
+    ] = None,
     checkpoint_every: Annotated[int, typer.Option(help="steps between checkpoints; 0: none")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with the run of this --name")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="resume the run of this --name")] = False,
 ) -> None:
-    """Train TASK by each method on several workers, and write runs/NAME/report.html.
+    """Train TASK with each method on several workers, and write runs/NAME/report.html.
 
-    Baselines are trained first, all methods with one seed before the next seed. Ctrl-C ends all workers at
-    once and keeps what was measured; --resume goes on from the last complete checkpoint of each training.
+    Baselines come first; all methods run with one seed before the next seed. Ctrl-C stops all workers at once
+    and keeps what was measured. --resume continues each training from its last complete checkpoint.
     """
     settings = Settings.of(
         task=task,
@@ -128,12 +125,12 @@ def train(
         with interrupts:
             session.train_all()
     except KeyboardInterrupt:
-        ended = Ended("Interrupted: this report holds what was measured until then.", INTERRUPTED)
+        ended = Ended("Interrupted: this report covers what was measured until then.", INTERRUPTED)
     except WorkerFailed as failure:
         ended = Ended(str(failure), FAILED, not failure.expected, failure.details)
     except LaconicError as error:
-        ended = Ended(str(error), FAILED if session.began else REFUSED)
-    if session.began:
+        ended = Ended(str(error), FAILED if session.started else REFUSED)
+    if session.started:
         _publish(settings.folder, session.console, ended)
     if ended is not None:
         _complain(ended, settings.folder)
@@ -141,7 +138,7 @@ def train(
 
 
 def _publish(folder: Path, screen: Console, ended: Ended | None) -> None:
-    """Write and show what was measured; nothing where no step was done."""
+    """Write and show the report; nothing if no step was done."""
     if ended and ended.code == INTERRUPTED:
         screen.print(ended.reason, style="yellow", markup=False)
     if ended and not read_events(folder):
@@ -152,12 +149,12 @@ def _publish(folder: Path, screen: Console, ended: Ended | None) -> None:
 
 
 def _complain(ended: Ended, folder: Path) -> None:
-    """The reason as the last line of standard error, after a traceback where it is a fault."""
+    """Print the reason as the last line of standard error, after a traceback if it is a fault."""
     if ended.code == INTERRUPTED:
         return
-    complaints = errors()
+    stderr = errors()
     if ended.details:
-        complaints.print(ended.details.rstrip(), markup=False)
+        stderr.print(ended.details.rstrip(), markup=False)
     if ended.fault:
-        complaints.print(f"every step until then is in {folder / EVENTS}", markup=False)
-    complaints.print(f"laconic: {ended.reason}", style="bold red", markup=False)
+        stderr.print(f"all steps before this error are in {folder / EVENTS}", markup=False)
+    stderr.print(f"laconic: {ended.reason}", style="bold red", markup=False)

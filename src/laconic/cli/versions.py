@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def version_of(package: str) -> str:
-    """Its version, or "not installed".
+    """The installed version of `package`, or "not installed".
 
     >>> version_of("no-such-package")
     'not installed'

@@ -1,6 +1,6 @@
-"""What `laconic run` starts on each worker: the user's script, just as Python would run it by itself.
+"""What `laconic run` starts on each worker: the user's script, run as Python itself would run it.
 
-An error that Laconic raises on purpose goes to the launcher, which shows it once for all workers; any other
+An error that Laconic raises on purpose goes to the launcher, which shows it once for all workers. Any other
 error keeps its traceback, from the script's first line on.
 """
 
@@ -16,12 +16,12 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from laconic.core.errors import LaconicError
 
-OWN = (__file__, "<frozen runpy>", runpy.__file__)  # where frames are ours, not the script's
+OWN = (__file__, "<frozen runpy>", runpy.__file__)  # files whose frames are ours, not the script's
 
 
 def main() -> None:
-    """Run `SCRIPT ARGS...`, or `-m MODULE ARGS...`, of the command line."""
-    sys.excepthook = tell
+    """Run `SCRIPT ARGS...` or `-m MODULE ARGS...` from the command line."""
+    sys.excepthook = report
     sys.argv = sys.argv[1:]
     if sys.argv[0] == "-m":
         sys.argv = sys.argv[1:]
@@ -31,8 +31,8 @@ def main() -> None:
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """What is done with an error that nobody caught."""
+def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Report an uncaught error: a `LaconicError` to the launcher, any other on standard error."""
     while trace is not None and trace.tb_frame.f_code.co_filename in OWN:
         trace = trace.tb_next
     if isinstance(error, LaconicError):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from laconic.codecs.elementwise import Elementwise
-from laconic.codecs.framing import as_bytes, as_numbers
 from laconic.core import arguments
-from laconic.core.codec import check_input, check_wire
+from laconic.core.codec import Codec
+from laconic.core.framing import as_bytes, as_numbers
+from laconic.core.layout import Segments
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 BLOCK = 1 << 16  # elements
@@ -19,7 +20,7 @@ UNIT = {"fp16": 2.0**-11, "bf16": 2.0**-8}  # half the distance between 1 and th
 
 
 @dataclass(frozen=True, repr=False)
-class Cast(Elementwise):
+class Cast(Codec):
     """Wire: `dtype` (n,), little-endian: 2 n bytes. Rounded to nearest, ties to even; not random, so biased.
 
         fp16  [sign | exponent 5 | mantissa 10]   normal from 6.1e-5 to 65504
@@ -44,34 +45,34 @@ class Cast(Elementwise):
         arguments.choice("cast: dtype", self.dtype, tuple(HALVES))
 
     @property
-    def itemsize(self) -> int:
-        return 2
-
-    @property
     def normal(self) -> tuple[float, float]:
         info = torch.finfo(HALVES[self.dtype])
         return info.smallest_normal, info.max
 
-    def encode(self, x: Tensor, key: int = 0) -> Tensor:
-        check_input(x, key)
+    def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
         half = HALVES[self.dtype]
         most = torch.finfo(half).max
-        wire = torch.empty_like(x, dtype=half)
-        for part, to in zip(blocks(x), blocks(wire), strict=True):
+        wire = x.new_empty(segments.numel, dtype=half)
+        for part, to in blocks(x, wire, segments):
             to.copy_(part.clamp(-most, most))
         return as_bytes(wire)
 
-    def decode_add_(self, wire: Tensor, out: Tensor, alpha: float = 1.0) -> Tensor:
-        check_wire(self, wire, self.nbytes(out.numel()))
-        values = as_numbers(wire, HALVES[self.dtype])
-        for part, to in zip(blocks(values), blocks(out), strict=True):
+    def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
+        self.check_size(wire, segments)
+        for to, part in blocks(out, as_numbers(wire, HALVES[self.dtype]), segments):
             to.add_(part.to(torch.float32), alpha=alpha)
         return out
+
+    def nbytes(self, n: int) -> int:
+        return 2 * n
 
     def omega(self, n: int) -> float:
         return UNIT[self.dtype] ** 2
 
 
-def blocks(x: Tensor) -> tuple[Tensor, ...]:
-    """x (n,) in parts that stay in the cache while they are converted; whole where not on the CPU."""
-    return torch.split(x, BLOCK) if x.is_cpu and x.numel() > BLOCK else (x,)
+def blocks(x: Tensor, packed: Tensor, segments: Segments) -> Iterator[tuple[Tensor, Tensor]]:
+    """Ranges of x (n,) with their places in `packed`, cut on the CPU so that each stays in the cache."""
+    longest = BLOCK if x.is_cpu else max(1, segments.numel)
+    runs = segments.joined
+    for view, place in zip(runs.views(x), runs.packed.views(packed), strict=True):
+        yield from zip(torch.split(view, longest), torch.split(place, longest), strict=True)

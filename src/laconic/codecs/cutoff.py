@@ -8,12 +8,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic import kernels
-from laconic.codecs import variance
-from laconic.codecs.quantiser import Measures, Quantiser
+from laconic.codecs.quantiser import Quantiser, variance
 from laconic.core import arguments
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
-from laconic.kernels.quantise.form import Form
+from laconic.kernels.quantise.form import Form, Measure
 
 
 @dataclass(frozen=True, repr=False)
@@ -23,7 +22,7 @@ class Cutoff(Quantiser):
     No code is public. What the abstract says: a threshold keeps the quantisation error small beside the
     signal, and the gradients sparse. Here |x| < share * mean |x| of its tensor (`rule='mean'`), or
     share * max |x| ('max'), becomes 0; the rest are rounded at random to levels 0, 1/s, ..., 1 of max |x|, as
-    by `qsgd(bucket=0)`.
+    by `qsgd(block=0)`.
 
     Wire: scale float32 (1,), then codes [sign | level] of 1 + bit_length(s) bits, padded to a byte.
     Error: what is left out costs its square, the rest (sqrt(1 + (n - 1) / s^2) - 1) / 2 of theirs: omega is
@@ -49,10 +48,8 @@ class Cutoff(Quantiser):
         super().__post_init__()
         arguments.choice("cutoff: rule", self.rule, ("mean", "max"))
         most = 1 if self.rule == "max" else None
-        keeps_all = "qsgd(bucket=0) leaves nothing out"
-        arguments.number(
-            f"cutoff: share of the {self.rule}", self.share, above=0, most=most, way_out=keeps_all
-        )
+        keeps_all = "qsgd(block=0) leaves nothing out"
+        arguments.number(f"cutoff: share of the {self.rule}", self.share, above=0, most=most, hint=keeps_all)
 
     @property
     def needs_feedback(self) -> bool:
@@ -62,9 +59,9 @@ class Cutoff(Quantiser):
     def form(self) -> Form:
         return Form(self.levels)
 
-    def measures(self, x: Tensor, segments: Segments) -> Measures:
-        floors = (float(self.share) * kernels.norms(x, segments, norm=self.rule)).nan_to_num(nan=0.0)
-        return {"norm": "max", "floors": floors}
+    def measures(self, x: Tensor, segments: Segments) -> Measure:
+        floors = (float(self.share) * kernels.norms(x, segments, Measure(self.rule))).nan_to_num(nan=0.0)
+        return Measure(floors=floors)
 
     def omega(self, n: int) -> float:
         lost = variance.uniform(n, self.levels, "max")

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from laconic.codecs.elementwise import Elementwise
-from laconic.codecs.framing import as_bytes, as_numbers
-from laconic.core.codec import check_input, check_wire
+from laconic.core.codec import Codec
+from laconic.core.framing import as_bytes, as_numbers
+from laconic.core.layout import Segments
 
 
 @dataclass(frozen=True, repr=False)
-class Dense(Elementwise):
+class Dense(Codec):
     """Wire: float32 (n,), little-endian: 4 n bytes. Error: none.
 
     >>> wire = Dense().encode(torch.tensor([1.0, -2.0]))
@@ -24,17 +25,18 @@ class Dense(Elementwise):
 
     unbiased: ClassVar[bool] = True
 
-    @property
-    def itemsize(self) -> int:
-        return 4
+    def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
+        return as_bytes(torch.cat([x[:0], *segments.joined.views(x)]))
 
-    def encode(self, x: Tensor, key: int = 0) -> Tensor:
-        check_input(x, key)
-        return as_bytes(x.clone())
+    def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
+        self.check_size(wire, segments)
+        runs, values = segments.joined, as_numbers(wire, torch.float32)
+        for view, part in zip(runs.views(out), runs.packed.views(values), strict=True):
+            view.add_(part, alpha=alpha)
+        return out
 
-    def decode_add_(self, wire: Tensor, out: Tensor, alpha: float = 1.0) -> Tensor:
-        check_wire(self, wire, self.nbytes(out.numel()))
-        return out.add_(as_numbers(wire, torch.float32), alpha=alpha)
+    def nbytes(self, n: int) -> int:
+        return 4 * n
 
     def omega(self, n: int) -> float:
         return 0.0

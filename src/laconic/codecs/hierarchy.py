@@ -14,8 +14,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic import kernels
-from laconic.codecs.fused import Fused
 from laconic.core import arguments
+from laconic.core.codec import Codec
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
 from laconic.kernels.codebook.shapes import hierarchy_shape
@@ -24,7 +24,7 @@ MOST = 256
 
 
 @dataclass(frozen=True, repr=False)
-class Hierarchy(Fused):
+class Hierarchy(Codec):
     """The n magnitudes of a tensor, sorted, are cut into L = min(levels, n) groups of equal count.
 
     Wire: mean of each group float32 (L,), the largest first; then of each element [sign | group ceil(log2 L)
@@ -59,9 +59,7 @@ class Hierarchy(Fused):
             return kernels.sign_encode(x, segments)  # the same wire, and its mean to the last bit
         return kernels.hierarchy_encode(x, segments, self.levels)
 
-    def decode_segments_add_(
-        self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0
-    ) -> Tensor:
+    def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
         return kernels.hierarchy_add_(wire, segments, out, self.levels, alpha)
 
     def nbytes(self, n: int) -> int:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
-from laconic.codecs.fused import Fused
 from laconic.core import arguments
+from laconic.core.codec import Codec
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
 from laconic.kernels.codebook.shapes import powers_shape
@@ -27,7 +27,7 @@ MOST = 255
 
 
 @dataclass(frozen=True, repr=False)
-class Logquant(Fused):
+class Logquant(Codec):
     """With s = max |x|: q = round(log_base(s / |x|)); decoded as sign(x) * s * base^-q.
 
     Wire: s float32 (1,); then of each element [sign | level], level = levels - q in bit_length(levels) bits
@@ -58,7 +58,7 @@ class Logquant(Fused):
 
     def __post_init__(self) -> None:
         bounded = "there its error is bounded"
-        arguments.number("logquant: base", self.base, least=1.001, below=4, way_out=bounded)
+        arguments.number("logquant: base", self.base, least=1.001, below=4, hint=bounded)
         arguments.whole("logquant: levels", self.levels, 1, MOST)
 
     @property
@@ -69,9 +69,7 @@ class Logquant(Fused):
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
         return kernels.powers_encode(x, segments, powers_of(self.base, self.levels, 0.5))
 
-    def decode_segments_add_(
-        self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0
-    ) -> Tensor:
+    def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
         return kernels.powers_add_(wire, segments, out, powers_of(self.base, self.levels, 0.0), alpha)
 
     def nbytes(self, n: int) -> int:

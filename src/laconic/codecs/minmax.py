@@ -1,4 +1,4 @@
-"""Min-max: evenly spaced values between the least and the greatest element of each short bucket."""
+"""Min-max: evenly spaced values between the least and the greatest element of each short block."""
 
 from __future__ import annotations
 
@@ -9,33 +9,32 @@ from typing import ClassVar, Literal, get_args
 from torch import Tensor
 
 from laconic import kernels
-from laconic.codecs.fused import Fused
 from laconic.codecs.quantiser import longest
 from laconic.core import arguments
-from laconic.core.codec import LARGE, NORMAL
+from laconic.core.codec import LARGE, NORMAL, Codec
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
-from laconic.kernels.minmax import FARTHEST, LONGEST, WIDEST
+from laconic.kernels.minmax import FARTHEST, LONGEST, WIDEST, MinMaxForm
 
 Rounding = Literal["nearest", "stochastic"]
 ROUNDING = (1 + 2.0**-10, 2.0**-24)  # what float32 multiplies and adds, see the kernel's README
 
 
 @dataclass(frozen=True, repr=False)
-class MinMax(Fused):
+class MinMax(Codec):
     """The quantiser of CGX (Markov, Ramezanikebrya, Alistarh 2022, arXiv:2111.08617), as in its release [V].
 
         unit = (max - min) / (2^bits - 1);   level = floor((x - min) / unit + r);   value = min + unit * level
 
-    per bucket of `bucket` elements, with r = 1/2 (`rounding='nearest'`) or uniform in [0, 1) ('stochastic').
-    Unlike `qsgd` it spends no bit on signs, and its grid fits buckets whose mean is not zero; but only where
+    per block of `block` elements, with r = 1/2 (`rounding='nearest'`) or uniform in [0, 1) ('stochastic').
+    Unlike `qsgd` it spends no bit on signs, and its grid fits blocks whose mean is not zero; but only where
     an end of the range is zero is zero sure to stay zero.
 
-    Wire: [unit | min] float32 for each bucket, then the levels in 1 to 8 bits, padded to a byte: 8 ceil(n /
-    bucket) + ceil(n bits / 8) bytes. The release writes levels in groups of 8 bytes and aligns their end to
-    8. A range beyond +-2^126 is cut off there; a constant bucket is sent as it is. NaN and Inf raise
+    Wire: [unit | min] float32 for each block, then the levels in 1 to 8 bits, padded to a byte: 8 ceil(n /
+    block) + ceil(n bits / 8) bytes. The release writes levels in groups of 8 bytes and aligns their end to
+    8. A range beyond +-2^126 is cut off there; a constant block is sent as it is. NaN and Inf raise
     `NonFiniteError`.
-    Error, with m elements in a bucket and L = 2^bits - 1: at most (unit / 2)^2 an element, as its mean over
+    Error, with m elements in a block and L = 2^bits - 1: at most (unit / 2)^2 an element, as its mean over
     draws where stochastic, so omega = (m - 2) / (2 L^2), which -1, 0, ..., 0, 1 meets: 1.13 for 4 bits and
     512 elements. Gradients are far from it: 0.014 for normal ones, 0.028 where stochastic. That is unbiased;
     rounding to nearest is not, and takes error feedback where that is sure to settle, omega < 1. The release
@@ -49,7 +48,7 @@ class MinMax(Fused):
     """
 
     bits: int = 4
-    bucket: int = 512
+    block: int = 512
     rounding: Rounding = "nearest"
 
     paper: ClassVar[str] = "Markov et al. 2022, arXiv:2111.08617"
@@ -57,12 +56,12 @@ class MinMax(Fused):
     examples: ClassVar[tuple[str, ...]] = (
         "minmax()",
         "minmax(bits=8)",
-        "minmax(bits=3, bucket=100, rounding='stochastic')",
+        "minmax(bits=3, block=100, rounding='stochastic')",
     )
 
     def __post_init__(self) -> None:
         arguments.whole("minmax: bits", self.bits, 1, WIDEST)
-        arguments.whole("minmax: bucket", self.bucket, 1, LONGEST)
+        arguments.whole("minmax: block", self.block, 1, LONGEST)
         arguments.choice("minmax: rounding", self.rounding, get_args(Rounding))
 
     @property
@@ -78,19 +77,18 @@ class MinMax(Fused):
         return NORMAL[0], FARTHEST
 
     def nbytes(self, n: int) -> int:
-        return kernels.minmax_nbytes(n, self.bits, self.bucket)
+        return kernels.minmax_nbytes(n, self.bits, self.block)
 
     def omega(self, n: int) -> float:
-        m = longest(n, self.bucket)
+        m = longest(n, self.block)
         relative, absolute = ROUNDING
         return (m - 2) / (2 * (2**self.bits - 1) ** 2) * relative + absolute if m > 1 else 0.0
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
-        widths = (self.bits,) * len(segments)
-        return kernels.minmax_encode(x, segments, keys, widths, self.bucket, self.unbiased)
+        return kernels.minmax_encode(x, segments, keys, self._form(segments))
 
-    def decode_segments_add_(
-        self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0
-    ) -> Tensor:
-        widths = (self.bits,) * len(segments)
-        return kernels.minmax_add_(wire, segments, out, widths, self.bucket, alpha)
+    def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
+        return kernels.minmax_add_(wire, segments, out, self._form(segments), alpha)
+
+    def _form(self, segments: Segments) -> MinMaxForm:
+        return MinMaxForm((self.bits,) * len(segments), self.block, self.rounding)

@@ -13,14 +13,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic import kernels
-from laconic.codecs.fused import Fused
 from laconic.core import arguments
+from laconic.core.codec import Codec
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
 
 
 @dataclass(frozen=True, repr=False)
-class Natural(Fused):
+class Natural(Codec):
     """C(x) = sign(x) 2^(a+1) with probability p, else sign(x) 2^a, where |x| = 2^a (1 + p).
 
     Wire, a byte an element and with 9 bits the signs before them:
@@ -67,9 +67,7 @@ class Natural(Fused):
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
         return kernels.natural_encode(x, segments, keys, self.bits)
 
-    def decode_segments_add_(
-        self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0
-    ) -> Tensor:
+    def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
         return kernels.natural_add_(wire, segments, out, alpha, self.bits)
 
     def nbytes(self, n: int) -> int:

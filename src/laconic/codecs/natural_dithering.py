@@ -7,11 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from laconic.codecs import variance
-from laconic.codecs.quantiser import Measures, Quantiser, check_norm, longest
+from laconic.codecs.quantiser import Quantiser, check_norm, longest, variance
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
-from laconic.kernels.quantise.form import Form
+from laconic.kernels.quantise.form import Form, Measure
 
 
 @dataclass(frozen=True, repr=False)
@@ -23,7 +22,7 @@ class NaturalDithering(Quantiser):
 
     Wire: scales float32 (ceil(n / B),), one of the whole tensor for B = 0, then codes [sign | level] of
     1 + bit_length(s) bits, padded to a byte; 1 to 127 levels, of which 7 fill 4 bits.
-    Error, with m the longest bucket and t = 2^(1 - s): omega = max(1/8, (sqrt(1 + (m - 1) t^2) - 1) / 2) for
+    Error, with m the longest block and t = 2^(1 - s): omega = max(1/8, (sqrt(1 + (m - 1) t^2) - 1) / 2) for
     'max'; for 'l2', with r = t sqrt(m), r - 1 where r >= 9/4, else 1/8 + 2/9 r^2. Unbiased.
 
     >>> import torch
@@ -35,14 +34,14 @@ class NaturalDithering(Quantiser):
 
     levels: int = 7
     norm: str = "max"
-    bucket: int = 0
+    block: int = 0
 
     unbiased: ClassVar[bool] = True
     paper: ClassVar[str] = "Horvath et al. 2019, arXiv:1905.10988"
     status: ClassVar[Status] = "verified"
     examples: ClassVar[tuple[str, ...]] = (
         "natural_dithering()",
-        "natural_dithering(levels=8, bucket=100)",
+        "natural_dithering(levels=8, block=100)",
         "natural_dithering(levels=2, norm='l2')",
     )
 
@@ -52,10 +51,10 @@ class NaturalDithering(Quantiser):
 
     @property
     def form(self) -> Form:
-        return Form(self.levels, self.bucket, grid="powers")
+        return Form(self.levels, self.block, grid="powers")
 
-    def measures(self, x: Tensor, segments: Segments) -> Measures:
-        return {"norm": self.norm}
+    def measures(self, x: Tensor, segments: Segments) -> Measure:
+        return Measure(self.norm)
 
     def omega(self, n: int) -> float:
-        return variance.powers(longest(n, self.bucket), self.levels, self.norm)
+        return variance.powers(longest(n, self.block), self.levels, self.norm)

@@ -1,4 +1,4 @@
-"""NUQSGD: levels at powers of 2 of the norm of each bucket, dense where most entries are."""
+"""NUQSGD: levels at powers of 2 of the norm of each block, dense where most entries are."""
 
 from __future__ import annotations
 
@@ -7,45 +7,44 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from laconic.codecs import variance
-from laconic.codecs.quantiser import Measures, Quantiser, longest
+from laconic.codecs.quantiser import Quantiser, longest, variance
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
-from laconic.kernels.quantise.form import Form
+from laconic.kernels.quantise.form import Form, Measure
 
 
 @dataclass(frozen=True, repr=False)
 class NUQSGD(Quantiser):
     """NUQSGD (Ramezani-Kebrya, Faghri, Markov, Aksenov, Alistarh, Roy 2021, arXiv:1908.06077), p = 1/2.
 
-    Levels 0, 2^(1 - s), ..., 1/2, 1 of the L2 norm of each bucket. Against `qsgd(norm='l2')` of as many bits:
+    Levels 0, 2^(1 - s), ..., 1/2, 1 of the L2 norm of each block. Against `qsgd(norm='l2')` of as many bits:
     small entries, as nearly all are beside an L2 norm, keep their order of magnitude; large ones are coarser.
 
     Wire: scales float32 (ceil(n / B),), then codes [sign | level] of 1 + bit_length(s) bits, padded to a
-    byte; 1 to 127 levels. Error, with m the longest bucket and r = 2^(1 - s) sqrt(m): omega = r - 1 where
+    byte; 1 to 127 levels. Error, with m the longest block and r = 2^(1 - s) sqrt(m): omega = r - 1 where
     r >= 9/4, else 1/8 + 2/9 r^2. Unbiased.
 
     >>> import torch
-    >>> codec = NUQSGD(levels=3, bucket=0)
+    >>> codec = NUQSGD(levels=3, block=0)
     >>> wire = codec.encode(torch.tensor([0.0, -4.0, 0.0]))
     >>> wire.numel(), codec.decode(wire, 3).tolist()
     (6, [0.0, -4.0, 0.0])
     """
 
     levels: int = 7
-    bucket: int = 512
+    block: int = 512
 
     unbiased: ClassVar[bool] = True
     paper: ClassVar[str] = "Ramezani-Kebrya et al. 2021, arXiv:1908.06077"
     status: ClassVar[Status] = "verified"
-    examples: ClassVar[tuple[str, ...]] = ("nuqsgd()", "nuqsgd(levels=3, bucket=64)")
+    examples: ClassVar[tuple[str, ...]] = ("nuqsgd()", "nuqsgd(levels=3, block=64)")
 
     @property
     def form(self) -> Form:
-        return Form(self.levels, self.bucket, grid="powers")
+        return Form(self.levels, self.block, grid="powers")
 
-    def measures(self, x: Tensor, segments: Segments) -> Measures:
-        return {"norm": "l2"}
+    def measures(self, x: Tensor, segments: Segments) -> Measure:
+        return Measure("l2")
 
     def omega(self, n: int) -> float:
-        return variance.powers(longest(n, self.bucket), self.levels, "l2")
+        return variance.powers(longest(n, self.block), self.levels, "l2")

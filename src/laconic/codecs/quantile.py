@@ -16,8 +16,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic import kernels
-from laconic.codecs.fused import Fused
 from laconic.core import arguments
+from laconic.core.codec import Codec
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
 from laconic.kernels.codebook.shapes import quantile_shape
@@ -26,7 +26,7 @@ MOST = 1 << 16
 
 
 @dataclass(frozen=True, repr=False)
-class Quantile(Fused):
+class Quantile(Codec):
     """The n values of a tensor, sorted, are cut into B = min(bins, n) bins, by share below zero and not.
 
     Wire: mean of each bin float32 (B,), ascending; then the bin of each element in ceil(log2 B) bits:
@@ -59,9 +59,7 @@ class Quantile(Fused):
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
         return kernels.quantile_encode(x, segments, self.bins)
 
-    def decode_segments_add_(
-        self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0
-    ) -> Tensor:
+    def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
         return kernels.quantile_add_(wire, segments, out, self.bins, alpha)
 
     def nbytes(self, n: int) -> int:

@@ -13,8 +13,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic import kernels
-from laconic.codecs.fused import Fused
 from laconic.core import arguments
+from laconic.core.codec import Codec
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
 
@@ -22,7 +22,7 @@ MOST = 1 << 30  # elements of a block
 
 
 @dataclass(frozen=True, repr=False)
-class Sign(Fused):
+class Sign(Codec):
     """C(x) = mean |x| * sign(x), block by block; blocks of `block` elements, the last one shorter.
 
     Wire: mean magnitudes float32 (ceil(n / block),), sign bits (ceil(n / 8) bytes; 1 is negative, the first
@@ -56,9 +56,7 @@ class Sign(Fused):
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
         return kernels.sign_encode(x, segments, self.block)
 
-    def decode_segments_add_(
-        self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0
-    ) -> Tensor:
+    def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
         return kernels.sign_add_(wire, segments, out, alpha, self.block)
 
     def nbytes(self, n: int) -> int:

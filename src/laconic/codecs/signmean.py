@@ -12,14 +12,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic import kernels
-from laconic.codecs.fused import Fused
 from laconic.codecs.sign import lost
+from laconic.core.codec import Codec
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
 
 
 @dataclass(frozen=True, repr=False)
-class SignMean(Fused):
+class SignMean(Codec):
     """C(x) = mean |x| * sign(x), tensor by tensor: `sign` with one block of any length.
 
     Wire: mean magnitude float32 (1,), sign bits (ceil(n / 8) bytes; 1 is negative, the first is the lowest
@@ -46,9 +46,7 @@ class SignMean(Fused):
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
         return kernels.sign_encode(x, segments)
 
-    def decode_segments_add_(
-        self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0
-    ) -> Tensor:
+    def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
         return kernels.sign_add_(wire, segments, out, alpha)
 
     def nbytes(self, n: int) -> int:

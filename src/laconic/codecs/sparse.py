@@ -11,18 +11,10 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.codecs.dense import Dense
-from laconic.codecs.framing import (
-    as_bytes,
-    as_numbers,
-    counts_bytes,
-    keys_bytes,
-    take,
-    take_counts,
-    take_keys,
-)
 from laconic.codecs.indices.raw32 import Raw32
-from laconic.core.codec import Codec, check_input
+from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
+from laconic.core.framing import counts_bytes, keys_bytes, read_counts, read_keys, read_positions
 from laconic.core.layout import Layout, Segments
 from laconic.core.selector import IndexCoding, Selector
 from laconic.core.turn import Turn
@@ -93,16 +85,6 @@ class Sparse(Codec):
             return self
         return replace(self, select=select, values=values)
 
-    def encode(self, x: Tensor, key: int = 0) -> Tensor:
-        check_input(x, key)
-        return self.encode_segments(x, Segments.whole(x.numel()), (key,))
-
-    def decode_add_(self, wire: Tensor, out: Tensor, alpha: float = 1.0) -> Tensor:
-        return self.decode_segments_add_(wire, Segments.whole(out.numel()), out, alpha)
-
-    def clear_(self, wire: Tensor, memory: Tensor) -> Tensor:
-        return self.clear_segments_(wire, Segments.whole(memory.numel()), memory)
-
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
         return self._message(x, segments, keys, keys)
 
@@ -120,12 +102,10 @@ class Sparse(Codec):
         if self.select.replayable:
             return torch.cat([keys_bytes(keys).to(x.device), values])
         positions = self.indices.encode(indices, counts, segments)
-        length = as_bytes(torch.tensor([positions.numel()], dtype=torch.int64))[:4]
-        return torch.cat([torch.cat([counts_bytes(counts), length]).to(x.device), positions, values])
+        head = torch.cat([counts, torch.tensor([positions.numel()])])
+        return torch.cat([counts_bytes(head).to(x.device), positions, values])
 
-    def decode_segments_add_(
-        self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0
-    ) -> Tensor:
+    def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
         indices, counts, rest = self._positions(wire, segments)
         units = Segments.consecutive(counts.tolist())
         values = torch.zeros(indices.numel(), dtype=torch.float32, device=out.device)
@@ -139,20 +119,18 @@ class Sparse(Codec):
     def _positions(self, wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor, Tensor]:
         """Indices int32 (K,), counts int64 (s,) and the bytes of the values. All of the wire is untrusted."""
         if self.select.replayable:
-            keys, rest = take_keys(wire, segments)
+            keys, rest = read_keys(wire, segments)
             indices, counts = self.select.select_segments(wire, segments, keys)
             return indices, counts, rest
-        counts, rest = take_counts(wire, segments)
-        head, rest = take(rest, 4, "the length of the positions")
-        length = int(as_numbers(head.cpu(), torch.int32)) & 0xFFFFFFFF
-        positions, rest = take(rest, length, "the positions")
+        counts, rest = read_counts(wire, segments)
+        positions, rest = read_positions(rest)
         return self.indices.decode(positions, counts, segments), counts, rest
 
     def nbytes(self, n: int) -> int:
         return self.message_nbytes(Segments.whole(n))
 
     def message_nbytes(self, segments: Segments) -> int:
-        most = [self.select.most(size) for size in segments.sizes]
+        most = [self.select.max_count(size) for size in segments.sizes]
         values = self.values.message_nbytes(Segments.consecutive(most))
         if self.select.replayable:
             return 8 * len(segments) + values
@@ -160,7 +138,7 @@ class Sparse(Codec):
         return 4 * len(segments) + 4 + positions + values
 
     def omega(self, n: int) -> float:
-        left, lost = self.select.omega(n), self.values.omega(self.select.most(n))
+        left, lost = self.select.omega(n), self.values.omega(self.select.max_count(n))
         return left + lost * (1 - left) if lost <= 1 else max(lost, left)
 
     @property
@@ -168,5 +146,5 @@ class Sparse(Codec):
         return self.values.normal
 
     def absolute_error(self, n: int) -> float | None:
-        left, lost = self.select.absolute_error(n), self.values.absolute_error(self.select.most(n))
+        left, lost = self.select.absolute_error(n), self.values.absolute_error(self.select.max_count(n))
         return None if left is None or lost is None else left + lost

@@ -7,11 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from laconic.codecs import variance
-from laconic.codecs.quantiser import Measures, Quantiser, check_clip
+from laconic.codecs.quantiser import Quantiser, check_clip, variance
 from laconic.core.layout import Segments
 from laconic.core.spec import Status
-from laconic.kernels.quantise.form import Form
+from laconic.kernels.quantise.form import Form, Measure
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,8 +65,8 @@ class Ternary(Quantiser):
     def form(self) -> Form:
         return Form(levels=1, packing=self.packing)
 
-    def measures(self, x: Tensor, segments: Segments) -> Measures:
-        return {"norm": "max", "clip": self.clip}
+    def measures(self, x: Tensor, segments: Segments) -> Measure:
+        return Measure(clip=self.clip)
 
     def omega(self, n: int) -> float:
         return variance.clipped(n, self.clip) if self.clip else variance.uniform(n, 1, "max")

@@ -1,0 +1,1 @@
+"""Comm: the only door to other ranks."""

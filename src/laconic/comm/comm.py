@@ -1,8 +1,7 @@
-"""Comm: the only door to other ranks.
+"""Comm: the only interface to other ranks.
 
-Every collective is called by all ranks in one order. Tensors stay on their device. `Metered` wraps any Comm
-and counts; reducers see no other interface, so they run unchanged over torch.distributed, threads, or a
-test.
+All ranks call every collective, in one order. Tensors stay on their device. `Metered` wraps any Comm and
+counts. Reducers see no other interface, so they run unchanged over torch.distributed, threads or a test.
 """
 
 from __future__ import annotations
@@ -19,57 +18,119 @@ ReduceOp = Literal["sum", "max", "min"]
 
 
 class Comm(ABC):
-    """A group of `size` ranks, seen from `rank`."""
+    """A group of `size` ranks, seen from `rank`.
+
+    Attributes:
+        rank: This rank's number in the group, 0 to size - 1.
+        size: The number of ranks.
+    """
 
     rank: int
     size: int
 
     @property
-    def seats(self) -> Sequence[int]:
-        """The number that each rank had before any was lost, ascending: by it a rank has its machine."""
+    def original_ranks(self) -> Sequence[int]:
+        """The number that each rank had before any rank was lost, ascending; it decides a rank's machine."""
         return range(self.size)
 
     @property
-    def began(self) -> int:
-        """How many ranks there were before any was lost."""
+    def original_size(self) -> int:
+        """The number of ranks before any was lost."""
         return self.size
 
     @abstractmethod
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
-        """x (n,) becomes the sum (max, min) over ranks, in place and bit-identical on all; returns x."""
+        """Reduce x over ranks, in place, with a result that is bit-identical on all.
+
+        Args:
+            x: A tensor (n,), of the same shape and dtype on all ranks.
+            op: "sum" (default), "max" or "min".
+
+        Returns:
+            x.
+
+        Raises:
+            PeerError: A peer has failed or left.
+        """
 
     def begin_all_reduce(self, x: Tensor) -> Callable[[], Tensor]:
-        """Begin a sum that goes on by itself, if this group can; the call that is returned ends it.
+        """Start a sum that runs in the background, if the backend can do that; here, it runs at the end.
 
-        Until then nobody may touch x. Sums begin in one order on all ranks, and end in one order. Here: all
-        of it happens at the end.
+        All ranks start their sums in one order, and end them in one order.
+
+        Args:
+            x: A tensor (n,). Leave it alone until the sum has ended.
+
+        Returns:
+            A function that waits for the sum and returns x.
         """
         return lambda: self.all_reduce(x)
 
     @abstractmethod
     def reduce_scatter(self, chunks: Sequence[Tensor]) -> Tensor:
-        """`chunks[r]` goes to rank r: the sum over ranks of the chunks meant for this rank."""
+        """Send `chunks[r]` to rank r; add up the chunks for this rank.
+
+        Args:
+            chunks: One tensor for each rank; all chunks for one rank have one shape.
+
+        Returns:
+            The sum over ranks of the chunks for this rank, in rank order.
+        """
 
     @abstractmethod
     def all_gather(self, x: Tensor) -> list[Tensor]:
-        """Every rank's x (m_r,), in rank order. Lengths may differ; dtype may not."""
+        """Send x to every rank.
+
+        Args:
+            x: A tensor (m_r,). Its length may differ between ranks; its dtype may not.
+
+        Returns:
+            Every rank's x, in rank order.
+        """
 
     @abstractmethod
     def all_to_all(self, chunks: Sequence[Tensor]) -> list[Tensor]:
-        """`chunks[r]` goes to rank r: the chunks that came here, in rank order. Lengths may differ."""
+        """Send `chunks[r]` to rank r.
+
+        Args:
+            chunks: One tensor (m,) for each rank. Lengths may differ; dtypes may not.
+
+        Returns:
+            The chunks for this rank, in rank order of their senders.
+        """
 
     @abstractmethod
     def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
-        """x becomes the root's x, in place, equal shape on all; returns x."""
+        """Copy the root's x to every rank, in place.
+
+        Args:
+            x: A tensor of the same shape and dtype on all ranks.
+            root: The rank that sends; default: 0.
+
+        Returns:
+            x.
+        """
 
     @abstractmethod
     def exchange(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> None:
-        """Send `sends[peer]` and fill `recvs[peer]` in place, all at once; both sides know the shapes."""
+        """Send and receive point to point, all at once.
+
+        Args:
+            sends: The tensor for each peer, by rank.
+            recvs: Where to put the tensor of each peer, by rank: the shape and dtype that it sends.
+        """
 
     @abstractmethod
     def split(self, color: int) -> Comm:
-        """The group of the ranks that give the same color, ranked as here. Called by all."""
+        """Split the group. Called by all ranks.
+
+        Args:
+            color: Ranks with the same color form a group, in the order of their ranks here.
+
+        Returns:
+            The new group of this rank.
+        """
 
     @abstractmethod
     def counter(self) -> Counter:
-        """A number that this group shares, from 0, another one at each call. Called by all."""
+        """A new counter from 0, shared by the group. Called by all ranks."""

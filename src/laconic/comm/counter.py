@@ -1,4 +1,4 @@
-"""Counter: a whole number that the ranks of a group share, and that each adds to when it likes."""
+"""Counter: a whole number that the ranks of a group share, and that each may add to at any time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from laconic.core.errors import PeerError
 
 
 class Counter(ABC):
-    """Begins at 0. No rank waits for another."""
+    """Starts at 0. No rank waits for another."""
 
     @abstractmethod
     def add(self, amount: int) -> int:
-        """Add this much, at once and undivided; the number after that. 0 asks only."""
+        """Add this much in one atomic step; returns the new value. 0 only reads."""
 
 
 class SharedCounter(Counter):
-    """One of threads of one process.
+    """A counter for the threads of one process.
 
     >>> tickets = SharedCounter()
     >>> tickets.add(1), tickets.add(2), tickets.add(0)
@@ -36,9 +36,9 @@ class SharedCounter(Counter):
 
 
 class StoreCounter(Counter):
-    """A key of torch's store: each call is one question to the process that holds it, and its answer.
+    """A key of torch's store: each call is one round trip to the process that holds the store.
 
-    Raises `PeerError` where that process has gone.
+    Raises `PeerError` if that process has ended.
     """
 
     def __init__(self, store: Store, key: str) -> None:
@@ -48,5 +48,5 @@ class StoreCounter(Counter):
         try:
             value: int = self._store.add(self._key, amount)
         except RuntimeError as error:
-            raise PeerError(f"the store that counts has gone: {error}") from error
+            raise PeerError(f"the store of the counter is gone: {error}") from error
         return value

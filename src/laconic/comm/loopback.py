@@ -1,8 +1,8 @@
 """Loopback: ranks as threads of one process, for tests and for a group of one.
 
-A collective is two meetings of all ranks: at the first each has laid down what it gives, at the second each
-has copied what it takes. In between nobody writes, so tensors are shared without a lock. Sums run in rank
-order in the tensor's own dtype: every rank does the same additions, and the result is bit-identical on all.
+A collective has two barriers: before the first, each rank puts its tensors on a table; before the second, it
+copies what it needs. In between no rank writes, so tensors need no lock. Sums run in rank order, in the
+tensor's own dtype: every rank does the same additions, and the result is bit-identical on all.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ COMBINE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maxi
 class Loopback(Comm):
     """One rank of a group of threads. `Loopback.run` starts the threads.
 
+    Args:
+        room: Where the threads of the group exchange tensors; made by `Loopback.world`.
+        rank: This rank's number.
+
     >>> Loopback.run(3, lambda comm: comm.all_reduce(torch.tensor([comm.rank + 1.0])).item())
     [6.0, 6.0, 6.0]
     """
@@ -34,27 +38,43 @@ class Loopback(Comm):
 
     @classmethod
     def world(cls, size: int, timeout_s: float = 60.0) -> list[Loopback]:
-        """A new group, one object a rank; `world(1)[0]` is a rank that is alone."""
+        """A new group.
+
+        Args:
+            size: The number of ranks.
+            timeout_s: Seconds that a rank waits for the others in one collective; default: 60.
+
+        Returns:
+            One object for each rank; `world(1)[0]` is a group of one.
+        """
         room = _Room(size, timeout_s)
         return [cls(room, rank) for rank in range(size)]
 
     @classmethod
     def run(cls, size: int, fn: Callable[[Loopback], T], timeout_s: float = 60.0) -> list[T]:
-        """fn(comm) on `size` threads; the results in rank order.
+        """Call a function on every rank of a new group.
 
-        The first exception ends the waiting of all others and is raised again here, its message led by its
-        rank. `timeout_s` limits how long a rank waits for the others in one collective.
+        Args:
+            size: The number of ranks, each a thread.
+            fn: Called with its rank's `Loopback`.
+            timeout_s: Seconds that a rank waits for the others in one collective; default: 60.
+
+        Returns:
+            The results in rank order.
+
+        Raises:
+            Exception: The first exception of any rank, with the rank before its message; the others stop.
         """
         comms = cls.world(size, timeout_s)
         room, results = comms[0].room, [None] * size
 
-        def play(comm: Loopback) -> None:
+        def run_rank(comm: Loopback) -> None:
             try:
                 results[comm.rank] = fn(comm)  # type: ignore[call-overload]
             except BaseException as error:
                 room.fail(comm.rank, error)
 
-        threads = [threading.Thread(target=play, args=(comm,), daemon=True) for comm in comms]
+        threads = [threading.Thread(target=run_rank, args=(comm,), daemon=True) for comm in comms]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -71,10 +91,10 @@ class Loopback(Comm):
     def reduce_scatter(self, chunks: Sequence[Tensor]) -> Tensor:
         self._check(chunks)
 
-        def take(given: list[Sequence[Tensor]]) -> Tensor:
+        def read(given: list[Sequence[Tensor]]) -> Tensor:
             return _combined([each[self.rank] for each in given])
 
-        return self._share("reduce_scatter", chunks, take)
+        return self._share("reduce_scatter", chunks, read)
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
         return self._share("all_gather", x, lambda given: [each.clone() for each in given])
@@ -87,43 +107,43 @@ class Loopback(Comm):
         return x.copy_(self._share("broadcast", x, lambda given: given[root].clone()))
 
     def exchange(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> None:
-        def take(given: list[Mapping[int, Tensor]]) -> dict[int, Tensor]:
+        def read(given: list[Mapping[int, Tensor]]) -> dict[int, Tensor]:
             for peer, room in recvs.items():
-                came = given[peer].get(self.rank)
-                if came is None:
-                    raise PeerError(f"rank {self.rank} waits for rank {peer}, which sends it nothing")
-                _check_shapes(came, room)
+                received = given[peer].get(self.rank)
+                if received is None:
+                    raise PeerError(f"rank {self.rank} waits for rank {peer}, which sends nothing to it")
+                _check_shapes(received, room)
             return {peer: given[peer][self.rank].clone() for peer in recvs}
 
-        for peer, came in self._share("exchange", sends, take).items():
-            recvs[peer].copy_(came)
+        for peer, received in self._share("exchange", sends, read).items():
+            recvs[peer].copy_(received)
 
     def split(self, color: int) -> Loopback:
-        def take(given: list[tuple[int, dict[int, _Room]]]) -> Loopback:
+        def read(given: list[tuple[int, dict[int, _Room]]]) -> Loopback:
             peers = [rank for rank, (each, _) in enumerate(given) if each == color]
             rooms = given[0][1]  # rank 0's dictionary is the one that all use
             room = rooms.setdefault(color, _Room(len(peers), self.room.timeout_s, self.room.world))
             return Loopback(room, peers.index(self.rank))
 
-        return self._share("split", (color, {}), take)
+        return self._share("split", (color, {}), read)
 
     def counter(self) -> Counter:
-        def take(given: list[Counter]) -> Counter:
+        def read(given: list[Counter]) -> Counter:
             return given[0]
 
-        return self._share("counter", SharedCounter(), take)
+        return self._share("counter", SharedCounter(), read)
 
-    def _share(self, name: str, given: Any, take: Callable[[list[Any]], T]) -> T:
-        """Lay down `given`, and take from what all ranks have laid down."""
+    def _share(self, name: str, given: Any, read: Callable[[list[Any]], T]) -> T:
+        """Put `given` on the table, and call `read` with what all ranks have put there."""
         room = self.room
         room.table[self.rank] = (name, given)
         self._meet(name)
         others = {each for each, _ in room.table}
         if others != {name}:
             raise PeerError(f"rank {self.rank} calls {name} while another calls {min(others - {name})}")
-        taken = take([each for _, each in room.table])
+        result = read([each for _, each in room.table])
         self._meet(name)
-        return taken
+        return result
 
     def _meet(self, name: str) -> None:
         try:
@@ -133,17 +153,17 @@ class Loopback(Comm):
             reason = (
                 f"rank {failure[0]} failed: {failure[1]}"
                 if failure
-                else f"not all {self.size} ranks came within {self.room.timeout_s} s"
+                else f"not all {self.size} ranks arrived within {self.room.timeout_s} s"
             )
             raise PeerError(f"rank {self.rank}, {name}: {reason}") from None
 
     def _check(self, chunks: Sequence[Tensor]) -> None:
         if len(chunks) != self.size:
-            raise ValueError(f"rank {self.rank}: one chunk a rank is {self.size} chunks, got {len(chunks)}")
+            raise ValueError(f"rank {self.rank}: chunks must be {self.size}, one a rank, got {len(chunks)}")
 
 
 class _Room:
-    """Where the threads of one group meet. Rooms made by `split` share the fate of their world."""
+    """Where the threads of one group meet. If a rank fails, all rooms that `split` has made fail with it."""
 
     def __init__(self, size: int, timeout_s: float, world: _Room | None = None) -> None:
         self.size, self.timeout_s = size, timeout_s
@@ -156,14 +176,14 @@ class _Room:
         self.world.join(self)
 
     def join(self, room: _Room) -> None:
-        """Tie a room to this world."""
+        """Add a room to this world."""
         with self.lock:
             self.rooms.append(room)
             if self.failure is not None:
                 room.barrier.abort()
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """Keep the first failure of this world and free everybody who waits in it."""
+        """Keep the first failure of this world, and wake all ranks that wait in it."""
         with self.lock:
             self.failure = self.failure or (rank, error)
             for room in self.rooms:
@@ -185,7 +205,7 @@ def _check_shapes(one: Tensor, other: Tensor) -> None:
 
 
 def _named(rank: int, error: BaseException) -> BaseException:
-    """The same exception, its message led by the rank that raised it."""
+    """The same exception, with the rank that raised it before its message."""
     text = str(error)
     if len(error.args) <= 1 and not text.startswith(f"rank {rank}"):
         error.args = (f"rank {rank}: {text}",)

@@ -1,4 +1,4 @@
-"""Which ranks share a machine: as `torchrun` tells every process, or so many ranks in a row."""
+"""Which ranks share a machine: as torchrun has set it, or equally many consecutive ranks on each."""
 
 from __future__ import annotations
 
@@ -11,53 +11,53 @@ import torch
 from laconic.comm.comm import Comm
 from laconic.core.errors import SpecError
 
-TOLD = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # what torchrun sets in the environment
-WAY_OUT = "set local= to the number of ranks a machine"
+TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # what torchrun sets in the environment
+HINT = "set ranks_per_node= to the number of ranks per machine"
 
 
-def machines(comm: Comm, local: int = 0, environment: Mapping[str, str] | None = None) -> list[int]:
+def machines(comm: Comm, ranks_per_node: int = 0, environment: Mapping[str, str] | None = None) -> list[int]:
     """The number of each rank's machine, in rank order; machines are numbered by their first ranks.
 
-    `local`: how many ranks in a row shared a machine before any was lost; 0 asks the environment of every
-    rank, and is called by all ranks. Raises `SpecError`, on every rank alike, where the ranks do not divide
-    or do not fit together.
+    `ranks_per_node`: consecutive ranks that shared a machine before any was lost; 0 gathers torchrun's
+    variables from the environment of every rank, so all ranks call it. Raises `SpecError` on every rank if
+    the ranks do not divide, or if the environments contradict each other.
 
     >>> from laconic.comm.loopback import Loopback
-    >>> machines(Loopback.world(4)[0], local=2)
+    >>> machines(Loopback.world(4)[0], ranks_per_node=2)
     [0, 0, 1, 1]
     """
-    if local:
-        if comm.began % local:
+    if ranks_per_node:
+        if comm.original_size % ranks_per_node:
             raise SpecError(
-                f"local={local} does not divide the {comm.began} ranks of this group: {WAY_OUT},"
-                " or local=0 to take it from torchrun"
+                f"ranks_per_node={ranks_per_node} does not divide the {comm.original_size} ranks of this"
+                f" group: {HINT}, or ranks_per_node=0 to take it from torchrun"
             )
-        firsts = list(dict.fromkeys(seat // local for seat in comm.seats))
-        return [firsts.index(seat // local) for seat in comm.seats]
-    own = _told(os.environ if environment is None else environment)
-    heard = [tuple(each.tolist()) for each in comm.all_gather(torch.tensor(own, dtype=torch.int64))]
-    for rank, (_, place, size) in enumerate(heard):
+        firsts = list(dict.fromkeys(rank // ranks_per_node for rank in comm.original_ranks))
+        return [firsts.index(rank // ranks_per_node) for rank in comm.original_ranks]
+    own = _from_environment(os.environ if environment is None else environment)
+    places = [tuple(each.tolist()) for each in comm.all_gather(torch.tensor(own, dtype=torch.int64))]
+    for rank, (_, place, size) in enumerate(places):
         if not 0 <= place < size:
             raise SpecError(
-                f"rank {rank} does not know its machine: {', '.join(TOLD)} are not all set in its"
-                f" environment, or do not fit; start with torchrun, or {WAY_OUT}"
+                f"rank {rank} does not know its machine: {', '.join(TORCHRUN_VARIABLES)} are not all set in"
+                f" its environment, or do not fit; start with torchrun, or {HINT}"
             )
-    homes = sorted({(first, size) for first, _, size in heard})
+    homes = sorted({(first, size) for first, _, size in places})
     shared = any(first + size > other for (first, size), (other, _) in pairwise(homes))
-    if shared or len(set(heard)) < len(heard):
+    if shared or len(set(places)) < len(places):
         raise SpecError(
-            f"machines overlap: they begin at ranks {[first for first, _, _ in heard]} (RANK - LOCAL_RANK, as"
-            f" each rank says) and have {[size for _, _, size in heard]} (LOCAL_WORLD_SIZE); number ranks"
-            f" machine by machine, as torchrun does, or {WAY_OUT}"
+            f"machines overlap: they start at ranks {[first for first, _, _ in places]} (RANK - LOCAL_RANK"
+            f" of each rank) and have {[size for _, _, size in places]} ranks (LOCAL_WORLD_SIZE); number"
+            f" ranks machine by machine, as torchrun does, or {HINT}"
         )
-    firsts = list(dict.fromkeys(first for first, _, _ in heard))
-    return [firsts.index(first) for first, _, _ in heard]
+    firsts = list(dict.fromkeys(first for first, _, _ in places))
+    return [firsts.index(first) for first, _, _ in places]
 
 
-def _told(environment: Mapping[str, str]) -> tuple[int, int, int]:
-    """The first rank of this machine, this rank's place there, and how many there are; size 0 if unknown."""
+def _from_environment(environment: Mapping[str, str]) -> tuple[int, int, int]:
+    """The first rank of this machine, this rank's place there, and its number of ranks, 0 if unknown."""
     try:
-        rank, place, size = (int(environment[name]) for name in TOLD)
+        rank, place, size = (int(environment[name]) for name in TORCHRUN_VARIABLES)
     except (KeyError, ValueError):
         return 0, 0, 0
     return rank - place, place, size

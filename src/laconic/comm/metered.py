@@ -1,8 +1,8 @@
 """Metered: counts the bytes and seconds of any Comm.
 
-Payload is what the caller hands over or gets, once, whatever the collective makes of it:
+Payload is what the caller sends or receives, counted once, however the collective works:
 
-    collective       payload sent            payload received           messages of rank r (see `link`)
+    collective       payload sent            payload received           messages of rank r (see `wire_model`)
     all_reduce       x                       the result                 2(N-1)/N of x each way
     all_gather       x                       the others' x              x to each other rank
     reduce_scatter   chunks for others       the result                 one chunk to each other rank
@@ -10,8 +10,8 @@ Payload is what the caller hands over or gets, once, whatever the collective mak
     broadcast        x on the root           x elsewhere                x to its children in a tree
     exchange         what goes to others     what comes from others     one to each peer
 
-all_gather and all_to_all also tell 8 bytes of length to each other rank. Wire is the messages on a TCP/IP
-link, with headers and acknowledgements: those of `TorchComm` on gloo, also where another Comm is wrapped.
+all_gather and all_to_all also send 8 bytes of length to each other rank. Wire is the messages on a TCP/IP
+link, with headers and acknowledgements: those of `TorchComm` on gloo, even if another Comm is wrapped.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from functools import reduce
 
 from torch import Tensor
 
-from laconic.comm import link
+from laconic.comm import wire_model as link
 from laconic.comm.comm import Comm, ReduceOp
 from laconic.comm.counter import Counter
-from laconic.comm.link import Link, Messages
+from laconic.comm.wire_model import Messages, PacketModel
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Tally:
     calls: int = 0
     payload_sent: int = 0
     payload_received: int = 0
-    wire_sent: int = 0
-    wire_received: int = 0
+    network_sent: int = 0
+    network_received: int = 0
     seconds: float = 0.0
 
     def plus(self, other: Tally) -> Tally:
@@ -48,21 +48,26 @@ class Tally:
             self.calls + other.calls,
             self.payload_sent + other.payload_sent,
             self.payload_received + other.payload_received,
-            self.wire_sent + other.wire_sent,
-            self.wire_received + other.wire_received,
+            self.network_sent + other.network_sent,
+            self.network_received + other.network_received,
             self.seconds + other.seconds,
         )
 
 
 @dataclass(frozen=True)
 class Meter(Tally):
-    """The sum of all collectives; `parts` has each by (phase, collective)."""
+    """The sum of all collectives; `parts` holds each one by (phase, collective)."""
 
     parts: Mapping[tuple[str, str], Tally] = field(default_factory=dict)
 
 
 class Metered(Comm):
-    """`comm`, counted. The groups that `split` makes are counted here too; making them is not.
+    """Counts another Comm. The groups that `split` makes are counted here too; making them is not.
+
+    Args:
+        comm: The Comm that does the work.
+        clock: A function that returns seconds; default: `time.perf_counter`.
+        link: The packets of the link; default: those of Ethernet with an MTU of 1500 bytes.
 
     >>> import torch
     >>> from laconic.comm.loopback import Loopback
@@ -72,33 +77,33 @@ class Metered(Comm):
     """
 
     def __init__(
-        self, comm: Comm, clock: Callable[[], float] = time.perf_counter, link: Link | None = None
+        self, comm: Comm, clock: Callable[[], float] = time.perf_counter, link: PacketModel | None = None
     ) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
-        self._books = _Books(clock, link or Link())
+        self._books = _Books(clock, link or PacketModel())
 
     @property
-    def seats(self) -> Sequence[int]:
-        return self.comm.seats
+    def original_ranks(self) -> Sequence[int]:
+        return self.comm.original_ranks
 
     @property
-    def began(self) -> int:
-        return self.comm.began
+    def original_size(self) -> int:
+        return self.comm.original_size
 
     def snapshot(self) -> Meter:
-        """What was counted so far. Any thread may ask."""
+        """The counts so far. Any thread may call it."""
         with self._books.lock:
             parts = dict(self._books.parts)
         return Meter(**vars(reduce(Tally.plus, parts.values(), Tally())), parts=parts)
 
     def reset(self) -> None:
-        """Start again from nothing."""
+        """Start again from zero."""
         with self._books.lock:
             self._books.parts.clear()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the collectives inside under this name. For the thread that communicates; they nest."""
+        """Count the collectives inside under this name. For the communicating thread; phases nest."""
         outer, self._books.phase = self._books.phase, name
         try:
             yield
@@ -106,93 +111,93 @@ class Metered(Comm):
             self._books.phase = outer
 
     def mark(self) -> None:
-        """From here on counts what `since_mark` tells."""
+        """Start the interval that `since_mark` reports."""
         self._books.first, self._books.busy = None, 0.0
 
     def since_mark(self) -> tuple[float | None, float]:
-        """When the first collective after the mark began, if any did, and the seconds spent in all."""
+        """The start of the first collective after the mark, or None, and the seconds spent in all."""
         return self._books.first, self._books.busy
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
-        began, n = self._books.clock(), x.nbytes
+        start, n = self._books.clock(), x.nbytes
         result = self.comm.all_reduce(x, op)
-        self._books.enter("all_reduce", began, n, n, link.all_reduce(n, self.size))
+        self._books.enter("all_reduce", start, n, n, link.all_reduce(n, self.size))
         return result
 
     def begin_all_reduce(self, x: Tensor) -> Callable[[], Tensor]:
-        """Counted when it ends, with the seconds that its end takes."""
+        """Counted when it ends, with the seconds that the caller waits for it."""
         wait = self.comm.begin_all_reduce(x)
 
         def end() -> Tensor:
-            began, n = self._books.clock(), x.nbytes
+            start, n = self._books.clock(), x.nbytes
             result = wait()
-            self._books.enter("all_reduce", began, n, n, link.all_reduce(n, self.size))
+            self._books.enter("all_reduce", start, n, n, link.all_reduce(n, self.size))
             return result
 
         return end
 
     def reduce_scatter(self, chunks: Sequence[Tensor]) -> Tensor:
-        began = self._books.clock()
+        start = self._books.clock()
         result = self.comm.reduce_scatter(chunks)
         going = self._others(chunks)
         messages = link.direct(going, [result.nbytes] * (self.size - 1))
-        self._books.enter("reduce_scatter", began, sum(going), result.nbytes, messages)
+        self._books.enter("reduce_scatter", start, sum(going), result.nbytes, messages)
         return result
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
-        began = self._books.clock()
-        came = self.comm.all_gather(x)
-        coming = self._others(came)
+        start = self._books.clock()
+        received = self.comm.all_gather(x)
+        coming = self._others(received)
         messages = link.direct([x.nbytes] * (self.size - 1), coming, lengths=self.size - 1)
-        self._books.enter("all_gather", began, x.nbytes, sum(coming), messages)
-        return came
+        self._books.enter("all_gather", start, x.nbytes, sum(coming), messages)
+        return received
 
     def all_to_all(self, chunks: Sequence[Tensor]) -> list[Tensor]:
-        began = self._books.clock()
-        came = self.comm.all_to_all(chunks)
-        going, coming = self._others(chunks), self._others(came)
+        start = self._books.clock()
+        received = self.comm.all_to_all(chunks)
+        going, coming = self._others(chunks), self._others(received)
         messages = link.direct(going, coming, lengths=self.size - 1)
-        self._books.enter("all_to_all", began, sum(going), sum(coming), messages)
-        return came
+        self._books.enter("all_to_all", start, sum(going), sum(coming), messages)
+        return received
 
     def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
-        began, n = self._books.clock(), x.nbytes
+        start, n = self._books.clock(), x.nbytes
         self.comm.broadcast(x, root)
         place = (self.rank - root) % self.size
         messages = link.broadcast(n, self.size, place)
-        self._books.enter("broadcast", began, n * (place == 0), n * (place != 0), messages)
+        self._books.enter("broadcast", start, n * (place == 0), n * (place != 0), messages)
         return x
 
     def exchange(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> None:
-        began = self._books.clock()
+        start = self._books.clock()
         self.comm.exchange(sends, recvs)
         going, coming = (
             [x.nbytes for peer, x in tensors.items() if peer != self.rank] for tensors in (sends, recvs)
         )
-        self._books.enter("exchange", began, sum(going), sum(coming), link.direct(going, coming))
+        self._books.enter("exchange", start, sum(going), sum(coming), link.direct(going, coming))
 
     def split(self, color: int) -> Metered:
         return self.over(self.comm.split(color))
 
     def counter(self) -> Counter:
-        """The Comm's own: what its questions cost is not counted."""
+        """The Comm's own counter: its calls are not counted."""
         return self.comm.counter()
 
     def over(self, comm: Comm) -> Metered:
-        """Another Comm that is counted here too."""
+        """Another Comm, also counted here."""
         other = Metered(comm)
         other._books = self._books
         return other
 
     def _others(self, chunks: Sequence[Tensor]) -> list[int]:
-        """Bytes of each rank's chunk but this one's."""
+        """Bytes of each other rank's chunk."""
         return [chunk.nbytes for rank, chunk in enumerate(chunks) if rank != self.rank]
 
 
 class _Books:
-    """What a Metered and the groups split off it write into."""
+    """The counts of a Metered and of the groups split off it."""
 
-    def __init__(self, clock: Callable[[], float], link: Link) -> None:
+    def __init__(self, clock: Callable[[], float], link: PacketModel) -> None:
         self.clock, self.link = clock, link
         self.lock = threading.Lock()
         self.parts: dict[tuple[str, str], Tally] = {}
@@ -200,11 +205,11 @@ class _Books:
         self.first: float | None = None
         self.busy = 0.0
 
-    def enter(self, name: str, began: float, sent: int, received: int, messages: Messages) -> None:
-        """One call that is done."""
-        seconds = self.clock() - began
+    def enter(self, name: str, start: float, sent: int, received: int, messages: Messages) -> None:
+        """Add one call that has ended."""
+        seconds = self.clock() - start
         if self.first is None:
-            self.first = began
+            self.first = start
         self.busy += seconds
         tally = Tally(1, sent, received, self.link.sent(messages), self.link.received(messages), seconds)
         key = (self.phase, name)

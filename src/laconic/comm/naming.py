@@ -1,4 +1,4 @@
-"""Process groups by name, made by their ranks alone, and the keys that such names lead to in a store."""
+"""Process groups with a given name, made by their ranks alone, and the keys of such names in a store."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import torch.distributed as dist
 
 
 def in_store(name: str) -> str:
-    """What keys of this group begin with: torchrun's store still has those from before a restart."""
+    """Prefix of this group's keys: torchrun's store still holds the keys from before a restart."""
     return f"laconic/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
 
 
 def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -> dist.ProcessGroup:
     """A process group of this name, made by its ranks alone.
 
-    `dist.new_group(..., use_local_synchronization=True)` names a group by its ranks and by how many groups
-    there are: made again after it was closed it may have its old name, and find old addresses in the store.
-    On gloo they meet in it once, as `new_group` has them do in the store: one that left it at once would cut
-    off others that still connect. Of one that dies meanwhile its connections tell.
+    `dist.new_group(..., use_local_synchronization=True)` names a group by its ranks and by the number of
+    groups: a group made again after it was closed may get its old name, and find old addresses in the store.
+    On gloo an all-reduce then waits until all ranks are connected, as `new_group` does through the store: a
+    rank that leaves at once would cut off others that still connect. If a rank dies meanwhile, the others see
+    its connections close.
     """
-    c10d = dist.distributed_c10d  # what new_group calls is private, and all that takes a name
+    c10d = dist.distributed_c10d  # only the private function that new_group calls accepts a name
     store, place = c10d._get_default_store(), ranks.index(dist.get_rank())
     group, _ = c10d._new_process_group_helper(
         len(ranks),

@@ -1,18 +1,18 @@
 """TorchComm: a process group of torch.distributed, with any backend.
 
-Long sums in place and broadcasts are the backend's own. All else is sends and receives that every rank posts
-at once, because the alternatives fail with ragged sizes or are slower. On gloo, all_gather and all_to_all of
-lists refuse unequal sizes, and all_to_all_single wants the own message copied once a rank. At 1 MB and 2
-ranks sends and receives take 0.6 ms, broadcasts by each rank in turn 0.8, all_to_all_single 2.0, all_gather
-padded to the longest 3.0; at 10 MB 7, 11, 82 and 74 ms. NCCL fuses the posts into one launch, as in its own
-all-to-all.
+Long sums and broadcasts are the backend's own. All other collectives are sends and receives that every rank
+posts at once, because the alternatives fail with ragged sizes or are slower. On gloo, all_gather and
+all_to_all of lists refuse unequal sizes, and all_to_all_single needs a copy of one's own message for each
+rank. At 1 MB and 2 ranks, sends and receives take 0.6 ms, broadcasts by each rank in turn 0.8,
+all_to_all_single 2.0, all_gather padded to the longest 3.0; at 10 MB 7, 11, 82 and 74 ms. NCCL fuses the
+posts into one launch, as in its own all-to-all.
 
-A short sum among three and more ranks is ours on gloo, whose ring is 2 (N - 1) messages one after the other:
-here every rank adds up a piece and tells it to all, two rounds of as many messages and bytes. On cores that
-are shared each round waits for every rank's turn.
+On gloo, a short sum among three or more ranks is our own. gloo's ring is 2 (N - 1) messages one after the
+other; here every rank adds up one piece and sends it to all, in two rounds with as many messages and bytes.
+On shared cores each round waits until every rank has had its turn.
 
 Messages, for N ranks: all_gather sends m bytes to each of N-1 ranks, all_to_all and reduce_scatter one chunk
-to each. Before all_gather and all_to_all each rank tells each other one the coming length, in 8 bytes.
+to each. Before all_gather and all_to_all each rank sends the length to each other rank, in 8 bytes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from torch import Tensor
 
 from laconic.comm.comm import Comm, ReduceOp
 from laconic.comm.counter import Counter, StoreCounter
-from laconic.comm.link import is_direct
 from laconic.comm.naming import in_store, named_group
 from laconic.comm.two_rounds import begin_scatter, begin_sum_
+from laconic.comm.wire_model import is_direct
 from laconic.core.errors import PeerError
 
 CHILDREN: collections.Counter[str] = collections.Counter()  # groups made of each group's ranks, by its name
@@ -40,63 +40,69 @@ OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.
 
 
 class TorchComm(Comm):
-    """The ranks of a process group. Tensors stay on their device; gloo moves those of a GPU through the host.
+    """The ranks of a process group. Tensors stay on their device; on a GPU, gloo copies through the host.
 
-    A dead or leaving peer raises `PeerError`; the group is of no use after that.
+    A collective raises `PeerError` if a peer dies or leaves; the group is unusable after that.
+
+    Args:
+        group: A process group with any backend; default: all ranks.
+
+    Raises:
+        ValueError: There is no process group yet.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         group = group or dist.group.WORLD
         if group is None:
-            raise ValueError("there is no process group yet; call torch.distributed.init_process_group first")
+            raise ValueError("there is no process group yet: call torch.distributed.init_process_group first")
         self._group: dist.ProcessGroup | None = group
         self.ranks = dist.get_process_group_ranks(group)  # rank here -> rank in the world
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         config = str(dist.get_backend_config(group))  # such as cpu:gloo,cuda:nccl
         self.backends = dict(pair.split(":") for pair in config.split(","))
         self._waits = self.timeout
-        self._seats: Sequence[int] = range(self.size)
-        self._began = self.size
-        self._parts: list[TorchComm] = []  # what `split` has made
-        self._by_name = self.size < dist.get_world_size()  # parts of it are named, and made by their ranks
+        self._original_ranks: Sequence[int] = range(self.size)
+        self._original_size = self.size
+        self._parts: list[TorchComm] = []  # made by `split`
+        self._by_name = self.size < dist.get_world_size()  # its parts have names, and are made by their ranks
 
     @classmethod
-    def among(cls, seats: Sequence[int], name: str, like: TorchComm) -> TorchComm:
-        """A new process group of these ranks of `like`, called by them alone; as `like` in all else.
+    def among(cls, members: Sequence[int], name: str, like: TorchComm) -> TorchComm:
+        """A new process group of these ranks of `like`, with its backend and timeout; only they call this.
 
         `name`: one that no group of these processes has had before.
         """
         with like._peers("new_group"):
-            ranks = [like.ranks[seat] for seat in seats]
+            ranks = [like.ranks[member] for member in members]
             comm = cls(named_group(name, ranks, like._backend, like._waits))
-        comm._seats, comm._began = seats, like.size
+        comm._original_ranks, comm._original_size = members, like.size
         comm._by_name = True
         return comm
 
     @classmethod
     def own(cls, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> TorchComm:
-        """A new process group of the same ranks, so that no one else's collectives come in between.
+        """A new process group of the same ranks, so that other code's collectives cannot interfere.
 
-        Called by all ranks of `group`. `close` it when done. Its collectives wait as long as those of
-        `group`, unless `timeout` says otherwise.
+        Called by all ranks of `group`, by default all. Call `close` at the end. `timeout`: how long a
+        collective may wait; default: as in `group`.
         """
         comm = cls(group)
         return cls(comm._new_group(comm.ranks, timeout or comm.timeout))
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The process group. Raises `PeerError` where this rank has left it."""
+        """The process group. Raises `PeerError` if this rank has left it."""
         if self._group is None:
             raise PeerError(f"rank {self.rank} of {self.size} has left this group")
         return self._group
 
     @property
-    def seats(self) -> Sequence[int]:
-        return self._seats
+    def original_ranks(self) -> Sequence[int]:
+        return self._original_ranks
 
     @property
-    def began(self) -> int:
-        return self._began
+    def original_size(self) -> int:
+        return self._original_size
 
     @property
     def timeout(self) -> timedelta:
@@ -106,10 +112,10 @@ class TorchComm(Comm):
         return waits
 
     def close(self) -> None:
-        """Free the process group and those split off it. Only for one that `own` or `split` has made.
+        """Free the process group and those split off it. Only for groups made by `own`, `among` or `split`.
 
-        gloo closes connections, and so frees who waits at their other ends, when nobody holds the group any
-        more: this object does not.
+        gloo closes its connections, and so wakes peers that wait, once nothing refers to the group; after
+        this call this object does not.
         """
         group, self._group = self._group, None
         if group is not None:
@@ -121,7 +127,7 @@ class TorchComm(Comm):
         return self._begin_all_reduce(x, op)()
 
     def begin_all_reduce(self, x: Tensor) -> Callable[[], Tensor]:
-        """The backend's own goes on by itself; of one in two rounds the first does."""
+        """The backend's own sum runs in the background; of a sum in two rounds the first round does."""
         return self._begin_all_reduce(x, "sum")
 
     def _begin_all_reduce(self, x: Tensor, op: ReduceOp) -> Callable[[], Tensor]:
@@ -151,20 +157,20 @@ class TorchComm(Comm):
         return begin_scatter("reduce_scatter", chunks, self.rank, self._post)()
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
-        """Every rank's x (m_r,), in rank order; this rank's is `x` itself, so write to none of them."""
+        """Every rank's x (m_r,), in rank order. This rank's is `x` itself, so do not write to them."""
         lengths = self._lengths([x.numel()] * self.size, x.device)
-        came = [x if rank == self.rank else x.new_empty(length) for rank, length in enumerate(lengths)]
+        received = [x if rank == self.rank else x.new_empty(length) for rank, length in enumerate(lengths)]
         others = [rank for rank in range(self.size) if rank != self.rank]
         going = x.contiguous().to(self._wire_device(x))
-        self._swap("all_gather", dict.fromkeys(others, going), {rank: came[rank] for rank in others})
-        return came
+        self._swap("all_gather", dict.fromkeys(others, going), {rank: received[rank] for rank in others})
+        return received
 
     def all_to_all(self, chunks: Sequence[Tensor]) -> list[Tensor]:
         self._check(chunks)
         lengths = self._lengths([chunk.numel() for chunk in chunks], chunks[0].device)
-        came = [chunks[0].new_empty(length) for length in lengths]
-        self._swap("all_to_all", dict(enumerate(chunks)), dict(enumerate(came)))
-        return came
+        received = [chunks[0].new_empty(length) for length in lengths]
+        self._swap("all_to_all", dict(enumerate(chunks)), dict(enumerate(received)))
+        return received
 
     def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
         if self.size > 1 and x.numel():
@@ -181,8 +187,9 @@ class TorchComm(Comm):
     def split(self, color: int) -> TorchComm:
         colors = torch.cat(self.all_gather(torch.tensor([color], device=self._home))).tolist()
         pairs = list(zip(colors, self.ranks, strict=True))
-        # All of the world make all parts, as torch wants. Of a smaller group only those inside can, and of
-        # one made anew: a process that has come later has not counted what torch names groups by.
+        # torch wants all ranks of the world to make all parts. If this group is smaller, or was made anew,
+        # only its own ranks can: a process that joined later has counted fewer groups, and torch names groups
+        # by that count.
         for made in [color] if self._by_name else sorted(set(colors)):
             part = self._new_group([rank for each, rank in pairs if each == made], self.timeout)
             if made == color:
@@ -199,12 +206,12 @@ class TorchComm(Comm):
 
     @property
     def _home(self) -> torch.device:
-        """Where this group's small tensors lie: on the host where it can."""
+        """The device of this group's small tensors: the host, if the backend allows it."""
         return torch.device("cpu" if "cpu" in self.backends else next(iter(self.backends)))
 
     @property
     def _backend(self) -> str:
-        """One name for all devices where there is one: torch has none for a list, and warns at its end."""
+        """The backend's name, or one for each device if they differ. torch warns about a list of one."""
         names = {*self.backends.values()}
         pairs = (f"{device}:{name}" for device, name in self.backends.items())
         return names.pop() if len(names) == 1 else ",".join(pairs)
@@ -220,8 +227,8 @@ class TorchComm(Comm):
         return made
 
     def _lengths(self, going: list[int], device: torch.device) -> list[int]:
-        """How many elements each rank will send here, where going[r] go from here to rank r."""
-        home = "cpu" if "cpu" in self.backends else device  # the host where possible: no wait for the GPU
+        """How many elements each rank will send here, if this rank sends going[r] elements to rank r."""
+        home = "cpu" if "cpu" in self.backends else device  # on the host nothing waits for the GPU
         out, into = torch.tensor(going, device=home), torch.tensor(going, device=home)
         peers = range(self.size)
         self._swap("lengths", {r: out[r : r + 1] for r in peers}, {r: into[r : r + 1] for r in peers})
@@ -235,35 +242,36 @@ class TorchComm(Comm):
     def _post(
         self, name: str, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]
     ) -> Callable[[], None]:
-        """Post all sends and receives at once; the call waits for them. What a rank sends itself is copied.
+        """Post all sends and receives at once; the returned function waits for them.
 
-        Messages between two ranks come in the order in which they were posted, so several may be under way.
+        A message to oneself is copied. Messages between two ranks arrive in the order in which they were
+        posted, so several may be pending.
         """
-        going_out: list[dist.P2POp] = []
-        coming_in: list[dist.P2POp] = []
-        landing: list[tuple[Tensor, Tensor]] = []
+        sending: list[dist.P2POp] = []
+        receiving: list[dist.P2POp] = []
+        copies: list[tuple[Tensor, Tensor]] = []
         if self.rank in recvs:
             recvs[self.rank].copy_(sends[self.rank])
-        for distance in range(1, self.size):  # from the next rank round to the one before: no link idles
+        for distance in range(1, self.size):  # starting with the next rank: no link is idle
             to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
             if to in sends and sends[to].numel():
                 going = sends[to].contiguous().to(self._wire_device(sends[to]))
-                going_out.append(dist.P2POp(dist.isend, going, self.ranks[to], self.group))
+                sending.append(dist.P2POp(dist.isend, going, self.ranks[to], self.group))
             if source in recvs and recvs[source].numel():
                 room = coming = recvs[source]
                 device = self._wire_device(room)
                 if not room.is_contiguous() or room.device != device:
                     coming = torch.empty(room.shape, dtype=room.dtype, device=device)
-                    landing.append((room, coming))
-                coming_in.append(dist.P2POp(dist.irecv, coming, self.ranks[source], self.group))
-        # in this order: else gloo sends one way after the other, at half the rate
-        posts = coming_in + going_out
+                    copies.append((room, coming))
+                receiving.append(dist.P2POp(dist.irecv, coming, self.ranks[source], self.group))
+        # receives first: otherwise gloo sends in one direction after the other, at half the rate
+        posts = receiving + sending
         with self._peers(name):
             works = dist.batch_isend_irecv(posts) if posts else []
 
         def end() -> None:
             self._wait(name, works)
-            for room, coming in landing:
+            for room, coming in copies:
                 room.copy_(coming)
 
         return end
@@ -274,7 +282,7 @@ class TorchComm(Comm):
                 work.wait()
 
     def _wire_device(self, x: Tensor) -> torch.device:
-        """Where a tensor has to lie to be sent: gloo sends from the host only."""
+        """The device that a tensor is sent from: gloo sends from the host only."""
         return torch.device("cpu") if self.backends.get(x.device.type) == "gloo" else x.device
 
     @contextmanager
@@ -283,9 +291,9 @@ class TorchComm(Comm):
             yield
         except RuntimeError as error:
             raise PeerError(
-                f"rank {self.rank} of {self.size}: {name} failed, as a peer died, left or was late: {error}"
+                f"rank {self.rank} of {self.size}: {name} failed: a peer died, left or was late: {error}"
             ) from error
 
     def _check(self, chunks: Sequence[Tensor]) -> None:
         if len(chunks) != self.size:
-            raise ValueError(f"rank {self.rank}: one chunk a rank is {self.size} chunks, got {len(chunks)}")
+            raise ValueError(f"rank {self.rank}: chunks must be {self.size}, one a rank, got {len(chunks)}")

@@ -1,6 +1,6 @@
-"""Sums of messages that every rank posts at once: of chunks meant for this rank, and of all in two rounds.
+"""Sums from messages that every rank posts at once: a reduce-scatter, and an all-reduce in two rounds.
 
-`post(name, sends, recvs)` puts messages on their way by rank, and returns the call that waits for them.
+`post(name, sends, recvs)` starts the messages, by rank, and returns a function that waits for them.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ Post = Callable[[str, Mapping[int, Tensor], Mapping[int, Tensor]], Callable[[], 
 
 
 def begin_scatter(name: str, chunks: Sequence[Tensor], rank: int, post: Post) -> Callable[[], Tensor]:
-    """Each chunk is on its way to its rank; the call adds up those that come here, in rank order."""
-    came = [torch.empty_like(chunks[rank]) for _ in chunks]
-    wait = post(name, dict(enumerate(chunks)), dict(enumerate(came)))
+    """Start sending each chunk to its rank; the returned function adds up those received, in rank order."""
+    received = [torch.empty_like(chunks[rank]) for _ in chunks]
+    wait = post(name, dict(enumerate(chunks)), dict(enumerate(received)))
 
     def total() -> Tensor:
         wait()
-        for chunk in came[1:]:
-            came[0].add_(chunk)
-        return came[0]
+        for chunk in received[1:]:
+            received[0].add_(chunk)
+        return received[0]
 
     return total
 
 
 def begin_sum_(name: str, x: Tensor, size: int, rank: int, post: Post) -> Callable[[], None]:
-    """x (n,) becomes the sum over ranks: each adds up a piece and tells it to all.
+    """Sum x (n,) over ranks, in place: each rank adds up one piece and sends it to all.
 
-    The first round is on its way; the call waits for it and does the second.
+    This call starts the first round; the returned function waits for it and does the second.
     """
     pieces = torch.tensor_split(x, size)
     total = begin_scatter(name, pieces, rank, post)

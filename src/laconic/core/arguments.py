@@ -1,7 +1,7 @@
-"""Arguments of a spec: what is not the number, the word or the piece that it should be is refused alike.
+"""Checks of a spec's arguments, so that every wrong number, word or piece is refused in the same way.
 
-Each function raises `SpecError`, which names the argument, its limit, the value, and a way out where the
-caller knows one. Numbers are Python's own `int` and `float`, and finite: a spec is printed as the call that
+Each function raises `SpecError`, which names the argument, its limit, the value and, if the caller knows one,
+a hint. Numbers are Python's own `int` and `float`, and finite: a spec is printed as the call that
 makes it, and neither `inf` nor `np.float64(0.1)` could be read again. `True` is no number.
 """
 
@@ -17,7 +17,7 @@ MOST = (1 << 63) - 1  # what goes in an int64
 FAR = 100  # characters of a value that a message shows
 
 
-def whole(name: str, value: Any, least: int = 0, most: int = MOST, way_out: str = "") -> None:
+def whole(name: str, value: Any, least: int = 0, most: int = MOST, hint: str = "") -> None:
     """An integer from `least` to `most`, both included.
 
     >>> whole("levels", 7, 1, 255)
@@ -27,7 +27,7 @@ def whole(name: str, value: Any, least: int = 0, most: int = MOST, way_out: str 
     """
     if type(value) is not int or not least <= value <= most:
         limit = f"of {least} or more, below 2^63" if most == MOST else f"in {least}..{most}"
-        _refuse(name, f"a whole number {limit}", value, way_out)
+        _refuse(name, f"a whole number {limit}", value, hint)
 
 
 def number(
@@ -38,7 +38,7 @@ def number(
     above: float | None = None,
     most: float | None = None,
     below: float | None = None,
-    way_out: str = "",
+    hint: str = "",
 ) -> None:
     """A finite number within these limits: `least` and `most` belong to them, `above` and `below` do not.
 
@@ -56,7 +56,7 @@ def number(
         or (most is not None and value > most)
         or (below is not None and value >= below)
     ):
-        _refuse(name, _interval(least, above, most, below), value, way_out)
+        _refuse(name, _interval(least, above, most, below), value, hint)
 
 
 def flag(name: str, value: Any) -> None:
@@ -65,7 +65,7 @@ def flag(name: str, value: Any) -> None:
         _refuse(name, "True or False", value, "")
 
 
-def choice(name: str, value: Any, options: tuple[Any, ...], way_out: str = "") -> None:
+def choice(name: str, value: Any, options: tuple[Any, ...], hint: str = "") -> None:
     """One of these, and of the same type.
 
     >>> choice("norm", "l1", ("max", "l2"))
@@ -74,7 +74,7 @@ def choice(name: str, value: Any, options: tuple[Any, ...], way_out: str = "") -
     """
     if not any(type(value) is type(option) and value == option for option in options):
         *first, last = map(repr, options)
-        _refuse(name, f"{', '.join(first)} or {last}" if first else last, value, way_out)
+        _refuse(name, f"{', '.join(first)} or {last}" if first else last, value, hint)
 
 
 def piece(name: str, value: Any, kind: type, example: str) -> None:
@@ -84,7 +84,7 @@ def piece(name: str, value: Any, kind: type, example: str) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value for a message: its repr, cut where it is long."""
+    """A value for a message: its repr, shortened if it is long."""
     if isinstance(value, int) and value.bit_length() > 4 * FAR:  # Python refuses to write very long ones
         return f"an integer of {value.bit_length()} bits"
     text = repr(value)
@@ -99,8 +99,8 @@ def _interval(least: float | None, above: float | None, most: float | None, belo
     return f"a number in {low}, {below:g})" if most is None else f"a number in {low}, {most:g}]"
 
 
-def _refuse(name: str, limit: str, value: Any, way_out: str) -> None:
+def _refuse(name: str, limit: str, value: Any, hint: str) -> None:
     kind: type = type(value)
     if isinstance(value, Real) and kind not in (int, float, bool):
-        way_out = "write it as Python's own number: int(...) or float(...)"
-    raise SpecError(f"{name} must be {limit}, got {shown(value)}" + (f"; {way_out}" if way_out else ""))
+        hint = "write it as Python's own number: int(...) or float(...)"
+    raise SpecError(f"{name} must be {limit}, got {shown(value)}" + (f"; {hint}" if hint else ""))

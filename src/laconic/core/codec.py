@@ -1,16 +1,15 @@
-"""Codec: a flat float32 tensor to bytes and back, pure and stateless.
+"""Codec: ranges of a flat float32 buffer to one message of bytes and back, pure and stateless.
 
 Bytes, length and the codec's own public fields decode everything: there is no hidden context, so any rank,
 any process and any later version can read a wire. A message carries several tensors of one buffer
-(`Segments`): many small tensors cost one call. By default a message is the tensors' wires one after the
-other, led by their lengths where these are not fixed; codecs with faster kernels override the `_segments`
-methods.
+(`Segments`), so that many small tensors cost one call; the wire of one tensor is a message of one.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import final
 
 import torch
 from torch import Tensor
@@ -29,18 +28,62 @@ NORMAL = (2.0**-126, torch.finfo(torch.float32).max)  # numbers of float32 with 
 class Codec(Spec):
     """Turns x float32 (n,) into wire uint8 (m,) and back. x must be finite.
 
-    A codec whose options decide about a property overrides it as one, the others with a class variable.
+    A codec implements `encode_segments`, `decode_segments_add_`, `nbytes`, `omega` and `unbiased`; what it
+    does to one tensor follows and is final. To write a codec for one tensor at a time, derive it from
+    `TensorCodec`. A codec whose options decide about a property overrides it as a property, any other codec
+    with a class variable.
     """
-
-    @property
-    @abstractmethod
-    def fixed_size(self) -> bool:
-        """Whether `nbytes(n)` is exact, not only an upper bound."""
 
     @property
     @abstractmethod
     def unbiased(self) -> bool:
         """Whether E[decode(encode(x))] = x, over the keys, for x in the `normal` range."""
+
+    @abstractmethod
+    def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
+        """Encode these ranges of a flat buffer as one message. Equal keys give equal bytes.
+
+        Args:
+            x: float32 (n,), left as it is.
+            segments: the ranges of x to encode, one for each tensor.
+            keys: one key in 0..2^64 - 1 for each segment, from which random codecs draw.
+
+        Returns:
+            The message, uint8 (m,).
+        """
+
+    @abstractmethod
+    def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
+        """Add alpha times the decoded message to these ranges of a flat buffer, in place.
+
+        Args:
+            wire: the message, uint8 (m,). It is not trusted.
+            segments: the ranges, with the sizes that were encoded.
+            out: float32 (n,). Only the ranges change.
+            alpha: the factor on what is decoded.
+
+        Returns:
+            `out`.
+
+        Raises:
+            WireError: for bytes that no encoder can have made, before any write out of bounds.
+        """
+
+    @abstractmethod
+    def nbytes(self, n: int) -> int:
+        """Bytes of the wire of n elements: exact if `fixed_size`, else the most it can be."""
+
+    @abstractmethod
+    def omega(self, n: int) -> float:
+        """The least known bound with E|C(x) - x|^2 <= omega * |x|^2 over all x of n elements; inf if none.
+
+        It is about x in the `normal` range: outside it there is no such bound.
+        """
+
+    @property
+    def fixed_size(self) -> bool:
+        """Whether `nbytes(n)` is exact, not only an upper bound: by default it is."""
+        return True
 
     @property
     def lossless(self) -> bool:
@@ -49,30 +92,8 @@ class Codec(Spec):
 
     @property
     def needs_feedback(self) -> bool:
-        """Whether what it loses should be sent later: by default where it is biased."""
+        """Whether what it loses should be sent later: by default if it is biased."""
         return not self.unbiased
-
-    @abstractmethod
-    def encode(self, x: Tensor, key: int = 0) -> Tensor:
-        """Wire uint8 (m,) of x float32 (n,). Equal keys give equal bytes. `x` is left as it is.
-
-        Raises `ValueError` for another x, or a key that is not in 0..2^64 - 1 (see `check_input`).
-        """
-
-    @abstractmethod
-    def decode_add_(self, wire: Tensor, out: Tensor, alpha: float = 1.0) -> Tensor:
-        """out (n,) += alpha * decoded wire, in place. Raises `WireError` before any write out of bounds."""
-
-    @abstractmethod
-    def nbytes(self, n: int) -> int:
-        """Bytes of the wire of n elements: exact where `fixed_size`, else the most it can be."""
-
-    @abstractmethod
-    def omega(self, n: int) -> float:
-        """The least known bound with E|C(x) - x|^2 <= omega * |x|^2 over all x of n elements; inf if none.
-
-        Over those in the `normal` range, that is: outside it there is no such bound.
-        """
 
     @property
     def normal(self) -> tuple[float, float]:
@@ -84,99 +105,113 @@ class Codec(Spec):
         return NORMAL
 
     def absolute_error(self, n: int) -> float | None:
-        """A bound on |C(x) - x|^2 that holds for every x of n elements, or None where there is none."""
+        """A bound on |C(x) - x|^2 that holds for every x of n elements, or None if there is none."""
         return None
 
     def at(self, step: int) -> Codec:
         """The codec of this step: itself, unless it follows a schedule."""
         return self
 
-    def decode(self, wire: Tensor, n: int) -> Tensor:
-        """Decoded float32 (n,). Raises `WireError` for bytes that no encoder can have made."""
-        check_vector("wire", wire, torch.uint8)
-        arguments.whole("n", n)
-        return self.decode_add_(wire, torch.zeros(n, dtype=torch.float32, device=wire.device))
+    def message_nbytes(self, segments: Segments) -> int:
+        """Bytes of a message: exact if `fixed_size`, else the most it can be."""
+        return sum(map(self.nbytes, segments.sizes))
 
-    def clear_(self, wire: Tensor, memory: Tensor) -> Tensor:
-        """Set to zero the entries of memory (n,) that this wire carries: all of them, unless sparse."""
-        return memory.zero_()
+    def clear_segments_(self, wire: Tensor, segments: Segments, memory: Tensor) -> Tensor:
+        """Set to zero the entries of flat memory that this message carries: all of them, unless sparse.
 
-    def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
-        """One message uint8 (m,) of these ranges of flat x; `keys` has one key a segment."""
-        wires = [self.encode(view, key) for view, key in zip(segments.views(x), keys, strict=True)]
-        if self.fixed_size:
-            return torch.cat(wires) if wires else x.new_empty(0, dtype=torch.uint8)
-        lengths = torch.tensor([wire.numel() for wire in wires], dtype=torch.int32, device=x.device)
-        return torch.cat([lengths.view(torch.uint8), *wires])
+        Args:
+            wire: the message, uint8 (m,).
+            segments: the ranges, with the sizes that were encoded.
+            memory: float32 (n,). Only the ranges change.
+
+        Returns:
+            `memory`.
+
+        Raises:
+            WireError: if no message of these segments has this many bytes.
+        """
+        self.check_size(wire, segments)
+        return segments.zero_(memory)
 
     def encode_layout(self, x: Tensor, layout: Layout, turn: Turn) -> Tensor:
         """One message of these tensors of flat x, with this rank's own keys: ranks round independently."""
         return self.encode_segments(x, layout.segments, [turn.own(name) for name in layout.names])
 
-    def decode_segments_add_(
-        self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0
-    ) -> Tensor:
-        """out[segment] += alpha * decoded, for each segment of a message, in place."""
-        for part, view in zip(self._parts(wire, segments), segments.views(out), strict=True):
-            self.decode_add_(part, view, alpha)
-        return out
+    @final
+    def encode(self, x: Tensor, key: int = 0) -> Tensor:
+        """Encode one tensor: the message of this one segment. Equal keys give equal bytes.
 
-    def clear_segments_(self, wire: Tensor, segments: Segments, memory: Tensor) -> Tensor:
-        """Set to zero the entries of flat memory that this message carries."""
-        for part, view in zip(self._parts(wire, segments), segments.views(memory), strict=True):
-            self.clear_(part, view)
-        return memory
+        Args:
+            x: float32 (n,), contiguous and finite. It is left as it is.
+            key: an integer in 0..2^64 - 1, from which random codecs draw.
 
-    def message_nbytes(self, segments: Segments) -> int:
-        """Bytes of a message: exact where `fixed_size`, else the most it can be."""
-        lengths = 0 if self.fixed_size else 4 * len(segments)
-        return lengths + sum(self.nbytes(size) for size in segments.sizes)
+        Returns:
+            The wire, uint8 (m,) with m = `nbytes(n)` if `fixed_size`, else m <= `nbytes(n)`.
 
-    def _parts(self, wire: Tensor, segments: Segments) -> list[Tensor]:
-        """The wires inside a message, as views."""
-        if self.fixed_size:
-            lengths, body = [self.nbytes(size) for size in segments.sizes], wire
-        else:
-            head = 4 * len(segments)
-            if wire.numel() < head:
-                raise WireError(
-                    f"a message of {len(segments)} tensors starts with {head} bytes, got {wire.numel()}"
-                )
-            lengths, body = wire[:head].clone().view(torch.int32).tolist(), wire[head:]
-        if any(length < 0 for length in lengths) or sum(lengths) != body.numel():
-            raise WireError(
-                f"{self!r}: the message's wires should fill {sum(lengths)} bytes, got {body.numel()}"
-            )
-        return list(torch.split(body, lengths)) if lengths else []
+        Raises:
+            ValueError: for another x, or another key.
+        """
+        _check_vector("x", x, torch.float32)
+        arguments.whole("key", key, 0, KEYS - 1)
+        return self.encode_segments(x, Segments.whole(x.numel()), (key,))
+
+    @final
+    def decode(self, wire: Tensor, n: int) -> Tensor:
+        """Decode one tensor.
+
+        Args:
+            wire: what `encode` made of n elements, uint8 (m,), contiguous. It is not trusted.
+            n: the number of elements that were encoded.
+
+        Returns:
+            float32 (n,).
+
+        Raises:
+            ValueError: if `wire` is no vector of bytes, or n no size.
+            WireError: for bytes that no encoder can have made.
+        """
+        _check_vector("wire", wire, torch.uint8)
+        arguments.whole("n", n)
+        return self.decode_add_(wire, torch.zeros(n, dtype=torch.float32, device=wire.device))
+
+    @final
+    def decode_add_(self, wire: Tensor, out: Tensor, alpha: float = 1) -> Tensor:
+        """Add alpha times one decoded tensor to `out` float32 (n,), in place, and return it.
+
+        Raises:
+            WireError: for bytes that no encoder can have made, before any write out of bounds.
+        """
+        return self.decode_segments_add_(wire, Segments.whole(out.numel()), out, alpha)
+
+    @final
+    def clear_(self, wire: Tensor, memory: Tensor) -> Tensor:
+        """Set to zero the entries of memory float32 (n,) that this wire carries, and return it."""
+        return self.clear_segments_(wire, Segments.whole(memory.numel()), memory)
+
+    @final
+    def check_size(self, wire: Tensor, segments: Segments) -> None:
+        """Raise `WireError` unless a message of these segments can have this many bytes."""
+        most, got = self.message_nbytes(segments), wire.numel()
+        if got > most or (self.fixed_size and got < most):
+            limit = most if self.fixed_size else f"at most {most}"
+            raise WireError(f"{self!r}: a wire of {limit} bytes is expected, got {got}")
 
 
-def check_input(x: Tensor, key: int) -> None:
-    """Raise `ValueError` for what no codec encodes: anything but float32 (n,) and 64 bits of key."""
-    check_vector("x", x, torch.float32)
-    arguments.whole("key", key, 0, KEYS - 1)
-
-
-def check_vector(name: str, x: Tensor, dtype: torch.dtype) -> None:
+def _check_vector(name: str, x: Tensor, dtype: torch.dtype) -> None:
     """Raise `ValueError`, with the call that helps, unless x is a contiguous vector of this dtype.
 
-    >>> check_vector("x", torch.zeros(2, 3), torch.int8)
+    >>> _check_vector("x", torch.zeros(2, 3), torch.int8)
     Traceback (most recent call last):
     ValueError: x must be a contiguous vector of torch.int8, got torch.float32; x.to(torch.int8) is one
     """
     if not isinstance(x, Tensor):
-        got, way_out = type(x).__name__, f"torch.tensor({name}, dtype={dtype})"
+        got, hint = type(x).__name__, f"torch.tensor({name}, dtype={dtype})"
     elif x.dtype is not dtype:
-        got, way_out = f"{x.dtype}", f"{name}.to({dtype})"
+        got, hint = f"{x.dtype}", f"{name}.to({dtype})"
     elif x.dim() != 1:
-        got, way_out = f"{dtype} of {tuple(x.shape)}", f"{name}.flatten()"
+        got, hint = f"{dtype} of {tuple(x.shape)}", f"{name}.flatten()"
     elif not x.is_contiguous():
-        got, way_out = "a strided one", f"{name}.contiguous()"
+        got, hint = "a strided one", f"{name}.contiguous()"
     else:
         return
-    raise ValueError(f"{name} must be a contiguous vector of {dtype}, got {got}; {way_out} is one")
-
-
-def check_wire(codec: Codec, wire: Tensor, expected: int) -> None:
-    """Raise `WireError` unless the wire has exactly this many bytes."""
-    if wire.numel() != expected:
-        raise WireError(f"{codec!r}: a wire of {expected} bytes is expected, got {wire.numel()}")
+    raise ValueError(f"{name} must be a contiguous vector of {dtype}, got {got}; {hint} is one")

@@ -6,6 +6,7 @@
     +-- AttachError     (ValueError)       this model, optimiser or group cannot take this method
     +-- StateError      (ValueError)       a saved state that belongs elsewhere, or is damaged
     +-- DataError       (ValueError)       a data set that is missing or unreadable
+    +-- ExtraError      (ImportError)      an optional package that this command needs is not installed
     +-- NonFiniteError  (ArithmeticError)  a step whose gradients hold NaN or Inf was about to be applied
     +-- PeerError       (RuntimeError)     another rank failed, died or disagrees
     +-- LabError        (RuntimeError)     this machine cannot emulate a network, or an emulated host failed
@@ -38,6 +39,10 @@ class StateError(LaconicError, ValueError):
 
 class DataError(LaconicError, ValueError):
     """A data set that is missing or unreadable."""
+
+
+class ExtraError(LaconicError, ImportError):
+    """An optional package that this command needs is not installed."""
 
 
 class NonFiniteError(LaconicError, ArithmeticError):

@@ -36,7 +36,7 @@ class Segments:
 
     @classmethod
     def consecutive(cls, sizes: Iterable[int]) -> Segments:
-        """Segments of these sizes, one after the other from offset 0."""
+        """Consecutive segments of these sizes, from offset 0."""
         sizes = tuple(sizes)
         starts, total = [], 0
         for size in sizes:
@@ -72,7 +72,7 @@ class Segments:
 
     @cached_property
     def packed(self) -> Segments:
-        """Segments of the same sizes, one after the other from offset 0."""
+        """Consecutive segments of the same sizes, from offset 0."""
         return Segments.consecutive(self.sizes)
 
     @cached_property
@@ -92,7 +92,7 @@ class Segments:
 
     @cached_property
     def merged(self) -> Segments:
-        """The same elements in ascending order, with neighbours joined: as few and long ranges as can be."""
+        """The same elements in ascending order, with neighbours joined into the fewest ranges."""
         ranges = sorted(self)
         return Segments(tuple(start for start, _ in ranges), tuple(size for _, size in ranges)).joined
 
@@ -196,7 +196,7 @@ class Layout:
 
     @cached_property
     def runs(self) -> Layout:
-        """Neighbouring tensors joined to one flat entry each, named after the first and the last of them."""
+        """One flat entry per run of neighbouring tensors, named after its first and its last tensor."""
         joined: list[list[Entry]] = []
         for entry in sorted(self.entries, key=lambda entry: entry.offset):
             if joined and joined[-1][-1].offset + joined[-1][-1].numel == entry.offset:

@@ -1,4 +1,4 @@
-"""What is worked out once for each layout: a bucket's comes again at every step, as the same object."""
+"""Results computed once per layout: a bucket has the same layout object at every step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class PerLayout(Generic[T]):
-    """`make(layout)`, made when a layout first comes, and kept with it: so its id stays its own.
+    """Calls `make(layout)` for a new layout, and keeps the result together with the layout.
 
     >>> halves = PerLayout(lambda layout: layout.numel // 2)
     >>> halves(Layout.of([("a", (4, 3))]))
@@ -29,5 +29,5 @@ class PerLayout(Generic[T]):
         return known[1]
 
     def clear(self) -> None:
-        """Make everything anew."""
+        """Forget all results."""
         self._made.clear()

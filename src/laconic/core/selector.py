@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from laconic.core import arguments
@@ -17,7 +20,7 @@ OF_CODECS = ("encode", "decode", "decode_add_", "nbytes", "fixed_size", "unbiase
 
 
 class Selector(Spec):
-    """Chooses entries of x float32 (n,): at most `most(n)` positions, ascending, never one that holds zero.
+    """Chooses at most `max_count(n)` entries of x float32 (n,), by ascending position, none of them zero.
 
     `replayable`: the positions follow from (key, n) alone, so a wire carries the 8-byte key instead of them.
     """
@@ -36,10 +39,20 @@ class Selector(Spec):
 
     @abstractmethod
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Positions int32 (k,), from their segment's start, in turn; counts int64 (s,)."""
+        """Choose entries of these ranges of a flat buffer.
+
+        Args:
+            x: float32 (n,), left as it is. A replayable selector reads its device only.
+            segments: the ranges of x, one for each tensor.
+            keys: one key in 0..2^64 - 1 for each segment, from which random selectors draw.
+
+        Returns:
+            Positions int32 (k,), each counted from the start of its segment, one segment after the other;
+            and how many are in each segment, int64 (s,) on the CPU.
+        """
 
     @abstractmethod
-    def most(self, n: int) -> int:
+    def max_count(self, n: int) -> int:
         """The most entries that can be chosen of n."""
 
     @abstractmethod
@@ -59,16 +72,45 @@ class Selector(Spec):
         return self.select_segments(x, Segments.whole(x.numel()), (key,))[0]
 
 
+@dataclass(frozen=True, repr=False)
+class DensitySelector(Selector):
+    """Base of selectors that choose k = ceil(density * n) of n entries; by default omega = 1 - k / n."""
+
+    density: float
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+
+    def max_count(self, n: int) -> int:
+        return kept(self.density, n)
+
+    def omega(self, n: int) -> float:
+        return 1 - self.max_count(n) / n if n else 0.0
+
+
 class IndexCoding(Spec):
     """Turns ascending positions into bytes and back. Counts and sizes travel beside it, not in it."""
 
     @abstractmethod
     def encode(self, indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-        """Wire uint8 (m,) of indices int32 (k,), of which counts int64 (s,) belong to each segment."""
+        """Encode ascending positions as bytes.
+
+        Args:
+            indices: int32 (k,), each counted from the start of its segment.
+            counts: how many of them are in each segment, int64 (s,) on the CPU.
+            segments: the ranges, of which only the sizes matter.
+
+        Returns:
+            The wire, uint8 (m,).
+        """
 
     @abstractmethod
     def decode(self, wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-        """Indices int32 (k,). Raises `WireError` unless they ascend in their segments and fill the wire."""
+        """Decode what `encode` made with these counts and segments to indices int32 (k,).
+
+        Raises:
+            WireError: unless the positions ascend in their segments and fill the wire.
+        """
 
     @abstractmethod
     def nbytes(self, k: int, n: int) -> int:
@@ -87,3 +129,9 @@ def kept(density: float, n: int) -> int:
     (3, 3, 1, 0)
     """
     return min(n, max(1, math.ceil(density * n - 1e-9)))
+
+
+@lru_cache(maxsize=1024)
+def kept_of_each(density: float, segments: Segments) -> Tensor:
+    """`kept(density, size)` of each segment, int64 (s,). Shared between calls: not to be changed."""
+    return torch.tensor([kept(density, size) for size in segments.sizes], dtype=torch.int64)

@@ -1,8 +1,10 @@
 """Spec strings: a Python call expression over registered names, read with `ast` and never evaluated.
 
 A spec is a frozen dataclass whose `repr` is the call that makes it: `parse(repr(x)) == x`. A name is found
-by the name of a module in the package (`codecs/qsgd.py` holds `qsgd`), then by entry point `laconic.methods`
-of an installed package: a new codec is one new file, and no list is edited.
+by the name of the module or package that defines it (`codecs/cast.py` holds `cast`, `reducers/deft/` holds
+`deft` and, inside it, `micro`), then by entry point `laconic.methods` of an installed package: a new codec is
+one new file, and no list is edited. A helper module that defines no spec of its own name stands in nobody's
+way.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
-from laconic.core.also_known import here
+from laconic.core.aliases import called_here
 from laconic.core.errors import SpecError
 
 ROOMS = (
@@ -45,7 +47,7 @@ Status = Literal["verified", "recalled", "reconstruction", "-"]
 
 @runtime_checkable
 class Maker(Protocol):
-    """What a spec string can name: it knows its own word. A plain function does not, and is no spec."""
+    """What a spec string can name: a callable that knows its own name, unlike a plain function."""
 
     name: str
 
@@ -55,9 +57,9 @@ class Maker(Protocol):
 class Spec(ABC):
     """Base of every frozen dataclass that a spec string can name.
 
-    `name` is the word that makes it: by default the name of the module that defines the class. `examples`:
-    spec strings that the laws are tried on, by default the bare name; the table of methods shows the bare
-    name and the first of them. `paper` says where it is from, and `status` how well that is known.
+    `name` is its word in a spec: by default the name of the module that defines the class. `examples` are
+    spec strings that the laws are tested on, by default the bare name; the table of methods shows the bare
+    name and the first example. `paper` is the source, and `status` says how well that source is known.
     """
 
     name: ClassVar[str]
@@ -72,7 +74,7 @@ class Spec(ABC):
 
     @property
     def warm_at(self) -> int:
-        """The step from which on it does what it is for: 0 without a warm-up, of its own or of its pieces."""
+        """The first step after its own warm-up and that of its pieces; 0 without one."""
         values = (getattr(self, field.name) for field in fields(cast(Any, self)))
         return max((value.warm_at for value in values if isinstance(value, Spec)), default=0)
 
@@ -81,7 +83,7 @@ class Spec(ABC):
 
 
 def call_text(name: str, value: Any) -> str:
-    """The call `name(...)` that makes the dataclass `value`; arguments at their default are left out."""
+    """The call `name(...)` that makes the dataclass `value`, without arguments that have their default."""
     arguments: list[str] = []
     for position, field in enumerate(fields(value)):
         given = getattr(value, field.name)
@@ -100,8 +102,14 @@ def parse(text: str) -> Any:
     >>> parse("sparse(topk(density=0.01), indices=golomb())")
     sparse(topk(density=0.01), indices=golomb())
 
-    A bare name is a call without arguments. Raises `SpecError` for anything that is not a call over
-    registered names with literal arguments.
+    Args:
+        text: A call over registered names with literal arguments; a bare name is a call without arguments.
+
+    Returns:
+        A codec, selector, reducer, method, strategy, topology or other registered object.
+
+    Raises:
+        SpecError: The text is no such call, names something unknown or has a wrong argument.
     """
     if not isinstance(text, str):
         raise SpecError(f"a spec is a string such as 'topk(density=0.01)', got {type(text).__name__}")
@@ -147,7 +155,7 @@ def _build(node: ast.expr, text: str) -> Any:
 
 
 def _dict(node: ast.Dict, text: str) -> dict[str, Any]:
-    """A dict of what its values describe. Its keys are strings, each there once."""
+    """A dict whose keys are strings, each once, and whose values are specs or literals."""
     built: dict[str, Any] = {}
     for key, value in zip(node.keys, node.values, strict=True):
         if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
@@ -193,10 +201,11 @@ def signature_text(make: Callable[..., Any]) -> str:
 
 
 def find(name: str) -> Callable[..., Any]:
-    """What a registered name stands for. Raises `SpecError`, with near matches, for an unknown one."""
+    """What makes objects of this registered name. Raises `SpecError`, with near matches, if unknown."""
     home = modules().get(name)
-    if home is not None:
-        return _maker(home, name)
+    own = None if home is None else _own_maker(home, name)
+    if own is not None:
+        return own
     for entry in entry_points(group="laconic.methods", name=name):
         loaded: Callable[..., Any] = entry.load()
         return loaded
@@ -204,8 +213,8 @@ def find(name: str) -> Callable[..., Any]:
 
 
 def _hint(name: str) -> str:
-    """Where to look instead of an unknown name."""
-    if known := here(name):
+    """Where to look instead."""
+    if known := called_here(name):
         return f"here it is called {' or '.join(known)}"
     near = difflib.get_close_matches(name.lower(), names(), n=3)
     return f"did you mean {' or '.join(near)}?" if near else "see `laconic methods` for all names"
@@ -213,40 +222,44 @@ def _hint(name: str) -> str:
 
 def names() -> tuple[str, ...]:
     """All registered names, sorted."""
-    own = [name for name, home in modules().items() if _has_maker(home, name)]
+    own = [name for name, home in modules().items() if _own_maker(home, name) is not None]
     return tuple(sorted({*own, *(entry.name for entry in entry_points(group="laconic.methods"))}))
 
 
 @lru_cache(maxsize=1)
 def modules() -> dict[str, str]:
-    """Module path of every file in the rooms, by the file's name. Only the rooms themselves are imported."""
+    """Module path of every module and package in the rooms, and in their packages, by its last name.
+
+    Only the rooms themselves are imported.
+    """
     homes: dict[str, str] = {}
     for room in ROOMS:
-        for module in pkgutil.iter_modules(importlib.import_module(room).__path__):
-            if not module.ispkg:
-                homes.setdefault(module.name, f"{room}.{module.name}")
+        for folder in importlib.import_module(room).__path__:
+            for name, is_package in _inside(room, folder):
+                homes.setdefault(name, f"{room}.{name}")
+                for inner, _ in _inside(f"{room}.{name}", f"{folder}/{name}") if is_package else ():
+                    homes.setdefault(inner, f"{room}.{name}.{inner}")
     return homes
 
 
-def _has_maker(home: str, name: str) -> bool:
-    try:
-        _maker(home, name)
-    except SpecError:
-        return False
-    return True
+def _inside(package: str, folder: str) -> list[tuple[str, bool]]:
+    """Names in a package's folder, other than rooms, and whether each is a package."""
+    found = [(module.name, module.ispkg) for module in pkgutil.iter_modules([folder])]
+    return [(name, is_package) for name, is_package in found if f"{package}.{name}" not in ROOMS]
 
 
-def _maker(home: str, name: str) -> Callable[..., Any]:
-    """The class whose `name` is this module's, or another `Maker` called like the module."""
+def _own_maker(home: str, name: str) -> Callable[..., Any] | None:
+    """The module's class of this `name`, or its other `Maker` called like the module; None for a helper."""
     module = importlib.import_module(home)
     for value in vars(module).values():
-        own = isinstance(value, type) and issubclass(value, Spec) and value.__module__ == home
+        # its home first: in Python 3.10 `list[int]` is an instance of `type`, and issubclass refuses it
+        own = isinstance(value, type) and value.__module__ == home and issubclass(value, Spec)
         if own and value.name == name and not inspect.isabstract(value):
             return cast("Callable[..., Any]", value)
     other = vars(module).get(name)
     if isinstance(other, Maker) and not isinstance(other, type) and other.name == name:
         return other
-    raise SpecError(f"unknown name {name!r}: {home} holds no spec of that name")
+    return None
 
 
 def _short(text: str) -> str:

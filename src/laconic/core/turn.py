@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 MASK = (1 << 64) - 1
-COMMON = MASK  # stands where a rank would, in keys that all ranks share
+COMMON = MASK  # in place of the rank, in keys that all ranks share
 
 
 @lru_cache(maxsize=65536)
@@ -37,7 +37,7 @@ def mix(*parts: int) -> int:
 
 @dataclass(frozen=True)
 class Turn:
-    """What every piece may know of the present step."""
+    """What every piece may know about the current step."""
 
     step: int
     rank: int = 0

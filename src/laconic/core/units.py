@@ -56,10 +56,10 @@ def share(name: str, text: str) -> float:
     return found
 
 
-def told_rate(bits: float) -> str:
+def format_rate(bits: float) -> str:
     """The shortest way to write a rate.
 
-    >>> told_rate(1e9), told_rate(2.5e6)
+    >>> format_rate(1e9), format_rate(2.5e6)
     ('1 Gbit/s', '2.5 Mbit/s')
     """
     for size, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
@@ -68,10 +68,10 @@ def told_rate(bits: float) -> str:
     return f"{bits:.3g} bit/s"
 
 
-def told_seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """The shortest way to write a time.
 
-    >>> told_seconds(0.00213), told_seconds(12.0)
+    >>> format_seconds(0.00213), format_seconds(12.0)
     ('2.13 ms', '12 s')
     """
     for size, unit in ((1.0, "s"), (1e-3, "ms")):

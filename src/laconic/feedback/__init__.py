@@ -1,0 +1,79 @@
+"""Feedback: what was not sent now is sent later."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from laconic.core.codec import Codec
+from laconic.core.layout import Layout
+from laconic.core.spec import Spec
+from laconic.core.turn import Turn
+
+
+class Share(Protocol):
+    """What a reducer says this rank sent."""
+
+    def subtract_from_(self, x: Tensor) -> Tensor: ...
+    def clear_(self, memory: Tensor) -> Tensor: ...
+
+
+class Optimised(Protocol):
+    """What a feedback may know of the optimiser."""
+
+    def settings(self, name: str) -> Mapping[str, Any]:
+        """The present settings (`lr`, `momentum`, ...) of the group that this tensor is in."""
+
+    def take_momentum(self, name: str) -> Tensor | None:
+        """The tensor's momentum buffer, which the optimiser then forgets; None where it has none."""
+
+
+class Feedback(Spec):
+    """Configuration of a feedback; `bind` gives the working object."""
+
+    @abstractmethod
+    def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
+        """The working object for these tensors, in a group of `size` ranks."""
+
+    def gain(self, codec: Codec | None, layout: Layout) -> float:
+        """By how much the decoded mean is multiplied. Raises `SpecError` where feedback would diverge."""
+        return 1.0
+
+    def owns_momentum(self, step: int) -> bool:
+        """Whether momentum happens here, before the exchange, not in the optimiser."""
+        return False
+
+
+class BoundFeedback(ABC):
+    """A feedback at work: owns its memory, keyed by tensor name.
+
+    `detects_non_finite`: whether `correct` returns None for a gradient that is not finite.
+    """
+
+    detects_non_finite: ClassVar[bool] = True
+
+    @abstractmethod
+    def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
+        """What should be sent for scale * grad: flat x in the layout's coordinates, or None if not finite.
+
+        The returned tensor is the memory itself, or `grad`.
+        """
+
+    @abstractmethod
+    def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
+        """Keep what was not sent. What was sent leaves the memory when the next turn begins."""
+
+    @abstractmethod
+    def put_back(self, layout: Layout) -> None:
+        """Undo this turn's `settle`, exactly: the step will not be applied."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Tensor]:
+        """Memory of this rank: "<kind>/<tensor name>" to a tensor."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take the memory back. Raises `StateError` for other tensors or shapes."""

@@ -19,10 +19,10 @@ from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
-from laconic.feedback.contraction import safe_gain
-from laconic.feedback.feedback import BoundFeedback, Feedback, Optimised, Share
+from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
 from laconic.feedback.memory import Memory
-from laconic.feedback.pending import Pending
+from laconic.feedback.memory.contraction import safe_gain
+from laconic.feedback.memory.pending import Pending
 
 
 @dataclass(frozen=True, repr=False)

@@ -27,10 +27,10 @@ from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
-from laconic.feedback.contraction import safe_gain
-from laconic.feedback.feedback import BoundFeedback, Feedback, Optimised, Share
+from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
 from laconic.feedback.memory import Memory
-from laconic.feedback.pending import Pending
+from laconic.feedback.memory.contraction import safe_gain
+from laconic.feedback.memory.pending import Pending
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,7 +53,7 @@ class MomentumCorrection(Feedback):
     def __post_init__(self) -> None:
         arguments.flag("masking", self.masking)
         if self.clip is not None:
-            arguments.number("clip", self.clip, above=0, way_out="None leaves gradients as they are")
+            arguments.number("clip", self.clip, above=0, hint="None leaves gradients as they are")
         arguments.whole("dense_steps", self.dense_steps)
 
     @property

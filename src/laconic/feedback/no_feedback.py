@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
-from laconic.feedback.feedback import BoundFeedback, Feedback, Optimised, Share
+from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
 
 
 @dataclass(frozen=True, repr=False)
@@ -22,6 +23,8 @@ class NoFeedback(Feedback):
 
 
 class _Nothing(BoundFeedback):
+    detects_non_finite: ClassVar[bool] = False  # that would take a pass over memory of its own
+
     def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
         return layout.segments.scale_(grad, scale)
 

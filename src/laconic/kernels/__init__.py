@@ -34,6 +34,9 @@ from laconic.kernels.entropy import rice_bound as rice_bound
 from laconic.kernels.entropy import rice_decode as rice_decode
 from laconic.kernels.entropy import rice_encode as rice_encode
 from laconic.kernels.entropy import rice_parameter as rice_parameter
+from laconic.kernels.gap_widths import gap_widths_bound as gap_widths_bound
+from laconic.kernels.gap_widths import gap_widths_decode as gap_widths_decode
+from laconic.kernels.gap_widths import gap_widths_encode as gap_widths_encode
 from laconic.kernels.levels import FURTHEST as FURTHEST
 from laconic.kernels.levels import join_levels as join_levels
 from laconic.kernels.levels import places_of as places_of
@@ -44,6 +47,7 @@ from laconic.kernels.lowrank import orthonormal_ as orthonormal_
 from laconic.kernels.lowrank import product_add_ as product_add_
 from laconic.kernels.lowrank import times as times
 from laconic.kernels.lowrank import transposed_times as transposed_times
+from laconic.kernels.minmax import MinMaxForm as MinMaxForm
 from laconic.kernels.minmax import minmax_add_ as minmax_add_
 from laconic.kernels.minmax import minmax_encode as minmax_encode
 from laconic.kernels.minmax import minmax_nbytes as minmax_nbytes
@@ -53,12 +57,13 @@ from laconic.kernels.natural import natural_nbytes as natural_nbytes
 from laconic.kernels.philox import dither24 as dither24
 from laconic.kernels.philox import philox as philox
 from laconic.kernels.philox import uniform as uniform
+from laconic.kernels.quantise import Form as Form
+from laconic.kernels.quantise import Measure as Measure
 from laconic.kernels.quantise import dequantise_add_ as dequantise_add_
 from laconic.kernels.quantise import levels_add_ as levels_add_
 from laconic.kernels.quantise import norms as norms
 from laconic.kernels.quantise import quantise as quantise
 from laconic.kernels.quantise import quantise_levels as quantise_levels
-from laconic.kernels.quantise import quantised_nbytes as quantised_nbytes
 from laconic.kernels.scatter import gather as gather
 from laconic.kernels.scatter import scatter_add_ as scatter_add_
 from laconic.kernels.scatter import scatter_zero_ as scatter_zero_
@@ -74,7 +79,4 @@ from laconic.kernels.sign import signs as signs
 from laconic.kernels.sign import zeros as zeros
 from laconic.kernels.tally import packed_levels_add_ as packed_levels_add_
 from laconic.kernels.tally import packed_sum as packed_sum
-from laconic.kernels.units import units_bound as units_bound
-from laconic.kernels.units import units_decode as units_decode
-from laconic.kernels.units import units_encode as units_encode
 from laconic.kernels.vote import majority as majority

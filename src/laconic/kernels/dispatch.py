@@ -21,19 +21,19 @@ NAMES = ("reference", *reversed(TARGETS))
 _missing: str | None = None  # why there is no native code
 _compiled: tuple[str, ...] = ()
 _features: tuple[str, ...] = ()
-_runnable: dict[str, Target] = {}
+_runnable: dict[str, type[Target]] = {}
 try:
     import laconic._native as _native
 except ImportError as error:
     _missing = str(error)
 else:
-    _compiled, _features = tuple(_native.compiled), tuple(_native.features)
+    _compiled, _features = (tuple(text.split(",")) for text in (_native.compiled, _native.features))
     _runnable = {name: getattr(_native, name) for name in TARGETS if name in vars(_native)}
 _name = next(iter(_runnable), "reference")
-_live: Target | None = _runnable.get(_name)
+_live: type[Target] | None = _runnable.get(_name)
 
 
-def native(*tensors: Tensor) -> Target | None:
+def native(*tensors: Tensor) -> type[Target] | None:
     """The native functions that serve these tensors, or None where the reference does."""
     if _live is None or not all(tensor.is_cpu for tensor in tensors):
         return None

@@ -1,6 +1,6 @@
-"""How a program of this package is started without the package's front door, which imports torch.
+"""Starts a program of this package without `import laconic`, which imports torch.
 
-A start takes hundredths of a second that way, instead of seconds, and a tenth of the memory.
+A start then takes hundredths of a second instead of seconds, and a tenth of the memory.
 """
 
 from __future__ import annotations
@@ -20,6 +20,6 @@ runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def bare(program: str, *arguments: object) -> list[str]:
-    """The command line of `laconic.lab.inside.PROGRAM`, which imports nothing but the standard library."""
+    """The command line of `laconic.lab.inside.PROGRAM`, which imports only the standard library."""
     module = f"laconic.lab.inside.{program}"
     return [sys.executable, "-I", "-S", "-c", START, str(PACKAGE), module, *map(str, arguments)]

@@ -1,4 +1,4 @@
-"""The owner's side of a lab's keeper: its life, and requests to it."""
+"""The owner's side of a lab's keeper: starts and ends it, and sends requests to it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from laconic.lab.bare import bare
 
 END_S = 5.0  # for the keeper to end by itself
 MEANS = """\
-it takes root, or a kernel that lets users have namespaces: see user.max_user_namespaces and
+it takes root, or a kernel that allows namespaces to users: see user.max_user_namespaces and
 kernel.apparmor_restrict_unprivileged_userns in /proc/sys; a container needs --privileged"""
 Request = dict[str, Any]
 
 
 class Keeping:
-    """`count` network namespaces, there until `close` or the end of this process, however it ends.
+    """`count` network namespaces, until `close` or the end of this process, however it ends.
 
-    Raises `LabError` where iproute2 is missing, or the rights to make namespaces.
+    Raises `LabError` if iproute2 is missing, or this user may not make namespaces.
     """
 
     def __init__(self, count: int) -> None:
@@ -35,26 +35,26 @@ class Keeping:
             text=True,
             start_new_session=True,  # Ctrl-C ends the commands first
         )
-        told: dict[str, Any] = {}
+        status: dict[str, Any] = {}
         try:
-            while not {"ready", "process"} <= told.keys():
-                told |= self._hear()
-                if "refused" in told:
-                    raise LabError(f"no network namespace can be made here ({told['refused']}): {MEANS}")
+            while not {"ready", "process"} <= status.keys():
+                status |= self._read()
+                if "refused" in status:
+                    raise LabError(f"no network namespace can be made here ({status['refused']}): {MEANS}")
         except BaseException:
             self.close()
             raise
-        self.process: int = told["process"]  # that sees itself as the lab's first
+        self.process: int = status["process"]  # which is process 1 inside the lab
 
     def ask(self, *requests: Request) -> list[Any]:
-        """The keeper's answers, one each: see `inside/keeper.py`. Commands that fail raise `LabError`."""
+        """The keeper's answers, see `inside/keeper.py`. Raises `LabError` if a command fails."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(requests) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             raise LabError("the lab has ended: its keeper was killed") from None
-        answers: list[Any] = self._hear()
+        answers: list[Any] = self._read()
         for request, answer in zip(requests, answers, strict=True):
             if "run" in request and answer[0] != 0 and not request.get("may_fail"):
                 raise LabError(f"{' '.join(request['run'])}: {answer[2].strip()}; {MEANS}")
@@ -65,7 +65,7 @@ class Keeping:
         return bare("enter", self.process, number, *command)
 
     def close(self) -> None:
-        """End all that runs in the namespaces, and them."""
+        """End the namespaces and everything that runs in them."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -76,7 +76,7 @@ class Keeping:
             self._process.wait()
         self._process.stdout.close()
 
-    def _hear(self) -> Any:
+    def _read(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -85,7 +85,7 @@ class Keeping:
 
 
 def _tool(name: str) -> str:
-    """Where a program of iproute2 is; users' PATH often leaves its folder out."""
+    """The path of a program of iproute2; a user's PATH often lacks its folder."""
     path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
     found = shutil.which(name, path=path)
     if found is None:

@@ -1,12 +1,12 @@
-"""Several emulated hosts on one Linux machine, each with a link of its own: the network that a test wants.
+"""Several emulated hosts on one Linux machine, each with its own link, for tests of slow networks.
 
     with Lab(hosts=4, link=Link("1gbit", delay="2ms")) as lab:
         outputs = lab.run([sys.executable, "train.py"])      # on every host, in torchrun's environment
         print(lab.counters())
 
-A host is a network namespace: processes on it share the machine's files and processors, and see one
-interface, eth0, and the others as host0, host1, ... Nothing of the machine's own network is touched, and
-nothing outlives the lab: see `inside/keeper.py`.
+A host is a network namespace: its processes share the machine's files and processors, have one interface,
+eth0, and know the hosts as host0, host1, ... The machine's own network is not changed, and nothing outlives
+the lab: see `inside/keeper.py`.
 """
 
 from __future__ import annotations
@@ -30,25 +30,30 @@ from laconic.lab.link import Link
 from laconic.lab.profiles import Profile
 from laconic.lab.waiting import Start, outputs
 
-PORT = 29500  # of the first run; each has its own
-HOSTS = "LACONIC_LAB"  # environment: what a command that starts its own workers reads, see `tasks/place.py`
+PORT = 29500  # of the first run; each run has its own
+HOSTS = "LACONIC_LAB"  # environment variable for a command that starts its own workers, see `tasks/place.py`
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Bytes that a host's interface has counted, with all headers."""
+    """Bytes counted by a host's interface, with all headers."""
 
     sent: int
     received: int
 
 
 class Lab:
-    """`hosts` emulated hosts, from `start`, or the beginning of a `with` block, to `close`.
+    """Emulated hosts, from the start of a `with` block to its end.
 
-    `link`: that of every host, or a profile. `offload`: packets of up to 64 kB cross as one, as in a machine
-    whose network card cuts them: fast links take fewer processor seconds, and counters miss their headers.
-    `seed` draws what gets lost and late, where the kernel has no netem. Raises `LabError` where this machine
-    cannot have a lab, and says what is missing.
+    Args:
+        hosts: Number of hosts, 1 to 64.
+        link: Every host's link, or a profile; default: as fast as memory.
+        offload: Whether packets of up to 64 kB cross as one, as with a network card that cuts them: fast
+            links then take less processor time, and counters miss headers. Default: False.
+        seed: Seed of delay and loss, if the kernel has no netem; default: 0.
+
+    Raises:
+        LabError: This machine cannot have a lab; the message says what is missing.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class Lab:
         self.links = [self.profile.link] * hosts
         self.offload, self.seed = offload, seed
         self.addresses = tuple(map(wiring.address, range(hosts)))
-        self.means = "tc"  # of delay and loss: "tc" where there is none or the kernel has netem, or "relay"
+        self.means = "tc"  # what makes delay and loss: "tc" (netem, or there is none) or "relay"
         self._keeping: Keeping | None = None
         self._relay: subprocess.Popen[str] | None = None
         self._runs = 0
@@ -81,10 +86,19 @@ class Lab:
     def start(
         self, host: int, command: Sequence[str], *, env: Mapping[str, str] | None = None, **popen: Any
     ) -> subprocess.Popen[Any]:
-        """A command on a host, with `env` beside this process's environment. It dies with the lab.
+        """Start a command on a host. It dies with the lab.
 
-        It reads nothing from the terminal, and Ctrl-C does not reach it: `send_signal` does. Killing it kills
-        the command; what that has started lives until the lab is closed.
+        It reads nothing from the terminal. Ctrl-C does not reach it; `send_signal` does. Killing the process
+        kills the command; processes that the command has started live until the lab is closed.
+
+        Args:
+            host: The number of the host.
+            command: Program and arguments.
+            env: Variables added to this process's environment; default: none.
+            popen: Options of `subprocess.Popen`.
+
+        Returns:
+            The process.
         """
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": wiring.INTERFACE} | dict(env or {})
         popen = {"stdin": subprocess.DEVNULL, "start_new_session": True} | popen
@@ -98,10 +112,19 @@ class Lab:
         timeout_s: float | None = None,
         capture: bool = True,
     ) -> list[str]:
-        """A command on every host at once, in the environment that torchrun gives; what each has printed.
+        """Run a command on every host at once, in torchrun's environment, and wait for all.
 
-        Without `capture` they print where this process does. Raises `LabError` as soon as one fails or
-        `timeout_s` is over; the others are then killed.
+        Args:
+            command: Program and arguments.
+            env: Variables added to the environment; default: none.
+            timeout_s: Seconds after which all are killed; default: no limit.
+            capture: Whether to return what they print (default), or to let them print.
+
+        Returns:
+            What each host printed, or "".
+
+        Raises:
+            LabError: A command has failed or `timeout_s` is over; the others are killed.
         """
         self._runs += 1
 
@@ -123,13 +146,13 @@ class Lab:
         timeout_s: float | None = None,
         capture: bool = True,
     ) -> str:
-        """A command on host 0 alone, which starts its own workers on all, as `laconic train` does."""
-        told = {
+        """Like `run`, on host 0 alone: for commands that start their own workers, such as `laconic train`."""
+        hosts = {
             "namespaces": [f"/proc/1/fd/{FIRST + host}" for host in range(self.hosts)],
             "addresses": self.addresses,
             "interface": wiring.INTERFACE,
         }
-        environment = {HOSTS: json.dumps(told), **(env or {})}
+        environment = {HOSTS: json.dumps(hosts), **(env or {})}
         return outputs(
             [lambda to: self.start(0, command, env=environment, stdout=to)],
             timeout_s=timeout_s,
@@ -138,7 +161,7 @@ class Lab:
         )[0]
 
     def place(self, host: int) -> dict[str, str]:
-        """What torchrun tells a process: one on each host."""
+        """The variables that torchrun would set for the process on a host, one process a host."""
         place = {
             "RANK": host,
             "WORLD_SIZE": self.hosts,
@@ -153,23 +176,23 @@ class Lab:
         return {name: str(value) for name, value in place.items()}
 
     def reshape(self, link: Link, hosts: Sequence[int] | None = None) -> None:
-        """Other links from now on, for these hosts or all. Packets under way keep what they had."""
+        """Give these hosts, by default all, another link; packets on their way keep their delay."""
         if self.means == "tc" and not link.direct and not self._has_netem():
             raise SpecError(
-                "this kernel has no netem: links that are to be late or to lose packets later must do so a"
-                " little from the start; begin the lab with a delay, such as 100us"
+                "this kernel has no netem, so a lab without delay cannot get delay or loss later: start the"
+                " lab with a delay, such as 100us"
             )
         for host in range(self.hosts) if hosts is None else hosts:
             self.links[host] = link
         self._shape()
 
     def counters(self) -> list[Counted]:
-        """Of each host, since the lab began."""
+        """The bytes of each host's interface since the lab started."""
         asked = ({"in": host, "counts": wiring.INTERFACE} for host in range(self.hosts))
         return [Counted(*found) for found in self._kept.ask(*asked)]
 
     def close(self) -> None:
-        """End all that runs on the hosts, and them."""
+        """End the hosts and everything that runs on them."""
         if self._relay is not None:
             self._relay.kill()
             self._relay.wait()
@@ -209,7 +232,7 @@ class Lab:
         if not all(
             self._kept.ask(*({"in": host, "running": wiring.INTERFACE} for host in range(self.hosts)))
         ):
-            raise LabError("the kernel does not bring the interfaces of the lab up")
+            raise LabError("the kernel does not bring up the interfaces of the lab")
         if self.means == "relay":
             self._start_relay()
 
@@ -243,7 +266,7 @@ class Lab:
         self._tell_relay()
         assert self._relay.stdout is not None
         if not self._relay.stdout.readline():
-            raise LabError("the relay of packets could not start: what it said is above")
+            raise LabError("the relay of packets could not start: its output is above")
 
     def _tell_relay(self) -> None:
         extra = self.profile.extra_s
@@ -262,11 +285,11 @@ class Lab:
 
     def _check_relay(self) -> None:
         if self._relay is not None and self._relay.poll() is not None:
-            raise LabError("the relay of packets has ended: no host hears another")
+            raise LabError("the relay of packets has ended: hosts cannot reach each other")
 
 
 def missing() -> str | None:
-    """Why there can be no lab on this machine, or None."""
+    """Why this machine cannot have a lab, or None if it can."""
     try:
         with Lab(1, Link("100mbit")):
             return None

@@ -1,4 +1,4 @@
-"""What lies between an emulated host and the others: rates, delay, jitter, loss."""
+"""The link between an emulated host and the others: rates, delay, jitter, loss."""
 
 from __future__ import annotations
 
@@ -13,12 +13,20 @@ LONGEST_S = 10.0
 
 @dataclass(frozen=True)
 class Link:
-    """A host's link, each quantity as it is written: `Link("1gbit", delay="2ms", jitter="1ms", loss="1%")`.
+    """A host's link, with units: `Link("1gbit", delay="2ms", jitter="1ms", loss="1%")`.
 
-    `rate` holds in both directions, where `up` (what the host sends) and `down` (what it receives) do not
-    say otherwise; None: as fast as memory. `delay` is that of packets to this host, one way, and `jitter` how
-    much sooner or later they may come, evenly drawn; `loss` is the share of them that never comes. So a
-    message and its answer take the delays of both hosts.
+    A message and its answer take the delays of both hosts.
+
+    Args:
+        rate: Bits a second in both directions; default: None, as fast as memory.
+        delay: Delay of packets to this host, one way, at most 10s; default: "0ms".
+        jitter: How much earlier or later packets may arrive, at most `delay`, uniform; default: "0ms".
+        loss: Share of the packets to this host that are lost, below 100%; default: "0%".
+        up: Bits a second that the host may send; default: `rate`.
+        down: Bits a second that the host may receive; default: `rate`.
+
+    Raises:
+        SpecError: A quantity has no unit, or is outside its range.
 
     >>> Link("100mbit", up="10mbit").bits_up
     10000000.0
@@ -68,7 +76,7 @@ class Link:
 
     @property
     def direct(self) -> bool:
-        """Whether a rate is all there is to it."""
+        """Whether the link has neither delay nor loss."""
         return self.delay_s == 0 and self.loss_share == 0
 
     def __str__(self) -> str:

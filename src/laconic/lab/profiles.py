@@ -1,7 +1,7 @@
-"""Networks by name: `laconic lab --profile wifi`. Round figures of what such networks commonly are, no more.
+"""Networks by name: `laconic lab --profile wifi`. The figures are round values of common networks.
 
-In `wan-3-regions` hosts stand in three regions in turn, host 0 in the first, host 1 in the second; packets
-between regions take as long as between the shores of an ocean, or around half the world.
+In `wan-3-regions` hosts are in three regions in turn, host 0 in the first, host 1 in the second; packets
+between regions take as long as across an ocean, or around half the world.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from laconic.lab.link import Link
 
 @dataclass(frozen=True)
 class Profile:
-    """Every host's link; and of `regions` regions what packets take between them, beyond the link's delay.
+    """Every host's link, and the delays between regions.
 
-    `between_s[a][b]`: seconds from region a to region b, one way.
+    `between_s[a][b]`: seconds from region a to region b, one way, in addition to the link's delay.
     """
 
     link: Link
     between_s: tuple[tuple[float, ...], ...] = ((0.0,),)
 
     def extra_s(self, source: int, target: int) -> float:
-        """Seconds between two hosts beyond the target's delay."""
+        """Seconds between two hosts, in addition to the target's delay."""
         regions = len(self.between_s)
         return self.between_s[source % regions][target % regions]
 
     @property
     def direct(self) -> bool:
-        """Whether all regions are in one place."""
+        """Whether there are no delays between regions."""
         return not any(map(any, self.between_s))
 
 

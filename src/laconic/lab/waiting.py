@@ -15,16 +15,16 @@ from typing import IO, Any
 from laconic.core.errors import LabError
 
 GRACE_S = 10.0  # for commands to end after Ctrl-C
-LOOK_S = 1.0  # between looks at what lies between the hosts
+LOOK_S = 1.0  # between checks of the relay
 Start = Callable[[IO[str] | None], subprocess.Popen[Any]]
 
 
 class OutOfTime(LabError):
-    """Commands were not done in time."""
+    """Commands did not end in time."""
 
 
 class CommandFailed(LabError):
-    """A command ended with an error. `code`: its exit code, as a shell has it."""
+    """A command ended with an error. `code`: its exit code, as in a shell."""
 
     def __init__(self, host: int, returncode: int) -> None:
         self.code = returncode if returncode > 0 else 128 - returncode
@@ -33,13 +33,16 @@ class CommandFailed(LabError):
             if returncode < 0
             else f"ended with exit code {returncode}"
         )
-        super().__init__(f"host {host}: the command {how}; what it said is above")
+        super().__init__(f"host {host}: the command {how}; its output is above")
 
 
 def outputs(
     starts: Sequence[Start], *, timeout_s: float | None, capture: bool, alive: Callable[[], None]
 ) -> list[str]:
-    """Start all and wait for all; what each has printed, or "". `alive` raises where none can end."""
+    """Start all commands and wait for all; returns what each printed, or "" without `capture`.
+
+    `alive` raises an error if the network of the hosts has failed.
+    """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
     def interrupt(kind: type[BaseException] | None, *_: object) -> None:
@@ -57,7 +60,7 @@ def outputs(
         while waiting:
             left = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
             if left <= 0:
-                raise OutOfTime(f"not done within {timeout_s:g} s: all commands were ended")
+                raise OutOfTime(f"not done within {timeout_s:g} s: all commands were killed")
             for ended in select.select(list(waiting), [], [], left)[0]:
                 host = waiting.pop(ended)
                 if code := processes[host].wait():
@@ -70,7 +73,7 @@ def outputs(
 
 
 class _Ended:
-    """What select sees as readable when a process has ended."""
+    """A file that `select` finds readable once a process has ended."""
 
     def __init__(self, process: subprocess.Popen[Any]) -> None:
         self._descriptor = os.pidfd_open(process.pid)
@@ -86,7 +89,7 @@ class _Ended:
 
 
 def _interrupt(processes: Sequence[subprocess.Popen[Any]]) -> None:
-    """Let commands end by themselves; whoever cannot wait presses Ctrl-C again."""
+    """Interrupt commands and wait for them; a second Ctrl-C ends the wait."""
     for process in processes:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)

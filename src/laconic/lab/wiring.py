@@ -1,9 +1,9 @@
-"""A lab's network as what `ip` and `tc` are told: pure text, which can be read and tested without rights.
+"""A lab's network as input of `ip` and `tc`: pure text, which can be tested without root's rights.
 
-Host k has one interface, eth0, of address 10.77.0.k+1. Its other end is port vk in a namespace of the network
-alone, where a bridge joins all ports, or a relay. What a host sends waits in a token bucket at eth0, what it
-receives in one at its port, so that links are full duplex and a crowded receiver is slow. Delay, jitter and
-loss are netem's, at the port.
+Host k has one interface, eth0, with address 10.77.0.k+1. Its other end is port vk in the network's own
+namespace, where a bridge or a relay joins all ports. Packets that a host sends wait in a token bucket at
+eth0, packets for it in one at its port, so links are full duplex, and a crowded receiver is slow. netem makes
+delay, jitter and loss, at the port.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from laconic.lab.link import Link
 
 INTERFACE = "eth0"
 MOST_HOSTS = 64
-QUIET = "/proc/sys/net/ipv6/conf/all/disable_ipv6"  # IPv6 looks for routers now and then, and is counted
-QUEUE_MS = 400  # that a token bucket holds back before it drops
-BURST_S = 1e-3  # at full rate: what a late timer may not lose
+QUIET = "/proc/sys/net/ipv6/conf/all/disable_ipv6"  # IPv6 looks for routers, and counters would include it
+QUEUE_MS = 400  # the queue of a token bucket, before it drops packets
+BURST_S = 1e-3  # of full rate, so that a late timer loses none
 LEAST_BURST = 32_000
-PACKETS = 100_000  # that netem holds back
+PACKETS = 100_000  # the queue of netem
 
 
 def address(host: int) -> str:
@@ -30,7 +30,7 @@ def address(host: int) -> str:
 
 
 def names(hosts: int) -> str:
-    """What /etc/hosts says in the lab; torch looks for the second form, and warns where it finds no name."""
+    """The lab's /etc/hosts; torch looks for the second form, and warns if it finds no name."""
     lines = ["127.0.0.1 localhost"]
     for form in ("", "::ffff:"):
         lines += (f"{form}{address(host)} host{host}" for host in range(hosts))
@@ -43,7 +43,7 @@ def hardware(host: int) -> str:
 
 
 def hub_lines(hosts: int, *, bridged: bool) -> str:
-    """For `ip -batch` in the network's own namespace: a cable to each host, and what joins them."""
+    """For `ip -batch` in the network's own namespace: a cable to each host, and the bridge."""
     lines = ["link add br0 type bridge mcast_snooping 0", "link set br0 up"] if bridged else []
     for host in range(hosts):
         far = f"name {INTERFACE} address {hardware(host)} netns /proc/1/fd/{FIRST + host}"
@@ -58,12 +58,12 @@ def host_lines(host: int) -> str:
 
 
 def up_lines(link: Link) -> str:
-    """For `tc -batch` in a host's namespace: how fast it sends."""
+    """For `tc -batch` in a host's namespace: its sending rate."""
     return f"qdisc replace dev {INTERFACE} root {bucket(link.bits_up)}\n"
 
 
 def down_lines(host: int, link: Link, *, netem: bool) -> str:
-    """For `tc -batch` in the network's own namespace: how fast a host receives, and how late."""
+    """For `tc -batch` in the network's own namespace: a host's receiving rate, delay, jitter and loss."""
     if not netem:
         return f"qdisc replace dev v{host} root {bucket(link.bits_down)}\n"
     late = f"delay {link.delay_s * 1e6:.0f}us {link.jitter_s * 1e6:.0f}us loss {100 * link.loss_share:g}%"
@@ -74,7 +74,7 @@ def down_lines(host: int, link: Link, *, netem: bool) -> str:
 
 
 def bucket(bits: float | None) -> str:
-    """A token bucket of this rate, or a queue that nothing holds back.
+    """A token bucket of this rate, or a queue without a limit.
 
     >>> bucket(1e9)
     'tbf rate 1000000000bit burst 125000b latency 400ms'

@@ -1,4 +1,4 @@
-"""Training in low bits, simulated: layers that round activations, weights and gradients, and `convert`."""
+"""Simulated low-bit training: layers that round activations, weights and gradients, and `convert`."""
 
 from laconic.lowbit.add import Add as Add
 from laconic.lowbit.add import QuantAdd as QuantAdd

@@ -1,4 +1,4 @@
-"""Rounding of activations, between ends that are measured in training and remembered for tests."""
+"""Rounding of activations, between ends that are measured in training and kept for evaluation."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch import Tensor, nn
 from laconic.core.turn import mix, name_key
 from laconic.lowbit.grid import Precision, straight
 
-KEPT = 0.1  # share of a running value that a batch leaves: the last batch counts for nine tenths
+KEPT = 0.1  # share of a running value that is left after a batch: the last batch counts nine tenths
 
 
 class Activation(nn.Module):
-    """x (n, ...) of n examples in 2^bits values, float32 of the same shape; gradients pass straight through.
+    """Rounds x (n, ...) of n examples to 2^bits values, float32 of the same shape; gradients pass unchanged.
 
-    In training the ends are the means of the examples' least and greatest values, and are remembered as `low`
-    and `high`; in testing they are what was remembered, or the batch's own where nothing was. `turns` int64
-    counts the training batches: random rounding is made of it and the seed alone, so that a model which takes
-    its `state_dict` back goes on with the same bits.
+    In training the ends are the means of the examples' smallest and largest values, and `low` and `high` keep
+    running values of them. In evaluation the ends are `low` and `high`, or the batch's own before any
+    training. `turns` int64 counts the training batches: random rounding depends on it and the seed alone, so
+    a model that loads its `state_dict` goes on with the same bits.
 
     >>> layer = Activation(Precision(bits=2))
     >>> layer(torch.tensor([[0.0, 0.4, 3.0], [0.0, 1.2, 3.0]]))
@@ -44,7 +44,7 @@ class Activation(nn.Module):
         return straight(x.float(), low, high, self.precision.bits, key)
 
     def key(self, name: str) -> int:
-        """Of random bits for this purpose, at this training batch."""
+        """The key of random bits for this purpose, at this training batch."""
         return mix(self.precision.seed, int(self.turns), name_key(name))
 
     def _ends(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The sum of a residual block as a layer, so that it can be had in low bits."""
+"""The sum of a residual block as a layer, so that `convert` can replace it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from laconic.lowbit.grid import Precision, rounded_gradient
 
 
 class Add(nn.Module):
-    """x + y. Write a residual block with it, and `convert` makes a `QuantAdd` of it."""
+    """x + y. Use it in residual blocks: `convert` replaces it by a `QuantAdd`."""
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
 
 
 class QuantAdd(nn.Module):
-    """Q(x) + Q(y), each between running ends of its own; the gradient of both is rounded at random.
+    """Q(x) + Q(y), each between its own running ends; the gradient of both is rounded at random.
+
+    Args:
+        precision: Bits, rounding and seed.
 
     >>> import torch
     >>> QuantAdd(Precision(bits=8))(torch.zeros(2, 3), torch.ones(2, 3)).tolist()
@@ -31,7 +34,7 @@ class QuantAdd(nn.Module):
 
     @classmethod
     def of(cls, layer: Add, precision: Precision) -> QuantAdd:
-        """The same layer in low bits."""
+        """The low-bit form of a layer."""
         return cls(precision)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Products whose two gradients have two precisions: low bits for the input's, full for the weights'.
+"""Products whose gradients have two precisions: low bits for the input's, float32 for the weights'.
 
     y = w x;  dx = w^T Q(dy), rounded at random between the ends of dy;  dw = dy x^T
 
-Banner et al. 2018, arXiv:1805.11046. Their code computes y twice to have both; here one backward makes them.
+Banner et al. 2018, arXiv:1805.11046. Their code computes y twice for that; here one backward does both.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def conv2d(
     bits: int,
     key: int,
 ) -> Tensor:
-    """`F.conv2d` of float32 x (n, c, h, w); its input's gradient comes from Q(dy) in `bits` by `key`."""
+    """`F.conv2d` of float32 x (n, c, h, w); dx is computed from Q(dy) in `bits` with `key`."""
     shape = (stride, padding, dilation, groups)
     out: Tensor = _Conv2d.apply(x, weight, bias, shape, (bits, key))  # type: ignore[no-untyped-call]
     return out
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, bits: int, key: int) -> Tensor:
-    """`F.linear` of float32 x (..., c); its input's gradient comes from Q(dy) in `bits` by `key`."""
+    """`F.linear` of float32 x (..., c); dx is computed from Q(dy) in `bits` with `key`."""
     out: Tensor = _Linear.apply(x, weight, bias, (bits, key))  # type: ignore[no-untyped-call]
     return out
 

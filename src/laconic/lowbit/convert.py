@@ -1,4 +1,4 @@
-"""`convert`: a model as it is, to the same model in low bits."""
+"""`convert`: a float32 model to the same model in low bits."""
 
 from __future__ import annotations
 
@@ -36,16 +36,25 @@ def convert(
     rounding: Rounding = "nearest",
     keep: Collection[str] = (),
 ) -> nn.Module:
-    """A copy of the model whose Conv2d, Linear, BatchNorm2d, GroupNorm, EvoNormS0 and Add are low-bit layers.
+    """Copy a model with low-bit layers for Conv2d, Linear, BatchNorm2d, GroupNorm, EvoNormS0 and Add.
 
     Build the optimiser from the copy's parameters, which are float32. Layers without parameters (ReLU,
-    pooling) stay as they are; write the sums of residual blocks as `lowbit.Add`, or they stay in float32.
-    `bits`, `rounding` and `seed`: see `Precision`; give each rank a seed of its own. `keep`: names of modules
-    that stay in float32 with all that is in them. What is simulated shows what low bits do to accuracy; it
-    saves no time and no memory.
+    pooling) do not change; write the sums of residual blocks as `lowbit.Add`, or they stay float32. The
+    simulation shows what low bits do to accuracy; it saves neither time nor memory. A resumed run has the
+    same bits if it converts with the same seed and loads the model's `state_dict`, which counts the batches.
 
-    A resumed run has the same bits where it converts with the same seed and loads the model's `state_dict`,
-    which counts the batches. Raises `AttachError` for a module with parameters that has no low-bit form.
+    Args:
+        model: The float32 model; it is not changed.
+        bits: Bits of activations, weights and gradients, 2 to 8; default: 8.
+        seed: Seed of random rounding; give each rank its own. Default: 0.
+        rounding: Rounding of activations: "nearest" (default) or "stochastic".
+        keep: Names of modules that stay float32 with everything inside; default: none.
+
+    Returns:
+        The copy, on the same device.
+
+    Raises:
+        AttachError: A module with parameters has no low-bit form, or has hooks, or `keep` names no module.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 10))
     >>> [type(layer).__name__ for layer in convert(net)]
@@ -68,7 +77,7 @@ def _converted(
     keep: Collection[str],
     done: dict[nn.Module, nn.Module],
 ) -> nn.Module:
-    """What stands for this module: a low-bit layer, or itself with its children converted in place."""
+    """The module's low-bit layer, or the module itself with its children converted in place."""
     if name in keep:
         return module
     if module not in done:
@@ -87,7 +96,7 @@ def _layer(
     make: Callable[[Any, Precision], nn.Module], module: nn.Module, name: str, precision: Precision
 ) -> nn.Module:
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-        raise AttachError(f"{name!r} has hooks, which its low-bit layer would lose: add them after convert()")
+        raise AttachError(f"{name!r} has hooks, which its low-bit form would lose: add them after convert()")
     tensors = [*chain(module.parameters(), module.buffers())]
     try:
         made = make(module, precision.at(name))
@@ -102,8 +111,8 @@ def _refuse(module: nn.Module, name: str, bits: int) -> None:
     if own is None:
         return
     known = ", ".join(kind.__name__ for kind in LAYERS)
-    way = f"keep it in float32 by keep=({name!r},)" if name else "convert its parts and build it of them"
+    hint = f"keep it in float32 with keep=({name!r},)" if name else "convert its parts first"
     raise AttachError(
         f"{repr(name) if name else 'this model'} is a {type(module).__name__} with a parameter {own[0]!r} of"
-        f" its own, and has no {bits}-bit form; there is one of {known}: {way}"
+        f" its own, but only {known} have a {bits}-bit form: {hint}"
     )

@@ -1,4 +1,4 @@
-"""EvoNorm: a norm and an activation in one layer, by example, with no statistics of the batch.
+"""EvoNorm: a norm and an activation in one layer, for each example alone, without batch statistics.
 
     EvoNormS0       y = gamma x sigmoid(v x) / sqrt(var + 1e-5) + beta
     RangeEvoNorm    y = Q(gamma) x hardsigmoid(Q(v) x) Q(scale) + Q(beta)
@@ -6,8 +6,8 @@
 var: of x, by example and group of channels; scale: its `range_scale` in place of 1 / sqrt(var).
 
 Liu et al. 2020, arXiv:2004.02967, and its low-bit form of Aketi et al. 2021, arXiv:2111.09389, from their
-code. A rank whose shard has few labels normalises as any other does: that is why they take it for skewed
-data. One stands for a BatchNorm2d and the ReLU after it.
+code. It suits skewed data: a rank whose shard has few labels normalises like any other. One EvoNorm replaces
+a BatchNorm2d and the ReLU after it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,13 @@ EPS = 1e-5
 class EvoNormS0(nn.Module):
     """The float32 layer: x (n, c, h, w) to the same shape. Parameters `weight` gamma, `bias` beta, `v`, (c,).
 
+    Args:
+        channels: c, a multiple of `groups`.
+        groups: Groups of channels that share a variance; default: 8.
+
+    Raises:
+        ValueError: `groups` does not divide `channels`.
+
     >>> EvoNormS0(16)(torch.randn(2, 16, 4, 4)).shape
     torch.Size([2, 16, 4, 4])
     """
@@ -34,7 +41,7 @@ class EvoNormS0(nn.Module):
     def __init__(self, channels: int, groups: int = 8) -> None:
         super().__init__()
         if channels % groups:
-            raise ValueError(f"groups must divide the channels, got {groups} groups of {channels}")
+            raise ValueError(f"groups must divide channels, got {groups} groups of {channels} channels")
         self.channels, self.groups = channels, groups
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
@@ -48,7 +55,12 @@ class EvoNormS0(nn.Module):
 
 
 class RangeEvoNorm(nn.Module):
-    """The layer in low bits: activations, scales, gamma, beta, v, and the gradient, rounded at random.
+    """The low-bit layer: it rounds activations, scales, gamma, beta and v, and at random the gradient.
+
+    Args:
+        channels: c, a multiple of `groups`.
+        groups: Groups of channels that share a scale; default: 8.
+        precision: Bits, rounding and seed; default: 8 bits, to nearest, 0.
 
     >>> RangeEvoNorm(16)(torch.randn(2, 16, 4, 4)).shape
     torch.Size([2, 16, 4, 4])
@@ -64,7 +76,7 @@ class RangeEvoNorm(nn.Module):
 
     @classmethod
     def of(cls, norm: EvoNormS0, precision: Precision) -> RangeEvoNorm:
-        """The same layer in low bits, with the same parameters."""
+        """The low-bit form of a layer, with the same parameters."""
         made = cls(norm.channels, norm.groups, precision=precision)
         made.weight, made.bias, made.v = norm.weight, norm.bias, norm.v
         return made

@@ -1,10 +1,11 @@
-"""The grid of simulated low-bit training: evenly spaced values between two ends, to nearest or at random.
+"""The grid of simulated low-bit training: evenly spaced values between two ends, and rounding to them.
 
     s = max((high - low) / (2^bits - 1), 1e-8)
     Q(x; low, high) = round(clip((x - low) / s, 0, 2^bits - 1)) * s + low
 
-Banner et al. 2018, arXiv:1805.11046, as in the code of Aketi et al. 2021, arXiv:2111.09389. Everything is
-float32 that takes 2^bits values: this shows what low bits do to accuracy, and saves no time and no memory.
+Banner et al. 2018, arXiv:1805.11046, as in the code of Aketi et al. 2021, arXiv:2111.09389. All tensors are
+float32 with 2^bits different values: this shows what low bits do to accuracy, and saves neither time nor
+memory.
 """
 
 from __future__ import annotations
@@ -21,17 +22,22 @@ from laconic.core import arguments
 from laconic.core.turn import mix, name_key
 
 Rounding = Literal["nearest", "stochastic"]
-LEAST = 1e-8  # of the spacing: equal ends divide by no zero
-FINE = 2.0**24  # values of the dither
+LEAST = 1e-8  # smallest spacing, which avoids a division by zero if the ends are equal
+FINE = 2.0**24  # number of values of the dither
 
 
 @dataclass(frozen=True)
 class Precision:
-    """How a layer rounds. `bits`: from 2 to 8, of activations, weights and gradients.
+    """How a layer rounds. Weights are always rounded to nearest, gradients always at random.
 
-    `rounding`: of activations, also when the model is tested; the code of Aketi et al. rounds them at random
-    there too, by a slip of an argument, which 'stochastic' repeats. Weights are rounded to nearest, gradients
-    at random, always. `seed`: of all random rounding; ranks take different ones, that their errors differ.
+    Args:
+        bits: Bits of activations, weights and gradients, 2 to 8; default: 8.
+        rounding: Rounding of activations, in training and evaluation: "nearest" (default), or "stochastic",
+            which the code of Aketi et al. does in evaluation too, by a wrong argument.
+        seed: Seed of all random rounding; give ranks different ones, so that their errors differ. Default: 0.
+
+    Raises:
+        SpecError: An argument is outside its range.
     """
 
     bits: int = 8
@@ -44,21 +50,21 @@ class Precision:
         arguments.whole("seed", self.seed, most=(1 << 64) - 1)
 
     def at(self, name: str) -> Precision:
-        """The same for the layer of this name, with random bits of its own."""
+        """The same precision with its own random bits, for the layer of this name."""
         return replace(self, seed=mix(self.seed, name_key(name)))
 
 
 def quantise(x: Tensor, low: Tensor, high: Tensor, bits: int = 8, key: int | None = None) -> Tensor:
-    """Q(x) float32, of the shape of x; `low` and `high` have one element. `key`: rounds at random by it.
+    """Q(x) float32, of the shape of x; `low` and `high` have one element. With a `key` it rounds at random.
 
     Error, for x between the ends: at most s / 2 to nearest; at random below s, and 0 on average.
 
     >>> quantise(torch.tensor([0.0, 0.3, 0.4, 1.0, 5.0]), torch.tensor(0.0), torch.tensor(1.5), bits=2)
     tensor([0.0000, 0.5000, 0.5000, 1.0000, 1.5000])
     """
-    most = 2**bits - 1
-    spacing = ((high - low) / most).clamp(min=LEAST)
-    level: Tensor = ((x - low) / spacing).clamp_(0, most)
+    top = 2**bits - 1
+    spacing = ((high - low) / top).clamp(min=LEAST)
+    level: Tensor = ((x - low) / spacing).clamp_(0, top)
     if key is None:
         level.round_()
     else:
@@ -70,24 +76,24 @@ def quantise(x: Tensor, low: Tensor, high: Tensor, bits: int = 8, key: int | Non
 
 
 def ends(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and the greatest element of x, each a tensor of no dimension."""
+    """The smallest and the largest element of x, each a tensor of no dimension."""
     low, high = torch.aminmax(x)
     return low, high
 
 
 def straight(x: Tensor, low: Tensor, high: Tensor, bits: int, key: int | None = None) -> Tensor:
-    """Q(x), whose gradient passes straight through to x, also where x was cut off."""
+    """Q(x) with a straight-through gradient, also where x was clipped."""
     out: Tensor = _Straight.apply(x, low, high, bits, key)  # type: ignore[no-untyped-call]
     return out
 
 
 def fitted(x: Tensor, bits: int) -> Tensor:
-    """Q(x) to nearest between the ends of x itself, straight through: how weights and scales are rounded."""
+    """Q(x) to nearest between the ends of x, straight-through: for weights and scales."""
     return straight(x, *ends(x.detach()), bits)
 
 
 def rounded_gradient(x: Tensor, bits: int, key: int) -> Tensor:
-    """x itself, whose gradient is rounded at random by `key`, between its own ends."""
+    """x unchanged; its gradient is rounded at random with `key`, between the gradient's own ends."""
     out: Tensor = _RoundedGradient.apply(x, bits, key)  # type: ignore[no-untyped-call]
     return out
 

@@ -1,10 +1,10 @@
-"""Dense layers and convolutions that compute with low-bit activations, weights and gradients, simulated.
+"""Dense layers and convolutions with simulated low-bit activations, weights and gradients.
 
     y = conv(Q(x), Q(w)) + Q(b);  dx from Q(dy) rounded at random, dw from dy itself
 
-Banner et al. 2018, arXiv:1805.11046, as in the code of Aketi et al. 2021, arXiv:2111.09389: activations
-between running ends, weights and biases between their own, by tensor. The weights that an optimiser moves are
-float32; so is all arithmetic, see `grid`.
+Banner et al. 2018, arXiv:1805.11046, as in the code of Aketi et al. 2021, arXiv:2111.09389: activations are
+rounded between running ends, each weight and bias tensor between its own. The optimiser's weights and all
+arithmetic are float32, see `grid`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,18 @@ EIGHT = Precision()
 
 
 class QuantConv2d(nn.Conv2d):
-    """A convolution of x (n, c, h, w) float32 in low bits, padded with zeros. See the module.
+    """A low-bit convolution of x (n, c, h, w) float32, padded with zeros.
+
+    Args:
+        in_channels: As in `torch.nn.Conv2d`.
+        out_channels: As in `torch.nn.Conv2d`.
+        kernel_size: As in `torch.nn.Conv2d`.
+        stride: As in `torch.nn.Conv2d`; default: 1.
+        padding: Zeros on each side, as a number; default: 0.
+        dilation: As in `torch.nn.Conv2d`; default: 1.
+        groups: As in `torch.nn.Conv2d`; default: 1.
+        bias: Whether there is a bias; default: True.
+        precision: Bits, rounding and seed; default: 8 bits, to nearest, 0.
 
     >>> import torch
     >>> layer = QuantConv2d(3, 8, 3, padding=1, precision=Precision(bits=8))
@@ -47,11 +58,11 @@ class QuantConv2d(nn.Conv2d):
 
     @classmethod
     def of(cls, layer: nn.Conv2d, precision: Precision) -> QuantConv2d:
-        """The same layer in low bits, with the same parameters."""
+        """The low-bit form of a layer, with the same parameters."""
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
             raise AttachError(
                 f"a low-bit convolution pads with a number of zeros, got padding={layer.padding!r},"
-                f" padding_mode={layer.padding_mode!r}: pad by a layer before it, such as nn.ReflectionPad2d"
+                f" padding_mode={layer.padding_mode!r}: pad in a layer before it, such as nn.ReflectionPad2d"
             )
         shape = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
         made = cls(
@@ -81,7 +92,13 @@ class QuantConv2d(nn.Conv2d):
 
 
 class QuantLinear(nn.Linear):
-    """A dense layer of x (n, ..., c) float32 in low bits. See the module.
+    """A low-bit dense layer of x (n, ..., c) float32.
+
+    Args:
+        in_features: c.
+        out_features: The last dimension of the result.
+        bias: Whether there is a bias; default: True.
+        precision: Bits, rounding and seed; default: 8 bits, to nearest, 0.
 
     >>> import torch
     >>> QuantLinear(16, 4)(torch.randn(2, 16)).shape
@@ -97,7 +114,7 @@ class QuantLinear(nn.Linear):
 
     @classmethod
     def of(cls, layer: nn.Linear, precision: Precision) -> QuantLinear:
-        """The same layer in low bits, with the same parameters."""
+        """The low-bit form of a layer, with the same parameters."""
         made = cls(layer.in_features, layer.out_features, layer.bias is not None, precision=precision)
         made.weight, made.bias = layer.weight, layer.bias
         return made

@@ -1,9 +1,9 @@
-"""Norms that measure the range of values in place of their variance, in low bits.
+"""Low-bit norms that measure the range of values instead of their variance.
 
     y = Q(gamma) (x - mean) Q(scale) + Q(beta),   x in low bits, dy rounded at random
 
 Banner et al. 2018, arXiv:1805.11046 (range batch norm), as in the code of Aketi et al. 2021. `RangeGroupNorm`
-does the same with the mean and the range of each example's groups: that one is ours.
+does the same with the mean and the range of each example's groups; it is ours.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from laconic.lowbit.range_scale import range_scale
 
 
 class _LowBitNorm(nn.Module):
-    """Base: what comes in and goes out in low bits, and gamma `weight` and beta `bias`, (c,)."""
+    """Base: rounds input and gradient, and holds gamma `weight` and beta `bias`, (c,)."""
 
     def __init__(self, channels: int, affine: bool, precision: Precision) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class _LowBitNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
 
     def out(self, x: Tensor) -> Tensor:
-        """gamma x + beta, by channels of x (n, c, ...), whose gradient is rounded."""
+        """gamma x + beta for each channel of x (n, c, ...); its gradient is rounded."""
         along = (-1, *[1] * (x.dim() - 2))
         if self.weight is not None and self.bias is not None:
             bits = self.precision.bits
@@ -39,10 +39,15 @@ class _LowBitNorm(nn.Module):
 
 
 class RangeNorm(_LowBitNorm):
-    """For BatchNorm: x (n, c, ...) by the mean and the range of each channel over the batch, in 16 chunks.
+    """Replaces BatchNorm: normalises x (n, c, ...) by each channel's mean and range over the batch.
 
-    Tests use running values, of which the last batch is nine tenths. Batches of skewed shards differ, and so
-    do these values: `RangeEvoNorm` has none.
+    The range is averaged over 16 chunks. Evaluation uses running values, in which the last batch counts nine
+    tenths. On skewed shards batches differ, and so do these values: `RangeEvoNorm` has none.
+
+    Args:
+        channels: c.
+        affine: Whether there are gamma and beta; default: True.
+        precision: Bits, rounding and seed; default: 8 bits, to nearest, 0.
 
     >>> y = RangeNorm(3)(5 + 2 * torch.randn(64, 3, 8, 8, generator=torch.Generator().manual_seed(0)))
     >>> bool((y.mean((0, 2, 3)).abs() < 0.01).all()), bool(((y.std((0, 2, 3)) - 1).abs() < 0.2).all())
@@ -59,10 +64,10 @@ class RangeNorm(_LowBitNorm):
 
     @classmethod
     def of(cls, norm: nn.BatchNorm2d, precision: Precision) -> RangeNorm:
-        """In place of a BatchNorm2d, with its parameters and its running statistics."""
+        """The low-bit form of a BatchNorm2d, with its parameters and its running statistics."""
         if norm.running_mean is None or norm.running_var is None:
             raise AttachError(
-                "a range norm has running statistics, got BatchNorm2d(track_running_stats=False): take"
+                "a range norm needs running statistics, got BatchNorm2d(track_running_stats=False): use"
                 " GroupNorm, which needs none"
             )
         made = cls(norm.num_features, norm.affine, precision=precision)
@@ -85,7 +90,13 @@ class RangeNorm(_LowBitNorm):
 
 
 class RangeGroupNorm(_LowBitNorm):
-    """For GroupNorm: x (n, c, ...) by the mean and the range of each example's groups. No batch statistics.
+    """Replaces GroupNorm: normalises x (n, c, ...) by the mean and range of each example's groups.
+
+    Args:
+        groups: Groups of channels.
+        channels: c, a multiple of `groups`.
+        affine: Whether there are gamma and beta; default: True.
+        precision: Bits, rounding and seed; default: 8 bits, to nearest, 0.
 
     >>> RangeGroupNorm(2, 4)(torch.randn(3, 4, 8, 8)).shape
     torch.Size([3, 4, 8, 8])
@@ -99,7 +110,7 @@ class RangeGroupNorm(_LowBitNorm):
 
     @classmethod
     def of(cls, norm: nn.GroupNorm, precision: Precision) -> RangeGroupNorm:
-        """In place of a GroupNorm, with its parameters."""
+        """The low-bit form of a GroupNorm, with its parameters."""
         made = cls(norm.num_groups, norm.num_channels, norm.affine, precision=precision)
         made.weight, made.bias = norm.weight, norm.bias
         return made

@@ -1,10 +1,10 @@
-"""How far values spread, told by their range: a maximum and a minimum in place of squares and a root.
+"""The scale of values from their range: a maximum and a minimum instead of squares and a root.
 
     1 / (C(m) (mean of the chunks' maxima - mean of their minima) + 1e-5),   m values in each chunk
     C(m) = 0.5 * 0.35 * (1 + sqrt(pi ln 4)) / sqrt(2 ln m)
 
-is about 1 / standard deviation: of normal values 6 % more with 1,024 in a chunk, 23 % more with 16. Banner et
-al. 2018, arXiv:1805.11046; chunks as in the code of Aketi et al. 2021.
+is about 1 / standard deviation: for normal values 6 % more with 1,024 in a chunk, 23 % more with 16. Banner
+et al. 2018, arXiv:1805.11046; chunks as in the code of Aketi et al. 2021.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EPS = 1e-5
 
 
 def range_constant(m: int) -> float:
-    """C(m): times the range of m normal values, about their standard deviation.
+    """C(m): the range of m normal values times C(m) is about their standard deviation.
 
     >>> [round(range_constant(m), 3) for m in (64, 1024, 16384)]
     [0.187, 0.145, 0.123]
@@ -27,15 +27,15 @@ def range_constant(m: int) -> float:
 
 
 def chunks_of(n: int) -> int:
-    """16, or the most chunks below that which n divides into with 2 values or more in each.
+    """The largest number of equal chunks of n values, up to 16, with 2 values or more in each.
 
     >>> [chunks_of(n) for n in (32, 64, 20, 7)]
     [16, 16, 10, 1]
     """
     if n < 2:
         raise ValueError(
-            f"a range norm takes two values or more of each group, got {n}: give it fewer groups, larger"
-            " images or batches"
+            f"a range norm needs two values or more in each group, got {n}: use fewer groups, larger images"
+            " or larger batches"
         )
     return next(k for k in range(min(CHUNKS, n // 2), 0, -1) if n % k == 0)
 

@@ -8,8 +8,8 @@ from typing import Any
 from laconic.core import spec
 from laconic.core.codec import Codec
 from laconic.core.selector import Selector
-from laconic.reducers.reducer import Reducer
-from laconic.strategies.method import Paper
+from laconic.exchange.method import Paper
+from laconic.reducers import Reducer
 from laconic.strategies.strategy import Strategy
 
 

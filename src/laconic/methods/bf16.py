@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from laconic.exchange.method import Method, Route, everything, method, routes
 from laconic.reducers.sum import Sum
-from laconic.strategies.method import Method, Route, everything, method, routes
 
 
 @method(paper="-", status="-", sends="every gradient as bfloat16")
 def bf16() -> Method:
     """mean = sum_r bf16(g_r / N), in bfloat16.
 
-    Payload: 2 bytes a parameter. Nothing overflows or vanishes that float32 holds.
+    Payload: 2 bytes a parameter. It has the range of float32, so nothing overflows or vanishes.
 
     >>> bf16()
     bf16()

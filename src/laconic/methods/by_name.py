@@ -1,4 +1,4 @@
-"""Tensors by their names: embeddings one way, norms another, the rest a third."""
+"""Tensors by their names: for example embeddings one way, norms another, the rest a third."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from laconic.codecs.dense import Dense
 from laconic.core.errors import SpecError
 from laconic.core.layout import Entry, Layout
-from laconic.strategies.method import Method, everything, method
-from laconic.strategies.policy import share_out
+from laconic.exchange.method import Method, everything, method
+from laconic.exchange.policy import share_out
 
 DENSE = Dense()
 
@@ -24,21 +24,27 @@ DENSE = Dense()
     examples=("by_name({'*weight': topk(density=0.01)}, rest=dense())",),
 )
 def by_name(names: Mapping[str, Any], *, rest: Any = DENSE) -> Method:
-    """`names`: pattern of tensor names to a spec; the first pattern that matches wins, `rest` has no match.
+    """A method for each pattern of tensor names. Payload: the sum of their payloads.
 
-    In a pattern `*` is any text, `?` one character, `[ab]` one of these; upper and lower case differ. Specs
-    are all that `compress` takes; a codec, selector or reducer leaves tensors of one dimension dense, as
-    everywhere. A pattern that gets no tensor of the model, as none matches or earlier patterns take them all,
-    is refused when it is attached. Payload: that of all.
+    In a pattern, `*` is any text, `?` one character, `[ab]` one of these characters; upper and lower case
+    differ. A codec, selector or reducer leaves tensors of one dimension dense, as everywhere.
+
+    Args:
+        names: Pattern to any spec that `compress` accepts; the first pattern that matches a name wins.
+        rest: The spec for tensors that match no pattern; default: dense().
+
+    Raises:
+        SpecError: `names` is no dict of patterns; or, when the method is attached, a pattern gets no tensor,
+            because none matches or earlier patterns match them all.
 
     >>> from laconic.core.spec import parse
     >>> parse("by_name({'*embed*': cast('fp16'), '*norm*': dense()}, rest=topk(density=0.01))")
     by_name(names={'*embed*': cast(dtype='fp16'), '*norm*': dense()}, rest=topk(density=0.01))
     """
     if not isinstance(names, Mapping) or not all(isinstance(pattern, str) for pattern in names):
-        raise SpecError(f"by_name takes a dict such as {{'*norm*': dense()}}, got {names!r}")
+        raise SpecError(f"by_name: names must be a dict such as {{'*norm*': dense()}}, got {names!r}")
     if not names:
-        raise SpecError(f"by_name needs a pattern, such as {{'*norm*': dense()}}, got {{}}; or take {rest!r}")
+        raise SpecError(f"by_name: names must have a pattern, such as {{'*norm*': dense()}}; or use {rest!r}")
     patterns = tuple(names)
     arms = [(_Named(pattern, patterns), spec) for pattern, spec in names.items()]
     return share_out(*arms, (everything, rest))
@@ -57,7 +63,7 @@ class _Named:
 
 @lru_cache(maxsize=64)
 def _matches(names: tuple[str, ...], patterns: tuple[str, ...]) -> dict[str, str]:
-    """The first pattern that matches each name. One that is the first for no name is a slip of the pen."""
+    """The first pattern that matches each name. Raises `SpecError` if a pattern is the first for no name."""
     first: dict[str, str] = {}
     for pattern in patterns:
         found = [name for name in names if fnmatchcase(name, pattern)]
@@ -65,12 +71,12 @@ def _matches(names: tuple[str, ...], patterns: tuple[str, ...]) -> dict[str, str
             shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
             raise SpecError(
                 f"by_name: no tensor of this model matches {pattern!r}; it has {len(names)}: {shown}"
-                " (embeddings with sparse gradients are not among them)"
+                " (without embeddings with sparse gradients)"
             )
         if all(name in first for name in found):
             earlier = " and ".join(repr(own) for own in dict.fromkeys(first[name] for name in found))
             raise SpecError(
-                f"by_name: all tensors that match {pattern!r} go to {earlier}, which come first: put"
+                f"by_name: all tensors that match {pattern!r} go to {earlier}, which come first: move"
                 f" {pattern!r} before, or leave it out"
             )
         for name in found:

@@ -1,4 +1,4 @@
-"""Small tensors one way, large ones another: what a small tensor saves is seldom worth its error."""
+"""Small tensors one way, large ones another: compressing a small tensor seldom pays for its error."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from laconic.codecs.dense import Dense
 from laconic.core import arguments
 from laconic.core.layout import Entry, Layout
-from laconic.strategies.method import Method, everything, method
-from laconic.strategies.policy import share_out
+from laconic.exchange.method import Method, everything, method
+from laconic.exchange.policy import share_out
 
 DENSE = Dense()
 
@@ -20,10 +20,17 @@ DENSE = Dense()
     examples=("by_size(limit=10000, large=topk(density=0.01))",),
 )
 def by_size(limit: int, *, large: Any, small: Any = DENSE) -> Method:
-    """`large` for tensors of `limit` elements and more, `small` for the others.
+    """One method for large tensors, another for small ones. Payload: the sum of their payloads.
 
-    Both are any spec that `compress` takes. A codec, selector or reducer leaves tensors of one dimension
-    dense, as everywhere. Payload: that of the two.
+    A codec, selector or reducer leaves tensors of one dimension dense, as everywhere.
+
+    Args:
+        limit: A tensor with this many elements or more is large; 1 or more.
+        large: Any spec that `compress` accepts.
+        small: Any spec that `compress` accepts; default: dense().
+
+    Raises:
+        SpecError: An argument is wrong.
 
     >>> from laconic.core.spec import parse
     >>> parse("by_size(10000, large=topk(density=0.01))")

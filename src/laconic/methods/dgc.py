@@ -1,7 +1,7 @@
-"""Deep Gradient Compression: send the largest thousandth of what has gathered, keep the rest.
+"""Deep Gradient Compression: send the largest thousandth of the accumulated gradients, keep the rest.
 
 Lin et al. 2018, arXiv:1712.01887. Verified against the authors' release (synxlin/deep-gradient-compression),
-whose selection cut candidates by position; here the largest are kept.
+whose selection drops candidates by position; here the largest are kept.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from dataclasses import replace
 
 from laconic.codecs.dense import Dense
 from laconic.codecs.indices.golomb import GOLOMB
-from laconic.codecs.selectors.ramp import Ramp
+from laconic.codecs.selectors.density_schedule import DensitySchedule
 from laconic.codecs.selectors.sampled_topk import SampledTopK
 from laconic.codecs.sparse import Sparse
 from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
 from laconic.core.selector import IndexCoding, check_density
+from laconic.exchange.method import Method, Route, everything, matrices, method, routes
 from laconic.feedback.momentum_correction import MomentumCorrection
+from laconic.optim.sgd_momentum import SgdMomentum
 from laconic.reducers.dense_first import DenseFirst
 from laconic.reducers.gather import Gather
 from laconic.reducers.sum import Sum
-from laconic.strategies.method import Method, Route, everything, matrices, method, routes
-from laconic.strategies.sgd_momentum import SgdMomentum
 
 DENSE = Dense()
-FIRST = 0.25  # the paper's first warm-up density; each stage sends a quarter of the one before
+FIRST = 0.25  # the paper's first warm-up density; each stage has a quarter of the density before
 
 
 @method(
     paper="Lin et al. 2018, arXiv:1712.01887",
     status="verified",
-    sends="the largest entries of the gathered velocity, and where",
+    sends="the largest entries of the accumulated velocity, and their positions",
 )
 def dgc(
     density: float = 0.001,
@@ -53,11 +53,23 @@ def dgc(
         send v[S];            v[S] = 0,  u[S] = 0
         w = w - lr * (mean of what was sent + weight decay)
 
-    Tensors of one dimension are summed as they are, with SGD's own momentum; `vectors` is the dtype they
-    travel in. Over about the first `warmup_steps` the density falls in equal stages: 0.25, 0.0625, ... by
-    default, or those of `warmup` (a leading 1.0 is plain momentum SGD). `clip`: the global norm whose
-    local share limits each tensor. Needs `torch.optim.SGD`. Payload: about density * n * (32 +
-    log2(1 / density) + 1.5) bits.
+    Tensors of one dimension are summed without compression, with SGD's own momentum. Needs
+    `torch.optim.SGD`. Payload: about density * n * (32 + log2(1 / density) + 1.5) bits.
+
+    Args:
+        density: Share of the entries that is sent, in (0, 1]; default: 0.001.
+        warmup_steps: About how many first steps have a higher density; default: 0.
+        warmup: Densities of the warm-up, in equal stages; default: 0.25, 0.0625, ... down to `density`. A
+            leading 1.0 is plain momentum SGD.
+        sample_ratio: Share of the entries that the threshold is estimated from; default: 0.01.
+        masking: Whether sent entries are also cleared in u; default: True.
+        clip: Global gradient norm whose local share limits each tensor; default: no limit.
+        values: Codec of the values; default: dense().
+        indices: Coding of the positions; default: golomb().
+        vectors: Type of one-dimensional tensors on the wire; default: "fp32".
+
+    Raises:
+        SpecError: An argument is outside its range.
 
     >>> dgc(density=0.01, warmup_steps=400)
     dgc(density=0.01, warmup_steps=400)
@@ -68,14 +80,14 @@ def dgc(
     kept = MomentumCorrection(masking=masking, clip=clip)
     if density == 1 and clip is not None:
         raise SpecError(
-            f"clip={clip} limits what is held back, and density=1 holds nothing back: leave it out"
+            f"clip={clip} limits what is held back, but density=1 holds nothing back: leave clip out"
         )
     stages = _stages(density, warmup_steps, warmup)
     if density == 1 and all(stage == 1 for stage in stages):
         return routes(Route(everything, Sum(dtype=vectors)))
     every = max(1, round(warmup_steps / len(stages))) if stages else 1
     dense_steps = every * next((i for i, stage in enumerate(stages) if stage < 1), len(stages))
-    sparse = replace(final, select=Ramp(select, stages, every)) if stages else final
+    sparse = replace(final, select=DensitySchedule(select, stages, every)) if stages else final
     feedback = replace(kept, dense_steps=dense_steps)
     reducer = DenseFirst(Gather(sparse), dense_steps) if dense_steps else Gather(sparse)
     return routes(
@@ -85,13 +97,13 @@ def dgc(
 
 
 def _stages(density: float, steps: int, given: Sequence[float] | None) -> tuple[float, ...]:
-    """The densities of the warm-up, one a stage."""
+    """The density of each stage of the warm-up."""
     arguments.whole("dgc: warmup_steps", steps)
     if given is not None:
         if not isinstance(given, (tuple, list)) or not given:
             raise SpecError(f"warmup must be densities, such as (0.25, 0.0625), or None, got {given!r}")
         if not steps:
-            raise SpecError(f"warmup={list(given)} needs warmup_steps, the steps that it covers, got 0")
+            raise SpecError(f"warmup={list(given)} needs a number of steps: set warmup_steps, got 0")
         for stage in given:
             check_density(stage)
         falls = all(a >= b for a, b in zip([*given], [*given[1:], density], strict=True))

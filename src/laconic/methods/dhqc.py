@@ -1,7 +1,7 @@
 """Deep Hierarchy Quantization Compression: the largest entries, their magnitudes in a few groups by size.
 
-Jiang et al. 2022, arXiv:2212.14760. Reconstruction, inspired by the abstract, all that is public: look at the
-distribution of the largest entries, quantise them hierarchically. That abstract also samples clients
+Jiang et al. 2022, arXiv:2212.14760. A reconstruction from the abstract, which is all that is public: it looks
+at the distribution of the largest entries and quantises them hierarchically. It also samples clients
 dynamically, which belongs to federated training and is not here.
 """
 
@@ -12,28 +12,37 @@ from laconic.codecs.indices.golomb import GOLOMB
 from laconic.codecs.selectors.topk import TopK
 from laconic.codecs.sparse import Sparse
 from laconic.core.selector import IndexCoding
+from laconic.exchange.method import Method, Route, everything, matrices, method, routes
 from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.reducers.gather import Gather
 from laconic.reducers.sum import Sum
-from laconic.strategies.method import Method, Route, everything, matrices, method, routes
 
 
 @method(
     paper="Jiang et al. 2022, arXiv:2212.14760",
     status="reconstruction",
-    sends="where the largest entries are, their signs, and which of a few magnitudes each has",
+    sends="the positions and signs of the largest entries, and which of a few magnitudes each has",
     examples=("dhqc(density=0.05)",),
 )
 def dhqc(density: float = 0.01, *, levels: int = 4, indices: IndexCoding = GOLOMB) -> Method:
     """Per tensor of two dimensions and more, on each rank:
 
         x = e + g;   S = top density * n of |x|, sorted and cut into `levels` groups of equal count
-        send S, the mean of |x| in each group, and of each entry its sign and its group
+        send S, the mean of |x| in each group, and the sign and the group of each entry
         C(x) = sign(x) * mean of its group on S, 0 elsewhere;   e = x - C(x)
 
-    With one level this is `stc(density)`, bit for bit. Tensors of one dimension are summed as they are. As
-    there, `indices` may be `fine_delta()`.
+    With one level this is `stc(density)`, bit for bit. Tensors of one dimension are summed without
+    compression.
     Payload: about k (log2(1 / density) + 2.5 + log2(levels)) + 32 * levels bits, k = density * n.
+
+    Args:
+        density: Share of the entries that is sent, in (0, 1]; default: 0.01.
+        levels: Number of groups; default: 4.
+        indices: Coding of the positions; default: golomb(). If large entries come in clusters, `fine_delta()`
+            is shorter.
+
+    Raises:
+        SpecError: An argument is outside its range.
 
     >>> dhqc(levels=2)
     dhqc(levels=2)

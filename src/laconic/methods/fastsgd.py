@@ -1,8 +1,8 @@
-"""FastSGD: large entries only, their values as small logarithms, their positions in widths that suit them.
+"""FastSGD: large entries only, their values as small logarithms, their positions in adaptive widths.
 
-Yang, Chen, Zeng, Gao 2021, arXiv:2112.04291. Reconstruction from the abstract, all that is public: gradients
-as keys and values, in linear time; values by a reciprocal mapper, a logarithm quantised to small integers,
-and a threshold on these; keys by adaptive fine-grained delta encoding.
+Yang, Chen, Zeng, Gao 2021, arXiv:2112.04291. A reconstruction from the abstract, which is all that is public:
+gradients as keys and values, in linear time; values by a reciprocal mapper, a logarithm quantised to small
+integers, and a threshold on these; keys by adaptive fine-grained delta encoding.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from laconic.codecs.logquant import Logquant
 from laconic.codecs.selectors.above_share import LEAST_SHARE, AboveShare
 from laconic.codecs.sparse import Sparse
 from laconic.core import arguments
+from laconic.exchange.method import Method, Route, everything, matrices, method, routes
 from laconic.reducers.gather import Gather
 from laconic.reducers.sum import Sum
-from laconic.strategies.method import Method, Route, everything, matrices, method, routes
 
 MOST = 254
 
@@ -24,7 +24,7 @@ MOST = 254
 @method(
     paper="Yang et al. 2021, arXiv:2112.04291",
     status="reconstruction",
-    sends="where the entries are that are large beside the largest, and their rounded logarithms",
+    sends="the positions and rounded logarithms of the entries that are large relative to the largest",
     examples=("fastsgd()", "fastsgd(base=1.5, floor=4)"),
 )
 def fastsgd(base: float = 2.0, *, floor: int = 3) -> Method:
@@ -33,14 +33,21 @@ def fastsgd(base: float = 2.0, *, floor: int = 3) -> Method:
         q = round(log_base(s / |g|));   keep those with q <= floor
         send s, and of each kept entry its position, its sign and q;   C(g) = sign(g) * s * base^-q
 
-    How many that are, the gradient decides, and networks are not sparse as the paper's logistic models are.
-    Of the weights of a small network (benchmarks/gradient.py), floor = 1, 2, 3, 4 keeps 3, 14, 29 and 44 %,
-    with 51, 85, 97 and 99.4 % of the squared norm. For a density of one's own choice there is `topk`.
-    Payload: about k (log2(floor + 2) + log2(n / k) + 3.4) bits of k kept among n.
+    The gradient decides how many entries are kept, and networks are not as sparse as the paper's logistic
+    models. Of the weights of a small network (benchmarks/gradient.py), floor = 1, 2, 3, 4 keeps 3, 14, 29 and
+    44 %, with 51, 85, 97 and 99.4 % of the squared norm. To choose a density, use `topk`.
+    Payload: about k (log2(floor + 2) + log2(n / k) + 3.4) bits, if k of n entries are kept.
 
-    What is dropped is lost: the abstract knows no error feedback. With it, all arrives in time:
-    `error_fed(sparse(above_share(share=0.0884), values=logquant(levels=4), indices=fine_delta()))` is
-    floor = 3. Tensors of one dimension are summed as they are.
+    Entries that are not kept are lost, as the abstract has no error feedback. With feedback, floor = 3 is
+    `error_fed(sparse(above_share(share=0.0884), values=logquant(levels=4), indices=fine_delta()))`. Tensors
+    of one dimension are summed without compression.
+
+    Args:
+        base: Base of the logarithm; default: 2.
+        floor: Largest q that is kept, 0 or more; default: 3.
+
+    Raises:
+        SpecError: An argument is outside its range.
 
     >>> fastsgd(floor=2)
     fastsgd(floor=2)
@@ -54,7 +61,7 @@ def fastsgd(base: float = 2.0, *, floor: int = 3) -> Method:
 
 
 def highest_floor(values: Logquant) -> int:
-    """The largest floor whose entries, base^-(floor + 1/2) of the largest and more, can be told apart.
+    """The largest floor whose entries, base^-(floor + 1/2) of the largest and more, can be distinguished.
 
     >>> highest_floor(Logquant(base=2)), highest_floor(Logquant(base=1.1))
     (99, 254)

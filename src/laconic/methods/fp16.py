@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from laconic.exchange.method import Method, Route, everything, method, routes
 from laconic.reducers.sum import Sum
-from laconic.strategies.method import Method, Route, everything, method, routes
 
 
 @method(paper="-", status="-", sends="every gradient as float16")
 def fp16() -> Method:
     """mean = sum_r fp16(g_r / N), in float16.
 
-    Payload: 2 bytes a parameter. Values above 65504 saturate; below 6e-8 they vanish.
+    Payload: 2 bytes a parameter. Values above 65504 saturate, values below 6e-8 vanish.
 
     >>> fp16()
     fp16()

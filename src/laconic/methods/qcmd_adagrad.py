@@ -1,6 +1,6 @@
-"""QCMD AdaGrad: quantised gradients into AdaGrad with composite mirror descent, which makes sparse models.
+"""QCMD AdaGrad: quantised gradients for AdaGrad with composite mirror descent, which makes sparse models.
 
-Xu et al. 2022, arXiv:2208.05631: only the abstract was at hand. The quantiser is our reconstruction, the
+Xu et al. 2022, arXiv:2208.05631: only the abstract was available. The quantiser is our reconstruction, the
 update is derived from Duchi et al. 2011 [recalled].
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from laconic.codecs.cutoff import Cutoff
+from laconic.exchange.method import Method, governed_by, method
 from laconic.optim.qcmd_adagrad import QCMDAdaGrad
-from laconic.strategies.method import Method, governed_by, method
 
 CUTOFF = Cutoff()
-ADAGRAD = QCMDAdaGrad.asked_for()
+ADAGRAD = QCMDAdaGrad.requirement()
 
 
 @method(
@@ -21,14 +21,20 @@ ADAGRAD = QCMDAdaGrad.asked_for()
     sends="gradients cut off below a threshold and rounded to -1, 0, 1 times a scale",
     status="reconstruction",
 )
-def qcmd_adagrad(what: Any = CUTOFF) -> Method:
-    """g = mean of Q(g_i), which `laconic.optim.QCMDAdaGrad` takes.
+def qcmd_adagrad(compressor: Any = CUTOFF) -> Method:
+    """g = mean of Q(g_i), for `laconic.optim.QCMDAdaGrad`.
 
-    `what`: the quantiser Q, any codec; `dense()` is the exact mean. Matrices go by Q without feedback, as in
-    the paper; tensors of one dimension are summed as they are. Payload: that of `what`, 2 bits an entry by
-    default. The optimiser's `zero_share()` says how sparse the model is.
+    Q compresses matrices without feedback, as in the paper; tensors of one dimension are summed without
+    compression. The optimiser's `zero_share()` says how sparse the model is. Payload: that of `compressor`, 2
+    bits an entry by default.
+
+    Args:
+        compressor: Q, any codec; default: cutoff(). `dense()` is the exact mean.
+
+    Raises:
+        SpecError: `compressor` is something else.
 
     >>> qcmd_adagrad()
     qcmd_adagrad()
     """
-    return governed_by(ADAGRAD, what)
+    return governed_by(ADAGRAD, compressor)

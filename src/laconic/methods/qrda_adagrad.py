@@ -1,6 +1,6 @@
-"""QRDA AdaGrad: quantised gradients into AdaGrad with regularised dual averaging.
+"""QRDA AdaGrad: quantised gradients for AdaGrad with regularised dual averaging.
 
-Xu et al. 2022, arXiv:2208.05631: only the abstract was at hand. The quantiser is our reconstruction, the
+Xu et al. 2022, arXiv:2208.05631: only the abstract was available. The quantiser is our reconstruction, the
 update is derived from Duchi et al. 2011 [recalled].
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from laconic.codecs.cutoff import Cutoff
+from laconic.exchange.method import Method, governed_by, method
 from laconic.optim.qrda_adagrad import QRDAAdaGrad
-from laconic.strategies.method import Method, governed_by, method
 
 CUTOFF = Cutoff()
-ADAGRAD = QRDAAdaGrad.asked_for()
+ADAGRAD = QRDAAdaGrad.requirement()
 
 
 @method(
@@ -21,12 +21,18 @@ ADAGRAD = QRDAAdaGrad.asked_for()
     sends="gradients cut off below a threshold and rounded to -1, 0, 1 times a scale",
     status="reconstruction",
 )
-def qrda_adagrad(what: Any = CUTOFF) -> Method:
-    """g = mean of Q(g_i), which `laconic.optim.QRDAAdaGrad` takes.
+def qrda_adagrad(compressor: Any = CUTOFF) -> Method:
+    """g = mean of Q(g_i), for `laconic.optim.QRDAAdaGrad`.
 
-    As `qcmd_adagrad`, with the other of the paper's two optimisers.
+    Like `qcmd_adagrad`, with the other of the paper's two optimisers.
+
+    Args:
+        compressor: Q, any codec; default: cutoff(). `dense()` is the exact mean.
+
+    Raises:
+        SpecError: `compressor` is something else.
 
     >>> qrda_adagrad()
     qrda_adagrad()
     """
-    return governed_by(ADAGRAD, what)
+    return governed_by(ADAGRAD, compressor)

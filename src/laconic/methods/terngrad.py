@@ -1,8 +1,9 @@
-"""TernGrad: every entry of a gradient as plus, minus or nothing, times one scale a tensor.
+"""TernGrad: every entry of a gradient is +1, -1 or 0, times one scale per tensor.
 
-Wen et al. 2017, arXiv:1705.07878. Clipping, the maximum of the scales, small tensors and a last layer in
-float32 as in the authors' release (wenwei202/terngrad) [V]. It reports no loss for AlexNet and less than 2
-points for GoogLeNet on ImageNet [abstract]; CIFAR-10 with Adam 85.64 % against 86.56 in float32 [recalled].
+Wen et al. 2017, arXiv:1705.07878. Clipping, the maximum of the scales, and float32 for small tensors and the
+last layer are as in the authors' release (wenwei202/terngrad) [V]. It reports no loss for AlexNet and less
+than 2 points for GoogLeNet on ImageNet [abstract]; CIFAR-10 with Adam 85.64 % against 86.56 in float32
+[recalled].
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from laconic.codecs.ternary import Ternary
 from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.layout import Entry, Layout
+from laconic.exchange.method import Method, Route, everything, matrices, method, routes
+from laconic.reducers import Reducer
 from laconic.reducers.gather import Gather
-from laconic.reducers.reducer import Reducer
 from laconic.reducers.shared_scale import SharedScale
 from laconic.reducers.sum import Sum
-from laconic.strategies.method import Method, Route, everything, matrices, method, routes
 
 Scale = Literal["shared", "own"]
 Last = Literal["ternary", "fp32"]
@@ -38,22 +39,29 @@ def terngrad(
     small: int = 256,
     packing: str = "bits",
 ) -> Method:
-    """Per tensor of two dimensions and more, on each of N ranks, sigma its population standard deviation:
+    """Per tensor of two dimensions and more, on each of N ranks, with population standard deviation sigma:
 
-        s = min(max|g|, max(clip * sigma, rms)), and of that the maximum over ranks
+        s = min(max|g|, max(clip * sigma, rms)), and then the maximum over ranks
         t = sign(g) with probability min(|g| / s, 1), else 0
         mean = s / N * (sum over ranks of t)
 
-    The root mean square rms, sigma where the mean is 0, is ours (see `ternary`).
-
-    No feedback: what is not sent is noise of mean zero, but for what `clip` cuts off (0 cuts nothing). Any
-    optimiser, momentum and all, takes the mean. `scale='own'`: each rank keeps its own scale and all gather
-    all messages, for ranks whose gradients differ much in size; `packing='base3'` then has 1.6 bits an entry.
-    Tensors of one dimension or of fewer elements than `small`, and with `last_layer='fp32'` the last matrix
-    of the model, are summed as they are.
+    The root mean square rms, which is sigma if the mean is 0, is ours (see `ternary`). There is no feedback:
+    apart from what `clip` cuts off, the error has mean zero. Any optimiser will do, with momentum. Tensors of
+    one dimension are summed without compression.
 
     Payload: 2 bits an entry and 4 bytes a tensor; with a shared scale (N-1)/N * 2 bits up and 1/N *
     log2(2N + 1), rounded up, down.
+
+    Args:
+        clip: Entries are clipped at this many standard deviations; default: 2.5; 0 clips nothing.
+        scale: "shared" (default), or "own": each rank keeps its own scale, and all ranks gather all messages;
+            for ranks whose gradients differ much in size.
+        last_layer: "ternary" (default), or "fp32": the model's last matrix is not compressed.
+        small: Tensors with fewer elements are not compressed; default: 256.
+        packing: "bits" (default), 2 bits an entry, or with `scale='own'` "base3", 1.6 bits.
+
+    Raises:
+        SpecError: An argument is wrong, or packing='base3' has no scale='own'.
 
     >>> terngrad(last_layer="fp32")
     terngrad(last_layer='fp32')
@@ -67,7 +75,7 @@ def terngrad(
     if scale == "own":
         reducer = Gather(Ternary(clip=clip, packing=packing))
     elif packing != "bits":
-        raise SpecError(f"packing={packing!r} is of messages with a scale of their own: set scale='own'")
+        raise SpecError(f"packing={packing!r} needs messages with their own scale: set scale='own'")
     else:
         reducer = SharedScale(clip=clip)
 

@@ -1,4 +1,4 @@
-"""Optimisers that go with compressed gradients: each an ordinary `torch.optim.Optimizer`."""
+"""Optimisers for compressed gradients: each an ordinary `torch.optim.Optimizer`."""
 
 from laconic.optim.amsgrad import AMSGrad as AMSGrad
 from laconic.optim.qcmd_adagrad import QCMDAdaGrad as QCMDAdaGrad

@@ -1,4 +1,4 @@
-"""What the rules for Adam share: the optimiser that they need, and that they exchange inside its step."""
+"""Base of the rules for Adam: they need Adam, and communicate inside its step."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import ClassVar
 from torch import Tensor
 from torch.optim import Optimizer
 
+from laconic.exchange.rule import Rule
 from laconic.optim.adam_tensors import ADAM, check_adam, make_adam
-from laconic.strategies.rule import Rule
 
 
 class AdamRule(Rule):
     """A rule for `torch.optim.Adam` or `AdamW` that holds all of the model's tensors."""
 
-    meets_in_step: ClassVar[bool] = True
+    exchanges_in_step: ClassVar[bool] = True
 
     @property
     def wants(self) -> str:

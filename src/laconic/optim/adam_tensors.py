@@ -1,7 +1,7 @@
-"""The tensors of a `torch.optim.Adam` or `AdamW`, for rules that take steps in its place.
+"""The tensors of a `torch.optim.Adam` or `AdamW`, for rules that do its steps.
 
-Moments and step counts stay in the optimiser's own state: its `state_dict` saves them, and without the rule
-it goes on from them.
+Moments and step counts stay in the optimiser's own state: its `state_dict` saves them, and the optimiser can
+go on from them without the rule.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
-from laconic.strategies.rule import OptimiserView, refuse_settings
+from laconic.exchange.rule import OptimiserView, refuse_settings
 
 ADAM = "torch.optim.Adam or AdamW"
 
 
 def check_adam(optimiser: Optimizer, missing: Collection[str]) -> None:
-    """Raise `AttachError` unless this is a `torch.optim.Adam` or `AdamW` whose step a rule can take."""
+    """Raise `AttachError` unless this is a `torch.optim.Adam` or `AdamW` whose step a rule can do."""
     if not isinstance(optimiser, (Adam, AdamW)):
         raise AttachError(
-            f"this method is made for torch.optim.Adam or AdamW, got {type(optimiser).__name__}: build one of"
-            " these, or take error_fed(...), which goes with any optimiser"
+            f"this method needs torch.optim.Adam or AdamW, got {type(optimiser).__name__}: use one of these,"
+            " or error_fed(...), which works with any optimiser"
         )
-    refuse_settings(optimiser, ("fused", "capturable", "differentiable"), "takes Adam's step")
+    refuse_settings(optimiser, ("fused", "capturable", "differentiable"), "does Adam's step")
     if missing:
         raise AttachError(
-            "this method exchanges momentum, not gradients, but the optimiser does not hold"
-            f" {next(iter(missing))}: give all of model.parameters() to one optimiser"
+            f"this method exchanges momentum, but the optimiser does not have {next(iter(missing))}: give all"
+            " of model.parameters() to one optimiser"
         )
 
 
@@ -42,10 +42,10 @@ def make_adam(parameters: list[Tensor], lr: float | None, weight_decay: float) -
 
 
 class AdamTensors:
-    """One Adam's view of the tensors of a layout, in float32 whatever the parameters are."""
+    """Adam's tensors for a layout, in float32 whatever the dtype of the parameters."""
 
     def __init__(self, layout: Layout, view: OptimiserView) -> None:
-        self.layout = Layout.of((entry.name, entry.shape) for entry in layout)  # one after the other
+        self.layout = Layout.of((entry.name, entry.shape) for entry in layout)  # without gaps
         self._view = view
 
     def settings(self, name: str) -> Mapping[str, Any]:
@@ -53,7 +53,7 @@ class AdamTensors:
         return self._view.settings(name)
 
     def state(self, name: str) -> dict[str, Any]:
-        """Adam's own state of this tensor; made as Adam makes it where there is none."""
+        """Adam's own state of this tensor, created as Adam does if there is none."""
         parameter = self._view.parameter(name)
         state: dict[str, Any] = self._view.optimiser.state[parameter]
         if not state:
@@ -74,11 +74,11 @@ class AdamTensors:
         return g.flatten()
 
     def present(self) -> list[str]:
-        """The tensors that have a gradient, the same on all ranks. The others are left alone, as by Adam."""
+        """The tensors with a gradient, the same on all ranks. The others do not change, as with Adam."""
         return [name for name in self.layout.names if self._view.parameter(name).grad is not None]
 
     def steps(self, name: str) -> float:
-        """How many steps Adam has taken with this tensor."""
+        """The number of Adam's steps with this tensor."""
         return float(self.state(name)["step"])
 
     def momentum(self, name: str) -> Tensor:
@@ -91,44 +91,44 @@ class AdamTensors:
         return torch.lerp(gradient, self.momentum(name), self.b1(name))
 
     def b1(self, name: str) -> float:
-        """How much of the first moment Adam keeps in a step."""
+        """The share of the first moment that Adam keeps in a step."""
         return float(self.settings(name)["betas"][0])
 
-    def count(self, name: str) -> None:
-        """One step more."""
+    def count_step(self, name: str) -> None:
+        """Count one more step."""
         step: Tensor = self.state(name)["step"]
         step.add_(1)
 
     def rate(self, name: str) -> float:
-        """The learning rate with the first moment's correction."""
+        """The learning rate with the bias correction of the first moment."""
         corrected: float = float(self.settings(name)["lr"]) / (1 - self.b1(name) ** self.steps(name))
         return corrected
 
-    def keep(self, name: str, m: Tensor) -> None:
-        """Put a new first moment, float32 (n,), in Adam's state."""
+    def set_momentum(self, name: str, m: Tensor) -> None:
+        """Store a new first moment, float32 (n,), in Adam's state."""
         moment = self.state(name)["exp_avg"]
         moment.copy_(m.view_as(moment))
 
-    def shrink(self, name: str) -> float:
-        """What one step of AdamW's decay multiplies the weights by."""
+    def decay_factor(self, name: str) -> float:
+        """The factor of the weights in one step of AdamW's weight decay."""
         settings = self.settings(name)
-        apart = settings["weight_decay"] and decoupled(settings, self._view.optimiser)
-        return 1 - float(settings["lr"]) * float(settings["weight_decay"]) if apart else 1.0
+        decays = settings["weight_decay"] and decoupled(settings, self._view.optimiser)
+        return 1 - float(settings["lr"]) * float(settings["weight_decay"]) if decays else 1.0
 
     def direction(self, name: str, m: Tensor, updates: float) -> Tensor:
-        """float32 (n,): m / (sqrt(v / (1 - b2^updates)) + eps), of momentum m (n,).
+        """float32 (n,): m / (sqrt(v / (1 - b2^updates)) + eps), for momentum m (n,).
 
-        Where v is learnt at every step no entry of this exceeds (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)), by
-        Cauchy and Schwarz. A v that has missed an entry's large gradients gives no bound, and training blows
-        up; so this one is put in force. Where v is zero the direction is: no gradient has told a scale.
+        If v is learnt at every step, no entry exceeds (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)), by Cauchy
+        and Schwarz. A v that has missed an entry's large gradients gives no bound, and training diverges, so
+        the direction is clamped to that bound. It is zero where v is zero: no gradient has set a scale.
         """
         state, settings = self.state(name), self.settings(name)
         b1, b2 = (float(beta) for beta in settings["betas"])
-        held: Tensor = state["max_exp_avg_sq" if settings["amsgrad"] else "exp_avg_sq"]
-        v = held.to(torch.float32).flatten()
-        most = (1 - b1) / math.sqrt((1 - b2) * (1 - b1**2 / b2)) if b1**2 < b2 else math.inf
+        second: Tensor = state["max_exp_avg_sq" if settings["amsgrad"] else "exp_avg_sq"]
+        v = second.to(torch.float32).flatten()
+        bound = (1 - b1) / math.sqrt((1 - b2) * (1 - b1**2 / b2)) if b1**2 < b2 else math.inf
         scale = (v / (1 - b2**updates)).sqrt_().add_(float(settings["eps"]))
-        move: Tensor = (m / scale).clamp_(-most, most)
+        move: Tensor = (m / scale).clamp_(-bound, bound)
         return move.masked_fill_(v == 0, 0.0)
 
     def learn_variance(self, name: str, gradient: Tensor) -> None:
@@ -141,8 +141,8 @@ class AdamTensors:
             torch.maximum(state["max_exp_avg_sq"], v, out=state["max_exp_avg_sq"])
 
     @torch.no_grad()
-    def take(self, name: str, weights: Tensor) -> None:
-        """Put new weights, float32 (n,), in the parameter's place."""
+    def set_weights(self, name: str, weights: Tensor) -> None:
+        """Store new weights, float32 (n,), in the parameter."""
         parameter = self._view.parameter(name)
         parameter.copy_(weights.view_as(parameter))
 

@@ -1,8 +1,7 @@
-"""AMSGrad as COMP-AMS states it: Adam whose second moment never falls.
+"""AMSGrad as in the COMP-AMS paper: Adam whose second moment never falls.
 
-Reddi et al. 2018, arXiv:1904.09237; Li, Karimi, Li 2022, arXiv:2205.05632 [recalled]. Under sparse gradients
-Adam's v falls between the rare times at which an entry arrives, and the step that follows is too long; the
-maximum keeps it short.
+Reddi et al. 2018, arXiv:1904.09237; Li, Karimi, Li 2022, arXiv:2205.05632 [recalled]. With sparse gradients
+Adam's v falls while an entry is absent, and its next step is too long; the maximum keeps it short.
 """
 
 from __future__ import annotations
@@ -23,8 +22,18 @@ class AMSGrad(PerTensor):
         m = b1 * m + (1 - b1) * g        v = b2 * v + (1 - b2) * g^2        vhat = max(vhat, v)
         w = w - lr * m / sqrt(vhat + eps)
 
-    Without bias correction, and eps inside the root, as in the paper; `torch.optim.Adam(amsgrad=True)` has
-    both otherwise. State: three tensors like the parameter, equal on all ranks when the gradients are.
+    As in the paper there is no bias correction, and eps is inside the root; `torch.optim.Adam(amsgrad=True)`
+    differs in both. State: three tensors like the parameter, equal on all ranks if the gradients are.
+
+    Args:
+        params: Parameters or parameter groups.
+        lr: Learning rate, 0 or more; default: 1e-3.
+        betas: b1 and b2, each in [0, 1); default: (0.9, 0.999).
+        eps: Added to vhat, above 0; default: 1e-8.
+        weight_decay: L2 decay, 0 or more; default: 0.
+
+    Raises:
+        SpecError: A setting is outside its range.
 
     >>> w = torch.nn.Parameter(torch.tensor([1.0]))
     >>> w.grad = torch.tensor([2.0])
@@ -55,8 +64,8 @@ class AMSGrad(PerTensor):
                 state[name] = torch.zeros_like(w)
         if group["weight_decay"]:
             g = g + group["weight_decay"] * w
-        m, v, most = state["exp_avg"], state["exp_avg_sq"], state["max_exp_avg_sq"]
+        m, v, vhat = state["exp_avg"], state["exp_avg_sq"], state["max_exp_avg_sq"]
         m.lerp_(g, 1 - b1)
         v.mul_(b2).addcmul_(g, g, value=1 - b2)
-        torch.maximum(most, v, out=most)
-        w.addcdiv_(m, (most + group["eps"]).sqrt_(), value=-group["lr"])
+        torch.maximum(vhat, v, out=vhat)
+        w.addcdiv_(m, (vhat + group["eps"]).sqrt_(), value=-group["lr"])

@@ -1,7 +1,7 @@
 """Adam whose second moment is learnt in a warm-up and then frozen, so that its momentum can be compressed.
 
-Tang et al. 2021, arXiv:2102.02888 (1-bit Adam) [recalled]. Compressing gradients breaks Adam, whose update is
-not linear in them; with v frozen it is linear in the momentum, and error feedback is exact again.
+Tang et al. 2021, arXiv:2102.02888 (1-bit Adam) [recalled]. Adam's update is not linear in the gradients, so
+compressing them breaks it. With v frozen it is linear in the momentum, and error feedback is exact again.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from torch import Tensor
 from laconic.core.codec import Codec
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
+from laconic.exchange.rule import BoundRule, OptimiserView, Site
 from laconic.optim.adam_rule import AdamRule
 from laconic.optim.adam_tensors import AdamTensors
 from laconic.optim.inner import Inner, both_ways, under, without
-from laconic.strategies.rule import BoundRule, OptimiserView, Site
 
 
 @dataclass(frozen=True)
 class FrozenAdam(AdamRule):
-    """From step `warmup_steps` on, the momentum's mean comes by `what`, inside `optimizer.step()`."""
+    """From step `warmup_steps` on, `codec` sends the momentum inside `optimizer.step()`."""
 
     warmup_steps: int
-    what: Codec
+    codec: Codec
 
     @property
     def warm_at(self) -> int:
         return self.warmup_steps
 
     def bind(self, layout: Layout, view: OptimiserView, site: Site) -> BoundRule:
-        return _Frozen(self, layout, view, site)
+        return _BoundFrozenAdam(self, layout, view, site)
 
 
-class _Frozen(BoundRule):
+class _BoundFrozenAdam(BoundRule):
     def __init__(self, spec: FrozenAdam, layout: Layout, view: OptimiserView, site: Site) -> None:
         self._spec = spec
         self._adam = AdamTensors(layout, view)
-        self._inner = Inner(both_ways(spec.what), self._adam.layout, view, site)
-        self._updates: dict[str, float] = {}  # Adam's steps until v was frozen, by tensor
+        self._inner = Inner(both_ways(spec.codec), self._adam.layout, view, site)
+        self._updates: dict[str, float] = {}  # Adam's steps before v was frozen, by tensor
 
     def step_(self, step: int) -> Iterable[str]:
         if step < self._spec.warmup_steps:
@@ -51,10 +51,12 @@ class _Frozen(BoundRule):
             self._updates = {name: adam.steps(name) for name in adam.layout.names}
         momenta = {name: adam.momentum_with(name, adam.gradient(name)) for name in adam.present()}
         for name, m in self._inner.mean(momenta, step).items():
-            adam.count(name)
-            adam.keep(name, m)
+            adam.count_step(name)
+            adam.set_momentum(name, m)
             move = adam.direction(name, m, self._updates[name])
-            adam.take(name, adam.weights(name).mul_(adam.shrink(name)).sub_(move, alpha=adam.rate(name)))
+            adam.set_weights(
+                name, adam.weights(name).mul_(adam.decay_factor(name)).sub_(move, alpha=adam.rate(name))
+            )
         return momenta.keys()
 
     def close(self) -> None:
@@ -67,7 +69,7 @@ class _Frozen(BoundRule):
     def check_state(self, state: Mapping[str, Tensor]) -> None:
         frozen = under("frozen/", state)
         if frozen and frozen.keys() != set(self._adam.layout.names):
-            raise StateError("the saved state froze the variance of other tensors: it is of another model")
+            raise StateError("the saved state has frozen variances of other tensors: it is of another model")
         self._inner.exchange.check_state(without(("frozen/",), state))
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Optimisers that update each tensor by itself: what they share around the update."""
+"""Base of the optimisers that update each tensor by itself."""
 
 from __future__ import annotations
 
@@ -12,24 +12,31 @@ from torch.optim import Optimizer
 
 
 class PerTensor(Optimizer):
-    """Checks the settings of every parameter group, and updates what has a gradient."""
+    """Checks the settings of every parameter group, and updates all parameters with a gradient."""
 
     @abstractmethod
     def check(self, group: Mapping[str, Any]) -> None:
-        """Raise `SpecError` for settings that no group can have."""
+        """Raise `SpecError` if a setting is outside its range."""
 
     @abstractmethod
     def update_(self, w: Tensor, g: Tensor, group: Mapping[str, Any]) -> None:
-        """One update of tensor `w` with its gradient `g`, under the settings of its group."""
+        """Update tensor `w` with its gradient `g` and the settings of its group."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """One more group of parameters, as `torch.optim.Optimizer` takes it. Wrong settings: `SpecError`."""
+        """Add a group of parameters. Raises `SpecError` if a setting is outside its range."""
         self.check({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
+        """Update every parameter that has a gradient.
+
+        Args:
+            closure: Computes the loss again; called once, before the update. Default: none.
+
+        Returns:
+            The closure's result, or None.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""Proximal steps: what a regulariser leaves of a weight, measured by AdaGrad's H.
+"""Proximal steps: how a regulariser shrinks a weight, in the metric of AdaGrad's H.
 
     w = argmin_w  1/2 * sum_j H_j (w_j - z_j)^2 + c * |w|      |w| its l1 norm, or the l2 norm of each row
 
@@ -48,7 +48,7 @@ def block_soft(z: Tensor, h: Tensor, c: float) -> Tensor:
 
 
 def shrink(z: Tensor, h: Tensor, l1: float, l2: float) -> Tensor:
-    """The step of the regulariser at hand: l1 or l2, already multiplied by the step size; z if neither."""
+    """The proximal step for l1 or l2, already multiplied by the step size; z if both are 0."""
     if l1:
         return soft(z, l1 / h)
     return block_soft(z, h, l2) if l2 else z

@@ -1,7 +1,7 @@
-"""QCMD AdaGrad: AdaGrad by composite mirror descent, on quantised gradients, with sparse models out.
+"""QCMD AdaGrad: AdaGrad by composite mirror descent on quantised gradients; it makes sparse models.
 
-Xu et al. 2022, arXiv:2208.05631, of which the abstract was at hand; the update is derived from Duchi et al.
-2011 [recalled]. Without a regulariser it is AdaGrad.
+Xu et al. 2022, arXiv:2208.05631, of which only the abstract was available; the update is derived from Duchi
+et al. 2011 [recalled]. Without a regulariser it is AdaGrad.
 """
 
 from __future__ import annotations
@@ -22,9 +22,19 @@ class QCMDAdaGrad(RegularisedAdaGrad):
         s = s + g^2        H = delta + sqrt(s)        z = w - lr * g / H
         w = argmin  1/2 sum_j H_j (w_j - z_j)^2 + lr * (l1 * |w|_1  or  l2 * sum over rows of |row|_2)
 
-    l1 makes single weights exactly zero, l2 whole rows. An entry whose gradient has always been zero stays as
-    it is: H would be delta there, and a quantiser that sends few entries would wipe the rest out. To leave
-    biases alone, give them a group with l1=0. State: one tensor a parameter.
+    l1 makes single weights exactly zero, l2 whole rows. An entry whose gradient has always been zero does not
+    change: H would be delta there, and a quantiser that sends few entries would erase all others. To exempt
+    biases, give them a group with l1=0. State: one tensor a parameter.
+
+    Args:
+        params: Parameters or parameter groups.
+        lr: Learning rate, 0 or more; default: 0.01.
+        l1: Weight of the l1 norm, 0 or more; default: 0.
+        l2: Weight of the row norms, 0 or more; default: 0. A group may have l1 or l2, not both.
+        delta: Added to the root in H, above 0; default: 1e-6.
+
+    Raises:
+        SpecError: A setting is outside its range, or a group has both l1 and l2.
 
     >>> w = torch.nn.Parameter(torch.tensor([1.0, 0.001]))
     >>> w.grad = torch.tensor([0.5, 0.5])

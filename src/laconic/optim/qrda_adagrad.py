@@ -1,7 +1,7 @@
-"""QRDA AdaGrad: AdaGrad by regularised dual averaging, on quantised gradients, with sparse models out.
+"""QRDA AdaGrad: AdaGrad by regularised dual averaging on quantised gradients; it makes sparse models.
 
-Xu et al. 2022, arXiv:2208.05631, of which the abstract was at hand; the update is derived from Duchi et al.
-2011 [recalled]. Each step regularises the whole past anew.
+Xu et al. 2022, arXiv:2208.05631, of which only the abstract was available; the update is derived from Duchi
+et al. 2011 [recalled]. Each step regularises the whole past again.
 """
 
 from __future__ import annotations
@@ -23,10 +23,20 @@ class QRDAAdaGrad(RegularisedAdaGrad):
         z = w_1 - a / H
         w = argmin  1/2 sum_j H_j (w_j - z_j)^2 + c * (l1 * |w|_1  or  l2 * sum over rows of |row|_2)
 
-    At a constant rate a is the paper's lr * t * (mean of g); under a schedule every gradient keeps the rate
-    of its own step. The prox-centre is w_1, what the weights were at the first step: from zero, as convex
-    problems start, all layers of a network would vanish together. Without a regulariser it is lazy AdaGrad.
-    An entry whose gradient has always been zero stays as it is. State: three tensors a parameter.
+    At a constant rate, a is the paper's lr * t * (mean of g); with a schedule, every gradient keeps the rate
+    of its own step. The prox-centre is w_1, the weights at the first step: with zero, which suits convex
+    problems, all layers of a network would vanish together. Without a regulariser it is lazy AdaGrad. An
+    entry whose gradient has always been zero does not change. State: three tensors a parameter.
+
+    Args:
+        params: Parameters or parameter groups.
+        lr: Learning rate, 0 or more; default: 0.01.
+        l1: Weight of the l1 norm, 0 or more; default: 0.
+        l2: Weight of the row norms, 0 or more; default: 0. A group may have l1 or l2, not both.
+        delta: Added to the root in H, above 0; default: 1e-6.
+
+    Raises:
+        SpecError: A setting is outside its range, or a group has both l1 and l2.
 
     >>> w = torch.nn.Parameter(torch.tensor([1.0, 0.105]))
     >>> w.grad = torch.tensor([0.5, 0.5])
@@ -39,7 +49,7 @@ class QRDAAdaGrad(RegularisedAdaGrad):
     def update_(self, w: Tensor, g: Tensor, group: Mapping[str, Any]) -> None:
         state, lr = self.state[w], group["lr"]
         if not state:
-            state["rates"] = 0.0  # a number, which loading leaves as it is: tensors take the weights' dtype
+            state["rates"] = 0.0  # no tensor, as loading would cast a tensor to the weights' dtype
             state["sum"] = torch.zeros_like(w)
             state["dual"] = torch.zeros_like(w)
             state["start"] = w.detach().clone()

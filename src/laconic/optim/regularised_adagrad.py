@@ -1,4 +1,4 @@
-"""AdaGrad with a regulariser that makes exact zeros: what mirror descent and dual averaging share."""
+"""AdaGrad with a regulariser that makes exact zeros: base of mirror descent and dual averaging."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from laconic.core.errors import SpecError
-from laconic.optim.asks import Asks
 from laconic.optim.per_tensor import PerTensor
 from laconic.optim.prox import regularised, zero_share
+from laconic.optim.requires import Requires
 from laconic.optim.settings import Parameters, above_zero, at_least_zero
 
 
@@ -28,16 +28,16 @@ class RegularisedAdaGrad(PerTensor):
         at_least_zero(lr=group["lr"], l1=l1, l2=l2)
         above_zero(delta=group["delta"])
         if l1 and l2:
-            raise SpecError(f"choose l1 or l2, got l1={l1} and l2={l2}: put them in two parameter groups")
+            raise SpecError(f"choose l1 or l2, got l1={l1} and l2={l2}: use two parameter groups for them")
 
     @classmethod
-    def asked_for(cls) -> Asks:
-        """The rule that asks for this optimiser; the usual one has l1 where weight decay would stand."""
+    def requirement(cls) -> Requires:
+        """The rule that requires this optimiser; the usual one has l1 in place of weight decay."""
 
         def usual(parameters: list[Tensor], lr: float | None, weight_decay: float) -> Optimizer:
             return cls(regularised(parameters, l1=1e-5), lr=0.01 if lr is None else lr)
 
-        return Asks(f"laconic.optim.{cls.__name__}", lambda optimiser: isinstance(optimiser, cls), usual)
+        return Requires(f"laconic.optim.{cls.__name__}", lambda optimiser: isinstance(optimiser, cls), usual)
 
     def zero_share(self) -> float:
         """Share of all weights that are exactly zero."""

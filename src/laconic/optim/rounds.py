@@ -1,4 +1,4 @@
-"""When 0/1 Adam learns its variance, and when ranks meet: both rarer and rarer. Pure functions of the step.
+"""When 0/1 Adam learns its variance, and when ranks communicate: pure functions of the step.
 
 Lu et al. 2022, arXiv:2202.06009, the policies of its experiments [recalled].
 """
@@ -12,9 +12,11 @@ from laconic.core import arguments
 
 @dataclass(frozen=True)
 class Rounds:
-    """Until step `freeze_steps` every step is a round, and v is learnt at some: first at every step, and
-    after every `kappa` times at steps twice as far apart. Then v is frozen, and rounds are one step apart,
-    and twice as far after every `double_every` steps, up to `longest`.
+    """Both intervals double again and again.
+
+    Before step `freeze_steps` every step is a round. v is learnt at every step first, and the interval
+    doubles after every `kappa` times. Then v is frozen; rounds are one step apart first, and the interval
+    doubles after every `double_every` steps, up to `longest`.
 
     >>> rounds = Rounds(freeze_steps=8, kappa=2, double_every=4, longest=4)
     >>> [step for step in range(8) if rounds.learns(step)]
@@ -43,7 +45,7 @@ class Rounds:
         return (step - at) % apart == 0
 
     def meets(self, step: int) -> bool:
-        """Whether ranks exchange anything at this step."""
+        """Whether ranks communicate at this step."""
         if step < self.freeze_steps:
             return True
         at = self.freeze_steps

@@ -1,6 +1,6 @@
-"""Settings that every optimiser here checks alike, in each parameter group.
+"""Checks of settings that the optimisers share, for each parameter group.
 
-They may be any real numbers, NumPy's too: nothing prints an optimiser as a call.
+A setting may be any real number, NumPy's too, because an optimiser is not printed as a call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
 
 
 def at_least_zero(**given: Any) -> None:
-    """Raise `SpecError` for the first of these that is below zero or not a finite number.
+    """Raise `SpecError` for the first value that is below zero or not a finite number.
 
     >>> at_least_zero(lr=0.1, l1=0)
     """
@@ -27,7 +27,7 @@ def at_least_zero(**given: Any) -> None:
 
 
 def above_zero(**given: Any) -> None:
-    """Raise `SpecError` for the first of these that is not a finite number above zero."""
+    """Raise `SpecError` for the first value that is not a finite number above zero."""
     for name, value in given.items():
         arguments.number(name, _plain(value), above=0)
 
@@ -41,5 +41,5 @@ def two_shares(name: str, given: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A real number of another library as Python's own, anything else as it is."""
+    """Another library's real number as Python's float; anything else unchanged."""
     return float(value) if isinstance(value, Real) and not isinstance(value, int) else value

@@ -1,1 +1,1 @@
-"""What a step will cost before it is run: links, the way of a method's messages, overlap with backward."""
+"""Forecasts the cost of a step before it runs: links, a method's messages, overlap with backward."""

@@ -1,8 +1,8 @@
-"""Beside: what messages and computing take from each other, where workers do both at once.
+"""How much messages and computing slow each other down when a worker does both at once.
 
-Processors carry messages too: copies, checksums, the system's share. Where a worker has few of them, a
-message waits for its turn, and a byte costs the worker some of its computing. Both are measured: all ranks
-multiply matrices, while a thread of each exchanges.
+Messages need the processor too: for copies, checksums and the kernel. If a worker has few cores, a message
+waits for one, and each byte costs the worker some computing time. Both are measured: all ranks multiply
+matrices while one thread of each exchanges messages.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from statistics import median
 
 import torch
 
-from laconic.comm import link
+from laconic.comm import wire_model
 from laconic.comm.comm import Comm
 from laconic.plan.network import Network
 
 SIDE = 512  # of the square matrices: a product takes a millisecond or so
-ALONE_S = 0.5  # of computing with no messages
-LONG_S, LONGEST = 0.25, 1 << 26  # that a long call should take on an idle link, and its bytes at most
+ALONE_S = 0.5  # of computing without messages
+LONG_S, MAX_BYTES = 0.25, 1 << 26  # duration of a long call on an idle link, and its largest size
 SHORT_TIMES, LONG_TIMES = 15, 3
 
 
 def probe_beside(comm: Comm, network: Network) -> Network:
-    """The same network, and how it goes with computing; the same on all ranks, which all call it."""
-    until = time.perf_counter() + ALONE_S
-    pace = _mean(comm, _products(lambda: time.perf_counter() >= until))
+    """The network, with its figures under load added. Collective; the result is the same on all ranks."""
+    end = time.perf_counter() + ALONE_S
+    idle_rate = _mean(comm, _products(lambda: time.perf_counter() >= end))
     short = torch.zeros(comm.size)
     waited_s, _ = _together(comm, lambda: comm.all_reduce(short), SHORT_TIMES)
-    nbytes = max(1, int(min(LONG_S * network.bytes_a_second, LONGEST) / (comm.size - 1)))
+    nbytes = max(1, int(min(LONG_S * network.bytes_a_second, MAX_BYTES) / (comm.size - 1)))
     message = torch.zeros(nbytes, dtype=torch.uint8)
-    passed_s, slowed = _together(comm, lambda: comm.all_gather(message), LONG_TIMES)
-    lost_s = max(0.0, 1 - slowed / pace) * passed_s
+    passed_s, busy_rate = _together(comm, lambda: comm.all_gather(message), LONG_TIMES)
+    lost_s = max(0.0, 1 - busy_rate / idle_rate) * passed_s
     return replace(
         network,
-        busy_latency_s=max(network.latency_s, waited_s / link.rounds(4 * comm.size, comm.size)),
+        busy_latency_s=max(network.latency_s, waited_s / wire_model.rounds(4 * comm.size, comm.size)),
         toll_s_a_byte=lost_s / (nbytes * (comm.size - 1)),
     )
 
 
 def _together(comm: Comm, call: Callable[[], object], times: int) -> tuple[float, float]:
-    """Seconds of a call while all ranks compute, the slowest rank's; and the pace of computing meanwhile."""
+    """Seconds of a call on the slowest rank while all ranks compute; and products per second meanwhile."""
 
     def calls() -> float:
         clock = [time.perf_counter()]
@@ -61,15 +61,15 @@ def _together(comm: Comm, call: Callable[[], object], times: int) -> tuple[float
 
 
 def _products(ended: Callable[[], bool]) -> float:
-    """Products of matrices a second, until it has ended."""
+    """Matrix products per second, until `ended`; at least one product."""
     a, out = torch.ones(SIDE, SIDE), torch.empty(SIDE, SIDE)
-    began, done = time.perf_counter(), 0
+    start, done = time.perf_counter(), 0
     while not ended() or not done:
         torch.mm(a, a, out=out)
         done += 1
-    return done / (time.perf_counter() - began)
+    return done / (time.perf_counter() - start)
 
 
 def _mean(comm: Comm, figure: float) -> float:
-    """Over ranks, the same on all."""
+    """Mean over ranks, the same on all."""
     return float(comm.all_reduce(torch.tensor([figure], dtype=torch.float64))) / comm.size

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from laconic.core.units import told_seconds
+from laconic.core.units import format_seconds
 from laconic.plan.network import Network
 from laconic.plan.rehearsal import Rehearsed
 from laconic.plan.step import Split, Work, time_line
@@ -45,7 +45,7 @@ def choice(ranked: Sequence[Forecast]) -> Forecast:
 
 def reason(chosen: Forecast, ranked: Sequence[Forecast], dense: Forecast) -> str:
     """Why, in one sentence."""
-    step = told_seconds(chosen.split.step_s)
+    step = format_seconds(chosen.split.step_s)
     if chosen.spec == dense.spec:
         gain = 1 - ranked[0].split.step_s / dense.split.step_s
         faster = f"is faster by more than {gain:.1%}" if gain else "is faster"
@@ -55,7 +55,7 @@ def reason(chosen: Forecast, ranked: Sequence[Forecast], dense: Forecast) -> str
     if waits < 0.05 * chosen.split.alone_s:
         rest = "its exchange hides behind the backward pass"
     else:
-        rest = f"{told_seconds(waits)} of it wait for the exchange"
+        rest = f"{format_seconds(waits)} of it wait for the exchange"
     return (
         f"{step} a step, {times:.1f} times as fast as dense; {rest};"
         " of all that are about as fast it sends most, so it loses least"

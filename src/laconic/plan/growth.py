@@ -1,12 +1,12 @@
-"""How a figure grows with the number of workers N, learnt from a few small groups.
+"""How a figure grows with the number of workers N, fitted to a few small groups.
 
-    all_gather of m bytes a rank     (N - 1) m           the first form below
+    all_gather of m bytes per rank   (N - 1) m           the first form below
     all_reduce of m bytes            2 (N - 1) / N m     the second: nearly constant
     a tree                           log2 N m            the third
-    what a rank does for itself      m                   the fourth
+    local work of a rank             m                   the fourth
 
-What a method sends is a sum of these, with no negative part. Of all sums that fit, the one with fewest parts
-is taken: a thousandth too much in a small group would otherwise be a quarter too much in a large one.
+What a method sends is a sum of these with non-negative factors. Of all sums that fit, we use the one with the
+fewest terms: otherwise an error of a thousandth in a small group could become a quarter in a large one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from math import log2
 
 import numpy as np
 
-CLOSE = 0.05  # of the largest value: a fit that comes nearer needs no further part
+CLOSE = 0.05  # of the largest value: a fit with a smaller error needs no further term
 
 
 def _forms(size: int) -> tuple[float, ...]:
@@ -27,20 +27,20 @@ def _forms(size: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Growth:
-    """A figure for any N: `parts[i]` times each of the forms above.
+    """A figure for any N: the sum of `parts[i]` times the i-th form above.
 
-    >>> twice = Growth.learnt({2: 4.0, 3: 8.0, 4: 12.0})  # an all_gather
-    >>> round(twice.at(64))
+    >>> gathered = Growth.fit({2: 4.0, 3: 8.0, 4: 12.0})  # an all_gather
+    >>> round(gathered.at(64))
     252
     """
 
     parts: tuple[float, float, float, float]
 
     @classmethod
-    def learnt(cls, known: Mapping[int, float], close: float = CLOSE) -> Growth:
-        """The simplest that goes within `close` of all known values, or the nearest there is."""
-        sizes = sorted(known)
-        values = np.array([known[size] for size in sizes], dtype=np.float64)
+    def fit(cls, measured: Mapping[int, float], close: float = CLOSE) -> Growth:
+        """The simplest growth within `close` of all measured values, or else the closest one."""
+        sizes = sorted(measured)
+        values = np.array([measured[size] for size in sizes], dtype=np.float64)
         forms = np.array([_forms(size) for size in sizes])
         most = float(np.abs(values).max(initial=0.0))
         best, nearest = np.zeros(forms.shape[1]), most
@@ -57,7 +57,7 @@ class Growth:
         return cls((first, second, third, fourth))
 
     def at(self, size: int) -> float:
-        """The figure among `size` workers."""
+        """The figure for `size` workers."""
         return sum(part * form for part, form in zip(self.parts, _forms(size), strict=True))
 
     def __mul__(self, factor: float) -> Growth:

@@ -1,14 +1,14 @@
-"""What messages cost on a link: a latency each, and its bytes at the link's rate (the alpha-beta model).
+"""What messages cost on a link: a latency each, plus their bytes at the link's rate (the alpha-beta model).
 
-    collective       messages one after the other
-    all_reduce       2 (N - 1), in a ring; 2 of short ones
+    collective       messages in sequence
+    all_reduce       2 (N - 1), in a ring; 2 if short
     broadcast        log2 N, in a tree
     all_gather,      2: lengths, then all messages at once
     all_to_all
-    others           1
+    other            1
 
 Hockney 1994, Parallel Computing 20(3); for collectives Thakur et al. 2005, IJHPCA 19(1). Links are full
-duplex, and each worker has one of its own.
+duplex, and each worker has its own.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, log2
 
-from laconic.comm import link
+from laconic.comm import wire_model
 from laconic.plan.rehearsal import Rehearsed
 
-# of workers, and bytes on the wire of a call
+# from the number of workers and the network bytes of a call
 ROUNDS: Mapping[str, Callable[[int, float], int]] = {
-    "all_reduce": lambda size, nbytes: link.rounds(nbytes * size / (2 * (size - 1)), size),
+    "all_reduce": lambda size, nbytes: wire_model.rounds(nbytes * size / (2 * (size - 1)), size),
     "broadcast": lambda size, nbytes: ceil(log2(size)),
     "all_gather": lambda size, nbytes: 2,
     "all_to_all": lambda size, nbytes: 2,
@@ -33,10 +33,13 @@ ROUNDS: Mapping[str, Callable[[int, float], int]] = {
 
 @dataclass(frozen=True)
 class Network:
-    """Every worker's link: `latency_s` a message, `bytes_a_second` in each direction.
+    """Every worker's link.
 
-    Where workers compute meanwhile, a message has a latency of `busy_latency_s`, the same where none is told,
-    and each byte takes `toll_s_a_byte` of a worker's computing.
+    Attributes:
+        bytes_a_second: Rate in each direction.
+        latency_s: Seconds per message. Default 50 microseconds.
+        busy_latency_s: The same while workers compute; None: equal to `latency_s`.
+        toll_s_a_byte: Computing time that each byte costs a worker that computes meanwhile.
     """
 
     bytes_a_second: float
@@ -46,11 +49,11 @@ class Network:
 
     @property
     def busy(self) -> Network:
-        """The link as it is while workers compute."""
+        """The link while workers compute."""
         return replace(self, latency_s=self.latency_s if self.busy_latency_s is None else self.busy_latency_s)
 
     def seconds(self, rehearsed: Rehearsed, size: int, *, part: float = 1.0) -> float:
-        """In the collectives of an exchange of `part` of the model, which takes as many calls as all of it.
+        """Seconds of the collectives that exchange `part` of the model, with as many calls as for all of it.
 
         >>> from laconic.plan.growth import Growth
         >>> from laconic.plan.rehearsal import Traffic
@@ -64,6 +67,6 @@ class Network:
         total = 0.0
         for kind, each in rehearsed.traffic.items():
             calls, nbytes = each.calls.at(size), part * each.nbytes.at(size)
-            one_after_the_other = calls * ROUNDS[kind](size, nbytes / max(calls, 1.0))
-            total += one_after_the_other * self.latency_s + nbytes / self.bytes_a_second
+            in_sequence = calls * ROUNDS[kind](size, nbytes / max(calls, 1.0))
+            total += in_sequence * self.latency_s + nbytes / self.bytes_a_second
         return total

@@ -1,9 +1,9 @@
-"""A probe of the real thing: links, a step's computing, and what each method asks, measured and kept as JSON.
+"""Measures links, a step's computing, and the cost of each method on real machines, and stores them as JSON.
 
-All ranks of a group call it together. Links: one message there and back, and longer ones until they take a
-tenth of a second, both ways at once, pair by pair; then all ranks at once in an all-reduce, which is what the
-planner reckons with, as it holds what the machines have to do for their links; and once more while they
-compute (see `beside`). Computing: all ranks at once.
+All ranks of a group call it together. Links are measured pair by pair, in both directions at once: first
+short messages, then longer ones until they take a tenth of a second. Then all ranks run an all-reduce at
+once; the planner uses this figure, as it includes the machines' own work. Then once more while they compute
+(see `beside`). Computing is measured on all ranks at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from laconic.comm import link
+from laconic.comm import wire_model
 from laconic.comm.comm import Comm
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
@@ -31,16 +31,16 @@ from laconic.plan.network import Network
 from laconic.plan.rehearsal import Rehearsed, Traffic
 from laconic.plan.step import Work, buckets
 
-FEW = 8  # ranks of which all pairs are tried; of more, each with the next
-LONG_S = 0.1  # that a message should take for its rate to be known
-LARGEST = 1 << 26  # bytes of a message
+FEW = 8  # with at most this many ranks, all pairs are measured; else each rank with the next
+LONG_S = 0.1  # how long a message should take to measure the rate
+MAX_BYTES = 1 << 26  # of a message
 ECHOES, STEPS, WARM = 15, 9, 3
-FORMAT = 1  # of the file
+FORMAT = 1  # version of the file
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The link between two ranks: seconds of a message one way, and bytes a second each way."""
+    """The link between two ranks: seconds per message one way, and bytes per second each way."""
 
     first: int
     second: int
@@ -50,7 +50,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Probe:
-    """What was measured among `size` workers. `layout`: names and shapes of the model's tensors."""
+    """Measurements with `size` workers. `layout`: names and shapes of the model's tensors."""
 
     size: int
     pairs: tuple[Pair, ...]
@@ -60,45 +60,46 @@ class Probe:
     methods: tuple[Rehearsed, ...] = ()
 
     def json(self) -> str:
-        """What `load` reads."""
+        """The file content that `load` reads."""
         return json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n"
 
     @classmethod
     def load(cls, path: Path) -> Probe:
-        """Read a file of `json`. Raises `StateError` for another file."""
+        """Read a file that `json` made. Raises `StateError` if it is not one."""
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-            if told.pop("format") != FORMAT:
-                raise ValueError("it is of another version")
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            if fields.pop("format") != FORMAT:
+                raise ValueError("it has another format version")
             return cls(
-                told["size"],
-                tuple(Pair(**each) for each in told["pairs"]),
-                Network(**told["network"]),
-                _work(told["work"]),
-                tuple((name, tuple(shape)) for name, shape in told["layout"]),
-                tuple(_rehearsed(each) for each in told["methods"]),
+                fields["size"],
+                tuple(Pair(**each) for each in fields["pairs"]),
+                Network(**fields["network"]),
+                _work(fields["work"]),
+                tuple((name, tuple(shape)) for name, shape in fields["layout"]),
+                tuple(_rehearsed(each) for each in fields["methods"]),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StateError(f"{path} is no file that laconic probe wrote: {error}") from None
+            raise StateError(f"{path} is not a file of laconic probe: {error}; write one with -o") from None
 
 
-def _work(told: dict[str, Any]) -> Work:
-    return Work(**(told | {"buckets": tuple(told["buckets"]), "ready": tuple(told["ready"])}))
+def _work(fields: dict[str, Any]) -> Work:
+    return Work(**(fields | {"buckets": tuple(fields["buckets"]), "ready": tuple(fields["ready"])}))
 
 
-def _rehearsed(told: dict[str, Any]) -> Rehearsed:
+def _rehearsed(fields: dict[str, Any]) -> Rehearsed:
     def growth(each: dict[str, Any]) -> Growth:
         first, second, third, fourth = each["parts"]
         return Growth((first, second, third, fourth))
 
     traffic = {
-        kind: Traffic(growth(each["calls"]), growth(each["nbytes"])) for kind, each in told["traffic"].items()
+        kind: Traffic(growth(each["calls"]), growth(each["nbytes"]))
+        for kind, each in fields["traffic"].items()
     }
-    return Rehearsed(told["spec"], traffic, growth(told["encode_s"]), growth(told["decode_s"]))
+    return Rehearsed(fields["spec"], traffic, growth(fields["encode_s"]), growth(fields["decode_s"]))
 
 
 def probe_pairs(comm: Comm) -> tuple[Pair, ...]:
-    """The links between ranks, one after the other; the same on all ranks."""
+    """Measure the links between ranks one by one. Collective; the result is the same on all ranks."""
     size = comm.size
     if size <= FEW:
         ends = [(first, second) for first in range(size) for second in range(first + 1, size)]
@@ -108,49 +109,57 @@ def probe_pairs(comm: Comm) -> tuple[Pair, ...]:
 
 
 def _pair(comm: Comm, first: int, second: int) -> Pair:
-    """Latency and rate of one link. All ranks call this, as they do every collective; two of them send."""
-    others = {first: second, second: first}
-    peers = [others[comm.rank]] if comm.rank in others else []
+    """Latency and rate of one link. Collective; only these two ranks send."""
+    peer_of = {first: second, second: first}
+    peers = [peer_of[comm.rank]] if comm.rank in peer_of else []
 
-    def both(nbytes: int) -> float:
+    def both_ways(nbytes: int) -> float:
         sends = {peer: torch.empty(nbytes, dtype=torch.uint8) for peer in peers}
         recvs = {peer: torch.empty(nbytes, dtype=torch.uint8) for peer in peers}
         meet(comm)
-        began = time.perf_counter()
+        start = time.perf_counter()
         comm.exchange(sends, recvs)
-        return agreed(comm, time.perf_counter() - began if peers else 0.0)
+        return largest(comm, time.perf_counter() - start if peers else 0.0)
 
-    latency_s = median([both(8) for _ in range(ECHOES)][WARM:])
+    latency_s = median([both_ways(8) for _ in range(ECHOES)][WARM:])
     nbytes = 1 << 16
-    while (taken := min(both(nbytes), both(nbytes))) < LONG_S and nbytes < LARGEST:
+    while (long_s := min(both_ways(nbytes), both_ways(nbytes))) < LONG_S and nbytes < MAX_BYTES:
         nbytes *= 4
-    return Pair(first, second, latency_s, nbytes / max(taken - latency_s, 1e-9))
+    return Pair(first, second, latency_s, nbytes / max(long_s - latency_s, 1e-9))
 
 
 def probe_network(comm: Comm) -> Network:
-    """Latency and rate of all links when all ranks send at once; the same on all ranks. Of 2 and more."""
+    """Measure latency and rate while all of 2 ranks or more send at once. Collective; same result on all."""
     passed = 2 * (comm.size - 1) / comm.size
 
     def seconds(nbytes: int) -> float:
         x = torch.zeros(nbytes // 4)
         meet(comm)
-        began = time.perf_counter()
+        start = time.perf_counter()
         comm.all_reduce(x)
-        return agreed(comm, time.perf_counter() - began)
+        return largest(comm, time.perf_counter() - start)
 
     short = 4 * comm.size
-    latency_s = median([seconds(short) for _ in range(ECHOES)][WARM:]) / link.rounds(short, comm.size)
+    latency_s = median([seconds(short) for _ in range(ECHOES)][WARM:]) / wire_model.rounds(short, comm.size)
     nbytes = 1 << 18
-    while (taken := min(seconds(nbytes), seconds(nbytes))) < LONG_S and nbytes < LARGEST:
+    while (long_s := min(seconds(nbytes), seconds(nbytes))) < LONG_S and nbytes < MAX_BYTES:
         nbytes *= 4
-    waited_s = link.rounds(nbytes, comm.size) * latency_s
-    return probe_beside(comm, Network(passed * nbytes / max(taken - waited_s, 1e-9), latency_s))
+    waited_s = wire_model.rounds(nbytes, comm.size) * latency_s
+    return probe_beside(comm, Network(passed * nbytes / max(long_s - waited_s, 1e-9), latency_s))
 
 
 def probe_work(
     model: nn.Module, loss: Callable[[], Tensor], optimizer: Optimizer, comm: Comm, cores: float
 ) -> Work:
-    """Seconds of a step's parts, and when backward makes each bucket ready: medians, of the slowest rank."""
+    """Measure a step's parts, and when backward makes each bucket ready: medians, on the slowest rank.
+
+    Args:
+        model: Its gradients are timed.
+        loss: Runs the forward pass and returns the loss.
+        optimizer: Its step is the update.
+        comm: All ranks of it call this together.
+        cores: CPU cores per worker, kept in the result.
+    """
     ends: dict[nn.Parameter, float] = {}
 
     def note(parameter: nn.Parameter) -> None:
@@ -182,34 +191,34 @@ def probe_work(
 def _ready(
     trained: Sequence[nn.Parameter],
     ends: dict[nn.Parameter, float],
-    began: float,
+    start: float,
     backward_s: float,
     cut: Sequence[int],
 ) -> list[float]:
-    """When the gradients of each bucket are all there, as parts of backward."""
-    came = sorted(((ends[each] - began) / backward_s, 4 * each.numel()) for each in trained if each in ends)
+    """When all gradients of each bucket are ready, as fractions of backward."""
+    ready = sorted(((ends[each] - start) / backward_s, 4 * each.numel()) for each in trained if each in ends)
     found, filled, reached = [], 0, 0
     for nbytes in cut:
         reached += nbytes
-        while came and filled < reached:
-            at, more = came.pop(0)
+        while ready and filled < reached:
+            at, more = ready.pop(0)
             filled += more
         found.append(at)
     return found
 
 
 def layout_of(model: nn.Module) -> Layout:
-    """The trained tensors of a model."""
+    """The layout of a model's trained tensors."""
     return Layout.of(
         (name, tuple(each.shape)) for name, each in model.named_parameters() if each.requires_grad
     )
 
 
-def agreed(comm: Comm, value: float) -> float:
-    """The largest of all ranks'."""
+def largest(comm: Comm, value: float) -> float:
+    """The maximum over ranks."""
     return float(comm.all_reduce(torch.tensor([value], dtype=torch.float64), "max"))
 
 
 def meet(comm: Comm) -> None:
-    """No rank leaves before all have come."""
+    """A barrier."""
     comm.all_reduce(torch.zeros(1))

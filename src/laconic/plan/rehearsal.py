@@ -1,9 +1,9 @@
-"""A rehearsal: a method exchanges gradients in small groups of threads, and what it does is written down.
+"""A rehearsal: a method exchanges gradients in small groups of threads, and its cost is recorded.
 
-No formula is kept for any method: its messages are counted where it hands them over, its seconds where it
-computes, and `Growth` carries both to any number of workers. So a method of a user's own is planned for like
-ours. Seconds are those that a rank's thread computes, so a busy machine makes them no longer; and only one
-rank computes at a time, so that the others do not take its caches.
+There is no formula per method: messages are counted as they are sent, computing is timed, and `Growth`
+extrapolates both to any number of workers. So a user's own method is planned like ours. Seconds are CPU
+time of a rank's thread, so other load does not lengthen them. Only one rank computes at a time, so that
+ranks do not share caches.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
+from laconic.exchange.exchange import Exchange
+from laconic.exchange.method import Method
 from laconic.plan.growth import Growth
 from laconic.plan.stage import Gradients, InTurn, StandIn, Watch
-from laconic.strategies.exchange import Exchange
-from laconic.strategies.method import Method
 
 SIZES = (2, 4, 8)
 STEPS = 3  # in each group; the first is not counted
-MOST = 1 << 23  # elements of the model that rehearses: a larger one sends some of its tensors
-CLOCK = 0.3  # how far measured seconds may be from the growth that is read into them
+MAX_ELEMENTS = 1 << 23  # a larger model rehearses with some of its tensors
+CLOCK = 0.3  # relative error allowed between measured seconds and the fitted growth
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """One kind of collective in a step: how often it is called, and wire bytes of the fuller direction."""
+    """One kind of collective in a step: number of calls, and network bytes of the busier direction."""
 
     calls: Growth
     nbytes: Growth
@@ -43,9 +43,9 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What an exchange of a whole model asks of one worker, for any number of workers.
+    """The cost of exchanging a whole model for one worker, for any number of workers.
 
-    `traffic` by collective; `encode_s` before the first message, `decode_s` between and after messages.
+    `traffic`: by collective; `encode_s`: before the first message; `decode_s`: between and after messages.
     """
 
     spec: str
@@ -54,61 +54,72 @@ class Rehearsed:
     decode_s: Growth
 
     def nbytes(self, size: int) -> float:
-        """Bytes on the wire, a step and worker."""
+        """Wire bytes per step and worker."""
         return sum(each.nbytes.at(size) for each in self.traffic.values())
 
 
 def rehearse(methods: Iterable[Method], layout: Layout, sizes: Sequence[int] = SIZES) -> Iterator[Rehearsed]:
-    """Play each method on gradients of this layout, once warm; on this machine, a thread a worker.
+    """Run each method, after its warm-up, on gradients of this layout, with one thread per worker.
 
-    Raises `SpecError` for one that decides on the link itself.
+    Args:
+        methods: The methods to run.
+        layout: The model's tensors; a large model is replaced by an excerpt.
+        sizes: Numbers of workers to measure. Default 2, 4 and 8.
+
+    Returns:
+        An iterator over the methods' costs, in order.
+
+    Raises:
+        SpecError: If a method adapts to the link.
     """
     methods, part = list(methods), excerpt(layout)
     if adaptive := next((method for method in methods if method.adaptive), None):
         raise SpecError(
-            f"{adaptive} decides on the link itself, so no rehearsal tells what it will send: leave it out;"
-            " the advice given here is its own policy, with one way for all buckets"
+            f"{adaptive} adapts to the link, so a rehearsal cannot tell what it will send: leave it out;"
+            " the advice of this plan follows the same rule, with one method for all buckets"
         )
     gradients = Gradients(part)
     for method in methods:
         played = {size: costliest(play(method, part, size, gradients)) for size in sizes}
-        yield _learnt(method, played, layout.numel / part.numel)
+        yield _fitted(method, played, layout.numel / part.numel)
 
 
-def _learnt(method: Method, played: Mapping[int, Played], scale: float) -> Rehearsed:
-    """How a rank's figures grow, of a model `scale` times as large as the one that was played."""
+def _fitted(method: Method, played: Mapping[int, Played], scale: float) -> Rehearsed:
+    """The growth of a rank's figures, for a model `scale` times as large as the one that was run."""
     kinds = sorted({kind for each in played.values() for kind in each.calls})
     traffic = {
         kind: Traffic(
-            Growth.learnt({size: each.calls.get(kind, 0.0) for size, each in played.items()}),
-            Growth.learnt({size: each.nbytes.get(kind, 0.0) for size, each in played.items()}) * scale,
+            Growth.fit({size: each.calls.get(kind, 0.0) for size, each in played.items()}),
+            Growth.fit({size: each.nbytes.get(kind, 0.0) for size, each in played.items()}) * scale,
         )
         for kind in kinds
     }
-    encode_s = Growth.learnt({size: each.encode_s for size, each in played.items()}, CLOCK)
-    decode_s = Growth.learnt({size: each.decode_s for size, each in played.items()}, CLOCK)
+    encode_s = Growth.fit({size: each.encode_s for size, each in played.items()}, CLOCK)
+    decode_s = Growth.fit({size: each.decode_s for size, each in played.items()}, CLOCK)
     return Rehearsed(repr(method), traffic, encode_s * scale, decode_s * scale)
 
 
-def excerpt(layout: Layout, most: int = MOST) -> Layout:
-    """A layout of at most `most` elements: the first and the last tensor, and of the others every so many.
+def excerpt(layout: Layout, max_elements: int = MAX_ELEMENTS) -> Layout:
+    """A layout of at most `max_elements`: the first and last tensor, and every k-th of the others.
 
-    >>> excerpt(Layout.of((f"w{i}", (10, 10)) for i in range(9)), most=500).numel
+    >>> excerpt(Layout.of((f"w{i}", (10, 10)) for i in range(9)), max_elements=500).numel
     500
     """
-    if layout.numel <= most:
+    if layout.numel <= max_elements:
         return layout
     entries = list(layout)
     for stride in range(2, len(entries) + 1):
         kept = [*entries[:-1:stride], entries[-1]]
-        if sum(entry.numel for entry in kept) <= most:
+        if sum(entry.numel for entry in kept) <= max_elements:
             return Layout.of((entry.name, entry.shape) for entry in kept)
-    return Layout.of((entry.name, (1, min(entry.numel, most // 2))) for entry in (entries[0], entries[-1]))
+    return Layout.of(
+        (entry.name, (1, min(entry.numel, max_elements // 2))) for entry in (entries[0], entries[-1])
+    )
 
 
 @dataclass(frozen=True)
 class Played:
-    """Figures of one rank in one group, a step."""
+    """Figures of one rank in one group, per step."""
 
     calls: Mapping[str, float]
     nbytes: Mapping[str, float]
@@ -117,7 +128,7 @@ class Played:
 
 
 def costliest(ranks: Sequence[Played]) -> Played:
-    """The largest of each figure."""
+    """The maximum of each figure over ranks."""
 
     def largest(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
         kinds = {kind for each in figures for kind in each}
@@ -132,7 +143,7 @@ def costliest(ranks: Sequence[Played]) -> Played:
 
 
 def play(method: Method, layout: Layout, size: int, gradients: Gradients) -> list[Played]:
-    """Every rank's figures in one group of threads."""
+    """Run a method in one group of threads; returns every rank's figures."""
     baton = threading.Lock()
 
     def alone(comm: Loopback) -> Played:
@@ -169,5 +180,5 @@ def _one(method: Method, layout: Layout, inner: InTurn, gradients: Gradients) ->
     for (_, kind), tally in comm.snapshot().parts.items():
         counted = STEPS - 1
         calls[kind] = calls.get(kind, 0.0) + tally.calls / counted
-        nbytes[kind] = nbytes.get(kind, 0.0) + max(tally.wire_sent, tally.wire_received) / counted
+        nbytes[kind] = nbytes.get(kind, 0.0) + max(tally.network_sent, tally.network_received) / counted
     return Played(calls, nbytes, median(encode_s[1:]), median(decode_s[1:]))

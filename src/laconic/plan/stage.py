@@ -1,4 +1,4 @@
-"""The stage of a rehearsal: ranks that compute in turn, a watch for their seconds, and gradients."""
+"""Parts of a rehearsal: ranks that compute one at a time, a stopwatch, and synthetic gradients."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from laconic.comm.counter import Counter
 from laconic.core.layout import Layout
 from laconic.core.turn import mix
 
-SHARED = 0.5  # of the gradient that all workers have, as a multiple of one worker's noise
+SHARED = 0.5  # the part of the gradient that all workers share, relative to one worker's noise
 
 
 class Watch:
-    """Seconds that a thread computes before its first collective, and after that outside of collectives."""
+    """CPU seconds of a thread before its first collective, and outside of collectives after it."""
 
     def start(self) -> None:
-        """An exchange begins."""
+        """Start at the beginning of an exchange."""
         self.before_s = self.after_s = 0.0
         self._met = False
         self._since = time.thread_time()
 
     def pause(self) -> None:
-        """A collective begins."""
+        """Pause while a collective runs."""
         self.stop()
         self._met = True
 
     def go_on(self) -> None:
-        """The collective has ended."""
+        """Resume after the collective."""
         self._since = time.thread_time()
 
     def stop(self) -> None:
-        """The exchange has ended."""
+        """Stop at the end of the exchange."""
         passed = time.thread_time() - self._since
         if self._met:
             self.after_s += passed
@@ -47,7 +47,7 @@ class Watch:
 
 
 class InTurn(Comm):
-    """`comm` for a thread that holds a lock while it computes, and lets it go while it waits for others."""
+    """`comm` for a thread that holds a lock while it computes, and releases it during collectives."""
 
     def __init__(self, comm: Comm, baton: threading.Lock, watch: Watch) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
@@ -98,9 +98,9 @@ class InTurn(Comm):
 
 
 class Gradients:
-    """Heavy-tailed gradients that workers share in part, as real ones are: cubes of normal numbers.
+    """Heavy-tailed gradients (cubes of normal numbers) that are partly equal on all workers, like real ones.
 
-    Tensors differ in scale, the largest 100 times the smallest.
+    Tensors differ in scale by a factor of up to 100.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -113,13 +113,13 @@ class Gradients:
         self._scales = torch.repeat_interleave(scales, layout.segments.sizes_tensor)
 
     def write_(self, out: Tensor, rank: int, step: int) -> None:
-        """out float32 (n,) becomes what this rank has in this step: a window of the noise, and the rest."""
+        """Write this rank's gradient of a step to `out`, float32 (n,): a window of noise, and the rest."""
         start = mix(rank, step) % len(out)
         torch.add(self._noise[start : start + len(out)], self._shared, out=out).mul_(self._scales)
 
 
 class StandIn:
-    """What a feedback sees where no optimiser is: SGD with momentum."""
+    """Stands in for an optimiser that a feedback asks for settings: SGD with momentum."""
 
     def settings(self, name: str) -> dict[str, Any]:
         return {"lr": 0.1, "momentum": 0.9, "nesterov": False}

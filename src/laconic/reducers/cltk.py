@@ -20,17 +20,16 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
-from laconic.codecs.selectors.budget import kept_of_each
 from laconic.comm.comm import Comm
-from laconic.core.errors import WireError
+from laconic.comm.entries import entries_nbytes, positions_read, positions_wire
+from laconic.comm.messages import sent_by
+from laconic.comm.sent import Sent, SentEntries
+from laconic.comm.void import broadcast_or_void
 from laconic.core.layout import Layout
-from laconic.core.selector import check_density, kept
+from laconic.core.selector import check_density, kept_of_each
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
-from laconic.reducers.announce import announce
-from laconic.reducers.chosen import Chosen
-from laconic.reducers.entries import positions_read, positions_wire
-from laconic.reducers.reducer import BoundReducer, Reducer, Sent
+from laconic.reducers import BoundReducer, Reducer
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,8 +62,7 @@ class CLTk(Reducer):
         return _CLTk(self.density, comm)
 
     def nbytes(self, layout: Layout) -> int:
-        kept_n = [(kept(self.density, entry.numel), entry.numel) for entry in layout]
-        return 8 + sum(4 + 4 * k + kernels.rice_bound(k, n) for k, n in kept_n)
+        return 8 + entries_nbytes(self.density, layout.segments)
 
 
 @dataclass(frozen=True)
@@ -76,20 +74,16 @@ class _CLTk(BoundReducer):
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
         segments, leader = layout.segments, turn.step % self.comm.size
-        if x is out and not kernels.all_finite(x, segments):  # a gradient that no feedback has looked at
-            x = None
-        wire = out.new_empty(0, dtype=torch.uint8)
+        own = None if x is None else out.new_empty(0, dtype=torch.uint8)
         if x is not None and self.comm.rank == leader:
-            wire = positions_wire(*kernels.topk(x, segments, kept_of_each(self.density, segments)), segments)
-        told = announce(self.comm, leader, wire, finite=x is not None)
-        if x is None or told is None:
+            own = positions_wire(*kernels.topk(x, segments, kept_of_each(self.density, segments)), segments)
+        wire = broadcast_or_void(self.comm, leader, own, out.device)
+        if x is None or wire is None:
             return None
-        try:
-            indices, counts = positions_read(told, segments)
-        except WireError as error:
-            raise WireError(f"the positions that rank {leader} sent are damaged: {error}") from error
+        with sent_by(leader):
+            indices, counts = positions_read(wire, segments)
         values = kernels.gather(x, segments, indices, counts)
         mean = self.comm.all_reduce(values / self.comm.size)  # first, for the sum of large ones can overflow
         segments.zero_(out)
         kernels.scatter_add_(out, segments, indices, counts, mean, alpha)
-        return Chosen(segments, indices, counts, values)
+        return SentEntries(segments, indices, counts, values)

@@ -9,11 +9,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic.comm.comm import Comm
+from laconic.comm.sent import Sent
 from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
-from laconic.reducers.reducer import BoundReducer, Reducer, Sent
+from laconic.reducers import BoundReducer, Reducer
 from laconic.reducers.sum import Sum
 
 
@@ -53,8 +54,8 @@ class DenseFirst(Reducer):
     def nbytes(self, layout: Layout) -> int:
         return max(Sum().nbytes(layout), self.then.nbytes(layout))
 
-    def codec(self) -> Codec | None:
-        return self.then.codec()
+    def feedback_codec(self) -> Codec | None:
+        return self.then.feedback_codec()
 
     @property
     def needs_feedback(self) -> bool:
@@ -66,6 +67,10 @@ class _DenseFirst(BoundReducer):
     steps: int
     dense: BoundReducer
     then: BoundReducer
+
+    @property
+    def detects_non_finite(self) -> bool:
+        return self.then.detects_non_finite
 
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0

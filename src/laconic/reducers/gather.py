@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-import torch
 from torch import Tensor
 
-from laconic import kernels
 from laconic.comm.comm import Comm
+from laconic.comm.messages import add_messages_, encoded
+from laconic.comm.sent import Sent, SentMessage
+from laconic.comm.void import gather_or_void
 from laconic.core import arguments
 from laconic.core.codec import Codec
-from laconic.core.errors import SpecError, WireError
+from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
-from laconic.reducers.reducer import BoundReducer, Reducer, Sent, SentMessage
+from laconic.reducers import BoundReducer, Reducer
 
 Grain = Literal["tensor", "bucket"]
 
@@ -24,7 +25,7 @@ Grain = Literal["tensor", "bucket"]
 class Gather(Reducer):
     """mean = 1/N * sum over ranks r = 0..N-1, in this order, of decode(wire_r): bit-identical on all.
 
-    Payload: one message of the codec `message`. Its unit (of selection, of scales) is a tensor, or, with
+    Payload: one message of the codec `codec`. Its unit (of selection, of scales) is a tensor, or, with
     `grain` 'bucket', all neighbouring tensors of a bucket together; then the result depends on how DDP cuts
     its buckets.
 
@@ -33,7 +34,7 @@ class Gather(Reducer):
     gather(cast(dtype='bf16'), grain='bucket')
     """
 
-    message: Codec
+    codec: Codec
     grain: Grain = "tensor"
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -42,24 +43,24 @@ class Gather(Reducer):
         "gather(sparse(topk(density=1.0)))",
         "gather(sparse(topk(density=0.05), indices=golomb()), grain='bucket')",
         "gather(sparse(randomk(density=0.1)))",
-        "gather(sparse(ramp(topk(density=0.01), densities=(0.5,), every=2)))",
+        "gather(sparse(density_schedule(topk(density=0.01), densities=(0.5,), every=2)))",
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.message, Codec):
-            raise SpecError(f"gather takes a codec, such as sparse(topk(density=0.01)), got {self.message!r}")
+        if not isinstance(self.codec, Codec):
+            raise SpecError(f"gather takes a codec, such as sparse(topk(density=0.01)), got {self.codec!r}")
         arguments.choice("gather: grain", self.grain, get_args(Grain))
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         return _Gather(self, comm)
 
     def nbytes(self, layout: Layout) -> int:
-        return self.message.message_nbytes(self.units(layout).segments)
+        return self.codec.message_nbytes(self.grains(layout).segments)
 
-    def codec(self) -> Codec:
-        return self.message
+    def feedback_codec(self) -> Codec:
+        return self.codec
 
-    def units(self, layout: Layout) -> Layout:
+    def grains(self, layout: Layout) -> Layout:
         """What the codec sees as one tensor each."""
         return layout if self.grain == "tensor" else layout.runs
 
@@ -72,23 +73,12 @@ class _Gather(BoundReducer):
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
-        codec, units = self.spec.message.at(turn.step), self.spec.units(layout)
-        segments = units.segments
-        if x is out and not kernels.all_finite(x, segments):  # a gradient that no feedback has looked at
-            x = None
-        if x is None:
-            wire = told = out.new_empty(0, dtype=torch.uint8)  # an empty message: not finite
-        else:
-            wire = codec.encode_layout(x, units, turn)
-            told = wire if segments.numel else out.new_zeros(1, dtype=torch.uint8)  # nothing, but finite
-        wires = self.comm.all_gather(told)
-        if any(each.numel() == 0 for each in wires):
+        codec, grains = self.spec.codec.at(turn.step), self.spec.grains(layout)
+        segments = grains.segments
+        own = None if x is None else encoded(x, grains, codec, turn)
+        wires = gather_or_void(self.comm, own, out.device)
+        if wires is None:
             return None
-        segments.zero_(out)
-        if segments.numel:
-            for rank, each in enumerate(wires):
-                try:
-                    codec.decode_segments_add_(each, segments, out, alpha / self.comm.size)
-                except WireError as error:
-                    raise WireError(f"the message that rank {rank} sent is damaged: {error}") from error
-        return SentMessage(codec, wire, segments)
+        messages = [SentMessage(codec, wire, segments) for wire in wires]
+        add_messages_(segments.zero_(out), enumerate(messages), alpha / self.comm.size)
+        return messages[self.comm.rank]

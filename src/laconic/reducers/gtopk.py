@@ -16,18 +16,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from laconic import kernels
-from laconic.codecs.selectors.budget import kept_of_each
 from laconic.comm.comm import Comm
+from laconic.comm.entries import Entries, entries_nbytes
+from laconic.comm.messages import sent_by
+from laconic.comm.sent import Sent
+from laconic.comm.void import gather_or_void
 from laconic.core.layout import Layout
-from laconic.core.selector import check_density
+from laconic.core.selector import check_density, kept_of_each
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
-from laconic.reducers.entries import Entries, entries_nbytes
-from laconic.reducers.reducer import BoundReducer, Reducer, Sent
+from laconic.reducers import BoundReducer, Reducer
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,17 +73,15 @@ class _GTopk(BoundReducer):
     ) -> Sent | None:
         segments, size = layout.segments, self.comm.size
         ks = kept_of_each(self.density, segments)
-        own, wire = None, out.new_empty(0, dtype=torch.uint8)  # an empty message: not finite
-        if x is not None and (x is not out or kernels.all_finite(x, segments)):
-            own = Entries.largest(x, segments, ks)
-            wire = own.wire(segments)
-        wires = self.comm.all_gather(wire)
-        if own is None or not all(each.numel() for each in wires):
+        own = None if x is None else Entries.largest(x, segments, ks)
+        wires = gather_or_void(self.comm, None if own is None else own.wire(segments), out.device)
+        if own is None or wires is None:
             return None
         sums = segments.zero_(out)
-        for rank, each in enumerate(wires):
-            came = Entries.read(each, segments, rank)
-            kernels.scatter_add_(sums, segments, came.indices, came.counts, came.values, 1 / size)
+        for rank, wire in enumerate(wires):
+            with sent_by(rank):
+                theirs = Entries.read(wire, segments)
+            kernels.scatter_add_(sums, segments, theirs.indices, theirs.counts, theirs.values, 1 / size)
         final = Entries.largest(sums, segments, ks)
         segments.zero_(out)
         kernels.scatter_add_(out, segments, final.indices, final.counts, final.values, alpha)

@@ -33,15 +33,17 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.comm import Comm
+from laconic.comm.sent import Sent
+from laconic.comm.void import sum_or_void
 from laconic.core import arguments
 from laconic.core.layout import Entry, Layout, Segments
 from laconic.core.per_layout import PerLayout
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.feedback.memory import Memory
-from laconic.feedback.pending import Pending
+from laconic.feedback.memory.pending import Pending
 from laconic.kernels.lowrank.matrices import MOST
-from laconic.reducers.reducer import BoundReducer, Reducer, Sent
+from laconic.reducers import BoundReducer, Reducer
 from laconic.reducers.sum import DenseShare
 
 
@@ -115,22 +117,20 @@ class LowRank(Sent):
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """What becomes of the tensors of one bucket."""
+class Factored:
+    """The tensors of one bucket: those that are sent as factors, and the rest."""
 
-    bucket: Layout
     matrices: kernels.Matrices
     right: Layout  # of the factors Q, each (rank, n), one after the other from offset 0
     columns: Segments  # of each of their columns
     rest: Segments  # what is summed as it is
 
     @classmethod
-    def of(cls, bucket: Layout, spec: PowerSGD) -> _Plan:
-        """The plan of these tensors."""
+    def of(cls, bucket: Layout, spec: PowerSGD) -> Factored:
+        """What becomes of these tensors."""
         low = [entry for entry in bucket if spec.pays(entry)]
         rows, cols = tuple(as_matrix(entry)[0] for entry in low), tuple(as_matrix(entry)[1] for entry in low)
         return cls(
-            bucket,
             kernels.Matrices(tuple(entry.offset for entry in low), rows, cols, spec.rank),
             Layout.of((entry.name, (spec.rank, n)) for entry, n in zip(low, cols, strict=True)),
             Segments.consecutive(n for n in cols for _ in range(spec.rank)),
@@ -139,56 +139,52 @@ class _Plan:
 
 
 class _PowerSGD(BoundReducer):
-    """At work. NaN in the first sum says that a gradient is not finite."""
+    """At work: owns Q."""
 
     def __init__(self, spec: PowerSGD, layout: Layout, comm: Comm) -> None:
         self._spec = spec
         self._comm = comm
-        self._plan = PerLayout(lambda bucket: _Plan.of(bucket, spec))
-        self._right = Memory("once/power", _Plan.of(layout, spec).right)
+        self._factored = PerLayout(lambda bucket: Factored.of(bucket, spec))
+        self._right = Memory("once/power", Factored.of(layout, spec).right)
         self._pending = Pending(self._finish)
 
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
         self._pending.finish_before(turn.step)
-        plan, size = self._plan(layout), self._comm.size
-        matrices, rest = plan.matrices, plan.rest
-        if x is out and not kernels.all_finite(x, layout.segments):  # no feedback has looked at it
-            x = None
-        if x is None:
-            told = out.new_full((max(1, matrices.left + rest.numel),), torch.nan)
-        else:
-            left = kernels.times(x, matrices, self._begin(plan, turn, x.device))
-            told = torch.cat([left, *rest.views(x)]) if len(layout) else left
-            told = told if told.numel() else out.new_zeros(1)
-        kept = told[matrices.left :].clone() if x is not None and x is not out else None
-        self._comm.all_reduce(told)
-        if x is None or not bool(told.isfinite().all()):
+        factored, size = self._factored(layout), self._comm.size
+        matrices, rest = factored.matrices, factored.rest
+        own, kept = None, None
+        if x is not None:
+            left = kernels.times(x, matrices, self._begin(factored, turn, x.device))
+            own = torch.cat([left, *rest.views(x)])
+            kept = own[matrices.left :].clone() if x is not out else None
+        sums = sum_or_void(self._comm, own, matrices.left + rest.numel, out.device)
+        if x is None or sums is None:
             return None
-        left = kernels.orthonormal_(told[: matrices.left], matrices.rank, matrices.rows)
+        left = kernels.orthonormal_(sums[: matrices.left], matrices.rank, matrices.rows)
         share = kernels.transposed_times(x, matrices, left)
         if share.numel():
-            right = self._comm.all_reduce(share.clone())
-            if not bool(right.isfinite().all()):
+            right = sum_or_void(self._comm, share.clone(), share.numel(), out.device)
+            if right is None:
                 return None
             matrices.segments.zero_(out)
             kernels.product_add_(out, matrices, left, right, alpha / size)
             kernels.orthonormal_(right, matrices.rank, matrices.cols)
-            self._pending.add(right, plan.right, turn.step)
-        parts = torch.split(told[matrices.left :][: rest.numel], list(rest.sizes))
+            self._pending.add(right, factored.right, turn.step)
+        parts = torch.split(sums[matrices.left :], list(rest.sizes))
         for view, part in zip(rest.views(out), parts, strict=True):
             torch.mul(part, alpha / size, out=view)
         return LowRank(matrices, left, share, DenseShare(rest, kept, 1.0) if rest.numel else None)
 
-    def _begin(self, plan: _Plan, turn: Turn, device: torch.device) -> Tensor:
+    def _begin(self, factored: Factored, turn: Turn, device: torch.device) -> Tensor:
         """Q of the step before, float32 (matrices.right,), its columns of zeros drawn anew."""
-        right = self._right.flat(plan.right, device).clone()
+        right = self._right.flat(factored.right, device).clone()
         if not right.numel():
             return right
-        spent = kernels.norms(right, plan.columns) == 0
-        names = [name for name in plan.right.names for _ in range(self._spec.rank)]
-        views = plan.columns.views(right)
+        spent = kernels.norms(right, factored.columns) == 0
+        names = [name for name in factored.right.names for _ in range(self._spec.rank)]
+        views = factored.columns.views(right)
         for i in spent.nonzero().flatten().tolist():
             key, n = turn.common(names[i]), views[i].numel()
             drawn = kernels.uniform(key, n, i % self._spec.rank * n, device)
@@ -199,7 +195,7 @@ class _PowerSGD(BoundReducer):
         self._right.held(layout).copy_(right)
 
     def put_back(self, layout: Layout) -> None:
-        self._pending.drop(self._plan(layout).right)
+        self._pending.drop(self._factored(layout).right)
 
     def state_dict(self) -> dict[str, Tensor]:
         self._pending.finish_all()

@@ -12,11 +12,12 @@ from torch import Tensor
 from laconic import kernels
 from laconic.codecs.cast import Cast
 from laconic.comm.comm import Comm
+from laconic.comm.sent import Sent
 from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout, Segments
 from laconic.core.turn import Turn
-from laconic.reducers.reducer import BoundReducer, Reducer, Sent
+from laconic.reducers import BoundReducer, Reducer
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 BLOCK = 1 << 18  # elements rounded at a time: the float32 quotient stays in cache
@@ -46,7 +47,7 @@ class Sum(Reducer):
     def nbytes(self, layout: Layout) -> int:
         return DTYPES[self.dtype].itemsize * layout.numel
 
-    def codec(self) -> Codec | None:
+    def feedback_codec(self) -> Codec | None:
         return None if self.dtype == "fp32" else Cast(self.dtype)
 
 
@@ -80,6 +81,11 @@ class BoundSum(BoundReducer):
     dtype: torch.dtype
     comm: Comm
 
+    @property
+    def detects_non_finite(self) -> bool:
+        """In float32 the mean tells; in 16 bits rounding would saturate an infinity."""
+        return self.dtype == torch.float32
+
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
@@ -95,7 +101,7 @@ class BoundSum(BoundReducer):
             buffer = runs.views(out)[0]
         else:  # one element more than nothing, so that even nothing can say that it is not finite
             buffer = torch.zeros(max(1, runs.numel), dtype=self.dtype, device=out.device)
-        if x is None or not (exact or kernels.all_finite(x, runs)):  # rounding would saturate an Inf
+        if x is None:
             apart = False
             buffer.fill_(torch.nan)
         else:

@@ -27,14 +27,15 @@ from torch import Tensor
 from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.mesh import machines
+from laconic.comm.sent import Sent
 from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.spec import Status
 from laconic.core.turn import Turn, mix
-from laconic.feedback.contraction import safe_gain
-from laconic.reducers.reducer import BoundReducer, Reducer, Sent
+from laconic.feedback.memory.contraction import safe_gain
+from laconic.reducers import BoundReducer, Reducer
 from laconic.reducers.sum import DenseShare
 
 BETWEEN = 0x2E7E1  # sets the leaders' keys apart from those inside machines
@@ -44,31 +45,31 @@ BETWEEN = 0x2E7E1  # sets the leaders' keys apart from those inside machines
 class TwoLevel(Reducer):
     """mean by `inner` inside machines and by `outer` between their leaders, the first rank of each.
 
-    `local`: how many ranks in a row are a machine; 0 asks LOCAL_RANK and LOCAL_WORLD_SIZE, which `torchrun`
-    sets: of machines of different sizes they alone can tell. `inner` keeps no state: `sum()`, or `gather` of
-    a codec. `outer` is any reducer. Payload of a leader, who sends most: that of both, and 4 bytes an element
-    inside.
+    `ranks_per_node`: how many ranks in a row are a machine; 0 asks LOCAL_RANK and LOCAL_WORLD_SIZE, which
+    `torchrun` sets: of machines of different sizes they alone can tell. `inner` keeps no state: `sum()`, or
+    `gather` of a codec. `outer` is any reducer. Payload of a leader, who sends most: that of both, and 4
+    bytes an element inside.
 
     >>> from laconic.core.spec import parse
-    >>> parse("two_level(sum(), gather(sparse(topk(density=0.01))), local=8)")
-    two_level(sum(), outer=gather(sparse(topk(density=0.01))), local=8)
+    >>> parse("two_level(sum(), gather(sparse(topk(density=0.01))), ranks_per_node=8)")
+    two_level(sum(), outer=gather(sparse(topk(density=0.01))), ranks_per_node=8)
     """
 
     inner: Reducer
     outer: Reducer
-    local: int = 0
+    ranks_per_node: int = 0
 
     paper: ClassVar[str] = "Jia et al. 2018, arXiv:1807.11205"
     status: ClassVar[Status] = "recalled"
     examples: ClassVar[tuple[str, ...]] = (
-        "two_level(sum(), gather(sparse(topk(density=0.1))), local=1)",
-        "two_level(gather(cast('bf16')), server(cast('bf16'), cast('bf16')), local=1)",
+        "two_level(sum(), gather(sparse(topk(density=0.1))), ranks_per_node=1)",
+        "two_level(gather(cast('bf16')), server(cast('bf16'), cast('bf16')), ranks_per_node=1)",
     )
 
     def __post_init__(self) -> None:
         arguments.piece("two_level: inner", self.inner, Reducer, "sum()")
         arguments.piece("two_level: outer", self.outer, Reducer, "gather(sparse(topk(density=0.01)))")
-        arguments.whole("two_level: local", self.local)
+        arguments.whole("two_level: ranks_per_node", self.ranks_per_node)
 
     @property
     def exact_mean(self) -> bool:
@@ -87,13 +88,13 @@ class TwoLevel(Reducer):
         """Where one of both does; |x - sent| <= |x| then holds for the sum over a machine's ranks."""
         return self.inner.needs_feedback or self.outer.needs_feedback
 
-    def codec(self) -> Codec | None:
+    def feedback_codec(self) -> Codec | None:
         """That of `inner` where it needs feedback; then `outer` is looked at when it is bound."""
-        return self.inner.codec() if self.inner.needs_feedback else self.outer.codec()
+        return self.inner.feedback_codec() if self.inner.needs_feedback else self.outer.feedback_codec()
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         if self.inner.needs_feedback and self.outer.needs_feedback:
-            safe_gain(self.outer.codec(), layout)
+            safe_gain(self.outer.feedback_codec(), layout)
         return _TwoLevel(self, layout, comm)
 
     def nbytes(self, layout: Layout) -> int:
@@ -122,7 +123,7 @@ class _TwoLevel(BoundReducer):
     """At work. NaN at the end of the broadcast says that some rank's gradient is not finite."""
 
     def __init__(self, spec: TwoLevel, layout: Layout, comm: Comm) -> None:
-        homes = machines(comm, spec.local)
+        homes = machines(comm, spec.ranks_per_node)
         home = homes[comm.rank]
         self._inside = comm.split(home)
         self._leads = self._inside.rank == 0
@@ -135,13 +136,15 @@ class _TwoLevel(BoundReducer):
             raise SpecError(f"two_level: inner must keep no state, such as sum(), got {spec.inner!r}")
         self._outer = spec.outer.bind(layout, self._leaders)
 
+    @property
+    def detects_non_finite(self) -> bool:
+        return self._inner.detects_non_finite
+
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
         runs = layout.segments.merged
         apart = x is not out
-        if x is out and not kernels.all_finite(x, runs):  # no feedback has looked at it
-            x = None
         y = torch.empty_like(out) if apart else out
         sent = self._inner.reduce(x, layout, turn, y)
         mean = out.new_zeros(runs.numel + 1)  # one more says whether it is finite

@@ -6,14 +6,14 @@ from math import cos, hypot, pi, sin
 from typing import NamedTuple
 
 MIDDLE, CENTRE, RADIUS = 320.0, 352.0, 264.0  # of the circle
-GAP = 16.0  # between neighbours' discs, below which an arrow does not fit in between, and passes beneath
+GAP = 16.0  # between neighbouring discs: in a smaller gap an arrow does not fit, so it bends around
 Point = tuple[float, float]
 
 
 class Arc(NamedTuple):
-    """A curve from one rank to another, with a `head` where it goes this way only.
+    """A curve from one rank to another, with a `head` if messages go this way only.
 
-    `again`: how many curves between the two are drawn already.
+    `again`: how many curves between the two have been drawn before.
     """
 
     source: int
@@ -23,7 +23,7 @@ class Arc(NamedTuple):
 
 
 def place(rank: int, size: int) -> Point:
-    """Rank 0 is at the top, and they go round clockwise."""
+    """Position of a rank's disc: rank 0 at the top, then clockwise."""
     angle = 2 * pi * rank / size - pi / 2
     return MIDDLE + RADIUS * cos(angle), CENTRE + RADIUS * sin(angle)
 
@@ -31,8 +31,8 @@ def place(rank: int, size: int) -> Point:
 def bezier(arc: Arc, size: int, disc: float) -> tuple[Point, Point, Point]:
     """Start, control point and end of an arc, from edge to edge of discs of this radius.
 
-    It bends towards the centre: one with a head a little, later ones between the same two more, and all far
-    enough to pass the discs between the two. A diameter bends to its right.
+    Arcs bend towards the centre: those with a head a little, repeated ones between the same two ranks more,
+    and all far enough to clear the discs in between. A diameter bends to its right.
     """
     a, b = place(arc.source, size), place(arc.to, size)
     across, down = b[0] - a[0], b[1] - a[1]
@@ -59,7 +59,7 @@ def arrowhead(bend: Point, end: Point, length: float) -> str:
 
 
 def toward(here: Point, there: Point, distance: float) -> Point:
-    """The point so far from here on the way there.
+    """The point at this distance from `here` towards `there`.
 
     >>> toward((0.0, 0.0), (3.0, 4.0), 10)
     (6.0, 8.0)
@@ -70,5 +70,5 @@ def toward(here: Point, there: Point, distance: float) -> Point:
 
 
 def xy(point: Point) -> str:
-    """A point in a path."""
+    """A point as SVG path text."""
     return f"{point[0]:.1f} {point[1]:.1f}"

@@ -1,4 +1,4 @@
-"""Curves that a picture can hold: a few hundred points, each a mean over seeds with its standard error."""
+"""Curves for plots: a few hundred points, each a mean over seeds with its standard error."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from laconic.report.series import Array, MethodSeries
 from laconic.report.summary import MB
 
 POINTS = 240
-SMOOTHED = 50  # a point is the mean over a 50th of the steps up to it
-TOGETHER = 1e-6  # distance below which ranks differ by rounding only
+SMOOTHED = 50  # a point is the mean over the last 50th of all steps
+ROUNDING = 1e-6  # relative distance below which ranks differ by rounding only
 
 
 @dataclass(frozen=True)
 class Curve:
-    """y over x with its standard error, which is 0 for one seed; `low` and `high` are y -+ error."""
+    """y over x, with standard error (0 for one seed)."""
 
     x: Array
     y: Array
@@ -25,12 +25,12 @@ class Curve:
 
     @property
     def low(self) -> Array:
-        """The band's lower edge."""
+        """Lower edge of the error band."""
         return self.y - self.error
 
     @property
     def high(self) -> Array:
-        """The band's upper edge."""
+        """Upper edge of the error band."""
         return self.y + self.error
 
 
@@ -40,27 +40,27 @@ def loss_by_step(method: MethodSeries) -> Curve:
 
 
 def loss_by_megabyte(method: MethodSeries) -> Curve:
-    """The same over the payload that a worker has sent so far, in MB; from the first on that was sent."""
+    """Training loss by the payload that a worker has sent so far, in MB; starts with the first byte sent."""
     curve = _binned(method, np.cumsum(method.over_seeds("payload_sent").mean(axis=0)) / MB)
     sent = curve.x > 0
     return Curve(curve.x[sent], curve.y[sent], curve.error[sent])
 
 
 def accuracy_by_step(method: MethodSeries) -> Curve:
-    """Test accuracy in percent over the evaluations that all seeds have made."""
+    """Test accuracy in percent, at the evaluations that all seeds have done."""
     common = min(len(seed.eval_steps) for seed in method.seeds)
     values = np.stack([100 * seed.accuracy[:common] for seed in method.seeds])
     return Curve(method.seeds[0].eval_steps[:common], values.mean(axis=0), _error(values))
 
 
 def consensus_by_step(method: MethodSeries) -> Curve | None:
-    """How far ranks were from their average, in percent of its norm; nan where they have just met.
+    """Distance of ranks from their average, in percent of its norm; nan just after an averaging.
 
-    None for a method that keeps them together.
+    None for a method that keeps ranks equal.
     """
     common = min(len(seed.eval_steps) for seed in method.seeds)
     values = np.stack([seed.consensus[:common] for seed in method.seeds])
-    apart = (values > TOGETHER).all(axis=0)
+    apart = (values > ROUNDING).all(axis=0)
     if not apart.any():
         return None
     shown = np.where(apart, 100 * values, np.nan)
@@ -75,7 +75,7 @@ def _binned(method: MethodSeries, x: Array) -> Curve:
 
 
 def trailing_mean(values: Array, width: int) -> Array:
-    """Means over the last `width` columns, or over as many as there are: (seeds, steps) to the same shape.
+    """Means over the last `width` columns, or fewer at the start: (seeds, steps) to the same shape.
 
     >>> trailing_mean(np.array([[1.0, 3.0, 5.0]]), 2).tolist()
     [[1.0, 2.0, 4.0]]

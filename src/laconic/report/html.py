@@ -1,7 +1,7 @@
-"""A run as one HTML page that needs nothing else: plots, table, and what the figures mean.
+"""A run as one self-contained HTML page: plots, a table, and what the figures mean.
 
-The page is `page.html` with the data put in as JSON and plotly's script put in whole: no request leaves the
-reader's machine.
+The page is `page.html` with the data inserted as JSON and plotly's script inserted in full: it makes no
+network requests.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ PHASES = {
     "exchange": ("encode_s", "communicate_s", "decode_s"),
 }
 HEADS = (
-    ("method", "the spec string; it is also what made it"),
-    ("optimiser", "what it was trained with, and the highest learning rate"),
+    ("method", "the spec string of the run"),
+    ("optimiser", "the optimiser, and its peak learning rate"),
     ("accuracy, %", "on the test set after the last step, mean ± standard error over seeds"),
     ("test loss", "cross-entropy on the test set after the last step"),
-    ("MB a step", "payload that a worker hands to collectives, mean over the second half of the steps"),
-    ("times smaller", "float32 bytes over payload, in the second half of the steps"),
-    ("against first", "the first baseline's payload over this one's"),
-    ("MB in all", "payload of a worker over the whole training, warm-up included"),
-    ("wire MB a step", "with each collective's message pattern and headers, by a stated model"),
+    ("MB per step", "payload that a worker hands to collectives, mean over the second half of the steps"),
+    ("times smaller", "dense float32 bytes divided by payload, in the second half of the steps"),
+    ("vs. baseline", "the first baseline's payload divided by this method's"),
+    ("MB in total", "payload of a worker over the whole training, including warm-up"),
+    ("network MB per step", "payload plus each collective's message pattern and headers, by a model"),
     ("step, ms", "median over the second half of the steps"),
 )
 
 
 def write_report(folder: Path, run: Run, rows: list[Row], interrupted: str | None) -> Path:
-    """Write `report.html` into the run's folder; its path."""
-    from plotly.offline import get_plotlyjs  # 5 MB of script: only where it is used
+    """Write `report.html` to the run's folder and return its path."""
+    from plotly.offline import get_plotlyjs  # 5 MB of script, so only here
 
     data = {"methods": [_method_data(method) for method in run.methods], "phases": PHASES}
     page = (files("laconic.report") / "page.html").read_text(encoding="utf-8")
@@ -61,12 +61,12 @@ def write_report(folder: Path, run: Run, rows: list[Row], interrupted: str | Non
 
 
 def lede(run: Run) -> str:
-    """What was run, in one sentence."""
+    """One sentence about the run."""
     config = run.config
     seeds = f"{config['seeds']} seeds" if config["seeds"] > 1 else "one seed"
     methods = f"{len(config['methods'])} methods" if len(config["methods"]) > 1 else "one method"
     skew = config.get("skew")
-    own = "" if skew is None else f" Each worker has examples of its own: Dirichlet({skew:g}) of each label."
+    own = "" if skew is None else f" Each worker has its own examples: Dirichlet({skew:g}) per label."
     low = "" if config.get("bits") is None else f" Layers compute in {config['bits']} bits, simulated."
     return (
         f"{methods.capitalize()}, {seeds} each, {config['workers']} workers, {config['steps']:,} steps of "
@@ -123,7 +123,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def ratio(value: float) -> str:
-    """A ratio with a precision that suits it.
+    """A ratio with suitable precision.
 
     >>> ratio(1.0), ratio(71.94), ratio(math.inf)
     ('1.00 ×', '71.9 ×', '-')

@@ -1,18 +1,21 @@
-"""Writes what a run measures, as it comes: `events.jsonl` and TensorBoard scalars.
+"""Writes a run's measurements as they arrive: `events.jsonl` and TensorBoard scalars.
 
-A line of `events.jsonl` is one step, or one evaluation, of one rank:
+A line of `events.jsonl` is one step or one evaluation of one rank:
 
     {"kind": "step", "method": "dgc(density=0.01)", "seed": 0, "rank": 1, "step": 17, "loss": 0.31,
      "payload_sent": 14231, ..., "backward_s": 0.012, "encode_s": 0.001, ...}
 
-Of a worker that a strategy has outlasted `{"kind": "lost", ..., "rank": 2, "step": 17}` tells the last step,
-and `{"kind": "back", ..., "rank": 2, "step": 31}` the one at which a new process has taken its place.
-Before its first step rank 0 says `{"kind": "start", ..., "optimiser": "SGD", "lr": 0.1}`, once more after
-each resumption. A strategy's steps may carry "notes" (see `notes.py`), and its evaluations a "consensus"
-above 0: how far ranks were from their average. What a method decides on its way is told by rank 0 as
-`{"kind": "said", ..., "step": 20, "said": "..."}`. In a lab `{"kind": "interface", ..., "sent": 12345678,
-"received": 12345670}` tells at the end what the interface of that rank's host has counted. Lines are whole
-or, after a crash, the last one is cut: readers leave it out.
+Other events:
+
+    {"kind": "start", ..., "optimiser": "SGD", "lr": 0.1}      rank 0, before its first step and after a
+    resume {"kind": "decision", ..., "step": 20, "message": "..."}    rank 0: what a method has decided
+    {"kind": "lost", ..., "rank": 2, "step": 17}               a lost worker, with its last step {"kind":
+    "back", ..., "rank": 2, "step": 31}               a new process replaces it, from this step on {"kind":
+    "interface", ..., "sent": 123, "received": 120}   in a lab, at the end: bytes that the interface of
+                                                               this rank's host has counted
+
+A strategy's steps may carry "notes" (see `notes.py`), and its evaluations a "consensus" above 0: the distance
+of ranks from their average. After a crash the last line may be cut: readers skip it.
 """
 
 from __future__ import annotations
@@ -30,11 +33,11 @@ if TYPE_CHECKING:
 
 EVENTS = "events.jsonl"
 CONFIG = "config.json"
-SCALARS = ("loss", "payload_sent", "wire_sent", "step_s", "encode_s", "communicate_s", "decode_s")
+SCALARS = ("loss", "payload_sent", "network_sent", "step_s", "encode_s", "communicate_s", "decode_s")
 
 
 def slug(spec: str) -> str:
-    """A spec as a folder's name.
+    """A folder name for a spec.
 
     >>> slug("dgc(density=0.01)")
     'dgc_density_0.01'
@@ -43,7 +46,7 @@ def slug(spec: str) -> str:
 
 
 class Ledger:
-    """The open books of one run. Owns its files until `close`."""
+    """The open event files of one run. Owns them until `close`."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +56,7 @@ class Ledger:
         self._events = (folder / EVENTS).open("a", encoding="utf-8")
         self._boards: dict[tuple[str, int], SummaryWriter] = {}
         self._waiting: dict[tuple[str, int, str, int], list[dict[str, Any]]] = {}
-        self._lost: defaultdict[tuple[str, int], set[int]] = defaultdict(set)  # workers, of each training
+        self._lost: defaultdict[tuple[str, int], set[int]] = defaultdict(set)  # workers, by training
 
     def __enter__(self) -> Ledger:
         return self
@@ -64,7 +67,7 @@ class Ledger:
         self.close()
 
     def write(self, event: dict[str, Any]) -> None:
-        """Keep an event; scalars are written when the last rank's event of that step is here."""
+        """Write an event. Scalars are written once all ranks' events of that step have arrived."""
         self._events.write(json.dumps(event) + "\n")
         if event["kind"] == "lost":
             self._lost[event["method"], event["seed"]].add(event["rank"])
@@ -81,12 +84,12 @@ class Ledger:
             self._events.flush()
 
     def rewrite(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Keep the wanted events only: a resumed training replaces what it does again."""
+        """Keep only the wanted events: a resumed training replaces the steps that it repeats."""
         self._events.close()
         kept = [json.dumps(event) for event in read_events(self.folder) if wanted(event)]
-        beside = self.folder / f".{EVENTS}"
-        beside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        beside.replace(self.folder / EVENTS)
+        temporary = self.folder / f".{EVENTS}"
+        temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        temporary.replace(self.folder / EVENTS)
         self._events = (self.folder / EVENTS).open("a", encoding="utf-8")
 
     def close(self) -> None:
@@ -109,7 +112,7 @@ class Ledger:
             board.add_scalar(f"train/{name}", sum(event[name] for event in ranks) / len(ranks), first["step"])
 
     def _board(self, method: str, seed: int) -> SummaryWriter:
-        from torch.utils.tensorboard import SummaryWriter  # slow to import: only in the process that writes
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, so only here
 
         if (method, seed) not in self._boards:
             place = self.folder / "tensorboard" / f"{slug(method)}-seed{seed}"
@@ -118,9 +121,9 @@ class Ledger:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """All whole events of a run, in the order in which they came."""
+    """All complete events of a run, in order of arrival."""
     path = folder / EVENTS
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]  # what follows the last line's end was cut
+    return [json.loads(line) for line in lines[:-1] if line]  # a last line without an end was cut

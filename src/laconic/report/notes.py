@@ -1,7 +1,7 @@
-"""What ranks tell of how they stay together: who sent to whom, PushSum weights, staleness, rounds.
+"""How ranks stay in sync, from their notes: who sent to whom, PushSum weights, staleness, rounds.
 
-A step of a strategy may carry notes: `weight` (its rank's PushSum weight), `staleness` (steps), `peers` (the
-ranks it sent to) and `rounds` (until then). Each may be missing, and others may be there.
+A strategy's step may carry notes: `weight` (the rank's PushSum weight), `staleness` (in steps), `peers` (the
+ranks it sent to) and `rounds` (so far). Each is optional, and other notes are ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Notes:
-    """Of one training: None for what no rank told. `talk[i][j]`: how often rank i sent to rank j."""
+    """Notes of one training; None for those that no rank gave. `talk[i][j]`: how often rank i sent to j."""
 
     weight: Range | None = None
     staleness: Range | None = None
@@ -24,25 +24,25 @@ class Notes:
     talk: tuple[tuple[int, ...], ...] | None = None
 
     def words(self) -> str:
-        """All but who sent to whom, in a line; "" where there is nothing.
+        """All except `talk` in one line; "" if there are none.
 
         >>> Notes(weight=(0.5, 1.25), staleness=(2, 2), rounds=30).words()
         'weights 0.5 to 1.25; staleness 2; 30 rounds'
         """
-        told = [] if self.weight is None else [f"weights {_range(self.weight)}"]
-        told += [] if self.staleness is None else [f"staleness {_range(self.staleness)}"]
-        told += [] if self.rounds is None else [f"{self.rounds:,} round{'s' * (self.rounds != 1)}"]
-        return "; ".join(told)
+        parts = [] if self.weight is None else [f"weights {_range(self.weight)}"]
+        parts += [] if self.staleness is None else [f"staleness {_range(self.staleness)}"]
+        parts += [] if self.rounds is None else [f"{self.rounds:,} round{'s' * (self.rounds != 1)}"]
+        return "; ".join(parts)
 
 
 def read_notes(steps: Iterable[dict[str, Any]]) -> Notes:
-    """The notes in one training's steps, of all ranks."""
-    told = [(event["rank"], event["notes"]) for event in steps if event.get("notes")]
-    rounds = [notes["rounds"] for _, notes in told if "rounds" in notes]
-    sent = [(rank, peer) for rank, notes in told for peer in notes.get("peers", ())]
+    """The notes in one training's steps, over all ranks."""
+    noted = [(event["rank"], event["notes"]) for event in steps if event.get("notes")]
+    rounds = [notes["rounds"] for _, notes in noted if "rounds" in notes]
+    sent = [(rank, peer) for rank, notes in noted for peer in notes.get("peers", ())]
     return Notes(
-        weight=_extremes(notes["weight"] for _, notes in told if "weight" in notes),
-        staleness=_extremes(notes["staleness"] for _, notes in told if "staleness" in notes),
+        weight=_extremes(notes["weight"] for _, notes in noted if "weight" in notes),
+        staleness=_extremes(notes["staleness"] for _, notes in noted if "staleness" in notes),
         rounds=max(rounds, default=None),
         talk=_counts(sent, 1 + max(map(max, sent))) if sent else None,
     )

@@ -1,4 +1,4 @@
-"""A run as one small SVG picture, drawn by hand: training loss by bytes sent and by step. Light and dark."""
+"""A run as one small SVG picture: training loss by bytes sent and by step, in light and dark mode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Scale = Callable[[Array], Array]
 
 
 def write_picture(folder: Path, run: Run) -> Path:
-    """Write `loss.svg` into the run's folder; its path."""
+    """Write `loss.svg` to the run's folder and return its path."""
     path = folder / PICTURE
     path.write_text(picture(run), encoding="utf-8")
     return path
@@ -39,7 +39,7 @@ def picture(run: Run) -> str:
         f"<style>{style()}</style>",
         f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}" rx="10"/>',
         f'<text class="head" x="56" y="32">{escape(title)}</text>',
-        panel(by_bytes, 56, "training loss by MB sent a worker", log_x=True),
+        panel(by_bytes, 56, "training loss by MB sent per worker", log_x=True),
         panel(by_step, 482, "training loss by step", log_x=False),
         legend(specs),
         "</svg>",
@@ -48,7 +48,7 @@ def picture(run: Run) -> str:
 
 
 def panel(curves: list[Curve], left: int, title: str, *, log_x: bool) -> str:
-    """Lines in a frame whose left edge is at `left`: positive values, on a logarithmic scale."""
+    """A plot with its left edge at `left`: lines of positive values, on a logarithmic y axis."""
     xs = np.concatenate([curve.x for curve in curves] or [np.array([1.0, 10.0])])
     ys = np.concatenate([curve.y for curve in curves] or [np.array([0.1, 1.0])])
     ys = ys[np.isfinite(ys) & (ys > 0)]
@@ -78,7 +78,7 @@ def panel(curves: list[Curve], left: int, title: str, *, log_x: bool) -> str:
 
 
 def axis(low: float, high: float, start: int, length: int, *, log: bool) -> tuple[Scale, list[float]]:
-    """A map from values to pixels, and the values to mark."""
+    """A map from values to pixels, and the values of the ticks."""
     high = high if high > low else low + 1.0
     if not log:
         step = 10 ** math.floor(math.log10(high - low))
@@ -96,7 +96,7 @@ def axis(low: float, high: float, start: int, length: int, *, log: bool) -> tupl
 
 
 def legend(specs: list[str]) -> str:
-    """A line of each colour and its name, below the panels."""
+    """Colour and name of each line, below the panels."""
     drawn, left = [], 56.0
     for i, spec in enumerate(specs):
         y = HEIGHT - 24
@@ -107,7 +107,7 @@ def legend(specs: list[str]) -> str:
 
 
 def style() -> str:
-    """The style sheet: text, grid, and the colours c0, c1, ... of lines, by day and by night."""
+    """The style sheet: text, grid, and line colours c0, c1, ..., in light and dark mode."""
     light = "".join(f".c{i}{{stroke:{colour}}}" for i, colour in enumerate(LIGHT))
     dark = "".join(f".c{i}{{stroke:{colour}}}" for i, colour in enumerate(DARK))
     return (

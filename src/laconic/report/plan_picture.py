@@ -1,4 +1,4 @@
-"""A forecast as an SVG picture: step time and bytes over the number of workers, a line a method."""
+"""A forecast as an SVG picture: step time and bytes by number of workers, one line per method."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from laconic.plan.step import Work, time_line
 from laconic.report.curves import Curve
 from laconic.report.picture import LIGHT, WIDTH, panel, style
 
-BELOW, LINE, COLUMN = 340, 20, 268  # where the legend begins; its lines and columns
-MOST = len(LIGHT)  # lines whose colours can be told apart
+LEGEND, LINE, COLUMN = 340, 20, 268  # top of the legend, heights of its lines, widths of its columns
+MAX_LINES = len(LIGHT)  # with distinct colours
 
 
 def picture(
     rehearsed: Sequence[Rehearsed], sizes: Sequence[int], work: Work, network: Network, title: str
 ) -> str:
-    """The SVG document: the first method, and of the others the fastest at the most workers, MOST in all."""
+    """The SVG document: the first method and the fastest others at the most workers, MAX_LINES in total."""
     first, *others = rehearsed
     others.sort(key=lambda each: time_line(work, each, network, sizes[-1]).step_s)
-    shown = [first, *others[: MOST - 1]]
+    shown = [first, *others[: MAX_LINES - 1]]
     x = np.array(sizes, dtype=np.float64)
     steps = [
         _curve(x, [1e3 * time_line(work, each, network, size).step_s for size in sizes]) for each in shown
     ]
     nbytes = [_curve(x, [each.nbytes(size) / 1e6 for size in sizes]) for each in shown]
-    height = BELOW + LINE * -(-len(shown) // 3)
+    height = LEGEND + LINE * -(-len(shown) // 3)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
         f"<title>Forecast of step time and bytes by workers: {escape(title)}</title>",
         f"<style>{style()}</style>",
         f'<rect class="paper" width="{WIDTH}" height="{height}" rx="10"/>',
         f'<text class="head" x="56" y="32">{escape(title)}</text>',
-        panel(steps, 56, "milliseconds a step, by workers", log_x=True),
-        panel(nbytes, 482, "MB a step on a worker's link, each way, by workers", log_x=True),
+        panel(steps, 56, "milliseconds per step, by workers", log_x=True),
+        panel(nbytes, 482, "MB per step on a worker's link, each way, by workers", log_x=True),
     ]
     for i, each in enumerate(shown):
-        left, y = 56 + COLUMN * (i % 3), BELOW + LINE * (i // 3)
+        left, y = 56 + COLUMN * (i % 3), LEGEND + LINE * (i // 3)
         parts.append(f'<path class="c{i}" d="M{left} {y - 4}h18"/>')
         parts.append(f'<text class="spec" x="{left + 25}" y="{y}">{escape(each.spec)}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"

@@ -1,10 +1,11 @@
-"""From a run's events to all that is made of them."""
+"""Turns a run's events into its summary, picture and page."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from laconic.core.extras import require
 from laconic.report.html import write_report
 from laconic.report.picture import write_picture
 from laconic.report.series import read_run
@@ -13,14 +14,20 @@ from laconic.report.summary import Row, summarise, write_summary
 
 @dataclass(frozen=True)
 class Published:
-    """The table's rows and the page's path."""
+    """The rows of the table and the path of the page."""
 
     rows: list[Row]
     report: Path
 
 
+def check_packages() -> None:
+    """Raise `ExtraError` where the report or the scalars could not be written: before any training."""
+    require("plotly", "report.html")
+    require("tensorboard", "the scalars of a run")
+
+
 def publish(folder: Path, interrupted: str | None = None) -> Published:
-    """Read a run's folder and write `summary.json`, `loss.svg` and `report.html`; works on half a run too."""
+    """Read a run's folder and write `summary.json`, `loss.svg` and `report.html`; unfinished runs too."""
     run = read_run(folder)
     rows = summarise(run)
     write_summary(folder, run, rows, interrupted)

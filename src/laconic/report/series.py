@@ -1,4 +1,4 @@
-"""A run's events as arrays: one series a seed, averaged over ranks."""
+"""A run's events as arrays: one series per seed, averaged over ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 PER_STEP = (
     "loss",
     "payload_sent",
-    "wire_sent",
+    "network_sent",
     "dense",
     "step_s",
     "forward_s",
@@ -32,7 +32,7 @@ PER_STEP = (
 
 @dataclass(frozen=True)
 class SeedSeries:
-    """One training: arrays over its steps and its evaluations. Bytes and seconds are a worker's, a step."""
+    """One training: arrays over its steps and evaluations. Bytes and seconds are per worker and step."""
 
     seed: int
     steps: Array
@@ -41,10 +41,10 @@ class SeedSeries:
     accuracy: Array
     test_loss: Array
     zeros: Array  # share of the weights that are exactly zero
-    optimiser: str  # its name and its highest rate; "" where the events do not say
-    consensus: Array  # at each evaluation, how far ranks were from their average, as a share of its norm
+    optimiser: str  # its name and peak learning rate; "" if there is no start event
+    consensus: Array  # at each evaluation, distance of ranks from their average, relative to its norm
     notes: Notes
-    counted: Array  # in a lab, bytes that each host's interface has sent, with all headers
+    counted: Array  # in a lab, bytes that each host's interface has sent, including headers
 
     def __getitem__(self, name: str) -> Array:
         return self.values[name]
@@ -63,20 +63,20 @@ class MethodSeries:
         return min((len(seed.steps) for seed in self.seeds), default=0)
 
     def over_seeds(self, name: str) -> Array:
-        """A quantity (seeds, steps) over the steps that all seeds have done."""
+        """A quantity, (seeds, steps), for the steps that all seeds have done."""
         return np.stack([seed[name][: self.common] for seed in self.seeds])
 
 
 @dataclass(frozen=True)
 class Run:
-    """All that a run's folder tells."""
+    """The content of a run's folder."""
 
     config: dict[str, Any]
     methods: tuple[MethodSeries, ...]
 
     @property
     def complete(self) -> bool:
-        """Whether every method and seed came to its last step."""
+        """Whether every method and seed reached its last step."""
         steps, seeds = self.config["steps"], self.config["seeds"]
         return len(self.methods) == len(self.config["methods"]) and all(
             len(method.seeds) == seeds and method.common == steps for method in self.methods
@@ -84,7 +84,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """The run in this folder, methods in its own order; those without a step are left out."""
+    """The run in this folder, with methods in its own order, without those that did no step."""
     config = json.loads((folder / CONFIG).read_text())
     grouped: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for event in read_events(folder):
@@ -100,7 +100,7 @@ def read_run(folder: Path) -> Run:
 
 
 def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
-    """The series of one training from its events, of all ranks, in any order."""
+    """The series of one training, from all ranks' events in any order."""
     steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
     evals: dict[int, list[dict[str, Any]]] = defaultdict(list)
     optimiser = ""

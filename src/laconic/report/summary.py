@@ -1,4 +1,4 @@
-"""The table of a run: one row a method, means and standard errors over seeds."""
+"""The table of a run: one row per method, with means and standard errors over seeds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Figure:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Figure:
-        """The figure of these values; nan for none."""
+        """The figure of these values without nan; nan if none is left."""
         found = np.array([value for value in values if not math.isnan(value)])
         if not len(found):
             return cls(math.nan, math.nan)
@@ -33,7 +33,7 @@ class Figure:
         return cls(float(found.mean()), error)
 
     def text(self, scale: float = 1.0, digits: int = 2) -> str:
-        """`mean +- error`, or what of it is known.
+        """`mean ± error`, without the error if it is nan, or "-".
 
         >>> Figure(0.98125, 0.002).text(100), Figure(0.5, math.nan).text(), Figure(math.nan, math.nan).text()
         ('98.12 ± 0.20', '0.50', '-')
@@ -46,12 +46,15 @@ class Figure:
 
 @dataclass(frozen=True)
 class Row:
-    """One method. Bytes and seconds a step are means over the second half of the steps, after any warm-up.
+    """One method. Bytes and seconds per step are means over the second half of the steps, after any warm-up.
 
-    `smaller`: dense float32 bytes over payload in that half. `against_first`: the same over the first
-    method that the others are compared with, in payload. `zeros`: share of the weights that are exactly zero.
-    `optimiser`: the one it was trained with, and its highest learning rate. `consensus`: how far ranks were
-    from their average at the last test, as a share of its norm.
+    Attributes:
+        smaller: Dense float32 bytes divided by payload, in that half.
+        against_first: Payload of the first baseline divided by this one's.
+        zeros: Share of the weights that are exactly zero.
+        optimiser: Its name and peak learning rate.
+        consensus: Distance of ranks from their average at the last test, relative to its norm.
+        counted_mb: MB that a host's interface sent in a lab, in total; 0 elsewhere.
     """
 
     spec: str
@@ -87,9 +90,9 @@ def summarise(run: Run) -> list[Row]:
 
 
 def counted(rows: list[Row]) -> str:
-    """What interfaces have counted in a lab, in a sentence; "" elsewhere."""
-    told = [f"{row.counted_mb:.4g} MB with {row.spec}" for row in rows if row.counted_mb]
-    return f"Interfaces of hosts counted {', '.join(told)}: sent by one, in all, with tests." if told else ""
+    """One sentence about what interfaces counted in a lab; "" elsewhere."""
+    sent = [f"{row.counted_mb:.4g} MB with {row.spec}" for row in rows if row.counted_mb]
+    return f"Bytes that a host's interface sent, including tests: {', '.join(sent)}." if sent else ""
 
 
 def write_summary(folder: Path, run: Run, rows: list[Row], interrupted: str | None) -> None:
@@ -119,7 +122,7 @@ def _row(method: MethodSeries) -> Row:
         train_loss=Figure.of(method.over_seeds("loss")[:, tail].mean(axis=1)),
         payload_mb=payload / MB,
         smaller=late_mean("dense") / payload if payload else math.inf,
-        wire_mb=late_mean("wire_sent") / MB,
+        wire_mb=late_mean("network_sent") / MB,
         total_payload_mb=float(method.over_seeds("payload_sent").sum(axis=1).mean()) / MB,
         step_s=Figure.of(np.median(method.over_seeds("step_s")[:, late], axis=1)),
         against_first=1.0,
@@ -132,12 +135,12 @@ def _row(method: MethodSeries) -> Row:
 
 
 def last_mean(series: Iterable[Array]) -> float:
-    """Mean of the last values, 0 where there is none."""
+    """Mean of the last values; an empty series counts as 0."""
     return float(np.mean([values[-1] if len(values) else 0.0 for values in series]))
 
 
 def plain(value: object) -> object:
-    """JSON has no nan and no infinity: null stands for both."""
+    """The same value with None for nan and infinity, which JSON lacks."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list):

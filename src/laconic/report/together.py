@@ -1,4 +1,4 @@
-"""The part of a report on how replicas stay together: where ranks have parameters of their own."""
+"""The section of a report on how replicas stay together, for strategies whose ranks differ."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from laconic.report.curves import consensus_by_step
 from laconic.report.series import MethodSeries, Run
 
 CONSENSUS = """\
-<figure><h2>How far ranks are from their average</h2>
-<p class="note">Percent of its norm, root mean square over ranks, at each test; nothing is drawn where they
-have just met</p><div class="plot" id="consensus_by_step"></div></figure>"""
+<figure><h2>Distance of ranks from their average</h2>
+<p class="note">Percent of its norm, root mean square over ranks, at each test; no point just after an
+averaging</p><div class="plot" id="consensus_by_step"></div></figure>"""
 
 
 def together(run: Run) -> str:
-    """The section as HTML; "" where every method keeps its replicas equal and tells nothing."""
+    """The section as HTML; "" if every method keeps its replicas equal and gives no notes."""
     parts = [CONSENSUS] if any(consensus_by_step(method) is not None for method in run.methods) else []
     parts += [_talk(number, method) for number, method in enumerate(run.methods)]
-    told = [(method.spec, method.seeds[0].notes.words()) for method in run.methods]
+    notes = [(method.spec, method.seeds[0].notes.words()) for method in run.methods]
     terms = "".join(
-        f"<dt><code>{html.escape(spec)}</code></dt><dd>{words}</dd>" for spec, words in told if words
+        f"<dt><code>{html.escape(spec)}</code></dt><dd>{words}</dd>" for spec, words in notes if words
     )
     if not terms and not any(parts):
         return ""
@@ -30,11 +30,11 @@ def together(run: Run) -> str:
 
 
 def _talk(number: int, method: MethodSeries) -> str:
-    """The place of a matrix; the page's script draws it."""
+    """A placeholder for the matrix that the page's script draws."""
     if method.seeds[0].notes.talk is None:
         return ""
     return (
         f"<figure><h2>Who sent to whom: <code>{html.escape(method.spec)}</code></h2>"
-        '<p class="note">Messages in the whole training, of its first seed</p>'
+        '<p class="note">Messages in the whole training, first seed</p>'
         f'<div class="plot" id="talk{number}"></div></figure>'
     )

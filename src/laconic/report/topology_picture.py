@@ -1,4 +1,4 @@
-"""A topology as an SVG picture: ranks on a circle, an arrow for each message, a colour for each step."""
+"""A topology as an SVG picture: ranks on a circle, an arrow per message, a colour per step."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from math import pi, sin
 from xml.sax.saxutils import escape
 
 from laconic.report.arrows import CENTRE, MIDDLE, RADIUS, Arc, arrowhead, bezier, place, toward, xy
-from laconic.strategies.gossip.topology import Topology
+from laconic.strategies.gossip.topologies import Topology
 
-WIDTH, LEGEND, LINE = 640, 656, 22  # of the paper; where the legend begins, and the height of its lines
-MOST, FEW = 12, 4  # steps in one picture, so that colours can be told apart; of one that never repeats
-MANY = 80  # arcs from which on only those of rank 0 stand out
-A_LINE = 6  # steps in a line of the legend
+WIDTH, LEGEND, LINE = 640, 656, 22  # of the picture; top of the legend, height of its lines
+MAX_STEPS, FEW = 12, 4  # in one picture, so that colours differ visibly; FEW if it never repeats
+MANY = 80  # above this many arcs, only those of rank 0 stand out
+PER_LINE = 6  # steps per line of the legend
 Shades = tuple[tuple[int, int, int], ...]
 LIGHT: Shades = ((36, 71, 155), (14, 138, 138), (186, 140, 8), (205, 84, 22), (140, 44, 122))
 DARK: Shades = ((118, 156, 255), (72, 208, 188), (236, 204, 92), (250, 146, 92), (226, 132, 208))
 
 
 def picture(topology: Topology, size: int, step: int | None = None) -> str:
-    """The SVG document of all steps of a period, at most MOST; or of one step."""
+    """The SVG document of all steps of a period, at most MAX_STEPS; or of one step."""
     period = topology.period(size)
-    steps = list(topology.span(size)[: MOST if period else FEW]) if step is None else [step]
+    steps = list(topology.span(size)[: MAX_STEPS if period else FEW]) if step is None else [step]
     seen: Counter[tuple[int, int]] = Counter()
     arcs = [arcs_of(topology, size, at, seen) for at in steps]
     number = sum(map(len, arcs))
     crowded = number > MANY
-    heading = f"{size} ranks, {told(period, steps)}"
+    heading = f"{size} ranks, {which(period, steps)}"
     below = legend(steps, {arc.head for each in arcs for arc in each}, crowded)
     height = LEGEND + LINE * len(below) - 4
     parts = [
@@ -46,7 +46,7 @@ def picture(topology: Topology, size: int, step: int | None = None) -> str:
 
 
 def arcs_of(topology: Topology, size: int, step: int, seen: Counter[tuple[int, int]]) -> list[Arc]:
-    """What is drawn of a step: an edge that goes both ways is one arc. Counts in `seen` what it draws."""
+    """The arcs of a step: an edge that goes both ways is one arc. Counts the arcs in `seen`."""
     found = []
     for rank in range(size):
         out, into = topology.peers(rank, size, step)
@@ -60,12 +60,12 @@ def arcs_of(topology: Topology, size: int, step: int, seen: Counter[tuple[int, i
 
 
 def near(arcs: list[Arc]) -> list[Arc]:
-    """What rank 0 sends."""
+    """The arcs that start at rank 0."""
     return [arc for arc in arcs if arc.source == 0]
 
 
 def drawn(arcs: list[Arc], size: int, look: str) -> str:
-    """All arcs of a step as one line, and their heads as one area."""
+    """All arcs of a step as one path, and their heads as another."""
     curves = [(arc, *bezier(arc, size, disc(size))) for arc in arcs]
     line = "".join(f"M{xy(start)}Q{xy(bend)} {xy(end)}" for _, start, bend, end in curves)
     length = max(5.5, 0.55 * disc(size))
@@ -81,7 +81,7 @@ def disc(size: int) -> float:
 
 
 def discs(size: int) -> list[str]:
-    """The ranks, numbered inside where a number fits, and else every eighth beside its disc."""
+    """The ranks: numbered inside if a number fits, else every eighth beside its disc."""
     radius, found = disc(size), []
     inside = radius >= 8
     font = min(14.0, 1.05 * radius) if inside else 11.0
@@ -95,10 +95,10 @@ def discs(size: int) -> list[str]:
     return found
 
 
-def told(period: int | None, steps: list[int]) -> str:
+def which(period: int | None, steps: list[int]) -> str:
     """Which steps are drawn.
 
-    >>> told(4, [0, 1, 2, 3]), told(14, [2]), told(1, [0])
+    >>> which(4, [0, 1, 2, 3]), which(14, [2]), which(1, [0])
     ('all 4 steps of a period', 'step 2, period 14', 'the same at every step')
     """
     if period == 1:
@@ -111,32 +111,32 @@ def told(period: int | None, steps: list[int]) -> str:
 
 
 def legend(steps: list[int], heads: set[bool], crowded: bool) -> list[str]:
-    """Lines below the circle: a swatch for each step where there are several, and how to read the arcs."""
+    """Lines below the circle: a swatch per step if there are several, and how to read the arcs."""
     lines: list[str] = []
-    for first in range(0, len(steps) if len(steps) > 1 else 0, A_LINE):
-        row, y = steps[first : first + A_LINE], LEGEND + LINE * len(lines)
+    for first in range(0, len(steps) if len(steps) > 1 else 0, PER_LINE):
+        row, y = steps[first : first + PER_LINE], LEGEND + LINE * len(lines)
         cells = []
         for column, step in enumerate(row):
             x = MIDDLE + 92 * (column - len(row) / 2) + 8
             cells.append(f'<path class="line swatch s{first + column}" d="M{x:g} {y}h22"/>')
             cells.append(f'<text class="step" x="{x + 29:g}" y="{y + 4.5:g}">step {step}</text>')
         lines.append("".join(cells))
-    said = ["what rank 0 sends is bold"] * crowded
+    hints = ["messages of rank 0 are bold"] * crowded
     if False in heads:
-        said.append("a line without an arrowhead goes both ways" if True in heads else "lines go both ways")
-    if said:
+        hints.append("a line without an arrowhead goes both ways" if True in heads else "lines go both ways")
+    if hints:
         y = LEGEND + LINE * len(lines) + 6
-        lines.append(f'<text class="under" x="{MIDDLE:g}" y="{y}">{"; ".join(said)}</text>')
+        lines.append(f'<text class="under" x="{MIDDLE:g}" y="{y}">{"; ".join(hints)}</text>')
     return lines
 
 
 def short(text: str) -> str:
-    """What fits in the heading."""
+    """The text, cut to fit in the heading."""
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def colour(shades: Shades, at: float) -> str:
-    """A colour on the way from the first shade to the last, `at` in 0..1.
+    """A colour between the first and the last shade, `at` in 0..1.
 
     >>> colour(((0, 0, 0), (100, 200, 50)), 0.5)
     '#326419'
@@ -148,7 +148,7 @@ def colour(shades: Shades, at: float) -> str:
 
 
 def style(count: int, faint: float) -> str:
-    """The style sheet: colours s0, s1, ... of so many steps by day and by night, and how faint a crowd is."""
+    """The style sheet: `count` colours s0, s1, ... in light and dark mode; `faint`: opacity of a crowd."""
 
     def colours(shades: Shades) -> str:
         every = [colour(shades, i / max(count - 1, 1)) for i in range(count)]

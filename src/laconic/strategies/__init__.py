@@ -1,0 +1,1 @@
+"""Strategies: `laconic.distribute`; who talks to whom, and when."""

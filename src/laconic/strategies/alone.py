@@ -1,4 +1,4 @@
-"""Alone: what is left of any strategy when all other ranks are lost."""
+"""Alone: the strategy of the last rank when all others are lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Alone(Strategy):
 
 
 class BoundAlone(BoundStrategy):
-    """Local steps, and nobody to tell."""
+    """Local steps, without communication."""
 
     def step_(self, update: Update, loss: float | None) -> None:
         update()

@@ -1,4 +1,4 @@
-"""`distribute`: a plain model and optimiser, and one string that decides how replicas stay together."""
+"""`distribute`: trains a plain model on many ranks; one string decides how its replicas stay together."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch.optim import Optimizer
 from laconic.core import arguments
 from laconic.core.errors import AttachError, SpecError
 from laconic.core.spec import parse
-from laconic.strategies import ddp
-from laconic.strategies.agreement import agree
-from laconic.strategies.bond import GradientBond, ParameterBond, Statistics
-from laconic.strategies.circle import Circle
+from laconic.ddp.hook import attach
+from laconic.exchange.agreement import agree
+from laconic.exchange.method import Method, lift
+from laconic.exchange.state import model_digest
+from laconic.strategies.controller import GradientController, ParameterController, Statistics
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
-from laconic.strategies.method import Method, lift
+from laconic.strategies.membership import Membership
 from laconic.strategies.replica import Replica
-from laconic.strategies.state import model_digest
 from laconic.strategies.strategy import Strategy
 
-_distributed: weakref.WeakKeyDictionary[nn.Module, ParameterBond] = weakref.WeakKeyDictionary()
+_distributed: weakref.WeakKeyDictionary[nn.Module, ParameterController] = weakref.WeakKeyDictionary()
 
 
 def distribute(
@@ -37,22 +37,34 @@ def distribute(
     patience_s: float | None = None,
     **ddp_options: Any,
 ) -> tuple[nn.Module, DistributedOptimizer]:
-    """Train this model on all ranks of the group by the strategy that `spec` names; use the pair as before.
+    """Train the model on all ranks of the group by the strategy or method that `spec` names.
 
-    `model`: a plain module, on its device. `optimizer`: over its parameters. `spec`: a strategy such as
-    "sgp(topology=exponential())" or "diloco(every=100)", whose ranks exchange parameters, or any method of
-    `laconic.compress`, whose ranks exchange gradients under DistributedDataParallel; equal on all ranks.
-    `group`: whose ranks take part, by default all. `seed`: of random topologies, sampling and rounding.
-    `statistics`: whether the group's model has the mean of BatchNorm's running statistics or each rank's
-    own; to estimate them anew, call `optimizer.finish()` and then `torch.optim.swa_utils.update_bn`.
-    `patience_s`: where it is given, a strategy outlasts the loss of ranks: those who wait for one this long,
-    or hear that it is gone, go on with the others from the average of their models; and a new process in the
-    place of a lost one takes that average when it calls this. By default a loss ends the training, as it does
-    for methods always. `ddp_options`: for DistributedDataParallel, where the spec is a method.
+    Use the returned pair as before. Every rank of the group calls this; all start with the first rank's
+    parameters.
 
-    All ranks begin with the first rank's parameters. Called by all ranks of the group. Raises `SpecError`
-    for a wrong spec or one that does not fit the group's size, and `AttachError`, on every rank, for a model
-    or an optimiser that will not do, one that is distributed already, and where ranks disagree.
+    Args:
+        model: A plain module, already on its device.
+        optimizer: An optimiser over the model's parameters.
+        spec: A strategy whose ranks exchange parameters, such as "sgp(topology=exponential())" or
+            "diloco(every=100)", or a method of `laconic.compress`, whose ranks exchange gradients under
+            DistributedDataParallel. The same on all ranks.
+        group: The process group that takes part; default: all ranks.
+        seed: Seed of random topologies, sampling and rounding; default: 0.
+        statistics: "average" (default): the group's model has the mean of BatchNorm's running statistics;
+            "keep": each rank keeps its own. To estimate them again, call `optimizer.finish()`, then
+            `torch.optim.swa_utils.update_bn`.
+        patience_s: Seconds that a rank waits for another before it treats it as lost. The other ranks then go
+            on from the average of their models, and a new process in the lost one's place loads that average
+            when it calls this. Only strategies can do that. Default: a lost rank ends the training.
+        ddp_options: Options of DistributedDataParallel, if the spec is a method.
+
+    Returns:
+        The model, wrapped in DistributedDataParallel if the spec is a method, and its `DistributedOptimizer`.
+
+    Raises:
+        SpecError: The spec is wrong, or does not fit the number of ranks.
+        AttachError: The model or the optimiser does not fit, the model is distributed already, or the ranks
+            disagree on spec, seed, statistics or model. Raised on every rank.
     """
     if isinstance(model, DistributedDataParallel):
         raise AttachError(
@@ -70,20 +82,20 @@ def distribute(
     if isinstance(strategy, Method):
         if patience_s is not None:
             raise AttachError(
-                f"{strategy!r} needs every rank's gradient at every step, and takes no patience_s: let"
-                " torchrun restart all ranks from a checkpoint, or take a strategy such as local_sgd()"
+                f"{strategy!r} needs every rank's gradient at every step, so it takes no patience_s: let"
+                " torchrun restart all ranks from a checkpoint, or use a strategy such as local_sgd()"
             )
         wrapped = DistributedDataParallel(model, process_group=group, **ddp_options)
-        handle = ddp.compress(wrapped, optimizer, strategy, seed=seed)
-        return wrapped, DistributedOptimizer(optimizer, GradientBond(handle))
+        handle = attach(wrapped, optimizer, strategy, seed=seed)
+        return wrapped, DistributedOptimizer(optimizer, GradientController(handle))
     if ddp_options:
         option = next(iter(ddp_options))
-        raise AttachError(f"{strategy!r} uses no DistributedDataParallel: it takes no {option}=")
+        raise AttachError(f"{strategy!r} does not use DistributedDataParallel: leave {option}= out")
     return model, _bind(model, optimizer, strategy, group, seed, statistics, patience_s)
 
 
 def strategy_or_method(spec: Any) -> Strategy | Method:
-    """What `distribute` takes a spec for: a strategy as it is, and whatever else as the method it lifts to.
+    """The strategy or the method that a spec stands for; a codec, selector or reducer becomes a method.
 
     >>> strategy_or_method("local_sgd(every=8)"), strategy_or_method("topk(density=0.01)")
     (local_sgd(), topk(density=0.01))
@@ -101,36 +113,38 @@ def _bind(
     statistics: Statistics,
     patience_s: float | None,
 ) -> DistributedOptimizer:
-    circle = Circle(group, patience_s)
+    membership = Membership(group, patience_s)
     try:
         error: AttachError | SpecError | None = None
         try:
             replica = Replica(model, optimizer)
-            strategy.check(circle.own.size, optimizer)
+            strategy.check(membership.comm.size, optimizer)
         except (AttachError, SpecError) as refused:
             error = refused
         alike = {} if error else _fingerprint(strategy, seed, statistics, model_digest(replica.layout))
-        if not circle.late:
-            agree(circle.aside, alike, error)  # raises `error` itself
+        if not membership.rejoining:
+            agree(membership.side_comm, alike, error)  # raises `error` itself
         elif error is not None:
             raise error
-        if circle.roster is not None:
-            circle.roster.alike(alike)
+        if membership.heartbeats is not None:
+            membership.heartbeats.check_same_training(alike)
         replica.flatten()
         try:
-            if not circle.late:
-                replica.adopt(circle.aside)
-            bond = ParameterBond(strategy, replica, optimizer, circle, seed=seed, statistics=statistics)
+            if not membership.rejoining:
+                replica.adopt(membership.side_comm)
+            controller = ParameterController(
+                strategy, replica, optimizer, membership, seed=seed, statistics=statistics
+            )
         except BaseException:
             replica.release()
             raise
     except BaseException:
-        circle.close()
+        membership.close()
         raise
-    _distributed[model] = bond
-    return DistributedOptimizer(optimizer, bond)
+    _distributed[model] = controller
+    return DistributedOptimizer(optimizer, controller)
 
 
 def _fingerprint(strategy: Strategy, seed: int, statistics: str, model: str) -> dict[str, str]:
-    """What all ranks must have alike."""
+    """What must be equal on all ranks."""
     return {"the spec": repr(strategy), "the seed": str(seed), "statistics=": statistics, "the model": model}

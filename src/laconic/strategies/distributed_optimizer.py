@@ -1,4 +1,4 @@
-"""The optimiser that `distribute` returns: it steps as the one that it holds, and its ranks talk."""
+"""The optimiser that `distribute` returns: it wraps yours, and communicates at its steps."""
 
 from __future__ import annotations
 
@@ -11,25 +11,32 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError, NonFiniteError, StateError
-from laconic.strategies.bond import Bond, GradientBond
-from laconic.strategies.stats import Stats
+from laconic.exchange.stats import Stats
+from laconic.strategies.controller import Controller, GradientController
 from laconic.strategies.strategy import Notes
 
-KEY = "laconic"  # of the strategy's memory, in the state of the optimiser
+KEY = "laconic"  # where the optimiser's state holds the strategy's memory
 
 
 class DistributedOptimizer(Optimizer):
-    """`optimizer`, tied to those of other ranks by `bond`. Made by `laconic.distribute`.
+    """Your optimiser, tied to those of the other ranks. Made by `laconic.distribute`.
 
-    It has the parameter groups, state and schedules of the optimiser that it holds, and takes a GradScaler.
-    A rank whose gradient is not finite skips the update and still talks with the others.
+    It shares the parameter groups and the state of the wrapped optimiser, so learning rate schedules work,
+    and so does a GradScaler. If a GradScaler finds Inf or NaN on one rank, that rank skips its update and
+    still communicates.
+
+    Args:
+        optimizer: The wrapped optimiser.
+        controller: Keeps this rank's replica together with the others.
     """
 
-    def __init__(self, optimizer: Optimizer, bond: Bond) -> None:  # no super().__init__: groups are shared
+    def __init__(
+        self, optimizer: Optimizer, controller: Controller
+    ) -> None:  # no super().__init__: groups are shared
         self.optimizer = optimizer
-        self.bond = bond
+        self.controller = controller
         self._loss: float | None = None
-        self._step_supports_amp_scaling = not isinstance(bond, GradientBond)
+        self._step_supports_amp_scaling = not isinstance(controller, GradientController)
         self._share()
 
     def _share(self) -> None:
@@ -38,77 +45,95 @@ class DistributedOptimizer(Optimizer):
         self.param_groups = self.optimizer.param_groups
 
     def __repr__(self) -> str:
-        return f"<{self.bond} over {self.optimizer!r}>"
+        return f"<{self.controller} over {self.optimizer!r}>"
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update by this rank's gradients, and talk as the strategy says. `closure` is run once, before it.
+        """Update the parameters by this rank's gradients, and communicate as the strategy says.
 
-        Raises `NonFiniteError`, with nothing changed, where a gradient is not finite and no GradScaler is
-        there to skip the step.
+        Args:
+            closure: Computes the loss again; called once, before the update. Default: none.
+
+        Returns:
+            The closure's result, or None.
+
+        Raises:
+            NonFiniteError: A gradient is not finite and no GradScaler skips the step. Nothing has changed.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
             self.note_loss(loss)
-        told, self._loss = self._loss, None
+        noted_loss, self._loss = self._loss, None
         if self._step_supports_amp_scaling:
             skip = self._unscale()
-            self.bond.step(_nothing if skip else self.optimizer.step, told)
+            self.controller.step(_nothing if skip else self.optimizer.step, noted_loss)
         else:
-            self.bond.step(self.optimizer.step, told)
+            self.controller.step(self.optimizer.step, noted_loss)
         return loss
 
     def note_loss(self, loss: Tensor | float) -> None:
-        """Tell this step's loss to a strategy that follows leaders; `step(closure)` tells it too."""
+        """Pass on this step's loss, by which `lsgd` elects its leaders; `step(closure)` does that too.
+
+        Args:
+            loss: A number, or a tensor of one element.
+        """
         self._loss = loss.item() if isinstance(loss, Tensor) else float(loss)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none)
 
     def averaged(self) -> AbstractContextManager[float]:
-        """`with optimizer.averaged() as distance:` the model is the group's exact average inside.
+        """A context, `with optimizer.averaged() as distance:`, in which the model is the group's average.
 
-        `distance`: how far the ranks' models were from it, as a share of its norm. Called by all ranks.
+        Called by all ranks.
+
+        Returns:
+            The context. It yields the root mean square distance of the ranks' models from the average, as a
+            share of the average's norm.
         """
-        return self.bond.averaged()
+        return self.controller.averaged()
 
     def finish(self) -> None:
-        """Every rank takes the group's exact average, by one collective: call it before saving the model."""
-        self.bond.finish()
+        """Load the group's exact average on every rank. Call it on all ranks, before you save the model."""
+        self.controller.finish()
 
     def stats(self) -> Stats:
         """Bytes and seconds of this rank since the start."""
-        return self.bond.stats()
+        return self.controller.stats()
 
     def notes(self) -> Notes:
-        """What there is to tell of the last step: weights, staleness, peers."""
-        return self.bond.notes()
+        """Details of the last step for the log, such as weights, staleness and peers."""
+        return self.controller.notes()
 
     def remove(self) -> None:
-        """Untie this rank: model and optimiser are ordinary again. Called by all ranks, between steps."""
-        self.bond.remove()
+        """Make model and optimiser ordinary again. Called by all ranks, between steps."""
+        self.controller.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """The held optimiser's state, with this rank's memory of the strategy. Called by all ranks."""
-        return self.optimizer.state_dict() | {KEY: self.bond.state_dict()}
+        """The wrapped optimiser's state, and this rank's memory of the strategy. Called by all ranks."""
+        return self.optimizer.state_dict() | {KEY: self.controller.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on exactly where `state_dict` was taken, of the same rank, group, model and spec.
+        """Go on exactly where `state_dict` was taken.
 
-        Raises `StateError`, with nothing changed, for another's.
+        Args:
+            state_dict: The state of the same rank, group size, model, seed and spec.
+
+        Raises:
+            StateError: The state is of another rank, group, model, seed or spec. Nothing has changed.
         """
         if KEY not in state_dict:
             raise StateError(
-                f"this is the state of a plain optimiser: it has no {KEY!r}; load it into the optimiser"
-                " before distribute(), or save this one's own state_dict()"
+                f"this is the state of a plain optimiser, without {KEY!r}: load it into the optimiser before"
+                " distribute(), or save this optimiser's own state_dict()"
             )
-        self.bond.load_state_dict(state_dict[KEY])
+        self.controller.load_state_dict(state_dict[KEY])
         self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != KEY})
         self._share()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        raise AttachError("the parameters are laid out once: add the group before you call distribute()")
+        raise AttachError("distribute() fixes the parameters: add the group before you call distribute()")
 
     def register_step_pre_hook(self, hook: Any) -> Any:
         return self.optimizer.register_step_pre_hook(hook)
@@ -117,7 +142,7 @@ class DistributedOptimizer(Optimizer):
         return self.optimizer.register_step_post_hook(hook)
 
     def _unscale(self) -> bool:
-        """Whether to skip the update, as a GradScaler has found; gradients are then unscaled."""
+        """Whether a GradScaler found Inf or NaN, so the update is skipped; if not, unscale the gradients."""
         found: Tensor | None = getattr(self, "found_inf", None)
         if found is None:
             self._check_finite()

@@ -1,11 +1,12 @@
-"""Strategy: who talks to whom, and when. What one exchanges is parameters, between an optimiser's steps.
+"""Strategy: who talks to whom, and when. Ranks exchange parameters, between the optimiser's steps.
 
-A `Strategy` is configuration: a frozen dataclass that a spec string names. `bind` gives the working object on
-one rank, which owns all state and calls the optimiser's step where the strategy wants it.
+A `Strategy` is configuration: a frozen dataclass that a spec string names. `bind` gives the working object of
+one rank, which owns all state and calls the optimiser's step.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -19,33 +20,58 @@ from laconic.comm.comm import Comm
 from laconic.comm.metered import Metered
 from laconic.core.errors import AttachError
 from laconic.core.spec import Spec
+from laconic.exchange.state import check_shapes
+from laconic.exchange.stats import Seconds
 from laconic.strategies.replica import Replica
-from laconic.strategies.state import check_shapes
-from laconic.strategies.stats import Seconds
 
 Update = Callable[[], Any]  # the optimiser's own step
 Notes = dict[str, Any]  # plain numbers and lists, for a line of events.jsonl
 
 
 class Strategy(Spec):
-    """Base of every strategy that keeps replicas together by their parameters."""
+    """Base of every strategy. Laws hold it to what `period`, `meets`, `keeps_mean` and `clocked` declare."""
+
+    @property
+    def parts(self) -> tuple[Strategy, ...]:
+        """The strategies inside it."""
+        values = (getattr(self, each.name) for each in fields(cast(Any, self)))
+        return tuple(value for value in values if isinstance(value, Strategy))
 
     @property
     def owns_momentum(self) -> bool:
-        """Whether it keeps the momentum, or a strategy in it does: the optimiser is then SGD without."""
-        inside = (getattr(self, each.name) for each in fields(cast(Any, self)))
-        return any(each.owns_momentum for each in inside if isinstance(each, Strategy))
+        """Whether this strategy, or one inside it, keeps the momentum: the optimiser is then plain SGD."""
+        return any(part.owns_momentum for part in self.parts)
+
+    @property
+    def period(self) -> int:
+        """Steps after which its pattern repeats: 1 if ranks talk at every step."""
+        return math.lcm(*(part.period for part in self.parts))
+
+    @property
+    def meets(self) -> bool:
+        """Whether all ranks have the same model, bit for bit, after every `period` steps."""
+        return any(part.meets for part in self.parts)
+
+    @property
+    def keeps_mean(self) -> bool:
+        """Whether talking preserves the mean of the ranks' models, up to rounding."""
+        return False
+
+    @property
+    def clocked(self) -> bool:
+        """Whether who talks to whom depends on clocks, so that no two runs are alike."""
+        return any(part.clocked for part in self.parts)
 
     def check(self, size: int, optimizer: Optimizer) -> None:
-        """Raise `SpecError` or `AttachError` where this many ranks, or this optimiser, will not do."""
+        """Raise `SpecError` or `AttachError` if the number of ranks or the optimiser does not fit."""
         if isinstance(optimizer, torch.optim.LBFGS):
             raise AttachError(
-                f"{self!r} exchanges parameters between steps, and LBFGS evaluates the model many times in"
-                " one: take SGD, Adam or another optimiser of one gradient a step"
+                f"{self!r} exchanges parameters between steps, but LBFGS evaluates the model many times in"
+                " one step: use SGD, Adam or another optimiser with one gradient per step"
             )
 
     def check_left(self, size: int, optimizer: Optimizer) -> None:
-        """`check`, where others have been lost, and machines may have lost some of their ranks."""
+        """`check` after ranks were lost; machines may then have different numbers of ranks."""
         self.check(size, optimizer)
 
     @abstractmethod
@@ -56,7 +82,7 @@ class Strategy(Spec):
 class BoundStrategy(ABC):
     """A strategy at work on one rank. Every rank makes the same calls, though not at the same time.
 
-    `dense_bytes`: what an all-reduce of float32 gradients would have handed over until now.
+    `dense_bytes`: the payload that all-reduces of float32 gradients would have sent so far.
     """
 
     def __init__(self, replica: Replica, comm: Metered) -> None:
@@ -64,62 +90,62 @@ class BoundStrategy(ABC):
         self.comm = comm
         self.steps = 0
         self.dense_bytes = 0
-        self.seconds = Seconds()  # of encoding and decoding; `comm` counts those of communication
+        self.seconds = Seconds()  # encoding and decoding; `comm` counts communication
 
     def step(self, update: Update, loss: float | None = None) -> None:
-        """One step: `update()` changes the parameters by this rank's gradient, and ranks talk."""
+        """Do one step: `update()` applies this rank's gradient, and ranks communicate."""
         self.step_(update, loss)
         self.steps += 1
         self.dense_bytes += self.replica.flat.nbytes
 
     @abstractmethod
     def step_(self, update: Update, loss: float | None) -> None:
-        """What `step` does; `loss` is this rank's, where the script has told it."""
+        """What `step` does. `loss`: this rank's loss, or None if the script has not noted it."""
 
-    def settle(self, aside: Comm) -> None:
-        """Finish what is under way, so that nothing travels. Called by all ranks after as many steps each.
+    def drain(self, side_comm: Comm) -> None:
+        """Complete pending messages. Called by all ranks, after the same number of steps.
 
-        `aside`: a group of the same ranks, on which nothing is under way.
+        `side_comm`: the side group, of the same ranks, in which no message is pending.
         """
         return
 
-    def consensus(self, aside: Comm) -> Tensor:
-        """The group's model, float32 (n,), the same on all ranks: here the mean. Called by all ranks.
+    def consensus(self, side_comm: Comm) -> Tensor:
+        """The group's model, float32 (n,), equal on all ranks: here the mean. Called by all ranks.
 
-        It has what is under way too, and leaves all as it is.
+        It includes pending messages, and changes nothing.
         """
-        return aside.all_reduce(self.replica.flat.clone()).div_(aside.size)
+        return side_comm.all_reduce(self.replica.flat.clone()).div_(side_comm.size)
 
     def salvage(self) -> Tensor:
-        """This rank's own model, float32 (n,), after its last `step` has failed half-way."""
+        """This rank's model, float32 (n,), after its last `step` failed halfway."""
         return self.replica.flat
 
     def adopt_(self, model: Tensor) -> None:
-        """Every rank now has this model, float32 (n,)."""
+        """Load this model, float32 (n,), which every rank now has."""
         self.replica.flat.copy_(model)
 
     def notes(self) -> Notes:
-        """What there is to tell of the last step, such as weights and peers."""
+        """Details of the last step for the log, such as weights and peers."""
         return {}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Memory of this rank, "<kind>" to a tensor, settled."""
+        """This rank's memory by name. Call `settle` first."""
         return {}
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Raise `StateError` unless the state has exactly the tensors of this strategy's memory."""
+        """Raise `StateError` unless the state has exactly the tensors of `state_dict`."""
         check_shapes(self.state_dict(), state, "strategy")
 
     def load_state_dict(self, state: Mapping[str, Tensor], steps: int) -> None:
-        """Take memory back, after `check_state`."""
+        """Restore the memory, after `check_state`."""
         for key, value in self.state_dict().items():
             value.copy_(state[key])
         self.steps = steps
 
     def close(self) -> None:
-        """End threads, in agreement with the other ranks. Called by all, settled."""
+        """End threads, in agreement with the other ranks. Called by all, after `settle`."""
         return
 
     def abandon(self) -> None:
-        """End threads, or let them end, of a group that has broken."""
+        """End the threads of a broken group, or let them end."""
         self.close()

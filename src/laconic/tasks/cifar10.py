@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,14 +25,14 @@ def load(folder: Path | None = None) -> Tensors:
 
 
 def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
-    """float32 images, normalised by channel; with a generator, cropped and flipped at random."""
+    """float32 images, normalised per channel; cropped and flipped at random if there is a generator."""
     if rng is not None:
         x = crop_and_flip(x, rng)
     return (x.float() / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
 
 
 def crop_and_flip(x: Tensor, rng: torch.Generator) -> Tensor:
-    """Pad (b, c, 32, 32) by 4 zeros a side, cut 32 x 32 out anywhere, mirror half of the images."""
+    """Pad (b, c, 32, 32) by 4 zeros per side, crop 32 x 32 at random, mirror half of the images."""
     batch, _, height, width = x.shape
     padded = F.pad(x, (4, 4, 4, 4)).permute(0, 2, 3, 1)
     top = torch.randint(0, 9, (batch, 1), generator=rng)
@@ -45,7 +46,7 @@ def crop_and_flip(x: Tensor, rng: torch.Generator) -> Tensor:
 
 
 class Block(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut that drops pixels and pads channels (the paper's option A)."""
+    """Two 3 x 3 convolutions with a shortcut that drops pixels and pads channels (the paper's option A)."""
 
     def __init__(self, inside: int, outside: int) -> None:
         super().__init__()
@@ -84,32 +85,23 @@ def resnet20() -> nn.Module:
 
 def small_cnn() -> nn.Module:
     """Three convolutions and two dense layers, 0.3 million parameters: quick on a CPU."""
-    return nn.Sequential(
-        nn.Conv2d(3, 16, 3, stride=2, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(1024, 256),
-        nn.ReLU(),
-        nn.Linear(256, 10),
-    )
+    return _three_convolutions(lambda channels: nn.ReLU(), bias=True)
 
 
 def evonorm_cnn() -> nn.Module:
-    """The same convolutions, each before an EvoNorm-S0 in place of a ReLU: no statistics of the batch."""
+    """The same convolutions, each followed by EvoNorm-S0 instead of ReLU: no batch statistics."""
+    return _three_convolutions(EvoNormS0, bias=False)
+
+
+def _three_convolutions(after: Callable[[int], nn.Module], *, bias: bool) -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False),
-        EvoNormS0(16),
-        nn.Conv2d(16, 32, 3, padding=1, bias=False),
-        EvoNormS0(32),
+        nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=bias),
+        after(16),
+        nn.Conv2d(16, 32, 3, padding=1, bias=bias),
+        after(32),
         nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1, bias=False),
-        EvoNormS0(64),
+        nn.Conv2d(32, 64, 3, padding=1, bias=bias),
+        after(64),
         nn.MaxPool2d(2),
         nn.Flatten(),
         nn.Linear(1024, 256),

@@ -1,7 +1,7 @@
-"""The file formats of CIFAR-10: the archive of JPEG files, the pickled batches, and the binary ones.
+"""The file formats of CIFAR-10: an archive of JPEG files, pickled batches, and binary batches.
 
-A pickle can run any code when it is read. These hold nothing but bytes, lists and byte arrays, so the reader
-allows just the four names that such a pickle needs, and refuses every other.
+Loading a pickle can run any code. These pickles hold only bytes, lists and byte arrays, so the reader
+allows the four names that they need, and refuses every other.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from laconic.core.errors import DataError
+from laconic.core.extras import require
 from laconic.tasks.source import numpy_archive, tensor
 from laconic.tasks.task import PARTS, Tensors
 
@@ -36,7 +37,8 @@ def from_jpegs(path: Path) -> Tensors:
 
 
 def decode_jpegs(joined: NDArray[np.generic], offsets: NDArray[np.generic]) -> Tensor:
-    """Images uint8 (n, 3, 32, 32) from joined JPEG files; a thread a core: the decoder frees the GIL."""
+    """Images uint8 (n, 3, 32, 32) from joined JPEG files. One thread per core: the decoder frees the GIL."""
+    require("PIL", "CIFAR-10 in JPEG files")
     from PIL import Image
 
     raw, bounds = joined.tobytes(), [int(at) for at in offsets]
@@ -49,7 +51,7 @@ def decode_jpegs(joined: NDArray[np.generic], offsets: NDArray[np.generic]) -> T
 
     blocks = [range(i, min(i + 1000, len(images))) for i in range(0, len(images), 1000)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(decode, blocks):  # a decoder's error surfaces here
+        for _ in pool.map(decode, blocks):  # raises a decoder's error
             continue
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
@@ -74,7 +76,9 @@ def _joined(train: list[tuple[Tensor, Tensor]], test: tuple[Tensor, Tensor]) -> 
 def _records(path: Path) -> tuple[Tensor, Tensor]:
     raw = np.frombuffer(path.read_bytes(), dtype=np.uint8)
     if len(raw) == 0 or len(raw) % RECORD:
-        raise DataError(f"{path}: records of {RECORD} bytes are expected, got {len(raw)} bytes in all")
+        raise DataError(
+            f"{path} must hold records of {RECORD} bytes, got {len(raw)} bytes in total; fetch it again"
+        )
     records = tensor(raw).view(-1, RECORD)
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].clone()
 
@@ -84,20 +88,13 @@ def _unpickled(path: Path) -> tuple[Tensor, Tensor]:
         try:
             batch: Any = PlainUnpickler(file, encoding="bytes").load()
             images, labels = np.asarray(batch[b"data"], np.uint8), np.asarray(batch[b"labels"], np.uint8)
-        except (
-            pickle.UnpicklingError,
-            AttributeError,
-            TypeError,
-            LookupError,
-            ValueError,
-            EOFError,
-        ) as error:
-            raise DataError(f"{path} is no CIFAR-10 batch: {error!r}; fetch it again") from error
+        except MALFORMED as error:
+            raise DataError(f"{path} is not a CIFAR-10 batch: {error!r}; fetch it again") from error
     return tensor(images).view(-1, 3, 32, 32), tensor(labels)
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Reads byte arrays and plain containers, and refuses to look up anything else."""
+    """Reads byte arrays and plain containers; refuses any other name."""
 
     def __init__(self, file: BinaryIO, *, encoding: str) -> None:
         super().__init__(file, encoding=encoding)
@@ -105,11 +102,11 @@ class PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module.replace("numpy._core", "numpy.core"), name) in ALLOWED:
             return ALLOWED[module.replace("numpy._core", "numpy.core"), name]
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which a data file has no business with")
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which a data file does not need")
 
 
 def _latin_bytes(text: str, encoding: str) -> bytes:
-    """How Python 2's protocol spells bytes: `_codecs.encode(text, 'latin1')`."""
+    """How Python 2's pickle protocol writes bytes: `_codecs.encode(text, 'latin1')`."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"it encodes text as {encoding!r}, not latin1")
     return text.encode("latin1")

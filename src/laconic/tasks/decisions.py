@@ -1,6 +1,6 @@
-"""Decisions: what methods say in plain words while they train, kept for the thread that reports.
+"""Collects the decisions that methods log while they train, for the thread that reports.
 
-A method may speak from the thread that communicates; a worker's pipe takes one sender at a time.
+A method may log from the communication thread, but only one thread may write to a worker's pipe.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ LOGGER = logging.getLogger("laconic")
 
 
 class Decisions(logging.Handler):
-    """Collects what the logger "laconic" is told at level INFO, from any thread.
+    """Collects what the logger "laconic" receives at level INFO, from any thread.
 
-    >>> heard = Decisions()
+    >>> decisions = Decisions()
     >>> LOGGER.info("fp16 from now on")
-    >>> heard.take()
+    >>> decisions.pop_all()
     ['fp16 from now on']
-    >>> heard.close()
+    >>> decisions.close()
     """
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
         if LOGGER.getEffectiveLevel() > logging.INFO:
             LOGGER.setLevel(logging.INFO)
         LOGGER.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._said.put(record.getMessage())
+        self._messages.put(record.getMessage())
 
-    def take(self) -> list[str]:
-        """What was said since the last call, in order."""
-        return [self._said.get_nowait() for _ in range(self._said.qsize())]
+    def pop_all(self) -> list[str]:
+        """The messages since the last call, in order."""
+        return [self._messages.get_nowait() for _ in range(self._messages.qsize())]
 
     def close(self) -> None:
         LOGGER.removeHandler(self)

@@ -1,7 +1,7 @@
 """Handwritten digits of 8 x 8 pixels: scikit-learn's own copy (Alpaydin and Kaynak 1998).
 
-The network has 284 thousand parameters, 0.13 % of them in tensors of one dimension: those that stay dense
-do not hide what compression does to the rest.
+The network has 284 thousand parameters, 0.13 % of them in one-dimensional tensors, which stay dense: too
+few to hide what compression does to the rest.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from laconic.core.extras import require
 from laconic.tasks.source import tensor
 from laconic.tasks.task import Recipe, Task, Tensors
 
@@ -24,7 +25,8 @@ def load(folder: Path | None = None) -> Tensors:
     >>> {name: tuple(part.shape) for name, part in load().items()}["train_x"]
     (1437, 1, 8, 8)
     """
-    from sklearn.datasets import load_digits  # a second to import: only where it is used
+    require("sklearn", "the task digits")
+    from sklearn.datasets import load_digits  # takes a second to import, so only here
 
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))  # the set comes sorted by writer
@@ -39,7 +41,7 @@ def load(folder: Path | None = None) -> Tensors:
 
 
 def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
-    """float32 images, about zero mean and unit variance; nothing is augmented."""
+    """float32 images with about zero mean and unit variance; no augmentation."""
     return (x.float() - 4.88) / 6.02
 
 

@@ -1,8 +1,8 @@
-"""Start one training's workers on this machine, listen to all of them, and end them all at once.
+"""Starts the workers of one training on this machine, receives their events, and stops them all at once.
 
-Workers are forked from a clean server process that has imported torch once: a start costs a fraction of a
-second. They meet over gloo on the loopback interface, in a store that the launcher holds. Each worker talks
-to the launcher through a pipe of its own; when the launcher dies, the pipe breaks and the worker ends.
+Workers are forked from a clean server process that has imported torch once, so a start takes a fraction of
+a second. They connect over gloo on the loopback interface; the launcher holds their store. Each worker has
+its own pipe to the launcher: if the launcher dies, the pipe breaks and the worker ends.
 """
 
 from __future__ import annotations
@@ -27,19 +27,23 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public; 
 from laconic.core.errors import LaconicError, PeerError
 from laconic.strategies.distribute import strategy_or_method
 from laconic.tasks.place import Hosts
-from laconic.tasks.plan import Event, Plan
+from laconic.tasks.settings import Event, TrainingSettings
 from laconic.tasks.training import train_rank
 
-TIMEOUT = timedelta(seconds=120)  # of a collective: a worker that hangs that long fails the run
-# imported once for all workers; an optimiser imports torch._dynamo when it is made, which takes seconds
+TIMEOUT = timedelta(seconds=120)  # of a collective: a worker that hangs for this long fails the run
+# imported once for all workers; creating an optimiser imports torch._dynamo, which takes seconds
 PRELOADED = ["__main__", "laconic.tasks.training", "torch._dynamo"]
-LEAVE_S = 30.0  # that a worker waits at the end for others that were alive
+LEAVE_S = 30.0  # how long a finished worker waits for the other living ones
 GRACE_S = 1.0  # after a failure: peers report theirs too, and the earliest one is the cause
 
 
 class WorkerFailed(PeerError):
-    """A worker ended with an error. `expected`: it was a LaconicError, whose message says all; else `details`
-    is the worker's traceback, or nothing where the worker was killed. `error`: the name of its class.
+    """A worker ended with an error.
+
+    Attributes:
+        expected: Whether it was a `LaconicError`, whose message is enough.
+        details: Otherwise the worker's traceback; empty if the worker was killed.
+        error: The name of the error's class.
     """
 
     def __init__(self, message: str, details: str = "", expected: bool = False, error: str = "") -> None:
@@ -49,46 +53,46 @@ class WorkerFailed(PeerError):
         self.error = error
 
     def within(self, where: str) -> WorkerFailed:
-        """The same failure, told with where it happened."""
+        """The same failure, with the place in front of its message."""
         return WorkerFailed(f"{where}: {self}", self.details, self.expected, self.error)
 
 
-def launch(plan: Plan) -> Generator[Event, None, None]:
-    """Run a plan on `plan.workers` processes, and yield their events, each with its rank.
+def launch(settings: TrainingSettings) -> Generator[Event, None, None]:
+    """Run a training on `settings.workers` processes, and yield their events, each with its rank.
 
-    However the iteration ends (at the end, by an error, by Ctrl-C, by closing the generator), no worker is
-    left.
+    No worker is left, however the iteration ends: normally, by an error, by Ctrl-C or by closing the
+    generator.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     prepare_to_launch()
-    workers = Workers(plan, store.port)
+    workers = Workers(settings, store.port)
     try:
-        for rank in range(plan.workers):
+        for rank in range(settings.workers):
             workers.start(rank)
-        outlasts = plan.patience_of(strategy_or_method(plan.spec)) is not None
-        yield from _listen(workers, outlasts, plan.restarts if outlasts else 0)
+        survives_loss = settings.patience_of(strategy_or_method(settings.spec)) is not None
+        yield from _listen(workers, survives_loss, settings.restarts if survives_loss else 0)
     finally:
         workers.end()
 
 
 class Workers:
-    """The processes of one training, and their pipes. A rank's process may be started anew."""
+    """The processes of one training, and their pipes. A rank's process can be restarted."""
 
-    def __init__(self, plan: Plan, port: int) -> None:
-        self.pipes: dict[Connection, int] = {}  # of all that were ever started
+    def __init__(self, settings: TrainingSettings, port: int) -> None:
+        self.pipes: dict[Connection, int] = {}  # of all processes ever started
         self.present: dict[int, BaseProcess] = {}
         self.restarted: set[int] = set()
-        self._plan, self._port = plan, port
+        self._settings, self._port = settings, port
         self._context = multiprocessing.get_context("forkserver")
 
     def start(self, rank: int) -> Connection:
-        """A process for this rank, the first or another; the end of its pipe."""
+        """Start or restart the process of this rank; returns our end of its pipe."""
         if before := self.present.get(rank):
             before.join()
             self.restarted.add(rank)
         ours, theirs = self._context.Pipe(duplex=False)
         process: BaseProcess = self._context.Process(
-            target=work, args=(self._plan, rank, self._port, theirs), daemon=True
+            target=work, args=(self._settings, rank, self._port, theirs), daemon=True
         )
         process.start()
         theirs.close()
@@ -97,7 +101,7 @@ class Workers:
         return ours
 
     def end(self) -> None:
-        """End all that still run."""
+        """Kill all that still run."""
         for process in self.present.values():
             process.kill()
         for process in self.present.values():
@@ -107,14 +111,15 @@ class Workers:
 
 
 def prepare_to_launch() -> None:
-    """Start the server process that forks workers; it imports while the caller does other things."""
+    """Start the server process that forks workers. It imports torch while the caller goes on."""
     forkserver.set_forkserver_preload(PRELOADED)
     forkserver.ensure_running()
 
 
-def _listen(workers: Workers, outlasts: bool = False, restarts: int = 0) -> Iterator[Event]:
-    """What workers say, until all have ended. `outlasts`: the training survives the loss of some of them, of
-    which so many are started anew.
+def _listen(workers: Workers, survives_loss: bool = False, restarts: int = 0) -> Iterator[Event]:
+    """The workers' events, until all workers have ended.
+
+    `survives_loss`: the training goes on without lost workers; up to `restarts` of them are restarted.
     """
     pipes = workers.pipes
     open_pipes = set(pipes)
@@ -126,7 +131,7 @@ def _listen(workers: Workers, outlasts: bool = False, restarts: int = 0) -> Iter
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         for pipe in wait(list(open_pipes), left):
             assert isinstance(pipe, Connection)
-            if pipe not in open_pipes:  # another's last word, just now: this one is not waited for
+            if pipe not in open_pipes:  # just closed by the last event of another worker
                 continue
             rank = pipes[pipe]
             try:
@@ -136,8 +141,8 @@ def _listen(workers: Workers, outlasts: bool = False, restarts: int = 0) -> Iter
                 if rank in finished:
                     continue
                 death = _silent_death(rank, workers.present[rank])
-                if outlasts and open_pipes:
-                    yield {"kind": "lost", "rank": rank, "step": steps[rank], "said": death["said"]}
+                if survives_loss and open_pipes:
+                    yield {"kind": "lost", "rank": rank, "step": steps[rank], "message": death["message"]}
                     if restarts and not finished:
                         restarts -= 1
                         open_pipes.add(workers.start(rank))
@@ -150,13 +155,13 @@ def _listen(workers: Workers, outlasts: bool = False, restarts: int = 0) -> Iter
                     for gone in {pipe for pipe in open_pipes if pipes[pipe] not in event["living"]}:
                         open_pipes.remove(gone)
                         lost = pipes[gone]
-                        said = f"rank {lost}: the worker stands still"
-                        yield {"kind": "lost", "rank": lost, "step": steps[lost], "said": said}
+                        message = f"rank {lost}: the worker does not respond"
+                        yield {"kind": "lost", "rank": lost, "step": steps[lost], "message": message}
                 elif event["kind"] == "error":
                     finished.add(rank)
                     late = rank in workers.restarted and event["error"] == PeerError.__name__
-                    if late and finished - {rank}:  # it has come when the others were done
-                        yield {"kind": "lost", "rank": rank, "step": steps[rank], "said": event["said"]}
+                    if late and finished - {rank}:  # it came back after the others were done
+                        yield {"kind": "lost", "rank": rank, "step": steps[rank], "message": event["message"]}
                     else:
                         failures.append(event)
                 else:
@@ -168,76 +173,74 @@ def _listen(workers: Workers, outlasts: bool = False, restarts: int = 0) -> Iter
 
 
 def _cause(failures: list[Event]) -> Event:
-    """The earliest failure, or the fault that it quotes: who is told of another's may be the first to end."""
+    """The earliest failure, or the fault that it quotes: a worker that hears of a fault may end first."""
     first = min(failures, key=lambda event: event["at"])
-    quoted = (other for other in failures if other["details"] and other["said"])
-    return next((other for other in quoted if other["said"] in first["said"]), first)
+    faults = (other for other in failures if other["details"] and other["message"])
+    return next((fault for fault in faults if fault["message"] in first["message"]), first)
 
 
 def _failed(cause: Event) -> WorkerFailed:
-    """What the launcher raises: an expected error needs no more than its own words, and their rank."""
+    """The error that the launcher raises: the rank, and the class of the error unless it was expected."""
     where = f"rank {cause['rank']}: "
-    said = where + str(cause["said"]).removeprefix(where) if cause["expected"] else cause["message"]
-    return WorkerFailed(said, cause["details"], cause["expected"], cause["error"])
+    message = str(cause["message"]).removeprefix(where)
+    if cause["details"]:
+        message = f"{cause['error']}: {message}"
+    return WorkerFailed(where + message, cause["details"], cause["expected"], cause["error"])
 
 
 def _silent_death(rank: int, process: BaseProcess) -> Event:
     process.join()
     code = process.exitcode or 0
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    # others say what they died of, which may well be this death: so this is the cause
+    # "at" 0: this death is the cause, even if other workers reported errors that came of it before
     message = f"rank {rank}: the worker {how}"
-    event = {"rank": rank, "at": 0.0, "error": "", "said": message, "message": message}
-    return event | {"details": "", "expected": False}
+    return {"rank": rank, "at": 0.0, "error": "", "message": message, "details": "", "expected": False}
 
 
 def _leave_together(store: TCPStore, rank: int, living: list[int]) -> None:
-    """Nobody leaves while another still talks to it. By the store, as groups break with the lost."""
+    """Wait until no other worker needs this one. Uses the store, since a lost worker breaks the group."""
     store.set(f"done/{rank}", "")
-    with contextlib.suppress(RuntimeError):  # one of them was lost in the end
+    with contextlib.suppress(RuntimeError):  # one of them was lost at the end
         store.wait([f"done/{other}" for other in living], timedelta(seconds=LEAVE_S))
 
 
-def _told(rank: int, error: Exception) -> Event:
-    """What a worker says of the error that ends it."""
-    expected, name = isinstance(error, LaconicError), type(error).__name__
+def _error_event(error: Exception) -> Event:
+    """The event of the error that ends a worker."""
+    expected = isinstance(error, LaconicError)
     return {
         "kind": "error",
         "at": time.monotonic(),
-        "error": name,
-        "said": str(error),
-        "message": f"rank {rank}: {name}: {error}",
+        "error": type(error).__name__,
+        "message": str(error),
         "details": "" if expected else "".join(traceback.format_exception(error)),
         "expected": expected,
     }
 
 
-def work(plan: Plan, rank: int, port: int, pipe: Connection) -> None:
+def work(settings: TrainingSettings, rank: int, port: int, pipe: Connection) -> None:
     """The body of one worker process."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches all processes; the launcher ends the workers
-    torch.set_num_threads(plan.threads)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the launcher ends workers
+    torch.set_num_threads(settings.threads)
     hosts = Hosts.here()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", hosts.interface)
-    if plan.restarts:  # who comes later can be talked to, as pairs connect when they first talk
+    if settings.restarts:  # pairs connect on first use, so a restarted worker can be reached
         os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
-    os.environ.update(hosts.environment(rank, plan.workers))
+    os.environ.update(hosts.environment(rank, settings.workers))
     try:
-        hosts.enter(rank, plan.workers)
-        before = hosts.counted(rank, plan.workers)
+        hosts.enter(rank, settings.workers)
+        before = hosts.counted(rank, settings.workers)
         store = TCPStore(hosts.addresses[0], port, timeout=TIMEOUT)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=plan.workers, timeout=TIMEOUT)
-        living = train_rank(plan, pipe.send)
-        if before and (after := hosts.counted(rank, plan.workers)):
-            sent, received = (now - then for now, then in zip(after, before, strict=True))
-            pipe.send({"kind": "interface", "step": plan.steps, "sent": sent, "received": received})
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=settings.workers, timeout=TIMEOUT)
+        living = train_rank(settings, pipe.send)
+        if before and (after := hosts.counted(rank, settings.workers)):
+            sent, received = (end - start for start, end in zip(before, after, strict=True))
+            pipe.send({"kind": "interface", "step": settings.steps, "sent": sent, "received": received})
         _leave_together(store, rank, living)
         pipe.send({"kind": "done", "living": living})
     except Exception as error:
-        pipe.send(_told(rank, error))
+        pipe.send(_error_event(error))
     finally:
         pipe.close()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # no clean-up that could wait for a peer
+        os._exit(0)  # skips clean-up that could wait for a peer

@@ -1,7 +1,7 @@
-"""Read and decode a data set once, for all workers of a run.
+"""Reads and decodes a data set once for all workers of a run.
 
-The launcher reads the standard files and writes their plain tensors to a scratch file; workers map that
-file, so that the operating system keeps one copy of it for all.
+The launcher reads the original files and writes plain tensors to a scratch file. Workers map that file, so
+the operating system keeps one copy for all.
 """
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ def prepare(task: Task, data: Path | None, scratch: Path) -> Tensors:
 
 
 def mapped(scratch: Path) -> Tensors:
-    """The tensors that `prepare` wrote, mapped and not read."""
+    """The tensors that `prepare` wrote, memory-mapped."""
     tensors: Tensors = torch.load(scratch, mmap=True, weights_only=True)
     return tensors

@@ -32,13 +32,11 @@ def read_idx(path: Path) -> Tensor:
     """An idx file of bytes, plain or gzip: [0 0 8 rank], sizes as big-endian int32, then the bytes."""
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if len(raw) < 4 or raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3]:
-        raise DataError(f"{path} is no idx file of bytes: 000008.. is expected, it starts {raw[:4].hex()}")
+        raise DataError(f"{path} is not an idx file of bytes: it must start with 000008, got {raw[:4].hex()}")
     shape = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(raw[3])]
     head = 4 + 4 * raw[3]
     if len(raw) - head != math.prod(shape):
-        raise DataError(
-            f"{path}: {math.prod(shape)} bytes are expected, got {len(raw) - head}; fetch it again"
-        )
+        raise DataError(f"{path} must hold {math.prod(shape)} bytes, got {len(raw) - head}; fetch it again")
     return tensor(np.frombuffer(raw, dtype=np.uint8, offset=head)).view(shape)
 
 
@@ -65,7 +63,7 @@ def _shaped(parts: list[Tensor]) -> Tensors:
 
 
 def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
-    """float32 images of zero mean and unit variance; nothing is augmented."""
+    """float32 images with zero mean and unit variance; no augmentation."""
     return (x.float() / 255 - 0.1307) / 0.3081
 
 

@@ -1,4 +1,4 @@
-"""Shakespeare, letter by letter: a small GPT and an LSTM predict the next one (the char-rnn corpus)."""
+"""Shakespeare, letter by letter: a small GPT or an LSTM predicts the next letter (the char-rnn corpus)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOW = (
 
 
 def load(folder: Path | None = None) -> Tensors:
-    """Windows uint8 (n, 64) and the same one letter on; the last tenth of the text is the test."""
+    """Windows uint8 (n, 64), and the same shifted by one letter; the last tenth is the test set."""
     return read_first("shakespeare", folder, READERS, HOW)
 
 
@@ -30,7 +30,7 @@ def _from_text(path: Path) -> Tensors:
     letters = tensor(np.frombuffer(path.read_bytes(), dtype=np.uint8))
     if len(letters) < 20 * WINDOW or int(letters.max()) >= LETTERS:
         raise DataError(
-            f"{path}: at least {20 * WINDOW} letters of plain ASCII are expected, got {len(letters)} bytes"
+            f"{path} must hold at least {20 * WINDOW} letters of plain ASCII, got {len(letters)} bytes"
         )
     cut = len(letters) * 9 // 10
     train_x, train_y = windows(letters[:cut])
@@ -39,23 +39,23 @@ def _from_text(path: Path) -> Tensors:
 
 
 def windows(letters: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, 64) and what follows each letter, (n, 64); windows do not overlap."""
+    """Windows (n, 64) that do not overlap, and the letter after each letter, (n, 64)."""
     n = (len(letters) - 1) // WINDOW
     return letters[: n * WINDOW].view(n, WINDOW), letters[1 : n * WINDOW + 1].view(n, WINDOW)
 
 
 def passages(y: Tensor) -> Tensor:
-    """Which tenth of the text each window (n, 64) is from, (n,): every tenth has its scenes and voices."""
+    """Which tenth of the text each window (n, 64) is from, (n,): each has its own scenes and voices."""
     return torch.arange(len(y)) * 10 // len(y)
 
 
 def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
-    """int64 letters; nothing is augmented."""
+    """int64 letters; no augmentation."""
     return x.long()
 
 
 class LSTM(nn.Module):
-    """One recurrent layer between an embedding and a read-out: (b, t) letters to (b, t, 128) logits."""
+    """One recurrent layer between an embedding and a linear output: (b, t) letters to (b, t, 128) logits."""
 
     def __init__(self, width: int = 128) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class LSTM(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention to the past, then a wider layer, each added to what came in."""
+    """Causal attention, then an MLP, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """Decoder-only transformer, normalised before each part: (b, t) letters to (b, t, 128) logits."""
+    """Decoder-only transformer with pre-normalisation: (b, t) letters to (b, t, 128) logits."""
 
     def __init__(self, width: int = 128, depth: int = 3, heads: int = 4) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Which examples a rank sees at which step: a function of (seed, rank, step), with no state to save.
 
-An epoch is one permutation of all examples, equal on all ranks. Rank r takes every `size`-th of it from the
-r-th on: the shards of an epoch never overlap, and a resumed run sees what an uninterrupted one would have
-seen.
+An epoch is one permutation of all examples, equal on all ranks. Rank r takes every `size`-th example of it,
+starting at the r-th: the shards of an epoch never overlap, and a resumed run sees the same examples as an
+uninterrupted one.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Shard:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full batches in a rank's share; the rest of an epoch's examples is left out, others each time."""
+        """Full batches in a rank's share. The rest is left out, other examples in each epoch."""
         return self.n // (self.batch * self.size)
 
     def indices(self, step: int) -> Tensor:
-        """Examples of this step (counted from 0), int64 (batch,)."""
+        """Indices of this step's examples, int64 (batch,); steps count from 0."""
         epoch, turn = divmod(step, self.steps_per_epoch)
         order = _order(self.n, mix(self.seed, epoch, COMMON))
         return order[self.rank :: self.size][turn * self.batch : (turn + 1) * self.batch]

@@ -1,9 +1,9 @@
-"""Skewed shards: workers that see few kinds of examples each, as data that stays where it was made does.
+"""Skewed shards: each worker sees few kinds of examples, as if data stayed where it was collected.
 
-    p_c ~ Dirichlet(alpha, ..., alpha)      the share of kind c that each worker gets, drawn for every kind
+    p_c ~ Dirichlet(alpha, ..., alpha)      the share of kind c that each worker gets, drawn per kind
 
-Yurochkin et al. 2019, arXiv:1905.12022. With alpha 0.1 most of a kind is on one or two workers, with 100 it
-is nearly even. A worker draws its batches from its own examples for ever, in epochs of its own.
+Yurochkin et al. 2019, arXiv:1905.12022. With alpha 0.1 most of a kind is on one or two workers; with 100 it
+is spread nearly evenly. A worker draws its batches only from its own examples, in epochs of its own.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from laconic.core import arguments
 from laconic.core.turn import COMMON, mix
 from laconic.tasks.shard import Shard
 
-WAY_OUT = "0.1 is much skew, 100 hardly any; without it all workers draw from all examples"
+HINT = "0.1 skews strongly, 100 hardly at all; without --skew all workers draw from all examples"
 
 
 def check_skew(alpha: float) -> None:
     """Raise `SpecError` unless `alpha` is a finite number above 0."""
-    arguments.number("--skew", alpha, above=0, way_out=WAY_OUT)
+    arguments.number("--skew", alpha, above=0, hint=HINT)
 
 
 def dealt(kinds: Tensor, size: int, alpha: float, seed: int, least: int) -> list[Tensor]:
-    """Which examples each of `size` workers has: ascending int64, each example on one worker.
+    """Indices of each worker's examples: ascending int64, each example on exactly one of `size` workers.
 
-    `kinds` (n,): integers. A worker gets a run of each kind's examples, so of a text a passage. One with
-    fewer than `least` examples takes what it lacks from the worker that has most; `least * size` is at most
-    n. A function of its arguments: every rank deals alike.
+    `kinds` (n,): integers. A worker gets consecutive examples of each kind, so passages of a text. A worker
+    with fewer than `least` examples gets the missing ones from the worker with most; `least * size` is at
+    most n. The result depends only on the arguments, so it is the same on every rank.
     """
     rng = np.random.default_rng(mix(seed, size, COMMON))
     shards: list[list[Tensor]] = [[] for _ in range(size)]
@@ -45,7 +45,7 @@ def dealt(kinds: Tensor, size: int, alpha: float, seed: int, least: int) -> list
 
 
 def _topped_up(shards: list[Tensor], least: int) -> list[Tensor]:
-    """The same, with `least` examples or more on each worker."""
+    """The shards after moving examples, so that each has `least` or more."""
     while min(map(len, shards)) < least:
         poor, rich = (pick(range(len(shards)), key=lambda rank: len(shards[rank])) for pick in (min, max))
         given = min(least - len(shards[poor]), len(shards[rich]) - least)
@@ -60,17 +60,17 @@ class SkewedShard:
     """One rank's own examples, `batch` at a time; see `Shard`."""
 
     own: Tensor
-    order: Shard  # of the places in `own`
+    order: Shard  # of positions in `own`
 
     @classmethod
     def of(cls, kinds: Tensor, batch: int, rank: int, size: int, alpha: float, seed: int) -> SkewedShard:
-        """Rank `rank`'s share of what is dealt. Raises `SpecError` for too large a batch."""
-        Shard(len(kinds), batch, rank, size, seed)  # refuses it
+        """The shard of rank `rank`. Raises `SpecError` if the batch is too large."""
+        Shard(len(kinds), batch, rank, size, seed)  # raises if the batch is too large
         own = dealt(kinds, size, alpha, seed, batch)[rank]
         return cls(own, Shard(len(own), batch, 0, 1, mix(seed, rank)))
 
     def indices(self, step: int) -> Tensor:
-        """Examples of this step (counted from 0), int64 (batch,)."""
+        """Indices of this step's examples, int64 (batch,); steps count from 0."""
         return self.own[self.order.indices(step)]
 
     def rng(self, step: int) -> torch.Generator:

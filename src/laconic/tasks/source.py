@@ -1,4 +1,4 @@
-"""Where a task's files are: a folder given by hand, or the one that LACONIC_DATA names."""
+"""Finds and reads a task's files: in the folder given, or in the one that LACONIC_DATA names."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ Reader = Callable[[Path], dict[str, Tensor]]
 
 
 def read_first(task: str, given: Path | None, readers: Mapping[str, Reader], how: str) -> dict[str, Tensor]:
-    """Read the first of these files (or folders) that is there. Raises `DataError` where none is."""
+    """Read the first of these files (or folders) that exists. Raises `DataError` if none does."""
     folder = data_folder(given)
     wanted = " or ".join(readers)
     if folder is None:
-        raise DataError(f"{task} needs {wanted}: say where with --data FOLDER or {VARIABLE}=FOLDER; {how}")
+        raise DataError(
+            f"{task} needs {wanted}: give its folder with --data FOLDER or {VARIABLE}=FOLDER; {how}"
+        )
     for name, read in readers.items():
         path = folder / name
         if path.exists():
@@ -32,15 +34,15 @@ def read_first(task: str, given: Path | None, readers: Mapping[str, Reader], how
 
 
 def data_folder(given: Path | None) -> Path | None:
-    """The folder given by hand, else that of LACONIC_DATA, else None. Raises `DataError` for no folder."""
+    """The given folder, else that of LACONIC_DATA, else None. Raises `DataError` if it is not a folder."""
     named = given or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if named is not None and not named.is_dir():
-        raise DataError(f"no data folder {named}: --data FOLDER or {VARIABLE} must name one")
+        raise DataError(f"no data folder {named}: --data FOLDER or {VARIABLE} must name an existing folder")
     return named
 
 
 def numpy_archive(path: Path, names: Sequence[str]) -> list[NDArray[np.generic]]:
-    """These arrays of an .npz file; nothing in it is unpickled."""
+    """These arrays of an .npz file. Unpickles nothing."""
     with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         missing = [name for name in names if name not in archive.files]
         if missing:

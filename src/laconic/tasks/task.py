@@ -1,8 +1,8 @@
 """Task: a data set, models for it, and settings under which they train well.
 
-A data set is four tensors of bytes: `train_x train_y test_x test_y`. What a model eats is made of a batch of
-them by `inputs(x, rng)`, which also augments, when it is given a generator. Every loss is the cross-entropy
-and every metric the share of right answers, of images or of letters.
+A data set is four tensors of bytes: `train_x train_y test_x test_y`. `inputs(x, rng)` turns a batch of x
+into the model's input, and augments it if it gets a generator. Every loss is the cross-entropy, and every
+metric the share of correct answers, for images or letters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from laconic.core.errors import SpecError
-from laconic.strategies.method import Method
+from laconic.exchange.method import Method
 from laconic.strategies.strategy import Strategy
 
 Tensors = dict[str, Tensor]
@@ -36,15 +36,17 @@ class Recipe:
     momentum: float = 0.9
     nesterov: bool = True
     weight_decay: float = 1e-4
-    warmup: float = 0.05  # share of the steps in which the rate rises; then a cosine brings it down
+    warmup: float = 0.05  # share of the steps in which the rate rises; then it falls as a cosine
 
     def optimizer(
         self, model: nn.Module, lr: float | None = None, by: Method | Strategy | None = None
     ) -> torch.optim.Optimizer:
-        """SGD with this recipe's settings, or the usual optimiser of a method that needs another.
+        """SGD with this recipe's settings, or the optimiser that the method needs.
 
-        `lr` None: this recipe's rate for SGD, the optimiser's own for another. `by`: what it trains by; a
-        strategy that keeps the momentum has SGD without.
+        Args:
+            model: Its parameters are optimised.
+            lr: Peak learning rate. Default: this recipe's for SGD, the optimiser's own for another.
+            by: The method or strategy that trains. A strategy that keeps the momentum gets SGD without it.
         """
         for rule in by.rules if isinstance(by, Method) else ():
             made = rule.make([*model.parameters()], lr=lr, weight_decay=self.weight_decay)
@@ -60,7 +62,7 @@ class Recipe:
         )
 
     def rate(self, lr: float, step: int, steps: int) -> float:
-        """The learning rate of a step, counted from 0: a linear rise, then half a cosine down to zero.
+        """The learning rate of a step (from 0): a linear rise to `lr`, then half a cosine down to zero.
 
         >>> recipe = Recipe(nn.Identity, lr=0.1, warmup=0.5)
         >>> [round(recipe.rate(0.1, step, 4), 3) for step in range(4)]
@@ -73,15 +75,15 @@ class Recipe:
 
 
 def labels(y: Tensor) -> Tensor:
-    """The kinds of images."""
+    """The kinds of images: their labels."""
     return y
 
 
 @dataclass(frozen=True)
 class Task:
-    """One built-in task. `batch` is a worker's; `models` names recipes, the default one first.
+    """One built-in task. `batch`: examples per worker; `models`: recipes by name, the default first.
 
-    `kinds`: train_y (n, ...) to the kind of each example (n,), by which shards are skewed.
+    `kinds`: maps train_y (n, ...) to the kind of each example (n,), for skewed shards.
     """
 
     name: str
@@ -91,12 +93,12 @@ class Task:
     load: Callable[[Path | None], Tensors]
     inputs: Inputs
     models: Mapping[str, Recipe]
-    files: tuple[str, ...] = ()  # any of these, in the data folder
+    files: tuple[str, ...] = ()  # any of these in the data folder will do
     how: str = ""  # how to get them
     kinds: Kinds = labels
 
     def recipe(self, model: str | None = None) -> Recipe:
-        """The recipe of this name, or the default one. Raises `SpecError` for an unknown name."""
+        """The recipe of this name, or the default one. Raises `SpecError` if the name is unknown."""
         if model is None:
             return next(iter(self.models.values()))
         if model not in self.models:
@@ -112,5 +114,5 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def right_answers(logits: Tensor, y: Tensor) -> int:
-    """How many of y (...) are the largest logit of (..., classes)."""
+    """How many answers are correct: for how many of y (...) the logit in (..., classes) is the largest."""
     return int((logits.argmax(-1) == y).sum())

@@ -1,9 +1,9 @@
 """One rank's training loop: steps, measurements, evaluations, checkpoints.
 
-Every rank emits one event a step and one an evaluation; whoever listens adds the ranks up. Rank 0 says first
-with which optimiser it trains. What is tested is the group's model: the average, where ranks have their own.
-Batches, augmentation and learning rates are functions of (seed, rank, step), so that a resumed training does
-the same bits.
+Every rank emits one event per step and one per evaluation; the receiver adds them up over ranks. First,
+rank 0 emits which optimiser it uses. Evaluation tests the group's model: the average, if ranks have their
+own. Batches, augmentation and learning rates are functions of (seed, rank, step), so a resumed training
+computes the same bits.
 """
 
 from __future__ import annotations
@@ -19,53 +19,53 @@ from torch import nn
 
 from laconic.core.errors import AttachError, NonFiniteError, StateError
 from laconic.core.turn import mix
+from laconic.exchange.stats import Stats
 from laconic.lowbit import convert
 from laconic.optim.prox import zero_share
-from laconic.strategies import checkpoint
 from laconic.strategies.distribute import distribute, strategy_or_method
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
-from laconic.strategies.stats import Stats
+from laconic.tasks import checkpoint
 from laconic.tasks.catalogue import find
 from laconic.tasks.decisions import Decisions
 from laconic.tasks.loading import mapped
-from laconic.tasks.plan import Emit, Event, Plan
+from laconic.tasks.settings import Emit, Event, TrainingSettings
 from laconic.tasks.shard import Shard
 from laconic.tasks.skew import SkewedShard
 from laconic.tasks.task import Recipe, Task, Tensors, cross_entropy, right_answers
 
 TEST_BATCH = 500
-COUNTED = ("payload_sent", "payload_received", "wire_sent", "wire_received", "dense")
+COUNTED = ("payload_sent", "payload_received", "network_sent", "network_received", "dense")
 TIMED = ("encode_s", "communicate_s", "decode_s")
-MODEL = "model.pt"  # in the plan's folder: the group's model after the last step
+MODEL = "model.pt"  # in the training's folder: the group's model after the last step
 
 
-def train_rank(plan: Plan, emit: Emit) -> list[int]:
-    """Train as one rank of the default process group, and emit what happens; the ranks that are left."""
+def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
+    """Train as one rank of the default process group and emit events; returns the ranks that are left."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    task, tensors = find(plan.task), mapped(plan.data)
-    recipe = task.recipe(plan.model)
-    torch.manual_seed(plan.seed)  # every rank builds the same model
-    plain = built(recipe, plan.bits, mix(plan.seed, rank))
-    spec = strategy_or_method(plan.spec)
-    updates, patience_s = recipe.optimizer(plain, plan.lr, spec), plan.patience_of(spec)
-    model, optimizer = distribute(plain, updates, spec, seed=plan.seed, patience_s=patience_s)
-    highest = float(optimizer.param_groups[0]["lr"])
-    shard = shard_of(plan, task, tensors, rank, size)
+    task, tensors = find(settings.task), mapped(settings.data)
+    recipe = task.recipe(settings.model)
+    torch.manual_seed(settings.seed)  # every rank builds the same model
+    plain = built(recipe, settings.bits, mix(settings.seed, rank))
+    spec = strategy_or_method(settings.spec)
+    updates, patience_s = recipe.optimizer(plain, settings.lr, spec), settings.patience_of(spec)
+    model, optimizer = distribute(plain, updates, spec, seed=settings.seed, patience_s=patience_s)
+    peak_lr = float(optimizer.param_groups[0]["lr"])
+    shard = shard_of(settings, task, tensors, rank, size)
 
-    first = optimizer.stats().steps  # above 0 in the place of a worker that died
+    first = optimizer.stats().steps  # above 0 if this worker replaces one that died
     if first:
         emit({"kind": "back", "step": first})
-    if plan.resume_from is not None:
-        state = checkpoint.load(plan.resume_from, rank=rank, size=size)
-        first = restore(plan, state, plain, optimizer)
+    if settings.resume_from is not None:
+        state = checkpoint.load(settings.resume_from, rank=rank, size=size)
+        first = restore(settings, state, plain, optimizer)
 
     if rank == 0:
         kind = type(optimizer.optimizer).__name__
-        emit({"kind": "start", "step": first, "optimiser": kind, "lr": highest})
+        emit({"kind": "start", "step": first, "optimiser": kind, "lr": peak_lr})
     before, step, living, decisions = optimizer.stats(), first, [*range(size)], Decisions()
-    while step < plan.steps:
+    while step < settings.steps:
         for group in optimizer.param_groups:
-            group["lr"] = recipe.rate(highest, step, plan.steps)
+            group["lr"] = recipe.rate(peak_lr, step, settings.steps)
         clock = [time.perf_counter()]
         chosen = shard.indices(step)
         x, y = task.inputs(tensors["train_x"][chosen], shard.rng(step)), tensors["train_y"][chosen]
@@ -76,12 +76,12 @@ def train_rank(plan: Plan, emit: Emit) -> list[int]:
         torch.autograd.backward(loss)
         clock.append(time.perf_counter())
         optimizer.note_loss(loss)
-        step_or_say(optimizer, step + 1)
+        step_or_explain(optimizer, step + 1)
         clock.append(time.perf_counter())
 
         now, notes, done = optimizer.stats(), optimizer.notes(), step + 1
         if patience_s is not None:
-            done = max(done, now.steps)  # after a loss all go on from the step of the one who was ahead
+            done = max(done, now.steps)  # after a loss, all continue from the most advanced rank's step
         names = ("data_s", "forward_s", "backward_s", "update_s")
         seconds = {name: end - start for name, start, end in zip(names, clock, clock[1:], strict=False)}
         emit(
@@ -90,31 +90,31 @@ def train_rank(plan: Plan, emit: Emit) -> list[int]:
             | spent(before, now)
             | ({"notes": notes} if notes else {})
         )
-        for said in decisions.take():
-            emit({"kind": "said", "step": done, "said": said})
+        for decision in decisions.pop_all():
+            emit({"kind": "decision", "step": done, "message": decision})
         before = now
-        if done == plan.steps or (plan.eval_every and done % plan.eval_every == 0):
+        if done == settings.steps or (settings.eval_every and done % settings.eval_every == 0):
             with optimizer.averaged() as distance:
                 living = optimizer.notes().get("living", living)
                 if patience_s is None:
                     share_buffers(plain)
                 tested = evaluate(plain, task, tensors, living.index(rank), len(living))
             emit(tested | {"step": done, "consensus": distance})
-        if plan.checkpoint_every and done % plan.checkpoint_every == 0:
-            state = captured(plan, done, plain, optimizer)
-            checkpoint.save(plan.folder, state, step=done, rank=rank, size=size, barrier=dist.barrier)
+        if settings.checkpoint_every and done % settings.checkpoint_every == 0:
+            state = captured(settings, done, plain, optimizer)
+            checkpoint.save(settings.folder, state, step=done, rank=rank, size=size, barrier=dist.barrier)
         step = done
     decisions.close()
     optimizer.finish()
-    if plan.checkpoint_every and rank == 0:
-        save_model(plan.folder, plain)
+    if settings.checkpoint_every and rank == 0:
+        save_model(settings.folder, plain)
     return optimizer.notes().get("living", living)  # type: ignore[no-any-return]  # notes are of any type
 
 
 def built(recipe: Recipe, bits: int | None, seed: int = 0) -> nn.Module:
-    """The model, in float32 or with layers of so many bits. `seed`: of their rounding, a rank's own.
+    """The model, in float32 or with layers of `bits` bits. `seed`: for their rounding, differs by rank.
 
-    Raises `AttachError`, in the words of one who trains, for a model that has no such form.
+    Raises `AttachError`, naming --bits, if the model cannot be converted.
     """
     model = recipe.build()
     if bits is None:
@@ -122,19 +122,21 @@ def built(recipe: Recipe, bits: int | None, seed: int = 0) -> nn.Module:
     try:
         return convert(model, bits, seed=seed)
     except AttachError as error:
-        raise AttachError(f"--bits {bits} is not for this model: {error}") from error
+        raise AttachError(f"--bits {bits} does not work with this model: {error}") from error
 
 
-def shard_of(plan: Plan, task: Task, tensors: Tensors, rank: int, size: int) -> Shard | SkewedShard:
-    """The examples that this rank draws its batches from."""
+def shard_of(
+    settings: TrainingSettings, task: Task, tensors: Tensors, rank: int, size: int
+) -> Shard | SkewedShard:
+    """The shard that this rank draws its batches from."""
     labels = tensors["train_y"]
-    if plan.skew is None:
-        return Shard(len(labels), plan.batch, rank, size, plan.seed)
-    return SkewedShard.of(task.kinds(labels), plan.batch, rank, size, plan.skew, plan.seed)
+    if settings.skew is None:
+        return Shard(len(labels), settings.batch, rank, size, settings.seed)
+    return SkewedShard.of(task.kinds(labels), settings.batch, rank, size, settings.skew, settings.seed)
 
 
-def step_or_say(optimizer: torch.optim.Optimizer, step: int) -> None:
-    """The optimiser's step. Raises `NonFiniteError`, in the words of one who trains, where it may not be."""
+def step_or_explain(optimizer: torch.optim.Optimizer, step: int) -> None:
+    """The optimiser's step. If gradients are not finite, raises a `NonFiniteError` that names --lr."""
     try:
         optimizer.step()
     except NonFiniteError as error:
@@ -146,20 +148,20 @@ def step_or_say(optimizer: torch.optim.Optimizer, step: int) -> None:
 
 
 def spent(before: Stats, now: Stats) -> dict[str, Any]:
-    """What was sent between two counts, and seconds in each phase of the exchange."""
+    """Bytes, and seconds in each phase of the exchange, between two readings."""
     between = {name: getattr(now, name) - getattr(before, name) for name in COUNTED + TIMED}
     phases = {name: total - before.phases.get(name, 0) for name, total in now.phases.items()}
     return between | {"phases": phases}
 
 
 def share_buffers(model: nn.Module) -> None:
-    """Every rank takes rank 0's buffers."""
+    """Copy rank 0's buffers to every rank."""
     for buffer in model.buffers():
         dist.broadcast(buffer, 0)
 
 
 def evaluate(model: nn.Module, task: Task, tensors: Tensors, rank: int, size: int) -> Event:
-    """This rank's share of the test set: right answers, sum of losses, answers.
+    """Test on this rank's share of the test set: right answers, sum of losses, number of answers.
 
     `zeros`: share of the weights that are exactly zero.
     """
@@ -178,19 +180,23 @@ def evaluate(model: nn.Module, task: Task, tensors: Tensors, rank: int, size: in
     return {"kind": "eval", "right": right, "loss_sum": total, "answers": answers, "zeros": zeros}
 
 
-def captured(plan: Plan, step: int, model: nn.Module, optimizer: DistributedOptimizer) -> dict[str, Any]:
-    """All that this rank needs to go on after `step` steps. Called by all ranks."""
-    memory = optimizer.state_dict()  # first: what was under way arrives in the model
-    return {"plan": plan.signature, "step": step, "model": model.state_dict(), "optimizer": memory}
+def captured(
+    settings: TrainingSettings, step: int, model: nn.Module, optimizer: DistributedOptimizer
+) -> dict[str, Any]:
+    """All that this rank needs to resume after `step` steps. Collective."""
+    memory = optimizer.state_dict()  # first: it receives pending messages into the model
+    return {"settings": settings.signature, "step": step, "model": model.state_dict(), "optimizer": memory}
 
 
-def restore(plan: Plan, state: dict[str, Any], model: nn.Module, optimizer: DistributedOptimizer) -> int:
-    """Take a captured state back; the steps that were done. Raises `StateError` for another plan's."""
-    for name, value in plan.signature.items():
-        if state["plan"].get(name) != value:
+def restore(
+    settings: TrainingSettings, state: dict[str, Any], model: nn.Module, optimizer: DistributedOptimizer
+) -> int:
+    """Restore a captured state; returns the number of steps done. Raises `StateError` if settings differ."""
+    for name, value in settings.signature.items():
+        if state["settings"].get(name) != value:
             raise StateError(
-                f"{plan.resume_from} was trained with {name}={state['plan'].get(name)!r}, not {value!r}: "
-                "give the same settings, or another --name"
+                f"{settings.resume_from} was trained with {name}={state['settings'].get(name)!r}, not"
+                f" {value!r}; give the same settings, or another --name"
             )
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
@@ -199,7 +205,7 @@ def restore(plan: Plan, state: dict[str, Any], model: nn.Module, optimizer: Dist
 
 
 def save_model(folder: Path, model: nn.Module) -> None:
-    """Write the group's model, whole or not at all."""
-    beside = folder / f".{MODEL}"
-    torch.save({name: part.clone() for name, part in model.state_dict().items()}, beside)
-    beside.replace(folder / MODEL)
+    """Write the group's model atomically."""
+    temporary = folder / f".{MODEL}"
+    torch.save({name: part.clone() for name, part in model.state_dict().items()}, temporary)
+    temporary.replace(folder / MODEL)

@@ -1,0 +1,1 @@
+"""Index codings: how the positions of sparse entries travel; one file a coding."""

@@ -37,10 +37,10 @@ class FineDelta(IndexCoding):
     status: ClassVar[Status] = "reconstruction"
 
     def encode(self, indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-        return kernels.units_encode(indices, counts, segments)
+        return kernels.gap_widths_encode(indices, counts, segments)
 
     def decode(self, wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-        return kernels.units_decode(wire, counts, segments)
+        return kernels.gap_widths_decode(wire, counts, segments)
 
     def nbytes(self, k: int, n: int) -> int:
-        return kernels.units_bound(k, n)
+        return kernels.gap_widths_bound(k, n)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
-from laconic.codecs.framing import as_bytes, as_numbers
 from laconic.core.errors import WireError
+from laconic.core.framing import as_bytes, as_numbers
 from laconic.core.layout import Segments
 from laconic.core.selector import IndexCoding
 

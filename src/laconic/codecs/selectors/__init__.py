@@ -1,0 +1,1 @@
+"""Selectors: which entries of a tensor to send; one file a selector."""

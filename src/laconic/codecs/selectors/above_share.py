@@ -53,7 +53,7 @@ class AboveShare(Selector):
         limits = largest * torch.tensor(self.share, dtype=torch.float64).float()
         return kernels.above(x, segments, limits.clamp_(min=LEAST))
 
-    def most(self, n: int) -> int:
+    def max_count(self, n: int) -> int:
         return n
 
     def omega(self, n: int) -> float:

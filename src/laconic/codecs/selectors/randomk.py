@@ -9,14 +9,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic import kernels
-from laconic.codecs.selectors.budget import kept_of_each
 from laconic.core.layout import Segments
-from laconic.core.selector import Selector, check_density, kept
+from laconic.core.selector import DensitySelector, kept_of_each
 from laconic.core.spec import Status
 
 
 @dataclass(frozen=True, repr=False)
-class RandomK(Selector):
+class RandomK(DensitySelector):
     """k = ceil(density * n) distinct positions, each set as likely as another, whatever x holds there.
 
     They follow from (key, n), so a wire carries 8 bytes instead of them. Values are sent unscaled: biased,
@@ -27,23 +26,12 @@ class RandomK(Selector):
     3
     """
 
-    density: float
-
     replayable: ClassVar[bool] = True
     paper: ClassVar[str] = "Stich et al. 2018, arXiv:1809.07599"
     status: ClassVar[Status] = "recalled"
     examples: ClassVar[tuple[str, ...]] = ("randomk(density=0.01)", "randomk(density=0.3)")
 
-    def __post_init__(self) -> None:
-        check_density(self.density)
-
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
         ks = kept_of_each(self.density, segments)
         indices, counts = kernels.random_indices(segments.sizes_tensor, ks, keys)
         return indices.to(x.device), counts
-
-    def most(self, n: int) -> int:
-        return kept(self.density, n)
-
-    def omega(self, n: int) -> float:
-        return 1 - self.most(n) / n if n else 0.0

@@ -13,17 +13,16 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic import kernels
-from laconic.codecs.selectors.budget import kept_of_each
 from laconic.core import arguments
 from laconic.core.layout import Segments
-from laconic.core.selector import Selector, check_density, kept
+from laconic.core.selector import DensitySelector, kept_of_each
 from laconic.core.spec import Status
 
 LOWER = 0.8  # a threshold that fewer than LOWER * k entries pass is lowered
 
 
 @dataclass(frozen=True, repr=False)
-class SampledTopK(Selector):
+class SampledTopK(DensitySelector):
     """The largest 0.8 k to k entries, k = ceil(density * n): faster than sorting, never a choice by position.
 
     A strided sample of about `sample_ratio` * n entries, whose start the key draws, gives a threshold. Where
@@ -31,11 +30,10 @@ class SampledTopK(Selector):
     ceil(2 / density) entries are selected exactly. Error: |x - x_S|^2 <= (1 - 0.8 k / n) |x|^2, since those
     kept are always the largest.
 
-    >>> SampledTopK(density=0.01).most(1000)
+    >>> SampledTopK(density=0.01).max_count(1000)
     10
     """
 
-    density: float
     sample_ratio: float = 0.01
 
     paper: ClassVar[str] = "Lin et al. 2018, arXiv:1712.01887"
@@ -43,15 +41,12 @@ class SampledTopK(Selector):
     examples: ClassVar[tuple[str, ...]] = ("sampled_topk(density=0.01)", "sampled_topk(density=0.1)")
 
     def __post_init__(self) -> None:
-        check_density(self.density)
+        super().__post_init__()
         arguments.number("sample_ratio", self.sample_ratio, above=0, most=1)
 
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
         ks = kept_of_each(self.density, segments)
         return kernels.sampled_topk(x, segments, ks, self.density, self.sample_ratio, keys, lower=LOWER)
 
-    def most(self, n: int) -> int:
-        return kept(self.density, n)
-
     def omega(self, n: int) -> float:
-        return 1 - math.ceil(LOWER * self.most(n) - 1e-9) / n if n else 0.0
+        return 1 - math.ceil(LOWER * self.max_count(n) - 1e-9) / n if n else 0.0

@@ -52,7 +52,7 @@ class Threshold(Selector):
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
         return kernels.above(x, segments, torch.full((len(segments),), self.single))
 
-    def most(self, n: int) -> int:
+    def max_count(self, n: int) -> int:
         return n
 
     def omega(self, n: int) -> float:

@@ -9,14 +9,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic import kernels
-from laconic.codecs.selectors.budget import kept_of_each
 from laconic.core.layout import Segments
-from laconic.core.selector import Selector, check_density, kept
+from laconic.core.selector import DensitySelector, kept_of_each
 from laconic.core.spec import Status
 
 
 @dataclass(frozen=True, repr=False)
-class TopK(Selector):
+class TopK(DensitySelector):
     """The k = ceil(density * n) largest |x_i|, exactly; the lower position first among equals.
 
     Error: |x - x_S|^2 <= (1 - k / n) |x|^2, with equality where all |x_i| are equal.
@@ -26,20 +25,9 @@ class TopK(Selector):
     [1, 3]
     """
 
-    density: float
-
     paper: ClassVar[str] = "Aji and Heafield 2017, arXiv:1704.05021"
     status: ClassVar[Status] = "recalled"
     examples: ClassVar[tuple[str, ...]] = ("topk(density=0.01)", "topk(density=0.3)", "topk(density=1.0)")
 
-    def __post_init__(self) -> None:
-        check_density(self.density)
-
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
         return kernels.topk(x, segments, kept_of_each(self.density, segments))
-
-    def most(self, n: int) -> int:
-        return kept(self.density, n)
-
-    def omega(self, n: int) -> float:
-        return 1 - self.most(n) / n if n else 0.0

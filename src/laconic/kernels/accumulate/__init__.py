@@ -14,7 +14,7 @@ def all_finite(x: Tensor, segments: Segments) -> bool:
     """True if no entry of these ranges of x float32 (n,) is NaN or infinite."""
     checks.buffer("x", x, segments)
     if (native := dispatch.native(x)) is not None:
-        return native.all_finite(x, segments.starts_tensor, segments.sizes_tensor)
+        return bool(native.all_finite(x, segments))
     return reference.all_finite(x, segments)
 
 
@@ -32,8 +32,7 @@ def accumulate_(
     checks.buffer("residual", residual, segments)
     checks.buffer("grad", grad, segments)
     if (native := dispatch.native(residual, grad)) is not None:
-        starts, sizes = segments.starts_tensor, segments.sizes_tensor
-        return native.accumulate_(residual, grad, starts, sizes, scale, decay)
+        return bool(native.accumulate_(residual, grad, segments, scale, decay))
     return reference.accumulate_(residual, grad, segments, scale, decay)
 
 
@@ -57,8 +56,7 @@ def velocity_(
     checks.buffer("grad", grad, segments)
     checks.per_segment("momentum", momentum, segments, torch.float32)
     if (native := dispatch.native(velocity, residual, grad)) is not None:
-        starts, sizes = segments.starts_tensor, segments.sizes_tensor
-        return native.velocity_(velocity, residual, grad, starts, sizes, momentum, scale, nesterov)
+        return bool(native.velocity_(velocity, residual, grad, segments, momentum, scale, nesterov))
     return reference.velocity_(velocity, residual, grad, segments, momentum, scale, nesterov)
 
 

@@ -8,9 +8,8 @@ constexpr std::uint32_t exponent = 0x7F800000u;  // [sign 1 | exponent 8 | manti
 
 inline bool finite(float x) { return (std::bit_cast<std::uint32_t>(x) & exponent) != exponent; }
 
-bool all_finite(ConstFloats x, ConstLongs starts, ConstLongs sizes) {
+bool all_finite(ConstFloats x, const Segments& segments) {
   nb::gil_scoped_release released;
-  const Segments segments(starts, sizes);
   constexpr std::int64_t block = 8192;
   for (std::int64_t s = 0; s < segments.count; ++s) {
     const float* begin = x.data() + segments.starts[s];
@@ -24,9 +23,8 @@ bool all_finite(ConstFloats x, ConstLongs starts, ConstLongs sizes) {
   return true;
 }
 
-bool accumulate(Floats residual, ConstFloats grad, ConstLongs starts, ConstLongs sizes, double scale, double decay) {
+bool accumulate(Floats residual, ConstFloats grad, const Segments& segments, double scale, double decay) {
   nb::gil_scoped_release released;
-  const Segments segments(starts, sizes);
   const auto a = static_cast<float>(scale), d = static_cast<float>(decay);
   std::uint32_t bad = 0;
   for (std::int64_t s = 0; s < segments.count; ++s) {
@@ -58,10 +56,9 @@ bool velocity_segment(float* __restrict u, float* __restrict v, const float* __r
   return bad == 0;
 }
 
-bool velocity(Floats velocity, Floats residual, ConstFloats grad, ConstLongs starts, ConstLongs sizes,
+bool velocity(Floats velocity, Floats residual, ConstFloats grad, const Segments& segments,
               ConstFloats momentum, double scale, bool nesterov) {
   nb::gil_scoped_release released;
-  const Segments segments(starts, sizes);
   bool clean = true;
   for (std::int64_t s = 0; s < segments.count; ++s) {
     const std::int64_t start = segments.starts[s];

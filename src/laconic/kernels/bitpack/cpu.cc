@@ -7,19 +7,19 @@ namespace {
 
 void check(std::int64_t n, int bits, std::int64_t nbytes) {
   if (bits < 1 || bits > 32) throw std::invalid_argument("bits must be in 1..32");
-  if (nbytes != (n * bits + 7) / 8) throw WireError("codes and bytes do not fit together");
+  if (nbytes != packed_nbytes(n, bits)) throw WireError("codes and bytes do not fit together");
 }
 
 void pack_bits(ConstInts codes, int bits, Bytes wire) {
   check(codes.size(), bits, wire.size());
   nb::gil_scoped_release released;
-  packer(bits)(codes.data(), codes.size(), wire.data(), wire.size());
+  packer<std::int32_t>(bits)(codes.data(), codes.size(), wire.data(), wire.size());
 }
 
 void unpack_bits(ConstBytes wire, int bits, Ints codes) {
   check(codes.size(), bits, wire.size());
   nb::gil_scoped_release released;
-  unpacker(bits)(wire.data(), wire.size(), codes.data(), codes.size());
+  unpacker<std::int32_t>(bits)(wire.data(), wire.size(), codes.data(), codes.size());
 }
 
 void fit(std::int64_t n, std::int64_t nbytes) {

@@ -10,7 +10,7 @@ namespace laconic::LACONIC_TARGET {
 struct Ternary {
   static constexpr int group = 5;        // levels in a byte
   static constexpr int bytes = 243;      // 3^5
-  static constexpr std::int64_t block = group * 1024;  // levels that stay in the cache as digits
+  static constexpr std::int64_t chunk = group * 1024;  // levels that stay in the cache as digits
 
   static constexpr std::int64_t nbytes(std::int64_t n) { return (n + group - 1) / group; }
 
@@ -25,10 +25,10 @@ struct Ternary {
 
   // Levels to bytes; false if some level is none of -1, 0, 1.
   static bool pack(const std::int32_t* levels, std::int64_t n, std::uint8_t* wire) {
-    std::uint8_t digits[block + 8] = {};
+    std::uint8_t digits[chunk + 8] = {};
     std::uint32_t bad = 0;
-    for (std::int64_t at = 0; at < n; at += block) {
-      const std::int64_t count = std::min(block, n - at);
+    for (std::int64_t at = 0; at < n; at += chunk) {
+      const std::int64_t count = std::min(chunk, n - at);
       for (std::int64_t i = 0; i < count; ++i) {
         const std::int32_t level = levels[at + i];
         bad |= static_cast<std::uint32_t>(level) + 1 > 2;
@@ -61,9 +61,9 @@ struct Ternary {
 
   // Bytes to levels. `check` has seen the wire.
   static void unpack(const std::uint8_t* wire, std::int64_t n, std::int32_t* levels) {
-    std::int8_t some[block + 8];
-    for (std::int64_t at = 0; at < n; at += block) {
-      const std::int64_t count = std::min(block, n - at);
+    std::int8_t some[chunk + 8];
+    for (std::int64_t at = 0; at < n; at += chunk) {
+      const std::int64_t count = std::min(chunk, n - at);
       for (std::int64_t i = 0; i < count; i += group) std::memcpy(some + i, table[*wire++].data(), 8);
       for (std::int64_t i = 0; i < count; ++i) levels[at + i] = some[i];
     }

@@ -36,7 +36,7 @@ def hierarchy_encode(x: Tensor, segments: Segments, levels: int) -> Tensor:
     checks.buffer("x", x, segments)
     wire = _room(x, segments, lambda n: hierarchy_shape(n, levels))
     if (native := dispatch.native(x)) is not None:
-        _check_finite(native.hierarchy_encode(x, segments.starts_tensor, segments.sizes_tensor, levels, wire))
+        _check_finite(native.hierarchy_encode(x, segments, levels, wire))
         return wire
     return _joined(wire, [reference.hierarchy_encode(view, levels) for view in _views(x, segments)])
 
@@ -45,7 +45,7 @@ def hierarchy_add_(wire: Tensor, segments: Segments, out: Tensor, levels: int, a
     """out[segment] += alpha * (sign * mean of the group). `WireError` for what no encoder makes."""
     _check(wire, segments, out, lambda n: hierarchy_shape(n, levels))
     if (native := dispatch.native(wire, out)) is not None:
-        native.hierarchy_add_(wire, segments.starts_tensor, segments.sizes_tensor, levels, out, alpha)
+        native.hierarchy_add_(wire, segments, levels, out, alpha)
         return out
     for view, part in _parts(wire, segments, out, lambda n: hierarchy_shape(n, levels)):
         view += reference.hierarchy_decode(part, view.numel(), levels) * alpha
@@ -57,7 +57,7 @@ def quantile_encode(x: Tensor, segments: Segments, bins: int) -> Tensor:
     checks.buffer("x", x, segments)
     wire = _room(x, segments, lambda n: quantile_shape(n, bins))
     if (native := dispatch.native(x)) is not None:
-        _check_finite(native.quantile_encode(x, segments.starts_tensor, segments.sizes_tensor, bins, wire))
+        _check_finite(native.quantile_encode(x, segments, bins, wire))
         return wire
     return _joined(wire, [reference.quantile_encode(view, bins) for view in _views(x, segments)])
 
@@ -66,7 +66,7 @@ def quantile_add_(wire: Tensor, segments: Segments, out: Tensor, bins: int, alph
     """out[segment] += alpha * mean of the bin. `WireError` for what `quantile_encode` cannot have made."""
     _check(wire, segments, out, lambda n: quantile_shape(n, bins))
     if (native := dispatch.native(wire, out)) is not None:
-        native.quantile_add_(wire, segments.starts_tensor, segments.sizes_tensor, bins, out, alpha)
+        native.quantile_add_(wire, segments, bins, out, alpha)
         return out
     for view, part in _parts(wire, segments, out, lambda n: quantile_shape(n, bins)):
         view += reference.quantile_decode(part, view.numel(), bins) * alpha
@@ -81,7 +81,7 @@ def powers_encode(x: Tensor, segments: Segments, bounds: Tensor) -> Tensor:
     checks.buffer("x", x, segments)
     wire = _room(x, segments, lambda n: powers_shape(n, bounds.numel()))
     if (native := dispatch.native(x)) is not None:
-        _check_finite(native.powers_encode(x, segments.starts_tensor, segments.sizes_tensor, bounds, wire))
+        _check_finite(native.powers_encode(x, segments, bounds, wire))
         return wire
     return _joined(wire, [reference.powers_encode(view, bounds) for view in _views(x, segments)])
 
@@ -93,7 +93,7 @@ def powers_add_(wire: Tensor, segments: Segments, out: Tensor, powers: Tensor, a
     """
     _check(wire, segments, out, lambda n: powers_shape(n, powers.numel()))
     if (native := dispatch.native(wire, out)) is not None:
-        native.powers_add_(wire, segments.starts_tensor, segments.sizes_tensor, powers, out, alpha)
+        native.powers_add_(wire, segments, powers, out, alpha)
         return out
     for view, part in _parts(wire, segments, out, lambda n: powers_shape(n, powers.numel())):
         view += reference.powers_decode(part, view.numel(), powers) * alpha

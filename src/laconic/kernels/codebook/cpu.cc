@@ -1,7 +1,6 @@
 // Small codes and the few numbers that they stand for: rank groups and powers of a base. See README.md.
+#include "laconic/kernels/bitpack/bits.h"
 #include "laconic/kernels/codebook/ranks.h"
-#include "laconic/kernels/native/stream.h"
-#include "laconic/kernels/native/frame.h"
 
 namespace laconic::LACONIC_TARGET {
 namespace {
@@ -113,16 +112,16 @@ struct Powers {
     bounds[0] = 0;
     for (std::int64_t l = 0; l < levels; ++l)  // at least 1, so that zero stays zero
       bounds[l + 1] = std::max(std::int32_t{1}, std::bit_cast<std::int32_t>(book[0] * factors[l]));
-    constexpr std::int64_t block = 64;
-    std::int32_t size[block], level[block];
-    for (std::int64_t begin = 0; begin < n; begin += block) {
-      const std::int64_t count = std::min(block, n - begin);
-      for (std::int64_t i = 0; i < block; ++i) {
+    constexpr std::int64_t chunk = 64;
+    std::int32_t size[chunk], level[chunk];
+    for (std::int64_t begin = 0; begin < n; begin += chunk) {
+      const std::int64_t count = std::min(chunk, n - begin);
+      for (std::int64_t i = 0; i < chunk; ++i) {
         size[i] = i < count ? static_cast<std::int32_t>(bits_of(x[begin + i]) & magnitude) : 0;
         level[i] = 0;
       }
       for (int step = 1 << steps >> 1; step; step >>= 1)
-        for (std::int64_t i = 0; i < block; ++i) level[i] += bounds[level[i] + step] <= size[i] ? step : 0;
+        for (std::int64_t i = 0; i < chunk; ++i) level[i] += bounds[level[i] + step] <= size[i] ? step : 0;
       for (std::int64_t i = 0; i < count; ++i) {
         const std::uint32_t sign = level[i] ? bits_of(x[begin + i]) >> 31 << steps : 0;
         codes.put(sign | static_cast<std::uint32_t>(level[i]), width);
@@ -145,7 +144,7 @@ struct Powers {
 
 template <class Kind>
 std::int64_t nbytes(const Kind& kind, std::int64_t n) {
-  return n ? 4 * kind.entries(n) + (n * kind.bits(n) + 7) / 8 : 0;
+  return n ? 4 * kind.entries(n) + packed_nbytes(n, kind.bits(n)) : 0;
 }
 
 template <class Kind>
@@ -208,35 +207,35 @@ void add(const Kind& kind, ConstBytes wire, const Segments& segments, Floats out
   }
 }
 
-bool hierarchy_encode(ConstFloats x, ConstLongs starts, ConstLongs sizes, std::int64_t levels, Bytes wire) {
+bool hierarchy_encode(ConstFloats x, const Segments& segments, std::int64_t levels, Bytes wire) {
   nb::gil_scoped_release released;
-  return encode(Hierarchy{levels}, x, Segments(starts, sizes), wire);
+  return encode(Hierarchy{levels}, x, segments, wire);
 }
 
-void hierarchy_add_(ConstBytes wire, ConstLongs starts, ConstLongs sizes, std::int64_t levels, Floats out,
+void hierarchy_add_(ConstBytes wire, const Segments& segments, std::int64_t levels, Floats out,
                     float alpha) {
   nb::gil_scoped_release released;
-  add(Hierarchy{levels}, wire, Segments(starts, sizes), out, alpha);
+  add(Hierarchy{levels}, wire, segments, out, alpha);
 }
 
-bool quantile_encode(ConstFloats x, ConstLongs starts, ConstLongs sizes, std::int64_t bins, Bytes wire) {
+bool quantile_encode(ConstFloats x, const Segments& segments, std::int64_t bins, Bytes wire) {
   nb::gil_scoped_release released;
-  return encode(Quantile{bins}, x, Segments(starts, sizes), wire);
+  return encode(Quantile{bins}, x, segments, wire);
 }
 
-void quantile_add_(ConstBytes wire, ConstLongs starts, ConstLongs sizes, std::int64_t bins, Floats out, float alpha) {
+void quantile_add_(ConstBytes wire, const Segments& segments, std::int64_t bins, Floats out, float alpha) {
   nb::gil_scoped_release released;
-  add(Quantile{bins}, wire, Segments(starts, sizes), out, alpha);
+  add(Quantile{bins}, wire, segments, out, alpha);
 }
 
-bool powers_encode(ConstFloats x, ConstLongs starts, ConstLongs sizes, ConstFloats bounds, Bytes wire) {
+bool powers_encode(ConstFloats x, const Segments& segments, ConstFloats bounds, Bytes wire) {
   nb::gil_scoped_release released;
-  return encode(Powers{bounds.data(), bounds.size()}, x, Segments(starts, sizes), wire);
+  return encode(Powers{bounds.data(), bounds.size()}, x, segments, wire);
 }
 
-void powers_add_(ConstBytes wire, ConstLongs starts, ConstLongs sizes, ConstFloats powers, Floats out, float alpha) {
+void powers_add_(ConstBytes wire, const Segments& segments, ConstFloats powers, Floats out, float alpha) {
   nb::gil_scoped_release released;
-  add(Powers{powers.data(), powers.size()}, wire, Segments(starts, sizes), out, alpha);
+  add(Powers{powers.data(), powers.size()}, wire, segments, out, alpha);
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
 // Elias omega codes of integers from 1. See README.md.
-#include "laconic/kernels/native/frame.h"
-
-#include <array>
+#include "laconic/kernels/bitpack/bits.h"
 
 namespace laconic::LACONIC_TARGET {
 namespace {
@@ -110,14 +108,7 @@ void elias_decode(ConstBytes bytes, Ints values) {
   const std::int64_t nbytes = bytes.size();
   std::int64_t bit = 0;
   for (std::int64_t i = 0; i < values.size(); ++i) {
-    const std::int64_t at = bit >> 3;
-    std::uint64_t word = 0;
-    if (at + 8 <= nbytes) {
-      std::memcpy(&word, wire + at, sizeof word);
-    } else if (at < nbytes) {
-      std::memcpy(&word, wire + at, static_cast<std::size_t>(nbytes - at));
-    }
-    word = swapped(word) << (bit & 7);
+    const std::uint64_t word = swapped(load64(wire, nbytes, bit >> 3)) << (bit & 7);
     const Short known = shorts[word >> (64 - peeked)];
     if (known.length) {
       values.data()[i] = known.value;

@@ -26,7 +26,7 @@ def ascending(indices: Tensor, counts: Tensor, segments: Segments) -> bool:
     """
     checks.chosen(indices, counts, segments)
     if (native := dispatch.native(indices)) is not None:
-        return native.ascending(indices, counts, segments.sizes_tensor)
+        return bool(native.ascending(indices, counts, segments.sizes_tensor))
     check_counts(counts, segments)
     return reference.ascending(indices, counts, segments)
 

@@ -1,7 +1,5 @@
 // Golomb-Rice and LEB128 codes of the gaps between ascending positions. See README.md.
-#include "laconic/kernels/native/frame.h"
-
-#include <algorithm>
+#include "laconic/kernels/bitpack/bits.h"
 
 namespace laconic::LACONIC_TARGET {
 namespace {
@@ -37,19 +35,6 @@ int parameter(std::int64_t k, std::int64_t n) {
   return r;
 }
 
-std::int64_t low_nbytes(std::int64_t k, int r) { return (k * r + 7) >> 3; }
-
-// Eight bytes from `at`, with zeros where the wire has ended.
-std::uint64_t load64(const std::uint8_t* wire, std::int64_t nbytes, std::int64_t at) {
-  std::uint64_t word = 0;
-  if (at + 8 <= nbytes) {
-    std::memcpy(&word, wire + at, 8);
-  } else if (at < nbytes) {
-    std::memcpy(&word, wire + at, static_cast<std::size_t>(nbytes - at));
-  }
-  return word;
-}
-
 bool ascending(ConstInts indices, ConstLongs counts, ConstLongs sizes) {
   nb::gil_scoped_release released;
   const Counted in(counts, sizes, indices.size());
@@ -67,7 +52,7 @@ bool ascending(ConstInts indices, ConstLongs counts, ConstLongs sizes) {
 std::int64_t low_total(const Counted& in) {
   std::int64_t total = 0;
   for (std::int64_t s = 0; s < in.segments; ++s)
-    total += low_nbytes(in.counts[s], parameter(in.counts[s], in.sizes[s]));
+    total += packed_nbytes(in.counts[s], parameter(in.counts[s], in.sizes[s]));
   return total;
 }
 
@@ -161,7 +146,7 @@ void rice_decode(ConstBytes bytes, ConstLongs counts, ConstLongs sizes, Ints ind
     // Positions ascend by construction, so the last one speaks for all of them.
     if (high > most || (high << r) + sum > static_cast<std::uint64_t>(n))
       throw WireError("a position lies outside its tensor");
-    at += low_nbytes(k, r);
+    at += packed_nbytes(k, r);
     if ((low & 7) && wire[at - 1] >> (low & 7))
       throw WireError("the bits after the low bits of a tensor's gaps must be zero");
     index += k;

@@ -1,5 +1,5 @@
 // Levels apart from their zeros, and places as running sums of steps. See README.md.
-#include "laconic/kernels/native/frame.h"
+#include "laconic/kernels/bitpack/bits.h"
 
 namespace laconic::LACONIC_TARGET {
 namespace {
@@ -18,37 +18,13 @@ void nonzero_counts(ConstInts levels, ConstLongs sizes, Longs counts) {
   }
 }
 
-// Bits, one after the other, lowest of a byte first.
-struct Bits {
-  std::uint8_t* to;
-  std::uint64_t held = 0;
-  int fill = 0;
-
-  // Up to 16 bits.
-  void put(std::uint32_t bits, int count) {
-    held |= std::uint64_t{bits} << fill;
-    fill += count;
-    if (fill >= 32) {
-      const auto half = static_cast<std::uint32_t>(held);
-      std::memcpy(to, &half, sizeof half);
-      to += sizeof half;
-      held >>= 32;
-      fill -= 32;
-    }
-  }
-
-  void finish() {
-    for (; fill > 0; fill -= 8, held >>= 8) *to++ = static_cast<std::uint8_t>(held);
-  }
-};
-
 // Positions and magnitudes have room for 16 more, signs are as long as they need.
 void split_levels(ConstInts levels, ConstLongs sizes, Ints indices, Ints magnitudes, Bytes signs) {
   nb::gil_scoped_release released;
   const std::int32_t* level = levels.data();
   std::int32_t* index = indices.data();
   std::int32_t* magnitude = magnitudes.data();
-  Bits negative{signs.data()};
+  BitWriter negative(signs.data());
   for (std::int64_t s = 0; s < sizes.size(); ++s) {
     const std::int64_t n = sizes.data()[s];
     std::int64_t i = 0;

@@ -26,7 +26,7 @@ def times(x: Tensor, matrices: Matrices, right: Tensor) -> Tensor:
     if not len(matrices):
         return left
     if (native := dispatch.native(x, right)) is not None:
-        native.lowrank_times(x, *matrices.tensors, matrices.rank, right, left)
+        native.lowrank_times(x, matrices, right, left)
     else:
         (reference if x.is_cpu else batched).times(x, matrices, right, left)
     return left
@@ -39,7 +39,7 @@ def transposed_times(x: Tensor, matrices: Matrices, left: Tensor) -> Tensor:
     if not len(matrices):
         return right
     if (native := dispatch.native(x, left)) is not None:
-        native.lowrank_transposed_times(x, *matrices.tensors, matrices.rank, left, right)
+        native.lowrank_transposed_times(x, matrices, left, right)
     else:
         (reference if x.is_cpu else batched).transposed_times(x, matrices, left, right)
     return right
@@ -51,7 +51,7 @@ def product_add_(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor, alp
     if not len(matrices):
         return x
     if (native := dispatch.native(x, left, right)) is not None:
-        native.lowrank_product_add_(x, *matrices.tensors, matrices.rank, left, right, alpha)
+        native.lowrank_product_add_(x, matrices, left, right, alpha)
     else:
         (reference if x.is_cpu else batched).product_add_(x, matrices, left, right, alpha)
     return x

@@ -77,31 +77,40 @@ void weighted(const float* matrix, std::int64_t cols, std::int64_t rows, std::in
     for (std::int64_t j = 0; j < n; ++j) sums[j] += matrix[i * cols + j] * weights[i];
 }
 
-// Calls visit(product) for each matrix.
-template <class Entry, class Left, class Right, class Visit>
-void each(Entry* x, const ConstLongs& starts, const ConstLongs& rows, const ConstLongs& cols, std::int64_t rank,
-          Left* left, Right* right, Visit visit) {
-  for (std::int64_t i = 0; i < starts.size(); ++i) {
-    const std::int64_t m = rows.data()[i], n = cols.data()[i];
-    visit(Product<Entry, Left, Right>{x + starts.data()[i], m, n, left, right});
-    left += rank * m;
-    right += rank * n;
-  }
-}
+// What the dataclass of that name in matrices.py says.
+struct Matrices {
+  static constexpr char python[] = "laconic.kernels.Matrices";
 
-void times(ConstFloats x, ConstLongs starts, ConstLongs rows, ConstLongs cols, std::int64_t rank, ConstFloats right,
-           Floats left) {
+  std::vector<std::int64_t> starts, rows, cols;
+  std::int64_t rank = 0;
+
+  bool read(PyObject* matrices) noexcept {
+    return attribute(matrices, "starts", &starts) && attribute(matrices, "rows", &rows) &&
+           attribute(matrices, "cols", &cols) && attribute(matrices, "rank", &rank);
+  }
+
+  // Calls visit(product) for each matrix.
+  template <class Entry, class Left, class Right, class Visit>
+  void each(Entry* x, Left* left, Right* right, Visit visit) const {
+    for (std::size_t i = 0; i < starts.size(); ++i) {
+      visit(Product<Entry, Left, Right>{x + starts[i], rows[i], cols[i], left, right});
+      left += rank * rows[i];
+      right += rank * cols[i];
+    }
+  }
+};
+
+void times(ConstFloats x, const Matrices& matrices, ConstFloats right, Floats left) {
   nb::gil_scoped_release released;
-  each(x.data(), starts, rows, cols, rank, left.data(), right.data(), [=](const auto& it) {
+  matrices.each(x.data(), left.data(), right.data(), [=, rank = matrices.rank](const auto& it) {
     for (std::int64_t i = 0; i < it.rows; ++i)
       all_dots(it.matrix + i * it.cols, it.right, rank, it.cols, it.cols, it.left + i, it.rows);
   });
 }
 
-void transposed_times(ConstFloats x, ConstLongs starts, ConstLongs rows, ConstLongs cols, std::int64_t rank,
-                      ConstFloats left, Floats right) {
+void transposed_times(ConstFloats x, const Matrices& matrices, ConstFloats left, Floats right) {
   nb::gil_scoped_release released;
-  each(x.data(), starts, rows, cols, rank, left.data(), right.data(), [=](const auto& it) {
+  matrices.each(x.data(), left.data(), right.data(), [=, rank = matrices.rank](const auto& it) {
     std::fill_n(it.right, rank * it.cols, 0.0f);
     for (std::int64_t i = 0; i < it.rows; i += block)
       for (std::int64_t j = 0; j < it.cols; j += tile)
@@ -116,11 +125,10 @@ void transposed_times(ConstFloats x, ConstLongs starts, ConstLongs rows, ConstLo
   });
 }
 
-void product_add(Floats x, ConstLongs starts, ConstLongs rows, ConstLongs cols, std::int64_t rank, ConstFloats left,
-                 ConstFloats right, double alpha) {
+void product_add(Floats x, const Matrices& matrices, ConstFloats left, ConstFloats right, double alpha) {
   nb::gil_scoped_release released;
   const auto a = static_cast<float>(alpha);
-  each(x.data(), starts, rows, cols, rank, left.data(), right.data(), [=](const auto& it) {
+  matrices.each(x.data(), left.data(), right.data(), [=, rank = matrices.rank](const auto& it) {
     for (std::int64_t i = 0; i < it.rows; ++i)
       for (std::int64_t j = 0; j < it.cols; j += tile) {
         const std::int64_t n = std::min(tile, it.cols - j);

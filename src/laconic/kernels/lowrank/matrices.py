@@ -56,12 +56,6 @@ class Matrices:
         """One segment a matrix."""
         return Segments(self.starts, tuple(m * n for m, n in zip(self.rows, self.cols, strict=True)))
 
-    @cached_property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Starts, rows and columns as int64 (b,), for kernels."""
-        starts, rows, cols = (torch.tensor(each, dtype=torch.int64) for each in zip(*self, strict=True))
-        return starts, rows, cols
-
     def views(self, x: Tensor) -> list[Tensor]:
         """The matrices of flat `x`, as views (rows, cols)."""
         return [x[start : start + m * n].view(m, n) for start, m, n in self]

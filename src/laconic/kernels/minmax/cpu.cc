@@ -1,6 +1,7 @@
 // Min-max quantisation: extremes, rounding and packing in one pass; unpacking and addition in another. See README.md.
+#include "laconic/kernels/bitpack/bits.h"
+#include "laconic/kernels/philox/dither.h"
 #include "laconic/kernels/quantise/norm.h"
-#include "laconic/kernels/quantise/pack.h"
 
 namespace laconic::LACONIC_TARGET {
 namespace {
@@ -11,7 +12,7 @@ constexpr float farthest = 0x1p126f;
 // Floats as integers of the same order, and back.
 inline std::int32_t ordered(std::int32_t bits) { return bits ^ ((bits >> 31) & 0x7FFFFFFF); }
 
-// What a bucket's levels count from and by. On the wire as it lies in memory.
+// What a block's levels count from and by. On the wire as it lies in memory.
 struct Range {
   float unit = 0, low = 0;
 };
@@ -34,7 +35,7 @@ bool measure(const float* __restrict x, std::int64_t n, float most, Range& range
   return true;
 }
 
-// What turns elements of one bucket into levels.
+// What turns elements of one block into levels.
 struct Rounding {
   Range range;
   float most;
@@ -76,26 +77,26 @@ struct Rounding {
 };
 
 template <bool stochastic>
-bool encode_tensor(const float* x, std::int64_t n, std::int64_t bucket, int width, std::uint64_t key,
+bool encode_tensor(const float* x, std::int64_t n, std::int64_t block, int width, std::uint64_t key,
                    std::uint8_t* head, const std::uint8_t* wire_end) {
   const Dither dither(key);
-  alignas(64) std::uint16_t carry[Dither::block];
-  alignas(64) std::uint8_t levels[Dither::block];
-  BitWriter<std::uint8_t> writer(head + 8 * ((n + bucket - 1) / bucket), wire_end, width);
+  alignas(64) std::uint16_t carry[Dither::chunk];
+  alignas(64) std::uint8_t levels[Dither::chunk];
+  PackedWriter<std::uint8_t> writer(head + 8 * ((n + block - 1) / block), wire_end, width);
   Rounding by{{}, static_cast<float>((1 << width) - 1)};
-  std::int64_t bucket_end = 0;
-  for (std::int64_t first = 0; first < n; first += Dither::block) {
-    const std::int64_t end = std::min(first + Dither::block, n);
-    fetch(x + first, Dither::block);
-    if constexpr (stochastic) dither.carry(static_cast<std::uint64_t>(first / Dither::block), carry);
+  std::int64_t block_end = 0;
+  for (std::int64_t first = 0; first < n; first += Dither::chunk) {
+    const std::int64_t end = std::min(first + Dither::chunk, n);
+    fetch(x + first, Dither::chunk);
+    if constexpr (stochastic) dither.carry(static_cast<std::uint64_t>(first / Dither::chunk), carry);
     for (std::int64_t from = first, to; from < end; from = to) {
-      if (from == bucket_end) {
-        bucket_end = std::min(from + bucket, n);
-        if (!measure(x + from, bucket_end - from, by.most, by.range)) return false;
+      if (from == block_end) {
+        block_end = std::min(from + block, n);
+        if (!measure(x + from, block_end - from, by.most, by.range)) return false;
         std::memcpy(head, &by.range, sizeof by.range);
         head += sizeof by.range;
       }
-      to = std::min(end, bucket_end);
+      to = std::min(end, block_end);
       const auto count = static_cast<int>(to - from);
       std::uint8_t* into = levels + (from - first);
       if (by.range.unit == 0) {
@@ -107,30 +108,39 @@ bool encode_tensor(const float* x, std::int64_t n, std::int64_t bucket, int widt
         by.nearest(x + from, count, into);
       }
     }
-    if (end - first < Dither::block) std::fill(levels + (end - first), levels + Dither::block, std::uint8_t{0});
     writer.put(levels, end - first);
   }
   return true;
 }
 
-std::int64_t nbytes(std::int64_t n, std::int64_t width, std::int64_t bucket) {
-  return 8 * ((n + bucket - 1) / bucket) + (n * width + 7) / 8;
-}
+// What the dataclass MinMaxForm of form.py says.
+struct MinMaxForm {
+  static constexpr char python[] = "laconic.kernels.MinMaxForm";
 
-std::int64_t minmax_encode(ConstFloats x, ConstLongs starts, ConstLongs sizes, ConstLongs keys, ConstLongs widths,
-                           std::int64_t bucket, bool stochastic, Bytes wire) {
+  std::vector<std::int64_t> widths;  // of levels, one a tensor
+  std::int64_t block = 0, stochastic = 0;
+
+  bool read(PyObject* form) noexcept {
+    return attribute(form, "widths", &widths) && attribute(form, "block", &block) &&
+           attribute(form, "stochastic", &stochastic);
+  }
+
+  std::int64_t head_nbytes(std::int64_t n) const { return 8 * ((n + block - 1) / block); }
+  std::int64_t nbytes(std::int64_t n, std::int64_t s) const { return head_nbytes(n) + packed_nbytes(n, widths[s]); }
+};
+
+std::int64_t minmax_encode(ConstFloats x, const Segments& segments, ConstLongs keys, const MinMaxForm& form, Bytes wire) {
   nb::gil_scoped_release released;
-  const Segments segments(starts, sizes);
   std::uint8_t* at = wire.data();
   const std::uint8_t* end = at + wire.size();
   for (std::int64_t s = 0; s < segments.count; ++s) {
     const std::int64_t n = segments.sizes[s];
-    const auto width = static_cast<int>(widths.data()[s]);
+    const auto width = static_cast<int>(form.widths[s]);
     const auto key = static_cast<std::uint64_t>(keys.data()[s]);
     const float* part = x.data() + segments.starts[s];
-    const auto encode = stochastic ? encode_tensor<true> : encode_tensor<false>;
-    if (!encode(part, n, bucket, width, key, at, end)) return s;
-    at += nbytes(n, width, bucket);
+    const auto encode = form.stochastic ? encode_tensor<true> : encode_tensor<false>;
+    if (!encode(part, n, form.block, width, key, at, end)) return s;
+    at += form.nbytes(n, s);
   }
   return clean;
 }
@@ -142,18 +152,18 @@ Range load(const std::uint8_t* from) {
 }
 
 // Raises WireError for bytes that no encoder can have made. Python has checked their number.
-void check(ConstBytes wire, const Segments& segments, const std::int64_t* widths, std::int64_t bucket) {
+void check(ConstBytes wire, const Segments& segments, const MinMaxForm& form) {
   const std::uint8_t* at = wire.data();
   for (std::int64_t s = 0; s < segments.count; ++s) {
     const std::int64_t n = segments.sizes[s];
     const std::uint8_t* head = at;
-    for (std::int64_t b = (n + bucket - 1) / bucket; b > 0; --b, head += 8) {
+    for (std::int64_t b = form.head_nbytes(n) / 8; b > 0; --b, head += 8) {
       const Range range = load(head);
       if (std::bit_cast<std::uint32_t>(range.unit) >= infinite || !std::isfinite(range.low))
         throw WireError("a unit of tensor %lld is negative, or a unit or minimum not finite", s, 0);
     }
-    at += nbytes(n, widths[s], bucket);
-    const std::int64_t used = n * widths[s] % 8;
+    at += form.nbytes(n, s);
+    const std::int64_t used = n * form.widths[s] % 8;
     if (used && at[-1] >> used) throw WireError("the last bits of tensor %lld must be zero", s, 0);
   }
 }
@@ -162,34 +172,32 @@ void add(const std::uint8_t* __restrict levels, int count, Range range, float al
   for (int i = 0; i < count; ++i) out[i] += (range.low + static_cast<float>(levels[i]) * range.unit) * alpha;
 }
 
-void minmax_add(ConstBytes wire, ConstLongs starts, ConstLongs sizes, ConstLongs widths, std::int64_t bucket,
-                Floats out, double alpha) {
+void minmax_add(ConstBytes wire, const Segments& segments, Floats out, const MinMaxForm& form, double alpha) {
   nb::gil_scoped_release released;
-  const Segments segments(starts, sizes);
-  check(wire, segments, widths.data(), bucket);
+  check(wire, segments, form);
   const std::uint8_t* at = wire.data();
   for (std::int64_t s = 0; s < segments.count; ++s) {
-    const std::int64_t n = segments.sizes[s], width = widths.data()[s];
+    const std::int64_t n = segments.sizes[s];
     const std::uint8_t* head = at;
     float* to = out.data() + segments.starts[s];
-    BitReader<std::uint8_t> reader(at + 8 * ((n + bucket - 1) / bucket), wire.data() + wire.size(),
-                                   static_cast<int>(width));
+    PackedReader<std::uint8_t, Dither::chunk> reader(at + form.head_nbytes(n), wire.data() + wire.size(),
+                                   static_cast<int>(form.widths[s]));
     Range range;
-    std::int64_t bucket_end = 0;
-    for (std::int64_t first = 0; first < n; first += Dither::block) {
-      const std::int64_t end = std::min(first + Dither::block, n);
+    std::int64_t block_end = 0;
+    for (std::int64_t first = 0; first < n; first += Dither::chunk) {
+      const std::int64_t end = std::min(first + Dither::chunk, n);
       const std::uint8_t* levels = reader.get(end - first);
       for (std::int64_t from = first, next; from < end; from = next) {
-        if (from == bucket_end) {
-          bucket_end = std::min(from + bucket, n);
+        if (from == block_end) {
+          block_end = std::min(from + form.block, n);
           range = load(head);
           head += sizeof range;
         }
-        next = std::min(end, bucket_end);
+        next = std::min(end, block_end);
         add(levels + (from - first), static_cast<int>(next - from), range, static_cast<float>(alpha), to + from);
       }
     }
-    at += nbytes(n, width, bucket);
+    at += form.nbytes(n, s);
   }
 }
 

@@ -1,7 +1,7 @@
 // What every native kernel file starts from: array types, segments, the binding macro.
 //
 // A kernel file is compiled once per target into namespace laconic::LACONIC_TARGET (portable, avx2, avx512), and
-// binds its functions with LACONIC_KERNELS(module). Python has checked dtype, contiguity, device and bounds of
+// binds its functions with LACONIC_KERNELS(target). Python has checked dtype, contiguity, device and bounds of
 // everything but the wire; native code checks the wire. Release the GIL with `nb::gil_scoped_release`.
 #pragma once
 
@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <concepts>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
@@ -62,17 +63,41 @@ struct WireError : std::runtime_error {
   ~WireError() override;
 };
 
-// Ranges [start(i), start(i) + size(i)) of a flat buffer.
-struct Segments {
-  const std::int64_t* starts;
-  const std::int64_t* sizes;
-  std::int64_t count;
+// What an attribute of a Python object holds, for the dataclasses that kernels take; false where it is something else.
+bool attribute(PyObject* object, const char* name, std::int64_t* value) noexcept;
+bool attribute(PyObject* object, const char* name, double* value) noexcept;
+bool attribute(PyObject* object, const char* name, std::vector<std::int64_t>* values) noexcept;       // a tuple
+bool attribute(PyObject* object, const char* name, Kind kind, void** data, std::int64_t* count) noexcept;  // or None
 
-  Segments(const ConstLongs& starts, const ConstLongs& sizes)
-      : starts(starts.data()), sizes(sizes.data()), count(sizes.size()) {}
+// A struct that is filled from the Python class `python` by `read`, when it is an argument of a native function.
+template <class T>
+concept Dataclass = requires(T value, PyObject* object) {
+  T::python;
+  { value.read(object) } noexcept -> std::same_as<bool>;
 };
 
-using Binder = void (*)(nb::module_&);
+// Ranges [start(i), start(i) + size(i)) of a flat buffer.
+struct Segments {
+  static constexpr char python[] = "laconic.core.layout.Segments";
+
+  const std::int64_t* starts = nullptr;
+  const std::int64_t* sizes = nullptr;
+  std::int64_t count = 0;
+
+  bool read(PyObject* object) noexcept;
+};
+
+// A Python class whose static methods are the functions of one target.
+struct Target {
+  nb::object home;
+
+  template <class Function>
+  void def(const char* name, Function function) {
+    nb::cpp_function_def(function, nb::scope(home), nb::name(name));
+  }
+};
+
+using Binder = void (*)(Target&);
 
 // Collects the binders of one target; module.cc calls them.
 void enlist(const char* target, Binder binder);
@@ -97,14 +122,21 @@ struct type_caster<laconic::Array<T>> {
   }
 };
 
+template <laconic::Dataclass T>
+struct type_caster<T> {
+  NB_TYPE_CASTER(T, const_name(T::python))
+
+  bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept { return value.read(source.ptr()); }
+};
+
 }  // namespace nanobind::detail
 
 #define LACONIC_TEXT2(x) #x
 #define LACONIC_TEXT(x) LACONIC_TEXT2(x)
 
 #ifdef LACONIC_TARGET
-#define LACONIC_KERNELS(module)                                                                \
-  static void bind_kernels(nb::module_& module);                                               \
+#define LACONIC_KERNELS(target)                                                                \
+  static void bind_kernels(::laconic::Target& target);                                         \
   static const ::laconic::Enlisted enlisted(LACONIC_TEXT(LACONIC_TARGET), &bind_kernels);      \
-  static void bind_kernels(nb::module_& module)
+  static void bind_kernels(::laconic::Target& target)
 #endif

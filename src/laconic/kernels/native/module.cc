@@ -1,5 +1,5 @@
-// laconic._native: one submodule a target (portable, avx2, avx512), each with the same functions, and what this CPU
-// can run. Python picks the submodule; see laconic/kernels/__init__.py.
+// laconic._native: one class a target (portable, avx2, avx512), each with the same functions, and what this CPU can
+// run; `Target` is the last of them, for annotations. Python picks the class; see laconic/kernels/__init__.py.
 #include "laconic/kernels/native/frame.h"
 
 #include <cstdio>
@@ -24,11 +24,11 @@ std::vector<std::string> compiled() {
 
 #if defined(__x86_64__)
 #define LACONIC_FEATURE(list, name) \
-  if (__builtin_cpu_supports(name)) list.append(name)
+  if (__builtin_cpu_supports(name)) list += list.empty() ? name : "," name
 #endif
 
-nb::list features() {
-  nb::list list;
+std::string features() {
+  std::string list;
 #if defined(__x86_64__)
   __builtin_cpu_init();
   LACONIC_FEATURE(list, "avx2");
@@ -103,6 +103,50 @@ bool borrow(PyObject* tensor, Kind kind, void** data, std::int64_t* count) noexc
 
 namespace {
 
+// Calls read(value) with a new reference to an attribute.
+template <class Read>
+bool with_attribute(PyObject* object, const char* name, Read read) {
+  PyObject* value = PyObject_GetAttrString(object, name);
+  const bool fine = value && read(value) && !PyErr_Occurred();
+  Py_XDECREF(value);
+  PyErr_Clear();
+  return fine;
+}
+
+}  // namespace
+
+bool attribute(PyObject* object, const char* name, std::int64_t* value) noexcept {
+  return with_attribute(object, name, [=](PyObject* got) { return *value = PyLong_AsLongLong(got), true; });
+}
+
+bool attribute(PyObject* object, const char* name, double* value) noexcept {
+  return with_attribute(object, name, [=](PyObject* got) { return *value = PyFloat_AsDouble(got), true; });
+}
+
+bool attribute(PyObject* object, const char* name, std::vector<std::int64_t>* values) noexcept {
+  return with_attribute(object, name, [=](PyObject* got) {
+    if (!PyTuple_Check(got)) return false;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(got); ++i) values->push_back(PyLong_AsLongLong(PyTuple_GetItem(got, i)));
+    return true;
+  });
+}
+
+bool attribute(PyObject* object, const char* name, Kind kind, void** data, std::int64_t* count) noexcept {
+  return with_attribute(object, name, [=](PyObject* got) { return got == Py_None || borrow(got, kind, data, count); });
+}
+
+bool Segments::read(PyObject* object) noexcept {
+  void *first = nullptr, *second = nullptr;
+  if (!attribute(object, "starts_tensor", Kind::int64, &first, &count) ||
+      !attribute(object, "sizes_tensor", Kind::int64, &second, &count))
+    return false;
+  starts = static_cast<const std::int64_t*>(first);
+  sizes = static_cast<const std::int64_t*>(second);
+  return true;
+}
+
+namespace {
+
 std::string formatted(const char* format, long long first, long long second) {
   char text[200];
   std::snprintf(text, sizeof text, format, first, second);
@@ -129,14 +173,15 @@ NB_MODULE(_native, module) {
       PyErr_SetString(nb::module_::import_("laconic.core.errors").attr("WireError").ptr(), error.what());
     }
   });
-  nb::list targets;
   for (const std::string& target : compiled()) {
-    targets.append(nb::str(target.c_str()));
     if (!supported(target)) continue;
-    nb::module_ home = module.def_submodule(target.c_str());
+    nb::dict names;
+    names["__module__"] = module.attr("__name__");
+    Target home{nb::handle(reinterpret_cast<PyObject*>(&PyType_Type))(target.c_str(), nb::make_tuple(), names)};
     for (const auto& [name, binder] : binders())
       if (name == target) binder(home);
+    module.attr(target.c_str()) = module.attr("Target") = home.home;
   }
-  module.attr("compiled") = targets;
-  module.attr("features") = features();
+  module.attr("compiled") = nb::str(LACONIC_TARGETS);
+  module.attr("features") = nb::str(features().c_str());
 }

@@ -38,8 +38,7 @@ def natural_encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int
     packed = checks.keys64(keys, len(segments))
     if (native := dispatch.native(x)) is not None:
         wire = torch.empty(_message(segments, bits), dtype=torch.uint8)
-        starts, sizes = segments.starts_tensor, segments.sizes_tensor
-        finite = native.natural_encode(x, starts, sizes, packed, bits, wire)
+        finite = native.natural_encode(x, segments, packed, bits, wire)
     else:
         wire, finite = reference.natural_encode(x, segments, keys, bits)
     if not finite:
@@ -59,7 +58,7 @@ def natural_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1
     if wire.numel() != expected:
         raise WireError(f"powers of two of these tensors fill {expected} bytes, got {wire.numel()}")
     if (native := dispatch.native(wire, out)) is not None:
-        native.natural_add_(wire, segments.starts_tensor, segments.sizes_tensor, bits, out, alpha)
+        native.natural_add_(wire, segments, bits, out, alpha)
         return out
     return reference.natural_add_(wire, segments, out, alpha, bits)
 

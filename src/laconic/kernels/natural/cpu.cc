@@ -19,16 +19,16 @@ constexpr std::uint8_t code_of(std::uint32_t exponent, std::uint32_t x) {
   return static_cast<std::uint8_t>(code | x >> 31 << 7);
 }
 
-constexpr int block = Dither::block;  // elements that are rounded together
+constexpr int chunk = Dither::chunk;  // elements that are rounded together
 
 struct Seen {
   std::uint32_t largest;  // exponent: 255 is NaN or Inf
   bool tie;               // somewhere 16 bits do not decide
 };
 
-// Codes of a block, those of ties not settled yet.
+// Codes of a chunk, those of ties not settled yet.
 template <int bits>
-Seen round_block(const float* from, const std::uint16_t* upper, std::uint8_t* to) {
+Seen round_chunk(const float* from, const std::uint16_t* upper, std::uint8_t* to) {
 #if defined(__AVX512F__)
   // 32 elements at a time, in words of 16 bits: the upper one has sign, exponent and 7 bits of the mantissa.
   const auto all = [](std::uint32_t value) { return _mm512_set1_epi16(static_cast<short>(value)); };
@@ -37,7 +37,7 @@ Seen round_block(const float* from, const std::uint16_t* upper, std::uint8_t* to
   const __m512i even = _mm512_load_si512(number), odd = _mm512_add_epi16(even, all(1));
   __m512i exponents = _mm512_setzero_si512();
   __mmask32 ties = 0;
-  for (int i = 0; i < block; i += 32) {
+  for (int i = 0; i < chunk; i += 32) {
     const __m512i low = _mm512_loadu_si512(from + i), high = _mm512_loadu_si512(from + i + 16);
     const __m512i word = _mm512_permutex2var_epi16(low, odd, high);
     const __m512i threshold =
@@ -55,9 +55,9 @@ Seen round_block(const float* from, const std::uint16_t* upper, std::uint8_t* to
   }
   return {_mm512_cmpgt_epu16_mask(exponents, all(largest)) ? 255u : largest, ties != 0};
 #else
-  std::uint32_t x[block], magnitude = 0, same = 0;
+  std::uint32_t x[chunk], magnitude = 0, same = 0;
   std::memcpy(x, from, sizeof x);
-  for (int i = 0; i < block; ++i) {
+  for (int i = 0; i < chunk; ++i) {
     const std::uint32_t threshold = (x[i] & mantissa) >> 7;  // of 24 bits, mantissa << 1, the upper 16
     same |= upper[i] == threshold;
     magnitude = std::max(magnitude, x[i] << 1);
@@ -67,16 +67,16 @@ Seen round_block(const float* from, const std::uint16_t* upper, std::uint8_t* to
 #endif
 }
 
-// Codes of the elements from `block` number on; false if one is NaN or Inf.
+// Codes of the elements from `chunk` number on; false if one is NaN or Inf.
 template <int bits>
-bool encode_block(const float* from, const Dither& dither, std::uint64_t number, std::uint8_t* to) {
-  std::uint16_t upper[block];
+bool encode_chunk(const float* from, const Dither& dither, std::uint64_t number, std::uint8_t* to) {
+  std::uint16_t upper[chunk];
   dither.upper(number, upper);
-  const Seen seen = round_block<bits>(from, upper, to);
-  for (int i = 0; seen.tie && i < block; ++i) {
+  const Seen seen = round_chunk<bits>(from, upper, to);
+  for (int i = 0; seen.tie && i < chunk; ++i) {
     const auto x = std::bit_cast<std::uint32_t>(from[i]);
     if (upper[i] == (x & mantissa) >> 7)
-      to[i] = code_of<bits>(raised(x, dither.lower(block * number + i) < (x & 127) << 1), x);
+      to[i] = code_of<bits>(raised(x, dither.lower(chunk * number + i) < (x & 127) << 1), x);
   }
   return seen.largest <= largest;
 }
@@ -92,15 +92,15 @@ bool encode(const float* x, std::int64_t n, std::uint64_t key, std::uint8_t* wir
   std::uint8_t* to = wire + nbytes<bits>(n) - n;
   bool finite = true;
   std::int64_t at = 0;
-  for (; at + block <= n; at += block) {
-    finite &= encode_block<bits>(x + at, dither, at / block, to + at);
-    if constexpr (bits == 9) pack_signs(x + at, block, wire + at / 8);
+  for (; at + chunk <= n; at += chunk) {
+    finite &= encode_chunk<bits>(x + at, dither, at / chunk, to + at);
+    if constexpr (bits == 9) pack_signs(x + at, chunk, wire + at / 8);
   }
   if (at < n) {  // the rest, with zeros behind it
-    float some[block] = {};
-    std::uint8_t codes[block];
+    float some[chunk] = {};
+    std::uint8_t codes[chunk];
     std::copy_n(x + at, n - at, some);
-    finite &= encode_block<bits>(some, dither, at / block, codes);
+    finite &= encode_chunk<bits>(some, dither, at / chunk, codes);
     std::copy_n(codes, n - at, to + at);
     if constexpr (bits == 9) pack_signs(x + at, n - at, wire + at / 8);
   }
@@ -171,15 +171,13 @@ void add_all(const std::uint8_t* wire, const Segments& segments, const Floats& o
     add<bits>(from, segments.sizes[s], out.data() + segments.starts[s], alpha);
 }
 
-bool natural_encode(ConstFloats x, ConstLongs starts, ConstLongs sizes, ConstLongs keys, int bits, Bytes wire) {
+bool natural_encode(ConstFloats x, const Segments& segments, ConstLongs keys, int bits, Bytes wire) {
   nb::gil_scoped_release released;
-  const Segments segments(starts, sizes);
   return (bits == 9 ? &encode_all<9> : &encode_all<8>)(x, segments, keys, wire.data());
 }
 
-void natural_add(ConstBytes wire, ConstLongs starts, ConstLongs sizes, int bits, Floats out, double alpha) {
+void natural_add(ConstBytes wire, const Segments& segments, int bits, Floats out, double alpha) {
   nb::gil_scoped_release released;
-  const Segments segments(starts, sizes);
   (bits == 9 ? &add_all<9> : &add_all<8>)(wire.data(), segments, out, static_cast<float>(alpha));
 }
 

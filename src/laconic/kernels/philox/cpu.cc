@@ -27,13 +27,13 @@ void dither24(Ints out, std::uint64_t key, std::uint64_t offset) {
   std::int32_t* data = out.data();
   const std::uint64_t end = offset + static_cast<std::uint64_t>(out.size());
   const Dither dither(key);
-  std::uint16_t upper[Dither::block];
-  std::uint32_t lower[Dither::block / 4];
-  for (std::uint64_t number = offset / Dither::block; number * Dither::block < end; ++number) {
-    const std::uint64_t first = number * Dither::block;
+  std::uint16_t upper[Dither::chunk];
+  std::uint32_t lower[Dither::chunk / 4];
+  for (std::uint64_t number = offset / Dither::chunk; number * Dither::chunk < end; ++number) {
+    const std::uint64_t first = number * Dither::chunk;
     dither.upper(number, upper);
-    dither.lower_bits.blocks<Dither::block / 16>(Dither::block / 16 * number, lower);
-    for (std::uint64_t i = std::max(first, offset); i < std::min(first + Dither::block, end); ++i) {
+    dither.lower_bits.blocks<Dither::chunk / 16>(Dither::chunk / 16 * number, lower);
+    for (std::uint64_t i = std::max(first, offset); i < std::min(first + Dither::chunk, end); ++i) {
       const std::uint64_t at = i - first;
       data[i - offset] = static_cast<std::int32_t>(upper[at] << 8 | (lower[at / 4] >> 8 * (at % 4) & 255));
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from laconic.core import arguments
@@ -23,42 +22,52 @@ class Form:
     """The options that encoder and decoder share. Raises `ValueError` for those that no wire can have."""
 
     levels: int
-    bucket: int = 0
+    block: int = 0
     grid: str = "uniform"
     packing: str = "bits"
 
     def __post_init__(self) -> None:
         arguments.choice("grid", self.grid, tuple(MOST))
         arguments.whole("levels", self.levels, 1, MOST[self.grid])
-        arguments.whole("bucket", self.bucket, 0, LONGEST, "0 makes a whole tensor one bucket")
+        arguments.whole("block", self.block, 0, LONGEST, "0 makes a whole tensor one block")
         if self.packing not in ("bits", "base3") or (self.packing == "base3" and self.levels != 1):
             raise ValueError(f"packing must be 'bits', or 'base3' with levels=1, got {self.packing!r}")
+
+    @property
+    def powers(self) -> bool:
+        """Whether levels are powers of 2."""
+        return self.grid == "powers"
+
+    @property
+    def base3(self) -> bool:
+        """Whether five codes are a byte."""
+        return self.packing == "base3"
 
     @property
     def bits(self) -> int:
         """Bits of a code: its sign, and its level."""
         return 1 + self.levels.bit_length()
 
-    def buckets_in(self, n: int) -> int:
-        """Buckets of a tensor of n elements."""
-        return min(n, 1) if self.bucket == 0 else -(-n // self.bucket)
+    def blocks_in(self, n: int) -> int:
+        """Blocks of a tensor of n elements."""
+        return min(n, 1) if self.block == 0 else -(-n // self.block)
 
     def codes_nbytes(self, n: int) -> int:
         """Bytes of the codes of a tensor of n elements."""
-        return ternary_nbytes(n) if self.packing == "base3" else packed_nbytes(n, self.bits)
+        return ternary_nbytes(n) if self.base3 else packed_nbytes(n, self.bits)
 
-    def buckets(self, segments: Segments) -> int:
-        """Buckets of all tensors together."""
-        return sum(self.buckets_in(n) for n in segments.sizes)
+    def blocks(self, segments: Segments) -> int:
+        """Blocks of all tensors together."""
+        return sum(self.blocks_in(n) for n in segments.sizes)
 
     def message_nbytes(self, segments: Segments) -> int:
         """Bytes of a message."""
-        return sum(4 * self.buckets_in(n) + self.codes_nbytes(n) for n in segments.sizes)
+        return sum(4 * self.blocks_in(n) + self.codes_nbytes(n) for n in segments.sizes)
 
 
 @dataclass(frozen=True)
 class Measure:
-    """The scale of each bucket, and the floor below which an element becomes 0.
+    """The scale of each block, and the floor below which an element becomes 0.
 
     A scale is a norm, limited by `clip` standard deviations as `norms` says; or it is given.
     """
@@ -81,15 +90,13 @@ class Measure:
         """The norm, as native code knows it."""
         return NORMS.index(self.norm)
 
-    def given(self, buckets: int) -> tuple[Tensor, Tensor]:
-        """Scales and floors float32 (B,), empty where not given. Raises `ValueError` for wrong ones."""
+    def check(self, blocks: int) -> None:
+        """Raises `ValueError` unless scales and floors, where given, are float32 (B,) and not negative."""
         for name, values in (("scales", self.scales), ("floors", self.floors)):
             if values is None:
                 continue
             checks.flat(name, values)
-            if values.numel() != buckets:
-                raise ValueError(f"one of {name} a bucket is needed ({buckets}), got {values.numel()}")
+            if values.numel() != blocks:
+                raise ValueError(f"one of {name} a block is needed ({blocks}), got {values.numel()}")
             if bool((values < 0).any()):
                 raise ValueError(f"{name} must not be negative, got {float(values.min())}")
-        none = torch.empty(0)
-        return none if self.scales is None else self.scales, none if self.floors is None else self.floors

@@ -9,7 +9,7 @@
 namespace laconic::LACONIC_TARGET {
 
 constexpr float one = 65536;     // of the fixed-point numbers
-constexpr float tiny = 0x1p-60f;  // buckets of a smaller scale are enlarged by `enlarge`, for 1 / scale to be a float
+constexpr float tiny = 0x1p-60f;  // blocks of a smaller scale are enlarged by `enlarge`, for 1 / scale to be a float
 constexpr float enlarge = 0x1p100f;
 
 // Levels 0..s mean 0, 1/s, ..., 1.
@@ -61,7 +61,7 @@ struct Powers {
 };
 
 // The factor from |x| to y. It is rounded up where |x| = scale would not reach the highest level: the largest entry of
-// a bucket is sent as it is.
+// a block is sent as it is.
 inline float inverse(float scale, float most) {
   if (scale == 0) return 0;
   const float z = scale < tiny ? scale * enlarge : scale;

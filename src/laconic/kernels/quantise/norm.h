@@ -1,4 +1,4 @@
-// What a bucket is measured by: sums in double, the largest by its bits, so that NaN and Inf are never lost.
+// What a block is measured by: sums in double, the largest by its bits, so that NaN and Inf are never lost.
 #pragma once
 
 #include "laconic/kernels/native/frame.h"

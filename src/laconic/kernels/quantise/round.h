@@ -1,4 +1,4 @@
-// Stochastic rounding of a block to codes, and codes back to values. See README.md.
+// Stochastic rounding of a chunk to codes, and codes back to values. See README.md.
 //
 // Adding 65535 - (U(i) >> 8) to a fixed-point number carries into its level where the fraction is larger than
 // U(i) >> 8. Where both are equal, which leaves a fraction of 65535, 8 more bits decide.
@@ -9,7 +9,7 @@
 
 namespace laconic::LACONIC_TARGET {
 
-// What turns elements of one bucket into codes [sign 1 | level bits - 1]. Where `small`, they have been enlarged.
+// What turns elements of one block into codes [sign 1 | level bits - 1]. Where `small`, they have been enlarged.
 template <class Grid>
 struct Rounding {
   Grid grid;
@@ -44,7 +44,7 @@ struct Rounding {
 
 #if defined(__AVX512F__)
   template <class Code>
-  bool round_block(const float* __restrict x, const std::uint16_t* __restrict carry, Code* __restrict codes) const {
+  bool round_chunk(const float* __restrict x, const std::uint16_t* __restrict carry, Code* __restrict codes) const {
     const __m512 factor = _mm512_set1_ps(inv), limit = _mm512_set1_ps(most);
     const __m512i sign = _mm512_set1_epi32(INT32_MIN), ones = _mm512_set1_epi16(-1);
     const __m512i swap = _mm512_set1_epi16(static_cast<short>(0x8000 ^ 1 << (bits - 1)));  // bit 15 to bit bits - 1
@@ -61,7 +61,7 @@ struct Rounding {
       most_words = _mm512_max_epu16(most_words, sum);  // no level is 65535
       return _mm512_ternarylogic_epi32(sum, _mm512_castps_si512(v), sign, 0xF8);  // a | b & c
     };
-    for (int at = 0; at < Dither::block; at += 32) {
+    for (int at = 0; at < Dither::chunk; at += 32) {
       const __m512i first = dithered(at), second = dithered(at + 16);
       const __m512i upper = _mm512_permutex2var_epi16(first, odd, second);
       const __m512i code = _mm512_ternarylogic_epi32(upper, _mm512_srai_epi16(upper, 15), swap, 0x78);  // a ^ b & c
@@ -74,24 +74,24 @@ struct Rounding {
   }
 #else
   template <class Code>
-  bool round_block(const float* x, const std::uint16_t* carry, Code* codes) const {
-    return round(x, Dither::block, carry, codes);
+  bool round_chunk(const float* x, const std::uint16_t* carry, Code* codes) const {
+    return round(x, Dither::chunk, carry, codes);
   }
 #endif
 };
 
-// Codes of the elements of a block, or of fewer, from `first` on.
+// Codes of the elements of a chunk, or of fewer, from `first` on.
 template <class Grid, class Code>
 void encode(const float* x, int count, const Rounding<Grid>& by, const Dither& dither, std::int64_t first,
             const std::uint16_t* carry, Code* codes) {
-  float larger[Dither::block];
+  float larger[Dither::chunk];
   if (by.small) {
     for (int i = 0; i < count; ++i) larger[i] = x[i] * enlarge;
     x = larger;
   }
-  const bool ties = count == Dither::block ? by.round_block(x, carry, codes) : by.round(x, count, carry, codes);
+  const bool ties = count == Dither::chunk ? by.round_chunk(x, carry, codes) : by.round(x, count, carry, codes);
   if (!ties) return;
-  std::uint8_t tied[Dither::block];
+  std::uint8_t tied[Dither::chunk];
   for (int i = 0; i < count; ++i) tied[i] = (by.grid.fixed(by.scaled(x[i])) & 0xFFFF) + carry[i] == 0xFFFF;
   for (int i = 0; i < count; ++i) {
     const float y = by.scaled(x[i]);
@@ -113,8 +113,8 @@ void add(const Code* __restrict codes, int count, float scale, Grid grid, int bi
       out[i] += alpha * signed_size;
     }
   };
-  if (count == Dither::block)
-    loop(Dither::block);
+  if (count == Dither::chunk)
+    loop(Dither::chunk);
   else
     loop(count);
 }

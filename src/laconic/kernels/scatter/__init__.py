@@ -25,7 +25,7 @@ def gather(x: Tensor, segments: Segments, indices: Tensor, counts: Tensor) -> Te
     checks.chosen(indices, counts, segments)
     if (native := dispatch.native(x, indices)) is not None:
         out = torch.empty(indices.numel(), dtype=torch.float32)
-        native.gather(x, segments.starts_tensor, segments.sizes_tensor, indices, counts, out)
+        native.gather(x, segments, indices, counts, out)
         return out
     return reference.gather(x, segments, indices, counts)
 
@@ -40,8 +40,7 @@ def scatter_add_(
     if values.numel() != indices.numel():
         raise WireError(f"{indices.numel()} indices came with {values.numel()} values")
     if (native := dispatch.native(out, indices, values)) is not None:
-        starts, sizes = segments.starts_tensor, segments.sizes_tensor
-        native.scatter_add_(out, starts, sizes, indices, counts, values, alpha)
+        native.scatter_add_(out, segments, indices, counts, values, alpha)
         return out
     return reference.scatter_add_(out, segments, indices, counts, values, alpha)
 
@@ -51,6 +50,6 @@ def scatter_zero_(out: Tensor, segments: Segments, indices: Tensor, counts: Tens
     checks.buffer("out", out, segments)
     checks.chosen(indices, counts, segments)
     if (native := dispatch.native(out, indices)) is not None:
-        native.scatter_zero_(out, segments.starts_tensor, segments.sizes_tensor, indices, counts)
+        native.scatter_zero_(out, segments, indices, counts)
         return out
     return reference.scatter_zero_(out, segments, indices, counts)

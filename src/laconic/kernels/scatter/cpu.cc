@@ -10,8 +10,8 @@ struct Chosen {
   const std::int32_t* indices;
   const std::int64_t* counts;
 
-  Chosen(const ConstLongs& starts, const ConstLongs& sizes, const ConstInts& indices, const ConstLongs& counts)
-      : segments(starts, sizes), indices(indices.data()), counts(counts.data()) {
+  Chosen(const Segments& segments, const ConstInts& indices, const ConstLongs& counts)
+      : segments(segments), indices(indices.data()), counts(counts.data()) {
     const std::int32_t* at = this->indices;
     for (std::int64_t s = 0; s < segments.count; at += this->counts[s++]) {
       const std::int64_t size = segments.sizes[s];
@@ -32,26 +32,26 @@ struct Chosen {
   }
 };
 
-void gather(ConstFloats x, ConstLongs starts, ConstLongs sizes, ConstInts indices, ConstLongs counts, Floats out) {
+void gather(ConstFloats x, const Segments& segments, ConstInts indices, ConstLongs counts, Floats out) {
   nb::gil_scoped_release released;
   const float* from = x.data();
   float* to = out.data();
-  Chosen(starts, sizes, indices, counts).each([=](std::int64_t at, std::int64_t i) { to[i] = from[at]; });
+  Chosen(segments, indices, counts).each([=](std::int64_t at, std::int64_t i) { to[i] = from[at]; });
 }
 
-void scatter_add(Floats out, ConstLongs starts, ConstLongs sizes, ConstInts indices, ConstLongs counts,
+void scatter_add(Floats out, const Segments& segments, ConstInts indices, ConstLongs counts,
                  ConstFloats values, double alpha) {
   nb::gil_scoped_release released;
   float* to = out.data();
   const float* from = values.data();
   const auto a = static_cast<float>(alpha);
-  Chosen(starts, sizes, indices, counts).each([=](std::int64_t at, std::int64_t i) { to[at] += a * from[i]; });
+  Chosen(segments, indices, counts).each([=](std::int64_t at, std::int64_t i) { to[at] += a * from[i]; });
 }
 
-void scatter_zero(Floats out, ConstLongs starts, ConstLongs sizes, ConstInts indices, ConstLongs counts) {
+void scatter_zero(Floats out, const Segments& segments, ConstInts indices, ConstLongs counts) {
   nb::gil_scoped_release released;
   float* to = out.data();
-  Chosen(starts, sizes, indices, counts).each([=](std::int64_t at, std::int64_t) { to[at] = 0.0f; });
+  Chosen(segments, indices, counts).each([=](std::int64_t at, std::int64_t) { to[at] = 0.0f; });
 }
 
 }  // namespace

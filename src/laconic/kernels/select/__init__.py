@@ -14,7 +14,7 @@ from torch import Tensor
 from laconic.core.layout import Segments
 from laconic.kernels import checks, dispatch
 from laconic.kernels.select import reference
-from laconic.kernels.select.plan import sampling
+from laconic.kernels.select.sample import sampling
 
 
 def _room(ks: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,7 +35,7 @@ def topk(x: Tensor, segments: Segments, ks: Tensor) -> tuple[Tensor, Tensor]:
     checks.per_segment("ks", ks, segments)
     if (native := dispatch.native(x)) is not None:
         indices, counts = _room(ks, segments.sizes_tensor)
-        k = native.topk(x, segments.starts_tensor, segments.sizes_tensor, ks, indices, counts)
+        k = native.topk(x, segments, ks, indices, counts)
         return indices[:k], counts
     return reference.topk(x, segments, ks)
 
@@ -65,8 +65,7 @@ def sampled_topk(
     plan = sampling(segments.sizes, density, sample_ratio)
     if (native := dispatch.native(x)) is not None:
         indices, counts = _room(ks, segments.sizes_tensor)
-        starts, sizes = segments.starts_tensor, segments.sizes_tensor
-        k = native.sampled_topk(x, starts, sizes, ks, *plan, bits, lower, rounds, indices, counts)
+        k = native.sampled_topk(x, segments, ks, *plan, bits, lower, rounds, indices, counts)
         return indices[:k], counts
     return reference.sampled_topk(x, segments, ks, plan, bits, lower, rounds)
 
@@ -87,7 +86,7 @@ def above(x: Tensor, segments: Segments, threshold: Tensor) -> tuple[Tensor, Ten
     counts = torch.empty(len(segments), dtype=torch.int64)
     indices = torch.empty(segments.numel // 16 + 64, dtype=torch.int32)
     while True:
-        k = native.above(x, segments.starts_tensor, segments.sizes_tensor, threshold, indices, counts)
+        k = native.above(x, segments, threshold, indices, counts)
         if k <= indices.numel():
             return indices[:k], counts
         indices = torch.empty(k, dtype=torch.int32)  # more than was guessed: a second pass, with room for all

@@ -117,20 +117,18 @@ std::int64_t each_segment(const Segments& segments, std::int32_t* out, std::int6
   return total;
 }
 
-std::int64_t topk(ConstFloats x, ConstLongs starts, ConstLongs sizes, ConstLongs ks, Ints indices, Longs counts) {
+std::int64_t topk(ConstFloats x, const Segments& segments, ConstLongs ks, Ints indices, Longs counts) {
   nb::gil_scoped_release released;
-  const Segments segments(starts, sizes);
   Scratch scratch;
   return each_segment(segments, indices.data(), counts.data(), [&](std::int64_t s, std::int32_t* out) {
     return topk_segment(x.data() + segments.starts[s], segments.sizes[s], ks.data()[s], out, scratch);
   });
 }
 
-std::int64_t sampled_topk(ConstFloats x, ConstLongs starts, ConstLongs sizes, ConstLongs ks, ConstLongs strides,
+std::int64_t sampled_topk(ConstFloats x, const Segments& segments, ConstLongs ks, ConstLongs strides,
                           ConstLongs samples, ConstLongs ranks, ConstLongs keys, double lower, std::int64_t rounds,
                           Ints indices, Longs counts) {
   nb::gil_scoped_release released;
-  const Segments segments(starts, sizes);
   Scratch scratch;
   return each_segment(segments, indices.data(), counts.data(), [&](std::int64_t s, std::int32_t* out) {
     return sampled_segment(x.data() + segments.starts[s], segments.sizes[s], ks.data()[s], strides.data()[s],
@@ -140,10 +138,9 @@ std::int64_t sampled_topk(ConstFloats x, ConstLongs starts, ConstLongs sizes, Co
 }
 
 // The total may exceed the room in `indices`: then what did not fit was counted, and not written.
-std::int64_t above(ConstFloats x, ConstLongs starts, ConstLongs sizes, ConstFloats threshold, Ints indices,
+std::int64_t above(ConstFloats x, const Segments& segments, ConstFloats threshold, Ints indices,
                    Longs counts) {
   nb::gil_scoped_release released;
-  const Segments segments(starts, sizes);
   std::int64_t total = 0;
   for (std::int64_t s = 0; s < segments.count; ++s) {
     const std::int64_t before = total;

@@ -33,7 +33,7 @@ def sign_encode(x: Tensor, segments: Segments, block: int = 0) -> Tensor:
     _check(x, segments, block)
     if (native := dispatch.native(x)) is not None:
         wire = torch.empty(_message(segments, block), dtype=torch.uint8)
-        finite = native.sign_encode(x, segments.starts_tensor, segments.sizes_tensor, block, wire)
+        finite = native.sign_encode(x, segments, block, wire)
     else:
         wire, finite = reference.sign_encode(x, segments, block)
     if not finite:
@@ -53,7 +53,7 @@ def sign_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0,
     if wire.numel() != expected:
         raise WireError(f"signs and means of these tensors fill {expected} bytes, got {wire.numel()}")
     if (native := dispatch.native(wire, out)) is not None:
-        native.sign_add_(wire, segments.starts_tensor, segments.sizes_tensor, block, out, alpha)
+        native.sign_add_(wire, segments, block, out, alpha)
         return out
     return reference.sign_add_(wire, segments, out, alpha, block)
 
@@ -70,7 +70,7 @@ def signs(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
     if (native := dispatch.native(x)) is not None:
         bits = torch.empty(sum(map(sign_bytes, segments.sizes)), dtype=torch.uint8)
         means = torch.empty(len(segments), dtype=torch.float32)
-        native.signs(x, segments.starts_tensor, segments.sizes_tensor, bits, means)
+        native.signs(x, segments, bits, means)
         return bits, means
     return reference.signs(x, segments)
 
@@ -84,7 +84,7 @@ def zeros(x: Tensor, segments: Segments) -> Tensor:
     checks.buffer("x", x, segments)
     if (native := dispatch.native(x)) is not None:
         bits = torch.empty(sum(map(sign_bytes, segments.sizes)), dtype=torch.uint8)
-        native.zeros(x, segments.starts_tensor, segments.sizes_tensor, bits)
+        native.zeros(x, segments, bits)
         return bits
     return reference.zeros(x, segments)
 
@@ -101,7 +101,7 @@ def signed_add_(bits: Tensor, values: Tensor, segments: Segments, out: Tensor, a
             f"got {bits.numel()} and {values.numel()}"
         )
     if (native := dispatch.native(bits, values, out)) is not None:
-        native.signed_add_(bits, values, segments.starts_tensor, segments.sizes_tensor, out, alpha)
+        native.signed_add_(bits, values, segments, out, alpha)
         return out
     return reference.signed_add_(bits, values, segments, out, alpha)
 

@@ -82,9 +82,8 @@ struct Blocks {
   }
 };
 
-bool sign_encode(ConstFloats x, ConstLongs starts, ConstLongs sizes, std::int64_t block, Bytes wire) {
+bool sign_encode(ConstFloats x, const Segments& segments, std::int64_t block, Bytes wire) {
   nb::gil_scoped_release released;
-  const Segments segments(starts, sizes);
   const Blocks blocks{block};
   std::uint8_t* to = wire.data();
   bool finite = true;
@@ -95,9 +94,8 @@ bool sign_encode(ConstFloats x, ConstLongs starts, ConstLongs sizes, std::int64_
   return finite;
 }
 
-void sign_add(ConstBytes wire, ConstLongs starts, ConstLongs sizes, std::int64_t block, Floats out, double alpha) {
+void sign_add(ConstBytes wire, const Segments& segments, std::int64_t block, Floats out, double alpha) {
   nb::gil_scoped_release released;
-  const Segments segments(starts, sizes);
   const Blocks blocks{block};
   const auto each = [&](auto visit) {  // visit(means, signs, n, number)
     const std::uint8_t* from = wire.data();
@@ -110,9 +108,8 @@ void sign_add(ConstBytes wire, ConstLongs starts, ConstLongs sizes, std::int64_t
   });
 }
 
-void signs_and_means(ConstFloats x, ConstLongs starts, ConstLongs sizes, Bytes signs, Floats means) {
+void signs_and_means(ConstFloats x, const Segments& segments, Bytes signs, Floats means) {
   nb::gil_scoped_release released;
-  const Segments segments(starts, sizes);
   std::uint8_t* to = signs.data();
   std::fill_n(means.data(), means.size(), 0.0f);  // those of tensors without elements
   for (std::int64_t s = 0; s < segments.count; to += sign_bytes(segments.sizes[s++]))
@@ -142,17 +139,15 @@ void pack_zeros(const float* x, std::int64_t n, std::uint8_t* to) {
   }
 }
 
-void zeros(ConstFloats x, ConstLongs starts, ConstLongs sizes, Bytes bits) {
+void zeros(ConstFloats x, const Segments& segments, Bytes bits) {
   nb::gil_scoped_release released;
-  const Segments segments(starts, sizes);
   std::uint8_t* to = bits.data();
   for (std::int64_t s = 0; s < segments.count; to += sign_bytes(segments.sizes[s++]))
     pack_zeros(x.data() + segments.starts[s], segments.sizes[s], to);
 }
 
-void signed_add(ConstBytes signs, ConstFloats values, ConstLongs starts, ConstLongs sizes, Floats out, double alpha) {
+void signed_add(ConstBytes signs, ConstFloats values, const Segments& segments, Floats out, double alpha) {
   nb::gil_scoped_release released;
-  const Segments segments(starts, sizes);
   const std::uint8_t* from = signs.data();
   for (std::int64_t s = 0; s < segments.count; from += sign_bytes(segments.sizes[s++]))
     check_signs(from, segments.sizes[s]);

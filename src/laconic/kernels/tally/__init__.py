@@ -34,7 +34,7 @@ def packed_sum(wires: Tensor, n: int, most: int) -> Tensor:
     if (native := dispatch.native(wires)) is None:
         return reference.packed_sum(wires, n, most)
     sums = torch.empty(packed_nbytes(n, sum_bits), dtype=torch.uint8)
-    bad = native.packed_sum(wires.view(-1), ranks, n, bits, most, sum_bits, sums)
+    bad = native.packed_sum(wires.view(-1), ranks, n, most, sums)
     if bad >= 0:
         raise reference.damaged(bad, most)
     return sums
@@ -45,34 +45,30 @@ def packed_levels_add_(
     scales: Tensor,
     segments: Segments,
     out: Tensor,
+    form: Form,
     alpha: float = 1.0,
-    *,
-    levels: int,
     ranks: int = 1,
-    bucket: int = 0,
 ) -> Tensor:
     """out[segment] += alpha * (code - ranks * levels) / levels * scale, in place, for all segments' codes.
 
-    `wire` uint8 has K packed codes in 0..2 * ranks * levels, `scales` float32 (B,) one for each bucket: what
-    a sum over ranks of signed levels means, or the levels of one. Raises `WireError` for other codes; `out`
-    is then undefined.
+    `wire` uint8 has K packed codes in 0..2 * ranks * levels, `scales` float32 (B,) one for each block: what
+    a sum over ranks of signed levels means, or the levels of one. Of `form` (uniform) levels and block count.
+    Raises `WireError` for other codes; `out` is then undefined.
     """
-    form = Form(levels, bucket)
-    bits = _bits(2 * levels, ranks)[1]
+    bits = _bits(2 * form.levels, ranks)[1]
     checks.flat("wire", wire, torch.uint8)
     checks.flat("scales", scales)
     checks.buffer("out", out, segments)
     expected = packed_nbytes(segments.numel, bits)
-    if wire.numel() != expected or scales.numel() != form.buckets(segments):
+    if wire.numel() != expected or scales.numel() != form.blocks(segments):
         raise WireError(
-            f"{segments.numel} codes of {bits} bits in {form.buckets(segments)} buckets are {expected} bytes"
+            f"{segments.numel} codes of {bits} bits in {form.blocks(segments)} blocks are {expected} bytes"
             f" and so many scales, got {wire.numel()} and {scales.numel()}"
         )
     if (native := dispatch.native(wire, scales, out)) is None:
-        return reference.packed_levels_add_(wire, scales, segments, out, alpha, form, ranks)
-    starts, sizes, zero = segments.starts_tensor, segments.sizes_tensor, ranks * levels
-    if not native.packed_levels_add_(wire, scales, starts, sizes, out, alpha, bits, levels, zero, bucket):
-        raise reference.damaged(None, 2 * zero)
+        return reference.packed_levels_add_(wire, scales, segments, out, form, alpha, ranks)
+    if not native.packed_levels_add_(wire, scales, segments, out, form, alpha, ranks):
+        raise reference.damaged(None, 2 * ranks * form.levels)
     return out
 
 

@@ -1,23 +1,23 @@
-// Sums of packed integers, packed again; and the values that packed levels mean. Blocks of integers stay in the first
+// Sums of packed integers, packed again; and the values that packed levels mean. Chunks of integers stay in the first
 // cache. See README.md.
-#include "laconic/kernels/bitpack/bits.h"
+#include "laconic/kernels/quantise/form.h"
 
 namespace laconic::LACONIC_TARGET {
 namespace {
 
-constexpr std::int64_t block = 1024;  // integers, which fill whole bytes at any number of bits
+constexpr std::int64_t chunk = 1024;  // integers, which fill whole bytes at any number of bits
 
-std::int64_t packed_nbytes(std::int64_t n, int bits) { return (n * bits + 7) / 8; }
+int width_of(std::int64_t most) { return std::bit_width(static_cast<std::uint64_t>(most)); }
 
-// n packed integers of 0..most, block by block.
+// n packed integers of 0..most, chunk by chunk.
 class Codes {
  public:
   Codes(const std::uint8_t* wire, std::int64_t n, int bits, std::uint32_t most)
-      : wire(wire), n(n), nbytes(packed_nbytes(n, bits)), bits(bits), most(most), unpack(unpacker(bits)) {}
+      : wire(wire), n(n), nbytes(packed_nbytes(n, bits)), bits(bits), most(most), unpack(unpacker<std::int32_t>(bits)) {}
 
-  // Reads those from `first` on, `count` of them, or as many as a block has; false where one is more than `most`.
+  // Reads those from `first` on, `count` of them, or as many as a chunk has; false where one is more than `most`.
   bool read(std::int64_t first, std::int32_t* __restrict codes) const {
-    const std::int64_t at = first * bits / 8, count = std::min(block, n - first);
+    const std::int64_t at = first * bits / 8, count = std::min(chunk, n - first);
     unpack(wire + at, nbytes - at, codes, count);
     std::uint32_t largest = 0;
     for (std::int64_t i = 0; i < count; ++i) largest = std::max(largest, static_cast<std::uint32_t>(codes[i]));
@@ -34,18 +34,18 @@ class Codes {
   std::int64_t n, nbytes;
   int bits;
   std::uint32_t most;
-  decltype(unpacker(1)) unpack;
+  decltype(unpacker<std::int32_t>(1)) unpack;
 };
 
 // Returns the first rank whose integers are damaged, or -1.
-std::int64_t packed_sum(ConstBytes wires, std::int64_t ranks, std::int64_t n, int bits, std::int64_t most,
-                        int sum_bits, Bytes sums) {
+std::int64_t packed_sum(ConstBytes wires, std::int64_t ranks, std::int64_t n, std::int64_t most, Bytes sums) {
   nb::gil_scoped_release released;
+  const int bits = width_of(most), sum_bits = width_of(ranks * most);
   const std::int64_t nbytes = packed_nbytes(n, bits);
-  const auto pack = packer(sum_bits);
-  std::int32_t codes[block], total[block];
-  for (std::int64_t first = 0; first < n; first += block) {
-    const std::int64_t count = std::min(block, n - first), at = first * sum_bits / 8;
+  const auto pack = packer<std::int32_t>(sum_bits);
+  std::int32_t codes[chunk], total[chunk];
+  for (std::int64_t first = 0; first < n; first += chunk) {
+    const std::int64_t count = std::min(chunk, n - first), at = first * sum_bits / 8;
     std::fill_n(total, count, 0);
     for (std::int64_t rank = 0; rank < ranks; ++rank) {
       if (!Codes(wires.data() + rank * nbytes, n, bits, static_cast<std::uint32_t>(most)).read(first, codes))
@@ -57,29 +57,30 @@ std::int64_t packed_sum(ConstBytes wires, std::int64_t ranks, std::int64_t n, in
   return -1;
 }
 
-// out += alpha * (code - zero) / levels * scale. Returns false, with out half done, where the codes are damaged.
-bool packed_levels_add(ConstBytes wire, ConstFloats scales, ConstLongs starts, ConstLongs sizes, Floats out,
-                       double alpha, int bits, std::int64_t levels, std::int64_t zero, std::int64_t bucket) {
+// out += alpha * (code - zero) / levels * scale, zero = ranks * levels. Returns false, with out half done, where the
+// codes are damaged.
+bool packed_levels_add(ConstBytes wire, ConstFloats scales, const Segments& segments, Floats out, const Form& form,
+                       double alpha, std::int64_t ranks) {
   nb::gil_scoped_release released;
-  const Segments segments(starts, sizes);
+  const std::int64_t zero = ranks * form.levels;
   std::int64_t n = 0;
   for (std::int64_t s = 0; s < segments.count; ++s) n += segments.sizes[s];
-  const Codes source(wire.data(), n, bits, static_cast<std::uint32_t>(2 * zero));
-  const auto factor = static_cast<float>(alpha), one = static_cast<float>(levels);
+  const Codes source(wire.data(), n, width_of(2 * zero), static_cast<std::uint32_t>(2 * zero));
+  const auto factor = static_cast<float>(alpha), one = static_cast<float>(form.levels);
   const auto middle = static_cast<std::int32_t>(zero);
-  std::int32_t codes[block];
+  std::int32_t codes[chunk];
   std::int64_t at = 0;  // of all codes
   const float* scale = scales.data();
   for (std::int64_t s = 0; s < segments.count; ++s) {
-    const std::int64_t size = segments.sizes[s], step = bucket ? bucket : std::max<std::int64_t>(size, 1);
+    const std::int64_t size = segments.sizes[s];
     float* to = out.data() + segments.starts[s];
     for (std::int64_t from = 0; from < size; ++scale) {
-      const std::int64_t end = std::min(size, from + step);
+      const std::int64_t end = form.blocks.end(from, size);
       const float z = *scale;
       while (from < end) {
-        const std::int64_t have = at % block;
+        const std::int64_t have = at % chunk;
         if (have == 0 && !source.read(at, codes)) return false;
-        const std::int64_t count = std::min(end - from, block - have);
+        const std::int64_t count = std::min(end - from, chunk - have);
         float* __restrict into = to + from;
         for (std::int64_t i = 0; i < count; ++i)
           into[i] += factor * (static_cast<float>(codes[have + i] - middle) / one * z);

@@ -37,8 +37,8 @@ def packed_sum(wires: Tensor, n: int, most: int) -> Tensor:
 
 
 def packed_levels_add_(
-    wire: Tensor, scales: Tensor, segments: Segments, out: Tensor, alpha: float, form: Form, ranks: int
+    wire: Tensor, scales: Tensor, segments: Segments, out: Tensor, form: Form, alpha: float, ranks: int
 ) -> Tensor:
     """out += alpha * values of the codes."""
     signed = unpacked(wire, segments.numel, 2 * ranks * form.levels) - ranks * form.levels
-    return levels_add_(signed, scales, segments, out, alpha, levels=form.levels, bucket=form.bucket)
+    return levels_add_(signed, scales, segments, out, form, alpha)

@@ -1,1 +1,1 @@
-"""What runs inside a lab. Each file is a program, started by `laconic.lab.bare` without torch."""
+"""Programs that run inside a lab; `laconic.lab.bare` starts them without torch."""

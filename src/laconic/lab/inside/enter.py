@@ -1,9 +1,9 @@
-"""Runs a command in a namespace of a lab, and ends as the command ends.
+"""Runs a command in a namespace of a lab, and ends like the command.
 
-    enter KEEPER NUMBER COMMAND...      KEEPER: the keeper's inner process, as it is seen from here
+    enter KEEPER NUMBER COMMAND...      KEEPER: process number of the keeper's inner process, outside the lab
 
-The command dies with this process, and all it has started with the lab. It leads a session of its own, to
-which SIGINT, SIGTERM and SIGHUP are passed on, as from a terminal.
+The command dies with this process; everything that it has started dies with the lab. It leads its own
+session, which gets this process's SIGINT, SIGTERM and SIGHUP, as from a terminal.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from laconic.core import linux
+from laconic.lab import linux
 from laconic.lab.inside.keeper import FIRST
 
-NOT_FOUND = 127  # as shells have it
+NOT_FOUND = 127  # as in shells
 PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -26,7 +26,7 @@ def main(keeper: str, number: int, command: list[str]) -> NoReturn:
     """Enter, run, wait."""
     folder = os.getcwd()  # noqa: PTH109
     step_in(keeper, number)
-    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED)  # until there is somebody to pass them on to
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED)  # until the command is there
     child = os.fork()
     if child == 0:
         become(number, folder, command)
@@ -43,7 +43,7 @@ def main(keeper: str, number: int, command: list[str]) -> NoReturn:
 
 
 def step_in(keeper: str, number: int) -> None:
-    """Into the keeper's namespaces; children are in that of processes."""
+    """Enter the keeper's namespaces; that of processes holds for children."""
     home = f"/proc/{keeper}"
     if not os.path.samefile(f"{home}/ns/user", "/proc/self/ns/user"):  # noqa: PTH121
         linux.enter(f"{home}/ns/user", linux.NEWUSER)
@@ -53,14 +53,14 @@ def step_in(keeper: str, number: int) -> None:
 
 
 def become(number: int, folder: str, command: list[str]) -> NoReturn:
-    """The command, on a host of its own name, whose /sys tells of its interfaces."""
+    """Become the command, on a host with its own name, whose /sys shows its own interfaces."""
     linux.die_with_parent()
     os.setsid()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED)
     os.chdir(folder)
     linux.unshare(linux.NEWNS | linux.NEWUTS)
     socket.sethostname(f"host{number}")
-    with suppress(OSError):  # a container may not allow it: /sys then tells of its own interfaces
+    with suppress(OSError):  # a container may forbid it: /sys then shows the container's interfaces
         linux.mount("sysfs", "/sys")
     try:
         os.execvp(command[0], command)

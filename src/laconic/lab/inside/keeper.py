@@ -1,13 +1,13 @@
-"""The process that a lab's namespaces live and die with.
+"""The process that holds a lab's namespaces.
 
     keeper COUNT OWNER      COUNT network namespaces, until process OWNER or standard input ends
 
-Namespaces have no names: they are open files of one process, the first in a process namespace of its own.
-When that process ends, however it ends, the kernel kills all that runs in the lab and takes the namespaces,
-interfaces and mounts away. So nothing can be left behind, and nothing needs to be swept.
+Namespaces have no names: they are open files of one process, which is process 1 of its own process namespace.
+When that process ends, however it ends, the kernel kills everything that runs in the lab and removes the
+namespaces, interfaces and mounts. So nothing is left behind, and nothing needs to be cleaned up.
 
-Without the rights of root it becomes root of a user namespace of its own, where the kernel allows that. Then
-it reads requests, a JSON list a line, and answers each with a list: see `answer`.
+Without root's rights it becomes root of its own user namespace, if the kernel allows that. It reads requests,
+one JSON list a line, and answers each with a list: see `answer`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import tempfile
 import time
 from typing import Any, NoReturn
 
-from laconic.core import linux
+from laconic.lab import linux
 
-FIRST = 10  # namespace k is file FIRST + k of the keeper, which sees itself as process 1
-SEEN_TO_S = 10.0
-FOR_OTHERS_S = 0.5  # between looks for orphans that have ended
+FIRST = 10  # namespace k is file FIRST + k of the keeper, which is process 1 inside
+IN_SERVICE_S = 10.0
+BURY_S = 0.5  # between checks for orphans that have ended
 
 
 def main(count: int, owner: int) -> None:
-    """Start what keeps the namespaces, and end it with its owner."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's affair
+    """Start the process that holds the namespaces, and end it with its owner."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner handles Ctrl-C
     gain_rights()
     linux.unshare(linux.NEWNS | linux.NEWPID)
     child = os.fork()
@@ -47,7 +47,7 @@ def main(count: int, owner: int) -> None:
 
 
 def gain_rights() -> None:
-    """Be root, if only of a user namespace."""
+    """Become root, at least of a user namespace."""
     user, group = os.geteuid(), os.getegid()
     try:
         linux.unshare(linux.NEWNET)
@@ -58,7 +58,7 @@ def gain_rights() -> None:
 
 
 def keep(count: int) -> NoReturn:
-    """Make the namespaces, say so, and serve requests until there is nobody to make them."""
+    """Make the namespaces, report that, and serve requests until the owner has gone."""
     linux.die_with_parent()
     linux.mount("none", "/", linux.PRIVATE)
     linux.mount("proc", "/proc")
@@ -72,11 +72,11 @@ def keep(count: int) -> NoReturn:
     poll.register(0, select.POLLIN)
     lines = b""
     while True:
-        if poll.poll(1000 * FOR_OTHERS_S):
-            got = os.read(0, 1 << 16)
-            if not got:
+        if poll.poll(1000 * BURY_S):
+            received = os.read(0, 1 << 16)
+            if not received:
                 os._exit(0)
-            lines += got
+            lines += received
             *whole, lines = lines.split(b"\n")
             for line in whole:
                 say([answer(request) for request in json.loads(line)])
@@ -86,9 +86,9 @@ def keep(count: int) -> NoReturn:
 def answer(request: dict[str, Any]) -> Any:
     """Do one thing in one namespace.
 
-    "run": [return code, output, errors] of a command, given "input". "write": a file's text. "counts": bytes
-    sent and received by an interface. "bare": an interface without offloads. "names": what /etc/hosts says.
-    "running": whether an interface came into service in time.
+    "run": a command with "input"; answers [return code, output, errors]. "write": writes "text" to a file.
+    "counts": answers the bytes sent and received by an interface. "bare": turns an interface's offloads off.
+    "names": sets the text of /etc/hosts. "running": answers whether an interface came into service in time.
     """
     linux.enter(f"/proc/self/fd/{FIRST + request['in']}", linux.NEWNET)
     if "run" in request:
@@ -108,7 +108,7 @@ def answer(request: dict[str, Any]) -> Any:
 
 
 def bury() -> None:
-    """Orphans of the lab come to its first process when they end."""
+    """Reap the lab's orphans, whose parent is process 1."""
     while True:
         try:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
@@ -118,15 +118,15 @@ def bury() -> None:
 
 
 def write(path: str, text: str) -> None:
-    """A setting of the kernel, where the kernel has it."""
+    """Write a setting of the kernel, if the kernel has it."""
     if os.path.exists(path):  # noqa: PTH110  # pathlib takes 10 ms to import
         with open(path, "w") as file:  # noqa: PTH123
             file.write(text)
 
 
 def in_service(interface: str) -> bool:
-    """Wait until the kernel has seen to a new interface, which it does at its leisure."""
-    deadline = time.monotonic() + SEEN_TO_S
+    """Wait until a new interface can send; the kernel takes a while."""
+    deadline = time.monotonic() + IN_SERVICE_S
     while not linux.running(interface):
         if time.monotonic() > deadline:
             return False
@@ -135,7 +135,7 @@ def in_service(interface: str) -> bool:
 
 
 def show(path: str, text: str) -> None:
-    """Have a file say this, in the lab alone: what is mounted over it has no name."""
+    """Replace a file's text inside the lab alone, by mounting an unnamed file over it."""
     handle, beside = tempfile.mkstemp(prefix="laconic-lab-")
     os.write(handle, text.encode())
     os.fchmod(handle, 0o644)
@@ -146,9 +146,9 @@ def show(path: str, text: str) -> None:
         os.unlink(beside)  # noqa: PTH108
 
 
-def say(what: Any) -> None:
-    """A line for the owner."""
-    sys.stdout.write(json.dumps(what) + "\n")
+def say(message: Any) -> None:
+    """Write one line for the owner."""
+    sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 

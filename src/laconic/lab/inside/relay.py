@@ -1,11 +1,11 @@
-"""A switch whose packets take time and get lost: what a lab has where the kernel has no netem.
+"""A switch that delays and loses packets, for a lab on a kernel without netem.
 
     relay SEED      reads {"ports": ["v0", ...], "delay": [[...]], "jitter": [...], "loss": [...]} from stdin
 
-Host k has the address 02:00:00:00:00:k+1 and sits behind port k; a packet for any other address goes to all.
-A packet from i to j arrives `delay[j][i]` seconds later, plus up to `jitter[j]` more or less, evenly drawn,
-and not before the one ahead of it: packets of two hosts stay in order. A share `loss[j]` is lost, and what
-a port's own queue refuses. A later line of the same form reshapes the ports from then on.
+Host k has the address 02:00:00:00:00:k+1 and is behind port k; a packet for any other address goes to all.
+A packet from i to j arrives `delay[j][i]` seconds later, plus or minus up to `jitter[j]`, uniformly drawn,
+but not before the one ahead of it: packets from i to j stay in order. A share `loss[j]` is lost, and so are
+packets that a port's queue refuses. A later line of the same form changes the links from then on.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import Any
 ALL_PROTOCOLS = 0x0003  # ETH_P_ALL
 PACKET_IGNORE_OUTGOING = 23
 SOL_PACKET = 263
-ROOM = 64 << 20  # bytes that wait in a port for this process, as far as the kernel grants them
+ROOM = 64 << 20  # bytes of a port's buffers, if the kernel grants them
 FORCED = {socket.SO_RCVBUF: 33, socket.SO_SNDBUF: 32}  # SO_RCVBUFFORCE, SO_SNDBUFFORCE
 FRAME = 1 << 16
-BATCH = 64  # packets of one port before the next is looked at
+BATCH = 64  # packets of one port before the next port's turn
 
 
 class Relay:
-    """Ports, and the packets that are on their way between them."""
+    """Ports, and the packets on their way between them."""
 
     def __init__(self, shape: dict[str, Any], rng: random.Random) -> None:
         self.ports = [port(name) for name in shape["ports"]]
@@ -42,8 +42,8 @@ class Relay:
         self.rng = rng
         self.shape = shape
 
-    def take(self, at: int) -> None:
-        """What has come in at a port."""
+    def receive(self, at: int) -> None:
+        """Read the packets that have arrived at a port."""
         recv, to_all = self.ports[at].recv, [port for port in range(len(self.ports)) if port != at]
         for _ in range(BATCH):
             try:
@@ -67,7 +67,7 @@ class Relay:
         heapq.heappush(self.waiting, (due, self.count, to, frame))
 
     def deliver(self) -> float | None:
-        """What is due goes out; seconds until the next, or None."""
+        """Send packets that are due; returns the seconds until the next, or None."""
         waiting, ports = self.waiting, self.ports
         now = time.monotonic()
         while waiting:
@@ -82,13 +82,13 @@ class Relay:
 
 
 def port(name: str) -> socket.socket:
-    """All that an interface receives; what is sent here, it sends."""
+    """A socket for the packets that an interface receives and sends."""
     opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     opened.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
     for option, forced in FORCED.items():
         try:
             opened.setsockopt(socket.SOL_SOCKET, forced, ROOM)
-        except PermissionError:  # root of a user namespace gets what everybody gets
+        except PermissionError:  # root of a user namespace gets smaller buffers
             opened.setsockopt(socket.SOL_SOCKET, option, ROOM)
     opened.bind((name, ALL_PROTOCOLS))
     opened.setblocking(False)
@@ -97,10 +97,10 @@ def port(name: str) -> socket.socket:
 
 def main(seed: int) -> None:
     """Relay until standard input ends."""
-    gc.disable()  # nothing here goes round in circles
-    with suppress(PermissionError):  # root of a user namespace waits its turn
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # a link does not wait for those who use it
-    shapes = os.fdopen(0, "rb", buffering=0)  # a line that waits is seen by select
+    gc.disable()  # there are no reference cycles
+    with suppress(PermissionError):  # root of a user namespace may not have priority
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # the hosts' processes must not delay links
+    shapes = os.fdopen(0, "rb", buffering=0)  # unbuffered, so that select sees every line
     relay = Relay(json.loads(shapes.readline()), random.Random(seed))
     print("ready", flush=True)
     numbers = {port.fileno(): number for number, port in enumerate(relay.ports)}
@@ -110,7 +110,7 @@ def main(seed: int) -> None:
         ready, _, _ = select.select(descriptors, [], [], wait)
         for descriptor in ready:
             if descriptor:
-                relay.take(numbers[descriptor])
+                relay.receive(numbers[descriptor])
             elif line := shapes.readline():
                 relay.shape = json.loads(line)
             else:

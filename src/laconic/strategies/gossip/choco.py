@@ -1,15 +1,15 @@
-"""CHOCO-SGD: neighbours exchange compressed differences to copies of each other, which all of them keep.
+"""CHOCO-SGD: neighbours exchange compressed differences to copies of each other's models.
 
     x_i <- LocalOpt(x_i, g_i)
     x_i <- x_i + gamma (s_i - h_i)                  consensus, with the copies of the last step
     q_i = C(x_i - h_i);  send q_i to the neighbours
     h_i <- h_i + q_i;  s_i <- s_i + sum_j W_ij q_j  over the neighbours j and i itself
 
-Koloskova et al. 2019, arXiv:1902.00340 and arXiv:1907.09356; the order is that of the authors' code, which
-runs the exchange beside the next gradient, and this here does not. h_i is the copy that all neighbours have
-of x_i, s_i = sum_j W_ij h_j: two vectors however many neighbours. The mean of the x_i is kept. Which gamma
+Koloskova et al. 2019, arXiv:1902.00340 and arXiv:1907.09356. The order is that of the authors' code, which
+communicates during the next gradient; this file does not. h_i is the copy that all neighbours have of x_i,
+s_i = sum_j W_ij h_j: two vectors for any number of neighbours. The mean of the x_i is kept. Which gamma
 converges depends on the codec: among 8 ranks on a ring, top-k of density 0.1 converges at 0.3 and diverges at
-1, of density 0.01 converges at 0.04 and diverges at 0.3.
+1; of density 0.01 it converges at 0.04 and diverges at 0.3.
 """
 
 from __future__ import annotations
@@ -24,36 +24,44 @@ from torch.optim import Optimizer
 from laconic.codecs.selectors.topk import TopK
 from laconic.comm.metered import Metered
 from laconic.core.spec import Status
-from laconic.strategies.gossip.coded import BoundCodedGossip, CodedGossip
+from laconic.strategies.gossip.mixing.coded import BoundCodedGossip, CodedGossip
+from laconic.strategies.gossip.topologies import Topology
 from laconic.strategies.gossip.topologies.ring import Ring
-from laconic.strategies.gossip.topology import Topology
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import Update
 
 
 @dataclass(frozen=True, repr=False)
 class CHOCO(CodedGossip):
-    """Gossip of differences in the codec or selector `message`, on a fixed `topology`, by steps `gamma`.
+    """Gossip of compressed differences on a fixed graph.
 
-    Wire, to each neighbour a step: one message of the codec for the matrices, and the vectors in float32; 8
-    bytes of length before it where its size varies.
+    Wire, per neighbour and step: one message of the codec for the matrices, and the vectors in float32; if
+    its size varies, 8 bytes of length come first.
+
+    Args:
+        compressor: A codec or selector for the matrices; default: topk(density=0.1).
+        topology: Undirected edges, the same at every step; default: ring().
+        gamma: Consensus step, in (0, 1]; default: 0.3. Few bits need a small one.
+
+    Raises:
+        SpecError: An argument is outside its range.
     """
 
-    message: Any = field(default_factory=lambda: TopK(density=0.1))
+    compressor: Any = field(default_factory=lambda: TopK(density=0.1))
     topology: Topology = field(default_factory=Ring)
     gamma: float = 0.3
 
     name: ClassVar[str] = "choco"
     paper: ClassVar[str] = "Koloskova et al. 2019, arXiv:1902.00340"
     status: ClassVar[Status] = "verified"
-    examples: ClassVar[tuple[str, ...]] = ("choco(sign(), gamma=0.45)",)
+    examples: ClassVar[tuple[str, ...]] = ("choco()", "choco(sign(), gamma=0.45)")
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundCHOCO:
         return BoundCHOCO(self, replica, comm, seed)
 
 
 class BoundCHOCO(BoundCodedGossip):
-    """CHOCO-SGD at work on one rank: `copy` is h and `around` is s, float32 (n,), at first 0."""
+    """CHOCO-SGD at work on one rank: `copy` is h and `around` is s, float32 (n,), initially 0."""
 
     def __init__(self, config: CHOCO, replica: Replica, comm: Metered, seed: int) -> None:
         super().__init__(config, replica, comm, seed)

@@ -1,11 +1,11 @@
-"""DeepSqueeze: neighbours exchange compressed models, and each keeps the error that it made.
+"""DeepSqueeze: neighbours exchange compressed models, and each keeps its compression error.
 
     x_i <- LocalOpt(x_i, g_i)
     v_i = x_i + e_i;  q_i = C(v_i);  e_i <- v_i - q_i;  send q_i to the neighbours
     x_i <- x_i + gamma (sum_j W_ij q_j - q_i)       over the neighbours j and i itself
 
-Tang et al. 2019, arXiv:1907.07346; as in the code of Aketi et al. 2021. It keeps one vector, and compresses
-whole models, not differences: a codec of few bits needs a small gamma. The mean of the x_i is kept.
+Tang et al. 2019, arXiv:1907.07346; as in the code of Aketi et al. 2021. It stores one vector, and compresses
+whole models, not differences, so a codec of few bits needs a small gamma. The mean of the x_i is kept.
 """
 
 from __future__ import annotations
@@ -20,36 +20,44 @@ from torch.optim import Optimizer
 from laconic.codecs.minmax import MinMax
 from laconic.comm.metered import Metered
 from laconic.core.spec import Status
-from laconic.strategies.gossip.coded import BoundCodedGossip, CodedGossip
+from laconic.strategies.gossip.mixing.coded import BoundCodedGossip, CodedGossip
+from laconic.strategies.gossip.topologies import Topology
 from laconic.strategies.gossip.topologies.ring import Ring
-from laconic.strategies.gossip.topology import Topology
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import Update
 
 
 @dataclass(frozen=True, repr=False)
 class DeepSqueeze(CodedGossip):
-    """Gossip of models in the codec or selector `message`, on a fixed `topology`, by steps `gamma`.
+    """Gossip of compressed models on a fixed graph.
 
-    Wire, to each neighbour a step: one message of the codec for the matrices, and the vectors in float32; 8
-    bytes of length before it where its size varies.
+    Wire, per neighbour and step: one message of the codec for the matrices, and the vectors in float32; if
+    its size varies, 8 bytes of length come first.
+
+    Args:
+        compressor: A codec or selector for the matrices; default: minmax(bits=8).
+        topology: Undirected edges, the same at every step; default: ring().
+        gamma: Consensus step, in (0, 1]; default: 1. Few bits need a small one.
+
+    Raises:
+        SpecError: An argument is outside its range.
     """
 
-    message: Any = field(default_factory=lambda: MinMax(bits=8))
+    compressor: Any = field(default_factory=lambda: MinMax(bits=8))
     topology: Topology = field(default_factory=Ring)
     gamma: float = 1.0
 
     name: ClassVar[str] = "deepsqueeze"
     paper: ClassVar[str] = "Tang et al. 2019, arXiv:1907.07346"
     status: ClassVar[Status] = "verified"
-    examples: ClassVar[tuple[str, ...]] = ("deepsqueeze(topk(density=0.1), gamma=0.05)",)
+    examples: ClassVar[tuple[str, ...]] = ("deepsqueeze()", "deepsqueeze(topk(density=0.1), gamma=0.05)")
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundDeepSqueeze:
         return BoundDeepSqueeze(self, replica, comm, seed)
 
 
 class BoundDeepSqueeze(BoundCodedGossip):
-    """DeepSqueeze at work on one rank: `error` is e, float32 (n,), at first 0."""
+    """DeepSqueeze at work on one rank: `error` is e, float32 (n,), initially 0."""
 
     def __init__(self, config: DeepSqueeze, replica: Replica, comm: Metered, seed: int) -> None:
         super().__init__(config, replica, comm, seed)

@@ -3,9 +3,9 @@
     x_i <- LocalOpt(x_i, g_i)
     x_i <- W_ii x_i + sum_j W_ij x_j          over the neighbours j of this step
 
-Lian et al. 2017, arXiv:1705.09056; the update before the mixing, as in the code of Assran et al. 2019. W is
-symmetric and doubly stochastic, by Metropolis weights on any graph: no weight travels, and the mean is kept.
-On a regular graph the weights are those of SGP, and so is the trajectory, bit for bit.
+Lian et al. 2017, arXiv:1705.09056; the update comes before the mixing, as in the code of Assran et al. 2019.
+Metropolis weights make W symmetric and doubly stochastic on any graph: no weight travels, and the mean is
+kept. On a regular graph weights and trajectory are those of SGP, bit for bit.
 """
 
 from __future__ import annotations
@@ -19,20 +19,27 @@ from laconic.comm.metered import Metered
 from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.spec import Status
-from laconic.strategies.gossip.messages import check_wire
 from laconic.strategies.gossip.mixing import is_regular, metropolis, uniform
-from laconic.strategies.gossip.synchronous import Gossip
+from laconic.strategies.gossip.mixing.messages import check_wire
+from laconic.strategies.gossip.mixing.synchronous import Gossip
+from laconic.strategies.gossip.topologies import Topology
 from laconic.strategies.gossip.topologies.ring import Ring
-from laconic.strategies.gossip.topology import Topology
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import Strategy
 
 
 @dataclass(frozen=True, repr=False)
 class DPSGD(Strategy):
-    """Average with the neighbours in `topology`, whose edges go both ways, at every step.
+    """Average with the neighbours at every step.
 
-    Wire, to each neighbour a step: n parameters as `wire` says, 4 or 2 bytes each; of 2 bytes, 8 of weight.
+    Wire, per neighbour and step: n parameters of 4 bytes; or of 2 bytes, and 8 bytes of weight.
+
+    Args:
+        topology: A graph whose edges go both ways; default: ring().
+        wire: Type of the parameters on the wire: "fp32" (default), "fp16" or "bf16".
+
+    Raises:
+        SpecError: An argument is wrong, or an edge goes one way only.
     """
 
     topology: Topology = field(default_factory=Ring)
@@ -41,21 +48,25 @@ class DPSGD(Strategy):
     name: ClassVar[str] = "dpsgd"
     paper: ClassVar[str] = "Lian et al. 2017, arXiv:1705.09056"
     status: ClassVar[Status] = "verified"
-    examples: ClassVar[tuple[str, ...]] = ("dpsgd(topology=bipartite_exponential())",)
+    examples: ClassVar[tuple[str, ...]] = ("dpsgd()", "dpsgd(topology=bipartite_exponential())")
 
     def __post_init__(self) -> None:
         arguments.piece("dpsgd: topology", self.topology, Topology, "ring()")
         check_wire(self.wire)
         if not self.topology.symmetric:
             raise SpecError(
-                f"dpsgd averages both ways, and not all edges of {self.topology!r} do: take ring(), torus(),"
-                " bipartite_exponential() or random_matching(), or sgp(), which needs no edge back"
+                f"dpsgd averages both ways, but not all edges of {self.topology!r} go both ways: use ring(),"
+                " torus(), bipartite_exponential() or random_matching(), or sgp(), which needs no edge back"
             )
+
+    @property
+    def keeps_mean(self) -> bool:
+        return True
 
     def check(self, size: int, optimizer: Optimizer) -> None:
         super().check(size, optimizer)
         self.topology.check(size)
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> Gossip:
-        mixing = uniform if is_regular(self.topology, comm.size) else metropolis  # equal, but for rounding
+        mixing = uniform if is_regular(self.topology, comm.size) else metropolis  # equal up to rounding
         return Gossip(self.topology, mixing, replica, comm, weighted=False, wire=self.wire)

@@ -3,10 +3,10 @@
     x_i <- SGD's step with quasi-global momentum       see quasi_global
     gossip of C(x_i - h_i), C of 8 bits                see choco
 
-Aketi et al. 2021, arXiv:2111.09389, and their code. Their models compute in 8 bits too: convert yours by
-`laconic.lowbit.convert(model, bits=8)`, or give `laconic train` the option --bits 8. What is sent here is on
-a min-max grid, which is ours; their code sends levels of QSGD or large entries. DeepSqueeze in CHOCO's place,
-their other choice, is `quasi_global(deepsqueeze())`.
+Aketi et al. 2021, arXiv:2111.09389, and their code. Their models also compute in 8 bits: convert yours with
+`laconic.lowbit.convert(model, bits=8)`, or give `laconic train` the option --bits 8. The min-max grid on the
+wire is ours; their code sends levels of QSGD or large entries. Their other choice, DeepSqueeze instead of
+CHOCO, is `quasi_global(deepsqueeze())`.
 """
 
 from __future__ import annotations
@@ -21,24 +21,34 @@ from laconic.comm.metered import Metered
 from laconic.core import arguments
 from laconic.core.spec import Status
 from laconic.strategies.gossip.choco import CHOCO
-from laconic.strategies.gossip.coded import CodedGossip
+from laconic.strategies.gossip.mixing.coded import CodedGossip
 from laconic.strategies.gossip.quasi_global import QuasiGlobal, check_plain
+from laconic.strategies.gossip.topologies import Topology
 from laconic.strategies.gossip.topologies.ring import Ring
-from laconic.strategies.gossip.topology import Topology
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import BoundStrategy
 
 
 @dataclass(frozen=True, repr=False)
 class LPDT(CodedGossip):
-    """Gossip in `message` on a fixed `topology` by steps `gamma`, with quasi-global momentum `momentum`.
+    """Gossip of compressed differences on a fixed graph, with quasi-global momentum.
 
-    The optimiser is SGD without momentum; with `momentum=0` it is any, with its own. Wire, to each neighbour
-    a step: n bytes and 8 for each 512 of the matrices, and the vectors in float32: 3.9 times less than
-    `dpsgd`. Few bits need a small gamma: top-k of 1 % takes 0.01 in their runs.
+    Wire, per neighbour and step: n bytes and 8 for each 512 of the matrices, and the vectors in float32: 3.9
+    times less than `dpsgd`.
+
+    Args:
+        compressor: A codec or selector for the matrices; default: minmax(bits=8).
+        topology: Undirected edges, the same at every step; default: ring().
+        gamma: Consensus step, in (0, 1]; default: 1. Few bits need a small one: 0.01 for top-k of 1 % in the
+            paper's runs.
+        momentum: Quasi-global momentum, in [0, 1), over an SGD without momentum; default: 0.9. With 0 any
+            optimiser will do.
+
+    Raises:
+        SpecError: An argument is outside its range.
     """
 
-    message: Any = field(default_factory=lambda: MinMax(bits=8))
+    compressor: Any = field(default_factory=lambda: MinMax(bits=8))
     topology: Topology = field(default_factory=Ring)
     gamma: float = 1.0
     momentum: float = 0.9
@@ -46,7 +56,7 @@ class LPDT(CodedGossip):
     name: ClassVar[str] = "lpdt"
     paper: ClassVar[str] = "Aketi et al. 2021, arXiv:2111.09389"
     status: ClassVar[Status] = "verified"
-    examples: ClassVar[tuple[str, ...]] = ("lpdt(topology=torus())",)
+    examples: ClassVar[tuple[str, ...]] = ("lpdt()", "lpdt(topology=torus())")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,5 +72,5 @@ class LPDT(CodedGossip):
             check_plain(self, optimizer)
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundStrategy:
-        gossip = CHOCO(self.message, self.topology, self.gamma)
+        gossip = CHOCO(self.compressor, self.topology, self.gamma)
         return QuasiGlobal(gossip, self.momentum).bind(replica, optimizer, comm, seed)

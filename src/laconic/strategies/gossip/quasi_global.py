@@ -1,13 +1,13 @@
-"""Quasi-global momentum: a momentum along the way that a rank's model goes, gossip included.
+"""Quasi-global momentum: a momentum along the movement of a rank's model, gossip included.
 
     u = (x - SGD's step from x) / lr               the gradient, with weight decay
     x' = x - lr (u + mu (mu m + u))                nesterov; else x - lr (u + mu m)
     x'' = base strategy's gossip from x'
-    m <- mu m + (1 - mu) (x - x'') / lr            lr: the optimiser's learning rate, as it is now
+    m <- mu m + (1 - mu) (x - x'') / lr            lr: the optimiser's present learning rate
 
 Lin et al. 2021, arXiv:2102.04761 [recalled], as in the code of Aketi et al. 2021, arXiv:2111.09389. On skewed
-shards each rank's own gradients pull apart; m, which has seen the neighbours' models, pulls less. Where all
-gradients are equal, the steps are as long as those of plain momentum mu, g / (1 - mu).
+shards the ranks' own gradients pull the models apart; m includes the neighbours' models, and pulls less. If
+all gradients are equal, the steps are as long as those of plain momentum mu, g / (1 - mu).
 """
 
 from __future__ import annotations
@@ -30,15 +30,23 @@ from laconic.strategies.gossip.dpsgd import DPSGD
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
-BASE = "base/"  # leads the base strategy's keys in the state
+BASE = "base/"  # prefix of the base strategy's keys in the state
 
 
 @dataclass(frozen=True, repr=False)
 class QuasiGlobal(Strategy):
-    """Momentum `momentum` over the gossip of `base`, in place of that of the optimiser, a plain SGD.
+    """Momentum over a gossip strategy; it replaces the momentum of the optimiser, a plain SGD.
 
     Wire: what `base` sends. Memory: m, n float32, and 2 n inside a step. A step that a GradScaler skips has
-    u = 0; at learning rate 0, m only decays. `momentum=0`: the base strategy alone, with any optimiser.
+    u = 0; at learning rate 0, m only decays.
+
+    Args:
+        base: The gossip; default: dpsgd().
+        momentum: mu, in [0, 1); default: 0.9. With 0 this is `base` alone, with any optimiser.
+        nesterov: Whether the step is Nesterov's; default: True.
+
+    Raises:
+        SpecError: An argument is outside its range, or `base` is adpsgd().
     """
 
     base: Strategy = field(default_factory=DPSGD)
@@ -48,7 +56,7 @@ class QuasiGlobal(Strategy):
     name: ClassVar[str] = "quasi_global"
     paper: ClassVar[str] = "Lin et al. 2021, arXiv:2102.04761"
     status: ClassVar[Status] = "verified"
-    examples: ClassVar[tuple[str, ...]] = ("quasi_global(deepsqueeze())",)
+    examples: ClassVar[tuple[str, ...]] = ("quasi_global()", "quasi_global(deepsqueeze())")
 
     def __post_init__(self) -> None:
         arguments.piece(f"{self.name}: base", self.base, Strategy, "dpsgd()")
@@ -56,13 +64,17 @@ class QuasiGlobal(Strategy):
         arguments.flag(f"{self.name}: nesterov", self.nesterov)
         if isinstance(self.base, ADPSGD):
             raise SpecError(
-                "quasi_global measures the way of each step, and adpsgd moves the model between steps too:"
-                " take base=dpsgd() or sgp()"
+                "quasi_global measures the movement of each step, but adpsgd also moves the model between"
+                " steps: use base=dpsgd() or sgp()"
             )
 
     @property
     def owns_momentum(self) -> bool:
         return self.momentum > 0
+
+    @property
+    def keeps_mean(self) -> bool:
+        return self.base.keeps_mean
 
     def check(self, size: int, optimizer: Optimizer) -> None:
         super().check(size, optimizer)
@@ -77,7 +89,7 @@ class QuasiGlobal(Strategy):
 
 
 class BoundQuasiGlobal(BoundStrategy):
-    """Quasi-global momentum at work on one rank. `momentum` m float32 (n,), at first 0."""
+    """Quasi-global momentum at work on one rank. `momentum` m float32 (n,), initially 0."""
 
     def __init__(
         self, config: QuasiGlobal, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int
@@ -90,31 +102,31 @@ class BoundQuasiGlobal(BoundStrategy):
         self.seconds = self._base.seconds
 
     def step_(self, update: Update, loss: float | None) -> None:
-        began, mu = self.replica.flat.clone(), self.config.momentum
+        before, mu = self.replica.flat.clone(), self.config.momentum
         self._base.step(lambda: self._update_(update), loss)
-        way = began.sub_(self.replica.flat)
+        moved = before.sub_(self.replica.flat)
         self.momentum.mul_(mu)
         for rate, part in self.replica.rates(self._optimizer):
             if rate:
-                self.momentum[part].add_(way[part], alpha=(1 - mu) / rate)
+                self.momentum[part].add_(moved[part], alpha=(1 - mu) / rate)
 
     def _update_(self, update: Update) -> None:
-        """SGD's step, lr u, and momentum's; of the parameters as the base strategy has them here."""
+        """Apply SGD's step, lr u, and the momentum's, to the parameters as the base strategy has them."""
         x, mu = self.replica.flat, self.config.momentum
-        here = x.clone()
+        before = x.clone()
         update()
-        step = here.sub_(x)
+        step = before.sub_(x)
         if self.config.nesterov:
             x.sub_(step, alpha=mu)
         further = mu * mu if self.config.nesterov else mu
         for rate, part in self.replica.rates(self._optimizer):
             x[part].sub_(self.momentum[part], alpha=further * rate)
 
-    def settle(self, aside: Comm) -> None:
-        self._base.settle(aside)
+    def drain(self, side_comm: Comm) -> None:
+        self._base.drain(side_comm)
 
-    def consensus(self, aside: Comm) -> Tensor:
-        return self._base.consensus(aside)
+    def consensus(self, side_comm: Comm) -> Tensor:
+        return self._base.consensus(side_comm)
 
     def salvage(self) -> Tensor:
         return self._base.salvage()
@@ -143,11 +155,11 @@ class BoundQuasiGlobal(BoundStrategy):
 
 
 def check_plain(strategy: Strategy, optimizer: Optimizer) -> None:
-    """Raise `AttachError` unless the optimiser is SGD without a momentum of its own."""
+    """Raise `AttachError` unless the optimiser is SGD without momentum."""
     own = max((float(group.get("momentum", 0)) for group in optimizer.param_groups), default=0.0)
     if not isinstance(optimizer, SGD) or own:
         got = f"SGD(momentum={own:g})" if isinstance(optimizer, SGD) else type(optimizer).__name__
         raise AttachError(
-            f"{strategy!r} keeps the momentum itself, over a plain torch.optim.SGD, got {got}: build"
-            " SGD(parameters, lr=...), or take momentum=0 in the spec, which leaves it to the optimiser"
+            f"{strategy!r} keeps the momentum itself and needs a plain torch.optim.SGD, got {got}: build"
+            " SGD(parameters, lr=...), or set momentum=0 in the spec, which leaves it to the optimiser"
         )

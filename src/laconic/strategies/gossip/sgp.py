@@ -1,12 +1,12 @@
-"""Stochastic gradient push: every rank trains, and averages with few others a step.
+"""Stochastic gradient push: every rank trains, and averages with a few others at each step.
 
     z_i = x_i / w_i;  g_i = gradient at z_i
     x_i <- LocalOpt(x_i, g_i)
     x_i <- P_ii x_i + sum_j P_ij x_j,  w_i <- P_ii w_i + sum_j P_ij w_j     over the in-peers j of this step
 
-Assran et al. 2019, arXiv:1811.10792; update order as in the authors' code. P is column-stochastic: what a
-rank keeps and sends sums to 1. Where it is doubly stochastic, as of equal in- and out-degrees, w stays 1 and
-does not travel.
+Assran et al. 2019, arXiv:1811.10792; update order as in the authors' code. P is column-stochastic: the shares
+that a rank keeps and sends sum to 1. If it is doubly stochastic, as with equal in- and out-degrees, w stays 1
+and does not travel.
 """
 
 from __future__ import annotations
@@ -19,22 +19,29 @@ from torch.optim import Optimizer
 from laconic.comm.metered import Metered
 from laconic.core import arguments
 from laconic.core.spec import Status
-from laconic.strategies.gossip.debias import check_debiased
-from laconic.strategies.gossip.messages import check_wire
 from laconic.strategies.gossip.mixing import is_regular, uniform
-from laconic.strategies.gossip.synchronous import Gossip
+from laconic.strategies.gossip.mixing.debias import check_debiased
+from laconic.strategies.gossip.mixing.messages import check_wire
+from laconic.strategies.gossip.mixing.synchronous import Gossip
+from laconic.strategies.gossip.topologies import Topology
 from laconic.strategies.gossip.topologies.exponential import Exponential
-from laconic.strategies.gossip.topology import Topology
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import Strategy
 
 
 @dataclass(frozen=True, repr=False)
 class SGP(Strategy):
-    """Gossip with the out-peers of `topology` at every step, in equal shares.
+    """Send equal shares to the out-peers at every step.
 
-    Wire, to each out-peer a step: n parameters as `wire` says, 4 or 2 bytes each, and 8 bytes of weight where
-    it may vary. What rounding to 2 bytes leaves stays with the sender, so the sum over ranks is kept.
+    Wire, per out-peer and step: n parameters of 4 or 2 bytes, and 8 bytes of weight if it may vary. The
+    sender keeps what it loses by rounding to 2 bytes, so the sum over ranks is kept.
+
+    Args:
+        topology: Who sends to whom; default: exponential().
+        wire: Type of the parameters on the wire: "fp32" (default), "fp16" or "bf16".
+
+    Raises:
+        SpecError: An argument is outside its range.
     """
 
     topology: Topology = field(default_factory=Exponential)
@@ -43,11 +50,15 @@ class SGP(Strategy):
     name: ClassVar[str] = "sgp"
     paper: ClassVar[str] = "Assran et al. 2019, arXiv:1811.10792"
     status: ClassVar[Status] = "verified"
-    examples: ClassVar[tuple[str, ...]] = ("sgp(topology=exponential(peers=2), wire='fp16')",)
+    examples: ClassVar[tuple[str, ...]] = ("sgp()", "sgp(topology=exponential(peers=2), wire='fp16')")
 
     def __post_init__(self) -> None:
         arguments.piece("sgp: topology", self.topology, Topology, "exponential()")
         check_wire(self.wire)
+
+    @property
+    def keeps_mean(self) -> bool:
+        return True
 
     def check(self, size: int, optimizer: Optimizer) -> None:
         super().check(size, optimizer)

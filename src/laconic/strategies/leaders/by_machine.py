@@ -1,8 +1,8 @@
-"""By machine: the ranks of a machine train as one, and their first follows a strategy with those of others.
+"""By machine: the ranks of a machine train as one; the first ranks of all machines follow a strategy.
 
-    g = mean of g_i over the machine;  the first rank takes the strategy's step by g;  others take its model
+    g = mean of g_i over the machine;  the first rank does the strategy's step with g;  others copy its model
 
-Inside a machine links are fast: there gradients are dense, and replicas equal. Between machines any strategy.
+Links inside a machine are fast, so gradients are dense there, and replicas equal.
 """
 
 from __future__ import annotations
@@ -28,48 +28,58 @@ from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
 @dataclass(frozen=True, repr=False)
 class ByMachine(Strategy):
-    """`strategy` between the first ranks of machines. `local`: how many ranks in a row share one.
+    """A strategy between machines, dense gradients inside them.
 
-    0 asks what torchrun has told each rank. Wire, a step: 2 (m - 1) / m of the gradient and once the
-    parameters, in float32, inside a machine of m ranks; between machines what `strategy` sends.
+    Wire, per step inside a machine of m ranks: 2 (m - 1) / m times the gradient, and once the parameters, in
+    float32. Between machines: what `strategy` sends.
+
+    Args:
+        strategy: The strategy between the first ranks of machines, such as sgp().
+        ranks_per_node: Consecutive ranks that share a machine; default: 0, as torchrun has set it.
+
+    Raises:
+        SpecError: An argument is outside its range, or `strategy` is by_machine.
     """
 
     strategy: Strategy
-    local: int = 0
+    ranks_per_node: int = 0
 
     name: ClassVar[str] = "by_machine"
-    examples: ClassVar[tuple[str, ...]] = ("by_machine(local_sgd(every=4), local=2)",)
+    examples: ClassVar[tuple[str, ...]] = ("by_machine(local_sgd(every=4), ranks_per_node=2)",)
 
     def __post_init__(self) -> None:
         arguments.piece("by_machine", self.strategy, Strategy, "sgp()")
-        arguments.whole("by_machine: local", self.local)
+        arguments.whole("by_machine: ranks_per_node", self.ranks_per_node)
         if isinstance(self.strategy, ByMachine):
-            raise SpecError("by_machine has two levels: it takes no by_machine inside")
+            raise SpecError("by_machine cannot contain by_machine: use another strategy inside")
 
     def check(self, size: int, optimizer: Optimizer) -> None:
         super().check(size, optimizer)
-        if self.local and size % self.local:
-            raise SpecError(f"by_machine: local={self.local} does not divide the {size} ranks of this group")
-        if self.local:
-            self.strategy.check(size // self.local, optimizer)
+        if self.ranks_per_node and size % self.ranks_per_node:
+            raise SpecError(
+                f"by_machine: ranks_per_node={self.ranks_per_node} does not divide the {size} ranks: set it"
+                " to the number of ranks per machine"
+            )
+        if self.ranks_per_node:
+            self.strategy.check(size // self.ranks_per_node, optimizer)
 
     def check_left(self, size: int, optimizer: Optimizer) -> None:
-        """What is left of machines is known when all are bound: the strategy between them is checked then."""
+        """Which machines are left is known only in `bind`, which checks the strategy between them."""
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundByMachine:
         return BoundByMachine(self, replica, optimizer, comm, seed)
 
 
 class BoundByMachine(BoundStrategy):
-    """By machine at work on one rank: `led` is the strategy, on the first rank of each machine."""
+    """By machine at work on one rank. `led`: the strategy, on the first rank of each machine."""
 
     def __init__(
         self, config: ByMachine, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int
     ) -> None:
         super().__init__(replica, comm)
-        numbers = machines(comm, config.local)
+        numbers = machines(comm, config.ranks_per_node)
         left = len(set(numbers))
-        strategy = Alone() if left == 1 and comm.size < comm.began else config.strategy
+        strategy = Alone() if left == 1 and comm.size < comm.original_size else config.strategy
         strategy.check(left, optimizer)
         self._inside = comm.split(numbers[comm.rank])
         leads = self._inside.rank == 0
@@ -85,7 +95,7 @@ class BoundByMachine(BoundStrategy):
         self._follow(self.replica.flat)
 
     def _mean_gradient(self) -> bool:
-        """Every parameter gets the mean gradient of the machine; False where that is not finite."""
+        """Give every parameter the machine's mean gradient; returns whether that is finite."""
         with self.comm.phase("inside a machine"):
             views = self.replica.views(self._gradient)
             for name, parameter in self.replica.parameters.items():
@@ -100,16 +110,16 @@ class BoundByMachine(BoundStrategy):
         return kernels.all_finite(self._gradient, self.replica.layout.segments)
 
     def _follow(self, x: Tensor) -> Tensor:
-        """The first rank's x for all of its machine."""
+        """Broadcast the first rank's x in its machine."""
         with self.comm.phase("inside a machine"):
             return self._inside.broadcast(x)
 
-    def settle(self, aside: Comm) -> None:
+    def drain(self, side_comm: Comm) -> None:
         if self.led is not None:
-            self.led.settle(self._beside)
+            self.led.drain(self._beside)
         self._follow(self.replica.flat)
 
-    def consensus(self, aside: Comm) -> Tensor:
+    def consensus(self, side_comm: Comm) -> Tensor:
         if self.led is None:
             return self._follow(torch.empty_like(self.replica.flat))
         return self._follow(self.led.consensus(self._beside))

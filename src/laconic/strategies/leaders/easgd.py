@@ -1,11 +1,11 @@
-"""EASGD: every rank is tied by a spring to one centre, and the centre to all of them.
+"""EASGD: an elastic force pulls every rank to one centre, and the centre to all ranks.
 
     x_i <- LocalOpt(x_i, g_i)                  at every step
     x_i <- x_i - alpha (x_i - c)               every `every` steps, alpha = beta / ranks; both right sides
-    c <- c + beta mean_j (x_j - c)             with the values from before
+    c <- c + beta mean_j (x_j - c)             have the values from before
 
-Zhang, Choromanska and LeCun 2015, arXiv:1412.6651; synchronous, as the baseline in the code of LSGD. Meetings
-keep the sum of all x_i and c. Every rank holds the centre, bit for bit the same.
+Zhang, Choromanska and LeCun 2015, arXiv:1412.6651; synchronous, like the baseline in the code of LSGD. The
+sum of all x_i and c is kept. Every rank holds the centre, equal bit for bit.
 """
 
 from __future__ import annotations
@@ -27,9 +27,16 @@ from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
 @dataclass(frozen=True, repr=False)
 class EASGD(Strategy):
-    """A pull of strength `beta`, shared out among the ranks, every `every` steps. The centre is the model.
+    """Elastic averaging; the centre is the group's model.
 
     Wire, every `every` steps: an all-reduce of n float32, 4 n bytes. Memory: the centre, n float32.
+
+    Args:
+        every: Steps from one pull to the next, 1 or more; default: 4.
+        beta: Strength of the pull on the centre, in (0, 1]; default: 0.43. A rank has beta / ranks of it.
+
+    Raises:
+        SpecError: An argument is outside its range.
     """
 
     every: int = 4
@@ -38,16 +45,20 @@ class EASGD(Strategy):
     name: ClassVar[str] = "easgd"
     paper: ClassVar[str] = "Zhang et al. 2015, arXiv:1412.6651"
     status: ClassVar[Status] = "verified"
-    examples: ClassVar[tuple[str, ...]] = ("easgd(every=16)",)
+    examples: ClassVar[tuple[str, ...]] = ("easgd()", "easgd(every=16)")
 
     def __post_init__(self) -> None:
         arguments.whole("easgd: every", self.every, 1)
         arguments.number("easgd: beta", self.beta, above=0, most=1)
 
+    @property
+    def period(self) -> int:
+        return self.every
+
     def check(self, size: int, optimizer: Optimizer) -> None:
         super().check(size, optimizer)
-        way_out = "one rank has nobody to agree with: start more workers"
-        arguments.whole(f"{self!r}: the number of ranks", size, 2, way_out=way_out)
+        hint = "one rank has no other to average with: start more workers"
+        arguments.whole(f"{self!r}: the number of ranks", size, 2, hint=hint)
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundEASGD:
         return BoundEASGD(self, replica, comm)
@@ -68,17 +79,17 @@ class BoundEASGD(BoundStrategy):
 
     def _meet(self) -> None:
         size, beta = self.comm.size, self.config.beta
-        way = self.replica.flat - self.centre
-        own = way.clone()
+        offset = self.replica.flat - self.centre
+        own = offset.clone()
         with self.comm.phase("centre"):
-            mean = self.comm.all_reduce(way).div_(size)
+            mean = self.comm.all_reduce(offset).div_(size)
         if not bool(mean.isfinite().all()):
-            raise NonFiniteError("the mean of all ranks is not finite: the training has diverged")
+            raise NonFiniteError("the mean of all ranks is not finite: training has diverged")
         self.replica.flat.sub_(own, alpha=beta / size)
         self.centre.add_(mean, alpha=beta)
 
-    def consensus(self, aside: Comm) -> Tensor:
-        """The centre, which no collective has to find."""
+    def consensus(self, side_comm: Comm) -> Tensor:
+        """The centre, which every rank already has."""
         return self.centre.clone()
 
     def adopt_(self, model: Tensor) -> None:

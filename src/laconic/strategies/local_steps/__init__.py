@@ -1,0 +1,76 @@
+"""The outer step: the mean of the ranks' movements since their models were last equal.
+
+Any method of `compress` can send it, with its memory, as if it were a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from laconic.comm.metered import Metered
+from laconic.core.errors import NonFiniteError, SpecError
+from laconic.exchange.exchange import Exchange
+from laconic.exchange.method import Method, lift
+from laconic.exchange.stats import Seconds
+from laconic.strategies.replica import Replica
+
+
+def outer_method(compressor: Any) -> Method:
+    """The method that sends outer gradients. Raises `SpecError` if it changes the optimiser."""
+    method = lift(compressor)
+    if method.rules:
+        raise SpecError(
+            f"{method!r} changes the optimiser, but an outer step has none: use a codec, a selector, a"
+            " reducer, or a method that only exchanges gradients"
+        )
+    return method
+
+
+class NoOptimiser:
+    """Stands for the optimiser towards feedback: an outer gradient has no momentum of its own."""
+
+    def settings(self, name: str) -> Mapping[str, Any]:
+        """No settings."""
+        return {}
+
+    def take_momentum(self, name: str) -> Tensor | None:
+        """No momentum."""
+        return None
+
+
+class Outer:
+    """`anchor` float32 (n,): the model at which all ranks were last equal. `compressor` sends the rest."""
+
+    def __init__(self, replica: Replica, comm: Metered, compressor: Any, seed: int, seconds: Seconds) -> None:
+        self.replica = replica
+        self.anchor = replica.flat.clone()
+        self._exchange = Exchange(
+            outer_method(compressor), replica.layout, comm, NoOptimiser(), seed, seconds
+        )
+
+    def mean_outer_gradient(self) -> Tensor:
+        """Mean over ranks of anchor - x, float32 (n,), as `compressor` sends it: equal on all ranks."""
+        gradient = self.anchor - self.replica.flat
+        self._exchange.begin()
+        if not self._exchange.mean_(gradient, self.replica.layout):
+            raise NonFiniteError(f"an outer gradient is not finite: {self._exchange.void} has diverged")
+        self._exchange.end()
+        return gradient
+
+    def restart_(self, model: Tensor) -> None:
+        """Make this model (n,), which all ranks now have, the anchor."""
+        self.anchor.copy_(model)
+        self.replica.flat.copy_(model)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The anchor, and the memory of `compressor`."""
+        return {"anchor": self.anchor} | self._exchange.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor], rounds: int) -> None:
+        """Restore both, after `rounds` outer steps."""
+        self.anchor.copy_(state["anchor"])
+        memory = {key: value for key, value in state.items() if key.startswith("route")}
+        self._exchange.load_state_dict(memory, rounds)

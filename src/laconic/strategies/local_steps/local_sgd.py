@@ -1,10 +1,10 @@
 """Local SGD: every rank trains by itself, and all average their parameters now and then.
 
     x_i <- LocalOpt(x_i, g_i)                       at every step
-    x_i <- x - mean_j (x - x_j)                     every `every` steps, x being the last average
+    x_i <- x - mean_j (x - x_j)                     every `every` steps; x: the last average
 
-Stich 2018, arXiv:1805.09767. With `start`, the first steps are averaged one by one, which for SGD is training
-on mean gradients: post-local SGD, Lin et al. 2018, arXiv:1808.07217. Both as recalled, and standard.
+Stich 2018, arXiv:1805.09767. With `start`, ranks average after each of the first steps, which for SGD is
+training on mean gradients: post-local SGD, Lin et al. 2018, arXiv:1808.07217. Both as recalled, and standard.
 """
 
 from __future__ import annotations
@@ -20,32 +20,52 @@ from laconic.codecs.dense import Dense
 from laconic.comm.metered import Metered
 from laconic.core.arguments import whole
 from laconic.core.spec import Status
-from laconic.strategies.local_steps.outer import Outer, carrier
+from laconic.strategies.local_steps import Outer, outer_method
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
 
 @dataclass(frozen=True, repr=False)
 class LocalSGD(Strategy):
-    """Average parameters every `every` steps; every step before step `start`.
+    """Average parameters every `every` steps, and at every step before step `start`.
 
-    `update`: what carries the ways from the last average, with error feedback where it needs that: a codec,
-    selector, reducer or method. A rank sends what `update` sends for one gradient, every `every` steps.
+    Wire, at each average: what `compressor` sends for one gradient.
+
+    Args:
+        every: Steps from one average to the next, 1 or more; default: 8.
+        start: The first steps, after each of which ranks average; default: 0.
+        compressor: Sends the ranks' movements since the last average: a codec, selector, reducer or method,
+            with error feedback if it is biased; default: dense().
+
+    Raises:
+        SpecError: An argument is outside its range, or `compressor` changes the optimiser.
     """
 
     every: int = 8
     start: int = 0
-    update: Any = field(default_factory=Dense)
+    compressor: Any = field(default_factory=Dense)
 
     name: ClassVar[str] = "local_sgd"
     paper: ClassVar[str] = "Stich 2018, arXiv:1805.09767"
     status: ClassVar[Status] = "recalled"
-    examples: ClassVar[tuple[str, ...]] = ("local_sgd(every=4, update=minmax(bits=8))",)
+    examples: ClassVar[tuple[str, ...]] = ("local_sgd()", "local_sgd(every=4, compressor=minmax(bits=8))")
 
     def __post_init__(self) -> None:
         whole("every", self.every, 1)
         whole("start", self.start)
-        carrier(self.update)
+        outer_method(self.compressor)
+
+    @property
+    def period(self) -> int:
+        return self.every
+
+    @property
+    def meets(self) -> bool:
+        return True
+
+    @property
+    def keeps_mean(self) -> bool:
+        return isinstance(self.compressor, Dense)
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundLocalSGD:
         return BoundLocalSGD(self, replica, comm, seed)
@@ -58,13 +78,13 @@ class BoundLocalSGD(BoundStrategy):
         super().__init__(replica, comm)
         self.config = config
         self.rounds = 0
-        self._outer = Outer(replica, comm, config.update, seed, self.seconds)
+        self._outer = Outer(replica, comm, config.compressor, seed, self.seconds)
 
     def step_(self, update: Update, loss: float | None) -> None:
         update()
         done = self.steps + 1
         if done <= self.config.start or done % self.config.every == 0:
-            self._outer.restart_(self._outer.anchor - self._outer.mean_way())
+            self._outer.restart_(self._outer.anchor - self._outer.mean_outer_gradient())
             self.rounds += 1
 
     def adopt_(self, model: Tensor) -> None:

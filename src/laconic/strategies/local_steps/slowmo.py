@@ -1,18 +1,18 @@
-"""SlowMo: local steps or gossip, and now and then a step of slow momentum along the mean way.
+"""SlowMo: local steps or gossip, and now and then a step of slow momentum along the mean movement.
 
     x_i <- base strategy's step                    at every step
-    d = x - mean_j x_j                             every `every` steps, x being where all were last alike
-    u <- beta u + d / gamma                        gamma: the optimiser's learning rate, as it is now
+    d = x - mean_j x_j                             every `every` steps; x: the model at which all were equal
+    u <- beta u + d / gamma                        gamma: the optimiser's present learning rate
     x <- x - lr gamma u;  x_i <- x
 
-Wang et al. 2019, arXiv:1910.00643, and fairscale's code. SGD's own momentum is zeroed at each such step,
-Adam's is kept. beta=0, lr=1 is local SGD; beta>0, lr=1 with SGD is block momentum (BMUF); one rank with
-beta=0 is Lookahead. `average=False`, the paper's "noaverage": every rank has an x and a u of its own, and d
-is its own way from that x.
+Wang et al. 2019, arXiv:1910.00643, and fairscale's code. Each such step zeroes SGD's own momentum and keeps
+Adam's. beta=0, lr=1 is local SGD; beta>0, lr=1 with SGD is block momentum (BMUF); one rank with beta=0 is
+Lookahead. `average=False` is the paper's "noaverage": every rank has its own x and u, and d = x - x_i.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -27,21 +27,31 @@ from laconic.comm.metered import Metered
 from laconic.core import arguments
 from laconic.core.errors import AttachError, NonFiniteError, SpecError
 from laconic.core.spec import Status
-from laconic.strategies.local_steps.outer import Outer
+from laconic.strategies.local_steps import Outer
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
-BASE = "base/"  # leads the base strategy's keys in the state
+BASE = "base/"  # prefix of the base strategy's keys in the state
 
 
 @dataclass(frozen=True, repr=False)
 class SlowMo(Strategy):
-    """Slow momentum `beta` every `every` steps over `base`, a strategy such as `sgp()`; None: local steps.
+    """Slow momentum over another strategy, or over local steps.
 
-    Wire: what `base` sends, and every `every` steps an all-reduce of n float32, 4 n bytes; `average=False`
-    sends nothing more than `base`. Memory: 2 n float32. The paper takes lr=1, beta from 0.4 to 0.8, every=12
-    over local steps and 48 over gossip. u is in learning rates: where these fall by orders of magnitude and
-    rise again, as with warm restarts, gamma u rises too.
+    Wire: what `base` sends, and every `every` steps an all-reduce of n float32, 4 n bytes; with
+    `average=False` only what `base` sends. Memory: 2 n float32. u is in units of the learning rate: if that
+    falls by orders of magnitude and rises again, as with warm restarts, gamma u rises too.
+
+    Args:
+        every: Steps from one slow step to the next, 1 or more; default: 12. The paper has 12 over local steps
+            and 48 over gossip.
+        beta: Slow momentum, in [0, 1); default: 0.5. The paper has 0.4 to 0.8.
+        lr: Slow learning rate, above 0; default: 1, as in the paper.
+        base: The strategy below, such as sgp(); default: None, local steps.
+        average: Whether ranks average at a slow step; default: True. False needs `base`.
+
+    Raises:
+        SpecError: An argument is outside its range, or `average=False` comes without `base`.
     """
 
     every: int = 12
@@ -53,7 +63,7 @@ class SlowMo(Strategy):
     name: ClassVar[str] = "slowmo"
     paper: ClassVar[str] = "Wang et al. 2019, arXiv:1910.00643"
     status: ClassVar[Status] = "verified"
-    examples: ClassVar[tuple[str, ...]] = ("slowmo(every=48, base=sgp())",)
+    examples: ClassVar[tuple[str, ...]] = ("slowmo()", "slowmo(every=48, base=sgp())")
 
     def __post_init__(self) -> None:
         arguments.whole("slowmo: every", self.every, 1)
@@ -64,15 +74,23 @@ class SlowMo(Strategy):
             arguments.piece("slowmo: base", self.base, Strategy, "sgp(), or None for local steps")
         elif not self.average:
             raise SpecError(
-                "slowmo: average=False leaves all communication to base, got base=None: take base=sgp(), or"
+                "slowmo: average=False leaves all communication to base, got base=None: use base=sgp() or"
                 " average=True"
             )
+
+    @property
+    def period(self) -> int:
+        return math.lcm(self.every, super().period)
+
+    @property
+    def meets(self) -> bool:
+        return self.average
 
     def check(self, size: int, optimizer: Optimizer) -> None:
         super().check(size, optimizer)
         if any("lr" not in group for group in optimizer.param_groups):
             raise AttachError(
-                f"{self!r} measures ways in learning rates, and {type(optimizer).__name__} has none: take an"
+                f"{self!r} divides by the learning rate, but {type(optimizer).__name__} has none: use an"
                 " optimiser with lr=, or diloco()"
             )
         if self.base is not None:
@@ -96,7 +114,7 @@ class BoundSlowMo(BoundStrategy):
         self._outer = Outer(replica, comm, Dense(), seed, self.seconds)
         self._base: BoundStrategy | None = None
         if config.base is not None:
-            self._aside = comm.split(0)  # of all ranks: the base may be talking in its own
+            self._side_comm = comm.split(0)  # all ranks; the base may have pending messages in its own group
             self._base = config.base.bind(replica, optimizer, comm, seed)
             self.seconds = self._base.seconds
 
@@ -110,15 +128,15 @@ class BoundSlowMo(BoundStrategy):
             self.rounds += 1
 
     def _slow_step(self) -> None:
-        way = self._way()
+        gradient = self._outer_gradient()
         for rate, part in self.replica.rates(self._optimizer):
-            step, u = way[part], self.momentum[part]
+            step, u = gradient[part], self.momentum[part]
             step.add_(u, alpha=self.config.beta * rate)  # gamma u: defined at rate 0 too
             if rate:
                 torch.div(step, rate, out=u)
             else:
                 u.mul_(self.config.beta)
-        model = self._outer.anchor.sub(way, alpha=self.config.lr)
+        model = self._outer.anchor.sub(gradient, alpha=self.config.lr)
         self._outer.restart_(model)
         if self._base is not None and self.config.average:
             self._base.adopt_(model)
@@ -126,25 +144,25 @@ class BoundSlowMo(BoundStrategy):
             if isinstance(buffer := state.get("momentum_buffer"), Tensor):
                 buffer.zero_()
 
-    def _way(self) -> Tensor:
-        """Anchor less where the ranks are now on average, or this one is; float32 (n,)."""
+    def _outer_gradient(self) -> Tensor:
+        """Anchor minus the ranks' average model, or minus this rank's own; float32 (n,)."""
         if not self.config.average:
             return self._outer.anchor - self.replica.flat
         if self._base is None:
-            return self._outer.mean_way()
-        self._base.settle(self._aside)
+            return self._outer.mean_outer_gradient()
+        self._base.drain(self._side_comm)
         with self.comm.phase("slow momentum"):
-            way = self._outer.anchor - self._base.consensus(self._aside)
-        if not bool(way.isfinite().all()):
+            gradient = self._outer.anchor - self._base.consensus(self._side_comm)
+        if not bool(gradient.isfinite().all()):
             raise NonFiniteError("the average of all ranks is not finite: the training has diverged")
-        return way
+        return gradient
 
-    def settle(self, aside: Comm) -> None:
+    def drain(self, side_comm: Comm) -> None:
         if self._base is not None:
-            self._base.settle(aside)
+            self._base.drain(side_comm)
 
-    def consensus(self, aside: Comm) -> Tensor:
-        return super().consensus(aside) if self._base is None else self._base.consensus(aside)
+    def consensus(self, side_comm: Comm) -> Tensor:
+        return super().consensus(side_comm) if self._base is None else self._base.consensus(side_comm)
 
     def salvage(self) -> Tensor:
         return super().salvage() if self._base is None else self._base.salvage()

@@ -1,7 +1,7 @@
-"""Bipartite exponential: ranks meet in pairs, an odd one with an even one, at distances 1, 3, 5, 9, 17, ...
+"""Bipartite exponential: an odd and an even rank form a pair, at distances 1, 3, 5, 9, 17, ...
 
 Assran et al. 2019, arXiv:1811.10792: graph 1 of its code, there for D-PSGD and AD-PSGD (Lian et al. 2018,
-arXiv:1710.06952), in which odd ranks call and even ones answer.
+arXiv:1710.06952), in which odd ranks ask and even ranks answer.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from typing import ClassVar
 
 from laconic.core.errors import SpecError
 from laconic.core.spec import Status
-from laconic.strategies.gossip.shapes import Undirected, powers
-from laconic.strategies.gossip.topology import Arrow
+from laconic.strategies.gossip.topologies import Arrow, Undirected, powers
 
 
 @dataclass(frozen=True, repr=False)
 class BipartiteExponential(Undirected):
-    """At a step odd rank r meets the next of r + 1, r - 1, r + 3, r - 3, ..., r + (1 + 2^i), r - (1 + 2^i).
+    """Odd rank r pairs in turn with r + 1, r - 1, r + 3, r - 3, ..., r + (1 + 2^i), r - (1 + 2^i).
 
-    All distances are odd, so each step is a perfect matching of odd with even ranks. The authors' even ranks
-    walk through such a book of their own, and send ahead when odd ones do; here they send to who sends to
-    them, so that each step is symmetric.
+    All distances are odd, so each step is a perfect matching of odd with even ranks. In the authors' code the
+    even ranks have such a list of their own, and send ahead when odd ranks do; here they answer, so that each
+    step is symmetric.
 
     >>> [BipartiteExponential().peers(rank=1, size=8, step=t).out[0] for t in range(6)]
     [2, 0, 4, 6, 6, 4]
@@ -35,7 +34,7 @@ class BipartiteExponential(Undirected):
         if size % 2:
             raise SpecError(
                 f"{self!r} pairs odd ranks with even ones and needs an even number of ranks, got {size};"
-                f" take {size - 1} or {size + 1}, or random_matching(), in which one rank sits out"
+                f" use {size - 1} or {size + 1}, or random_matching(), in which one rank pauses"
             )
 
     def period(self, size: int) -> int:

@@ -1,4 +1,4 @@
-"""Complete: each rank with all others; one step averages exactly, at the traffic of a dense all-gather."""
+"""Complete: each rank with all others; one step averages exactly, with the traffic of a dense all-gather."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
-from laconic.strategies.gossip.shapes import Undirected
-from laconic.strategies.gossip.topology import Arrow
+from laconic.strategies.gossip.topologies import Arrow, Undirected
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,6 +1,6 @@
-"""Directed exponential: one peer a step, ahead and behind by turns, at distances 1, 2, 4, ...
+"""Directed exponential: one peer a step, ahead and behind in turn, at distances 1, 2, 4, ...
 
-Assran et al. 2019, arXiv:1811.10792: graph 0 of its code, that of its job scripts.
+Assran et al. 2019, arXiv:1811.10792: graph 0 of its code, which its job scripts use.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from laconic.core.spec import Status
-from laconic.strategies.gossip.shapes import Shifts, powers
+from laconic.strategies.gossip.topologies import Shifts, powers
 
 
 @dataclass(frozen=True, repr=False)
 class DirectedExponential(Shifts):
-    """Every rank r sends along its phone book r + 1, r - 1, r + 2, r - 2, r + 4, ... (mod size), one a step.
+    """Every rank r sends to r + 1, r - 1, r + 2, r - 2, r + 4, ... (mod size) in turn, one a step.
 
-    An entry may be there twice (size 8: +4 and -4 are one rank). It stays, as in the authors' code.
+    A rank may come up twice (size 8: +4 and -4 are the same rank), as in the authors' code.
 
     >>> [DirectedExponential().peers(rank=0, size=8, step=t).out[0] for t in range(6)]
     [1, 7, 2, 6, 4, 4]

@@ -1,7 +1,7 @@
-"""Exponential: few peers a step, at distances that grow by powers, so that news reaches all in log n steps.
+"""Exponential: a few peers a step, at distances that grow by powers, so that news reaches all in log n steps.
 
-Assran et al. 2019, arXiv:1811.10792 (the default of its code). That one peer a step averages exactly where
-size is a power of two: Ying et al. 2021, arXiv:2110.13363.
+Assran et al. 2019, arXiv:1811.10792 (the default of its code). One peer a step averages exactly if size is a
+power of two: Ying et al. 2021, arXiv:2110.13363.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import ClassVar
 from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.spec import Status
-from laconic.strategies.gossip.shapes import Shifts, powers
+from laconic.strategies.gossip.topologies import Shifts, powers
 
 
 @dataclass(frozen=True, repr=False, init=False)
@@ -22,14 +22,17 @@ class Exponential(Shifts):
 
         i = t mod (floor(log_{p+1}(size - 1)) + 1)
 
-    Uniform mixing over one period is the exact average where size is a power of p + 1. Elsewhere two of the
-    p may be the same rank, or the sender itself: then fewer are sent to, all ranks alike.
+    Uniform mixing over one period is the exact average if size is a power of p + 1. Otherwise two of the p
+    peers may be the same rank, or the sender itself: then all ranks send to fewer.
+
+    Args:
+        peers: Ranks that each rank sends to at a step, 1 or more; default: 1.
 
     >>> [Exponential().peers(rank=0, size=8, step=t).out for t in range(4)]
     [(1,), (2,), (4,), (1,)]
     """
 
-    fanout: int  # `peers` of the spec, whose name is the method's
+    fanout: int  # `peers` in the spec; here `peers` is a method
 
     paper: ClassVar[str] = "Assran et al. 2019, arXiv:1811.10792"
     status: ClassVar[Status] = "verified"

@@ -1,4 +1,4 @@
-"""Graph: the edges that you name, at every step."""
+"""Graph: your own edges, at every step."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from typing import Any, ClassVar
 
 from laconic.core import arguments
 from laconic.core.errors import SpecError
-from laconic.strategies.gossip.topology import Arrow, Topology
+from laconic.strategies.gossip.topologies import Arrow, Topology
 
 
 @dataclass(frozen=True, repr=False)
 class Graph(Topology):
-    """`edges`: pairs of ranks, which exchange; or, where `directed`, the first of a pair sends to the second.
+    """A graph of your own.
+
+    Args:
+        edges: Pairs of ranks that exchange.
+        directed: Whether only the first rank of a pair sends, to the second; default: False.
 
     >>> Graph(edges=((0, 1), (1, 2), (2, 0)), directed=True).peers(rank=0, size=3, step=0)
     Peers(out=(1,), into=(2,))
@@ -38,7 +42,7 @@ class Graph(Topology):
         seen: set[Arrow] = set()
         for one, other in self.edges:
             if (one, other) in seen or (not self.directed and (other, one) in seen):
-                raise SpecError(f"graph: edges has each edge once, got {(one, other)} again; leave one out")
+                raise SpecError(f"graph: edges must be different, got {(one, other)} again; leave one out")
             seen.add((one, other))
 
     @property
@@ -59,7 +63,7 @@ class Graph(Topology):
 
 
 def _pair(edge: Any) -> bool:
-    """Two different whole numbers of 0 or more."""
+    """Whether this is a pair of two different whole numbers, 0 or more."""
     return (
         isinstance(edge, (tuple, list))
         and len(edge) == 2

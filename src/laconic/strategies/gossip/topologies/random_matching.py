@@ -9,16 +9,18 @@ from typing import ClassVar
 from laconic.core import arguments
 from laconic.core.spec import Status
 from laconic.core.turn import mix, name_key
-from laconic.strategies.gossip.shapes import Undirected
-from laconic.strategies.gossip.topology import Arrow
+from laconic.strategies.gossip.topologies import Arrow, Undirected
 
 
 @dataclass(frozen=True, repr=False)
 class RandomMatching(Undirected):
-    """Each rank meets one other, all matchings being equally likely; of an odd number, one rank sits out.
+    """Each rank pairs with one other; all matchings are equally likely. With an odd size, one rank pauses.
 
-    The pairs of a step come from keys of (seed, step, rank), so that all ranks draw the same, and a resumed
-    run draws as the first one did. A step keeps about half of the squared disagreement, whatever the size.
+    The pairs of a step come from keys of (seed, step, rank), so all ranks draw the same pairs, and so does a
+    resumed run. A step keeps about half of the squared disagreement, at any size.
+
+    Args:
+        seed: Seed of the pairs, 0 or more; default: 0.
 
     >>> one, other = (RandomMatching(seed=1).peers(rank, size=2, step=5) for rank in (0, 1))
     >>> one.out, other.out

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from laconic.core.spec import Status
-from laconic.strategies.gossip.shapes import Undirected
-from laconic.strategies.gossip.topology import Arrow
+from laconic.strategies.gossip.topologies import Arrow, Undirected
 
 
 @dataclass(frozen=True, repr=False)
 class Ring(Undirected):
-    """Rank r and r + 1 (mod size) exchange, at every step. To agree takes steps in proportion to size^2.
+    """Rank r and r + 1 (mod size) exchange, at every step. Agreement takes O(size^2) steps.
 
     >>> Ring().peers(rank=0, size=5, step=0).out
     (1, 4)

@@ -1,4 +1,4 @@
-"""Static exponential: at every step to all ranks at distances 1, 2, 4, ...
+"""Static exponential: at every step, all ranks at distances 1, 2, 4, ...
 
 Ying et al. 2021, arXiv:2110.13363; checked against `ExponentialTwoGraph` of BlueFog, their library.
 """
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from laconic.core.spec import Status
-from laconic.strategies.gossip.shapes import Shifts, powers
+from laconic.strategies.gossip.topologies import Shifts, powers
 
 
 @dataclass(frozen=True, repr=False)
 class StaticExponential(Shifts):
-    """Every rank r sends to r + 2^i (mod size) for all 2^i < size, at every step: about log2(size) messages.
+    """Every rank r sends to r + 2^i (mod size) for all 2^i < size: about log2(size) messages a step.
 
     >>> StaticExponential().peers(rank=0, size=8, step=0)
     Peers(out=(1, 2, 4), into=(4, 6, 7))

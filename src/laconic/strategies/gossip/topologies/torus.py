@@ -1,4 +1,4 @@
-"""Torus: ranks on a grid whose edges are joined, each with the four around it."""
+"""Torus: ranks on a grid that wraps around, each with its four neighbours."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import ClassVar
 
 from laconic.core import arguments
 from laconic.core.errors import SpecError
-from laconic.strategies.gossip.shapes import Undirected
-from laconic.strategies.gossip.topology import Arrow
+from laconic.strategies.gossip.topologies import Arrow, Undirected
 
 
 @dataclass(frozen=True, repr=False)
 class Torus(Undirected):
     """Rank r = row * columns + column and the ranks above, below, left and right exchange, at every step.
 
-    `rows`: 0 makes the grid nearest to a square; a prime size has only one row, and is a ring. Of two rows,
-    above and below are the same rank.
+    With two rows, above and below are the same rank.
+
+    Args:
+        rows: Rows of the grid, a divisor of size; default: 0, the grid nearest to a square. A prime size has
+            one row, and is a ring.
 
     >>> Torus().peers(rank=0, size=12, step=0).out  # 3 rows of 4
     (1, 3, 4, 8)
@@ -29,13 +31,13 @@ class Torus(Undirected):
     examples: ClassVar[tuple[str, ...]] = ("torus()", "torus(rows=2)")
 
     def __post_init__(self) -> None:
-        arguments.whole("torus: rows", self.rows, way_out="0 makes the grid nearest to a square")
+        arguments.whole("torus: rows", self.rows, hint="0 makes the grid nearest to a square")
 
     def fits(self, size: int) -> None:
         if self.rows and size % self.rows:
             raise SpecError(
                 f"torus: rows must divide the number of ranks, got rows={self.rows} for {size} ranks;"
-                f" take rows={nearest_square(size)}, or leave it out"
+                f" use rows={nearest_square(size)}, or leave it out"
             )
 
     def links(self, size: int, step: int) -> Iterator[Arrow]:
@@ -48,7 +50,7 @@ class Torus(Undirected):
 
 
 def nearest_square(size: int) -> int:
-    """Rows of the grid of so many that is nearest to a square: the largest divisor up to the root.
+    """Rows of the grid nearest to a square: the largest divisor of size up to its square root.
 
     >>> [nearest_square(size) for size in (16, 12, 7)]
     [4, 3, 1]

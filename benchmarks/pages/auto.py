@@ -1,0 +1,94 @@
+"""docs/auto.md: from benchmarks/results/auto.json, if it exists."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from statistics import median
+from typing import Any
+
+from benchmarks.auto import AUTO, FIXED, RESULTS, bars, named
+from benchmarks.pages.tables import table
+from laconic.methods.auto import auto
+
+
+def page() -> str:
+    """The whole page."""
+    return written(json.loads(RESULTS.read_text()))
+
+
+def written(found: dict[str, Any]) -> str:
+    """The page of these measurements."""
+    explained, *_ = inspect.cleandoc(auto.__doc__ or "").split("\n\n")
+    lines = [
+        "# auto() beside its candidates",
+        "",
+        explained,
+        "",
+        "Made by `make docs` from what `python -m benchmarks.auto` leaves in `benchmarks/results/auto.json`,",
+        f"on a [lab](lab.md) of two hosts on {found['machine']['cores']} cores.",
+        "",
+        *([found["note"], ""] if "note" in found else []),
+        *table(
+            ("aim", "found", "kept"),
+            [(bar.aim, bar.found, "yes" if bar.kept else "no") for bar in bars(found)],
+        ),
+        "",
+        "## A step",
+        "",
+        "The GPT of 10.8 million parameters of [steps over slow links](steps.md). Milliseconds a step,"
+        f" medians over {found['rounds']} rounds.",
+        "",
+        *table(
+            ("candidate", *(named(row["link"]) for row in found["steps"])),
+            [
+                (f"`{spec}`", *(f"{1e3 * median(row['seconds'][spec]):,.0f}" for row in found["steps"]))
+                for spec in (*FIXED, AUTO)
+            ],
+        ),
+        "",
+        "What it said when it had decided, round by round:",
+        "",
+        *(f"- {named(row['link'])}: {each}" for row in found["steps"] for each in row["said"]),
+        "",
+        *dropped(found["drop"]),
+    ]
+    if "loss" in found:
+        lines += ["", *ends(found["loss"], found["seeds"])]
+    return "\n".join(lines) + "\n"
+
+
+def dropped(drop: dict[str, Any]) -> list[str]:
+    """The section of a link that drops."""
+    return [
+        "## A link that drops",
+        "",
+        f"From {drop['before']} to {drop['after']} in mid-run, where the best candidate's step takes"
+        f" {1e3 * drop['best_s']:,.0f} ms:",
+        "",
+        *(f"- {each}" for each in drop["said"]),
+    ]
+
+
+def ends(losses: list[dict[str, Any]], seeds: int) -> list[str]:
+    """The section of losses."""
+    rows = [(each["link"], row) for each in losses for row in each["rows"]]
+    return [
+        "## Where it ends",
+        "",
+        f"An LSTM on Shakespeare's plays, {losses[0]['steps']} steps, two workers: test loss after the last"
+        f" step, mean ± standard error of {seeds} seeds, beside the candidate whose step was fastest there.",
+        "",
+        *table(
+            ("link", "method", "test loss", "ms a step"),
+            [
+                (
+                    named(link),
+                    f"`{row['spec']}`",
+                    f"{row['test_loss']['mean']:.4f} ± {row['test_loss']['error']:.4f}",
+                    f"{1e3 * row['step_s']['mean']:.0f}",
+                )
+                for link, row in rows
+            ],
+        ),
+    ]

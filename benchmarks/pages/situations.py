@@ -1,0 +1,256 @@
+"""Which method for which situation: the advice of docs/choosing.md, with the measured figures.
+
+The words are here; figures come from `measured.json`, the trainings and the scaling run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from benchmarks.contenders import MODELS, SETS
+from benchmarks.pages.scaling import by_method, growth
+from benchmarks.pages.tables import table
+from benchmarks.scaling import FEW, MANY, RESULT
+from benchmarks.standings import Standing, standings
+from laconic.cli.entries import figures
+from laconic.cli.methods import times
+from laconic.strategies.distribute import strategy_or_method
+
+TASKS = {"cifar10": "CIFAR-10", "shakespeare": "Shakespeare"}
+HEADS = (
+    *("spec", "bits"),
+    *(f"lost, {TASKS[task]}" for task in MODELS),
+    *(f"smaller, {TASKS[task]}" for task in MODELS),
+    f"growth, {FEW} to {MANY}",
+)
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A spec for a situation, and the reason for it."""
+
+    text: str
+    why: str
+
+    @property
+    def spec(self) -> str:
+        """The method as it prints itself."""
+        return repr(strategy_or_method(self.text))
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A situation, what matters in it, and what to try first."""
+
+    title: str
+    words: str
+    picks: tuple[Pick, ...]
+
+
+SITUATIONS = (
+    Situation(
+        "A link that you do not know",
+        "Rented machines, shared networks, links that change: let `auto()` try a few methods on the link.",
+        (
+            Pick(
+                "auto()",
+                "the least compression that the link allows, by measurement, repeated when the link changes",
+            ),
+        ),
+    ),
+    Situation(
+        "A fast link",
+        "NVLink, or 100 Gbit/s between machines. A dense step is short already, and time spent encoding is"
+        " time lost: stay with plain DistributedDataParallel, or halve the bytes.",
+        (
+            Pick("dense()", "exact, and the baseline of everything else"),
+            Pick("bf16()", "half the bytes for almost no work, with the range of float32"),
+            Pick("fp16()", "the same with three more bits of precision and a narrower range"),
+        ),
+    ),
+    Situation(
+        "1 Gbit/s Ethernet",
+        "The step waits for the network, but not for long: send a few bits per entry, without error feedback."
+        " These methods work with every optimiser, including momentum, and with its usual settings.",
+        (
+            Pick(
+                "cgx()",
+                "4 bits both ways; its traffic grows with the number of workers only as an all-reduce does",
+            ),
+            Pick("qsgd()", "4 bits, unbiased; sent by all-gather, so for few workers"),
+            Pick("natural()", "9 bits: rounded to powers of two, with no scale to compute"),
+            Pick("terngrad()", "2 bits, with so much noise that it needs a tolerant model"),
+        ),
+    ),
+    Situation(
+        "100 Mbit/s and less",
+        "Only bytes count: send the largest entries, or signs, and keep the rest for later steps. At"
+        " density d an entry waits for about 1 / d steps: this costs accuracy in short trainings, and less"
+        " in longer ones ([DGC over twice the steps](accuracy.md)).",
+        (
+            Pick(
+                "dgc(density=0.01, warmup_steps=100)",
+                "unsent entries accumulate momentum too; needs a warm-up",
+            ),
+            Pick("sign()", "one bit per entry, with error feedback"),
+            Pick("sketchml()", "quantises values to bins of equal count"),
+            Pick("stc(density=0.01)", "positions, signs and one magnitude: the fewest bytes here"),
+        ),
+    ),
+    Situation(
+        "Many workers",
+        "The traffic of `gather` grows with the number of workers, so a sparse method that is best with"
+        " four workers can be worst with sixty-four. The traffic of these grows like that of an all-reduce.",
+        (
+            Pick(
+                "deft(density=0.01)",
+                "each worker selects in some of the layers, so selection gets faster with more workers",
+            ),
+            Pick("micro(density=0.01)", "each worker selects by a threshold in its own part"),
+            Pick("oktopk(density=0.01)", "the largest entries of the whole group, wherever they are"),
+            Pick("cgx()", "all entries, in 4 bits: the most faithful of these"),
+            Pick("powersgd()", "two thin matrices per tensor, by all-reduce"),
+        ),
+    ),
+    Situation(
+        "Adam",
+        "Adam divides by the size of recent gradients, and error feedback distorts that size. 1-bit Adam"
+        " learns it from dense gradients, freezes it, and then sends momentum. Methods without feedback"
+        " (`cgx()`, `qsgd()`) hold nothing back.",
+        (
+            Pick(
+                "onebit_adam(warmup_steps=200)",
+                "with plain `torch.optim.Adam` or `AdamW`; dense until the warm-up ends",
+            ),
+            Pick(
+                "zero_one_adam(freeze_steps=200, double_every=200)",
+                "even fewer rounds; replicas differ between them",
+            ),
+            Pick("comp_ams()", "AMSGrad with any codec or selector"),
+            Pick("cgx()", "works with any optimiser"),
+        ),
+    ),
+    Situation(
+        "Sharded models (FSDP2)",
+        "Under `fully_shard` a rank holds a shard of each gradient, so only methods without error feedback"
+        " work: the first half of CGX is the reduce-scatter.",
+        (
+            Pick("cgx(bits=8)", "a quarter of the bytes"),
+            Pick("cgx()", "4 bits"),
+        ),
+    ),
+    Situation(
+        "Long local phases",
+        "Between regions, over the internet, or with clients that seldom connect: each worker takes many"
+        " local steps, then sends one update, which can be compressed too, with `compressor=`.",
+        (
+            Pick("diloco(every=50)", "an outer momentum over many local steps; any inner optimiser"),
+            Pick("local_sgd(every=8)", "the simplest"),
+            Pick("slowmo()", "slow momentum, applied when workers synchronise"),
+            Pick("lpdt()", "8-bit differences to neighbours, and momentum that copes with skewed shards"),
+        ),
+    ),
+    Situation(
+        "Stragglers and faults",
+        "A barrier waits for the slowest worker. Gossip waits for one neighbour or for nobody, and with"
+        " `patience_s=` the other workers go on without a lost one: see [faults and guarantees](faults.md).",
+        (
+            Pick("sgp()", "one peer per step: a slow rank delays few others"),
+            Pick("osgp()", "the same, but uses messages some steps late, so no step waits for one"),
+            Pick("adpsgd()", "no worker waits for another"),
+            Pick(
+                "lsgd(count='total')",
+                "workers run at their own speed and follow the one with the lowest loss",
+            ),
+        ),
+    ),
+    Situation(
+        "Machines of several devices",
+        "Links are fast inside a machine and slow between machines: send gradients inside, compress between.",
+        (
+            Pick(
+                "two_level(sum(), gather(sparse(topk(density=0.01), indices=golomb())))",
+                "a dense mean inside each machine, the largest entries between machines",
+            ),
+            Pick("by_machine(sgp(), ranks_per_node=8)", "the same for a strategy: machines gossip"),
+        ),
+    ),
+    Situation(
+        "Tensors that differ",
+        "Embeddings, norms and small tensors can use another method. Vectors stay dense anyway.",
+        (
+            Pick(
+                "by_name({'*embed*': qsgd(levels=127)}, rest=topk(density=0.01))",
+                "by name pattern",
+            ),
+            Pick("by_size(10000, large=topk(density=0.01))", "by size"),
+        ),
+    ),
+)
+
+
+def anchor(title: str) -> str:
+    """The anchor of a heading on the site and on GitHub.
+
+    >>> anchor("Sharded models (FSDP2)"), anchor("100 Mbit/s and less")
+    ('sharded-models-fsdp2', '100-mbits-and-less')
+    """
+    return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", title.lower()).strip())
+
+
+def choices() -> str:
+    """All situations, each with the figures of its picks: a block of docs/choosing.md."""
+    lines: list[str] = []
+    for situation in SITUATIONS:
+        lines += [f"## {situation.title}", "", situation.words, ""]
+        lines += [f"- `{pick.spec}`: {pick.why}" for pick in situation.picks]
+        lines.append("")
+        if rows := [row for pick in situation.picks if any(row := _figures(pick.spec))]:
+            used = [i for i in range(len(HEADS)) if any(row[i] for row in rows)]
+            lines += [*table([HEADS[i] for i in used], [[row[i] for i in used] for row in rows]), ""]
+    return "\n".join(lines).rstrip()
+
+
+def _figures(spec: str) -> tuple[str, ...]:
+    """Bits on the stored gradient; points lost and bytes in the trainings; growth of traffic. () if none."""
+    measured = figures().get(spec)
+    trained = [_trained().get((spec, task)) for task in MODELS]
+    cells = (
+        f"{measured.matrix_bits:.3g}" if measured else "",
+        *(_lost(each) for each in trained),
+        *(times(each.smaller) if each else "" for each in trained),
+        _growth().get(spec, ""),
+    )
+    return (f"`{spec}`", *cells) if any(cells) else ()
+
+
+def _lost(standing: Standing | None) -> str:
+    """Points of accuracy lost, if there is a dense training to compare with."""
+    if standing is None or standing.contender.spec == standing.contender.against:
+        return ""
+    return "" if math.isnan(standing.lost.mean) else standing.lost.text()
+
+
+@lru_cache(maxsize=1)
+def _trained() -> dict[tuple[str, str], Standing]:
+    """Trainings on unskewed shards, by spec and task."""
+    return {
+        (standing.contender.spec, task): standing
+        for contenders in reversed(SETS.values())  # if it is in several sets, the one with four workers wins
+        for task in MODELS
+        for standing in standings(task, contenders)
+        if standing.contender.skew is None
+    }
+
+
+@lru_cache(maxsize=1)
+def _growth() -> dict[str, str]:
+    """Traffic of a worker with MANY workers relative to FEW, by spec."""
+    found = {rows[0]["spec"]: growth(rows) for rows in by_method(json.loads(RESULT.read_text())["traffic"])}
+    return {
+        repr(strategy_or_method(spec)): f"{grown:.2f}" for spec, grown in found.items() if grown is not None
+    }

@@ -1,0 +1,168 @@
+"""Writes every number of README.md and docs/ from the result files of commands.
+
+    python -m benchmarks.pages.write           fill the blocks between the markers, and write whole pages
+    python -m benchmarks.pages.write --demo    first copy the figures and the picture of the last `make demo`
+    python -m benchmarks.pages.write --check   change nothing; fail if a page does not match its result files
+
+A block stands between `<!-- name -->` and `<!-- /name -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.pages import accuracy as accuracy_page
+from benchmarks.pages import auto as auto_page
+from benchmarks.pages import entropy as entropy_page
+from benchmarks.pages import methods as methods_page
+from benchmarks.pages import scaling as scaling_page
+from benchmarks.pages import situations
+from benchmarks.pages import steps as steps_page
+from benchmarks.pages import straggler as straggler_page
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+BLOCKED = ("index", "choosing", "kernels")  # pages with blocks in them
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in BLOCKED))
+
+
+def read(name: str) -> dict[str, Any]:
+    """One of the result files."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return found
+
+
+def plus_minus(figure: dict[str, float], scale: float = 1.0, digits: int = 2) -> str:
+    """`mean ± standard error` of a figure."""
+    return f"{scale * figure['mean']:.{digits}f} ± {scale * figure['error']:.{digits}f}"
+
+
+def demo() -> str:
+    """The table of `make demo`."""
+    lines = [
+        "| method | test accuracy, % | test loss | payload, kB per step | smaller than dense |",
+        "|---|---|---|---|---|",
+    ]
+    for row in read("demo")["rows"]:
+        lines.append(
+            f"| `{row['spec']}` | {plus_minus(row['accuracy'], 100)}"
+            f" | {plus_minus(row['test_loss'], digits=3)}"
+            f" | {1000 * row['payload_mb']:.1f} | {row['smaller']:.1f} times |"
+        )
+    return "\n".join(lines)
+
+
+def accuracy() -> str:
+    """One row per experiment and method."""
+    lines = [
+        "| task | method | test accuracy, % | test loss | smaller than dense |",
+        "|---|---|---|---|---|",
+    ]
+    for file in sorted(RESULTS.glob("accuracy-*.json")):
+        found = json.loads(file.read_text())
+        task = f"{found['config']['task']}, {found['config']['model']}, {found['config']['steps']} steps"
+        for row in found["rows"]:
+            lines.append(
+                f"| {task} | `{row['spec']}` | {plus_minus(row['accuracy'], 100)}"
+                f" | {plus_minus(row['test_loss'], digits=4)} | {row['smaller']:.0f} times |"
+            )
+    return "\n".join(lines)
+
+
+def bars(name: str) -> str:
+    """The figures of a result file that have a bar."""
+    lines = ["| what | measured | at most |", "|---|---|---|"]
+    for row in read(name)["figures"]:
+        if row["bar"] is not None and row["unit"] != "M indices/s":
+            at_most = f"{row['bar']:g}" if row["bar"] > 0 else f"at least {-row['bar']:g}"
+            lines.append(f"| {row['what']} | {row['figure']:.2f} {row['unit']} | {at_most} |")
+    return "\n".join(lines)
+
+
+def wire() -> str:
+    """How far the model of headers is from the interface's counters."""
+    rows = read("wire")["rows"]
+    large = [row for row in rows if row["payload_sent"] + row["payload_received"] >= 1e6]
+    worst = max(abs(row["error"]) for row in large)
+    return (
+        f"In {len(large)} measurements of 1 MB and more (2 to 4 ranks in network namespaces), the model is"
+        f" within {100 * worst:.1f} % of the interface's own counters."
+    )
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "demo": demo,
+    "accuracy": accuracy,
+    "kernels": lambda: bars("kernels"),
+    "quantisers": lambda: bars("quantisers"),
+    "wire": wire,
+    "steps": steps_page.short,
+    "choices": situations.choices,
+}
+
+WHOLE: dict[Path, Callable[[], str]] = {
+    ROOT / "docs" / "methods.md": methods_page.page,
+    ROOT / "docs" / "accuracy.md": accuracy_page.page,
+    ROOT / "docs" / "entropy.md": entropy_page.page,
+    ROOT / "docs" / "scaling.md": scaling_page.page,
+    ROOT / "docs" / "scaling.svg": scaling_page.picture,
+}
+if auto_page.RESULTS.exists():
+    WHOLE[ROOT / "docs" / "auto.md"] = auto_page.page
+if straggler_page.RESULTS.exists():
+    WHOLE[ROOT / "docs" / "straggler.md"] = straggler_page.page
+if steps_page.RESULTS.exists():
+    WHOLE[ROOT / "docs" / "steps.md"] = steps_page.page
+
+
+def stale() -> dict[Path, str]:
+    """The pages that do not match their result files, with their correct text."""
+    due = {page: filled(page.read_text()) for page in PAGES} | {page: make() for page, make in WHOLE.items()}
+    return {page: text for page, text in due.items() if not page.exists() or page.read_text() != text}
+
+
+def filled(text: str) -> str:
+    """The text of a page with every block rewritten."""
+
+    def block(found: re.Match[str]) -> str:
+        name = found["name"]
+        return f"<!-- {name} -->\n{BLOCKS[name]()}\n<!-- /{name} -->"
+
+    return re.sub(r"<!-- (?P<name>\w+) -->\n.*?<!-- /(?P=name) -->", block, text, flags=re.DOTALL)
+
+
+def take_demo() -> None:
+    """Copy the figures and the picture of the last `make demo`."""
+    run = ROOT / "runs" / "demo"
+    kept = json.loads((run / "summary.json").read_text())
+    if not kept["complete"]:
+        raise SystemExit("the last demo did not finish: run `make demo` again")
+    kept["config"].pop("started", None)
+    (RESULTS / "demo.json").write_text(json.dumps(kept, indent=1) + "\n")
+    shutil.copy(run / "loss.svg", ROOT / "docs" / "demo.svg")
+
+
+def main() -> None:
+    """Write the pages, or check them."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    arguments.add_argument("--demo", action="store_true")
+    arguments.add_argument("--check", action="store_true")
+    options = arguments.parse_args()
+    if options.demo:
+        take_demo()
+    found = stale()
+    if options.check and found:
+        sys.exit(f"out of date: {', '.join(page.name for page in found)}; run `make docs`")
+    for page, text in found.items():
+        page.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

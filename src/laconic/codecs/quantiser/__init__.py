@@ -1,0 +1,70 @@
+"""Quantiser: what the codecs share that send each element as one of few levels of a scale."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from laconic import kernels
+from laconic.core import arguments
+from laconic.core.codec import Codec
+from laconic.core.errors import SpecError
+from laconic.core.layout import Segments
+from laconic.kernels.quantise.form import Form, Measure
+
+FARTHEST = 1e5  # standard deviations: of 2^31 elements none lies farther out than 46,341
+
+
+class Quantiser(Codec):
+    """Wire of a tensor of n elements, in blocks of B (0: the whole tensor), with s levels:
+
+        scales   float32 (ceil(n / B),)
+        codes    [sign 1 | level] in b = 1 + bit_length(s) bits each, the lowest bits first, padded to a byte
+
+    4 ceil(n / B) + ceil(n b / 8) bytes. An element becomes one of the two levels around |x| / scale, at
+    random, so that its mean is right. Zeros stay zeros, and where the scale is the largest |x|, that one is
+    sent as it is. NaN and Inf raise `NonFiniteError`. A message is one call of a kernel.
+    """
+
+    @property
+    @abstractmethod
+    def form(self) -> Form:
+        """Levels, blocks and packing of the wire. Raises `ValueError` for options that no wire can have."""
+
+    @abstractmethod
+    def measures(self, x: Tensor, segments: Segments) -> Measure:
+        """What these ranges of flat x are scaled by."""
+
+    def __post_init__(self) -> None:
+        try:
+            _ = self.form
+        except ValueError as error:
+            raise SpecError(f"{self.name}: {error}") from None
+
+    def nbytes(self, n: int) -> int:
+        form = self.form
+        return 4 * form.blocks_in(n) + form.codes_nbytes(n)
+
+    def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
+        return kernels.quantise(x, segments, keys, self.form, self.measures(x, segments))
+
+    def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
+        return kernels.dequantise_add_(wire, segments, out, self.form, alpha)
+
+
+def check_norm(name: str, norm: str) -> None:
+    """Raise `SpecError` unless this is a norm that bounds every entry."""
+    arguments.choice(f"{name}: norm", norm, ("max", "l2"))
+
+
+def check_clip(name: str, clip: float) -> None:
+    """Raise `SpecError` unless this is a number of standard deviations that can cut something off."""
+    hint = "in standard deviations of a tensor; 0 cuts nothing off"
+    arguments.number(f"{name}: clip", clip, least=0, most=FARTHEST, hint=hint)
+
+
+def longest(n: int, block: int) -> int:
+    """Elements of the longest block of a tensor of n elements."""
+    return min(n, block) if block else n

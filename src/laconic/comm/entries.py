@@ -1,0 +1,108 @@
+"""Entries: some of a tensor's values with their positions, on the wire and as sets that ranks compare.
+
+A position counts elements of a bucket, tensor after tensor without gaps; an index counts from the start of
+its own segment, as kernels take it. Both ascend.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.comm.sent import SentEntries
+from laconic.core.framing import as_bytes, as_numbers, counts_bytes, read_bytes, read_counts
+from laconic.core.layout import Segments
+from laconic.core.selector import kept
+
+
+@dataclass(frozen=True)
+class Entries:
+    """indices int32 (K,) from their segment's start; counts int64 (s,), on the CPU; values float32 (K,)."""
+
+    indices: Tensor
+    counts: Tensor
+    values: Tensor
+
+    @classmethod
+    def largest(cls, x: Tensor, segments: Segments, ks: Tensor) -> Entries:
+        """The ks[i] largest |x| of each segment, none that is zero; the lower index first among equals."""
+        indices, counts = kernels.topk(x, segments, ks)
+        return cls(indices, counts, kernels.gather(x, segments, indices, counts))
+
+    def positions(self, starts: Tensor) -> Tensor:
+        """Positions int64 (K,), for segments that begin at starts int64 (s,)."""
+        return self.indices + torch.repeat_interleave(starts, self.counts).to(self.indices.device)
+
+    def where(self, wanted: Tensor) -> Entries:
+        """Those of which wanted bool (K,) says so."""
+        return Entries(self.indices[wanted], counted(wanted, self.counts), self.values[wanted])
+
+    def among(self, ks: Tensor) -> Entries:
+        """The ks[i] largest of each segment's."""
+        segments = Segments.consecutive(self.counts.tolist())
+        places, counts = kernels.topk(self.values, segments, ks)
+        at = places + torch.repeat_interleave(segments.starts_tensor, counts).to(places.device)
+        return Entries(self.indices[at], counts, self.values[at])
+
+    def wire(self, segments: Segments) -> Tensor:
+        """uint8: counts uint32 (s,), values float32 (K,), indices by `golomb`."""
+        coded = kernels.rice_encode(self.indices, self.counts, segments)
+        return torch.cat([counts_bytes(self.counts).to(coded.device), as_bytes(self.values), coded])
+
+    @classmethod
+    def read(cls, wire: Tensor, segments: Segments) -> Entries:
+        """What `wire` made; of no segments, whatever came. Raises `WireError` if it cannot have made this."""
+        counts, rest = read_counts(wire, segments)
+        values, coded = read_bytes(rest, 4 * int(counts.sum()), "the values")
+        indices = kernels.rice_decode(coded if len(segments) else coded[:0], counts, segments)
+        return cls(indices, counts, as_numbers(values, torch.float32))
+
+    def share(self, segments: Segments, positions: Tensor, final: Tensor) -> SentEntries:
+        """These, which lie at ascending positions (K,), as a share: those that are in ascending `final`."""
+        kept = self.where(contained(positions, final))
+        return SentEntries(segments, kept.indices, kept.counts, kept.values)
+
+
+def positions_wire(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
+    """uint8: counts uint32 (s,), then the indices int32 (K,) by `golomb`."""
+    coded = kernels.rice_encode(indices, counts, segments)
+    return torch.cat([counts_bytes(counts).to(coded.device), coded])
+
+
+def positions_read(wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
+    """Indices int32 (K,) and counts int64 (s,). Raises `WireError` for bytes that cannot hold them."""
+    counts, coded = read_counts(wire, segments)
+    return kernels.rice_decode(coded, counts, segments), counts
+
+
+def entries_nbytes(density: float, segments: Segments) -> int:
+    """The most bytes that the wire of what a density keeps of each segment can take."""
+    kept_n = ((kept(density, n), n) for n in segments.sizes)
+    return sum(4 + 4 * k + kernels.rice_bound(k, n) for k, n in kept_n)
+
+
+def counted(mask: Tensor, counts: Tensor) -> Tensor:
+    """How many of each segment's counts int64 (s,) entries a mask bool (K,) marks, int64 (s,), on the CPU.
+
+    >>> counted(torch.tensor([True, False, True]), torch.tensor([2, 0, 1])).tolist()
+    [1, 0, 1]
+    """
+    marked = torch.zeros(mask.numel() + 1, dtype=torch.int64)
+    torch.cumsum(mask.cpu(), 0, out=marked[1:])
+    ends = counts.cumsum(0)
+    return marked[ends] - marked[ends - counts]
+
+
+def contained(positions: Tensor, ascending: Tensor) -> Tensor:
+    """Which positions are in an ascending set, bool (K,).
+
+    >>> contained(torch.tensor([1, 4, 9]), torch.tensor([0, 4])).tolist()
+    [False, True, False]
+    """
+    if not ascending.numel():
+        return torch.zeros_like(positions, dtype=torch.bool)
+    at = torch.searchsorted(ascending, positions).clamp_(max=ascending.numel() - 1)
+    return ascending[at] == positions

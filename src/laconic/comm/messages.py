@@ -1,0 +1,76 @@
+"""Messages of many ranks, decoded in rank order; if one is damaged, the error names the rank that sent it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from laconic.comm.comm import Comm
+from laconic.comm.sent import SentMessage
+from laconic.core.codec import Codec
+from laconic.core.errors import WireError
+from laconic.core.layout import Layout
+from laconic.core.turn import Turn
+
+
+@contextmanager
+def sent_by(rank: int) -> Iterator[None]:
+    """A `WireError` inside names the rank whose message is being read.
+
+    >>> with sent_by(3):
+    ...     raise WireError("too short")
+    Traceback (most recent call last):
+        ...
+    laconic.core.errors.WireError: the message that rank 3 sent is damaged: too short
+    """
+    try:
+        yield
+    except WireError as error:
+        raise WireError(f"the message that rank {rank} sent is damaged: {error}") from error
+
+
+def encoded(x: Tensor, layout: Layout, codec: Codec, turn: Turn) -> Tensor:
+    """Wire uint8 (m,) of these tensors of flat x, by this rank's keys; empty if they have no element."""
+    return codec.encode_layout(x, layout, turn) if layout.numel else x.new_empty(0, dtype=torch.uint8)
+
+
+def add_messages_(out: Tensor, messages: Iterable[tuple[int, SentMessage]], alpha: float) -> Tensor:
+    """out += alpha * each of the messages, in their order, given with the ranks that sent them."""
+    for rank, message in messages:
+        with sent_by(rank):
+            message.add_to_(out, alpha)
+    return out
+
+
+def combined(
+    comm: Comm,
+    message: Tensor,
+    up: Sequence[int],
+    down: Sequence[int],
+    combine: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """All ranks' messages uint8 (m,) made one, the same on every rank; each rank combines a chunk of them.
+
+    Args:
+        up: bytes of each rank's chunk of a message; they add up to m.
+        down: bytes of what `combine` makes of each rank's chunk.
+        combine: takes all ranks' chunks for this rank, uint8 (N, up[rank]).
+
+    Raises:
+        WireError: a chunk has another length; the error names the rank that sent it.
+    """
+    chunks = comm.all_to_all(torch.split(message, list(up)))
+    _check_nbytes(chunks, [up[comm.rank]] * comm.size)
+    results = comm.all_gather(combine(torch.stack(chunks)))
+    _check_nbytes(results, down)
+    return torch.cat(results)
+
+
+def _check_nbytes(messages: Sequence[Tensor], expected: Sequence[int]) -> None:
+    for rank, (message, nbytes) in enumerate(zip(messages, expected, strict=True)):
+        if message.numel() != nbytes:
+            with sent_by(rank):
+                raise WireError(f"{message.numel()} bytes, not {nbytes}")

@@ -1,0 +1,28 @@
+"""Partition: a bucket's tensors, or pieces of them, shared out among ranks that reduce a part each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from laconic.core.layout import Layout
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One bucket in parts that do not overlap, one for each rank."""
+
+    bucket: Layout
+    parts: tuple[Layout, ...]  # of each rank, at the bucket's offsets
+    home: Layout  # of this rank, one after the other from offset 0
+
+    @classmethod
+    def of(cls, bucket: Layout, parts: Iterable[Layout], rank: int) -> Partition:
+        """The bucket in these parts, as `rank` sees it."""
+        parts = tuple(parts)
+        return cls(bucket, parts, packed(parts[rank]))
+
+
+def packed(*layouts: Layout) -> Layout:
+    """The same entries one after the other from offset 0."""
+    return Layout.of((entry.name, entry.shape) for layout in layouts for entry in layout)

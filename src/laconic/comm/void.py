@@ -1,0 +1,127 @@
+"""Collectives of a step that may be void: a rank whose gradient is not finite says so in what it sends.
+
+Each takes None from a rank that has nothing finite to send, and then returns None on every rank. How that
+travels depends on the kind of collective, at no cost to a step that counts:
+
+    gather, all to all    the wrong kind of message: no byte where bytes are due, one byte where none are
+    sum                   NaN
+    max                   infinity
+    broadcast             2^62 in place of the length of the message, which goes first
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from laconic.comm.comm import Comm
+
+VOID_LENGTH = 1 << 62
+
+
+def gather_or_void(
+    comm: Comm,
+    message: Tensor | None,
+    device: torch.device,
+    due: Sequence[bool] | None = None,
+    dtype: torch.dtype = torch.uint8,
+) -> list[Tensor] | None:
+    """Every rank's message (m_r,), in rank order.
+
+    Args:
+        message: this rank's message (m,). An empty one that is due travels as a single zero.
+        due: whether each rank has something to say; by default all have.
+
+    >>> from laconic.comm.loopback import Loopback
+    >>> def gather(finite):
+    ...     message = torch.arange(2).byte()
+    ...     return lambda comm: gather_or_void(comm, message if finite else None, message.device)
+    >>> Loopback.run(1, gather(True)), Loopback.run(1, gather(False))
+    ([[tensor([0, 1], dtype=torch.uint8)]], [None])
+    """
+    empty = torch.empty(0, dtype=dtype, device=device)
+    all_due = [True] * comm.size if due is None else due
+    messages = comm.all_gather(_filled(message, all_due[comm.rank], empty))
+    void = any(_says_void(each, its_due) for each, its_due in zip(messages, all_due, strict=True))
+    return None if void else messages
+
+
+def all_to_all_or_void(
+    comm: Comm, messages: Sequence[Tensor] | None, device: torch.device, due: Sequence[bool] | None = None
+) -> list[Tensor] | None:
+    """The messages uint8 (m_r,) that came to this rank, in rank order; `messages[r]` goes to rank r.
+
+    Args:
+        messages: one for each rank. An empty one that is due travels as a single zero; this rank's own stays.
+        due: whether each rank is to get messages from the others; by default all are.
+    """
+    empty = torch.empty(0, dtype=torch.uint8, device=device)
+    all_due = [True] * comm.size if due is None else due
+    own = [None] * comm.size if messages is None else messages
+    filled = [_filled(message, its_due, empty) for message, its_due in zip(own, all_due, strict=True)]
+    if messages is not None:
+        filled[comm.rank] = messages[comm.rank]
+    came = comm.all_to_all(filled)
+    others = (each for rank, each in enumerate(came) if rank != comm.rank)
+    void = messages is None or any(_says_void(each, all_due[comm.rank]) for each in others)
+    return None if void else came
+
+
+def sum_or_void(
+    comm: Comm, x: Tensor | None, n: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Tensor | None:
+    """Sum over ranks of x (n,), in x's own memory where n > 0; void also where the sum is not finite."""
+    total = comm.all_reduce(_summand(x, n, torch.nan, device, dtype))
+    return total[:n] if bool(total.isfinite().all()) else None
+
+
+def max_or_void(comm: Comm, x: Tensor | None, n: int, device: torch.device) -> Tensor | None:
+    """Maximum over ranks of x float32 (n,), in x's own memory where n > 0; void where x is not finite."""
+    if x is not None and not bool(x.isfinite().all()):
+        x = None  # a NaN could get lost in the maximum
+    largest = comm.all_reduce(_summand(x, n, torch.inf, device, torch.float32), "max")
+    return largest[:n] if bool(largest.isfinite().all()) else None
+
+
+def is_void(comm: Comm, finite: bool, device: torch.device) -> bool:
+    """Whether any rank is not `finite`, for what says nothing of it in its own messages: 4 bytes."""
+    return max_or_void(comm, torch.zeros(1, device=device) if finite else None, 1, device) is None
+
+
+def broadcast_or_void(comm: Comm, root: int, message: Tensor | None, device: torch.device) -> Tensor | None:
+    """The root's message uint8 (m,), on every rank; elsewhere `message` only says whether x is finite.
+
+    Two rounds: the length, 8 bytes a rank, as the others do not know it; then a broadcast.
+
+    >>> from laconic.comm.loopback import Loopback
+    >>> def body(comm):
+    ...     return broadcast_or_void(comm, 1, torch.arange(comm.rank * 3).byte(), torch.device("cpu"))
+    >>> [message.tolist() for message in Loopback.run(2, body)]
+    [[0, 1, 2], [0, 1, 2]]
+    """
+    mine = comm.rank == root
+    nbytes = VOID_LENGTH if message is None else message.numel() * mine
+    longest = int(comm.all_reduce(torch.tensor([nbytes], dtype=torch.int64, device=device), "max"))
+    if message is None or longest == VOID_LENGTH:
+        return None
+    return comm.broadcast(message if mine else message.new_empty(longest), root)
+
+
+def _filled(message: Tensor | None, due: bool, empty: Tensor) -> Tensor:
+    """What travels: a message that is due has at least one element, one that is void is of the wrong kind."""
+    if message is None:
+        return empty if due else empty.new_zeros(1)
+    return message if message.numel() or not due else empty.new_zeros(1)
+
+
+def _says_void(message: Tensor, due: bool) -> bool:
+    return (message.numel() == 0) == due
+
+
+def _summand(x: Tensor | None, n: int, void: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """x, or what says void; at least one element, so that even nothing can be void."""
+    if x is None:
+        return torch.full((max(1, n),), void, dtype=dtype, device=device)
+    return x if n else torch.zeros(1, dtype=dtype, device=device)

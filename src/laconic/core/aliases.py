@@ -1,0 +1,50 @@
+"""Names by which papers and other libraries know what is registered here under another one."""
+
+from __future__ import annotations
+
+RANDOMK, TOPK, THRESHOLD = "randomk(density=...)", "topk(density=...)", "threshold(value=...)"
+ALIASES: dict[str, tuple[str, ...]] = {
+    "allgather": ("gather(...)",),
+    "allreduce": ("sum()",),
+    "deep_gradient_compression": ("dgc()",),
+    "ef": ("error_fed(...)", "error_feedback()"),
+    "efsgd": ("error_fed(...)",),
+    "ef_signsgd": ("signmean()",),
+    "elias": ("qsgd(coding='elias')",),
+    "float16": ("fp16()",),
+    "half": ("fp16()",),
+    "bfloat16": ("bf16()",),
+    "gradient_dropping": (TOPK, THRESHOLD),
+    "majority": ("majority_vote()",),
+    "natural_compression": ("natural()",),
+    "none": ("dense()",),
+    "no_compression": ("dense()",),
+    "one_bit_adam": ("onebit_adam()",),
+    "one_bit": ("signmean()", "sign()"),
+    "parameter_server": ("server(...)",),
+    "ps": ("server(...)",),
+    "qsgd_elias": ("qsgd(coding='elias')",),
+    "qsgd_l2": ("qsgd(norm='l2')",),
+    "qsgd_linf": ("qsgd(norm='max')",),
+    "qsgd_max": ("qsgd(norm='max')",),
+    "randk": (RANDOMK,),
+    "random_k": (RANDOMK,),
+    "rice": ("golomb()", "qsgd(coding='rice')"),
+    "signum": ("majority_vote()",),
+    "signsgd": ("majority_vote()", "sign()"),
+    "sparse_ternary_compression": ("stc()",),
+    "strom": (THRESHOLD,),
+    "top_k": (TOPK,),
+    "topk_sgd": (TOPK,),
+    "zero_one": ("zero_one_adam()",),
+}
+
+
+def called_here(name: str) -> tuple[str, ...]:
+    """What a name of the field is called here, as calls; nothing for one that is not known.
+
+    >>> called_here("SignSGD"), called_here("1x")
+    (('majority_vote()', 'sign()'), ())
+    """
+    plain = name.lower().replace("_", "")
+    return next((calls for known, calls in ALIASES.items() if known.replace("_", "") == plain), ())

@@ -1,0 +1,28 @@
+"""Packages that only some commands need: `pip install laconic` leaves them out, an extra brings them."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from laconic.core.errors import ExtraError
+
+INSTALL_TRAIN = "pip install 'laconic[train]'"
+
+
+def require(module: str, use: str) -> None:
+    """Check that a module of the extra `train` can be imported, without importing it.
+
+    Args:
+        module: Its name in `import`, such as "plotly".
+        use: What needs it, as the subject of the error's sentence.
+
+    Raises:
+        ExtraError: It is not installed.
+
+    >>> require("no_such_module", "the report")
+    Traceback (most recent call last):
+    ...
+    laconic.core.errors.ExtraError: the report needs no_such_module: pip install 'laconic[train]'
+    """
+    if find_spec(module) is None:
+        raise ExtraError(f"{use} needs {module}: {INSTALL_TRAIN}")

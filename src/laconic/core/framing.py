@@ -1,0 +1,69 @@
+"""Bytes as numbers and back: the fixed parts of a wire, little-endian as the machines that torch runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import WireError
+from laconic.core.layout import Segments
+from laconic.core.turn import MASK
+
+SIGN = 1 << 63
+
+
+def as_bytes(values: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor, uint8 (m,), without a copy."""
+    return values.view(torch.uint8) if values.numel() else values.new_empty(0, dtype=torch.uint8)
+
+
+def as_numbers(wire: Tensor, dtype: torch.dtype) -> Tensor:
+    """A whole number of values from wire uint8 (m,); copied only where their bytes are not aligned."""
+    aligned = wire.storage_offset() % dtype.itemsize == 0 and wire.is_contiguous()
+    return wire.view(dtype) if aligned else wire.clone(memory_format=torch.contiguous_format).view(dtype)
+
+
+def read_bytes(wire: Tensor, nbytes: int, what: str) -> tuple[Tensor, Tensor]:
+    """The first bytes of a wire, and the rest. Raises `WireError` where it is too short."""
+    if wire.numel() < nbytes:
+        raise WireError(f"{what} fill {nbytes} bytes, but {wire.numel()} are left")
+    return wire[:nbytes], wire[nbytes:]
+
+
+def unsigned(wire: Tensor) -> Tensor:
+    """Numbers uint32, as int64 (k,) on the CPU."""
+    return as_numbers(wire.cpu(), torch.int32).to(torch.int64) & 0xFFFFFFFF
+
+
+def read_positions(wire: Tensor) -> tuple[Tensor, Tensor]:
+    """The bytes of positions, whose number uint32 leads them, and the rest of the wire."""
+    head, rest = read_bytes(wire, 4, "the length of the positions")
+    return read_bytes(rest, int(unsigned(head)), "the positions")
+
+
+def counts_bytes(counts: Tensor) -> Tensor:
+    """Counts int64 (s,) as uint32, on the CPU."""
+    return as_bytes(counts.to(torch.int32))  # of 2^31 and more, the low 32 bits stay
+
+
+def read_counts(wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
+    """One count a segment, int64 (s,) on the CPU and at most its size; and the rest of the wire."""
+    head, rest = read_bytes(wire, 4 * len(segments), "the counts")
+    counts = unsigned(head)
+    if bool((counts > segments.sizes_tensor).any()):
+        raise WireError("a count is larger than its tensor")
+    return counts, rest
+
+
+def keys_bytes(keys: Sequence[int]) -> Tensor:
+    """Keys as uint64, on the CPU."""
+    signed = [(key + SIGN & MASK) - SIGN for key in keys]
+    return as_bytes(torch.tensor(signed, dtype=torch.int64))
+
+
+def read_keys(wire: Tensor, segments: Segments) -> tuple[list[int], Tensor]:
+    """One key a segment, and the rest of the wire."""
+    head, rest = read_bytes(wire, 8 * len(segments), "the keys")
+    return [key & MASK for key in as_numbers(head.cpu(), torch.int64).tolist()], rest

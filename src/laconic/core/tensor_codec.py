@@ -1,0 +1,89 @@
+"""TensorCodec: where a new codec starts, one tensor at a time."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from laconic.core.codec import Codec
+from laconic.core.errors import WireError
+from laconic.core.framing import as_bytes, as_numbers, read_bytes
+from laconic.core.layout import Segments
+
+
+class TensorCodec(Codec):
+    """A codec that encodes one tensor, and decodes one, and leaves messages of many to this base.
+
+    A message is the tensors' wires one after the other. If there are several and their sizes vary, their
+    lengths int32 (s,) lead it. A codec with a kernel that does many tensors in one call is a `Codec`.
+    """
+
+    @abstractmethod
+    def encode_tensor(self, x: Tensor, key: int) -> Tensor:
+        """Encode one tensor. Equal keys give equal bytes.
+
+        Args:
+            x: float32 (n,), contiguous and finite. It must be left as it is.
+            key: an integer in 0..2^64 - 1, from which random codecs draw, and from nothing else.
+
+        Returns:
+            The wire, uint8 (m,) with m = `nbytes(n)` if `fixed_size`, else m <= `nbytes(n)`.
+        """
+
+    @abstractmethod
+    def decode_tensor(self, wire: Tensor, n: int) -> Tensor:
+        """Decode one tensor.
+
+        Args:
+            wire: uint8 (m,), not trusted; m = `nbytes(n)` if `fixed_size`. It is a copy, which `view` can
+                read as any dtype.
+            n: the number of elements that were encoded.
+
+        Returns:
+            The decoded values (n,), of any dtype.
+
+        Raises:
+            WireError: for bytes that no encoder can have made.
+        """
+
+    def message_nbytes(self, segments: Segments) -> int:
+        return self._head(segments) + super().message_nbytes(segments)
+
+    @final
+    def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
+        wires = [self.encode_tensor(view, key) for view, key in zip(segments.views(x), keys, strict=True)]
+        if self._head(segments):
+            lengths = torch.tensor([wire.numel() for wire in wires], dtype=torch.int32, device=x.device)
+            wires.insert(0, as_bytes(lengths))
+        return torch.cat([x.new_empty(0, dtype=torch.uint8), *wires])
+
+    @final
+    def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
+        self.check_size(wire, segments)
+        for part, view in zip(self._wires(wire, segments), segments.views(out), strict=True):
+            values = self.decode_tensor(part.clone(), view.numel())
+            if values.shape != view.shape:
+                raise WireError(f"{self!r}: {view.numel()} values are expected, got {tuple(values.shape)}")
+            view.add_(values, alpha=alpha)
+        return out
+
+    def _head(self, segments: Segments) -> int:
+        """Bytes of the lengths: none if they are known."""
+        return 4 * len(segments) if len(segments) > 1 and not self.fixed_size else 0
+
+    def _wires(self, wire: Tensor, segments: Segments) -> Sequence[Tensor]:
+        """The tensors' wires in a message, as views."""
+        if self.fixed_size:
+            lengths = [self.nbytes(size) for size in segments.sizes]
+        elif len(segments) == 1:
+            lengths = [wire.numel()]
+        else:
+            head, wire = read_bytes(wire, self._head(segments), "the lengths of the wires")
+            lengths = as_numbers(head, torch.int32).tolist()
+        if min(lengths, default=0) < 0 or sum(lengths) != wire.numel():
+            raise WireError(f"{self!r}: wires of {lengths} bytes do not fill {wire.numel()} bytes")
+        return torch.split(wire, lengths) if lengths else ()

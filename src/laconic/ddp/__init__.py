@@ -1,0 +1,1 @@
+"""DDP: `laconic.compress` on DistributedDataParallel and FSDP2."""

@@ -1,0 +1,157 @@
+"""DDP's buckets as jobs for the communication thread.
+
+DDP hands over its buckets in index order and regroups them after the first step, so a layout is read from
+each new group of parameters, by name. Buckets of other dtypes than float32 are exchanged in float32.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, where types see it
+
+from laconic.core.layout import Entry, Layout
+from laconic.ddp.communication_thread import Answer, CommunicationThread
+from laconic.ddp.gradient_watch import GradientWatch
+from laconic.exchange.exchange import Exchange
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A tensor's mean as it lies in DDP's bucket, times the scaler's scale."""
+
+    view: Tensor
+    scale: float
+
+
+class Buckets:
+    """Turns each bucket of a backward pass into a job on one communication thread.
+
+    Args:
+        exchange: What makes a bucket the mean of all ranks.
+        names: The name of each parameter of the model.
+        scaler: The GradScaler in use, if any: memories are kept unscaled.
+        keep_means: Whether to keep the means of a step for parameters that no rank has used.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        names: Mapping[Tensor, str],
+        scaler: torch.amp.GradScaler | None,
+        *,
+        keep_means: bool,
+    ) -> None:
+        self.per_step = 0  # buckets of the present step so far
+        self._exchange = exchange
+        self._watch = GradientWatch()
+        self._means: dict[str, Mean] = {}  # of the present step, by tensor name, if they are kept
+        self._keep_means = keep_means
+        self._thread = CommunicationThread(f"laconic rank {exchange.comm.rank}")
+        self._names = {id(parameter): name for parameter, name in names.items()}
+        self._scaler = scaler
+        self._scale = 1.0
+        self._unused = False  # whether the means of a backward pass wait for the optimiser
+        self._layouts: dict[tuple[int, ...], Layout] = {}
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why no bucket can be exchanged any more; None while all is well."""
+        return self._thread.error
+
+    def submit(self, bucket: GradBucket) -> Answer:
+        """Queue one bucket; the Future will hold its mean."""
+        buffer, first, last = bucket.buffer(), bucket.index() == 0, bucket.is_last()
+        self.per_step = bucket.index() + 1
+        if first:
+            self._check_stepped()
+            self._scale = 1.0 if self._scaler is None else self._scaler.get_scale()
+        scale, layout = self._scale, None if buffer.is_sparse else self._layout_of(bucket, buffer)
+        ready = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
+
+        def job() -> Tensor:
+            if ready is not None:
+                torch.cuda.current_stream(buffer.device).wait_event(ready)
+            if first:
+                self._exchange.begin()
+                self._means.clear()
+            mean = self._mean_(buffer, layout, scale)
+            if last:
+                self._exchange.end()
+            return mean
+
+        return self._thread.submit(job, [buffer.device] if buffer.is_cuda else None)
+
+    def before_step(self, parameter: Callable[[str], Tensor]) -> None:
+        """The optimiser is about to take the present step, by the gradients of `parameter(name)`.
+
+        A parameter that no rank has used gets the mean of what was held back for it, as DDP leaves it out. A
+        gradient that was changed since the exchange is warned of.
+        """
+        for name, mean in self._means.items():
+            unused = parameter(name)
+            untouched = unused.grad is None or not bool(unused.grad.any())
+            if untouched and bool(mean.view.any()):
+                unused.grad = mean.view.detach() / mean.scale
+        for name in self._watch.noted():
+            grad = parameter(name).grad
+            if grad is not None:
+                self._watch.compare(name, grad)
+        self._unused = False
+        self._means.clear()
+
+    def end(self) -> None:
+        """End the thread when the queued buckets are done, without waiting for that."""
+        self._thread.end()
+
+    def close(self) -> None:
+        """Finish the queued buckets and end the thread."""
+        self._thread.close()
+
+    def _check_stepped(self) -> None:
+        """Warn if a second backward pass would mistake what the first one has sent for a gradient."""
+        exchange = self._exchange
+        if self._unused and exchange.void is None and exchange.owns_momentum(exchange.step - 1):
+            warnings.warn(
+                "two synchronised backward passes without optimizer.step() between them:"
+                f" {exchange.method} would take the velocity that the first has sent for a gradient."
+                " Accumulate under model.no_sync()",
+                stacklevel=2,
+            )
+        self._unused = True
+
+    def _layout_of(self, bucket: GradBucket, buffer: Tensor) -> Layout:
+        parameters = bucket.parameters()
+        key = tuple(map(id, parameters))
+        known = self._layouts.get(key)
+        if known is None:
+            starts = [int(grad.storage_offset() - buffer.storage_offset()) for grad in bucket.gradients()]
+            known = Layout(
+                tuple(
+                    Entry(self._names[id(parameter)], tuple(parameter.shape), start)
+                    for parameter, start in zip(parameters, starts, strict=True)
+                )
+            )
+            self._layouts[key] = known
+        return known
+
+    def _mean_(self, buffer: Tensor, layout: Layout | None, scale: float) -> Tensor:
+        if layout is None:
+            return self._exchange.sparse_mean(buffer)
+        flat = buffer if buffer.dtype == torch.float32 else buffer.to(torch.float32)
+        finite = self._exchange.mean_(flat, layout, scale)
+        if flat is not buffer:
+            buffer.copy_(flat)
+            if finite and not bool(buffer.isfinite().all()):
+                self._exchange.cancel(f"the mean of {layout.names[0]} does not fit into {buffer.dtype}")
+                buffer.fill_(torch.nan)
+        owned = self._exchange.owns_momentum(self._exchange.step)
+        self._watch.note(flat, layout, owned, scale)
+        for entry in layout if self._keep_means else ():
+            view = buffer[entry.offset : entry.offset + entry.numel]
+            self._means[entry.name] = Mean(view.view(entry.shape), scale)
+        return buffer

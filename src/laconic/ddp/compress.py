@@ -1,0 +1,88 @@
+"""The front door: one call for a model under DistributedDataParallel, and for one under `fully_shard`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from laconic.core.errors import AttachError
+from laconic.ddp.handle import Handle
+from laconic.ddp.hook import attach
+
+if TYPE_CHECKING:
+    from laconic.ddp.fsdp import ShardedHandle
+
+
+@overload
+def compress(
+    model: DistributedDataParallel,
+    optimizer: Optimizer,
+    spec: Any,
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+    seed: int = 0,
+) -> Handle: ...
+
+
+@overload
+def compress(
+    model: nn.Module,
+    optimizer: Optimizer,
+    spec: Any,
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+    seed: int = 0,
+) -> Handle | ShardedHandle: ...
+
+
+def compress(
+    model: nn.Module,
+    optimizer: Optimizer,
+    spec: Any,
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+    seed: int = 0,
+) -> Handle | ShardedHandle:
+    """Exchange this model's gradients by the method that `spec` names; the rest of the script stays as it is.
+
+    All ranks of the model's group must call it.
+
+    Args:
+        model: A `DistributedDataParallel`, before its first backward pass or later; or a model under
+            `fully_shard`, for methods without memory such as "cgx(bits=4)", which compress all its gradients.
+        optimizer: The optimiser of the model's parameters.
+        spec: A string such as "dgc(density=0.001)", or what `laconic.parse` returns; equal on all ranks.
+        scaler: The GradScaler in use, so that memory is kept unscaled; not with `fully_shard`.
+        seed: Seed of sampling and stochastic rounding; equal on all ranks.
+
+    Returns:
+        The handle of this rank: figures, state, and `remove()`.
+
+    Raises:
+        AttachError: On every rank, with nothing attached: the model is of another kind or has another hook or
+            reduce-scatter, the optimiser is compressed already or does not suit the method, the method cannot
+            be sharded, or the ranks disagree.
+        SpecError: The spec is wrong.
+    """
+    if isinstance(model, DistributedDataParallel):
+        return attach(model, optimizer, spec, scaler=scaler, seed=seed)
+    if is_sharded(model):
+        from laconic.ddp.fsdp import compress_sharded
+
+        return compress_sharded(model, optimizer, spec, scaler=scaler, seed=seed)
+    raise AttachError(
+        f"compress needs a DistributedDataParallel, got {type(model).__name__}:"
+        " wrap it first, model = DistributedDataParallel(model), or shard it with fully_shard"
+    )
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether `fully_shard` was called on this model or on a part of it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # where it is not imported, nothing is sharded
+    parts = model.modules() if isinstance(model, nn.Module) else ()
+    return any(isinstance(part, getattr(fsdp, "FSDPModule", ())) for part in parts)

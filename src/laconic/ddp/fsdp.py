@@ -1,0 +1,224 @@
+"""Sharded data parallel: `fully_shard` with a compressed reduce-scatter.
+
+A rank of FSDP2 keeps a shard of every parameter and needs the mean gradient of that shard only: the first
+half of `scatter_reduce`. FSDP2 hands over flat chunks of several tensors without names, so only methods
+without memory are accepted, and their choice of tensors does not apply. Parameters are still gathered in full
+precision.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
+from torch.optim import Optimizer
+
+from laconic.comm.metered import Metered
+from laconic.comm.torch_comm import TorchComm
+from laconic.core.errors import AttachError, StateError
+from laconic.core.layout import Layout
+from laconic.ddp.shards import ScatterMean, Shards
+from laconic.exchange.agreement import built_by_all
+from laconic.exchange.method import Method, lift
+from laconic.exchange.state import model_digest
+from laconic.exchange.stats import Stats
+from laconic.feedback.no_feedback import NoFeedback
+from laconic.reducers.scatter_reduce import ScatterReduce
+from laconic.reducers.sum import Sum
+
+_compressed: WeakKeyDictionary[nn.Module, weakref.ref[ShardedHandle]] = WeakKeyDictionary()
+
+
+def compress_sharded(
+    model: nn.Module,
+    optimizer: Optimizer,
+    spec: Any,
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+    seed: int = 0,
+) -> ShardedHandle:
+    """Reduce the gradients of a model under `fully_shard` by the method that `spec` names.
+
+    Called by all ranks of its shard group. Raises `AttachError` on every rank, with nothing attached, for a
+    method that cannot be sharded, an optimiser that is not over the sharded parameters, a module with another
+    custom reduce-scatter, a `scaler`, and where ranks disagree; `SpecError` for a wrong spec. Replicas of
+    shards (HSDP) are averaged as ever.
+    """
+    group = TorchComm.own(shard_group(model))
+    comm = Metered(group)
+
+    def build() -> ShardedHandle:
+        if scaler is not None:
+            raise AttachError(
+                "scaler= is for a memory that is kept unscaled, and a method for sharded models has none:"
+                " leave it out"
+            )
+        return ShardedHandle(model, optimizer, spec, comm, seed)
+
+    try:
+        handle = built_by_all(comm, build)
+    except BaseException:
+        group.close()
+        raise
+    comm.reset()
+    handle.attach(group)
+    return handle
+
+
+class ShardedHandle:
+    """A compressed model under `fully_shard` on one rank: figures, and the way back."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, spec: Any, comm: Metered, seed: int = 0
+    ) -> None:
+        known = _compressed.get(model)
+        taken = known and known()
+        if taken:
+            raise AttachError(
+                f"this model is compressed already, with {taken.method}: call its handle's remove() first"
+            )
+        self.method: Method = lift(spec)
+        self._shards = Shards(sharded(self.method), comm, seed)
+        self._model, self._optimizer = weakref.ref(model), optimizer
+        self._check_optimizer(model)
+        self._before = {name: own_scatter(name, module) for name, module in scattering(model)}
+        self._layout = Layout.of((name, tuple(part.shape)) for name, part in model.named_parameters())
+        self._detach: list[Callable[[], object]] = []
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.method} on {self._layout.numel:,} elements in shards, rank {self._shards.comm.rank} of"
+            f" {self._shards.comm.size}>"
+        )
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """What all ranks must have alike."""
+        return {
+            "the spec": repr(self.method),
+            "the seed": str(self._shards.seed),
+            "the model": model_digest(self._layout),
+        }
+
+    def attach(self, group: TorchComm) -> None:
+        """Put a compressed reduce-scatter in the place of FSDP's own. `group` is closed at the end."""
+        model = self._model()
+        assert model is not None
+        for name, module in scattering(model):
+            scatter = ScatterMean(self._shards, name, self._before[name])
+            module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]  # an interface that is private
+        self._detach.append(self._optimizer.register_step_post_hook(self._stepped).remove)
+        self._detach.append(group.close)
+        _compressed[model] = weakref.ref(self)
+
+    def stats(self) -> Stats:
+        """Bytes and seconds of this rank's reduce-scatters; `dense`: what they would hand over in float32."""
+        shards, meter = self._shards, self._shards.comm.snapshot()
+        return Stats.of(meter, shards.seconds, steps=shards.step, dense=shards.dense_bytes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step, which stochastic rounding draws its bits by; there is no other state."""
+        return {"spec": repr(self.method), "seed": self._shards.seed, "step": self._shards.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken. Raises `StateError` for another method or seed."""
+        own = self.state_dict()
+        for key in ("spec", "seed"):
+            if state.get(key) != own[key]:
+                raise StateError(
+                    f"the saved state is of {key} {state.get(key)!r}, this handle has {own[key]!r}"
+                )
+        self._shards.step = int(state["step"])
+
+    def remove(self) -> None:
+        """Back to the reduce-scatter that was there before. Call it on every rank, between steps."""
+        detach, self._detach = self._detach, []
+        model = self._model()
+        if detach and model is not None:
+            for name, module in scattering(model):
+                if isinstance(scatter_of(module), ScatterMean):
+                    module.set_custom_reduce_scatter(self._before[name])
+            _compressed.pop(model, None)
+        for callback in detach:
+            callback()
+
+    def _stepped(self, *_: Any) -> None:
+        self._shards.step += 1
+
+    def _check_optimizer(self, model: nn.Module) -> None:
+        own = {id(parameter) for parameter in model.parameters()}
+        stepped = (id(parameter) for group in self._optimizer.param_groups for parameter in group["params"])
+        if own.isdisjoint(stepped):
+            raise AttachError(
+                "this optimiser is over none of the model's parameters: fully_shard replaces them, so build"
+                " the optimiser after it"
+            )
+
+
+def sharded(method: Method) -> ScatterReduce:
+    """The reduction of a method that keeps nothing. Raises `AttachError` for others."""
+    reducers = dict.fromkeys(route.reducer for route in method.routes if not isinstance(route.reducer, Sum))
+    why = ""
+    if not all(isinstance(route.feedback, NoFeedback) for route in method.routes):
+        why = "it keeps a memory of each gradient, and a rank has none but its shards"
+    elif any(route.rule is not None for route in method.routes):
+        why = "it changes how the optimiser steps"
+    elif not reducers:
+        why = "it sums, as fully_shard does; in 16 bits with MixedPrecisionPolicy(reduce_dtype=...)"
+    elif len(reducers) > 1 or not isinstance(next(iter(reducers)), ScatterReduce):
+        why = f"{next(iter(reducers))!r} has no first half that leaves each rank its shard"
+    if why:
+        raise AttachError(f"{method} cannot be sharded: {why}; take cgx(bits=4), or as many bits as you like")
+    found = next(iter(reducers))
+    assert isinstance(found, ScatterReduce)
+    return found
+
+
+def scattering(model: nn.Module) -> list[tuple[str, FSDPModule]]:
+    """The modules that have a reduce-scatter: those under `fully_shard` with parameters of their own."""
+    modules = ((name, part) for name, part in model.named_modules() if isinstance(part, FSDPModule))
+    return [(name, part) for name, part in modules if scatter_of(part) is not None]
+
+
+def scatter_of(module: FSDPModule) -> Any:
+    """A module's reduce-scatter, None where it has no parameters. Private to FSDP2, and all that tells."""
+    return getattr(module._get_fsdp_state()._fsdp_param_group, "_reduce_scatter_comm", None)
+
+
+def own_scatter(name: str, module: FSDPModule) -> Any:
+    """FSDP's own reduce-scatter of a module. Raises `AttachError` where the user has set another."""
+    scatter = scatter_of(module)
+    if isinstance(scatter, ScatterMean):  # of a handle that is gone, and was not removed
+        return scatter.before
+    if not type(scatter).__module__.startswith("torch."):
+        raise AttachError(
+            f"{name or 'the model'} has a custom reduce-scatter already, {type(scatter).__name__}, and takes"
+            " one: shard a new model without it"
+        )
+    return scatter
+
+
+def shard_group(model: nn.Module) -> dist.ProcessGroup:
+    """The ranks that share the parameters among them. Raises `AttachError` where these are not one group."""
+    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor):
+            continue  # one that fully_shard was told to ignore
+        along = [dim for dim, placed in enumerate(parameter.placements) if isinstance(placed, Shard)]
+        if len(along) != 1:
+            raise AttachError(
+                f"{name} is sharded along {len(along)} dimensions of its mesh: compress takes models that"
+                " fully_shard alone has sharded"
+            )
+        group = parameter.device_mesh.get_group(along[0])
+        groups[tuple(dist.get_process_group_ranks(group))] = group
+    if len(groups) != 1:
+        raise AttachError(f"the model's parameters are sharded in {len(groups)} groups of ranks, not in one")
+    return next(iter(groups.values()))

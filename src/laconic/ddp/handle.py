@@ -1,0 +1,158 @@
+"""The handle that `compress` returns: one method working on one model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from laconic.comm.metered import Metered
+from laconic.core.errors import AttachError, NonFiniteError, PeerError
+from laconic.core.layout import Layout
+from laconic.ddp.buckets import Buckets
+from laconic.ddp.optimiser import OptimiserHooks
+from laconic.exchange.exchange import Exchange
+from laconic.exchange.method import Method
+from laconic.exchange.rule import Site
+from laconic.exchange.state import FORMAT, Identity, RankState, label, model_digest, unlabel
+from laconic.exchange.stats import Stats
+
+
+class Handle:
+    """A compressed model on one rank: figures, state, and the way back. Made by `laconic.compress`."""
+
+    def __init__(
+        self,
+        method: Method,
+        names: Mapping[Tensor, str],
+        optimizer: Optimizer,
+        comm: Metered,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+        seed: int = 0,
+        sparse: Collection[str] = (),
+        restore_unused: bool = False,
+        joining: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.method = method
+        dense = ((name, parameter) for parameter, name in names.items() if name not in sparse)
+        self.layout = Layout.of((name, tuple(parameter.shape)) for name, parameter in dense)
+        self._detach: tuple[Callable[[], None], ...] = ()
+        self._scaler = scaler
+        self._comm = comm
+        self._joining = joining
+        self._optimiser = OptimiserHooks(optimizer, names, self._before_step, method.rules)
+        self.exchange = Exchange(method, self.layout, comm, self._optimiser, seed)
+        self.buckets = Buckets(self.exchange, names, scaler, keep_means=restore_unused)
+        site = Site(comm, seed, self.exchange.seconds)
+        self._rules = [rule.bind(part, self._optimiser, site) for rule, part in method.governed(self.layout)]
+        self._optimiser.install(self._rules)
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.method} on {self.layout.numel:,} elements, rank {self._comm.rank} of {self._comm.size}>"
+        )
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """What all ranks must have alike."""
+        return {
+            "the spec": repr(self.method),
+            "the seed": str(self.exchange.seed),
+            "the scaler": "none" if self._scaler is None else "given",
+            "the model": model_digest(self.layout),
+        }
+
+    def stats(self) -> Stats:
+        """Bytes and seconds of this rank since the start."""
+        meter, exchange = self._comm.snapshot(), self.exchange
+        return Stats.of(
+            meter,
+            exchange.seconds,
+            steps=exchange.step,
+            dense=exchange.dense_bytes,
+            buckets=self.buckets.per_step,
+        )
+
+    def state_dict(self) -> RankState:
+        """This rank's memory, to be saved by this rank, between steps. The rank is in every key."""
+        tensors = self.exchange.state_dict()
+        for i, rule in enumerate(self._rules):
+            tensors |= {f"rule{i}/{key}": value for key, value in rule.state_dict().items()}
+        return RankState(**self._identity(), step=self.exchange.step, tensors=label(tensors, self._comm.rank))
+
+    def _identity(self) -> Identity:
+        """Whose state it is."""
+        return Identity(
+            format=FORMAT,
+            spec=repr(self.method),
+            model=model_digest(self.layout),
+            rank=self._comm.rank,
+            size=self._comm.size,
+            seed=self.exchange.seed,
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue exactly where `state_dict` was taken.
+
+        Args:
+            state: What `state_dict()` returned on this rank.
+
+        Raises:
+            StateError: With nothing changed: the state is of another rank, world size (see `laconic.resize`),
+                model, method or seed.
+        """
+        tensors = unlabel(state, self._identity())
+        parts = [_under(f"rule{i}/", tensors) for i in range(len(self._rules))]
+        for rule, part in zip(self._rules, parts, strict=True):
+            rule.check_state(part)
+        own = {key: value for key, value in tensors.items() if not key.startswith("rule")}
+        self.exchange.load_state_dict(own, step=int(state["step"]))
+        for rule, part in zip(self._rules, parts, strict=True):
+            rule.load_state_dict(part)
+
+    def remove(self) -> None:
+        """Restore DDP's own all-reduce; what was not sent is dropped. The model can be compressed again.
+
+        Call it on every rank, between steps. If momentum was applied before the exchange, the optimiser
+        starts without any.
+        """
+        if self.buckets.failure is None:
+            for rule in self._rules:
+                rule.close()
+        self._optimiser.remove()
+        self.buckets.close()
+        detach, self._detach = self._detach, ()
+        for callback in detach:
+            callback()
+
+    def when_removed(self, *callbacks: Callable[[], None]) -> None:
+        """Call these once, in this order, at the end of `remove`."""
+        self._detach = callbacks
+
+    def _before_step(self) -> int:
+        """The step that the optimiser is about to take. Raises if it must not be taken."""
+        exchange, rank = self.exchange, self._comm.rank
+        if self.buckets.failure is not None:
+            raise PeerError(f"rank {rank}: the exchange has failed: {self.buckets.failure}")
+        if exchange.void is not None:
+            raise NonFiniteError(
+                f"rank {rank}: the gradients of step {exchange.step - 1} are not finite ({exchange.void}): no"
+                " parameter was changed, and every memory is as if nothing had been sent. Skip the step with"
+                " optimizer.zero_grad(), or train with a GradScaler, which skips it by itself"
+            )
+        if self._joining() and any(rule.exchanges_in_step for rule in self.method.rules):
+            raise AttachError(
+                f"{self.method} exchanges inside optimizer.step(), so it cannot run inside Join, where a rank"
+                " that has run out of inputs takes no steps: give all ranks equally many batches"
+            )
+        self.buckets.before_step(self._optimiser.parameter)
+        return exchange.step - 1
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose key has this prefix, without it."""
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}

@@ -1,0 +1,158 @@
+"""DDP's communication hook: puts an exchange behind DistributedDataParallel.
+
+    loss.backward() -> hook(bucket): a job for the thread, and a Future at once; backward goes on
+                    -> the communication thread: Exchange.mean_(bucket), over a process group of its own
+                    -> optimizer.step()
+
+DDP takes a hook once for life, so the hook asks a `Slot` that stays; an empty one is DDP's own all-reduce.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, where types see it
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from laconic.comm.metered import Metered
+from laconic.comm.torch_comm import TorchComm
+from laconic.core.errors import AttachError
+from laconic.ddp.handle import Handle
+from laconic.exchange.agreement import built_by_all
+from laconic.exchange.method import lift
+
+
+class Slot:
+    """What the hook of one DDP asks at every bucket."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.handle: Handle | None = None
+
+    def empty(self) -> None:
+        """Back to a plain all-reduce."""
+        self.handle = None
+
+
+_slots: WeakKeyDictionary[DistributedDataParallel, Slot] = WeakKeyDictionary()
+# weak references, as a slot holds its optimiser
+_compressed: WeakKeyDictionary[Optimizer, weakref.ref[Slot]] = WeakKeyDictionary()
+
+
+def attach(
+    model: DistributedDataParallel,
+    optimizer: Optimizer,
+    spec: Any,
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+    seed: int = 0,
+) -> Handle:
+    """`laconic.compress` for a DistributedDataParallel; called by all ranks of its group."""
+    group = TorchComm.own(model.process_group)
+    comm = Metered(group)
+
+    def build() -> Handle:
+        check_free(model, optimizer)
+        return Handle(
+            lift(spec),
+            parameter_names(model),
+            optimizer,
+            comm,
+            scaler=scaler,
+            seed=seed,
+            sparse=sparse_names(model),
+            restore_unused=bool(model.find_unused_parameters),
+            joining=joining(model),
+        )
+
+    try:
+        handle = built_by_all(comm, build)
+    except BaseException:
+        group.close()
+        raise
+    handle.when_removed(group.close)
+    try:
+        slot = _slots.get(model) or new_slot(model)
+    except BaseException:
+        handle.remove()
+        raise
+    comm.reset()
+    slot.handle = handle
+    _compressed[optimizer] = weakref.ref(slot)
+    handle.when_removed(slot.empty, group.close)
+    weakref.finalize(model, handle.buckets.end).atexit = False
+    return handle
+
+
+def joining(model: DistributedDataParallel) -> Callable[[], bool]:
+    """Tells whether the model is inside `torch.distributed.algorithms.Join` now."""
+    known = weakref.ref(model)
+
+    def answer() -> bool:
+        config = getattr(known(), "_join_config", None)  # private to DDP, and all that tells
+        return bool(config and config.enable)
+
+    return answer
+
+
+def check_free(model: DistributedDataParallel, optimizer: Optimizer) -> None:
+    """Raise `AttachError` if the model or the optimiser is compressed already."""
+    known = _compressed.get(optimizer)
+    slots = {"model": _slots.get(model), "optimiser": known() if known is not None else None}
+    for taken, slot in slots.items():
+        if slot is not None and slot.handle is not None:
+            raise AttachError(
+                f"this {taken} is compressed already, with {slot.handle.method}: call its handle's remove()"
+                " first"
+            )
+
+
+def new_slot(model: DistributedDataParallel) -> Slot:
+    """Our hook, put on the model for its life. Raises `AttachError` where it has another."""
+    slot = Slot(model.process_group)
+    try:
+        model.register_comm_hook(slot, hook)
+    except RuntimeError as error:
+        raise AttachError(
+            f"this DistributedDataParallel has a communication hook already ({error}); DDP takes one"
+            " for life, and mixed_precision= counts as one: build a new DistributedDataParallel without it"
+        ) from None
+    _slots[model] = slot
+    return slot
+
+
+def hook(slot: Slot, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """DDP's communication hook: the bucket's mean over ranks, later."""
+    if slot.handle is not None:
+        return slot.handle.buckets.submit(bucket)
+    buffer = bucket.buffer()
+    buffer.div_(dist.get_world_size(slot.group))
+    work = dist.all_reduce(buffer, group=slot.group, async_op=True)
+    assert work is not None
+    mean: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return mean
+
+
+def parameter_names(model: DistributedDataParallel) -> dict[Tensor, str]:
+    """Each trained parameter with its name in the plain model: a compiled wrapper leaves no trace."""
+    ignored = set(getattr(model, "parameters_to_ignore", ()))
+    return {
+        parameter: name.replace("_orig_mod.", "")
+        for name, parameter in model.module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    }
+
+
+def sparse_names(model: DistributedDataParallel) -> set[str]:
+    """Names of the embeddings whose gradients are sparse tensors: no feedback carries these."""
+    found = {
+        module.weight
+        for module in model.module.modules()
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse
+    }
+    return {name for parameter, name in parameter_names(model).items() if parameter in found}

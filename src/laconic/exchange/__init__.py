@@ -1,0 +1,1 @@
+"""Exchange: the life of a gradient, route by route. Knows nothing of DistributedDataParallel."""

@@ -1,0 +1,238 @@
+"""Exchange: the life of a gradient, route by route: correct -> reduce -> settle.
+
+It knows nothing of DDP: it takes a flat bucket with its layout and leaves the mean there. A bucket that is
+not finite on one rank is void on all: it is filled with NaN, later buckets of the step are neither sent nor
+settled, earlier ones put back what they sent. So no memory is ever non-finite, and no gradient is lost: what
+is finite of a void step stays in the memory and is sent later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.comm.metered import Metered
+from laconic.comm.sent import Sent
+from laconic.core.errors import SpecError
+from laconic.core.layout import Layout
+from laconic.core.per_layout import PerLayout
+from laconic.core.turn import Turn
+from laconic.exchange.method import Method, Route
+from laconic.exchange.sparse_gradients import sparse_mean
+from laconic.exchange.state import check_shapes
+from laconic.exchange.stats import Seconds
+from laconic.feedback import BoundFeedback, Optimised
+from laconic.feedback.no_feedback import NoFeedback
+from laconic.reducers import BoundReducer
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A share times a gain: what damped feedback counts as sent."""
+
+    share: Sent
+    gain: float
+
+    def subtract_from_(self, x: Tensor) -> Tensor:
+        """x -= gain * share, in place."""
+        return self.share.add_to_(x, -self.gain)
+
+    def clear_(self, memory: Tensor) -> Tensor:
+        """Set to zero the entries of memory that were sent."""
+        return self.share.clear_(memory)
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One route at work on all of its tensors."""
+
+    name: str
+    feedback: BoundFeedback
+    reducer: BoundReducer
+    gain: float
+
+    def correct(self, grad: Tensor, part: Layout, turn: Turn, scale: float) -> Tensor | None:
+        """What the feedback makes of scale * grad; None if it is not finite and the reducer cannot tell."""
+        x = self.feedback.correct(grad, part, turn, scale)
+        if x is None or self.feedback.detects_non_finite or self.reducer.detects_non_finite:
+            return x
+        return x if kernels.all_finite(x, part.segments) else None
+
+    def settle(self, sent: Sent, part: Layout, turn: Turn) -> None:
+        """Tell the feedback what was sent, as damped."""
+        self.feedback.settle(sent if self.gain == 1 else Scaled(sent, self.gain), part, turn)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One leg's reduction of its part of one bucket; `x` is None where this rank has nothing finite."""
+
+    leg: Leg
+    part: Layout
+    x: Tensor | None
+    turn: Turn
+    out: Tensor
+    alpha: float
+
+    def begin(self) -> Callable[[], Sent | None] | None:
+        """Begin what can go on by itself, if this leg can; the call that is returned ends it."""
+        return self.leg.reducer.begin(self.x, self.part, self.turn, self.out, self.alpha)
+
+    def reduce(self) -> Sent | None:
+        """All of it at once."""
+        return self.leg.reducer.reduce(self.x, self.part, self.turn, self.out, self.alpha)
+
+
+class Exchange:
+    """A method bound to a model's layout and a group."""
+
+    def __init__(
+        self,
+        method: Method,
+        layout: Layout,
+        comm: Metered,
+        optimised: Optimised,
+        seed: int = 0,
+        seconds: Seconds | None = None,
+    ) -> None:
+        self.method = method
+        self.layout = layout
+        self.comm = comm
+        self.seed = seed
+        self.step = 0
+        self.void: str | None = None  # why the present step must not be applied
+        self.seconds = seconds or Seconds()
+        self.dense_bytes = 0
+        self._legs: list[Leg] = []
+        self._whole = whole = method.assign(layout)
+        for route, part in zip(method.routes, whole, strict=True):
+            gain = gain_of(route, part)
+            feedback = route.feedback.bind(part, optimised, comm.size)
+            self._legs.append(Leg(repr(route.reducer), feedback, route.reducer.bind(part, comm), gain))
+        self._parts = PerLayout(lambda layout: tuple(layout.named(part.names) for part in whole))
+        self._settled: list[tuple[Leg, Layout]] = []
+        self._owned: dict[tuple[bool, ...], frozenset[str]] = {}
+
+    def begin(self) -> None:
+        """A new backward pass: its first bucket is about to come."""
+        self.void = None
+        self._settled.clear()
+
+    def end(self) -> None:
+        """The last bucket of this backward pass is done."""
+        self.step += 1
+
+    def mean_(self, bucket: Tensor, layout: Layout, scale: float = 1.0) -> bool:
+        """bucket float32 (n,) becomes the group's mean; or NaN, and False, where the step is void.
+
+        The gradients are multiplied by 1 / `scale` before the feedback and the mean by `scale` after it.
+        """
+        began = time.perf_counter()
+        turn = Turn(self.step, self.comm.rank, self.seed)
+        legs = [(leg, part) for leg, part in zip(self._legs, self._parts(layout), strict=True) if len(part)]
+        self.comm.mark()
+        corrected = [leg.correct(bucket, part, turn, 1 / scale) for leg, part in legs]
+        finite = all(x is not None for x in corrected)
+        if self.void is None:
+            suspect = None if finite else first_not_finite(bucket, layout)
+            reductions = [
+                Reduction(leg, part, x if finite else None, turn, bucket, leg.gain * scale)
+                for (leg, part), x in zip(legs, corrected, strict=True)
+            ]
+            self._reduce(reductions, suspect)
+        if self.void is not None:
+            bucket.fill_(torch.nan)
+        self.seconds.add(began, time.perf_counter(), *self.comm.since_mark())
+        self.dense_bytes += 4 * layout.numel
+        return self.void is None
+
+    def _reduce(self, reductions: Sequence[Reduction], suspect: str | None) -> None:
+        """The mean of each leg, in the bucket: what can go on by itself does so, while others reduce."""
+        ends = [reduction.begin() for reduction in reductions]
+        for reduction, end in zip(reductions, ends, strict=True):
+            if end is None and self.void is not None:
+                continue
+            with self.comm.phase(reduction.leg.name):
+                sent = reduction.reduce() if end is None else end()
+            if self.void is not None:
+                continue
+            leg, part = reduction.leg, reduction.part
+            if sent is None:
+                at_fault = suspect or first_not_finite(reduction.out, part)
+                self.cancel(at_fault or "a tensor on another rank")
+            else:
+                leg.settle(sent, part, reduction.turn)
+                self._settled.append((leg, part))
+
+    def sparse_mean(self, grad: Tensor) -> Tensor:
+        """Mean over ranks of sparse COO `grad`, gathered as it is; of NaN, where the step is void."""
+        began = time.perf_counter()
+        self.comm.mark()
+        with self.comm.phase("sparse gradients"):
+            mean = sparse_mean(grad, self.comm)
+        if self.void is None and not bool(mean.values().isfinite().all()):
+            self.cancel("a sparse gradient")
+        if self.void is not None:
+            mean.values().fill_(torch.nan)
+        self.seconds.add(began, time.perf_counter(), *self.comm.since_mark())
+        self.dense_bytes += grad._indices().nbytes + grad._values().nbytes
+        return mean
+
+    def cancel(self, reason: str) -> None:
+        """This step is void, on every rank: put back what was sent. `reason` names the tensor to blame."""
+        self.void = reason
+        for leg, part in self._settled:
+            leg.feedback.put_back(part)
+            leg.reducer.put_back(part)
+        self._settled.clear()
+
+    def owns_momentum(self, step: int) -> frozenset[str]:
+        """Names of the tensors whose momentum is applied before the exchange at this step."""
+        owners = tuple(route.feedback.owns_momentum(step) for route in self.method.routes)
+        if owners not in self._owned:
+            parts = (part for part, owns in zip(self._whole, owners, strict=True) if owns)
+            self._owned[owners] = frozenset(name for part in parts for name in part.names)
+        return self._owned[owners]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Memory of every route on this rank: "route<i>/<kind>/<tensor name>" to a tensor."""
+        return {
+            f"route{i}/{key}": value
+            for i, leg in enumerate(self._legs)
+            for key, value in {**leg.feedback.state_dict(), **leg.reducer.state_dict()}.items()
+        }
+
+    def check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Raise `StateError` unless the state has exactly the tensors of this method's memory."""
+        check_shapes(self.state_dict(), state, "method")
+
+    def load_state_dict(self, state: Mapping[str, Tensor], step: int) -> None:
+        """Take memory and step count back. Raises `StateError`, with nothing changed, if a tensor differs."""
+        self.check_state(state)
+        for i, leg in enumerate(self._legs):
+            prefix = f"route{i}/"
+            part = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+            reduced = leg.reducer.state_dict().keys()
+            leg.feedback.load_state_dict({key: value for key, value in part.items() if key not in reduced})
+            leg.reducer.load_state_dict({key: value for key, value in part.items() if key in reduced})
+        self.step = step
+        self.begin()
+
+
+def gain_of(route: Route, layout: Layout) -> float:
+    """By how much a route's mean is multiplied. Raises `SpecError` where its feedback is not safe."""
+    why = route.reducer.unaccountable
+    if why is not None and not isinstance(route.feedback, NoFeedback):
+        raise SpecError(f"{route.reducer!r} takes no {route.feedback!r}: {why}; use it without feedback")
+    return route.feedback.gain(route.reducer.feedback_codec(), layout)
+
+
+def first_not_finite(x: Tensor, layout: Layout) -> str | None:
+    """Name of the first tensor of flat x that holds NaN or Inf."""
+    views = zip(layout.names, layout.segments.views(x), strict=True)
+    return next((name for name, view in views if not bool(view.isfinite().all())), None)

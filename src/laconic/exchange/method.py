@@ -1,0 +1,217 @@
+"""Method: which tensors go which way. A paper is a function that composes routes in one expression."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, ParamSpec
+
+from laconic.codecs.indices.golomb import GOLOMB
+from laconic.codecs.sparse import Sparse
+from laconic.core.codec import Codec
+from laconic.core.errors import SpecError
+from laconic.core.layout import Entry, Layout
+from laconic.core.selector import Selector
+from laconic.core.spec import Status, parse
+from laconic.exchange.rule import Rule
+from laconic.feedback import Feedback
+from laconic.feedback.error_feedback import ErrorFeedback
+from laconic.feedback.no_feedback import NoFeedback
+from laconic.reducers import Reducer
+from laconic.reducers.gather import Gather
+from laconic.reducers.sum import Sum
+
+Arguments = ParamSpec("Arguments")
+
+
+Takes = Callable[[Entry, Layout], bool]  # a tensor, and the layout of the whole model
+
+
+@dataclass(frozen=True)
+class Route:
+    """A set of tensors, the reducer and the feedback that carry them, and the rule of their update."""
+
+    takes: Takes
+    reducer: Reducer
+    feedback: Feedback = field(default_factory=NoFeedback)
+    rule: Rule | None = None
+
+
+def everything(entry: Entry, model: Layout) -> bool:
+    """All tensors."""
+    return True
+
+
+def matrices(entry: Entry, model: Layout) -> bool:
+    """Tensors of two dimensions and more: the weights, and nearly all of the bytes."""
+    return len(entry.shape) > 1
+
+
+@dataclass(frozen=True)
+class Method:
+    """Routes in order; a tensor takes the first one that accepts it. `text` is the spec string."""
+
+    text: str
+    routes: tuple[Route, ...] = field(compare=False)
+
+    def __repr__(self) -> str:
+        return self.text
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules of its routes, each once."""
+        return tuple(dict.fromkeys(route.rule for route in self.routes if route.rule is not None))
+
+    @property
+    def warm_at(self) -> int:
+        """The first step after all warm-ups."""
+        parts = [part for route in self.routes for part in (route.reducer, route.feedback, route.rule)]
+        return max((part.warm_at for part in parts if part is not None), default=0)
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether what it sends depends on measured times, so that runs differ in bytes."""
+        return any(route.reducer.adaptive for route in self.routes)
+
+    @property
+    def keeps_equal(self) -> bool:
+        """Whether replicas are equal after every step; otherwise they are when it has been removed."""
+        return all(rule.keeps_equal for rule in self.rules)
+
+    def governed(self, layout: Layout) -> tuple[tuple[Rule, Layout], ...]:
+        """Each rule with its tensors in a whole model's layout."""
+        names: dict[Rule, set[str]] = {}
+        for route, part in zip(self.routes, self.assign(layout), strict=True):
+            if route.rule is not None:
+                names.setdefault(route.rule, set()).update(part.names)
+        return tuple((rule, layout.named(own)) for rule, own in names.items())
+
+    def assign(self, layout: Layout) -> tuple[Layout, ...]:
+        """The part of a whole model's layout that each route carries."""
+        parts: list[list[Entry]] = [[] for _ in self.routes]
+        for entry in layout:
+            home = next((i for i, route in enumerate(self.routes) if route.takes(entry, layout)), None)
+            if home is None:
+                raise SpecError(
+                    f"{self.text}: no route takes {entry.name!r}; end with a route for everything"
+                )
+            parts[home].append(entry)
+        return tuple(Layout(tuple(part)) for part in parts)
+
+    def nbytes(self, layout: Layout) -> int:
+        """Payload in bytes of one rank for one exchange of these tensors: exact, or an upper bound."""
+        parts = zip(self.routes, self.assign(layout), strict=True)
+        return sum(route.reducer.nbytes(part) for route, part in parts if len(part))
+
+
+class Paper(Generic[Arguments]):
+    """A registered method: call it for a `Method`.
+
+    `paper` is the source, `status` says how well it is known, and `sends` what travels.
+    """
+
+    def __init__(
+        self,
+        compose: Callable[Arguments, Method],
+        paper: str,
+        status: Status,
+        sends: str,
+        examples: tuple[str, ...],
+    ) -> None:
+        functools.update_wrapper(self, compose)
+        self.name = compose.__name__
+        self.paper = paper
+        self.status = status
+        self.sends = sends
+        self.examples = examples
+        self._compose = compose
+        self.__signature__ = inspect.signature(compose)
+
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Method:
+        made = self._compose(*args, **kwargs)
+        parameters = self.__signature__.parameters
+        given = self.__signature__.bind(*args, **kwargs).arguments
+        literal = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+        shown = [f"{key}={value!r}" for key, value in literal.items() if value != parameters[key].default]
+        return Method(f"{self.name}({', '.join(shown)})", made.routes)
+
+
+def method(
+    *, paper: str, status: Status, sends: str, examples: tuple[str, ...] = ()
+) -> Callable[[Callable[Arguments, Method]], Paper[Arguments]]:
+    """Decorator: a function that composes routes becomes a registered method. `examples`: spec strings."""
+    return lambda compose: Paper(compose, paper, status, sends, examples)
+
+
+def routes(*parts: Route) -> Method:
+    """A method without a name of its own."""
+    return Method("routes()", parts)
+
+
+def governed_by(rule: Rule, compressor: Any) -> Method:
+    """`lift(compressor)`, a codec, selector or reducer, with this rule for all tensors."""
+    if isinstance(compressor, str):
+        compressor = parse(compressor)
+    if isinstance(compressor, Method):
+        raise SpecError(f"this method takes a codec, selector or reducer, got the method {compressor}")
+    return routes(*(replace(route, rule=rule) for route in lift(compressor).routes))
+
+
+def lift(spec: Any) -> Method:
+    """The method that a spec stands for: a string, a method, a codec, a selector or a reducer.
+
+    A selector becomes error-fed `gather(sparse(selector, indices=golomb()))`, a codec `gather(codec)` with
+    error feedback where it is biased, a reducer a method with error feedback where it needs that.
+    Tensors of one dimension stay dense: they are a small share of the bytes and carry much of the accuracy.
+    Whatever loses nothing takes the dense route.
+
+    Args:
+        spec: A spec string, or what `parse` returns for one.
+
+    Raises:
+        SpecError: It is something else, such as a strategy or a topology.
+
+    >>> [type(route.feedback).__name__ for route in lift("topk(density=0.01)").routes]
+    ['ErrorFeedback', 'NoFeedback']
+    """
+    if isinstance(spec, str):
+        spec = parse(spec)
+    if isinstance(spec, Method):
+        return spec
+    text = repr(spec)
+    if isinstance(spec, (Codec, Selector)):
+        codec = lift_codec(spec)
+        spec = Sum() if codec.lossless else Gather(codec)
+    if not isinstance(spec, Reducer):
+        raise SpecError(f"compress takes a method, codec, selector or reducer, got {text}")
+    if isinstance(spec, Sum):
+        return Method(text, (Route(everything, spec),))
+    feedback = ErrorFeedback() if spec.needs_feedback else NoFeedback()
+    return Method(text, (Route(matrices, spec, feedback), Route(everything, Sum())))
+
+
+def lift_codec(spec: Any) -> Codec:
+    """The codec that a spec stands for, wherever a codec alone is taken: in `lift`, and by gossip.
+
+    Args:
+        spec: a string, a codec, or a selector, which becomes `sparse(selector, indices=golomb())`.
+
+    Raises:
+        SpecError: for anything else, such as a reducer or a method.
+
+    >>> lift_codec("topk(density=0.01)")
+    sparse(topk(density=0.01), indices=golomb())
+    """
+    if isinstance(spec, str):
+        spec = parse(spec)
+    if isinstance(spec, Selector):
+        return Sparse(spec, indices=GOLOMB)
+    if isinstance(spec, Codec):
+        return spec
+    kind = next((f"the {each.__name__.lower()} " for each in (Method, Reducer) if isinstance(spec, each)), "")
+    hint = "; that averages over all ranks: name the codec or selector that it sends with" if kind else ""
+    raise SpecError(
+        f"compressor= takes a codec or selector, such as topk(density=0.1), got {kind}{spec!r}{hint}"
+    )

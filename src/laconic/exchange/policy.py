@@ -1,0 +1,54 @@
+"""Policy: several methods on one model, each for some of its tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from laconic.core.layout import Entry, Layout
+from laconic.exchange.method import Method, Route, Takes, lift, routes
+
+
+def share_out(*arms: tuple[Takes, Any]) -> Method:
+    """A method without a name of its own: a tensor goes to the first arm that accepts it.
+
+    An arm is a condition and the spec of a method. Equal routes become one, so that they share collectives.
+    """
+    wanted: list[Takes] = []
+    alike: list[tuple[Route, list[int]]] = []
+    for wants, spec in arms:
+        for route in lift(spec).routes:
+            same = next((own for other, own in alike if _alike(route, other)), None)
+            if same is None:
+                alike.append((route, [len(wanted)]))
+            else:
+                same.append(len(wanted))
+            wanted.append(_Both(wants, route.takes))
+    order = tuple(wanted)
+    return routes(*(replace(route, takes=_First(order, frozenset(own))) for route, own in alike))
+
+
+def _alike(one: Route, other: Route) -> bool:
+    return (one.reducer, one.feedback, one.rule) == (other.reducer, other.feedback, other.rule)
+
+
+@dataclass(frozen=True)
+class _Both:
+    """The tensors that both accept."""
+
+    one: Takes
+    other: Takes
+
+    def __call__(self, entry: Entry, model: Layout) -> bool:
+        return self.one(entry, model) and self.other(entry, model)
+
+
+@dataclass(frozen=True)
+class _First:
+    """The tensors whose first accepting condition in `order` is one of `own`."""
+
+    order: tuple[Takes, ...]
+    own: frozenset[int]
+
+    def __call__(self, entry: Entry, model: Layout) -> bool:
+        return next((i for i, wants in enumerate(self.order) if wants(entry, model)), None) in self.own

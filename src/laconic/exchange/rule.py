@@ -1,0 +1,123 @@
+"""Rule: what a method needs from the optimiser, and what it does in the optimiser's place.
+
+Most methods need nothing: they leave a mean gradient for any optimiser. Some are made for one kind of
+optimiser (AMSGrad, AdaGrad), and some change the update itself: DGC applies SGD's momentum before the
+exchange, 1-bit Adam exchanges the momentum inside the step. The tensors that a rule has updated are hidden
+from the optimiser for that step; its parameter groups are never rewritten.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from laconic.comm.metered import Metered
+from laconic.core.errors import AttachError, StateError
+from laconic.core.layout import Layout
+from laconic.exchange.stats import Seconds
+from laconic.feedback import Optimised
+
+
+class OptimiserView(Optimised, Protocol):
+    """The optimiser's side of a model, as rules see it."""
+
+    optimiser: Optimizer
+
+    def parameter(self, name: str) -> Tensor:
+        """The model's parameter of this name."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a rule works: the group, the seed of its keys, and the clock of what it exchanges."""
+
+    comm: Metered
+    seed: int
+    seconds: Seconds
+
+
+class Rule(ABC):
+    """Configuration of a rule: a frozen dataclass. `bind` gives the working object.
+
+    `exchanges_in_step`: whether it exchanges inside `optimizer.step()`, so that every rank must take every
+    step. `keeps_equal`: whether replicas are equal after every step; otherwise they are after `close`.
+    """
+
+    exchanges_in_step: ClassVar[bool] = False
+    keeps_equal: ClassVar[bool] = True
+
+    @property
+    def warm_at(self) -> int:
+        """The first step after its warm-up; 0 without one."""
+        return 0
+
+    @property
+    @abstractmethod
+    def wants(self) -> str:
+        """The optimiser that it needs, in words for the user."""
+
+    @abstractmethod
+    def check(self, optimiser: Optimizer, missing: Collection[str]) -> None:
+        """Raise `AttachError` unless this optimiser is suitable. `missing`: trained tensors it lacks."""
+
+    def make(self, parameters: list[Tensor], *, lr: float | None, weight_decay: float) -> Optimizer | None:
+        """A suitable optimiser, at this or a usual rate; None if plain SGD is suitable."""
+        return None
+
+    @abstractmethod
+    def bind(self, layout: Layout, view: OptimiserView, site: Site) -> BoundRule:
+        """The working object for these tensors of the model."""
+
+
+def refuse_settings(optimiser: Optimizer, settings: Iterable[str], what: str) -> None:
+    """Raise `AttachError` if a group of the optimiser uses one of these settings.
+
+    `what`: what the rule does itself, for the message.
+    """
+    for group in optimiser.param_groups:
+        for setting in settings:
+            if group.get(setting):
+                raise AttachError(
+                    f"this method {what} itself and cannot do {setting}={group[setting]!r}: build the"
+                    f" optimiser without {setting}"
+                )
+
+
+class BoundRule(ABC):
+    """A rule at work."""
+
+    @abstractmethod
+    def step_(self, step: int) -> Iterable[str]:
+        """Update tensors in the optimiser's place, at its step `step`. Returns their names."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave replicas equal before the rule is removed; called on every rank, between steps."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """State of this rank, "<kind>/<tensor name>" to a tensor."""
+        return {}
+
+    def check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Raise `StateError` for a state that this rule did not make."""
+        if state:
+            raise StateError(f"the saved state has {sorted(state)[0]}, which this method does not keep")
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take the state back."""
+        self.check_state(state)
+
+
+class OnlyChecks(BoundRule):
+    """A rule that needs a certain optimiser, and leaves the update to it."""
+
+    def step_(self, step: int) -> Iterable[str]:
+        return ()
+
+    def close(self) -> None:
+        """Replicas are equal."""

@@ -1,0 +1,129 @@
+"""One rank's state on disk, and how it changes with the number of ranks.
+
+torch.distributed.checkpoint merges per-rank tensors that are saved under one key: rank 1 would load rank 0's
+residual. So the rank is part of every key, and a state of another rank, size, model or method is refused.
+`resize` is the named way from one number of ranks to another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import StateError
+from laconic.core.layout import Layout
+
+FORMAT = 2
+
+
+class Identity(TypedDict):
+    """Whose state it is; all of it must be equal where it is loaded."""
+
+    format: int
+    spec: str
+    model: str
+    rank: int
+    size: int
+    seed: int
+
+
+class RankState(Identity):
+    """Plain numbers, strings and tensors: loads under `torch.load(weights_only=True)`."""
+
+    step: int
+    tensors: dict[str, Tensor]  # "rank<r>/<what>/<tensor name>"
+
+
+def model_digest(layout: Layout) -> str:
+    """A short name for tensors of these names and shapes, whatever their order."""
+    text = repr(sorted((entry.name, entry.shape) for entry in layout))
+    digest = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+    return f"{len(layout)} tensors, {layout.numel} elements, {digest}"
+
+
+def label(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
+    """The same tensors with the rank in their keys."""
+    return {f"rank{rank}/{key}": value for key, value in tensors.items()}
+
+
+def unlabel(state: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a state without the rank in their keys. Raises `StateError` if it belongs elsewhere."""
+    missing = [key for key in RankState.__annotations__ if key not in state]
+    if missing:
+        raise StateError(f"this is no state of a handle: it has no {missing[0]!r}")
+    for key, value in expected.items():
+        if state[key] != value:
+            hint = "; laconic.resize makes states for another number of ranks" if key == "size" else ""
+            raise StateError(f"the saved state is of {key} {state[key]!r}, this handle has {value!r}{hint}")
+    prefix = f"rank{state['rank']}/"
+    return {key.removeprefix(prefix): tensor for key, tensor in state["tensors"].items()}
+
+
+def check_shapes(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
+    """Raise `StateError` unless the saved state has exactly these tensors, which belong to a `what`."""
+    own, other = ({key: tuple(value.shape) for key, value in each.items()} for each in (mine, saved))
+    for key in sorted(own.keys() | other.keys()):
+        if own.get(key) != other.get(key):
+            raise StateError(
+                f"{key} has shape {other.get(key)} in the saved state, here {own.get(key)}: it is of"
+                f" another model or {what}"
+            )
+
+
+def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[RankState]:
+    """States for another number of ranks, from the states of all ranks of a run.
+
+    A step applies the mean over ranks of what was sent, so N ranks still owe (1/N) * sum of their residuals.
+    Every new rank gets exactly that: nothing is lost or counted twice. State that one rank holds for all
+    ("once/..." in its key) goes to every new rank, and the rank that serves the tensor uses it.
+
+    Args:
+        states: The `state_dict()` of every old rank, in rank order.
+        size: The new number of ranks, 1 or more.
+
+    Returns:
+        One state for each new rank, in rank order.
+
+    Raises:
+        StateError: A state is missing or out of order, or the states are not of one run.
+    """
+    if size < 1:
+        raise StateError(f"size must be 1 or more, got {size}")
+    if not states or [state.get("rank") for state in states] != list(range(states[0]["size"])):
+        raise StateError(
+            f"resize needs the states of all ranks in rank order, got ranks {[s.get('rank') for s in states]}"
+        )
+    first = states[0]
+    parts = []
+    for rank, state in enumerate(states):
+        same = {key: first[key] for key in ("format", "spec", "model", "size", "seed", "step")}
+        parts.append(unlabel(state, {**same, "rank": rank}))
+    carried = {key: _carried(key, [part[key] for part in parts]) for key in parts[0]}
+    return [
+        RankState(
+            format=FORMAT,
+            spec=first["spec"],
+            model=first["model"],
+            rank=rank,
+            size=size,
+            seed=first["seed"],
+            step=first["step"],
+            tensors=label({key: value.clone() for key, value in carried.items()}, rank),
+        )
+        for rank in range(size)
+    ]
+
+
+def _carried(key: str, values: list[Tensor]) -> Tensor:
+    """What every new rank gets, from one tensor of all old ranks."""
+    if not re.match(r"(rule\d+/)?route\d+/once/", key):
+        return torch.stack(values).mean(dim=0)
+    held = torch.zeros_like(values[0])
+    for value in values:  # the first value that is not zero: the sum, unless the states were resized already
+        held = torch.where(held == 0, value, held)
+    return held

@@ -1,0 +1,77 @@
+"""What the exchanges have cost so far: bytes and seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from laconic.comm.metered import Meter
+
+
+@dataclass
+class Seconds:
+    """Where the time of the exchanges went, in seconds."""
+
+    encode_s: float = 0.0
+    communicate_s: float = 0.0
+    decode_s: float = 0.0
+
+    def add(self, began: float, ended: float, first: float | None, busy: float) -> None:
+        """One exchange: begin, end, when its first collective began, and the seconds in all of them."""
+        self.encode_s += (ended if first is None else first) - began
+        if first is not None:
+            self.communicate_s += busy
+            self.decode_s += ended - first - busy
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Cumulative figures of this rank.
+
+    Attributes:
+        steps: Steps so far.
+        payload_sent: Bytes that the method handed to collectives, each counted once.
+        payload_received: Bytes that collectives handed back.
+        network_sent: Payload times each collective's message pattern, with headers and acknowledgements, by
+        the
+            model in `laconic.comm.wire_model`.
+        network_received: The same for what was received.
+        dense: Bytes that a float32 exchange would have handed to collectives.
+        encode_s: Seconds before the first collective of each exchange.
+        communicate_s: Seconds in collectives.
+        decode_s: The remaining seconds of each exchange.
+        buckets: DDP's buckets per step.
+        phases: Payload sent, by reduction and collective, such as "sum() all_reduce".
+    """
+
+    steps: int
+    payload_sent: int
+    payload_received: int
+    network_sent: int
+    network_received: int
+    dense: int
+    encode_s: float
+    communicate_s: float
+    decode_s: float
+    buckets: int = 0
+    phases: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, meter: Meter, seconds: Seconds, *, steps: int, dense: int, buckets: int = 0) -> Stats:
+        """What a meter and a clock have counted."""
+        return cls(
+            steps=steps,
+            payload_sent=meter.payload_sent,
+            payload_received=meter.payload_received,
+            network_sent=meter.network_sent,
+            network_received=meter.network_received,
+            dense=dense,
+            **vars(seconds),
+            buckets=buckets,
+            phases={" ".join(key).strip(): part.payload_sent for key, part in meter.parts.items()},
+        )
+
+    @property
+    def ratio(self) -> float:
+        """`dense / payload_sent`; 1 before anything was sent."""
+        return self.dense / self.payload_sent if self.payload_sent else 1.0

@@ -1,0 +1,43 @@
+"""Ascending positions as gaps in a few widths of bits, which are chosen for each tensor. See README.md."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from laconic.core.layout import Segments
+from laconic.kernels import dispatch
+from laconic.kernels.entropy import check_ascending, check_coded
+from laconic.kernels.gap_widths import reference
+from laconic.kernels.gap_widths.widths import gap_widths_bound as gap_widths_bound
+
+
+def gap_widths_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
+    """Gaps int32 (K,) in 1, 2, 4 or 8 widths a segment, uint8 (m,): widths, a flag a gap, then the gaps.
+
+    Two gaps, 0 and 4, in one width of 3 bits: [00 | 00011 | 000 | 100], low bits first.
+
+    >>> indices = torch.tensor([0, 5], dtype=torch.int32)
+    >>> gap_widths_encode(indices, torch.tensor([2]), Segments.whole(8)).tolist()
+    [12, 16]
+    """
+    check_ascending(indices, counts, segments)
+    if (native := dispatch.native(indices)) is not None:
+        wire = torch.empty(len(segments) + 4 * indices.numel(), dtype=torch.uint8)
+        return wire[: native.gap_widths_encode(indices, counts, segments.sizes_tensor, wire)].clone()
+    return reference.gap_widths_encode(indices, counts, segments)
+
+
+def gap_widths_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
+    """Indices int32 (K,) of what `gap_widths_encode` made. `WireError` for bytes that it cannot have made.
+
+    >>> wire = torch.tensor([12, 16], dtype=torch.uint8)
+    >>> gap_widths_decode(wire, torch.tensor([2]), Segments.whole(8)).tolist()
+    [0, 5]
+    """
+    total = check_coded(wire, counts, segments)
+    if (native := dispatch.native(wire)) is not None:
+        indices = torch.empty(total, dtype=torch.int32)
+        native.gap_widths_decode(wire, counts, segments.sizes_tensor, indices)
+        return indices
+    return reference.gap_widths_decode(wire, counts, segments)

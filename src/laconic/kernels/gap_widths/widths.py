@@ -1,0 +1,62 @@
+"""Which widths the gaps of a tensor are written in: those with the fewest bits, the same at both ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+
+Ending = Mapping[int, tuple[int, tuple[int, ...]]]
+
+MOST = 8  # widths
+HEADER = 2  # bits that say how many widths there are
+WIDTH = 5  # bits of a width
+
+
+def header_bits(flag_bits: int) -> int:
+    """Bits before the first flag."""
+    return HEADER + (WIDTH << flag_bits)
+
+
+def best_widths(histogram: Sequence[int]) -> tuple[int, ...]:
+    """1, 2, 4 or 8 ascending widths, for how many gaps there are of each bit length; at least one in all.
+
+    The least cost of j widths, of which the last is w: the least, over v < w, of that of j - 1 widths that
+    end in v, plus w for each gap longer than v and up to w. Among equals: fewest widths, then least widths.
+
+    >>> best_widths([50, 0, 40, 0, 0, 0, 0, 3]), best_widths([500, 0, 400, 0, 0, 0, 0, 30])
+    ((2, 7), (0, 1, 2, 7))
+    """
+    last = max(length for length, count in enumerate(histogram) if count)
+    upto = [sum(histogram[: length + 1]) for length in range(last + 1)]
+    ending: Ending = {
+        w: (upto[w] * w, (w,)) for w in range(last + 1)
+    }  # by the last width: bits, and all widths
+    choices = []
+    for count in range(1, min(MOST, last + 1) + 1):
+        flag_bits = count.bit_length() - 1
+        if count == 1 << flag_bits:
+            bits, widths = ending[last]
+            choices.append((header_bits(flag_bits) + upto[last] * flag_bits + bits, widths))
+        ending = {w: _longer(w, ending, upto) for w in list(ending)[1:]}
+    return min(choices, key=itemgetter(0))[1]
+
+
+def _longer(w: int, ending: Ending, upto: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+    """The best list of widths that ends in w, of those with one width less that end before it."""
+    lists = ((bits + (upto[w] - upto[v]) * w, (*before, w)) for v, (bits, before) in ending.items() if v < w)
+    return min(lists, key=itemgetter(0))
+
+
+def gap_widths_bound(k: int, n: int) -> int:
+    """The most bytes that at most k positions among n can take.
+
+    The encoder is never worse than one width for the largest gap, nor than two widths: of gaps that add up to
+    less than n, at most (n - 1) / 2^a have more than a bits.
+    """
+    k = min(k, n)
+    if k == 0:
+        return 0
+    longest = (n - 1).bit_length()
+    one = header_bits(0) + k * longest
+    two = [header_bits(1) + k * (1 + a) + min(k, n - 1 >> a) * (longest - a) for a in range(longest)]
+    return (min(one, *two) + 7) // 8 if two else (one + 7) // 8

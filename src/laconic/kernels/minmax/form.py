@@ -1,0 +1,44 @@
+"""What a message of `minmax` looks like, by its options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from laconic.core import arguments
+from laconic.core.layout import Segments
+from laconic.kernels.bitpack import packed_nbytes
+
+WIDEST = 8  # bits of a level
+LONGEST = 1 << 31  # elements of a block
+
+
+@dataclass(frozen=True)
+class MinMaxForm:
+    """Bits (1..8) of the levels of each tensor, in blocks of `block`, rounded to nearest or at random."""
+
+    widths: tuple[int, ...]
+    block: int = 512
+    rounding: str = "nearest"
+
+    def __post_init__(self) -> None:
+        arguments.whole("block", self.block, 1, LONGEST)
+        arguments.choice("rounding", self.rounding, ("nearest", "stochastic"))
+        for width in set(self.widths):
+            arguments.whole("width", width, 1, WIDEST)
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether rounding is at random."""
+        return self.rounding == "stochastic"
+
+    def message_nbytes(self, segments: Segments) -> int:
+        """Bytes of a message. Raises `ValueError` unless there is one width a tensor."""
+        if len(self.widths) != len(segments):
+            raise ValueError(f"one width a segment is needed ({len(segments)}), got {len(self.widths)}")
+        pairs = zip(segments.sizes, self.widths, strict=True)
+        return sum(minmax_nbytes(n, width, self.block) for n, width in pairs)
+
+
+def minmax_nbytes(n: int, width: int, block: int) -> int:
+    """Bytes of the wire of n elements: 8 for each block, then levels of `width` bits."""
+    return 8 * -(-n // block) + packed_nbytes(n, width)

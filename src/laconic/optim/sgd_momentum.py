@@ -1,0 +1,117 @@
+"""SGD whose momentum is applied before the exchange (DGC): `torch.optim.SGD` must not apply it again.
+
+Just before `step`, this rule updates the tensors whose gradient holds velocity; SGD updates all others:
+
+    w = w - lr * (G + d)     G: mean of the sent velocities; d: weight decay * w, with its own momentum
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.optim import SGD, Optimizer
+
+from laconic import kernels
+from laconic.core.errors import AttachError, StateError
+from laconic.core.layout import Layout
+from laconic.exchange.rule import BoundRule, OptimiserView, Rule, Site, refuse_settings
+from laconic.feedback import Feedback
+
+
+@dataclass(frozen=True)
+class SgdMomentum(Rule):
+    """Updates the tensors whose momentum `feedback` owns, at the steps at which it does."""
+
+    feedback: Feedback
+
+    @property
+    def wants(self) -> str:
+        return "torch.optim.SGD"
+
+    def check(self, optimiser: Optimizer, missing: Collection[str]) -> None:
+        if not isinstance(optimiser, SGD):
+            raise AttachError(
+                f"this method continues the momentum of torch.optim.SGD, got {type(optimiser).__name__}: use"
+                " SGD, or plain error feedback, such as 'sampled_topk(density=0.001)'"
+            )
+        refuse_settings(optimiser, ("fused", "differentiable", "dampening"), "applies SGD's momentum")
+        if missing:
+            raise AttachError(
+                "this method applies the momentum of every trained tensor, but the optimiser does not"
+                f" have {next(iter(missing))}: give all of model.parameters() to one optimiser"
+            )
+
+    def bind(self, layout: Layout, view: OptimiserView, site: Site) -> BoundRule:
+        return _BoundSgdMomentum(self.feedback, layout, view)
+
+
+class _BoundSgdMomentum(BoundRule):
+    def __init__(self, feedback: Feedback, layout: Layout, view: OptimiserView) -> None:
+        self._feedback = feedback
+        self._layout = layout
+        self._view = view
+        self._decay: dict[str, Tensor] = {}  # momentum of the weight decay
+
+    def step_(self, step: int) -> Iterable[str]:
+        if not self._feedback.owns_momentum(step):
+            return ()
+        grads = {name: self._view.parameter(name) for name in self._layout.names}
+        present = {name: parameter for name, parameter in grads.items() if parameter.grad is not None}
+        for name, parameter in present.items():
+            self._update_(name, parameter, self._view.settings(name))
+        return present.keys()
+
+    def close(self) -> None:
+        """Replicas are equal."""
+
+    @torch.no_grad()
+    def _update_(self, name: str, parameter: Tensor, group: Mapping[str, Any]) -> None:
+        rate = float(group["lr"]) * (-1 if group["maximize"] else 1)
+        if group["weight_decay"]:
+            sign = -1 if group["maximize"] else 1
+            term = parameter * (sign * float(group["weight_decay"]))
+            momentum = float(group["momentum"])
+            if momentum:
+                held = self._decay.get(name)
+                held = torch.zeros_like(parameter) if held is None else held
+                held.mul_(momentum).add_(term)
+                self._decay[name] = held
+                term = term.add_(held, alpha=momentum) if group["nesterov"] else held
+            parameter.add_(term, alpha=-rate)
+        assert parameter.grad is not None
+        _add_(parameter, parameter.grad, -rate)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {f"decay/{name}": value.detach().clone() for name, value in self._decay.items()}
+
+    def check_state(self, state: Mapping[str, Tensor]) -> None:
+        shapes = {f"decay/{entry.name}": entry.shape for entry in self._layout}
+        for key, value in state.items():
+            if shapes.get(key) != tuple(value.shape):
+                raise StateError(
+                    f"the saved state has {key} of shape {tuple(value.shape)}, but this model does not:"
+                    " load the state of the same model"
+                )
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.check_state(state)
+        named = {key.removeprefix("decay/"): value for key, value in state.items()}
+        self._decay = {
+            name: value.to(parameter.device, parameter.dtype).clone()
+            for name, value in named.items()
+            for parameter in (self._view.parameter(name),)
+        }
+
+
+def _add_(parameter: Tensor, mean: Tensor, alpha: float) -> None:
+    """parameter += alpha * mean, which is mostly zero: on the CPU, entries with zero are skipped."""
+    if all(x.is_cpu and x.is_contiguous() and x.dtype is torch.float32 for x in (parameter, mean)):
+        kernels.add_sparse_(parameter.view(-1), mean.view(-1), alpha)
+        increment_version(parameter)
+    else:
+        parameter.add_(mean, alpha=alpha)

@@ -1,0 +1,49 @@
+"""ExDyna: MiCRO with parts that move, until every rank finds as much in its own.
+
+Yoon and Oh 2024 (CCGrid), arXiv:2402.13781; the authors' code is kljp/exdyna [V]. As `micro`, but for the
+parts. They begin equal, in 1024 blocks. After each step, from the first border to the last, with c_p entries
+chosen in part p and c on average:
+
+    c_p > 1.05 c  and  c_{p+1} < c / 1.05     one block goes from part p to part p + 1
+    c_{p+1} > 1.05 c  and  c_p < c / 1.05     one block goes from part p + 1 to part p
+
+unless the part that gives has only a quarter of an equal one. So no rank's message of positions is much
+longer than the others', and no rank waits long for another.
+
+What differs from the paper and its code, beside what `micro` says: there a block is n / 1024 elements of the
+whole model, here 1/1024 of each tensor; and there N = 1 crashes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from laconic.comm.comm import Comm
+from laconic.core.errors import SpecError
+from laconic.core.spec import Status
+from laconic.reducers import BoundReducer
+from laconic.reducers.deft.borders import Borders
+from laconic.reducers.deft.threshold_controlled import ByThreshold
+
+BLOCKS = 1024
+
+
+@dataclass(frozen=True, repr=False)
+class Exdyna(ByThreshold):
+    """mean = average of x at the entries that reach the threshold on the rank whose part they are in.
+
+    For at most 1024 ranks. Everything else as in `micro`, payload and error too.
+
+    >>> Exdyna(density=0.01)
+    exdyna(density=0.01)
+    """
+
+    paper: ClassVar[str] = "Yoon and Oh 2024, arXiv:2402.13781"
+    status: ClassVar[Status] = "verified"
+    examples: ClassVar[tuple[str, ...]] = ("exdyna(density=0.01)", "exdyna(density=0.3, indices=raw32())")
+
+    def bind_sparse(self, comm: Comm) -> BoundReducer:
+        if comm.size > BLOCKS:
+            raise SpecError(f"exdyna deals {BLOCKS} blocks to the ranks, got {comm.size} ranks: use micro")
+        return self.bind_parts(comm, Borders.even(comm.size, BLOCKS), Borders.moved)

@@ -1,0 +1,171 @@
+"""Union: each rank chooses entries in a part of its own, and all average their values at what any chose.
+
+What DEFT, MiCRO and ExDyna have in common (Yoon and Oh 2023 and 2024; kljp/deft, micro and exdyna [V]).
+The buffer is dealt out in N parts that do not overlap; rank r chooses in part (step + r) mod N:
+
+    1. all_gather of the chosen positions           S = union of what the ranks chose
+    2. all_reduce of every rank's own x[S]          mean[S] = 1/N * sum over ranks of x_r[S], and 0 elsewhere
+
+Since no position can be chosen twice, |S| is the sum of what each rank chose, for any N: what `gather` sends
+N times over, and more of with every rank, goes once. Nothing is padded to the longest message.
+
+Message of one rank, for a part of s segments of which K entries are chosen:
+
+    K, m         uint32 (2,)
+    counts       uint8 (m,)   c_i of each segment, as positions c_0 + .. + c_i + i below K + s, by the coding
+    positions    uint8        from their segment's start, by the index coding
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.codecs.indices.golomb import GOLOMB
+from laconic.comm.comm import Comm
+from laconic.comm.messages import sent_by
+from laconic.comm.sent import SentEntries
+from laconic.comm.void import gather_or_void, sum_or_void
+from laconic.core import arguments
+from laconic.core.errors import WireError
+from laconic.core.framing import as_bytes, as_numbers, read_bytes
+from laconic.core.layout import Layout, Segments
+from laconic.core.selector import IndexCoding, check_density
+from laconic.reducers import BoundReducer, Reducer
+from laconic.reducers.sum import Sum
+
+HEAD = 8  # bytes
+Found = tuple[Tensor, Tensor]  # indices int32 (K,) from their segment's start, and counts int64 (s,)
+
+
+@dataclass(frozen=True, repr=False)
+class ChoiceInParts(Reducer):
+    """Configuration of a reduction of this kind: `sum()` at density 1. `indices`: how positions travel."""
+
+    density: float = 0.001
+    indices: IndexCoding = GOLOMB
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+        arguments.piece(f"{self.name}: indices", self.indices, IndexCoding, "golomb()")
+
+    def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
+        return Sum().bind(layout, comm) if self.density == 1 else self.bind_sparse(comm)
+
+    def nbytes(self, layout: Layout) -> int:
+        return Sum().nbytes(layout) if self.density == 1 else self.sparse_nbytes(layout)
+
+    @property
+    def needs_feedback(self) -> bool:
+        return self.density < 1
+
+    @abstractmethod
+    def bind_sparse(self, comm: Comm) -> BoundReducer:
+        """The working object for a density below 1."""
+
+    @abstractmethod
+    def sparse_nbytes(self, layout: Layout) -> int:
+        """The most bytes of one exchange at a density below 1."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A buffer in N parts that do not overlap, each in segments."""
+
+    parts: tuple[Segments, ...]
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, part: int) -> Segments:
+        return self.parts[part]
+
+    @cached_property
+    def joined(self) -> Segments:
+        """The segments of all parts, one part after the other."""
+        starts = (start for part in self.parts for start in part.starts)
+        return Segments(tuple(starts), tuple(size for part in self.parts for size in part.sizes))
+
+
+def part_of(rank: int, step: int, size: int) -> int:
+    """The part that a rank chooses in at this step: every rank comes to every part in turn."""
+    return (step + rank) % size
+
+
+def choices_of_all(
+    found: Found | None, parts: Parts, step: int, comm: Comm, coding: IndexCoding, device: torch.device
+) -> Found | None:
+    """What the ranks have chosen, part after part: indices and counts over `parts.joined`.
+
+    `found` is this rank's choice in its part; None says that its x is not finite, and makes it None for all.
+    Raises `WireError`, which names the rank, for bytes that no rank can have sent.
+    """
+    size, wire = comm.size, None
+    if found is not None:
+        wire = message(found, parts[part_of(comm.rank, step, size)], coding, device)
+    wires = gather_or_void(comm, wire, device)
+    if wires is None:
+        return None
+    choices: list[Found] = []
+    for part, segments in enumerate(parts.parts):
+        rank = (part - step) % size
+        with sent_by(rank):
+            choices.append(read(wires[rank], segments, coding))
+    return torch.cat([indices for indices, _ in choices]), torch.cat([counts for _, counts in choices])
+
+
+def average_(
+    x: Tensor, layout: Layout, segments: Segments, union: Found, comm: Comm, out: Tensor, alpha: float
+) -> SentEntries | None:
+    """out = alpha * mean over ranks of x at the union, and zero in the rest of the layout.
+
+    The share of this rank; None, on every rank, where the sum of finite values is too large for float32.
+    """
+    own = kernels.gather(x, segments, *union)
+    total: Tensor | None = own
+    if own.numel():
+        total = sum_or_void(comm, own.clone(), own.numel(), out.device)
+    if total is None:
+        return None
+    layout.segments.zero_(out)
+    kernels.scatter_add_(out, segments, *union, total, alpha / comm.size)
+    return SentEntries(segments, *union, own)
+
+
+def message(found: Found, segments: Segments, coding: IndexCoding, device: torch.device) -> Tensor:
+    """The message, uint8, of entries chosen in these segments."""
+    indices, counts = found
+    k, s = indices.numel(), len(segments)
+    ends = (counts + 1).cumsum(0) - 1
+    code = coding.encode(ends.to(torch.int32), torch.tensor([s]), Segments.whole(k + s))
+    head = as_bytes(torch.tensor([k, code.numel()], dtype=torch.int64).to(torch.int32))
+    return torch.cat([torch.cat([head, code]).to(device), coding.encode(indices, counts, segments)])
+
+
+def read(wire: Tensor, segments: Segments, coding: IndexCoding) -> Found:
+    """What `message` was made of. Raises `WireError` for bytes that it cannot have made."""
+    head, rest = read_bytes(wire, HEAD, "the head of a message")
+    k, m = (number & 0xFFFFFFFF for number in as_numbers(head.cpu(), torch.int32).tolist())
+    if k > segments.numel:
+        raise WireError(f"{k} entries were chosen of {segments.numel}")
+    code, positions = read_bytes(rest, m, "the counts")
+    ends = coding.decode(code.cpu(), torch.tensor([len(segments)]), Segments.whole(k + len(segments)))
+    counts = ends.to(torch.int64).diff(prepend=torch.tensor([-1])) - 1
+    if int(counts.sum()) != k:  # none is negative, and decoding the positions finds one that is too large
+        raise WireError(f"the counts should add up to {k}, got {int(counts.sum())}")
+    return coding.decode(positions, counts, segments), counts
+
+
+def message_nbytes(k: int, n: int, segments: int, coding: IndexCoding) -> int:
+    """The most bytes of a message of at most k of n positions in so many segments.
+
+    Codes are a concave function of (k, n), so that positions in one segment cost most, but for the rounding
+    of their parameters and of bytes, for which a 16th and two bytes a segment are added.
+    """
+    positions = coding.nbytes(min(k, n), n)
+    return HEAD + coding.nbytes(segments, k + segments) + positions + positions // 16 + 2 * segments

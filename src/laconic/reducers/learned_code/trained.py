@@ -1,0 +1,96 @@
+"""Trained: weights that learn while they are used, one step of Adam a training step, alike on all ranks.
+
+Adam as in Kingma and Ba 2014, arXiv:1412.6980, with its usual settings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from laconic.comm.comm import Comm
+from laconic.core.errors import StateError
+from laconic.core.layout import Layout
+from laconic.feedback.memory.pending import Pending
+
+LR, BETAS, EPS = 1e-3, (0.9, 0.999), 1e-8
+PARTS = ("weights", "first_moment", "second_moment", "steps")
+Lesson = tuple[Tensor, int]  # the gradient of a sum of losses over some examples, and how many these are
+
+
+class Trained:
+    """Flat float32 weights, and Adam's two moments. Ranks that get the same lessons stay as good as equal.
+
+    Nothing is learnt before the step that it was seen in is over: a void one is forgotten. What the buckets
+    of one step teach is averaged, so that the net takes one step in it, however buckets are cut.
+    """
+
+    def __init__(self, kind: str, weights: Tensor) -> None:
+        self.kind = kind
+        self.weights = weights
+        self._first, self._second = torch.zeros_like(weights), torch.zeros_like(weights)
+        self._steps = torch.zeros((), dtype=torch.int64)
+        self._lessons: list[Lesson] = []
+        self._pending: Pending[Lesson] = Pending(lambda lesson, layout: self._lessons.append(lesson))
+        self._agreed = True
+
+    def begin(self, step: int) -> None:
+        """Learn what steps before this one have taught."""
+        self._pending.finish_before(step)
+        self._learn()
+
+    def teach(self, lesson: Lesson, layout: Layout, step: int) -> None:
+        """Remember what this bucket teaches in this step."""
+        self._pending.add(lesson, layout, step)
+
+    def forget(self, layout: Layout) -> None:
+        """The step is void: this bucket has taught nothing."""
+        self._pending.drop(layout)
+
+    def may_differ(self) -> None:
+        """From a step on that all ranks learn in, though one may find nothing to learn: `agree` has work."""
+        self._agreed = False
+
+    def agree(self, comm: Comm, device: torch.device) -> None:
+        """Take rank 0's weights, once after `may_differ`: 4 bytes a weight. Called by all ranks."""
+        if not self._agreed:
+            self.weights = comm.broadcast(self.weights.to(device), 0).cpu()
+            self._agreed = True
+
+    def _learn(self) -> None:
+        if not self._lessons:
+            return
+        gradient = sum((each for each, _ in self._lessons), torch.zeros_like(self.weights))
+        gradient /= sum(count for _, count in self._lessons)
+        self._lessons.clear()
+        self._steps += 1
+        (b1, b2), t = BETAS, int(self._steps)
+        self._first.mul_(b1).add_(gradient, alpha=1 - b1)
+        self._second.mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
+        size = self._second.sqrt().div_(math.sqrt(1 - b2**t)).add_(EPS)
+        self.weights = self.weights.addcdiv(self._first, size, value=-LR / (1 - b1**t))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Weights, moments and the count of steps, "<kind>/<part>" to a copy."""
+        self._pending.finish_all()
+        self._learn()
+        return {key: value.clone() for key, value in self._held().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take the state back. Raises `StateError`, with nothing changed, where it is not of this net."""
+        for key, value in self._held().items():
+            if key not in state or state[key].shape != value.shape:
+                shape = tuple(state[key].shape) if key in state else None
+                raise StateError(f"{key} has shape {shape} in the saved state, here {tuple(value.shape)}")
+        self._pending.finish_all()
+        self._lessons.clear()
+        own = {key: state[key].to(value.dtype).clone() for key, value in self._held().items()}
+        self.weights, self._first, self._second, self._steps = own.values()
+        self._agreed = False
+
+    def _held(self) -> dict[str, Tensor]:
+        held = (self.weights, self._first, self._second, self._steps)
+        return {f"{self.kind}/{part}": value for part, value in zip(PARTS, held, strict=True)}

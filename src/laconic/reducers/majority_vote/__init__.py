@@ -1,0 +1,145 @@
+"""Majority vote: every rank votes with the signs of its gradient; the winners travel back in one bit each.
+
+Bernstein, Wang, Azizzadenesheli, Anandkumar 2018, arXiv:1802.04434; Bernstein, Zhao, Azizzadenesheli,
+Anandkumar 2019, arXiv:1810.05291 ("signSGD with majority vote is communication efficient and fault
+tolerant"). With ranks r = 0..N-1, for each tensor of n elements:
+
+    1. b_r = sign bits of x_r, or a coin of rank r's own where x_r is 0,  m_r = mean |x_r|
+    2. m = 1/N * sum of m_r                          one all_reduce of a float32 a tensor
+    3. all_to_all of the b_r of all tensors, in N chunks; each rank counts the votes of its chunk
+    4. all_gather of the winners w; mean = m * (1 - 2 w), the same bits on all
+
+The paper's server is spread over the ranks, and its step is the sign alone: the factor m is ours, so that a
+learning rate means what it means for SGD. The paper settles ties by sign(0); here a coin that is equal on all
+ranks decides, the philox bit of the element in its tensor's common stream: no direction is preferred.
+
+One bit has no room for zero. A rank whose entry is 0 abstains by a coin of its own, whose mean is 0: the
+votes of the others decide, if less surely. An entry that is 0 on all ranks thus becomes m or -m, at random.
+So that it goes nowhere, every coin of an odd step is the opposite of that of the even step before: two such
+steps cancel, but for what m changes between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.comm.comm import Comm
+from laconic.comm.messages import combined
+from laconic.comm.sent import Sent
+from laconic.comm.void import sum_or_void
+from laconic.core.layout import Layout, Segments
+from laconic.core.spec import Status
+from laconic.core.turn import Turn
+from laconic.reducers import BoundReducer, Reducer
+from laconic.reducers.majority_vote.coins import Coins
+
+
+@dataclass(frozen=True, repr=False)
+class MajorityVote(Reducer):
+    """mean = (1/N * sum over ranks of mean |x_r|) * the sign that more ranks have, entry by entry.
+
+    It is no average of what the ranks sent, hence biased, and no rank can tell what it has lost:
+    `feedback_codec()` is None, and error feedback is refused. In return no rank, however wrong, has more than
+    one vote on a sign.
+
+    Payload: 1 bit an entry, up and down together ((N-1)/N of it up, 1/N down), and 4 bytes a tensor.
+
+    >>> from laconic.core.layout import Layout
+    >>> MajorityVote().nbytes(Layout.of([("weight", (100, 10)), ("bias", (10,))]))
+    135
+    """
+
+    paper: ClassVar[str] = "Bernstein et al. 2019, arXiv:1810.05291"
+    status: ClassVar[Status] = "recalled"
+    examples: ClassVar[tuple[str, ...]] = ("majority_vote()",)
+
+    @property
+    def exact_mean(self) -> bool:
+        return False
+
+    @property
+    def unaccountable(self) -> str | None:
+        return "the sign that wins is no average of what the ranks sent"
+
+    def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
+        return _MajorityVote(comm)
+
+    def nbytes(self, layout: Layout) -> int:
+        return 4 * max(1, len(layout)) + sum(kernels.packed_nbytes(entry.numel, 1) for entry in layout)
+
+
+@dataclass(frozen=True)
+class Vote(Sent):
+    """A share as the sign bits that went up, at the common magnitudes of the tensors."""
+
+    bits: Tensor
+    scales: Tensor
+    segments: Segments
+
+    def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
+        return kernels.signed_add_(self.bits, self.scales, self.segments, x, alpha)
+
+    def clear_(self, memory: Tensor) -> Tensor:
+        return self.segments.zero_(memory)
+
+
+@dataclass(frozen=True)
+class _MajorityVote(BoundReducer):
+    comm: Comm
+    detects_non_finite: ClassVar[bool] = True  # the mean of the sizes tells
+
+    def reduce(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Sent | None:
+        segments, size = layout.segments, self.comm.size
+        means = None
+        if x is not None:
+            bits, means = kernels.signs(x, segments)
+            abstain_(bits, x, layout, Coins(turn))
+            means = means / size  # first, for the sum of large ones can overflow
+        scales = sum_or_void(self.comm, means, len(layout), out.device)
+        if x is None or scales is None:
+            return None
+        winners = self._winners(bits, layout, turn) if bits.numel() else bits
+        kernels.signed_add_(winners, scales, segments, segments.zero_(out), alpha)
+        return Vote(bits, scales, segments)
+
+    def _winners(self, bits: Tensor, layout: Layout, turn: Turn) -> Tensor:
+        """The bits that more ranks have, uint8 (m,), of this rank's bits uint8 (m,)."""
+        rank, size, m = self.comm.rank, self.comm.size, bits.numel()
+        chunk = -(-m // size)
+        counts = [max(0, min(chunk, m - chunk * each)) for each in range(size)]
+        ties = torch.zeros_like(bits[: counts[rank]])
+        if size % 2 == 0:
+            ties.copy_(tossed(layout, Coins(turn), chunk * rank, counts[rank]))
+        return combined(self.comm, bits, counts, counts, lambda votes: kernels.majority(votes, ties))
+
+
+def abstain_(bits: Tensor, x: Tensor, layout: Layout, coins: Coins) -> Tensor:
+    """Put coins of this rank's own into the sign bits uint8 (m,) of flat x, where x is 0."""
+    zeros, at = kernels.zeros(x, layout.segments), 0
+    for entry in layout:
+        m = kernels.packed_nbytes(entry.numel, 1)
+        votes, zero = bits[at : at + m], zeros[at : at + m]
+        if bool(zero.any()):
+            own = coins.own(entry.name, 0, m).to(bits.device)
+            votes.copy_(votes & ~zero | own & zero)
+        at += m
+    return bits
+
+
+def tossed(layout: Layout, coins: Coins, begin: int, count: int) -> Tensor:
+    """Common coins in bytes [begin, begin + count) of a message of sign bits of these tensors."""
+    parts, at, end = [torch.empty(0, dtype=torch.uint8)], 0, begin + count
+    for entry in layout:
+        m = kernels.packed_nbytes(entry.numel, 1)
+        first, last = max(begin - at, 0), min(end - at, m)
+        if first < last:
+            parts.append(coins.common(entry.name, first, last - first))
+        at += m
+    return torch.cat(parts)

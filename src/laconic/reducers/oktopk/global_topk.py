@@ -1,0 +1,148 @@
+"""Global top-k: the largest entries of sums that lie scattered over ranks, exactly, known to all.
+
+Steps 3 to 6 of `oktopk`, whose docstring says how they work and where they are from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic.comm.comm import Comm
+from laconic.comm.entries import Entries, contained, counted
+from laconic.comm.messages import sent_by
+from laconic.comm.void import gather_or_void
+from laconic.core.framing import read_bytes
+from laconic.core.layout import Segments
+from laconic.reducers.oktopk.regions import Regions
+
+NOTHING, SMALL, ANY = 0, 1, 2  # a rank holds back of a piece: nothing, what is below the threshold, or more
+
+
+def global_topk(
+    wires: list[Tensor], regions: Regions, ks: Tensor, thresholds: Tensor, comm: Comm
+) -> tuple[Tensor, Entries, Tensor]:
+    """The ks[i] largest |1/N * sum over ranks| of each tensor, of what their wires to this region hold.
+
+    Returns positions int64 (K,) in the bucket, entries of its tensors, and the least of each, float32 (s,).
+    """
+    here, pieces = regions.at(comm.rank), regions.pieces[comm.rank]
+    tensors = regions.tensor_of[here]
+    sums, chosen = added(wires, pieces)
+    least = torch.minimum(-(-chosen // comm.size), ks[tensors])
+    most = torch.minimum(-(-2 * chosen // comm.size) + 4, ks[tensors])
+    given, held = offer(sums, least, most, thresholds[tensors], ks[tensors])
+    came, all_held = exchanged(given, held, regions, comm)
+    best = came.best(ks)
+    missing = came.doubtful(best, all_held, thresholds)
+    if bool(missing.any()):
+        floors = torch.repeat_interleave(best.floors[tensors], sums.counts).to(sums.values.device)
+        starts = pieces.starts_tensor
+        rest = (sums.values.abs() >= floors) & ~contained(sums.positions(starts), given.positions(starts))
+        left = (ks[tensors] - given.counts) * missing[here]  # those given are the largest of their piece
+        more, _ = exchanged(sums.where(rest).among(left), held, regions, comm)
+        best = came.plus(more).best(ks)
+    return best.positions, best.entries(regions.tensors), best.floors
+
+
+def added(wires: list[Tensor], pieces: Segments) -> tuple[Entries, Tensor]:
+    """1/N * the sum of N ranks' entries, in rank order; and how many they chose of each piece, int64 (s,)."""
+    parts = []
+    for rank, wire in enumerate(wires):
+        with sent_by(rank):
+            parts.append(Entries.read(wire, pieces))
+    order, places = torch.unique(
+        torch.cat([part.positions(pieces.starts_tensor) for part in parts]), return_inverse=True
+    )
+    sums = torch.zeros(order.numel(), device=order.device)
+    for part, where in zip(parts, places.split([part.values.numel() for part in parts]), strict=True):
+        sums.index_add_(0, where, part.values * (1 / len(parts)))
+    ends = torch.tensor([*pieces.starts, pieces.numel], device=order.device)
+    counts = torch.searchsorted(order, ends).diff().cpu()
+    starts = torch.repeat_interleave(pieces.starts_tensor, counts).to(order.device)
+    chosen = torch.stack([part.counts for part in parts]).sum(dim=0)
+    return Entries((order - starts).to(torch.int32), counts, sums), chosen
+
+
+def offer(
+    sums: Entries, least: Tensor, most: Tensor, thresholds: Tensor, ks: Tensor
+) -> tuple[Entries, Tensor]:
+    """The largest of each piece that reach its threshold, from `least` to `most`; and what is held back."""
+    top = sums.among(most)
+    reach = top.values.abs() >= torch.repeat_interleave(thresholds, top.counts).to(top.values.device)
+    passing = counted(reach, top.counts)
+    counts = torch.maximum(passing, torch.minimum(least, top.counts))
+    more = (top.counts == most) & (most < ks)  # there may be more than `top` has
+    held = torch.where(more | (counts < top.counts), SMALL, NOTHING)
+    held = torch.where(more & (passing == top.counts), ANY, held)
+    return top.among(counts), held
+
+
+def exchanged(given: Entries, held: Tensor, regions: Regions, comm: Comm) -> tuple[Pool, Tensor]:
+    """What all ranks give of their pieces, and hold back of them, int64 (p,)."""
+    flags = held.to(torch.uint8).to(given.values.device)
+    own = torch.cat([flags, given.wire(regions.pieces[comm.rank])])
+    messages = gather_or_void(comm, own, own.device)
+    assert messages is not None, "the first messages have said that all are finite"
+    parts, all_held = [], []
+    for rank, (message, pieces) in enumerate(zip(messages, regions.pieces, strict=True)):
+        with sent_by(rank):
+            head, wire = read_bytes(message, len(pieces), "what is held back")
+            parts.append(Entries.read(wire, pieces))
+        all_held.append(head.cpu().to(torch.int64))
+    return Pool(regions, *regions.join(parts)), torch.cat(all_held)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The entries of a pool that are kept: their places in it, counts by tensor, and what is there."""
+
+    places: Tensor
+    counts: Tensor
+    positions: Tensor
+    values: Tensor
+    floors: Tensor  # the least |value| of each tensor float32 (s,), 0 where fewer are there than wanted
+
+    def entries(self, tensors: Segments) -> Entries:
+        """With indices from each tensor's start."""
+        starts = torch.repeat_interleave(tensors.starts_tensor, self.counts).to(self.positions.device)
+        return Entries((self.positions - starts).to(torch.int32), self.counts, self.values)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What came from all ranks: positions int64 (K,), ascending, counts int64 (p,), values float32 (K,)."""
+
+    regions: Regions
+    positions: Tensor
+    counts: Tensor
+    values: Tensor
+
+    def best(self, ks: Tensor) -> Best:
+        """The ks[i] largest of each tensor."""
+        tensors = Segments.consecutive(self.regions.per_tensor(self.counts).tolist())
+        top = Entries.largest(self.values, tensors, ks)
+        places = top.positions(tensors.starts_tensor)
+        tensor = torch.repeat_interleave(torch.arange(len(tensors)), top.counts)
+        floors = torch.full((len(tensors),), torch.inf)
+        floors.scatter_reduce_(0, tensor, top.values.abs().cpu(), "amin")
+        floors[(top.counts < ks) | (ks == 0)] = 0.0  # none of a tensor without elements either
+        return Best(places, top.counts, self.positions[places], top.values, floors)
+
+    def doubtful(self, best: Best, held: Tensor, thresholds: Tensor) -> Tensor:
+        """Of which pieces bool (p,) something that was held back may belong to the best.
+
+        Not where what came of a piece is not all among them, for that is larger than what did not come.
+        """
+        kept = torch.zeros_like(self.positions, dtype=torch.bool)
+        kept[best.places] = True
+        low = (best.floors < thresholds)[self.regions.tensor_of]  # then what is below the threshold matters
+        return (counted(kept, self.counts) == self.counts) & ((held == ANY) | ((held == SMALL) & low))
+
+    def plus(self, other: Pool) -> Pool:
+        """Both together."""
+        positions, order = torch.cat([self.positions, other.positions]).sort()
+        values = torch.cat([self.values, other.values])[order]
+        return Pool(self.regions, positions, self.counts + other.counts, values)

@@ -1,0 +1,104 @@
+"""Regions: the elements of a bucket cut into one range a rank, so that each has about as much to add up.
+
+The cuts of Ok-Topk (Li and Hoefler 2022, arXiv:2201.07598): where each rank would cut its own chosen entries
+into equal parts, averaged over the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from laconic.comm.comm import Comm
+from laconic.comm.entries import Entries
+from laconic.core.layout import Segments
+
+
+@dataclass(frozen=True)
+class Regions:
+    """`tensors`: those of a bucket, packed. Rank r has the positions from cuts[r] to cuts[r + 1].
+
+    A region holds pieces of tensors: each the part of one tensor that lies in it, none of them empty.
+
+    >>> regions = Regions(Segments.consecutive([4, 6]), cuts=(0, 7, 10))
+    >>> [pieces.sizes for pieces in regions.pieces], regions.tensor_of.tolist()
+    ([(4, 3), (3,)], [0, 1, 1])
+    """
+
+    tensors: Segments
+    cuts: tuple[int, ...]
+
+    @classmethod
+    def agreed(
+        cls, chosen: Tensor | None, tensors: Segments, comm: Comm, device: torch.device
+    ) -> Regions | None:
+        """By consensus of the ranks on their chosen positions int64 (K,), ascending.
+
+        None on every rank where one has none to give, for its gradient is not finite. One all_reduce of 8
+        bytes a rank.
+        """
+        cuts = torch.zeros(comm.size, dtype=torch.int64)  # the first stands for ranks without any
+        if chosen is None:
+            cuts[0] = 1
+        else:
+            parts, n = torch.arange(1, comm.size), chosen.numel()
+            cuts[1:] = chosen.cpu()[parts * n // comm.size] if n else parts * tensors.numel // comm.size
+        cuts = comm.all_reduce(cuts.to(device)).cpu()
+        if cuts[0]:
+            return None
+        return cls(tensors, (0, *(cuts[1:] // comm.size).tolist(), tensors.numel))
+
+    @cached_property
+    def edges(self) -> Tensor:
+        """Where the pieces begin, int64 (p + 1,), and where the last one ends."""
+        return torch.tensor(sorted({*self.tensors.starts, *self.cuts}))
+
+    @cached_property
+    def tensor_of(self) -> Tensor:
+        """The tensor of each piece, int64 (p,)."""
+        return torch.searchsorted(self.tensors.starts_tensor, self.edges[:-1], right=True) - 1
+
+    @cached_property
+    def first(self) -> Tensor:
+        """The first piece of each rank, int64 (N + 1,), and the end of the last."""
+        return torch.searchsorted(self.edges, torch.tensor(self.cuts))
+
+    @cached_property
+    def pieces(self) -> tuple[Segments, ...]:
+        """The pieces of each rank, packed."""
+        sizes = self.edges.diff()
+        return tuple(
+            Segments.consecutive(sizes[a:b].tolist()) for a, b in self.first.unfold(0, 2, 1).tolist()
+        )
+
+    def at(self, rank: int) -> slice:
+        """Which of all pieces are of this rank."""
+        return slice(int(self.first[rank]), int(self.first[rank + 1]))
+
+    def per_tensor(self, per_piece: Tensor) -> Tensor:
+        """Sums int64 (s,) of what counts int64 (p,) of the pieces say."""
+        return torch.zeros(len(self.tensors), dtype=torch.int64).index_add_(0, self.tensor_of, per_piece)
+
+    def split(self, positions: Tensor, values: Tensor) -> list[Entries]:
+        """Entries at ascending positions int64 (K,) by rank, each with indices from its piece's start."""
+        ends = torch.searchsorted(positions, self.edges.to(positions.device)).cpu()
+        counts = ends.diff()
+        starts = torch.repeat_interleave(self.edges[:-1], counts).to(positions.device)
+        indices = (positions - starts).to(torch.int32)
+        found = []
+        for rank in range(len(self.pieces)):
+            begin, end = ends[self.first[rank]], ends[self.first[rank + 1]]
+            found.append(Entries(indices[begin:end], counts[self.at(rank)], values[begin:end]))
+        return found
+
+    def join(self, parts: Sequence[Entries]) -> tuple[Tensor, Tensor, Tensor]:
+        """Positions int64 (K,), ascending, counts int64 (p,) and values float32 (K,) of entries by rank."""
+        counts = torch.cat([part.counts for part in parts])
+        whole = Entries(
+            torch.cat([part.indices for part in parts]), counts, torch.cat([part.values for part in parts])
+        )
+        return whole.positions(self.edges[:-1]), counts, whole.values

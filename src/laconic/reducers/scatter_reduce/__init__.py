@@ -1,0 +1,207 @@
+"""Scatter-reduce: every rank adds up its share of all gradients, and tells the others: low bits both ways.
+
+The reduction of CGX (Markov et al. 2022, arXiv:2111.08617, its release IST-DASLab/torch_cgx [V]). Each tensor
+is cut in as many pieces as there are ranks (see `cuts`); with ranks r = 0..N-1, on the rank p of a piece:
+
+    1. scatter   s = 1/N * (x_p + sum over r != p, in this order, of decode(encode(x_r)))
+    2. gather    mean = decode(encode(s)), on every rank, p too: replicas are bit-identical
+
+Traffic of a rank is that of any all-reduce, 2 (N - 1) / N messages of the whole, however large N is, where
+`gather` receives N - 1. Two roundings on the way; what the second loses is lost, so a codec that drops
+entries is refused: `server` keeps that for later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.codecs.sparse import Sparse
+from laconic.comm.comm import Comm
+from laconic.comm.messages import add_messages_, encoded
+from laconic.comm.partition import Partition
+from laconic.comm.sent import Sent, SentMessage, SentParts
+from laconic.comm.void import all_to_all_or_void, gather_or_void, is_void
+from laconic.core import arguments
+from laconic.core.codec import Codec
+from laconic.core.errors import SpecError
+from laconic.core.layout import Layout, Segments
+from laconic.core.per_layout import PerLayout
+from laconic.core.spec import Status
+from laconic.core.turn import Turn, mix
+from laconic.reducers import BoundReducer, Reducer
+from laconic.reducers.scatter_reduce.cuts import BLOCK, cut, cuts
+from laconic.reducers.scatter_reduce.hops import HOPS, travelling_mean
+from laconic.reducers.sum import DenseShare
+
+Pattern = Literal["direct", "ring", "tree"]
+ANSWER = 0xA57E  # sets the keys of the second rounding apart
+
+
+@dataclass(frozen=True, repr=False)
+class ScatterReduce(Reducer):
+    """mean = decode(encode(1/N * sum of decoded pieces)), each piece added up on a rank of its own.
+
+    `pattern`, how the pieces come together: 'direct', each rank sends to all others at once; 'ring', along a
+    ring, rounded anew at each of N - 1 hops; 'tree', up binomial trees, rounded anew at each of log2 N (a
+    tree a piece, where the release's Horovod ancestor has one tree for everything). Ring and tree take a
+    codec of fixed size, and no feedback: what a hop rounds is a sum of several ranks.
+
+    Payload: one message of the codec `codec`, of which (N - 1) / N is what goes up and 1 / N what goes
+    down; 4 bytes more with 'ring' and 'tree', where ranks first agree that all of them are finite.
+
+    >>> from laconic.core.spec import parse
+    >>> parse("scatter_reduce(minmax(bits=4), pattern='ring')")
+    scatter_reduce(minmax(), pattern='ring')
+    """
+
+    codec: Codec
+    pattern: Pattern = "direct"
+
+    paper: ClassVar[str] = "Markov et al. 2022, arXiv:2111.08617"
+    status: ClassVar[Status] = "verified"
+    examples: ClassVar[tuple[str, ...]] = (
+        "scatter_reduce(minmax())",
+        "scatter_reduce(minmax(rounding='stochastic'), pattern='ring')",
+        "scatter_reduce(minmax(bits=8), pattern='tree')",
+        "scatter_reduce(dense())",
+        "scatter_reduce(qsgd(coding='rice'))",
+    )
+
+    def __post_init__(self) -> None:
+        arguments.piece("scatter_reduce: codec", self.codec, Codec, "minmax(bits=4)")
+        arguments.choice("scatter_reduce: pattern", self.pattern, get_args(Pattern))
+        if isinstance(self.codec, Sparse):
+            raise SpecError(
+                f"{self.codec!r} drops entries, and scatter_reduce cannot keep those of the mean for later:"
+                f" take server({self.codec!r}, {self.codec!r}), which does"
+            )
+        if self.pattern != "direct" and not self.codec.fixed_size:
+            raise SpecError(
+                f"pattern={self.pattern!r} takes a codec of fixed size, {self.codec!r} has none:"
+                " set pattern='direct'"
+            )
+
+    @property
+    def exact_mean(self) -> bool:
+        return self.codec.lossless
+
+    @property
+    def unaccountable(self) -> str | None:
+        return None if self.pattern == "direct" else "each hop rounds a sum of several ranks' gradients"
+
+    def bind(self, layout: Layout, comm: Comm) -> TwoHalves:
+        return TwoHalves(layout, comm, self.pattern, lambda part, step: self.codec.at(step))
+
+    def nbytes(self, layout: Layout) -> int:
+        return most_nbytes(self.codec, layout) + 4 * (self.pattern != "direct")
+
+    def feedback_codec(self) -> Codec | None:
+        return self.codec if self.pattern == "direct" else None
+
+
+class TwoHalves(BoundReducer):
+    """At work: `scatter`, then `gather`. Sharded training calls the first alone.
+
+    `codec_of` says which codec carries some pieces at a step: the same on every rank.
+    """
+
+    def __init__(
+        self, layout: Layout, comm: Comm, pattern: Pattern, codec_of: Callable[[Layout, int], Codec]
+    ) -> None:
+        self._comm = comm
+        self._pattern = pattern
+        self._codec_of = codec_of
+        bounds = cuts(layout, comm.size)
+        self._partition = PerLayout(lambda bucket: cut(bucket, bounds, comm.rank))
+
+    def reduce(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Sent | None:
+        partition = self._partition(layout)
+        mean, sent = self.scatter(x, partition, turn, out)
+        return sent if self.gather(mean, partition, turn, out, alpha) else None
+
+    def scatter(
+        self, x: Tensor | None, partition: Partition, turn: Turn, out: Tensor
+    ) -> tuple[Tensor | None, Sent | None]:
+        """Mean over ranks of this rank's pieces, float32 (home.numel,), and this rank's share of all means.
+
+        Both None where a gradient is not finite, on whatever rank. `out`: where the mean will stand; `x` may
+        be the same.
+        """
+        if self._pattern != "direct":
+            return self._travel(x, partition, turn, out)
+        comm, parts, home = self._comm, partition.parts, partition.home
+        others = [rank for rank in range(comm.size) if rank != comm.rank]
+        wires = None
+        if x is not None:
+            wires = [x.new_empty(0, dtype=torch.uint8)] * comm.size
+            for rank in others:
+                wires[rank] = encoded(x, parts[rank], self._codec_of(parts[rank], turn.step), turn)
+        came = all_to_all_or_void(comm, wires, out.device, _due(partition))
+        if x is None or wires is None or came is None:
+            return None, None
+        own = torch.cat([x[:0], *parts[comm.rank].segments.views(x)])
+        arrived = [(rank, self._message(came[rank], home, turn)) for rank in others]
+        mean = add_messages_(own / comm.size, arrived, 1 / comm.size)
+        shares = (self._message(wires[rank], parts[rank], turn) for rank in others)
+        return mean, SentParts((DenseShare(parts[comm.rank].segments, own, 1.0), *shares))
+
+    def gather(
+        self, mean: Tensor | None, partition: Partition, turn: Turn, out: Tensor, alpha: float
+    ) -> bool:
+        """out[bucket] = alpha * mean of all pieces, as all ranks decode it. False where one is not finite."""
+        home, wire = partition.home, None
+        if mean is not None and kernels.all_finite(mean, home.segments):
+            # Keys of its own: with those of this rank's up-messages the roundings would not be independent.
+            later = replace(turn, seed=mix(turn.seed, ANSWER))
+            wire = encoded(mean, home, self._codec_of(home, turn.step), later)
+        wires = gather_or_void(self._comm, wire, out.device, _due(partition))
+        if wires is None:
+            return False
+        partition.bucket.segments.zero_(out)
+        messages = [self._message(*each, turn) for each in zip(wires, partition.parts, strict=True)]
+        add_messages_(out, enumerate(messages), alpha)
+        return True
+
+    def _travel(
+        self, x: Tensor | None, partition: Partition, turn: Turn, out: Tensor
+    ) -> tuple[Tensor | None, Sent | None]:
+        """`scatter` along a ring or up a tree."""
+        comm = self._comm
+        if is_void(comm, x is not None, out.device) or x is None:
+            return None, None
+        hops = HOPS[self._pattern](comm.rank, comm.size)
+
+        def codec_of(part: Layout) -> Codec:
+            return self._codec_of(part, turn.step)
+
+        mean = travelling_mean(x, partition.parts, hops, codec_of, turn, comm)
+        runs = partition.bucket.segments.merged
+        kept = torch.cat([x[:0], *runs.views(x)]) if x is not out else None
+        return mean, DenseShare(runs, kept, 1.0)
+
+    def _message(self, wire: Tensor, part: Layout, turn: Turn) -> SentMessage:
+        return SentMessage(self._codec_of(part, turn.step), wire, part.segments)
+
+
+def _due(partition: Partition) -> list[bool]:
+    """Which ranks reduce anything."""
+    return [part.numel > 0 for part in partition.parts]
+
+
+def most_nbytes(codec: Codec, layout: Layout) -> int:
+    """The most that all pieces of these tensors can be, in a group of any size: uncut, or a block each."""
+    total = 0
+    for entry in layout:
+        blocks, rest = divmod(entry.numel, BLOCK)
+        cut = blocks * codec.message_nbytes(Segments.whole(BLOCK))
+        cut += codec.message_nbytes(Segments.whole(rest)) if rest else 0
+        total += max(cut, codec.message_nbytes(Segments.whole(entry.numel)) if entry.numel else 0)
+    return total

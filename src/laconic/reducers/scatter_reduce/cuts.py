@@ -1,0 +1,52 @@
+"""Cuts: every tensor in pieces of whole blocks, one piece a rank, so that each rank reduces a share of all.
+
+Blocks are of 512 elements, and a tensor's first one starts with it: the buckets of a quantiser cross neither
+tensors nor pieces, and the cuts, made once for a whole model, do not depend on how DDP cuts its buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+from laconic.comm.partition import Partition
+from laconic.core.layout import Entry, Layout
+
+BLOCK = 512
+
+Cuts = Mapping[str, tuple[int, ...]]  # of each tensor, size + 1 bounds: rank r has what lies from r to r + 1
+
+
+def cuts(layout: Layout, size: int) -> Cuts:
+    """Where to cut each tensor of a model: as many blocks to every rank, one more to those with least so far.
+
+    >>> cuts(Layout.of([("a", (2000,)), ("b", (30, 30)), ("c", (7,))]), size=3)
+    {'a': (0, 1024, 1536, 2000), 'b': (0, 0, 512, 900), 'c': (0, 0, 0, 7)}
+    """
+    loads = [0] * size
+    made = {}
+    for entry in sorted(layout, key=lambda entry: (-entry.numel, entry.name)):
+        blocks, more = divmod(-(-entry.numel // BLOCK), size)
+        least = sorted(range(size), key=lambda rank: (loads[rank], rank))[:more]
+        bounds = [0]
+        for rank in range(size):
+            end = bounds[-1] + BLOCK * (blocks + (rank in least))
+            bounds.append(min(end, entry.numel))
+            loads[rank] += bounds[-1] - bounds[-2]
+        made[entry.name] = tuple(bounds)
+    return made
+
+
+def cut(bucket: Layout, cuts: Cuts, rank: int) -> Partition:
+    """The bucket's tensors in pieces, one for each rank, named "<tensor>[<begin>:<end>]"."""
+    parts: list[list[Entry]] = [[] for _ in next(iter(cuts.values()), (0, 0))[1:]]
+    for entry in bucket:
+        for part, (begin, end) in zip(parts, pairwise(cuts[entry.name]), strict=True):
+            if begin < end:
+                part.append(piece(entry, begin, end))
+    return Partition.of(bucket, (Layout(tuple(part)) for part in parts), rank)
+
+
+def piece(entry: Entry, begin: int, end: int) -> Entry:
+    """Elements [begin, end) of a tensor, as a flat one."""
+    return Entry(f"{entry.name}[{begin}:{end}]", (end - begin,), entry.offset + begin)

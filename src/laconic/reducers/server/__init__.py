@@ -1,0 +1,161 @@
+"""Server: both directions compressed, as through a parameter server; every rank serves some of the tensors.
+
+What STC (Sattler et al. 2019, arXiv:1903.02891), natural compression both ways (Horvath et al. 2019,
+arXiv:1905.10988) and 1-bit Adam (Tang et al. 2021, arXiv:2102.02888) do with one server, without a rank that
+all traffic goes through. Per tensor, on the rank that serves it, in a group of N:
+
+    x = e + 1/N * sum over ranks r = 0..N-1, in this order, of decode(up_r)
+    down = C(x)        e = x - decode(down)        mean = decode(down), on every rank
+
+The server's residual e is there only where `down` needs feedback; else e = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.comm.comm import Comm
+from laconic.comm.messages import add_messages_, encoded
+from laconic.comm.sent import Sent, SentMessage, SentParts
+from laconic.comm.void import all_to_all_or_void, gather_or_void
+from laconic.core.codec import Codec
+from laconic.core.errors import SpecError
+from laconic.core.layout import Layout, Segments
+from laconic.core.per_layout import PerLayout
+from laconic.core.spec import Status
+from laconic.core.turn import Turn, mix
+from laconic.feedback.memory import Memory
+from laconic.feedback.memory.contraction import safe_gain
+from laconic.feedback.memory.pending import Pending
+from laconic.reducers import BoundReducer, Reducer
+from laconic.reducers.server.deal import deal, homes
+
+ANSWER = 0x5E71  # sets the keys of answers apart
+
+
+@dataclass(frozen=True, repr=False)
+class Server(Reducer):
+    """mean = decode(down(e + average of decode(up_r))): codec `up` to the servers, codec `down` back.
+
+    Payload: of each tensor the up-message, or, on the rank that serves it, the down-message. A tensor is
+    served by one rank, chosen by size over the whole model, so it does not depend on how DDP cuts buckets.
+
+    >>> from laconic.core.spec import parse
+    >>> parse("server(sparse(topk(density=0.01)), cast('bf16'))")
+    server(sparse(topk(density=0.01)), down=cast(dtype='bf16'))
+    """
+
+    up: Codec
+    down: Codec
+
+    paper: ClassVar[str] = "Sattler et al. 2019, arXiv:1903.02891"
+    status: ClassVar[Status] = "verified"
+    examples: ClassVar[tuple[str, ...]] = (
+        "server(sparse(topk(density=0.1)), sparse(topk(density=0.1)))",
+        "server(cast('bf16'), cast('bf16'))",
+        "server(sparse(randomk(density=0.1)), dense())",
+    )
+
+    def __post_init__(self) -> None:
+        for name, codec in (("up", self.up), ("down", self.down)):
+            if not isinstance(codec, Codec):
+                raise SpecError(f"server takes a codec each way, such as cast('bf16'), got {name}={codec!r}")
+
+    @property
+    def exact_mean(self) -> bool:
+        return self.down.needs_feedback or self.down.lossless
+
+    def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
+        if self.down.needs_feedback:
+            try:
+                safe_gain(self.down, layout)
+            except SpecError as error:
+                raise SpecError(f"a server cannot answer with down={self.down!r}: {error}") from None
+        return _Server(self, layout, comm)
+
+    def nbytes(self, layout: Layout) -> int:
+        tensors = (Segments.whole(entry.numel) for entry in layout)
+        return sum(max(1, self.up.message_nbytes(x), self.down.message_nbytes(x)) for x in tensors)
+
+    def feedback_codec(self) -> Codec:
+        return self.up
+
+
+class _Server(BoundReducer):
+    """At work: owns the residuals of the tensors that are served here."""
+
+    def __init__(self, spec: Server, layout: Layout, comm: Comm) -> None:
+        self._spec = spec
+        self._layout = layout
+        self._comm = comm
+        self._homes = homes(layout, comm.size)
+        self._partition = PerLayout(lambda bucket: deal(bucket, self._homes, comm.rank, comm.size))
+        self._residual = Memory("once/server", layout) if spec.down.needs_feedback else None
+        self._pending = Pending(self._finish)
+
+    def reduce(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Sent | None:
+        self._pending.finish_before(turn.step)
+        comm, partition, device = self._comm, self._partition(layout), out.device
+        up, down = self._spec.up.at(turn.step), self._spec.down.at(turn.step)
+        parts = [part.segments for part in partition.parts]
+        due = [len(part) > 0 for part in partition.parts]
+        own = None if x is None else [encoded(x, part, up, turn) for part in partition.parts]
+        requests = all_to_all_or_void(comm, own, device, due)
+        answer = None if requests is None else self._serve(requests, partition.home, up, down, turn)
+        answers = gather_or_void(comm, answer, device, due)
+        if own is None or answers is None:
+            self.put_back(layout)
+            return None
+        messages = (SentMessage(down, *each) for each in zip(answers, parts, strict=True))
+        add_messages_(layout.segments.zero_(out), enumerate(messages), alpha)
+        return SentParts(tuple(SentMessage(up, *each) for each in zip(own, parts, strict=True)))
+
+    def _serve(
+        self, requests: Sequence[Tensor], home: Layout, up: Codec, down: Codec, turn: Turn
+    ) -> Tensor | None:
+        """The down-message of the tensors served here; None where their mean is not finite."""
+        segments, device = home.segments, requests[0].device
+        if self._residual is None:
+            x = torch.zeros(segments.end, dtype=torch.float32, device=device)
+        else:
+            x = self._residual.flat(home, device).clone()
+        messages = (SentMessage(up, request, segments) for request in requests)
+        add_messages_(x, enumerate(messages), 1 / self._comm.size)
+        if not kernels.all_finite(x, segments):
+            return None
+        # Keys of its own: with those of this rank's up-message the two roundings would not be independent.
+        answer = encoded(x, home, down, replace(turn, seed=mix(turn.seed, ANSWER)))
+        if self._residual is not None and home.numel:
+            self._pending.add(down.decode_segments_add_(answer, segments, x, -1.0), home, turn.step)
+        return answer
+
+    def _finish(self, residual: Tensor, home: Layout) -> None:
+        assert self._residual is not None
+        self._residual.held(home).copy_(residual)
+
+    def put_back(self, layout: Layout) -> None:
+        self._pending.drop(self._partition(layout).home)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The residuals of the tensors served here, and zeros for the others: each is held once."""
+        self._pending.finish_all()
+        return {} if self._residual is None else self._residual.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        if self._residual is None:
+            super().load_state_dict(state)
+            return
+        self._residual.check(state)
+        self._pending.finish_all()
+        for entry in self._layout:
+            if self._homes[entry.name] == self._comm.rank:
+                value = state[f"{self._residual.kind}/{entry.name}"]
+                self._residual.set(entry, value.to(torch.float32).flatten())

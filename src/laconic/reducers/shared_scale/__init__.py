@@ -1,0 +1,156 @@
+"""Shared scale: all ranks round to steps of one size, so levels add up as integers, in few bits each way.
+
+TernGrad's scaler sharing (Wen et al. 2017, arXiv:1705.07878; the maximum over ranks as in the authors'
+release [V]) at one level; QSGD with a shared norm (as "QSGDMaxNorm" of vineeths96/Gradient-Compression [V])
+at more. Per tensor, or per block of it, with ranks r = 0..N-1:
+
+    1. s_r = min(max|x_r|, max(clip * sigma_r, rms_r))    sigma: population standard deviation of the tensor
+    2. s = max over ranks of s_r                          one all_reduce
+    3. l_r = levels * clamp(x_r / s, -1, 1), rounded up or down at random to an integer: E l_r is the argument
+    4. all_to_all of the l_r of all tensors, in N chunks; each rank adds those of its chunk
+    5. all_gather of the sums; mean = s / (levels * N) * sum of l_r, the same bits on all
+
+The root mean square rms, which is sigma where the mean is 0, is not in the paper: see `ternary`.
+
+Unbiased without clipping. An entry is cut at the shared scale, not at its own rank's: less than the paper
+cuts. A rank with a small gradient is rounded in the steps of the largest: that costs accuracy where ranks
+differ much, has no bound in that rank's gradient, and so takes no error feedback; `gather(ternary())` has a
+scale a rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from torch import Tensor
+
+from laconic import kernels
+from laconic.codecs.qsgd import QSGD
+from laconic.codecs.quantiser import check_clip
+from laconic.codecs.ternary import Ternary
+from laconic.comm.comm import Comm
+from laconic.comm.sent import Sent
+from laconic.comm.void import max_or_void
+from laconic.core import arguments
+from laconic.core.codec import Codec
+from laconic.core.errors import SpecError
+from laconic.core.layout import Layout, Segments
+from laconic.core.spec import Status
+from laconic.core.turn import Turn
+from laconic.kernels.quantise.form import Form, Measure
+from laconic.reducers import BoundReducer, Reducer
+from laconic.reducers.shared_scale.sum_of_levels import SUM_BITS, integer_sum, integer_sum_nbytes
+
+Norm = Literal["max", "l2"]
+
+
+@dataclass(frozen=True, repr=False)
+class SharedScale(Reducer):
+    """mean = s / (levels * N) * sum of integer levels, for a scale s that is the largest of the ranks'.
+
+    `clip`: how many standard deviations of its tensor a scale is at most, but not below its root mean square;
+    0 does not clip. `block`: entries that share a scale; 0 for a whole tensor. `norm`: what a scale
+    is, 'max' or 'l2'.
+
+    Payload in bits an entry, in a group of N: (N-1)/N * bit_length(2 levels) up, 1/N * bit_length(2 N levels)
+    down, and 32 a scale. At one level that is 2.5 for 2 or 4 ranks, and tends to 2.
+
+    >>> SharedScale(levels=7, clip=0, block=512)
+    shared_scale(levels=7, clip=0, block=512)
+    """
+
+    levels: int = 1
+    clip: float = 2.5
+    block: int = 0
+    norm: Norm = "max"
+
+    paper: ClassVar[str] = "Wen et al. 2017, arXiv:1705.07878"
+    status: ClassVar[Status] = "verified"
+    examples: ClassVar[tuple[str, ...]] = (
+        "shared_scale()",
+        "shared_scale(clip=0)",
+        "shared_scale(levels=7, clip=0, block=64)",
+        "shared_scale(levels=100, clip=0, block=0, norm='l2')",
+    )
+
+    def __post_init__(self) -> None:
+        arguments.choice("shared_scale: norm", self.norm, get_args(Norm))
+        check_clip(self.name, self.clip)
+        Form(self.levels, self.block)  # refuses what no wire can have
+        if self.clip and (self.block or self.norm != "max"):
+            raise SpecError(
+                f"clip={self.clip} limits the largest entry of a whole tensor: with block={self.block} and"
+                f" norm={self.norm!r} set clip=0"
+            )
+
+    @property
+    def unaccountable(self) -> str | None:
+        return "a rank errs by steps of the largest rank's scale, however small its own gradient is"
+
+    def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
+        if (2 * self.levels * comm.size).bit_length() > SUM_BITS:
+            raise SpecError(f"levels={self.levels} of {comm.size} ranks add up to over 2^29: take fewer")
+        return _SharedScale(self, comm)
+
+    def scales(self, layout: Layout) -> int:
+        """Scales of these tensors: one a tensor or a block, none of nothing."""
+        sizes = (entry.numel for entry in layout)
+        return sum(-(-n // (self.block or n)) for n in sizes if n)
+
+    def nbytes(self, layout: Layout) -> int:
+        return 4 * max(1, self.scales(layout)) + integer_sum_nbytes(layout.numel, 2 * self.levels)
+
+    def feedback_codec(self) -> Codec:
+        """What errs like this where all ranks have one scale; one whose own is smaller errs more."""
+        ternary = self.levels == 1 and not self.block and self.norm == "max"
+        return Ternary(self.clip) if ternary or self.clip else QSGD(self.levels, self.block, self.norm)
+
+
+@dataclass(frozen=True)
+class Levels(Sent):
+    """A share as the packed levels that went up: levels of all segments, one after the other."""
+
+    spec: SharedScale
+    wire: Tensor
+    scales: Tensor
+    segments: Segments
+
+    def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
+        form = Form(self.spec.levels, self.spec.block)
+        return kernels.packed_levels_add_(self.wire, self.scales, self.segments, x, form, alpha)
+
+    def clear_(self, memory: Tensor) -> Tensor:
+        return self.segments.zero_(memory)
+
+
+@dataclass(frozen=True)
+class _SharedScale(BoundReducer):
+    spec: SharedScale
+    comm: Comm
+    detects_non_finite: ClassVar[bool] = True  # the scales tell
+
+    def reduce(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Sent | None:
+        spec, size, segments = self.spec, self.comm.size, layout.segments
+        measure = Measure(spec.norm, spec.clip)
+        own = None if x is None else kernels.norms(x, segments, measure, spec.block)
+        scales = max_or_void(self.comm, own, spec.scales(layout), out.device)
+        if x is None or scales is None:
+            return None
+        keys = [turn.own(name) for name in layout.names]
+        form = Form(spec.levels, spec.block)
+        _, levels = kernels.quantise_levels(x, segments, keys, form, Measure(scales=scales))
+        wire = kernels.pack_bits(levels.add_(spec.levels), (2 * spec.levels).bit_length())
+        sums = integer_sum(wire, segments.numel, 2 * spec.levels, self.comm)
+        kernels.packed_levels_add_(
+            sums,
+            scales / size,  # first, for size * scale can overflow
+            segments,
+            segments.zero_(out),
+            form,
+            alpha,
+            ranks=size,
+        )
+        return Levels(spec, wire, scales, segments)

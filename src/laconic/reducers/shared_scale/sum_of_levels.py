@@ -1,0 +1,46 @@
+"""The sum over ranks of small integers, in as many bits as they need: up as they are, down as their sums.
+
+An all_reduce adds bytes at the least, and has to have room for the sum from the start. Here the integers of
+a rank are cut into one chunk a rank, each rank adds the chunks it gets, and all gather the sums: of b bits
+and size N, (N-1)/N * b + 1/N * (b + about log2 N) bits an integer.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from laconic import kernels
+from laconic.comm.comm import Comm
+from laconic.comm.messages import combined
+
+BLOCK = 8  # integers that fill whole bytes, whatever their bits: chunks are multiples of it
+SUM_BITS = 30  # the most that a sum may have
+
+
+def integer_sum(wire: Tensor, n: int, most: int, comm: Comm) -> Tensor:
+    """Sums over ranks of n integers in 0..most, equal on all; both packed, as `kernels.packed_sum` says."""
+    bits, sum_bits = most.bit_length(), (most * comm.size).bit_length()
+    chunk = BLOCK * _chunk_blocks(n, comm.size)
+    counts = [max(0, min(chunk, n - chunk * rank)) for rank in range(comm.size)]
+    up, down = ([kernels.packed_nbytes(count, each) for count in counts] for each in (bits, sum_bits))
+    return combined(comm, wire, up, down, lambda chunks: kernels.packed_sum(chunks, counts[comm.rank], most))
+
+
+def integer_sum_nbytes(n: int, most: int) -> int:
+    """Bytes that a rank hands over in `integer_sum`: the most in a group of any size.
+
+    That is on a rank with a whole chunk, which goes down in more bits than it would have gone up; and in the
+    least group that needs so many bits more.
+
+    >>> integer_sum_nbytes(8000, most=2), 8 * 2500 / 8000  # of 2 or 4 ranks
+    (2500, 2.5)
+    """
+    bits = most.bit_length()
+    sizes = [-(-(1 << bits + more - 1) // most) for more in range(1, SUM_BITS - bits + 1)]
+    extra = (_chunk_blocks(n, size) * ((most * size).bit_length() - bits) for size in sizes)
+    return kernels.packed_nbytes(n, bits) + max(extra)
+
+
+def _chunk_blocks(n: int, size: int) -> int:
+    """Blocks in each rank's chunk of n integers; the last ranks may have fewer, or none."""
+    return -(-n // (BLOCK * size))

@@ -1,0 +1,294 @@
+"""Controller: keeps the replicas together, by their gradients or by their parameters."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from laconic.core.errors import PeerError
+from laconic.ddp.handle import Handle
+from laconic.exchange.state import FORMAT, Identity, RankState, label, model_digest, unlabel
+from laconic.exchange.stats import Stats
+from laconic.strategies.alone import Alone
+from laconic.strategies.membership import Membership
+from laconic.strategies.replica import Replica
+from laconic.strategies.strategy import Notes, Strategy, Update
+
+Statistics = Literal["average", "keep"]
+MOST_CALLS = 1 << 20  # collective calls between two steps
+
+
+class Controller(ABC):
+    """Ties one rank to its group; `DistributedOptimizer` calls it."""
+
+    @abstractmethod
+    def step(self, update: Update, loss: float | None) -> None:
+        """Do one step of the optimiser and of the strategy."""
+
+    @abstractmethod
+    def stats(self) -> Stats:
+        """Bytes and seconds of this rank since the start."""
+
+    @abstractmethod
+    def notes(self) -> Notes:
+        """Details of the last step for the log."""
+
+    @abstractmethod
+    def averaged(self) -> AbstractContextManager[float]:
+        """Inside, the model is the group's; yields the ranks' distance from it. Called by all ranks."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Load the group's model on every rank. Called by all ranks."""
+
+    @abstractmethod
+    def state_dict(self) -> RankState:
+        """This rank's memory. Called by all ranks, after the same step."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`. Raises `StateError` if another rank, group, model or spec saved it."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Untie this rank: the model and the optimiser are ordinary again."""
+
+
+class GradientController(Controller):
+    """Replicas are always equal, because all apply the same mean gradient."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+
+    def step(self, update: Update, loss: float | None) -> None:
+        update()
+
+    def stats(self) -> Stats:
+        return self.handle.stats()
+
+    def notes(self) -> Notes:
+        return {}
+
+    def averaged(self) -> AbstractContextManager[float]:
+        return nullcontext(0.0)
+
+    def finish(self) -> None:
+        """Replicas are equal."""
+
+    def state_dict(self) -> RankState:
+        return self.handle.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.handle.load_state_dict(state)
+
+    def remove(self) -> None:
+        self.handle.remove()
+
+
+class ParameterController(Controller):
+    """Runs a strategy among the ranks of a membership, and survives a lost rank if the membership does.
+
+    When a rank is lost, the others form a new group, wherever each of them is in its training. All load the
+    exact average of their models, which include their last updates. A step that was interrupted counts as
+    done, and every rank's step count becomes the largest of all. An interrupted collective call between
+    steps, such as `finish`, is repeated, unless a rank is already past it: then the average replaces it.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        replica: Replica,
+        optimizer: Optimizer,
+        membership: Membership,
+        *,
+        seed: int,
+        statistics: Statistics,
+    ) -> None:
+        self.strategy = strategy
+        self.replica = replica
+        self.membership = membership
+        self._optimizer = optimizer
+        self._seed = seed
+        self._statistics = statistics
+        self.removed = False
+        self._nobody_trained = False  # whether no rank had a trained model at the last regroup
+        self._calls = 0  # collective calls since the last step
+        self._furthest = (0, 0)  # steps and calls of the rank that was ahead at the last regroup
+        if membership.rejoining:
+            self._rejoin()
+        else:
+            self.bound = strategy.bind(replica, optimizer, membership.comm, seed)
+        membership.comm.reset()
+
+    def _rejoin(self) -> None:
+        """Replace a process that died: load the others' average at their next step."""
+        self.bound = Alone().bind(self.replica, self._optimizer, self.membership.comm, self._seed)
+        self._regroup(0, whole=False)
+        if self._nobody_trained:
+            raise PeerError(
+                "this rank has rejoined, but no other rank is left to take the model from: the training has"
+                " ended; start it again from a checkpoint"
+            )
+
+    def step(self, update: Update, loss: float | None) -> None:
+        self.replica.check_views()
+        self._calls = 0
+        if self.membership.regroup_requested:
+            update()
+            self._regroup(self.bound.steps + 1)
+        elif self._loses_rank(lambda: self.bound.step(update, loss)):
+            self._regroup(self.bound.steps + 1)
+
+    def _collectively(self, act: Callable[[], object], last: bool = False) -> None:
+        """Do what all ranks do between steps. `last`: it ends the training, so do it wherever others are."""
+        self._calls += 1
+        while (self.bound.steps, self._calls) >= self._furthest and self._loses_rank(act):
+            steps = self.bound.steps
+            self._regroup(steps)
+            if self.bound.steps > steps:
+                self._calls = int(last)
+                if not last:
+                    return
+
+    def _loses_rank(self, act: Callable[[], object]) -> bool:
+        """Whether a rank was lost in this call. The error is dropped, as it keeps the old group alive."""
+        try:
+            act()
+        except PeerError:
+            if self.membership.heartbeats is None:
+                raise
+            return True
+        return False
+
+    def _regroup(self, steps: int, whole: bool = True) -> None:
+        """Form a new group of the living ranks, at their average model and their largest step count.
+
+        `whole`: this rank has a trained model.
+        """
+        model, generation = self.bound.salvage().clone(), self.membership.generation
+        dense_bytes, seconds = self.bound.dense_bytes, self.bound.seconds
+        self.bound.abandon()
+        self.bound = Alone().bind(
+            self.replica, self._optimizer, self.membership.comm, self._seed
+        )  # lets go of the old group
+        while True:
+            self.membership.renew()
+            with suppress(PeerError):  # another rank was lost meanwhile: try again
+                present = self.membership.generation == generation + 1
+                self._furthest = self._average_(model, steps, [whole and present, whole, True])
+                own = self.membership.comm
+                chosen = Alone() if own.size == 1 else self.strategy
+                chosen.check_left(own.size, self._optimizer)
+                self.bound = chosen.bind(self.replica, self._optimizer, own, self._seed)
+                break
+        self.bound.steps, self.bound.dense_bytes, self.bound.seconds = self._furthest[0], dense_bytes, seconds
+
+    def _average_(self, model: Tensor, steps: int, counts: list[bool]) -> tuple[int, int]:
+        """Average the models; returns the most (steps, calls) of any rank.
+
+        `counts`: whether this rank (missed no regroup, has a trained model, is here). The first condition
+        that any rank meets decides whose models are averaged.
+        """
+        side_comm = self.membership.side_comm
+        totals = side_comm.all_reduce(torch.tensor(counts, dtype=torch.float64)).tolist()
+        level = next(level for level, total in enumerate(totals) if total)
+        weight, count = float(counts[level]), totals[level]
+        self._nobody_trained = level == len(counts) - 1
+        mean = side_comm.all_reduce(model * weight).div_(count)
+        furthest = side_comm.all_reduce(torch.tensor([steps * MOST_CALLS + self._calls]), "max")
+        for each in self.replica.statistics:
+            each.copy_(side_comm.all_reduce(each * weight) / count)  # unchanged if the collective fails
+        self.replica.flat.copy_(mean)
+        return divmod(int(furthest), MOST_CALLS)
+
+    def stats(self) -> Stats:
+        meter = self.bound.comm.snapshot()
+        seconds = replace(self.bound.seconds, communicate_s=meter.seconds)
+        return Stats.of(meter, seconds, steps=self.bound.steps, dense=self.bound.dense_bytes)
+
+    def notes(self) -> Notes:
+        living = (
+            {} if self.membership.heartbeats is None else {"living": [*self.membership.heartbeats.members]}
+        )
+        return self.bound.notes() | living
+
+    @contextmanager
+    def averaged(self) -> Iterator[float]:
+        kept: list[Tensor] = []
+        distance = 0.0
+
+        def show() -> None:
+            nonlocal kept, distance
+            model = self.bound.consensus(self.membership.side_comm)
+            distance = self._distance(model)
+            own = [each.clone() for each in (self.replica.flat, *self.replica.statistics)]
+            self._load(model)
+            kept = own
+
+        self._collectively(show)
+        try:
+            yield distance
+        finally:
+            for each, own in zip((self.replica.flat, *self.replica.statistics), kept, strict=bool(kept)):
+                each.copy_(own)
+
+    def finish(self) -> None:
+        self._collectively(self._finish, last=True)
+
+    def _finish(self) -> None:
+        self.bound.drain(self.membership.side_comm)
+        model = self.bound.consensus(self.membership.side_comm)
+        self.bound.adopt_(model)
+        self._load(model)
+
+    def _load(self, model: Tensor) -> None:
+        self.replica.flat.copy_(model)
+        if self._statistics == "average":
+            self.replica.mean_statistics_(self.membership.side_comm)
+
+    def _distance(self, model: Tensor) -> float:
+        """Root mean square over ranks of |x_r - model|, over |model|."""
+        apart = torch.dist(self.replica.flat, model).double().square().view(1)
+        mean = float(self.membership.side_comm.all_reduce(apart)) / self.membership.side_comm.size
+        return math.sqrt(mean) / (float(model.norm()) or 1.0)
+
+    def state_dict(self) -> RankState:
+        self._collectively(lambda: self.bound.drain(self.membership.side_comm))
+        tensors = {"flat": self.replica.flat} | self.bound.state_dict()
+        copies = {key: value.clone() for key, value in tensors.items()}
+        return RankState(
+            **self._identity(), step=self.bound.steps, tensors=label(copies, self.bound.comm.rank)
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        tensors = unlabel(state, self._identity())
+        flat = tensors.pop("flat")
+        self.bound.check_state(tensors)
+        self.bound.load_state_dict(tensors, int(state["step"]))
+        self.replica.flat.copy_(flat)
+        self._furthest = (0, 0)
+
+    def _identity(self) -> Identity:
+        return Identity(
+            format=FORMAT,
+            spec=repr(self.strategy),
+            model=model_digest(self.replica.layout),
+            rank=self.bound.comm.rank,
+            size=self.bound.comm.size,
+            seed=self._seed,
+        )
+
+    def remove(self) -> None:
+        self._collectively(lambda: self.bound.drain(self.membership.side_comm), last=True)
+        self.bound.close()
+        self.replica.release()
+        self.membership.close()
+        self.removed = True

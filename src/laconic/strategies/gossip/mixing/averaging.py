@@ -1,0 +1,53 @@
+"""How fast gossip averages: the step after which all ranks agree, or the disagreement that a step leaves.
+
+From x, k steps of uniform mixing give P x with weights w = P 1, and every rank's estimate of the mean is
+(P x)_i / w_i. All are exact when E = P - w 1^T / n = P (I - 1 1^T / n) is zero, for any x.
+"""
+
+from __future__ import annotations
+
+from math import ceil, log
+from typing import NamedTuple
+
+import torch
+
+from laconic.strategies.gossip.mixing import matrix, uniform
+from laconic.strategies.gossip.topologies import Topology
+
+NOTHING = 1e-12  # the most that the last step needed leaves of the disagreement, relative to before it
+
+
+class Averaging(NamedTuple):
+    """`exact`: steps after which all agree, None if they never do. `kept`: share of the disagreement that a
+    step leaves in the long run, 0 if a period is exact."""
+
+    exact: int | None
+    kept: float
+
+    def steps_to(self, share: float) -> int:
+        """About how many steps it takes until this share of the disagreement is left."""
+        return self.exact or ceil(log(share) / log(self.kept))
+
+
+def averaging(topology: Topology, size: int) -> Averaging:
+    """What uniform mixing does on this graph, whose `check` has passed.
+
+    `kept` is |second eigenvalue of P|^(1 / steps), over one period, or the first steps if it never repeats.
+
+    >>> from laconic.core.spec import parse
+    >>> averaging(parse("exponential()"), 16)
+    Averaging(exact=4, kept=0.0)
+    >>> averaging(parse("ring()"), 16).steps_to(0.01)
+    89
+    """
+    span = topology.span(size)
+    weight = torch.ones(size, dtype=torch.float64)
+    left = torch.eye(size, dtype=torch.float64) - 1 / size
+    for step in span:
+        mixed = matrix(uniform, topology, size, step)
+        before = float(left.abs().max())
+        weight, left = mixed @ weight, mixed @ left
+        left -= weight.outer(left.sum(0)) / size  # columns sum to 0: removes rounding errors
+        if float(left.abs().max()) <= NOTHING * before:
+            return Averaging(step + 1, 0.0)
+    return Averaging(None, float(torch.linalg.eigvals(left).abs().max()) ** (1 / len(span)))

@@ -1,0 +1,128 @@
+"""Parameters that travel in a codec between neighbours of a fixed graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from laconic.codecs.dense import Dense
+from laconic.comm.comm import Comm
+from laconic.comm.metered import Metered
+from laconic.core import arguments
+from laconic.core.codec import Codec
+from laconic.core.errors import SpecError, WireError
+from laconic.core.layout import Layout
+from laconic.core.turn import Turn
+from laconic.exchange.method import lift_codec
+from laconic.feedback.memory.contraction import safe_gain
+from laconic.strategies.gossip.mixing import Weights, is_regular, metropolis, uniform
+from laconic.strategies.gossip.topologies import Topology
+from laconic.strategies.replica import Replica
+from laconic.strategies.strategy import BoundStrategy, Notes, Strategy
+
+LENGTH = 8  # bytes, before a message whose size may vary
+
+
+class CodedGossip(Strategy):
+    """Base of strategies with a codec `compressor`, a `topology` and a consensus step `gamma`."""
+
+    compressor: Any
+    topology: Topology
+    gamma: float
+
+    def __post_init__(self) -> None:
+        _ = self.codec
+        arguments.piece(f"{self.name}: topology", self.topology, Topology, "ring()")
+        arguments.number(f"{self.name}: gamma", self.gamma, above=0, most=1)
+
+    @property
+    def codec(self) -> Codec:
+        """What `compressor` stands for, lifted as `compress` does it. Raises `SpecError` for no codec."""
+        return lift_codec(self.compressor)
+
+    @property
+    def keeps_mean(self) -> bool:
+        return True
+
+    def check(self, size: int, optimizer: Optimizer) -> None:
+        super().check(size, optimizer)
+        self.topology.check(size)
+        if not self.topology.symmetric or self.topology.period(size) != 1:
+            raise SpecError(
+                f"{self.name} needs the same neighbours at every step, both ways, and those of"
+                f" {self.topology!r} change or do not answer: take ring(), torus(), complete() or a graph()"
+            )
+        shapes = [tuple(each.shape) for group in optimizer.param_groups for each in group["params"]]
+        Wires(self.codec, Layout.of((str(i), shape) for i, shape in enumerate(shapes)))
+
+
+class Wires:
+    """Codes whole models: matrices by the codec, times `gain` where it needs that; vectors as they are."""
+
+    def __init__(self, codec: Codec, layout: Layout) -> None:
+        self.codec = codec
+        self.coded = layout.where(lambda entry: len(entry.shape) > 1)
+        self.plain = layout.where(lambda entry: len(entry.shape) <= 1)
+        self.gain = safe_gain(codec, self.coded, damped=codec.unbiased)
+        self._tail = Dense().message_nbytes(self.plain.segments)
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes of every message, or None where they vary."""
+        return self.codec.message_nbytes(self.coded.segments) + self._tail if self.codec.fixed_size else None
+
+    def encode(self, x: Tensor, turn: Turn) -> Tensor:
+        """One message uint8 (m,) of flat x (n,)."""
+        tail = Dense().encode_layout(x, self.plain, turn)
+        return torch.cat([self.codec.at(turn.step).encode_layout(x, self.coded, turn), tail])
+
+    def decode_add_(self, wire: Tensor, out: Tensor, alpha: float, step: int) -> Tensor:
+        """out (n,) += alpha * what the message says."""
+        if wire.numel() < self._tail:
+            raise WireError(f"a message has {self._tail} bytes of vectors at least, got {wire.numel()}")
+        cut = wire.numel() - self._tail
+        codec = self.codec.at(step)
+        codec.decode_segments_add_(wire[:cut], self.coded.segments, out, alpha * self.gain)
+        return Dense().decode_segments_add_(wire[cut:], self.plain.segments, out, alpha)
+
+
+class BoundCodedGossip(BoundStrategy):
+    """The machinery of both: coding, and swapping with the neighbours."""
+
+    def __init__(self, config: CodedGossip, replica: Replica, comm: Metered, seed: int) -> None:
+        super().__init__(replica, comm)
+        self.config = config
+        self.seed = seed
+        self.wires = Wires(config.codec, replica.layout)
+        mixing = uniform if is_regular(config.topology, comm.size) else metropolis
+        self.shares: Weights = mixing(config.topology, comm.rank, comm.size, 0)
+
+    @property
+    def turn(self) -> Turn:
+        """Of this step."""
+        return Turn(self.steps, self.comm.rank, self.seed)
+
+    def notes(self) -> Notes:
+        return {"peers": sorted(self.shares.out)}
+
+    def swap(self, wire: Tensor) -> dict[int, Tensor]:
+        """Every neighbour's message, for this one."""
+        with self.comm.phase("gossip"):
+            return swap(self.comm, wire, sorted(self.shares.into), self.wires.nbytes)
+
+    def add_message_(self, wire: Tensor, out: Tensor, alpha: float) -> Tensor:
+        """out (n,) += alpha * a message of this step."""
+        return self.wires.decode_add_(wire, out, alpha, self.steps)
+
+
+def swap(comm: Comm, wire: Tensor, neighbours: list[int], nbytes: int | None) -> dict[int, Tensor]:
+    """Send `wire` to all neighbours and take theirs; lengths travel first unless all are `nbytes`."""
+    lengths = {rank: torch.tensor([nbytes or 0]) for rank in neighbours}
+    if nbytes is None:
+        comm.exchange(dict.fromkeys(neighbours, torch.tensor([wire.numel()])), lengths)
+    came = {rank: wire.new_empty(int(length)) for rank, length in lengths.items()}
+    comm.exchange(dict.fromkeys(neighbours, wire), came)
+    return came

@@ -1,0 +1,90 @@
+"""Messages between gossiping ranks: the parameters, after the PushSum weight if it may vary.
+
+float32 parameters, weight 1     x, n * 4 bytes: the parameters themselves, sent in place
+otherwise                        [weight float64 | x float32, float16 or bfloat16]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from laconic.core import arguments
+from laconic.strategies.gossip.mixing import Weights
+
+WIRES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+HEAD = 8  # bytes; the weight
+
+
+def check_wire(wire: str) -> None:
+    """Raise `SpecError` unless `wire` is one of `WIRES`."""
+    arguments.choice("wire", wire, tuple(WIRES))
+
+
+class ParameterMessage:
+    """A weight and n parameters in one buffer, `packed` uint8 (8 + n * item size,)."""
+
+    def __init__(self, like: Tensor, wire: str) -> None:
+        dtype = WIRES[wire]
+        self.packed = torch.empty(HEAD + like.numel() * dtype.itemsize, dtype=torch.uint8, device=like.device)
+        self.weight_cell = self.packed[:HEAD].view(torch.float64)
+        self.x = self.packed[HEAD:].view(dtype)
+
+    def write(self, x: Tensor, weight: float) -> None:
+        """Copy float32 x (n,) and its weight into the buffer."""
+        self.x.copy_(x)
+        self.weight_cell.fill_(weight)
+
+    @property
+    def weight(self) -> float:
+        """The sender's weight."""
+        return float(self.weight_cell)
+
+
+class MessageBuffers:
+    """One message per rank, allocated at first use: others' are received there, this rank's is sent."""
+
+    def __init__(self, like: Tensor, wire: str) -> None:
+        self._like, self._wire = like, wire
+        self._messages: dict[int, ParameterMessage] = {}
+
+    def __getitem__(self, rank: int) -> ParameterMessage:
+        if rank not in self._messages:
+            self._messages[rank] = ParameterMessage(self._like, self._wire)
+        return self._messages[rank]
+
+
+def mix_(x: Tensor, own: float, came: Mapping[int, Tensor], shares: Mapping[int, float]) -> Tensor:
+    """x = own * x + sum of shares[i] * came[i] in rank order, in place; equal shares are multiplied once."""
+    if all(share == own for share in shares.values()):
+        for rank in sorted(came):
+            x.add_(came[rank])
+        return x.mul_(own)
+    x.mul_(own)
+    for rank in sorted(came):
+        x.add_(came[rank], alpha=shares[rank])
+    return x
+
+
+def subtract_sent_(x: Tensor, weight: Tensor, sent: ParameterMessage, shares: Weights) -> None:
+    """Subtract from x and its weight what `sent` carries to the out-peers: the sum over ranks is kept.
+
+    This rank keeps what rounding to the wire's type loses.
+    """
+    away = sum(shares.out.values())
+    x.sub_(sent.x, alpha=away)
+    weight.mul_(1.0 - away)
+
+
+def add_received_(x: Tensor, weight: Tensor, buffers: MessageBuffers, shares: Weights) -> None:
+    """Add the messages of the in-peers, in rank order."""
+    for rank in sorted(shares.into):
+        x.add_(buffers[rank].x, alpha=shares.into[rank])
+        weight.add_(buffers[rank].weight * shares.into[rank])
+
+
+def scale_(x: Tensor, factor: float) -> Tensor:
+    """x *= factor, in place; 1 costs nothing."""
+    return x if factor == 1.0 else x.mul_(factor)

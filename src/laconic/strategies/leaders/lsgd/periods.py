@@ -1,0 +1,104 @@
+"""Periods: after which steps of a rank an election follows, by its own count or by the count of all.
+
+    each    every `length`-th step of every rank
+    total   the last `size` of every size * length steps that all ranks do together: each rank's next step,
+            after the others of these are done
+
+In `total` a fast rank goes on until a slow one has done its share, and waits at most for the step that the
+slow one is in. Teng et al. 2019, arXiv:1905.10395; in the authors' code a server counts, every worker asks it
+before each step, and after size * length steps it answers each worker to communicate. Here a counter numbers
+steps as they are done, and the steps before an election are part of the total, so that ranks in lockstep
+have elections at the same steps as with `each`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from laconic.comm.comm import Comm
+
+
+class Periods(ABC):
+    """One rank's view. `met`: elections so far."""
+
+    met = 0
+
+    @abstractmethod
+    def step(self, done: int) -> bool:
+        """Count this rank's step number `done`. True if an election follows; then all ranks have arrived."""
+
+    @abstractmethod
+    def rest(self) -> bool:
+        """Wait for the others. True if an election follows, with this rank; False when all ranks rest."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Tensor]:
+        """The position in the period, after `rest`."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Tensor], steps: int) -> None:
+        """Restore the position, after `steps` steps of this rank. Called by all ranks."""
+
+
+class EachPeriods(Periods):
+    """Counts this rank's own steps; all ranks do equally many."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def step(self, done: int) -> bool:
+        self.met = done // self._length
+        return done % self._length == 0
+
+    def rest(self) -> bool:
+        return False
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], steps: int) -> None:
+        self.met = steps // self._length
+
+
+class TotalPeriods(Periods):
+    """Counts the steps of all ranks. A rank that rests, because it is done, still takes part in elections.
+
+    Wire: a call to the counter at each step, an all-reduce of 16 bytes at each election. `device`: of the
+    all-reduce.
+    """
+
+    def __init__(self, length: int, comm: Comm, device: torch.device) -> None:
+        self._alone = comm.size * (length - 1)  # steps of a period without an election
+        self._comm, self._device = comm, device
+        self._counter = comm.counter()
+        self._began, self._last = 0, -1  # numbers of the period's first step, and of this rank's last
+        self._done = 0  # steps of this period, by all; as of the last `rest`
+
+    def step(self, done: int) -> bool:
+        self._last = self._counter.add(1) - 1
+        return self._last - self._began >= self._alone and self._gather(stepping=True)
+
+    def rest(self) -> bool:
+        return self._gather(stepping=False)
+
+    def _gather(self, stepping: bool) -> bool:
+        """Wait for all ranks; returns whether any is stepping."""
+        mine = torch.tensor([self._last, stepping], device=self._device)
+        last, anybody = self._comm.all_reduce(mine, "max").tolist()
+        if anybody:
+            self.met += 1
+            self._began = last + 1
+        self._done = last + 1 - self._began
+        return bool(anybody)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"periods": torch.tensor([self.met, self._done])}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], steps: int) -> None:
+        self.met, self._done = state["periods"].tolist()
+        self._counter = self._comm.counter()
+        self._began, self._last = -self._done, -1

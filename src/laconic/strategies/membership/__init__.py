@@ -1,0 +1,87 @@
+"""Membership: a strategy's group and its side group; both are made anew after a rank is lost."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from laconic.comm.metered import Metered
+from laconic.comm.naming import in_store
+from laconic.comm.torch_comm import TorchComm
+from laconic.core.errors import PeerError
+from laconic.strategies.membership.heartbeats import Heartbeats
+
+
+class Membership:
+    """`comm`, the group, and `side_comm`, its side group of the same ranks. Called by all ranks of `group`.
+
+    `patience_s`: seconds that a message may take before the group counts as broken; `renew` then leaves lost
+    ranks behind. None: the timeout of `group`, and a broken group stays broken.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, patience_s: float | None) -> None:
+        timeout = None if patience_s is None else timedelta(seconds=patience_s)
+        self._patience_s = patience_s
+        self.side_comm, main = (TorchComm.own(group, timeout) for _ in range(2))
+        self._groups = [self.side_comm, main]
+        self.comm = Metered(main)
+        self._parent = main
+        self._name = in_store(main.group.group_name)
+        self.heartbeats: Heartbeats | None = None
+        if patience_s is not None:
+            store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
+            self.heartbeats = Heartbeats.of(store, self._name, main.rank, main.size)
+
+    @property
+    def regroup_requested(self) -> bool:
+        """Whether another rank waits for new groups."""
+        return self.heartbeats is not None and self.heartbeats.regroup_requested
+
+    @property
+    def rejoining(self) -> bool:
+        """Whether this process replaces one that died while the others went on."""
+        return self.heartbeats is not None and self.heartbeats.rejoining
+
+    @property
+    def generation(self) -> int:
+        """How many times the groups were made anew."""
+        return 0 if self.heartbeats is None else self.heartbeats.generation
+
+    def renew(self) -> None:
+        """Leave the old groups, which frees ranks that wait in them, and make new ones of the living ranks.
+
+        Raises `PeerError` after as many failures as there are ranks.
+        """
+        assert self.heartbeats is not None and self._patience_s is not None
+        error: Exception | None = None
+        for _ in self._parent.ranks:
+            self._leave()
+            members = self.heartbeats.regroup(timeout_s=60 + 2 * self._patience_s)
+            try:
+                self._make(members)
+                return
+            except (PeerError, RuntimeError) as failed:  # another rank was lost meanwhile
+                error = failed
+        raise PeerError(f"no new group could be made: {error}") from error
+
+    def _make(self, members: Sequence[int]) -> None:
+        assert self.heartbeats is not None
+        names = (f"{self._name}/{self.heartbeats.generation}/{which}" for which in ("side", "comm"))
+        self._groups = [TorchComm.among(members, name, like=self._parent) for name in names]
+        self.side_comm = self._groups[0]
+        self.comm = self.comm.over(self._groups[1])
+
+    def _leave(self) -> None:
+        for group in self._groups:
+            with contextlib.suppress(RuntimeError, ValueError):  # it may be broken already
+                group.close()
+        self._groups.clear()
+
+    def close(self) -> None:
+        """Leave for good."""
+        if self.heartbeats is not None:
+            self.heartbeats.close()
+        self._leave()

@@ -1,0 +1,164 @@
+"""Checkpoints that count only after every rank has written its part.
+
+    folder/step-000123/rank0.pt     one part per rank: the model is shared, the residual is not
+    folder/step-000123/rank1.pt
+    folder/step-000123/COMPLETE     world size and SHA-256 of every part, written last, by rank 0
+
+Each file is written under another name, flushed to disk and renamed, so a crash leaves either the whole
+file or none. All ranks write to one shared folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import torch
+
+from laconic.core.errors import StateError
+
+MARKER = "COMPLETE"
+
+
+def save(
+    folder: Path,
+    state: dict[str, Any],
+    *,
+    step: int,
+    rank: int,
+    size: int,
+    barrier: Callable[[], object],
+    keep: int = 2,
+) -> Path:
+    """Write this rank's part of a checkpoint, and complete it together with the other ranks.
+
+    Args:
+        folder: Shared by all ranks.
+        state: This rank's part.
+        step: Number of steps done; all ranks call this at the same step.
+        rank: This rank.
+        size: Number of ranks.
+        barrier: Returns once all ranks have called it.
+        keep: How many of the newest complete checkpoints stay; older ones are removed.
+
+    Returns:
+        The folder of the checkpoint.
+
+    Raises:
+        StateError: On rank 0, if a part is missing: the ranks do not share `folder`.
+    """
+    place = folder / f"step-{step:06d}"
+    place.mkdir(parents=True, exist_ok=True)
+    _write_atomically(place / f"rank{rank}.pt", lambda path: torch.save(state, path))
+    barrier()
+    if rank == 0:
+        parts = [place / f"rank{r}.pt" for r in range(size)]
+        missing = [part for part in parts if not part.is_file()]
+        if missing:
+            raise StateError(f"{missing[0]} is missing: all ranks must write to one shared folder")
+        marker = {"step": step, "world_size": size, "sha256": {part.name: _digest(part) for part in parts}}
+        _write_atomically(place / MARKER, lambda path: path.write_text(json.dumps(marker, indent=1)))
+        for old in complete(folder)[:-keep]:
+            (old / MARKER).unlink()  # first: a half-removed checkpoint does not count
+            shutil.rmtree(old)
+    barrier()
+    return place
+
+
+def complete(folder: Path) -> list[Path]:
+    """The complete checkpoints in a folder, oldest first."""
+    places = [path.parent for path in folder.glob(f"step-*/{MARKER}")]
+    return sorted((path for path in places if re.fullmatch(r"step-\d+", path.name)), key=step_of)
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest complete checkpoint, or None."""
+    return next(reversed(complete(folder)), None)
+
+
+def step_of(place: Path) -> int:
+    """The step of a checkpoint, from its folder's name.
+
+    >>> step_of(Path("step-000123"))
+    123
+    """
+    return int(place.name.removeprefix("step-"))
+
+
+def load(place: Path, *, rank: int, size: int) -> dict[str, Any]:
+    """Load this rank's part of a checkpoint to the CPU. Runs no code from the file.
+
+    Raises `StateError`, with the file's name, if the checkpoint is incomplete, damaged, or of another world
+    size. It never falls back to an older checkpoint: `complete` lists them.
+    """
+    marker = _marker(place)
+    if marker["world_size"] != size:
+        raise StateError(
+            f"{place} was written by {marker['world_size']} ranks, this run has {size}: "
+            "start as many workers, or convert the state with laconic.resize"
+        )
+    part = place / f"rank{rank}.pt"
+    if not part.is_file():
+        raise StateError(f"{part} is missing, though {place / MARKER} lists it; {_hint(place)}")
+    if _digest(part) != marker["sha256"].get(part.name):
+        raise StateError(f"{part} is damaged: its bytes are not those that were written; {_hint(place)}")
+    try:
+        state: dict[str, Any] = torch.load(part, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, BadZipFile, RuntimeError, EOFError, OSError) as error:
+        raise StateError(f"cannot read {part}: {error}; {_hint(place)}") from error
+    return state
+
+
+def _marker(place: Path) -> dict[str, Any]:
+    path = place / MARKER
+    if not path.is_file():
+        raise StateError(f"{place} is not complete: not every rank has written its part; {_hint(place)}")
+    try:
+        marker: dict[str, Any] = json.loads(path.read_text())
+        if not isinstance(marker["world_size"], int) or not isinstance(marker["sha256"], dict):
+            raise TypeError("world_size or sha256 has the wrong type")
+    except (ValueError, KeyError, TypeError) as error:
+        raise StateError(f"{path} is damaged: {error!r}; {_hint(place)}") from error
+    return marker
+
+
+def _hint(place: Path) -> str:
+    older = [path for path in complete(place.parent) if step_of(path) < step_of(place)]
+    if older:
+        return f"remove {place} to resume from {older[-1].name}"
+    return f"remove {place} to start again"
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(temporary)
+        _flush(temporary)
+        temporary.replace(path)
+        _flush(path.parent)  # the new name itself
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,57 @@
+"""The settings of one training: one method with one seed. Also the type of the events that it emits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from laconic.exchange.method import Method
+from laconic.strategies.strategy import Strategy
+
+Event = dict[str, Any]
+Emit = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """One training. Sent to every worker."""
+
+    task: str
+    model: str | None
+    spec: str
+    seed: int
+    workers: int
+    steps: int
+    batch: int
+    lr: float | None  # None: the default of the model and the optimiser
+    eval_every: int
+    checkpoint_every: int
+    data: Path  # file of the prepared tensors, see `loading.py`
+    folder: Path  # for checkpoints
+    threads: int
+    resume_from: Path | None = None
+    patience_s: float | None = None  # how long a strategy waits for a silent worker; None: a loss ends it
+    restarts: int = 0  # how many killed workers are restarted, in total
+    bits: int | None = None  # of the layers, see `lowbit`; None: float32
+    skew: float | None = None  # alpha of the shards, see `skew.py`; None: all draw from all examples
+
+    def patience_of(self, spec: Strategy | Method) -> float | None:
+        """The `patience_s` for `distribute`: None for a method, which needs every worker."""
+        return self.patience_s if isinstance(spec, Strategy) else None
+
+    @property
+    def signature(self) -> Event:
+        """What must be equal for another training to load this one's checkpoints."""
+        return {
+            "task": self.task,
+            "model": self.model,
+            "spec": self.spec,
+            "seed": self.seed,
+            "steps": self.steps,
+            "batch": self.batch,
+            "lr": self.lr,
+            "skew": self.skew,
+            "bits": self.bits,
+        }

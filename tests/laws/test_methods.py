@@ -1,0 +1,133 @@
+"""The laws of methods: each holds for every one that is registered, and for every reducer lifted to one."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from laconic.comm.loopback import Loopback
+from laconic.core.turn import Turn
+from laconic.exchange.method import lift
+
+from .method_ranks import BUCKETS, SEED, Rank
+from .table import compressors, same
+from .worlds import MODEL, take
+
+SPECS = compressors()
+SIZES = (1, 2, 4)
+STEPS = 4
+each = pytest.mark.parametrize("spec", SPECS)
+each_size = pytest.mark.parametrize("size", SIZES)
+
+
+def beginnings(spec: str) -> set[int]:
+    """Where a training may begin: at its first step, and shortly before the end of its warm-up."""
+    return {0, max(0, lift(spec).warm_at - 2)}
+
+
+@each
+@each_size
+def test_replicas_are_bit_identical(spec: str, size: int) -> None:
+    """After every step, or, where a method says so, after it has been removed."""
+
+    def play(comm: Loopback, begin: int) -> tuple[list[Tensor], Tensor]:
+        rank, seen = Rank(spec, comm, begin), []
+        for step in range(begin, begin + STEPS):
+            rank.train([step])
+            seen.append(rank.flat)
+        rank.close()
+        return seen, rank.flat
+
+    for begin in beginnings(spec):
+        seen, ends = zip(*Loopback.run(size, lambda comm, begin=begin: play(comm, begin)), strict=True)
+        assert all(same(end, ends[0]) for end in ends) and bool(ends[0].isfinite().all())
+        assert begin or not torch.equal(seen[0][0], seen[0][-1]), "it trains"
+        if lift(spec).keeps_equal:
+            assert all(same(a, b) for other in seen for a, b in zip(seen[0], other, strict=True))
+
+
+@each
+def test_resumed_is_never_stopped(spec: str) -> None:
+    """The same bits; where clocks decide what is sent, replicas that are still alike."""
+
+    def play(comm: Loopback, begin: int) -> tuple[Tensor, Tensor]:
+        whole, first, second = Rank(spec, comm, begin), Rank(spec, comm, begin), Rank(spec, comm)
+        stop, end = begin + STEPS // 2, begin + STEPS
+        whole.train(range(begin, end))
+        first.train(range(begin, stop))
+        second.take_over(first)
+        second.train(range(stop, end))
+        return whole.flat, second.flat
+
+    for begin in beginnings(spec):
+        found = Loopback.run(4, lambda comm, begin=begin: play(comm, begin))
+        assert all(same(whole, resumed) for whole, resumed in found) or lift(spec).adaptive
+        if lift(spec).keeps_equal:
+            assert all(same(resumed, found[0][1]) for _, resumed in found)
+
+
+def as_if_nothing_was_sent(
+    rank: Rank, before: dict[str, Tensor], flat: Tensor, step: int
+) -> dict[str, Tensor]:
+    """What the memory `before` becomes when every feedback takes this gradient in and nothing is sent."""
+    after = dict(before)
+    for i, (route, part) in enumerate(zip(rank.method.routes, rank.method.assign(MODEL), strict=True)):
+        feedback, prefix = route.feedback.bind(part, rank.hooks, rank.comm.size), f"route{i}/"
+        own = {f"{prefix}{key}" for key in feedback.state_dict()}
+        feedback.load_state_dict({key.removeprefix(prefix): before[key] for key in own})
+        for bucket in BUCKETS:
+            inside = bucket.named(part.names)
+            if len(inside):
+                feedback.correct(take(flat, MODEL, bucket), inside, Turn(step, rank.comm.rank, SEED))
+        after |= {f"{prefix}{key}": value for key, value in feedback.state_dict().items()}
+    return after
+
+
+@each
+@pytest.mark.parametrize("tensor", ["a.weight", "c.weight"])
+def test_a_step_that_is_void_on_one_rank_is_void_on_all_and_loses_nothing(spec: str, tensor: str) -> None:
+    """Whether the last bucket or the first is not finite: the mean is NaN, nothing moves, nothing counts as
+    sent, and what is finite of the step is in the memory; one that decides by clocks has its own in tests of
+    `autotune`."""
+
+    def play(comm: Loopback, begin: int) -> tuple[list[bool], Tensor]:
+        rank, held = Rank(spec, comm, begin), []
+        void = begin + STEPS // 2
+        rank.train(range(begin, void))
+        flat, model, before = rank.gradient(void), rank.flat, rank.memory()
+        if comm.rank == 1:
+            flat[MODEL[tensor].offset + 3] = torch.nan
+        expected = as_if_nothing_was_sent(rank, before, flat.clone(), void)
+        held.append(not rank.step(flat))
+        after = rank.memory()
+        held.append(same(model, rank.flat))
+        held.append(all(bool(value.isfinite().all()) for value in after.values()))
+        held.append(after.keys() == expected.keys())
+        held.append(rank.method.adaptive or all(same(after[key], expected[key]) for key in after))
+        rank.train([void + 1])
+        rank.close()
+        return held, rank.flat
+
+    for begin in beginnings(spec):
+        held, ends = zip(*Loopback.run(2, lambda comm, begin=begin: play(comm, begin)), strict=True)
+        assert held == ([True] * 5,) * 2
+        assert all(same(end, ends[0]) for end in ends) and bool(ends[0].isfinite().all())
+
+
+@pytest.mark.parametrize(("one", "other"), [*pairwise([*SPECS, SPECS[0]])])
+def test_two_methods_side_by_side_do_not_disturb_each_other(one: str, other: str) -> None:
+    """In turns, on two groups of the same ranks: each has the bits that it has alone."""
+
+    def play(comm: Loopback) -> list[bool]:
+        alone, beside = ([Rank(spec, comm) for spec in (one, other)] for _ in range(2))
+        for rank in alone:
+            rank.train(range(3))
+        for step in range(3):
+            for rank in beside:
+                rank.train([step])
+        return [same(a.flat, b.flat) or a.method.adaptive for a, b in zip(alone, beside, strict=True)]
+
+    assert Loopback.run(2, play) == [[True, True]] * 2

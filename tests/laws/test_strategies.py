@@ -1,0 +1,217 @@
+"""The laws of strategies: each holds for every strategy that is registered, as it declares it.
+
+Those that depend on clocks have theirs in processes: `tests/dist/test_clocked.py`.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from laconic.comm.loopback import Loopback
+from laconic.core.errors import LaconicError, NonFiniteError
+from laconic.core.spec import parse
+from laconic.strategies.strategy import Strategy
+from tests.unit.strategy_world import N, Numbers, same_bits, sgd
+
+from .strategy_ranks import Rank, equal, fits, is_clocked, played
+from .table import specs
+
+SIZES = (2, 3, 4)
+SPECS = [spec for spec in specs(Strategy) if not is_clocked(spec)]
+CASES = [(spec, size) for spec in SPECS for size in SIZES if fits(spec, size)]
+LARGEST = list(dict(CASES).items())  # of each the largest group
+each_case = pytest.mark.parametrize(("spec", "size"), CASES)
+each_spec = pytest.mark.parametrize(("spec", "size"), LARGEST)
+ROUNDING = {"rtol": 1e-4, "atol": 1e-5}  # float32, over a few dozen steps of numbers around 1
+
+
+def steps_of(spec: str) -> int:
+    """Two periods of a short one, and always one whole period and a few steps."""
+    period = parse(spec).period
+    return max(6, 2 * period if period <= 16 else period) + 2
+
+
+def test_every_strategy_is_on_trial() -> None:
+    assert [spec for spec, _ in LARGEST] == SPECS
+
+
+@each_spec
+def test_the_repr_is_the_spec(spec: str, size: int) -> None:
+    assert repr(parse(spec)) == spec and parse(spec).period >= 1
+
+
+@each_case
+def test_ranks_are_alike_when_they_meet_and_after_finish(spec: str, size: int) -> None:
+    """Bit for bit: after each period where it says so, and always after `finish`; training then goes on."""
+    strategy, steps = parse(spec), steps_of(spec)
+
+    def act(rank: Rank) -> tuple[list[Tensor], Tensor, Tensor]:
+        met = []
+        for step in range(steps):
+            rank.train([step])
+            if (step + 1) % strategy.period == 0:
+                met.append(rank.flat)
+        rank.optimizer.finish()
+        end = rank.flat
+        rank.train([steps])
+        return met, end, rank.flat
+
+    met, ends, further = zip(*played(spec, size, act), strict=True)
+    assert len(met[0]) >= 1
+    assert all(same_bits(models) for models in zip(*met, strict=True)) or not strategy.meets
+    assert same_bits(ends)
+    assert all(bool(model.isfinite().all()) and not torch.equal(model, ends[0]) for model in further)
+
+
+@pytest.mark.parametrize(("spec", "size"), [case for case in CASES if parse(case[0]).keeps_mean])
+def test_talking_alone_brings_ranks_together_about_their_mean(spec: str, size: int) -> None:
+    """At a rate of 0, from models that differ."""
+    models = torch.randn(size, N, generator=torch.Generator().manual_seed(size))
+    mean = models.mean(0)
+
+    def play(comm: Loopback) -> tuple[float, float, Tensor, Tensor]:
+        rank = Rank(spec, comm, lr=0.0)
+        rank.replica.flat.copy_(models[comm.rank])
+        apart = float((rank.flat - mean).norm())
+        rank.train(range(steps_of(spec) + 12))
+        rank.optimizer.state_dict()  # settles what is under way
+        with rank.optimizer.averaged():
+            inside = rank.flat
+        closer = float((rank.flat - mean).norm())
+        rank.optimizer.finish()
+        end = rank.flat
+        rank.optimizer.remove()
+        return apart, closer, inside, end
+
+    found = Loopback.run(size, play)
+    assert sum(closer for _, closer, *_ in found) < sum(apart for apart, *_ in found)
+    for _, _, inside, end in found:
+        torch.testing.assert_close(inside, mean, **ROUNDING)
+        torch.testing.assert_close(end, mean, **ROUNDING)
+
+
+@each_spec
+def test_resumed_is_never_stopped(spec: str, size: int) -> None:
+    """The same bits. Saving settles what is under way: both are asked for their state at that step."""
+    steps = steps_of(spec)
+    stop = steps // 2 + 1
+
+    def play(comm: Loopback) -> bool:
+        whole, first, second = (Rank(spec, comm) for _ in range(3))
+        whole.train(range(stop))
+        first.train(range(stop))
+        whole.optimizer.state_dict()
+        second.optimizer.load_state_dict(first.optimizer.state_dict())
+        ranks = [whole, second]
+        for rank in ranks:
+            rank.train(range(stop, steps))
+        same = torch.equal(whole.flat, second.flat)
+        for rank in (whole, first, second):
+            rank.optimizer.finish()
+            rank.optimizer.remove()
+        return same and torch.equal(whole.flat, second.flat)
+
+    assert Loopback.run(size, play) == [True] * size
+
+
+@each_spec
+def test_one_rank_trains_or_is_told_that_it_is_alone(spec: str, size: int) -> None:
+    """What keeps the mean of one leaves its model as it is: that is plain training, up to rounding."""
+    if not fits(spec, 1):
+        with pytest.raises(LaconicError, match=r"number of ranks|ranks_per_node=\d does not divide"):
+            parse(spec).check(1, sgd(Numbers()))
+        return
+    steps = range(steps_of(spec))
+
+    def together(rank: Rank) -> Tensor:
+        rank.train(steps)
+        rank.optimizer.finish()
+        return rank.flat
+
+    def plain(rank: Rank) -> Tensor:
+        for step in steps:
+            rank.give(step)
+            rank.optimizer.optimizer.step()
+        return rank.flat
+
+    (found,), (wanted,) = played(spec, 1, together), played(spec, 1, plain)
+    assert bool(found.isfinite().all())
+    assert torch.allclose(found, wanted, **ROUNDING) or not parse(spec).keeps_mean
+
+
+@each_spec
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_skipped(spec: str, size: int, bad: int) -> None:
+    """The rank is told before it talks. Without a gradient it then talks as ever: nobody waits in vain."""
+
+    def act(rank: Rank) -> tuple[bool, Tensor]:
+        same = True
+        for step in range(7):
+            rank.give(step)
+            if step == 4 and rank.comm.rank == bad:
+                rank.spoil()
+                before, memory = rank.flat, rank.memory()
+                with pytest.raises(NonFiniteError, match="nothing was changed"):
+                    rank.optimizer.step()
+                same = torch.equal(before, rank.flat) and equal(memory, rank.memory())
+                rank.optimizer.zero_grad()
+            rank.optimizer.step()
+        rank.optimizer.finish()
+        return same, rank.flat
+
+    same, ends = zip(*played(spec, size, act), strict=True)
+    assert all(same) and same_bits(ends)
+
+
+@each_spec
+def test_a_scaler_skips_the_update_of_the_rank_that_overflowed(spec: str, size: int) -> None:
+    """Of that rank alone, or of its machine; all of them talk, and none of them is ever not finite."""
+
+    def act(rank: Rank) -> tuple[float, bool, Tensor]:
+        scaler, finite = torch.amp.GradScaler("cpu", init_scale=8.0), True
+        for step in range(7):
+            rank.give(step)
+            scale = scaler.scale(torch.ones(()))
+            for each in rank.replica.parameters.values():
+                each.grad.mul_(scale)
+            if step == 4 and rank.comm.rank == 1:
+                rank.spoil()
+            scaler.step(rank.optimizer)
+            scaler.update()
+            finite &= bool(rank.flat.isfinite().all())
+        rank.optimizer.finish()
+        return scaler.get_scale(), finite, rank.flat
+
+    scales, finite, ends = zip(*played(spec, size, act), strict=True)
+    assert scales == tuple(4.0 if rank == 1 else 8.0 for rank in range(size))
+    assert all(finite) and same_bits(ends)
+
+
+@pytest.mark.parametrize(("one", "other"), [*pairwise([*SPECS, SPECS[0]])])
+def test_two_strategies_side_by_side_do_not_disturb_each_other(one: str, other: str) -> None:
+    """In turns in one group: each has the bits that it has alone."""
+    size, steps = max(size for size in SIZES if fits(one, size) and fits(other, size)), range(9)
+
+    def alone(rank: Rank) -> Tensor:
+        rank.train(steps)
+        rank.optimizer.finish()
+        return rank.flat
+
+    def beside(comm: Loopback) -> list[Tensor]:
+        ranks = [Rank(spec, comm) for spec in (one, other)]
+        for step in steps:
+            for rank in ranks:
+                rank.train([step])
+        for rank in ranks:
+            rank.optimizer.finish()
+        for rank in ranks:
+            rank.optimizer.remove()
+        return [rank.flat for rank in ranks]
+
+    wanted = [played(spec, size, alone) for spec in (one, other)]
+    for rank, found in enumerate(Loopback.run(size, beside)):
+        assert all(torch.equal(a, ends[rank]) for a, ends in zip(found, wanted, strict=True))

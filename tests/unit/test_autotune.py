@@ -1,0 +1,321 @@
+"""Autotune: what pays on a link is found, kept, and found again when the link changes; nothing is lost."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from tests.unit.slow_link import Clock, SlowLink
+
+from laconic.comm.loopback import Loopback
+from laconic.core.layout import Layout
+from laconic.core.turn import Turn
+from laconic.reducers.autotune import CANDIDATES, Autotune, BoundAutotune
+
+MODEL = Layout.of([("a", (100, 100)), ("b", (100,)), ("c", (200, 100)), ("d", (300, 100)), ("e", (50,))])
+BUCKETS = [Layout.of((name, MODEL[name].shape) for name in part) for part in (("e", "d"), ("c", "b"), ("a",))]
+FORWARD_S, READY_S, UPDATE_S = 0.02, (0.01, 0.02, 0.03), 0.005  # of a step without the others
+ALONE_S = FORWARD_S + READY_S[-1] + UPDATE_S
+GBIT = 1.25e8  # bytes a second
+RATES = {"fast": 100 * GBIT, "hidden": GBIT / 2, "middling": GBIT / 20, "slow": GBIT / 5000}
+
+
+class Rank:
+    """One rank that trains in the world of slow links; `step` takes it one step further."""
+
+    def __init__(self, comm, rate, spec=Autotune()):  # noqa: B008  # frozen
+        self.clock = Clock()
+        self.link = SlowLink(comm, self.clock, rate)
+        self.bound = BoundAutotune(spec, MODEL, self.link, self.clock)
+        self.main, self.steps = 0.0, 0
+
+    def step(self, gradient, bad=False):
+        """The means of the buckets (or None where void); the clock shows what the step took."""
+        began = self.main
+        means = []
+        for bucket, ready in zip(BUCKETS, READY_S, strict=True):
+            self.clock.now = max(self.clock.now, began + FORWARD_S + ready)
+            x = (
+                torch.zeros(bucket.numel)
+                if gradient is None
+                else gradient(self.link.rank, self.steps, bucket)
+            )
+            turn, out = Turn(self.steps, self.link.rank), torch.zeros(bucket.numel)
+            sent = self.bound.reduce(None if bad else x, bucket, turn, out)
+            means.append(None if sent is None else out)
+            if sent is None:
+                break
+        self.main = max(self.clock.now, began + FORWARD_S + READY_S[-1]) + UPDATE_S
+        self.steps += 1
+        return means, self.main - began
+
+    @property
+    def chosen(self):
+        return self.bound.autotuner.chosen
+
+
+def noise(rank, step, bucket):
+    return torch.randn(bucket.numel, generator=torch.Generator().manual_seed(97 * step + rank)) ** 3
+
+
+def decided(rank, most=40):
+    while rank.chosen is None and rank.steps < most:
+        rank.step(noise)
+    return rank.chosen
+
+
+def settled(rank, steps=3):
+    return sorted(rank.step(noise)[1] for _ in range(steps))[steps // 2]
+
+
+@pytest.mark.parametrize("rate", RATES.values(), ids=RATES)
+def test_all_ranks_take_the_least_lossy_candidate_that_is_about_as_fast_as_the_fastest(rate):
+    """Beside every candidate alone."""
+
+    def body(comm):
+        rank = Rank(comm, rate)
+        chosen = decided(rank)
+        return chosen, settled(rank)
+
+    def fixed(comm):
+        found = []
+        for candidate in range(len(CANDIDATES)):
+            rank = Rank(comm, rate)
+            rank.bound.autotuner.resume(candidate, 0.0)
+            found.append(settled(rank))
+        return found
+
+    results = Loopback.run(3, body)
+    assert len({chosen for chosen, _ in results}) == 1
+    chosen, step_s = results[0]
+    alone = Loopback.run(3, fixed)[0]
+    assert step_s <= 1.06 * min(alone)
+    assert all(slower > 1.04 * min(alone) for slower in alone[:chosen])
+
+
+def test_on_a_fast_link_nothing_is_compressed_and_it_says_so(caplog):
+    with caplog.at_level(logging.INFO, "laconic"):
+        found = Loopback.run(2, lambda comm: decided(Rank(comm, RATES["fast"])))
+    assert found == [0] * 2
+    assert "sum()" in caplog.text and "this link needs no compression" in caplog.text
+
+
+def test_on_a_fast_link_nothing_is_ever_lost():
+    """Where the dense exchange is a small part of the step, no other candidate is even tried."""
+
+    def body(comm):
+        rank, used = Rank(comm, RATES["fast"], Autotune(every=30)), set()
+        for _ in range(100):
+            rank.step(noise)
+            used.add(rank.bound.autotuner.current)
+        return used
+
+    assert Loopback.run(2, body) == [{0}] * 2
+
+
+def test_where_the_exchange_hides_behind_backward_it_ends_dense():
+    """It takes more than the slack of a step, so others are tried; none is faster."""
+
+    def body(comm):
+        rank, used = Rank(comm, RATES["hidden"]), set()
+        while rank.chosen is None:
+            rank.step(noise)
+            used.add(rank.bound.autotuner.current)
+        return rank.chosen, used
+
+    assert Loopback.run(2, body) == [(0, set(range(len(CANDIDATES))))] * 2
+
+
+def test_on_a_slow_link_the_gradient_is_sent_whole_twice_and_never_again(caplog):
+    """At 200 kbit/s that takes nearly 10 s a step. Two steps say enough, and later searches do without."""
+    spec = Autotune(every=60)
+
+    def body(comm):
+        rank, seconds = Rank(comm, RATES["slow"], spec), []
+        for _ in range(200):
+            seconds.append(rank.step(noise)[1])
+        return rank.chosen, seconds
+
+    with caplog.at_level(logging.INFO, "laconic"):
+        (chosen, seconds), _ = Loopback.run(2, body)
+    assert chosen == 5
+    assert min(seconds[:2]) > 9.0
+    assert max(seconds[2:]) < 2.0
+    assert "times as fast as sum()" in caplog.text
+    assert "less compression was not tried" in caplog.text
+
+
+def test_a_link_that_drops_is_noticed_within_fifty_steps_and_one_that_recovers_too(caplog):
+    def body(comm):
+        rank = Rank(comm, RATES["fast"])
+        decided(rank)
+        for _ in range(20):
+            rank.step(noise)
+        found = [rank.chosen]
+        for rate in (RATES["slow"], RATES["fast"]):
+            rank.link.bytes_a_second = rate
+            for _ in range(50):
+                rank.step(noise)
+            found.append(rank.chosen)
+        return found
+
+    with caplog.at_level(logging.INFO, "laconic"):
+        results = Loopback.run(2, body)
+    assert results[0] == results[1] == [0, 5, 0]
+    assert caplog.text.count("the exchange takes") == 2
+
+
+def test_a_link_that_trembles_changes_nothing(caplog):
+    """A fifth more and less from step to step: no second search in 200 steps."""
+
+    def body(comm):
+        rank = Rank(comm, RATES["middling"])
+        chosen = decided(rank)
+        for step in range(200):
+            rank.link.bytes_a_second = RATES["middling"] * (0.8, 1.2, 1.0)[step % 3]
+            rank.step(noise)
+        return chosen, rank.chosen
+
+    with caplog.at_level(logging.INFO, "laconic"):
+        assert all(before == after for before, after in Loopback.run(2, body))
+    assert len([each for each in caplog.records if "tried again" in each.message]) == 0
+
+
+def test_it_looks_again_after_so_many_steps_and_keeps_what_is_nearly_as_good(caplog):
+    spec = Autotune(every=64)
+
+    def body(comm):
+        rank = Rank(comm, RATES["middling"], spec)
+        chosen = decided(rank)
+        for _ in range(100):
+            rank.step(noise)
+        return chosen, rank.chosen
+
+    with caplog.at_level(logging.INFO, "laconic"):
+        (before, after), _ = Loopback.run(2, body)
+    assert before == after
+    assert sum("time to look again" in each.message for each in caplog.records) == 1
+
+
+def test_nothing_is_lost_from_candidate_to_candidate():
+    """Sum of all gradients = size * sum of all means + what is left in the residuals, from the first search
+    on to the dense steps that empty them. (Of candidates that do not round the mean itself.)"""
+    spec = Autotune((CANDIDATES[0], CANDIDATES[4], CANDIDATES[5]))
+
+    def body(comm):
+        rank = Rank(comm, RATES["hidden"], spec)
+        given, got = torch.zeros(MODEL.numel), torch.zeros(MODEL.numel)
+        left = []
+        for step in range(40):
+            means, _ = rank.step(noise)
+            for bucket, mean in zip(BUCKETS, means, strict=True):
+                for entry in bucket:
+                    at = slice(MODEL[entry.name].offset, MODEL[entry.name].offset + entry.numel)
+                    here = slice(entry.offset, entry.offset + entry.numel)
+                    given[at] += noise(comm.rank, step, bucket)[here]
+                    got[at] += mean[here]
+            residual = torch.zeros(MODEL.numel)
+            for key, value in rank.bound.state_dict().items():
+                if key.startswith("residual/"):
+                    at = MODEL[key.removeprefix("residual/")].offset
+                    residual[at : at + value.numel()] = value.flatten()
+            left.append(residual)
+        return given, got, left, rank.chosen
+
+    results = Loopback.run(2, body)
+    assert results[0][3] == 0
+    total = sum(given for given, *_ in results)
+    assert torch.equal(results[0][1], results[1][1])
+    assert float(results[0][2][8].abs().max()) > 0.1
+    assert all(float(left[-1].abs().max()) == 0 for _, _, left, _ in results)
+    torch.testing.assert_close(2 * results[0][1], total, rtol=1e-4, atol=1e-3)
+
+
+def test_a_void_step_counts_for_nothing_and_leaves_what_was_kept():
+    def body(comm):
+        rank = Rank(comm, RATES["slow"])
+        for _ in range(4):
+            rank.step(noise)
+        before = rank.bound.state_dict()
+        means, _ = rank.step(noise, bad=comm.rank == 1)
+        after = rank.bound.state_dict()
+        return means, before, after, decided(rank)
+
+    for means, before, after, chosen in Loopback.run(2, body):
+        assert means == [None]
+        assert before.keys() == after.keys()
+        untouched = [key for key in before if key.startswith("residual/") and key != "residual/d"]
+        assert all(torch.equal(before[key], after[key]) for key in untouched)
+        assert any(bool(before[key].any()) for key in untouched)
+        assert chosen == 5
+
+
+def test_a_void_step_on_the_dense_candidate_sends_nothing_twice():
+    """What the first dense step has sent stays sent, though a later step is void."""
+
+    def body(comm):
+        rank = Rank(comm, RATES["hidden"])
+        decided(rank)
+        rank.step(noise)
+        rank.step(noise)
+        means, _ = rank.step(noise, bad=comm.rank == 1)
+        state = rank.bound.state_dict()
+        return rank.chosen, means, [value for key, value in state.items() if key.startswith("residual/")]
+
+    for chosen, means, residuals in Loopback.run(2, body):
+        assert chosen == 0 and means == [None]
+        assert residuals and all(not bool(value.any()) for value in residuals)
+
+
+def test_looks_that_change_nothing_do_not_blind_it():
+    """After many of them, and long before the next, a link that drops is noticed as soon as ever."""
+    spec = Autotune(every=60)
+
+    def body(comm):
+        rank = Rank(comm, RATES["fast"], spec)
+        looked = 0
+        while looked < 6 or rank.bound.autotuner.windows != 2:
+            before = rank.bound.autotuner.windows
+            rank.step(noise)
+            looked += rank.bound.autotuner.windows < before
+        chosen = rank.chosen
+        rank.link.bytes_a_second = RATES["slow"]
+        for _ in range(45):
+            rank.step(noise)
+        return chosen, rank.chosen
+
+    assert Loopback.run(2, body) == [(0, 5)] * 2
+
+
+def test_a_resumed_run_on_another_link_looks_again():
+    def body(comm):
+        rank = Rank(comm, RATES["fast"])
+        decided(rank)
+        for _ in range(10):
+            rank.step(noise)
+        other = Rank(comm, RATES["slow"])
+        other.bound.load_state_dict({key: value.clone() for key, value in rank.bound.state_dict().items()})
+        other.steps = rank.steps
+        before = other.chosen
+        for _ in range(50):
+            other.step(noise)
+        return before, other.chosen
+
+    assert Loopback.run(2, body) == [(0, 5)] * 2
+
+
+def test_a_resumed_run_goes_on_with_what_was_decided():
+    def body(comm):
+        rank = Rank(comm, RATES["middling"])
+        decided(rank)
+        state = {key: value.clone() for key, value in rank.bound.state_dict().items()}
+        other = Rank(comm, RATES["middling"])
+        other.bound.load_state_dict(state)
+        other.steps = rank.steps
+        pairs = [(rank.step(noise)[0], other.step(noise)[0]) for _ in range(3)]
+        return rank.chosen, other.chosen, pairs
+
+    for ours, theirs, pairs in Loopback.run(2, body):
+        assert ours == theirs is not None
+        assert all(torch.equal(a, b) for one, two in pairs for a, b in zip(one, two, strict=True))

@@ -1,0 +1,62 @@
+"""Without the packages of an extra all else works, and a command that needs one says how to install it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from laconic.cli.main import app
+from laconic.core.errors import ExtraError
+from laconic.tasks.cifar_files import decode_jpegs
+
+TRAIN = ("plotly", "tensorboard", "sklearn", "PIL")
+WITHOUT_ANY = f"""
+import sys
+from importlib.abc import MetaPathFinder
+from typer.testing import CliRunner
+
+class Absent(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in {TRAIN!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from laconic.cli.main import app
+
+for command in (
+    ["--help"],
+    ["methods"],
+    ["topology", "ring()", "--size", "4"],
+    ["plan", "--params", "1M", "--workers", "2", "--link", "1gbit", "--backward", "10ms", "-o", "plan.svg"],
+    ["doctor"],
+):
+    assert CliRunner().invoke(app, command).exit_code == 0, command
+"""
+
+
+@pytest.mark.parametrize("absent", TRAIN[:3])
+def test_train_says_what_to_install_before_it_trains(
+    absent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, absent, None)
+    result = CliRunner().invoke(app, ["train", "digits", "--with", "dgc()", "--steps", "2"])
+    assert result.exit_code == 2
+    assert absent in result.stderr and "pip install 'laconic[train]'" in result.stderr
+    assert result.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_jpeg_files_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ExtraError, match=r"JPEG files needs PIL: pip install 'laconic\[train\]'"):
+        decode_jpegs(np.zeros(4, np.uint8), np.array([0, 4]))
+
+
+def test_other_commands_do_without(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT_ANY], cwd=tmp_path, check=True, timeout=240)
+    assert (tmp_path / "plan.svg").exists()
