@@ -62,7 +62,9 @@ class LSGD(Strategy):
         count: "each" (default): an election follows when every rank has done that many steps. "total": when
             all ranks together have done that many times their number; fast ranks do more steps, and wait at
             most for the step that the slowest is in. Which rank does which step then depends on the clock, so
-            no two runs are alike, and ranks may end after different numbers of steps.
+            no two runs are alike, and ranks may end after different numbers of steps. Nothing else in the
+            training loop may wait for other ranks, be it a barrier, an all-reduce of the loss or a second
+            strategy: a rank in there and one in an election would wait for each other for ever.
 
     Raises:
         SpecError: An argument is outside its range.
