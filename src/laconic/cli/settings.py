@@ -63,87 +63,67 @@ class Settings:
         model: str | None,
         methods: tuple[str, ...],
         against: tuple[str, ...],
-        workers: int,
-        seeds: int,
-        seed: int,
         steps: int | None,
         batch: int | None,
-        lr: float | None,
         eval_every: int | None,
-        checkpoint_every: int,
-        data: Path | None,
-        out: Path,
         name: str | None,
-        resume: bool,
-        skew: float | None = None,
-        bits: int | None = None,
-        patience: float | None = None,
-        restarts: int = 0,
+        **given: Any,
     ) -> Settings:
         """Settings, with the task's defaults for what is None. Raises `SpecError` if a value is wrong."""
         its_task = find(task)
-        its_task.recipe(model)  # raises if the model is unknown
         total = its_task.steps if steps is None else steps
         checked = cls(
             task=its_task.name,
             model=model or next(iter(its_task.models)),
             methods=tuple(normal(spec) for spec in methods),
             against=tuple(normal(spec) for spec in against),
-            workers=workers,
-            seeds=seeds,
-            seed=seed,
             steps=total,
             batch=its_task.batch if batch is None else batch,
-            lr=lr,
             eval_every=max(1, total // 10) if eval_every is None else eval_every,
-            checkpoint_every=checkpoint_every,
-            data=data,
-            out=out,
             name=name or f"{task}-{time.strftime('%Y%m%d-%H%M%S')}",
-            resume=resume,
-            skew=skew,
-            bits=bits,
-            patience=patience,
-            restarts=restarts,
+            **given,
         )
-        if not checked.specs:
+        if checked.resume and name is None:
+            raise SpecError("--resume needs the --name of the run to resume")
+        checked._check(its_task.recipe(model))  # raises if the model is unknown
+        return checked
+
+    def _check(self, recipe: Recipe) -> None:
+        if not self.specs:
             raise SpecError(
                 'no method given: choose one, such as --with "dgc(density=0.01)"; `laconic methods` lists all'
             )
         for option, least in (("workers", 1), ("seeds", 1), ("steps", 1), ("batch", 1), ("eval_every", 0)):
-            if getattr(checked, option) < least:
+            if getattr(self, option) < least:
                 raise SpecError(
-                    f"--{option.replace('_', '-')} must be {least} or more, got {getattr(checked, option)}"
+                    f"--{option.replace('_', '-')} must be {least} or more, got {getattr(self, option)}"
                 )
-        if checkpoint_every < 0:
-            raise SpecError(f"--checkpoint-every must be 0 (none) or more, got {checkpoint_every}")
-        if lr is not None and not 0 < lr < float("inf"):
-            raise SpecError(f"--lr must be a number above 0, got {lr}")
-        if skew is not None:
-            check_skew(skew)
-        if bits is not None:
-            check_bits(bits, its_task.recipe(model))
-        if patience is not None:
-            arguments.number("--patience", patience, above=0)
-            if checkpoint_every:
+        if self.checkpoint_every < 0:
+            raise SpecError(f"--checkpoint-every must be 0 (none) or more, got {self.checkpoint_every}")
+        if self.lr is not None and not 0 < self.lr < float("inf"):
+            raise SpecError(f"--lr must be a number above 0, got {self.lr}")
+        if self.skew is not None:
+            check_skew(self.skew)
+        if self.bits is not None:
+            check_bits(self.bits, recipe)
+        if self.patience is not None:
+            arguments.number("--patience", self.patience, above=0)
+            if self.checkpoint_every:
                 raise SpecError(
                     "--patience and --checkpoint-every cannot be combined: a checkpoint needs a part from"
                     " every worker, and a lost worker writes none; give one of the two"
                 )
-        if restarts < 0:
-            raise SpecError(f"--restarts must be 0 (none) or more, got {restarts}")
-        if restarts and patience is None:
+        if self.restarts < 0:
+            raise SpecError(f"--restarts must be 0 (none) or more, got {self.restarts}")
+        if self.restarts and self.patience is None:
             raise SpecError(
                 "--restarts needs a strategy that goes on without a killed worker: give --patience too, such"
                 " as --patience 30; for methods, use `laconic run --max-restarts`"
             )
-        if not checked.name or Path(checked.name).name != checked.name:
-            raise SpecError(f"--name must be the name of a folder in {out}, got {checked.name!r}")
-        if resume and name is None:
-            raise SpecError("--resume needs the --name of the run to resume")
-        for spec in checked.specs:
-            check_fit(spec, workers, its_task.recipe(model))
-        return checked
+        if not self.name or Path(self.name).name != self.name:
+            raise SpecError(f"--name must be the name of a folder in {self.out}, got {self.name!r}")
+        for spec in self.specs:
+            check_fit(spec, self.workers, recipe)
 
     @property
     def folder(self) -> Path:
