@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from tests.laws.table import specs
 from typer.testing import CliRunner
 
 from laconic.cli.main import app
 from laconic.core import units
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
+from laconic.core.spec import parse
 from laconic.exchange.method import lift
-from laconic.plan.forecast import choice, forecasts, reason
+from laconic.plan.forecast import choice, faster_strategies, forecasts, reason
 from laconic.plan.growth import Growth
 from laconic.plan.network import Network
 from laconic.plan.rehearsal import Rehearsed, Traffic, costliest, excerpt, play, rehearse
 from laconic.plan.stage import Gradients
 from laconic.plan.step import Work, buckets, time_line
+from laconic.plan.strategy_rehearsal import rehearse_strategies
 from laconic.report.plan_picture import picture
+from laconic.strategies.strategy import Strategy
 
 NOTHING, ONCE = Growth((0, 0, 0, 0)), Growth((0, 0, 0, 1))
 SMALL = Layout.of((f"layer{i}.weight", (128, 256)) for i in range(6))
@@ -68,6 +74,38 @@ def test_bytes_among_sixteen_are_foretold_from_eight(spec):
     assert foretold == pytest.approx(played, rel=1 / 7)
 
 
+@pytest.mark.parametrize(
+    ("spec", "bytes_a_parameter"),
+    [
+        ("local_sgd(every=8)", 2 * 3 / 4 * 4 / 8),  # an all-reduce every eighth step
+        ("diloco(every=100)", 2 * 3 / 4 * 4 / 100),
+        ("sgp()", 4.0),  # one peer at each step
+        ("dpsgd()", 8.0),  # both neighbours in a ring
+        ("local_sgd(every=4, compressor=minmax(bits=8))", 3 * 1 / 4),  # an all-gather of bytes
+    ],
+)
+def test_bytes_of_a_strategy_are_means_over_its_period(spec, bytes_a_parameter):
+    (found,) = rehearse_strategies([parse(spec)], SMALL, sizes=(4,))
+    assert found.nbytes(4) / SMALL.numel == pytest.approx(bytes_a_parameter, rel=0.1)  # and headers
+
+
+@pytest.mark.parametrize("spec", [spec for spec in specs(Strategy) if not parse(spec).clocked])
+def test_every_strategy_can_be_rehearsed(spec):
+    (found,) = rehearse_strategies([parse(spec)], SMALL, sizes=(4,))
+    assert found.spec == spec
+    assert found.nbytes(4) > 0 < found.encode_s.at(4)
+    assert found.when == ("next step" if parse(spec).overlaps else "after update")
+
+
+def test_parameters_are_waited_for_or_travel_beside_the_next_step():
+    work, network = Work(1.0, 2.0, 0.5, (100,)), Network(10.0, 0.0, toll_s_a_byte=0.01)
+    after = replace(costs(20.0, 0.25), when="after update")
+    assert time_line(work, after, network, 2).step_s == pytest.approx(3.5 + 0.25 + 2.0)
+    beside = replace(after, when="next step")
+    assert time_line(work, beside, network, 2).step_s == pytest.approx(3.5 + 0.25 + 20 * 0.01)
+    assert time_line(work, beside, replace(network, bytes_a_second=1.0), 2).step_s == pytest.approx(20.0)
+
+
 def test_a_rehearsal_begins_after_the_warm_up():
     methods = [lift("dgc(density=0.01, warmup_steps=100)"), lift("dense()")]
     warm, dense = rehearse(methods, SMALL, sizes=(2,))
@@ -81,6 +119,7 @@ def test_an_excerpt_keeps_first_and_last_and_stays_below_its_limit():
     assert (part.names[0], part.names[-1]) == ("first", "last")
     assert 1000 < part.numel <= 2000
     assert excerpt(Layout.of([("a", (10**6, 1)), ("b", (3, 3))]), 1000).numel <= 1000
+    assert excerpt(Layout.of([("a", (10**6, 1))]), 1000).numel == 1000
 
 
 def test_seconds_of_messages_are_latencies_and_bytes():
@@ -124,6 +163,11 @@ def test_the_advice_is_the_least_compression_that_the_link_allows():
     quick = forecasts(found, 2, work, Network(1e3, 0.0))
     assert choice(quick).spec == "dense()"
     assert "needs no compression" in reason(choice(quick), quick, choice(quick))
+    apart = replace(costs(0.001, spec="apart()"), when="after update")
+    ranked = forecasts([*found, apart], 2, work, Network(1.0, 0.0))
+    assert choice(ranked).spec == choice(slow).spec, "a strategy is not advised"
+    assert [each.spec for each in faster_strategies(choice(ranked), ranked)] == ["apart()"]
+    assert "8.8 times as fast" in reason(choice(ranked), ranked, ranked[-1])
     alone = forecasts(found[:1], 2, work, Network(1e3, 0.0))
     assert "nothing is faster: this link" in reason(choice(alone), alone, choice(alone))
 
@@ -144,6 +188,15 @@ def test_laconic_plan_ranks_and_advises(tmp_path):
     assert "2 to 8 workers: topk(density=0.01)" in said.output
     assert said.output.index("topk") < said.output.index("fp16") < said.output.index("dense")
     assert drawn.read_text().startswith("<svg")
+
+
+def test_laconic_plan_takes_strategies():
+    words = "plan --params 200k --workers 4 --link 10mbit --backward 20ms"
+    said = CliRunner().invoke(app, [*words.split(), "--with", "local_sgd(every=64)", "--with", "fp16()"])
+    assert said.exit_code == 0, said.output
+    words = " ".join(said.output.split())
+    assert "4 workers: fp16()" in words
+    assert "A step is shorter with local_sgd(every=64)" in words
 
 
 def test_a_picture_shows_the_first_and_the_fastest():
@@ -167,7 +220,8 @@ def test_a_picture_shows_the_first_and_the_fastest():
         ({"--workers": "8..4"}, "from a smaller number to a larger"),
         ({"--workers": "1"}, "one worker sends nothing"),
         ({"--cores": "0"}, "--cores must be above 0"),
-        ({"--with": "sgp()"}, "compress takes"),
+        ({"--with": "adpsgd()"}, "depends on which worker is faster"),
+        ({"--with": "by_machine(local_sgd(), ranks_per_node=5)"}, "leave it out of the plan"),
         ({"--with": "topkk(density=1)"}, "topk"),
     ],
 )

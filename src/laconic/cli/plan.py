@@ -18,27 +18,14 @@ from laconic.cli.files import write_svg
 from laconic.core import units
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
-from laconic.exchange.method import lift
-from laconic.plan.forecast import Forecast, choice, forecasts, reason
+from laconic.plan.contenders import DENSE, contenders, rehearse_all
+from laconic.plan.forecast import Forecast, choice, faster_strategies, forecasts, reason
 from laconic.plan.network import Network
 from laconic.plan.probe import Probe
-from laconic.plan.rehearsal import Rehearsed, rehearse
+from laconic.plan.rehearsal import Rehearsed
 from laconic.plan.step import Work, buckets
 from laconic.report.plan_picture import picture
 
-DENSE = "dense()"
-USUAL = (
-    "fp16()",
-    "natural()",
-    "qsgd(levels=7)",
-    "cgx(bits=4)",
-    "terngrad()",
-    "powersgd(rank=4)",
-    "stc(density=0.01)",
-    "dgc(density=0.001)",
-    "deft(density=0.001)",
-    "oktopk(density=0.001)",
-)
 MAX_WORKERS = 4096
 MAX_PARAMS = 10**12
 SIDE = 1024  # of the square matrices that stand for a model if only its size is known
@@ -56,7 +43,9 @@ def plan(
     probe: Annotated[Path | None, typer.Option(help="file of `laconic probe`, for what is not given")] = None,
     with_: Annotated[
         list[str] | None,
-        typer.Option("--with", help='a method, "dgc(density=0.01)"; may be repeated [default: common ones]'),
+        typer.Option(
+            "--with", help='a method or strategy, "dgc(density=0.01)"; may be repeated [default: common ones]'
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="draw the curves to this SVG file")] = None,
 ) -> None:
@@ -71,14 +60,14 @@ def plan(
     )
     work = work_of(layout, probed, forward, backward, update, cores)
     network = network_of(probed, link, latency)
-    methods = [lift(spec) for spec in dict.fromkeys((DENSE, *(with_ or USUAL)))]
+    asked = contenders(with_ or ())
     rehearsed = {each.spec: each for each in probed.methods} if probed and not params else {}
     screen = console()
     with screen.status("rehearsing", spinner="dots") as status:
-        for each in rehearse([method for method in methods if repr(method) not in rehearsed], layout):
+        for each in rehearse_all([each for each in asked if repr(each) not in rehearsed], layout):
             rehearsed[each.spec] = each
             status.update(f"rehearsed {each.spec}")
-    shown = [rehearsed[repr(method)] for method in methods]
+    shown = [rehearsed[repr(each)] for each in asked]
     if out is not None:
         title = f"{layout.numel / 1e6:,.3g} M parameters, {units.format_rate(8 * network.bytes_a_second)}"
         write_svg(out, picture(shown, sizes, work, network, title))
@@ -178,6 +167,14 @@ def show(screen: Console, rehearsed: list[Rehearsed], sizes: list[int], work: Wo
         workers = f"{most} workers" if first == most else f"{first} to {most} workers"
         why = reason(chosen[most], ranked[most], _of(DENSE, ranked[most]))
         screen.print(Text.assemble((f"{workers}: ", "bold"), (spec, "cyan"), f": {why}"))
+    if faster := faster_strategies(chosen[last], ranked[last]):
+        names = ", ".join(each.spec for each in faster)
+        screen.print(
+            Text(
+                f"A step is shorter with {names}; but there ranks train apart for a while, which changes what"
+                " they learn."
+            )
+        )
 
 
 def _of(spec: str, found: list[Forecast]) -> Forecast:

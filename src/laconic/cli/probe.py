@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,15 +14,12 @@ from rich.table import Table
 
 from laconic.cli.console import console
 from laconic.cli.files import write
-from laconic.cli.plan import DENSE, USUAL
 from laconic.cli.run import run
-from laconic.comm.torch_comm import TorchComm
 from laconic.core import arguments
-from laconic.core.errors import SpecError
 from laconic.core.units import format_rate, format_seconds
-from laconic.exchange.method import lift
-from laconic.plan.probe import Probe, layout_of, probe_network, probe_pairs, probe_work
-from laconic.plan.rehearsal import rehearse
+from laconic.plan.contenders import contenders
+from laconic.plan.probe import Probe
+from laconic.plan.script import probe_script
 from laconic.tasks import find
 from laconic.tasks.task import cross_entropy
 
@@ -36,7 +32,7 @@ def probe(
     model: Annotated[str | None, typer.Option(help="one of the task's models")] = None,
     with_: Annotated[
         list[str] | None,
-        typer.Option("--with", help="a method to measure; may be repeated [default: common ones]"),
+        typer.Option("--with", help="a method or strategy; may be repeated [default: common ones]"),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="folder of the data set [default: $LACONIC_DATA]")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="the file to write")] = Path("probe.json"),
@@ -44,7 +40,7 @@ def probe(
     """Measure links, a training step and codecs on this machine, or on several by torchrun or in a lab."""
     chosen = find(task)
     recipe = chosen.recipe(model)
-    methods = [lift(spec) for spec in dict.fromkeys((DENSE, *(with_ or USUAL)))]
+    contenders(with_ or ())  # raises if a spec is wrong, before anything starts
     if not all(name in os.environ for name in GROUP):
         arguments.whole("--workers", workers, 2, 64)
         words = ["probe", task, "--out", str(out)]
@@ -53,22 +49,13 @@ def probe(
         words += ["--data", str(data)] if data else []
         return run(["--nproc-per-node", str(workers), "-m", "laconic.cli.main", *words])
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    cores = (os.cpu_count() or 1) / local
-    torch.set_num_threads(max(1, int(cores)))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // local))
     dist.init_process_group("gloo")
-    comm = TorchComm()
-    if comm.size == 1:
-        raise SpecError("one worker has no link to probe: start 2 workers or more")
     tensors = chosen.load(data)
-    network, pairs = probe_network(comm), probe_pairs(comm)
     net = recipe.build()
     x, y = chosen.inputs(tensors["train_x"][: chosen.batch], None), tensors["train_y"][: chosen.batch]
-    work = probe_work(net, lambda: cross_entropy(net(x), y), recipe.optimizer(net), comm, cores)
-    layout = layout_of(net)
-    named = tuple((entry.name, entry.shape) for entry in layout)
-    found = Probe(comm.size, pairs, network, work, named)
-    if comm.rank == 0:
-        found = replace(found, methods=tuple(rehearse(methods, layout)))
+    found = probe_script(net, recipe.optimizer(net), lambda: cross_entropy(net(x), y), with_ or ())
+    if dist.get_rank() == 0:
         write(out, found.json())
         show(console(), found, out)
     dist.barrier()

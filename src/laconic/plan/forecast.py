@@ -2,7 +2,7 @@
 
 The advice is the least compression that the link allows: of all methods within a twentieth of the fastest
 step, the one that sends most, since what is not sent is lost or late. Where that is dense, nothing is to be
-gained.
+gained. Strategies are forecast but not advised: what they send tells nothing of what they lose.
 """
 
 from __future__ import annotations
@@ -20,32 +20,49 @@ NEAR = 1.05  # times the fastest step
 
 @dataclass(frozen=True)
 class Forecast:
-    """One method among `size` workers. `nbytes`: on the wire, a step and worker, of the fuller direction."""
+    """One method among `size` workers. `nbytes`: on the wire, a step and worker, of the fuller direction.
+
+    `strategy`: whether it is a strategy, which exchanges parameters.
+    """
 
     spec: str
     size: int
     nbytes: float
     split: Split
+    strategy: bool = False
 
 
 def forecasts(rehearsed: Sequence[Rehearsed], size: int, work: Work, network: Network) -> list[Forecast]:
     """Of all methods, the fastest step first."""
     found = [
-        Forecast(each.spec, size, each.nbytes(size), time_line(work, each, network, size))
+        Forecast(
+            each.spec,
+            size,
+            each.nbytes(size),
+            time_line(work, each, network, size),
+            strategy=each.when != "backward",
+        )
         for each in rehearsed
     ]
     return sorted(found, key=lambda each: each.split.step_s)
 
 
 def choice(ranked: Sequence[Forecast]) -> Forecast:
-    """What to take: of those about as fast as the fastest, the one that sends most."""
-    limit = NEAR * ranked[0].split.step_s
-    return max((each for each in ranked if each.split.step_s <= limit), key=lambda each: each.nbytes)
+    """What to take: of the methods about as fast as the fastest of them, the one that sends most."""
+    methods = [each for each in ranked if not each.strategy]
+    limit = NEAR * methods[0].split.step_s
+    return max((each for each in methods if each.split.step_s <= limit), key=lambda each: each.nbytes)
+
+
+def faster_strategies(chosen: Forecast, ranked: Sequence[Forecast]) -> list[Forecast]:
+    """The strategies whose step is shorter than that of the chosen method, the fastest first."""
+    return [each for each in ranked if each.strategy and each.split.step_s < chosen.split.step_s]
 
 
 def reason(chosen: Forecast, ranked: Sequence[Forecast], dense: Forecast) -> str:
     """Why, in one sentence."""
     step = format_seconds(chosen.split.step_s)
+    ranked = [each for each in ranked if not each.strategy]
     if chosen.spec == dense.spec:
         gain = 1 - ranked[0].split.step_s / dense.split.step_s
         faster = f"is faster by more than {gain:.1%}" if gain else "is faster"

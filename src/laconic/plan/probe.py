@@ -9,6 +9,7 @@ once; the planner uses this figure, as it includes the machines' own work. Then 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -63,21 +64,33 @@ class Probe:
         """The file content that `load` reads."""
         return json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n"
 
+    def write(self, path: str | Path) -> None:
+        """Write the file for `laconic plan --probe`. It is whole at any time, so every rank may call this."""
+        path = Path(path)
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        part.write_text(self.json(), encoding="utf-8")
+        part.replace(path)
+
+    @classmethod
+    def read(cls, text: str) -> Probe:
+        """Read what `json` returned. Raises `ValueError`, `KeyError` or `TypeError` for another text."""
+        fields = json.loads(text)
+        if fields.pop("format") != FORMAT:
+            raise ValueError("it has another format version")
+        return cls(
+            fields["size"],
+            tuple(Pair(**each) for each in fields["pairs"]),
+            Network(**fields["network"]),
+            _work(fields["work"]),
+            tuple((name, tuple(shape)) for name, shape in fields["layout"]),
+            tuple(_rehearsed(each) for each in fields["methods"]),
+        )
+
     @classmethod
     def load(cls, path: Path) -> Probe:
-        """Read a file that `json` made. Raises `StateError` if it is not one."""
+        """Read a file that `write` made. Raises `StateError` if it is not one."""
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-            if fields.pop("format") != FORMAT:
-                raise ValueError("it has another format version")
-            return cls(
-                fields["size"],
-                tuple(Pair(**each) for each in fields["pairs"]),
-                Network(**fields["network"]),
-                _work(fields["work"]),
-                tuple((name, tuple(shape)) for name, shape in fields["layout"]),
-                tuple(_rehearsed(each) for each in fields["methods"]),
-            )
+            return cls.read(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StateError(f"{path} is not a file of laconic probe: {error}; write one with -o") from None
 
@@ -95,7 +108,8 @@ def _rehearsed(fields: dict[str, Any]) -> Rehearsed:
         kind: Traffic(growth(each["calls"]), growth(each["nbytes"]))
         for kind, each in fields["traffic"].items()
     }
-    return Rehearsed(fields["spec"], traffic, growth(fields["encode_s"]), growth(fields["decode_s"]))
+    coding = growth(fields["encode_s"]), growth(fields["decode_s"])
+    return Rehearsed(fields["spec"], traffic, *coding, fields.get("when", "backward"))
 
 
 def probe_pairs(comm: Comm) -> tuple[Pair, ...]:

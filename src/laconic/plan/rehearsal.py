@@ -9,10 +9,10 @@ ranks do not share caches.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 
@@ -31,6 +31,7 @@ MAX_ELEMENTS = 1 << 23  # a larger model rehearses with some of its tensors
 CLOCK = 0.3  # relative error allowed between measured seconds and the fitted growth
 
 T = TypeVar("T")
+When = Literal["backward", "after update", "next step"]
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,16 @@ class Traffic:
 class Rehearsed:
     """The cost of exchanging a whole model for one worker, for any number of workers.
 
-    `traffic`: by collective; `encode_s`: before the first message; `decode_s`: between and after messages.
+    `traffic`: by collective; `encode_s`: before the first message; `decode_s`: between and after messages;
+    `when`: when messages travel. Gradients do during backward, parameters after the update or, where nobody
+    waits for them, during the next step.
     """
 
     spec: str
     traffic: Mapping[str, Traffic]
     encode_s: Growth
     decode_s: Growth
+    when: When = "backward"
 
     def nbytes(self, size: int) -> float:
         """Wire bytes per step and worker."""
@@ -81,10 +85,10 @@ def rehearse(methods: Iterable[Method], layout: Layout, sizes: Sequence[int] = S
     gradients = Gradients(part)
     for method in methods:
         played = {size: costliest(play(method, part, size, gradients)) for size in sizes}
-        yield _fitted(method, played, layout.numel / part.numel)
+        yield fitted(repr(method), played, layout.numel / part.numel)
 
 
-def _fitted(method: Method, played: Mapping[int, Played], scale: float) -> Rehearsed:
+def fitted(spec: str, played: Mapping[int, Played], scale: float, when: When = "backward") -> Rehearsed:
     """The growth of a rank's figures, for a model `scale` times as large as the one that was run."""
     kinds = sorted({kind for each in played.values() for kind in each.calls})
     traffic = {
@@ -96,7 +100,7 @@ def _fitted(method: Method, played: Mapping[int, Played], scale: float) -> Rehea
     }
     encode_s = Growth.fit({size: each.encode_s for size, each in played.items()}, CLOCK)
     decode_s = Growth.fit({size: each.decode_s for size, each in played.items()}, CLOCK)
-    return Rehearsed(repr(method), traffic, encode_s * scale, decode_s * scale)
+    return Rehearsed(spec, traffic, encode_s * scale, decode_s * scale, when)
 
 
 def excerpt(layout: Layout, max_elements: int = MAX_ELEMENTS) -> Layout:
@@ -112,9 +116,8 @@ def excerpt(layout: Layout, max_elements: int = MAX_ELEMENTS) -> Layout:
         kept = [*entries[:-1:stride], entries[-1]]
         if sum(entry.numel for entry in kept) <= max_elements:
             return Layout.of((entry.name, entry.shape) for entry in kept)
-    return Layout.of(
-        (entry.name, (1, min(entry.numel, max_elements // 2))) for entry in (entries[0], entries[-1])
-    )
+    ends = dict.fromkeys((entries[0], entries[-1]))
+    return Layout.of((entry.name, (1, min(entry.numel, max_elements // len(ends)))) for entry in ends)
 
 
 @dataclass(frozen=True)
@@ -144,11 +147,16 @@ def costliest(ranks: Sequence[Played]) -> Played:
 
 def play(method: Method, layout: Layout, size: int, gradients: Gradients) -> list[Played]:
     """Run a method in one group of threads; returns every rank's figures."""
+    return in_turns(size, lambda comm: _one(method, layout, comm, gradients))
+
+
+def in_turns(size: int, act: Callable[[InTurn], T]) -> list[T]:
+    """What `act` returns on each of `size` ranks, threads that compute one at a time."""
     baton = threading.Lock()
 
-    def alone(comm: Loopback) -> Played:
+    def alone(comm: Loopback) -> T:
         with baton:
-            return _one(method, layout, InTurn(comm, baton, Watch()), gradients)
+            return act(InTurn(comm, baton, Watch()))
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -156,6 +164,16 @@ def play(method: Method, layout: Layout, size: int, gradients: Gradients) -> lis
         return Loopback.run(size, alone, timeout_s=600.0)
     finally:
         torch.set_num_threads(threads)
+
+
+def figures(comm: Metered, steps: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Calls and network bytes of the busier direction, a step, by collective."""
+    calls: dict[str, float] = {}
+    nbytes: dict[str, float] = {}
+    for (_, kind), tally in comm.snapshot().parts.items():
+        calls[kind] = calls.get(kind, 0.0) + tally.calls / steps
+        nbytes[kind] = nbytes.get(kind, 0.0) + max(tally.network_sent, tally.network_received) / steps
+    return calls, nbytes
 
 
 def _one(method: Method, layout: Layout, inner: InTurn, gradients: Gradients) -> Played:
@@ -175,10 +193,4 @@ def _one(method: Method, layout: Layout, inner: InTurn, gradients: Gradients) ->
         watch.stop()
         encode_s.append(watch.before_s)
         decode_s.append(watch.after_s)
-    calls: dict[str, float] = {}
-    nbytes: dict[str, float] = {}
-    for (_, kind), tally in comm.snapshot().parts.items():
-        counted = STEPS - 1
-        calls[kind] = calls.get(kind, 0.0) + tally.calls / counted
-        nbytes[kind] = nbytes.get(kind, 0.0) + max(tally.network_sent, tally.network_received) / counted
-    return Played(calls, nbytes, median(encode_s[1:]), median(decode_s[1:]))
+    return Played(*figures(comm, STEPS - 1), median(encode_s[1:]), median(decode_s[1:]))

@@ -22,6 +22,9 @@ SHARED = 0.5  # the part of the gradient that all workers share, relative to one
 class Watch:
     """CPU seconds of a thread before its first collective, and outside of collectives after it."""
 
+    def __init__(self) -> None:
+        self.start()
+
     def start(self) -> None:
         """Start at the beginning of an exchange."""
         self.before_s = self.after_s = 0.0
@@ -33,8 +36,8 @@ class Watch:
         self.stop()
         self._met = True
 
-    def go_on(self) -> None:
-        """Resume after the collective."""
+    def resume(self) -> None:
+        """Resume after a pause."""
         self._since = time.thread_time()
 
     def stop(self) -> None:
@@ -61,7 +64,7 @@ class InTurn(Comm):
             yield
         finally:
             self._baton.acquire()
-            self.watch.go_on()
+            self.watch.resume()
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
         with self._resting():

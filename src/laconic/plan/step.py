@@ -4,6 +4,8 @@
     bucket b is done  its encoding, messages and decoding later
     step              forward + max(backward, last bucket done) + update
 
+Strategies exchange parameters: after the update, or while the next step computes.
+
 Encoding and decoding take a core. Where a worker has less than two, what they take is taken from backward:
 then they lengthen the step even where messages hide behind it. So does the toll of messages, and these are
 slower while backward computes: the part of them that passes until its end.
@@ -95,6 +97,15 @@ def time_line(work: Work, rehearsed: Rehearsed, network: Network, size: int) -> 
     crowd = max(1.0, 1.0 / work.cores)
     encode_s = rehearsed.encode_s.at(size) * crowd
     decode_s = rehearsed.decode_s.at(size) * crowd
+    if rehearsed.when != "backward":
+        coded_s = work.alone_s + encode_s + decode_s
+        if rehearsed.when == "after update":
+            communicate_s = network.seconds(rehearsed, size)
+            step_s = coded_s + communicate_s
+        else:
+            communicate_s = network.busy.seconds(rehearsed, size)
+            step_s = max(coded_s + network.toll_s_a_byte * rehearsed.nbytes(size), communicate_s)
+        return Split(step_s, work.alone_s, encode_s, communicate_s, decode_s)
     messages = [
         Message(
             network.seconds(rehearsed, size, part=part),

@@ -62,6 +62,11 @@ class Strategy(Spec):
         """Whether who talks to whom depends on clocks, so that no two runs are alike."""
         return any(part.clocked for part in self.parts)
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether messages travel while ranks compute, so that nobody waits for them at each step."""
+        return any(part.overlaps for part in self.parts)
+
     def check(self, size: int, optimizer: Optimizer) -> None:
         """Raise `SpecError` or `AttachError` if the number of ranks or the optimiser does not fit."""
         if isinstance(optimizer, torch.optim.LBFGS):

@@ -78,6 +78,10 @@ class ADPSGD(Strategy):
     def clocked(self) -> bool:
         return True
 
+    @property
+    def overlaps(self) -> bool:
+        return True
+
     def check(self, size: int, optimizer: Optimizer) -> None:
         super().check(size, optimizer)
         self.topology.check(size)

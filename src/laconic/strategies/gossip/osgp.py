@@ -78,6 +78,10 @@ class OSGP(Strategy):
     def keeps_mean(self) -> bool:
         return True
 
+    @property
+    def overlaps(self) -> bool:
+        return True
+
     def check(self, size: int, optimizer: Optimizer) -> None:
         super().check(size, optimizer)
         self.topology.check(size)

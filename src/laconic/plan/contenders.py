@@ -1,0 +1,39 @@
+"""The methods and strategies that a plan compares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from laconic.core.layout import Layout
+from laconic.exchange.method import Method
+from laconic.plan.rehearsal import Rehearsed, rehearse
+from laconic.plan.strategy_rehearsal import rehearse_strategies
+from laconic.strategies.distribute import strategy_or_method
+from laconic.strategies.strategy import Strategy
+
+DENSE = "dense()"
+USUAL = (
+    "fp16()",
+    "natural()",
+    "qsgd(levels=7)",
+    "cgx(bits=4)",
+    "terngrad()",
+    "powersgd(rank=4)",
+    "stc(density=0.01)",
+    "dgc(density=0.001)",
+    "deft(density=0.001)",
+    "oktopk(density=0.001)",
+)
+
+
+def contenders(specs: Sequence[str] = ()) -> list[Method | Strategy]:
+    """What the specs name, by default the common methods, and dense before them; each once."""
+    return [strategy_or_method(spec) for spec in dict.fromkeys((DENSE, *(specs or USUAL)))]
+
+
+def rehearse_all(asked: Sequence[Method | Strategy], layout: Layout) -> Iterator[Rehearsed]:
+    """The costs of methods, then of strategies. Raises `SpecError` if one cannot be rehearsed."""
+    methods = [each for each in asked if isinstance(each, Method)]
+    strategies = [each for each in asked if isinstance(each, Strategy)]
+    return chain(rehearse(methods, layout), rehearse_strategies(strategies, layout))

@@ -1,0 +1,97 @@
+"""A probe of a training script: its own model, loss and optimiser, on its own machines."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from laconic.comm.comm import Comm
+from laconic.comm.torch_comm import TorchComm
+from laconic.core.errors import AttachError
+from laconic.plan.contenders import contenders, rehearse_all
+from laconic.plan.probe import Probe, layout_of, probe_network, probe_pairs, probe_work
+from laconic.strategies.distributed_optimizer import DistributedOptimizer
+
+
+def probe_script(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss: Callable[[], Tensor],
+    specs: Sequence[str] = (),
+    *,
+    group: dist.ProcessGroup | None = None,
+) -> Probe:
+    """Measure links, a step of this training, and what methods would cost it, for `laconic plan`.
+
+    All ranks of the group call it, before `laconic.compress` or `laconic.distribute`. It does a dozen steps;
+    then the model, the optimiser, gradients and random generators are as before.
+
+        probe_script(model, optimizer, lambda: loss_of(model(x), y)).write("probe.json")
+
+    Args:
+        model: The model, also in DistributedDataParallel.
+        optimizer: The optimiser of its parameters.
+        loss: Runs the forward pass on a batch and returns the loss. Called a dozen times.
+        specs: Methods and strategies to measure; default: common ones. `dense()` is always measured too.
+        group: The process group; default: all ranks.
+
+    Returns:
+        The measurements, the same on every rank.
+
+    Raises:
+        SpecError: A spec is wrong, or cannot be rehearsed.
+        AttachError: There is one rank only, or the model or optimiser is compressed or distributed already.
+    """
+    asked = contenders(specs)
+    if isinstance(optimizer, DistributedOptimizer):
+        raise AttachError("this model is distributed already: probe it before laconic.distribute()")
+    comm = TorchComm(group)
+    if comm.size == 1:
+        raise AttachError("one worker has no link to probe: start 2 workers or more")
+    plain = model.module if isinstance(model, DistributedDataParallel) else model
+    cores = (os.cpu_count() or 1) / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    network, pairs = probe_network(comm), probe_pairs(comm)
+    alone = model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+    with _undone(plain, optimizer), alone:
+        work = probe_work(plain, loss, optimizer, comm, cores)
+    layout = layout_of(plain)
+    named = tuple((entry.name, entry.shape) for entry in layout)
+    found = Probe(comm.size, pairs, network, work, named)
+    if comm.rank == 0:
+        found = replace(found, methods=tuple(rehearse_all(asked, layout)))
+    return Probe.read(_shared(found.json(), comm))
+
+
+def _shared(text: str, comm: Comm) -> str:
+    """Rank 0's text, on every rank."""
+    wires = comm.all_gather(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
+    return bytes(wires[0].tolist()).decode()
+
+
+@contextmanager
+def _undone(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
+    """Afterwards all is as before: parameters, buffers, gradients, the optimiser and random generators."""
+    tensors = [each for each in (*model.parameters(), *model.buffers())]
+    kept = [each.detach().clone() for each in tensors]
+    gradients = [each.grad for each in model.parameters()]
+    state = copy.deepcopy(optimizer.state_dict())
+    optimizer.zero_grad()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        with torch.no_grad():
+            for each, value in zip(tensors, kept, strict=True):
+                each.copy_(value)
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.load_state_dict(state)
