@@ -1,8 +1,9 @@
-"""Process groups with a given name, made by their ranks alone, and the keys of such names in a store."""
+"""Process groups that we make: their backends, their names, and the keys of such names in a store."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from datetime import timedelta
 
 import torch
@@ -12,6 +13,21 @@ import torch.distributed as dist
 def in_store(name: str) -> str:
     """Prefix of this group's keys: torchrun's store still holds the keys from before a restart."""
     return f"laconic/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
+
+
+def backend_of(backends: Mapping[str, str]) -> str:
+    """The backend of a group like one of these backends by device, which also takes tensors on the host.
+
+    One name if all devices have the same: torch warns about a list of one.
+
+    >>> backend_of({"cuda": "nccl"}), backend_of({"cpu": "gloo", "cuda": "gloo"})
+    ('cpu:gloo,cuda:nccl', 'gloo')
+    """
+    if "cpu" not in backends and dist.is_gloo_available():
+        backends = {"cpu": "gloo", **backends}
+    names = {*backends.values()}
+    pairs = (f"{device}:{name}" for device, name in backends.items())
+    return names.pop() if len(names) == 1 else ",".join(pairs)
 
 
 def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -> dist.ProcessGroup:

@@ -7,6 +7,9 @@ rank. At 1 MB and 2 ranks, sends and receives take 0.6 ms, broadcasts by each ra
 all_to_all_single 2.0, all_gather padded to the longest 3.0; at 10 MB 7, 11, 82 and 74 ms. NCCL fuses the
 posts into one launch, as in its own all-to-all.
 
+A group that we make takes tensors on the host, over gloo, whatever device its backend is for: lengths,
+agreements and weights are control messages of a few bytes, and NCCL has no place for them.
+
 On gloo, a short sum among three or more ranks is our own. gloo's ring is 2 (N - 1) messages one after the
 other; here every rank adds up one piece and sends it to all, in two rounds with as many messages and bytes.
 On shared cores each round waits until every rank has had its turn.
@@ -29,7 +32,7 @@ from torch import Tensor
 
 from laconic.comm.comm import Comm, ReduceOp
 from laconic.comm.counter import Counter, StoreCounter
-from laconic.comm.naming import in_store, named_group
+from laconic.comm.naming import backend_of, in_store, named_group
 from laconic.comm.two_rounds import begin_scatter, begin_sum_
 from laconic.comm.wire_model import is_direct
 from laconic.core.errors import PeerError
@@ -74,7 +77,7 @@ class TorchComm(Comm):
         """
         with like._peers("new_group"):
             ranks = [like.ranks[member] for member in members]
-            comm = cls(named_group(name, ranks, like._backend, like._waits))
+            comm = cls(named_group(name, ranks, backend_of(like.backends), like._waits))
         comm._original_ranks, comm._original_size = members, like.size
         comm._by_name = True
         return comm
@@ -209,21 +212,15 @@ class TorchComm(Comm):
         """The device of this group's small tensors: the host, if the backend allows it."""
         return torch.device("cpu" if "cpu" in self.backends else next(iter(self.backends)))
 
-    @property
-    def _backend(self) -> str:
-        """The backend's name, or one for each device if they differ. torch warns about a list of one."""
-        names = {*self.backends.values()}
-        pairs = (f"{device}:{name}" for device, name in self.backends.items())
-        return names.pop() if len(names) == 1 else ",".join(pairs)
-
     def _new_group(self, ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:
+        backend = backend_of(self.backends)
         with self._peers("new_group"):
             if self._by_name:
                 parent = self.group.group_name
                 number = torch.tensor([CHILDREN[parent] + 1], device=self._home)
                 CHILDREN[parent] = int(self.all_reduce(number, "max"))
-                return named_group(f"{parent}/{CHILDREN[parent]}/{ranks[0]}", ranks, self._backend, timeout)
-            made: dist.ProcessGroup = dist.new_group(ranks, timeout=timeout, backend=self._backend)
+                return named_group(f"{parent}/{CHILDREN[parent]}/{ranks[0]}", ranks, backend, timeout)
+            made: dist.ProcessGroup = dist.new_group(ranks, timeout=timeout, backend=backend)
         return made
 
     def _lengths(self, going: list[int], device: torch.device) -> list[int]:

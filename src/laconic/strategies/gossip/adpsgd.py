@@ -7,6 +7,9 @@ Lian et al. 2018, arXiv:1710.06952. Odd ranks ask and even ranks answer, as in t
 so ranks cannot wait for each other in a circle. There the pairs follow a common schedule, and a slow rank
 delays the pairs after its own; here an odd rank draws its partner, and an even rank answers all requests as
 they arrive. Both move by half the difference of what they exchanged, so the sum over ranks is kept.
+
+Messages travel from the host, over gloo, which serves many threads in one group. NCCL serves one thread, and
+an answer that waits there for a request would hold up all work on the GPU.
 """
 
 from __future__ import annotations
@@ -147,7 +150,7 @@ class BoundADPSGD(BoundStrategy):
 
     def _ask(self, peer: int) -> Tensor:
         """Average with an even rank. Runs on the asking thread."""
-        going, coming = (ParameterMessage(self.shared, self.config.wire) for _ in range(2))
+        going, coming = self._message(), self._message()
         with self._lock:
             self._write(going)
         self.comm.exchange({peer: going.packed}, {peer: coming.packed})
@@ -157,7 +160,7 @@ class BoundADPSGD(BoundStrategy):
 
     def _answer_all(self, peer: int) -> None:
         """Average with an odd rank whenever it asks, until it closes. Each odd rank has a thread here."""
-        going, coming = (ParameterMessage(self.shared, self.config.wire) for _ in range(2))
+        going, coming = self._message(), self._message()
         try:
             while True:
                 self.comm.exchange({}, {peer: coming.packed})
@@ -173,14 +176,18 @@ class BoundADPSGD(BoundStrategy):
 
     def _move_(self, received: ParameterMessage, sent: ParameterMessage) -> None:
         """Move halfway to the other rank, under the lock."""
-        self.moved.add_(received.x, alpha=0.5).sub_(sent.x, alpha=0.5)
+        device = self.moved.device
+        self.moved.add_(received.x.to(device), alpha=0.5).sub_(sent.x.to(device), alpha=0.5)
         self._unmoved = False
         self.averages += 1
 
     def _write(self, going: ParameterMessage) -> None:
         """Write the model that others average with, under the lock."""
-        torch.add(self.shared, self.moved, out=going.x)
-        going.weight_cell.fill_(AVERAGE)
+        going.write(self.shared + self.moved, AVERAGE)
+
+    def _message(self) -> ParameterMessage:
+        """Room for a message, on the host."""
+        return ParameterMessage(self.shared, self.config.wire, torch.device("cpu"))
 
     def _start_step(self) -> None:
         """Start a new step from the sum of the update and the averages."""
@@ -238,7 +245,7 @@ class BoundADPSGD(BoundStrategy):
 
     def close(self) -> None:
         if self._asker is not None:
-            last = ParameterMessage(self.shared, self.config.wire)
+            last = self._message()
             last.write(self.shared, CLOSE)
             for peer in self._peers:
                 self._asker.submit(partial(self._send, peer, last))

@@ -24,11 +24,14 @@ def check_wire(wire: str) -> None:
 
 
 class ParameterMessage:
-    """A weight and n parameters in one buffer, `packed` uint8 (8 + n * item size,)."""
+    """A weight and n parameters in one buffer, `packed` uint8 (8 + n * item size,).
 
-    def __init__(self, like: Tensor, wire: str) -> None:
-        dtype = WIRES[wire]
-        self.packed = torch.empty(HEAD + like.numel() * dtype.itemsize, dtype=torch.uint8, device=like.device)
+    `like`: the parameters (n,). `device`: of the buffer; default: that of the parameters.
+    """
+
+    def __init__(self, like: Tensor, wire: str, device: torch.device | None = None) -> None:
+        dtype, device = WIRES[wire], device or like.device
+        self.packed = torch.empty(HEAD + like.numel() * dtype.itemsize, dtype=torch.uint8, device=device)
         self.weight_cell = self.packed[:HEAD].view(torch.float64)
         self.x = self.packed[HEAD:].view(dtype)
 
