@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -14,7 +14,9 @@ from laconic.core.errors import AttachError, NonFiniteError, PeerError
 from laconic.core.layout import Layout
 from laconic.ddp.buckets import Buckets
 from laconic.ddp.optimiser import OptimiserHooks
+from laconic.ddp.save_watch import SaveWatch
 from laconic.exchange.exchange import Exchange
+from laconic.exchange.gathered import GatheredState, gather_states, own_part
 from laconic.exchange.method import Method
 from laconic.exchange.rule import Site
 from laconic.exchange.state import FORMAT, Identity, RankState, label, model_digest, unlabel
@@ -44,6 +46,7 @@ class Handle:
         self._scaler = scaler
         self._comm = comm
         self._joining = joining
+        self._saves = SaveWatch(comm.counter(), comm.size)
         self._optimiser = OptimiserHooks(optimizer, names, self._before_step, method.rules)
         self.exchange = Exchange(method, self.layout, comm, self._optimiser, seed)
         self.buckets = Buckets(self.exchange, names, scaler, keep_means=restore_unused)
@@ -77,12 +80,32 @@ class Handle:
             buckets=self.buckets.per_step,
         )
 
-    def state_dict(self) -> RankState:
-        """This rank's memory, to be saved by this rank, between steps. The rank is in every key."""
+    @overload
+    def state_dict(self, *, gather: Literal[False] = False) -> RankState: ...
+
+    @overload
+    def state_dict(self, *, gather: Literal[True]) -> GatheredState: ...
+
+    def state_dict(self, *, gather: bool = False) -> RankState | GatheredState:
+        """This rank's memory, to be saved by this rank, between steps. The rank is in every key.
+
+        Args:
+            gather: Whether rank 0 gets the memory of all ranks, for a checkpoint that it alone writes; the
+                other ranks get an empty list. Then all ranks call it. Default: False.
+
+        Returns:
+            Plain numbers, strings and tensors, which load under `torch.load(weights_only=True)`.
+        """
         tensors = self.exchange.state_dict()
         for i, rule in enumerate(self._rules):
             tensors |= {f"rule{i}/{key}": value for key, value in rule.state_dict().items()}
-        return RankState(**self._identity(), step=self.exchange.step, tensors=label(tensors, self._comm.rank))
+        step = self.exchange.step
+        state = RankState(**self._identity(), step=step, tensors=label(tensors, self._comm.rank))
+        if gather:
+            return gather_states(state, self._comm.comm)
+        if tensors:
+            self._saves.saved(step)
+        return state
 
     def _identity(self) -> Identity:
         """Whose state it is."""
@@ -99,12 +122,13 @@ class Handle:
         """Continue exactly where `state_dict` was taken.
 
         Args:
-            state: What `state_dict()` returned on this rank.
+            state: What `state_dict()` returned on this rank, or `state_dict(gather=True)` on rank 0.
 
         Raises:
             StateError: With nothing changed: the state is of another rank, world size (see `laconic.resize`),
                 model, method or seed.
         """
+        state = own_part(state, self._comm.rank, self._comm.size)
         tensors = unlabel(state, self._identity())
         parts = [_under(f"rule{i}/", tensors) for i in range(len(self._rules))]
         for rule, part in zip(self._rules, parts, strict=True):
@@ -149,6 +173,7 @@ class Handle:
                 f"{self.method} exchanges inside optimizer.step(), so it cannot run inside Join, where a rank"
                 " that has run out of inputs takes no steps: give all ranks equally many batches"
             )
+        self._saves.check(exchange.step - 1)
         self.buckets.before_step(self._optimiser.parameter)
         return exchange.step - 1
 

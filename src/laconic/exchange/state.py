@@ -19,6 +19,10 @@ from laconic.core.errors import StateError
 from laconic.core.layout import Layout
 
 FORMAT = 2
+HINTS = {
+    "size": "; laconic.resize makes states for another number of ranks",
+    "rank": "; save one file a rank, or state_dict(gather=True) on rank 0, which loads on every rank",
+}
 
 
 class Identity(TypedDict):
@@ -58,7 +62,7 @@ def unlabel(state: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, 
         raise StateError(f"this is no state of a handle: it has no {missing[0]!r}")
     for key, value in expected.items():
         if state[key] != value:
-            hint = "; laconic.resize makes states for another number of ranks" if key == "size" else ""
+            hint = HINTS.get(key, "")
             raise StateError(f"the saved state is of {key} {state[key]!r}, this handle has {value!r}{hint}")
     prefix = f"rank{state['rank']}/"
     return {key.removeprefix(prefix): tensor for key, tensor in state["tensors"].items()}
@@ -75,7 +79,7 @@ def check_shapes(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: 
             )
 
 
-def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[RankState]:
+def resize(states: Sequence[Mapping[str, Any]] | Mapping[str, Any], size: int) -> list[RankState]:
     """States for another number of ranks, from the states of all ranks of a run.
 
     A step applies the mean over ranks of what was sent, so N ranks still owe (1/N) * sum of their residuals.
@@ -83,7 +87,7 @@ def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[RankState]:
     ("once/..." in its key) goes to every new rank, and the rank that serves the tensor uses it.
 
     Args:
-        states: The `state_dict()` of every old rank, in rank order.
+        states: The `state_dict()` of every old rank, in rank order; or a handle's `state_dict(gather=True)`.
         size: The new number of ranks, 1 or more.
 
     Returns:
@@ -94,13 +98,14 @@ def resize(states: Sequence[Mapping[str, Any]], size: int) -> list[RankState]:
     """
     if size < 1:
         raise StateError(f"size must be 1 or more, got {size}")
-    if not states or [state.get("rank") for state in states] != list(range(states[0]["size"])):
+    saved: Sequence[Mapping[str, Any]] = states.get("ranks", []) if isinstance(states, Mapping) else states
+    if not saved or [state.get("rank") for state in saved] != list(range(saved[0]["size"])):
         raise StateError(
-            f"resize needs the states of all ranks in rank order, got ranks {[s.get('rank') for s in states]}"
+            f"resize needs the states of all ranks in rank order, got ranks {[s.get('rank') for s in saved]}"
         )
-    first = states[0]
+    first = saved[0]
     parts = []
-    for rank, state in enumerate(states):
+    for rank, state in enumerate(saved):
         same = {key: first[key] for key in ("format", "spec", "model", "size", "seed", "step")}
         parts.append(unlabel(state, {**same, "rank": rank}))
     carried = {key: _carried(key, [part[key] for part in parts]) for key in parts[0]}

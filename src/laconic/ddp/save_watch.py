@@ -1,0 +1,47 @@
+"""Save watch: notices that some ranks have saved their memory, and others have not.
+
+A checkpoint that rank 0 alone writes then lacks the memory of the others. A rank that saves adds to a counter
+that all share; once every rank has taken part in the exchange after that, all that were to save have done so.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+
+from laconic.comm.counter import Counter
+from laconic.core.errors import PeerError
+
+
+class SaveWatch:
+    """Counts the saves of one rank and of all; warns once. `counter`: the group's; `size`: its ranks."""
+
+    def __init__(self, counter: Counter, size: int) -> None:
+        self._counter, self._size = counter, size
+        self._mine = 0
+        self._saved_at: int | None = None
+        self._warned = False
+
+    def saved(self, step: int) -> None:
+        """This rank has saved its memory before the exchange of this step."""
+        self._mine += 1
+        self._saved_at = step
+        with suppress(PeerError):  # the store is gone, and with it those who could be warned
+            self._counter.add(1)
+
+    def check(self, step: int) -> None:
+        """The exchange of this step is done: warn if another rank has not saved before it."""
+        if self._saved_at is None or step < self._saved_at or self._warned:
+            return
+        saved_at, self._saved_at = self._saved_at, None
+        missing = 0
+        with suppress(PeerError):
+            missing = self._size * self._mine - self._counter.add(0)
+        if missing > 0:
+            self._warned = True
+            warnings.warn(
+                f"this rank saved its memory at step {saved_at}, and other ranks did not: a checkpoint that"
+                " one rank writes lacks theirs. Call handle.state_dict(gather=True) on all ranks and save it"
+                " on rank 0, or save one file a rank",
+                stacklevel=2,
+            )

@@ -1,0 +1,62 @@
+"""The states of all ranks on the first, for a checkpoint that one rank writes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+import torch
+
+from laconic.comm.comm import Comm
+from laconic.core.errors import StateError
+from laconic.exchange.state import FORMAT, RankState
+
+
+class GatheredState(TypedDict):
+    """`ranks`: every rank's state in rank order; empty on all ranks but the first."""
+
+    format: int
+    ranks: list[RankState]
+
+
+def gather_states(state: RankState, comm: Comm) -> GatheredState:
+    """Every rank's state, on rank 0, in host memory. Called by all ranks.
+
+    Wire: each rank sends its state to rank 0, as `torch.save` writes it, after 8 bytes of length.
+    """
+    file = io.BytesIO()
+    torch.save(state, file)
+    mine = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+    lengths = torch.cat(comm.all_gather(torch.tensor([mine.numel()]))).tolist()
+    if comm.rank:
+        comm.exchange({0: mine}, {})
+        return GatheredState(format=FORMAT, ranks=[])
+    came = {rank: torch.empty(length, dtype=torch.uint8) for rank, length in enumerate(lengths) if rank}
+    comm.exchange({}, came)
+    files = [mine, *(came[rank] for rank in sorted(came))]
+    return GatheredState(format=FORMAT, ranks=[_read(each.numpy().tobytes()) for each in files])
+
+
+def own_part(state: Mapping[str, Any], rank: int, size: int) -> Mapping[str, Any]:
+    """This rank's part of gathered states; any other state as it is. Raises `StateError` for another size."""
+    if "ranks" not in state:
+        return state
+    states = state["ranks"]
+    if not states:
+        raise StateError(
+            f"rank {rank}: these gathered states are empty: state_dict(gather=True) puts them on rank 0, so"
+            " save them there, and load that file on every rank"
+        )
+    if len(states) != size:
+        raise StateError(
+            f"rank {rank}: the saved states are of {len(states)} ranks, this group has {size}:"
+            f" laconic.resize(state['ranks'], {size}) makes states for another number of ranks"
+        )
+    part: Mapping[str, Any] = states[rank]
+    return part
+
+
+def _read(file: bytes) -> RankState:
+    state: RankState = torch.load(io.BytesIO(file), map_location="cpu", weights_only=True)
+    return state

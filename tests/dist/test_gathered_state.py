@@ -1,0 +1,129 @@
+"""Checkpoints that rank 0 alone writes: with the memory of all ranks, or with a warning."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import laconic
+from laconic.core.errors import StateError
+from tests.dist.nets import SGD, flat, loss_of, net
+
+
+def begin(spec: str = "dgc(density=0.05)"):
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    return model, optimizer, laconic.compress(model, optimizer, spec)
+
+
+def go(model, optimizer, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+
+
+def written_by_rank_0(folder):
+    """Ten steps; and four, then six from a file of rank 0."""
+    whole = begin()
+    go(*whole[:2], range(10))
+    model, optimizer, handle = begin()
+    go(model, optimizer, range(4))
+    state = handle.state_dict(gather=True)
+    if dist.get_rank() == 0:
+        torch.save(
+            {"model": model.module.state_dict(), "optim": optimizer.state_dict(), "laconic": state},
+            folder / "rank0.pt",
+        )
+    dist.barrier()
+    saved = torch.load(folder / "rank0.pt", weights_only=True)
+    model, optimizer, handle = begin()
+    model.module.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optim"])
+    handle.load_state_dict(saved["laconic"])
+    go(model, optimizer, range(4, 10))
+    return torch.equal(flat(whole[0]), flat(model)), len(state["ranks"])
+
+
+def test_a_run_goes_on_from_what_rank_0_wrote(pool, tmp_path):
+    (same, held), (other_same, other_held) = pool.run(2, written_by_rank_0, tmp_path)
+    assert same and other_same
+    assert (held, other_held) == (2, 0)
+
+
+def bytes_counted():
+    handle = begin()[2]
+    before = handle.stats().network_sent
+    handle.state_dict(gather=True)
+    return handle.stats().network_sent - before
+
+
+def test_a_checkpoint_does_not_count_as_training(pool):
+    assert pool.run(2, bytes_counted) == [0, 0]
+
+
+def refused():
+    """A gathered state that is empty, and one of three ranks; and one of another rank."""
+    handle = begin()[2]
+    state, own = handle.state_dict(gather=True), handle.state_dict()
+    other = {**own, "rank": 1 - own["rank"]}
+    said = []
+    for wrong in ({**state, "ranks": []}, {**state, "ranks": [own] * 3}, other):
+        with pytest.raises(StateError) as caught:
+            handle.load_state_dict(wrong)
+        said.append(str(caught.value))
+    return said
+
+
+def test_what_cannot_be_loaded_says_how_to_save(pool):
+    for empty, three, other in pool.run(2, refused):
+        assert "load that file on every rank" in empty
+        assert "3 ranks" in three and "laconic.resize" in three
+        assert "gather=True" in other
+
+
+def warned_when(savers, spec, how_often=1):
+    """Warnings of the steps after these ranks have saved their own state."""
+    model, optimizer, handle = begin(spec)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for step in range(3):
+            go(model, optimizer, [step])
+            if dist.get_rank() in savers:
+                for _ in range(how_often):
+                    torch.save(handle.state_dict(), io.BytesIO())
+    return [str(each.message) for each in said if "saved its memory" in str(each.message)]
+
+
+def test_a_rank_that_saves_alone_is_warned_once(pool):
+    mine, others = pool.run(2, warned_when, [0], "topk(density=0.1)")
+    assert len(mine) == 1 and "gather=True" in mine[0]
+    assert others == []
+
+
+@pytest.mark.parametrize(
+    ("savers", "spec", "how_often"),
+    [([0, 1], "topk(density=0.1)", 2), ([0], "fp16()", 1)],
+    ids=["all save", "nothing is kept"],
+)
+def test_nobody_is_warned_in_vain(pool, savers, spec, how_often):
+    assert pool.run(2, warned_when, savers, spec, how_often) == [[], []]
+
+
+def test_gathered_states_are_resized(pool):
+    states = pool.run(2, gathered)[0]
+    fewer = laconic.resize(states, 1)
+    key = "route0/residual/0.weight"
+    held = sum(each["tensors"][f"rank{rank}/{key}"] for rank, each in enumerate(states["ranks"])) / 2
+    torch.testing.assert_close(fewer[0]["tensors"][f"rank0/{key}"], held)
+
+
+def gathered():
+    model, optimizer, handle = begin()
+    go(model, optimizer, range(2))
+    return handle.state_dict(gather=True)
