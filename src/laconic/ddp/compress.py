@@ -53,8 +53,9 @@ def compress(
     All ranks of the model's group must call it.
 
     Args:
-        model: A `DistributedDataParallel`, before its first backward pass or later; or a model under
-            `fully_shard`, for methods without memory such as "cgx(bits=4)", which compress all its gradients.
+        model: A `DistributedDataParallel`, before its first backward pass or later, or a module around one,
+            as `torch.compile` and Fabric make them; or a model under `fully_shard`, for methods without
+            memory such as "cgx(bits=4)", which compress all its gradients.
         optimizer: The optimiser of the model's parameters.
         spec: A string such as "dgc(density=0.001)", or what `laconic.parse` returns; equal on all ranks.
         scaler: The GradScaler in use, so that memory is kept unscaled; not with `fully_shard`.
@@ -69,16 +70,33 @@ def compress(
             be sharded, or the ranks disagree.
         SpecError: The spec is wrong.
     """
-    if isinstance(model, DistributedDataParallel):
-        return attach(model, optimizer, spec, scaler=scaler, seed=seed)
+    replicated = inside(model)
+    if replicated is not None:
+        return attach(replicated, optimizer, spec, scaler=scaler, seed=seed)
     if is_sharded(model):
         from laconic.ddp.fsdp import compress_sharded
 
         return compress_sharded(model, optimizer, spec, scaler=scaler, seed=seed)
     raise AttachError(
-        f"compress needs a DistributedDataParallel, got {type(model).__name__}:"
-        " wrap it first, model = DistributedDataParallel(model), or shard it with fully_shard"
+        f"compress needs a DistributedDataParallel, got {type(model).__name__}: wrap it first, model ="
+        " DistributedDataParallel(model), or shard it with fully_shard. Where a trainer wraps it, give the"
+        " wrapped one: trainer.model_wrapped of transformers, trainer.strategy.model of Lightning"
     )
+
+
+def inside(model: Any) -> DistributedDataParallel | None:
+    """The DistributedDataParallel that this is or holds. Raises `AttachError` if it holds several."""
+    if isinstance(model, DistributedDataParallel):
+        return model
+    parts = model.modules() if isinstance(model, nn.Module) else ()
+    found = [part for part in parts if isinstance(part, DistributedDataParallel)]
+    if len(found) > 1:
+        names = [type(each.module).__name__ for each in found]
+        raise AttachError(
+            f"{type(model).__name__} holds {len(found)} DistributedDataParallel, around {', '.join(names)}:"
+            " call compress for each of them"
+        )
+    return found[0] if found else None
 
 
 def is_sharded(model: Any) -> bool:

@@ -74,17 +74,19 @@ class Rule(ABC):
         """The working object for these tensors of the model."""
 
 
-def refuse_settings(optimiser: Optimizer, settings: Iterable[str], what: str) -> None:
+def refuse_settings(
+    optimiser: Optimizer, settings: Iterable[str], what: str, hints: Mapping[str, str] | None = None
+) -> None:
     """Raise `AttachError` if a group of the optimiser uses one of these settings.
 
-    `what`: what the rule does itself, for the message.
+    `what`: what the rule does itself, and `hints`: how to do without a setting, for the message.
     """
     for group in optimiser.param_groups:
         for setting in settings:
             if group.get(setting):
                 raise AttachError(
                     f"this method {what} itself and cannot do {setting}={group[setting]!r}: build the"
-                    f" optimiser without {setting}"
+                    f" optimiser without {setting}{(hints or {}).get(setting, '')}"
                 )
 
 

@@ -28,7 +28,8 @@ def check_adam(optimiser: Optimizer, missing: Collection[str]) -> None:
             f"this method needs torch.optim.Adam or AdamW, got {type(optimiser).__name__}: use one of these,"
             " or error_fed(...), which works with any optimiser"
         )
-    refuse_settings(optimiser, ("fused", "capturable", "differentiable"), "does Adam's step")
+    hints = {"fused": "; with a Trainer of transformers, optim='adamw_torch'"}
+    refuse_settings(optimiser, ("fused", "capturable", "differentiable"), "does Adam's step", hints)
     if missing:
         raise AttachError(
             f"this method exchanges momentum, but the optimiser does not have {next(iter(missing))}: give all"

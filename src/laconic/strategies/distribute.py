@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from laconic.core import arguments
 from laconic.core.errors import AttachError, SpecError
 from laconic.core.spec import parse
+from laconic.ddp.compress import inside
 from laconic.ddp.hook import attach
 from laconic.exchange.agreement import agree
 from laconic.exchange.method import Method, lift
@@ -66,7 +67,7 @@ def distribute(
         AttachError: The model or the optimiser does not fit, the model is distributed already, or the ranks
             disagree on spec, seed, statistics or model. Raised on every rank.
     """
-    if isinstance(model, DistributedDataParallel):
+    if inside(model) is not None:
         raise AttachError(
             "distribute takes the plain model: give it model.module, or keep the wrapper and call"
             " laconic.compress(model, optimizer, spec)"
