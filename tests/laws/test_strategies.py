@@ -5,6 +5,9 @@ Those that depend on clocks have theirs in processes: `tests/dist/test_clocked.p
 
 from __future__ import annotations
 
+import copy
+from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -17,7 +20,7 @@ from laconic.core.spec import parse
 from laconic.strategies.strategy import Strategy
 from tests.unit.strategy_world import N, Numbers, same_bits, sgd
 
-from .strategy_ranks import Rank, equal, fits, is_clocked, played
+from .strategy_ranks import Rank, fits, is_clocked, played
 from .table import specs
 
 SIZES = (2, 3, 4)
@@ -26,6 +29,7 @@ CASES = [(spec, size) for spec in SPECS for size in SIZES if fits(spec, size)]
 LARGEST = list(dict(CASES).items())  # of each the largest group
 each_case = pytest.mark.parametrize(("spec", "size"), CASES)
 each_spec = pytest.mark.parametrize(("spec", "size"), LARGEST)
+OVER_OSGP = ("slowmo(every=6, base=osgp())", "quasi_global(osgp())", "by_machine(osgp(), ranks_per_node=2)")
 ROUNDING = {"rtol": 1e-4, "atol": 1e-5}  # float32, over a few dozen steps of numbers around 1
 
 

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from laconic.comm.comm import Comm
-from laconic.core.errors import AttachError
+from laconic.core.errors import AttachError, StateError
 
 Fingerprint = Mapping[str, str]  # what is compared -> its value, in words that an error can show
 
@@ -68,3 +68,18 @@ def agree(comm: Comm, mine: Fingerprint | None, error: Exception | None = None) 
                     f"nothing was attached: {key} differs: rank {comm.rank} has {value},"
                     f" rank {rank} has {other['fingerprint'].get(key)}; all ranks must make the same call"
                 )
+
+
+def accepted_by_all(comm: Comm, check: Callable[[], object]) -> None:
+    """Check a state that every rank is about to load; if one refuses, raise `StateError` on every rank."""
+    refused: StateError | None = None
+    try:
+        check()
+    except StateError as error:
+        refused = error
+    texts = comm.all_gather(torch.frombuffer(bytearray(f" {refused or ''}".encode()), dtype=torch.uint8))
+    if refused is not None:
+        raise refused
+    for rank, text in enumerate(texts):
+        if said := bytes(text.tolist()).decode().strip():
+            raise StateError(f"nothing was loaded: rank {rank} says: {said}")

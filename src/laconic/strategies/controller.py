@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -15,6 +14,7 @@ from torch.optim import Optimizer
 
 from laconic.core.errors import PeerError
 from laconic.ddp.handle import Handle
+from laconic.exchange.agreement import accepted_by_all
 from laconic.exchange.state import FORMAT, Identity, RankState, label, model_digest, unlabel
 from laconic.exchange.stats import Stats
 from laconic.strategies.alone import Alone
@@ -55,7 +55,7 @@ class Controller(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`. Raises `StateError` if another rank, group, model or spec saved it."""
+        """Restore `state_dict`, on all ranks after the same step. `StateError` if it is of something else."""
 
     @abstractmethod
     def remove(self) -> None:
@@ -228,7 +228,7 @@ class ParameterController(Controller):
         def show() -> None:
             nonlocal kept, distance
             model = self.bound.consensus(self.membership.side_comm)
-            distance = self._distance(model)
+            distance = self.replica.distance(model, self.membership.side_comm)
             own = [each.clone() for each in (self.replica.flat, *self.replica.statistics)]
             self._load(model)
             kept = own
@@ -254,12 +254,6 @@ class ParameterController(Controller):
         if self._statistics == "average":
             self.replica.mean_statistics_(self.membership.side_comm)
 
-    def _distance(self, model: Tensor) -> float:
-        """Root mean square over ranks of |x_r - model|, over |model|."""
-        apart = torch.dist(self.replica.flat, model).double().square().view(1)
-        mean = float(self.membership.side_comm.all_reduce(apart)) / self.membership.side_comm.size
-        return math.sqrt(mean) / (float(model.norm()) or 1.0)
-
     def state_dict(self) -> RankState:
         self._collectively(lambda: self.bound.drain(self.membership.side_comm))
         tensors = {"flat": self.replica.flat} | self.bound.state_dict()
@@ -269,12 +263,22 @@ class ParameterController(Controller):
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        tensors = unlabel(state, self._identity())
+        tensors: dict[str, Tensor] = {}
+
+        def check() -> None:
+            tensors.update(unlabel(state, self._identity()))
+            self.bound.check_state({key: value for key, value in tensors.items() if key != "flat"})
+
+        def discard() -> None:  # what is under way belongs to the model that goes
+            accepted_by_all(self.membership.side_comm, check)
+            self.bound.drain(self.membership.side_comm)
+
+        self._collectively(discard)
         flat = tensors.pop("flat")
-        self.bound.check_state(tensors)
         self.bound.load_state_dict(tensors, int(state["step"]))
         self.replica.flat.copy_(flat)
         self._furthest = (0, 0)
+        self._collectively(lambda: self.membership.side_comm.all_reduce(torch.zeros(1)))  # nobody goes ahead
 
     def _identity(self) -> Identity:
         return Identity(

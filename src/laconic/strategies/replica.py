@@ -6,6 +6,7 @@ is copied back. The parameters stay the same objects, so the optimiser and its s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -95,6 +96,12 @@ class Replica:
         """Copy the root's parameters and statistics. Called by all ranks."""
         for tensor in (self.flat, *self.statistics):
             comm.broadcast(tensor, root)
+
+    def distance(self, model: Tensor, comm: Comm) -> float:
+        """Root mean square over ranks of |x_r - model|, over |model|. Called by all ranks."""
+        apart = torch.dist(self.flat, model).double().square().view(1)
+        mean = float(comm.all_reduce(apart)) / comm.size
+        return math.sqrt(mean) / (float(model.norm()) or 1.0)
 
     def mean_statistics_(self, comm: Comm) -> None:
         """Replace every statistic by its mean over ranks. Called by all ranks."""
