@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
 
-from laconic.core.errors import NonFiniteError
+from laconic.core.errors import NonFiniteError, StateError
 from laconic.strategies.controller import GradientController
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from tests.dist.distribute_world import pair
@@ -70,9 +70,9 @@ def not_finite():
         return str(error), torch.equal(flat(model), before)
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing(pool):
+def test_a_gradient_that_is_not_finite_changes_no_parameter(pool):
     for text, unchanged in pool.run(2, not_finite):
-        assert "nothing was changed" in text
+        assert "update was skipped" in text
         assert unchanged
 
 
@@ -101,3 +101,42 @@ def test_a_loss_is_told_by_hand_or_by_a_closure_as_it_is():
     optimizer.step(closure)
     optimizer.step()
     assert controller.losses == [2.0, 0.0, None]
+
+
+def caught_and_gone_on(spec):
+    """The pattern of docs/faults.md: rank 0 catches, and goes on with its next batch."""
+    model, optimizer = pair(spec)
+    caught = 0
+    for step in range(7):
+        optimizer.zero_grad()
+        loss = loss_of(model, step) * (torch.inf if step == 2 and dist.get_rank() == 0 else 1.0)
+        loss.backward()
+        try:
+            optimizer.step()
+        except NonFiniteError:
+            caught += 1
+            optimizer.zero_grad()
+    optimizer.finish()
+    return caught, optimizer.stats().steps, agree(model)
+
+
+@pytest.mark.parametrize("spec", ["sgp()", "osgp()", "local_sgd(every=2)", "adpsgd()"])
+def test_a_rank_that_catches_and_goes_on_keeps_step_with_the_others(pool, spec):
+    assert pool.run(2, caught_and_gone_on, spec) == [(1, 7, True), (0, 7, True)]
+
+
+def one_refuses():
+    """Rank 1 loads a state of another seed."""
+    model, optimizer = pair("sgp()")
+    state = optimizer.state_dict()
+    state["laconic"]["seed"] = dist.get_rank()
+    before = flat(model)
+    with pytest.raises(StateError) as caught:
+        optimizer.load_state_dict(state)
+    return str(caught.value), torch.equal(flat(model), before)
+
+
+def test_if_one_rank_refuses_its_state_no_rank_loads(pool):
+    first, second = pool.run(2, one_refuses)
+    assert "rank 1 says" in first[0] and "seed 1" in second[0]
+    assert first[1] and second[1]

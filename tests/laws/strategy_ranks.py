@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -81,11 +81,6 @@ class Rank:
         assert grad is not None
         grad[1, 1] = torch.inf
 
-    def memory(self) -> dict[str, Tensor]:
-        """What the strategy keeps on this rank, copied; what is under way stays so."""
-        bound = self.controller.bound
-        return {key: value.clone() for key, value in bound.state_dict().items()}
-
     def train(self, steps: Iterable[int]) -> None:
         """These steps of a training."""
         for step in steps:
@@ -118,8 +113,3 @@ def is_clocked(spec: str) -> bool:
     strategy = parse(spec)
     assert isinstance(strategy, Strategy)
     return strategy.clocked
-
-
-def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """Whether two memories are the same, bit for bit."""
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)

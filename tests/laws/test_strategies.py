@@ -122,6 +122,28 @@ def test_resumed_is_never_stopped(spec: str, size: int) -> None:
     assert Loopback.run(size, play) == [True] * size
 
 
+@pytest.mark.parametrize(("spec", "size"), [*LARGEST, *((spec, 4) for spec in OVER_OSGP)])
+def test_loading_leaves_nothing_of_the_model_that_it_replaces(spec: str, size: int) -> None:
+    """A model that has trained, with messages under way, and a new one load the same state: the same bits."""
+    steps = steps_of(spec)
+
+    def play(comm: Loopback) -> bool:
+        saver, new, used = (Rank(spec, comm) for _ in range(3))
+        saver.train(range(steps))
+        saved = saver.optimizer.state_dict()
+        used.train(range(100, 103))
+        for rank in (new, used):
+            rank.optimizer.load_state_dict(copy.deepcopy(saved))
+            rank.train(range(steps, steps + 4))
+        same = torch.equal(new.flat, used.flat)
+        for rank in (saver, new, used):
+            rank.optimizer.finish()
+            rank.optimizer.remove()
+        return same and torch.equal(new.flat, used.flat)
+
+    assert Loopback.run(size, play) == [True] * size
+
+
 @each_spec
 def test_one_rank_trains_or_is_told_that_it_is_alone(spec: str, size: int) -> None:
     """What keeps the mean of one leaves its model as it is: that is plain training, up to rounding."""
@@ -149,26 +171,32 @@ def test_one_rank_trains_or_is_told_that_it_is_alone(spec: str, size: int) -> No
 
 @each_spec
 @pytest.mark.parametrize("bad", [0, 1])
-def test_a_gradient_that_is_not_finite_changes_nothing_and_is_skipped(spec: str, size: int, bad: int) -> None:
-    """The rank is told before it talks. Without a gradient it then talks as ever: nobody waits in vain."""
+def test_a_gradient_that_is_not_finite_is_skipped_and_the_round_taken(spec: str, size: int, bad: int) -> None:
+    """The rank is told, and goes on with its next batch: the same bits as if a GradScaler had skipped."""
 
-    def act(rank: Rank) -> tuple[bool, Tensor]:
-        same = True
+    def act(rank: Rank, scaled: bool) -> Tensor:
         for step in range(7):
             rank.give(step)
             if step == 4 and rank.comm.rank == bad:
                 rank.spoil()
-                before, memory = rank.flat, rank.memory()
-                with pytest.raises(NonFiniteError, match="nothing was changed"):
+                if scaled:
+                    rank.optimizer.found_inf = torch.ones(1)  # type: ignore[attr-defined]
+                with (
+                    nullcontext()
+                    if scaled
+                    else pytest.raises(NonFiniteError, match="round with the others was taken")
+                ):
                     rank.optimizer.step()
-                same = torch.equal(before, rank.flat) and equal(memory, rank.memory())
+                if scaled:
+                    del rank.optimizer.found_inf  # type: ignore[attr-defined]
                 rank.optimizer.zero_grad()
-            rank.optimizer.step()
+            else:
+                rank.optimizer.step()
         rank.optimizer.finish()
-        return same, rank.flat
+        return rank.flat
 
-    same, ends = zip(*played(spec, size, act), strict=True)
-    assert all(same) and same_bits(ends)
+    told, skipped = (played(spec, size, partial(act, scaled=scaled)) for scaled in (False, True))
+    assert same_bits([*told, *skipped]) and bool(told[0].isfinite().all())
 
 
 @each_spec

@@ -22,8 +22,8 @@ class DistributedOptimizer(Optimizer):
     """Your optimiser, tied to those of the other ranks. Made by `laconic.distribute`.
 
     It shares the parameter groups and the state of the wrapped optimiser, so learning rate schedules work,
-    and so does a GradScaler. If a GradScaler finds Inf or NaN on one rank, that rank skips its update and
-    still communicates.
+    and so does a GradScaler. A rank whose gradient holds Inf or NaN skips its update and still communicates:
+    no other waits for it.
 
     Args:
         optimizer: The wrapped optimiser.
@@ -57,7 +57,8 @@ class DistributedOptimizer(Optimizer):
             The closure's result, or None.
 
         Raises:
-            NonFiniteError: A gradient is not finite and no GradScaler skips the step. Nothing has changed.
+            NonFiniteError: A gradient is not finite, and no GradScaler skips the step. This rank's update was
+                skipped, and the round with the others taken: go on with the next batch.
         """
         loss = None
         if closure is not None:
@@ -65,11 +66,18 @@ class DistributedOptimizer(Optimizer):
                 loss = closure()
             self.note_loss(loss)
         noted_loss, self._loss = self._loss, None
-        if self._step_supports_amp_scaling:
-            skip = self._unscale()
-            self.controller.step(_nothing if skip else self.optimizer.step, noted_loss)
-        else:
+        if not self._step_supports_amp_scaling:
             self.controller.step(self.optimizer.step, noted_loss)
+            return loss
+        scaled: Tensor | None = getattr(self, "found_inf", None)  # which a GradScaler sets
+        skip = not self._finite() if scaled is None else self._unscale(bool(scaled))
+        self.controller.step(_nothing if skip else self.optimizer.step, noted_loss)
+        if skip and scaled is None:
+            raise NonFiniteError(
+                "a gradient is NaN or infinite: this rank's update was skipped, and its round with the others"
+                " was taken; call optimizer.zero_grad() and go on, lower the learning rate, or use a"
+                " torch.amp.GradScaler, which skips such steps by itself"
+            )
         return loss
 
     def note_loss(self, loss: Tensor | float) -> None:
@@ -115,7 +123,7 @@ class DistributedOptimizer(Optimizer):
         return self.optimizer.state_dict() | {KEY: self.controller.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on exactly where `state_dict` was taken.
+        """Go on exactly where `state_dict` was taken. Called by all ranks, after the same step.
 
         Args:
             state_dict: The state of the same rank, group size, model, seed and spec.
@@ -141,25 +149,18 @@ class DistributedOptimizer(Optimizer):
     def register_step_post_hook(self, hook: Any) -> Any:
         return self.optimizer.register_step_post_hook(hook)
 
-    def _unscale(self) -> bool:
-        """Whether a GradScaler found Inf or NaN, so the update is skipped; if not, unscale the gradients."""
-        found: Tensor | None = getattr(self, "found_inf", None)
-        if found is None:
-            self._check_finite()
-            return False
+    def _unscale(self, found_inf: bool) -> bool:
+        """Undo the GradScaler's scale, unless it found Inf or NaN; returns whether it did."""
         scale: Tensor | None = getattr(self, "grad_scale", None)
-        if not bool(found) and scale is not None:
+        if not found_inf and scale is not None:
             for grad in self._gradients():
                 grad.div_(scale)
-        return bool(found)
+        return found_inf
 
-    def _check_finite(self) -> None:
+    def _finite(self) -> bool:
+        """Whether all gradients are."""
         largest = torch.nn.utils.get_total_norm(self._gradients(), norm_type=torch.inf)
-        if not bool(torch.isfinite(largest)):
-            raise NonFiniteError(
-                "a gradient is NaN or infinite: nothing was changed; lower the learning rate, clip the"
-                " gradients, or use a torch.amp.GradScaler, which skips such steps"
-            )
+        return bool(torch.isfinite(largest))
 
     def _gradients(self) -> Iterable[Tensor]:
         return [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
