@@ -8,9 +8,9 @@ from .fuzz import NoSanitizer, Sanitizer, fuzz, sanitized, start
 
 
 def test_damaged_wires_are_refused_or_valid() -> None:
-    outcomes = fuzz(20_000)
-    assert sum(n for name, n in outcomes.items() if name.endswith("refused")) > 5_000
-    assert sum(n for name, n in outcomes.items() if name.endswith("accepted")) > 1_000
+    outcomes = fuzz(8_000)
+    assert sum(n for name, n in outcomes.items() if name.endswith("refused")) > 2_000
+    assert sum(n for name, n in outcomes.items() if name.endswith("accepted")) > 400
 
 
 @pytest.fixture(scope="module")

@@ -172,6 +172,8 @@ def test_what_no_encoder_made_is_refused_before_a_write(name: str) -> None:
         ):
             number = torch.tensor([value]).view(torch.uint8)
             cases.append(("is negative, or a unit or min", torch.cat([wire[:at], number, wire[at + 4 :]])))
+        huge = torch.tensor([LARGEST]).view(torch.uint8)
+        cases.append(("a range of tensor 0 has no finite end", torch.cat([huge, wire[4:]])))
         for says, bad in cases:
             out = torch.zeros(23)
             with pytest.raises(WireError, match=says):

@@ -1,5 +1,6 @@
 """Wires for the fuzz: valid ones of every decoder, ways to damage them, and what must hold whatever arrives.
 
+Every implementation of the kernels gets the same wire: all must refuse it, or all hand out the same bits.
 Case i of a seed is always the same: `attempt(seed, i)` repeats one alone.
 """
 
@@ -21,7 +22,7 @@ from laconic.core.layout import Segments
 from laconic.core.selector import IndexCoding
 from laconic.core.spec import parse
 
-from ..laws.table import given, specs
+from ..laws.table import given, same, specs
 
 GUARD = 7.0  # what lies around and between the segments, and must still lie there
 BUFFERS = (
@@ -33,6 +34,8 @@ BUFFERS = (
     Segments((500, 5, 60), (700, 40, 1)),
 )
 CORNERS = (0, 1, 2, 127, 128, 254, 255)
+LARGEST, INF = 0x7F7FFFFF, 0x7F800000  # the bits of these in float32
+WORDS = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, LARGEST, INF, INF | 2**31)
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Decoder:
 
     name: str
     wires: tuple[Tensor, ...]
-    decode: Callable[[Tensor, random.Random], None]
+    decode: Callable[[Tensor, random.Random], Tensor]
 
 
 def attempt(seed: int, i: int) -> tuple[str, bool]:
@@ -49,16 +52,36 @@ def attempt(seed: int, i: int) -> tuple[str, bool]:
     rng = random.Random(f"{seed}/{i}")
     decoder = rng.choice(decoders())
     wire = damaged(rng.choice(decoder.wires), rng.choice(decoder.wires), rng)
-    with kernels.using(rng.choice(kernels.runnable())):
-        try:
-            decoder.decode(wire, rng)
-        except WireError:
-            return decoder.name, True
-        except Exception as error:
-            raise AssertionError(
-                f"case {i} of seed {seed}, {decoder.name}: wire {bytes(wire.tolist()).hex()}"
-            ) from error
-    return decoder.name, False
+    results: dict[str, Tensor | None] = {}
+    try:
+        for live in kernels.runnable():
+            with kernels.using(live):
+                results[live] = _decoded(decoder, wire, random.Random(f"{seed}/{i}/decode"))
+        _alike(results)
+    except Exception as error:
+        raise AssertionError(
+            f"case {i} of seed {seed}, {decoder.name}, {live}: wire {bytes(wire.tolist()).hex()}"
+        ) from error
+    return decoder.name, results[live] is None
+
+
+def _decoded(decoder: Decoder, wire: Tensor, rng: random.Random) -> Tensor | None:
+    """What a decoder hands out, which must be finite; None where it refuses."""
+    try:
+        got = decoder.decode(wire, rng)
+    except WireError:
+        return None
+    assert bool(got.isfinite().all()), "handed out what is not finite"
+    return got
+
+
+def _alike(results: dict[str, Tensor | None]) -> None:
+    """All implementations must refuse, or all hand out the same bits."""
+    refused = [live for live, got in results.items() if got is None]
+    assert len(refused) in (0, len(results)), f"of {list(results)} only {refused} refused"
+    first, *others = results.values()
+    for got in others:
+        assert first is None or (got is not None and same(first, got)), "implementations hand out other bits"
 
 
 def damaged(wire: Tensor, other: Tensor, rng: random.Random) -> Tensor:
@@ -77,9 +100,7 @@ def damaged(wire: Tensor, other: Tensor, rng: random.Random) -> Tensor:
         elif kind == 7:
             del data[at : at + rng.choice((1, 4, 8))]
         elif kind == 8:
-            data[4 * (at // 4) : 4 * (at // 4) + 4] = rng.choice(
-                (0, 1, 2**31 - 1, 2**31, 2**32 - 1)
-            ).to_bytes(4, "little")
+            data[4 * (at // 4) : 4 * (at // 4) + 4] = rng.choice(WORDS).to_bytes(4, "little")
         else:
             data[at:] = bytes(other.tolist())[at:]
     return torch.tensor(list(data), dtype=torch.uint8)
@@ -106,15 +127,20 @@ def _codec(spec: str, segments: Segments) -> Decoder:
     for view in segments.views(outside):
         view.fill_(False)
 
-    def decode(wire: Tensor, rng: random.Random) -> None:
-        out = torch.full((n,), GUARD)
-        if rng.random() < 0.25:
-            codec.clear_segments_(wire, segments, out)
-        elif rng.random() < 0.5 and len(segments) == 1:
-            assert codec.decode(wire, segments.numel).shape == (segments.numel,)
-        else:
-            codec.decode_segments_add_(wire, segments, out, rng.choice((1.0, -1.0, 0.25)))
+    def decode(wire: Tensor, rng: random.Random) -> Tensor:
+        if rng.random() < 0.25 and len(segments) == 1:
+            return codec.decode(wire, segments.numel)
+        out, clear = torch.full((n,), GUARD), rng.random() < 0.25
+        try:
+            if clear:
+                codec.clear_segments_(wire, segments, out)
+            else:
+                codec.decode_segments_add_(wire, segments, out, rng.choice((1.0, -1.0, 0.25)))
+        except WireError:
+            assert bool((out == GUARD).all()), "written before it refused"
+            raise
         assert bool((out[outside] == GUARD).all()), "written outside the segments"
+        return out
 
     return Decoder(spec, wires, decode)
 
@@ -126,7 +152,7 @@ def _coding(spec: str, segments: Segments) -> Decoder:
     counts = torch.tensor([part.numel() for part in lists])
     wire = coding.encode(torch.cat(lists).to(torch.int32), counts, segments)
 
-    def decode(wire: Tensor, rng: random.Random) -> None:
+    def decode(wire: Tensor, rng: random.Random) -> Tensor:
         said = counts.clone()
         if rng.random() < 0.2:
             said[rng.randrange(len(said))] += rng.choice((-1, 1, 100, -100, 2**31, 2**40))
@@ -134,6 +160,7 @@ def _coding(spec: str, segments: Segments) -> Decoder:
         assert kernels.ascending(indices, said, segments)
         again = coding.encode(indices, said, segments)
         assert torch.equal(again, wire), "accepted, but not what an encoder makes"
+        return indices
 
     return Decoder(spec, (wire,), decode)
 
@@ -141,10 +168,11 @@ def _coding(spec: str, segments: Segments) -> Decoder:
 def _packed(bits: int) -> Decoder:
     codes = [torch.arange(n, dtype=torch.int32) * 77 for n in (0, 1, 9, 100)]
 
-    def decode(wire: Tensor, rng: random.Random) -> None:
+    def decode(wire: Tensor, rng: random.Random) -> Tensor:
         n = max(0, 8 * wire.numel() // bits - rng.choice((0, 0, 0, 1, -1)))
-        again = kernels.pack_bits(kernels.unpack_bits(wire, bits, n), bits)
-        assert torch.equal(again, wire), "accepted, but not what an encoder makes"
+        got = kernels.unpack_bits(wire, bits, n)
+        assert torch.equal(kernels.pack_bits(got, bits), wire), "accepted, but not what an encoder makes"
+        return got
 
     return Decoder("unpack_bits", tuple(kernels.pack_bits(each, bits) for each in codes), decode)
 
@@ -152,10 +180,11 @@ def _packed(bits: int) -> Decoder:
 def _ternary() -> Decoder:
     levels = [torch.arange(n, dtype=torch.int32) * 7 % 3 - 1 for n in (0, 1, 9, 100)]
 
-    def decode(wire: Tensor, rng: random.Random) -> None:
+    def decode(wire: Tensor, rng: random.Random) -> Tensor:
         n = max(0, 5 * wire.numel() - rng.choice((0, 0, 0, 1, 4, -1, 5)))
-        again = kernels.pack_ternary(kernels.unpack_ternary(wire, n))
-        assert torch.equal(again, wire), "accepted, but not what an encoder makes"
+        got = kernels.unpack_ternary(wire, n)
+        assert torch.equal(kernels.pack_ternary(got), wire), "accepted, but not what an encoder makes"
+        return got
 
     return Decoder("unpack_ternary", tuple(kernels.pack_ternary(each) for each in levels), decode)
 
@@ -163,10 +192,11 @@ def _ternary() -> Decoder:
 def _elias() -> Decoder:
     values = [torch.arange(1, n + 1, dtype=torch.int32) ** 3 for n in (0, 1, 9, 1000)]
 
-    def decode(wire: Tensor, rng: random.Random) -> None:
+    def decode(wire: Tensor, rng: random.Random) -> Tensor:
         n = rng.choice((0, 1, 9, 9, 1000, 1000, 8 * wire.numel() + rng.choice((-1, 0, 1)), 2**40, -1))
-        again = kernels.elias_encode(kernels.elias_decode(wire, n))
-        assert torch.equal(again, wire), "accepted, but not what an encoder makes"
+        got = kernels.elias_decode(wire, n)
+        assert torch.equal(kernels.elias_encode(got), wire), "accepted, but not what an encoder makes"
+        return got
 
     return Decoder("elias_decode", tuple(kernels.elias_encode(each) for each in values), decode)
 
@@ -177,10 +207,11 @@ def _levels(name: str, most: int, segments: Segments) -> Decoder:
         (given(kind, whole.numel) * most / 3).round().clamp(-most, most).int() for kind in ("normal", "zeros")
     ]
 
-    def decode(wire: Tensor, rng: random.Random) -> None:
+    def decode(wire: Tensor, rng: random.Random) -> Tensor:
         got = coding.decode(wire, whole, most)
         assert not got.numel() or int(got.abs().max()) <= most
         assert torch.equal(coding.encode(got, whole, most), wire), "accepted, but not what an encoder makes"
+        return got
 
     return Decoder(f"levels by {name}", tuple(coding.encode(each, whole, most) for each in levels), decode)
 
@@ -189,12 +220,13 @@ def _signed(segments: Segments) -> Decoder:
     """Sign bits that come without means, as those of a vote."""
     bits, values = kernels.signs(given("normal", segments.end + 5), segments)
 
-    def decode(wire: Tensor, rng: random.Random) -> None:
+    def decode(wire: Tensor, rng: random.Random) -> Tensor:
         out = torch.zeros(segments.end + 5)
         kernels.signed_add_(wire, values, segments, out, 0.5)
         again, _ = kernels.signs(out, segments)
         assert torch.equal(again, wire), "accepted, but not what an encoder makes"
         assert int(out.count_nonzero()) == segments.numel, "each element has its value, and nothing else has"
+        return out
 
     return Decoder("signed_add_", (bits if bits.numel() else wire_of_nothing(),), decode)
 
@@ -204,7 +236,7 @@ def _scattered(segments: Segments) -> Decoder:
     counts = torch.tensor([min(size, 3) for size in segments.sizes])
     first = torch.cat([torch.arange(int(k), dtype=torch.int32) for k in counts])
 
-    def decode(wire: Tensor, rng: random.Random) -> None:
+    def decode(wire: Tensor, rng: random.Random) -> Tensor:
         indices = wire[: 4 * (wire.numel() // 4)].clone().view(torch.int32)
         said = counts.clone()
         said[0] += indices.numel() - int(counts.sum())
@@ -215,6 +247,7 @@ def _scattered(segments: Segments) -> Decoder:
             assert kernels.gather(out, segments, indices, said).shape == indices.shape
         else:
             kernels.scatter_add_(out, segments, indices, said, torch.ones(indices.numel()), 0.5)
+        return out
 
     return Decoder("scatter", (first.view(torch.uint8) if first.numel() else wire_of_nothing(),), decode)
 

@@ -106,3 +106,11 @@ def test_another_number_of_values_is_refused() -> None:
 
     with pytest.raises(WireError, match=r"24 values are expected, got \(48,\)"):
         Wide().decode(Halves().encode(X), 24)
+
+
+def test_what_is_not_finite_is_refused_before_the_first_write() -> None:
+    bad, out = message(Halves()), X.clone()
+    bad[-2:] = torch.tensor([torch.inf]).half().view(torch.uint8)
+    with pytest.raises(WireError, match="holds NaN or Inf"):
+        Halves().decode_segments_add_(bad, SEGMENTS, out)
+    assert torch.equal(out, X)

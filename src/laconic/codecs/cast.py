@@ -11,11 +11,13 @@ from torch import Tensor
 
 from laconic.core import arguments
 from laconic.core.codec import Codec
+from laconic.core.errors import WireError
 from laconic.core.framing import as_bytes, as_numbers
 from laconic.core.layout import Segments
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 BLOCK = 1 << 16  # elements
+EXPONENT = {"fp16": 0x7C00, "bf16": 0x7F80}  # these bits are all set in NaN and Inf alone
 UNIT = {"fp16": 2.0**-11, "bf16": 2.0**-8}  # half the distance between 1 and the next number
 
 
@@ -30,7 +32,7 @@ class Cast(Codec):
     (bf16): omega = u^2. Outside that range, `normal`, this does not hold. Below it an element is off by m =
     2^-25 (fp16) or 2^-134 (bf16) at most, and those up to m become zero; above it, and for infinities, the
     largest finite number is sent. No error exceeds its element: error feedback keeps the rest and sends it
-    later. NaN stays.
+    later. A wire with NaN or Inf is refused.
 
     >>> Cast("fp16").decode(Cast("fp16").encode(torch.tensor([1.0, 0.1, 1e6])), 3).tolist()
     [1.0, 0.0999755859375, 65504.0]
@@ -59,7 +61,11 @@ class Cast(Codec):
 
     def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
         self.check_size(wire, segments)
-        for to, part in blocks(out, as_numbers(wire, HALVES[self.dtype]), segments):
+        packed, exponent = as_numbers(wire, HALVES[self.dtype]), EXPONENT[self.dtype]
+        for part in torch.split(packed.view(torch.int16), BLOCK if wire.is_cpu else max(1, segments.numel)):
+            if part.numel() and int((part & exponent).amax()) == exponent:
+                raise WireError(f"{self!r}: a wire holds NaN or Inf; only finite numbers are sent")
+        for to, part in blocks(out, packed, segments):
             to.add_(part.to(torch.float32), alpha=alpha)
         return out
 

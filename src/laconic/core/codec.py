@@ -66,7 +66,8 @@ class Codec(Spec):
             `out`.
 
         Raises:
-            WireError: for bytes that no encoder can have made, before any write out of bounds.
+            WireError: for bytes that no encoder can have made, or that stand for NaN or Inf, before anything
+                is written.
         """
 
     @abstractmethod
@@ -179,7 +180,7 @@ class Codec(Spec):
         """Add alpha times one decoded tensor to `out` float32 (n,), in place, and return it.
 
         Raises:
-            WireError: for bytes that no encoder can have made, before any write out of bounds.
+            WireError: for bytes that no encoder can have made, before anything is written.
         """
         return self.decode_segments_add_(wire, Segments.whole(out.numel()), out, alpha)
 

@@ -64,10 +64,15 @@ class TensorCodec(Codec):
     @final
     def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
         self.check_size(wire, segments)
-        for part, view in zip(self._wires(wire, segments), segments.views(out), strict=True):
-            values = self.decode_tensor(part.clone(), view.numel())
-            if values.shape != view.shape:
-                raise WireError(f"{self!r}: {view.numel()} values are expected, got {tuple(values.shape)}")
+        found = []
+        for part, n in zip(self._wires(wire, segments), segments.sizes, strict=True):
+            values = self.decode_tensor(part.clone(), n)
+            if values.shape != (n,):
+                raise WireError(f"{self!r}: {n} values are expected, got {tuple(values.shape)}")
+            if not bool(values.isfinite().all()):
+                raise WireError(f"{self!r}: a wire holds NaN or Inf; only finite numbers are sent")
+            found.append(values)
+        for values, view in zip(found, segments.views(out), strict=True):
             view.add_(values, alpha=alpha)
         return out
 

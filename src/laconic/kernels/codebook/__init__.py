@@ -42,14 +42,19 @@ def hierarchy_encode(x: Tensor, segments: Segments, levels: int) -> Tensor:
 
 
 def hierarchy_add_(wire: Tensor, segments: Segments, out: Tensor, levels: int, alpha: float = 1.0) -> Tensor:
-    """out[segment] += alpha * (sign * mean of the group). `WireError` for what no encoder makes."""
+    """out[segment] += alpha * (sign * mean of the group).
+
+    `WireError`, before anything is written, for what no encoder makes.
+    """
     _check(wire, segments, out, lambda n: hierarchy_shape(n, levels))
     if (native := dispatch.native(wire, out)) is not None:
         native.hierarchy_add_(wire, segments, levels, out, alpha)
         return out
-    for view, part in _parts(wire, segments, out, lambda n: hierarchy_shape(n, levels)):
-        view += reference.hierarchy_decode(part, view.numel(), levels) * alpha
-    return out
+    parts = _parts(wire, segments, lambda n: hierarchy_shape(n, levels))
+    found = [
+        reference.hierarchy_decode(part, n, levels) for part, n in zip(parts, segments.sizes, strict=True)
+    ]
+    return _added_(out, segments, found, alpha)
 
 
 def quantile_encode(x: Tensor, segments: Segments, bins: int) -> Tensor:
@@ -63,14 +68,17 @@ def quantile_encode(x: Tensor, segments: Segments, bins: int) -> Tensor:
 
 
 def quantile_add_(wire: Tensor, segments: Segments, out: Tensor, bins: int, alpha: float = 1.0) -> Tensor:
-    """out[segment] += alpha * mean of the bin. `WireError` for what `quantile_encode` cannot have made."""
+    """out[segment] += alpha * mean of the bin.
+
+    `WireError`, before anything is written, for what `quantile_encode` cannot have made.
+    """
     _check(wire, segments, out, lambda n: quantile_shape(n, bins))
     if (native := dispatch.native(wire, out)) is not None:
         native.quantile_add_(wire, segments, bins, out, alpha)
         return out
-    for view, part in _parts(wire, segments, out, lambda n: quantile_shape(n, bins)):
-        view += reference.quantile_decode(part, view.numel(), bins) * alpha
-    return out
+    parts = _parts(wire, segments, lambda n: quantile_shape(n, bins))
+    found = [reference.quantile_decode(part, n, bins) for part, n in zip(parts, segments.sizes, strict=True)]
+    return _added_(out, segments, found, alpha)
 
 
 def powers_encode(x: Tensor, segments: Segments, bounds: Tensor) -> Tensor:
@@ -89,15 +97,15 @@ def powers_encode(x: Tensor, segments: Segments, bounds: Tensor) -> Tensor:
 def powers_add_(wire: Tensor, segments: Segments, out: Tensor, powers: Tensor, alpha: float = 1.0) -> Tensor:
     """out[segment] += alpha * (sign * s * powers[level - 1]), nothing for level 0; powers float32 (levels,).
 
-    Raises `WireError` for what `powers_encode` cannot have made.
+    Raises `WireError`, before anything is written, for what `powers_encode` cannot have made.
     """
     _check(wire, segments, out, lambda n: powers_shape(n, powers.numel()))
     if (native := dispatch.native(wire, out)) is not None:
         native.powers_add_(wire, segments, powers, out, alpha)
         return out
-    for view, part in _parts(wire, segments, out, lambda n: powers_shape(n, powers.numel())):
-        view += reference.powers_decode(part, view.numel(), powers) * alpha
-    return out
+    parts = _parts(wire, segments, lambda n: powers_shape(n, powers.numel()))
+    found = [reference.powers_decode(part, n, powers) for part, n in zip(parts, segments.sizes, strict=True)]
+    return _added_(out, segments, found, alpha)
 
 
 def _lengths(segments: Segments, shape: Shape) -> list[int]:
@@ -132,6 +140,12 @@ def _joined(wire: Tensor, parts: list[Tensor]) -> Tensor:
     return torch.cat(parts, out=wire) if parts else wire
 
 
-def _parts(wire: Tensor, segments: Segments, out: Tensor, shape: Shape) -> list[tuple[Tensor, Tensor]]:
-    wires = torch.split(wire, _lengths(segments, shape)) if len(segments) else ()
-    return list(zip(segments.views(out), wires, strict=True))
+def _parts(wire: Tensor, segments: Segments, shape: Shape) -> tuple[Tensor, ...]:
+    return torch.split(wire, _lengths(segments, shape)) if len(segments) else ()
+
+
+def _added_(out: Tensor, segments: Segments, found: list[Tensor], alpha: float) -> Tensor:
+    """What all tensors of a message stand for, added once all of it has been read."""
+    for view, values in zip(segments.views(out), found, strict=True):
+        view += values * alpha
+    return out

@@ -176,35 +176,51 @@ bool encode(const Kind& kind, ConstFloats x, const Segments& segments, Bytes wir
   return true;
 }
 
-template <class Kind>
-void add(const Kind& kind, ConstBytes wire, const Segments& segments, Floats out, float alpha) {
-  if (wire.size() != total(kind, segments)) throw WireError("the codes of these tensors have another length");
+enum class Pass { check, add };
+
+// Reads a message from end to end: to check it, or to add what it stands for once it has been checked.
+template <Pass pass, class Kind>
+void read(const Kind& kind, ConstBytes wire, const Segments& segments, Floats out, float alpha) {
+  constexpr std::int64_t chunk = 512;
   const std::uint8_t* from = wire.data();
   std::vector<float> book, values;
   std::vector<std::uint8_t> known;
   for (std::int64_t s = 0; s < segments.count; ++s) {
     const std::int64_t n = segments.sizes[s];
     if (n == 0) continue;
-    const std::int64_t head = 4 * kind.entries(n);
+    const std::int64_t head = 4 * kind.entries(n), end = nbytes(kind, n);
     const int width = kind.bits(n);
     book.resize(kind.entries(n));
     std::memcpy(book.data(), from, head);
     values.assign(std::size_t{1} << width, 0.0f);
     known.assign(std::size_t{1} << width, 0);
     if (!kind.read(book.data(), n, values, known)) throw WireError("a codebook holds numbers that are no means");
+    if (const auto used = n * width % 8; used && from[end - 1] >> used)
+      throw WireError("the bits after the last code must be zero");
     for (float& value : values) value *= alpha;
-    BitReader codes(from + head, nbytes(kind, n) - head);
-    float* to = out.data() + segments.starts[s];
+    PackedReader<std::uint16_t, chunk> codes(from + head, wire.data() + wire.size(), std::max(width, 1));
+    const std::uint16_t first_bin[chunk] = {};  // a book of one entry needs no codes
+    float* to = pass == Pass::add ? out.data() + segments.starts[s] : nullptr;
     bool fine = true;
-    for (std::int64_t i = 0; i < n; ++i) {
-      const std::uint32_t code = codes.take(width);
-      fine &= known[code];
-      to[i] += values[code];
+    for (std::int64_t begin = 0; begin < n; begin += chunk) {
+      const std::int64_t count = std::min(chunk, n - begin);
+      const std::uint16_t* code = width ? codes.get(count) : first_bin;
+      for (std::int64_t i = 0; i < count; ++i) {
+        if constexpr (pass == Pass::check) fine &= known[code[i]];
+        else to[begin + i] += values[code[i]];
+      }
     }
     if (!fine) throw WireError("a code is not in its codebook");
-    if (!codes.ended()) throw WireError("the bits after the last code must be zero");
-    from += nbytes(kind, n);
+    from += end;
   }
+}
+
+// All of the wire is checked before the first write.
+template <class Kind>
+void add(const Kind& kind, ConstBytes wire, const Segments& segments, Floats out, float alpha) {
+  if (wire.size() != total(kind, segments)) throw WireError("the codes of these tensors have another length");
+  read<Pass::check>(kind, wire, segments, out, alpha);
+  read<Pass::add>(kind, wire, segments, out, alpha);
 }
 
 bool hierarchy_encode(ConstFloats x, const Segments& segments, std::int64_t levels, Bytes wire) {

@@ -68,7 +68,7 @@ def hierarchy_decode(wire: Tensor, n: int, levels: int) -> Tensor:
     """Sign times the mean of the group, float32 (n,)."""
     entries, bits = hierarchy_shape(n, levels)
     book, codes = unpack(wire, (entries, bits), n)
-    if bool((torch.signbit(book) & (book != 0)).any()):
+    if bool(torch.signbit(book).any()):
         raise WireError("a codebook holds numbers that are no means")
     top = 1 << max(bits - 1, 0)
     values = book[known(codes & top - 1, entries)]

@@ -47,8 +47,8 @@ def minmax_add_(
 ) -> Tensor:
     """out[segment] += alpha * (minimum + level * unit), of a message in this form, in place.
 
-    Raises `WireError`, before anything is written, for a wrong length, a unit that is negative, a unit or
-    minimum that is not finite, and padding that is not zero.
+    Raises `WireError`, before anything is written, for a wrong length, a unit that is negative, a unit,
+    minimum or maximum that is not finite, and padding that is not zero.
     """
     expected = form.message_nbytes(segments)
     checks.flat("wire", wire, torch.uint8)

@@ -157,10 +157,13 @@ void check(ConstBytes wire, const Segments& segments, const MinMaxForm& form) {
   for (std::int64_t s = 0; s < segments.count; ++s) {
     const std::int64_t n = segments.sizes[s];
     const std::uint8_t* head = at;
+    const auto most = static_cast<float>((std::int64_t{1} << form.widths[s]) - 1);
     for (std::int64_t b = form.head_nbytes(n) / 8; b > 0; --b, head += 8) {
       const Range range = load(head);
       if (std::bit_cast<std::uint32_t>(range.unit) >= infinite || !std::isfinite(range.low))
         throw WireError("a unit of tensor %lld is negative, or a unit or minimum not finite", s, 0);
+      if (!std::isfinite(range.low + most * range.unit))
+        throw WireError("a range of tensor %lld has no finite end", s, 0);
     }
     at += form.nbytes(n, s);
     const std::int64_t used = n * form.widths[s] % 8;

@@ -77,6 +77,8 @@ def add_(wire: Tensor, segments: Segments, out: Tensor, form: MinMaxForm, alpha:
         if bool(((ends[:, 0] < 0) | (ends[:, 0] >= INFINITE) | (ends[:, 1] & MAGNITUDE >= INFINITE)).any()):
             raise WireError(f"a unit of tensor {number} is negative, or a unit or minimum not finite")
         units, lows = ends.view(torch.float32).unbind(dim=1)
+        if not bool((lows + float((1 << width) - 1) * units).isfinite().all()):
+            raise WireError(f"a range of tensor {number} has no finite end")
         level = unpack_bits(wire[at + head : end].contiguous(), width, n)
         found.append(
             spread(lows, n, block) + level.to(torch.float32) * spread(units, n, block) if n else None
