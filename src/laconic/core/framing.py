@@ -12,6 +12,7 @@ from laconic.core.layout import Segments
 from laconic.core.turn import MASK
 
 SIGN = 1 << 63
+MASK32 = (1 << 32) - 1
 
 
 def as_bytes(values: Tensor) -> Tensor:
@@ -34,7 +35,7 @@ def read_bytes(wire: Tensor, nbytes: int, what: str) -> tuple[Tensor, Tensor]:
 
 def unsigned(wire: Tensor) -> Tensor:
     """Numbers uint32, as int64 (k,) on the CPU."""
-    return as_numbers(wire.cpu(), torch.int32).to(torch.int64) & 0xFFFFFFFF
+    return as_numbers(wire.cpu(), torch.int32).to(torch.int64) & MASK32
 
 
 def read_positions(wire: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,7 +45,12 @@ def read_positions(wire: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def counts_bytes(counts: Tensor) -> Tensor:
-    """Counts int64 (s,) as uint32, on the CPU."""
+    """Counts int64 (s,) as uint32, on the CPU. Raises `ValueError` for one that has no place there."""
+    if counts.numel() and int(counts.max()) >> 32:
+        raise ValueError(
+            f"one message holds at most {MASK32} entries, and bytes of positions, got {int(counts.max())}:"
+            " choose a smaller density, or smaller buckets (bucket_cap_mb)"
+        )
     return as_bytes(counts.to(torch.int32))  # of 2^31 and more, the low 32 bits stay
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from laconic.core.codec import Codec
 from laconic.core.errors import WireError
-from laconic.core.framing import as_bytes, as_numbers, read_bytes
+from laconic.core.framing import counts_bytes, read_bytes, unsigned
 from laconic.core.layout import Segments
 
 
@@ -19,7 +19,7 @@ class TensorCodec(Codec):
     """A codec that encodes one tensor, and decodes one, and leaves messages of many to this base.
 
     A message is the tensors' wires one after the other. If there are several and their sizes vary, their
-    lengths int32 (s,) lead it. A codec with a kernel that does many tensors in one call is a `Codec`.
+    lengths uint32 (s,) lead it. A codec with a kernel that does many tensors in one call is a `Codec`.
     """
 
     @abstractmethod
@@ -57,8 +57,8 @@ class TensorCodec(Codec):
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
         wires = [self.encode_tensor(view, key) for view, key in zip(segments.views(x), keys, strict=True)]
         if self._head(segments):
-            lengths = torch.tensor([wire.numel() for wire in wires], dtype=torch.int32, device=x.device)
-            wires.insert(0, as_bytes(lengths))
+            lengths = torch.tensor([wire.numel() for wire in wires])
+            wires.insert(0, counts_bytes(lengths).to(x.device))
         return torch.cat([x.new_empty(0, dtype=torch.uint8), *wires])
 
     @final
@@ -88,7 +88,7 @@ class TensorCodec(Codec):
             lengths = [wire.numel()]
         else:
             head, wire = read_bytes(wire, self._head(segments), "the lengths of the wires")
-            lengths = as_numbers(head, torch.int32).tolist()
-        if min(lengths, default=0) < 0 or sum(lengths) != wire.numel():
+            lengths = unsigned(head).tolist()
+        if sum(lengths) != wire.numel():
             raise WireError(f"{self!r}: wires of {lengths} bytes do not fill {wire.numel()} bytes")
         return torch.split(wire, lengths) if lengths else ()

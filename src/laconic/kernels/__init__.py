@@ -14,6 +14,7 @@ from laconic.kernels.bitpack import packed_nbytes as packed_nbytes
 from laconic.kernels.bitpack import ternary_nbytes as ternary_nbytes
 from laconic.kernels.bitpack import unpack_bits as unpack_bits
 from laconic.kernels.bitpack import unpack_ternary as unpack_ternary
+from laconic.kernels.checks import addressable as addressable
 from laconic.kernels.codebook import codebook_nbytes as codebook_nbytes
 from laconic.kernels.codebook import hierarchy_add_ as hierarchy_add_
 from laconic.kernels.codebook import hierarchy_encode as hierarchy_encode

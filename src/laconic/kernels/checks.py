@@ -11,6 +11,8 @@ from torch import Tensor
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 
+LONGEST = 1 << 31  # elements of a tensor whose positions, int32 from its start, travel
+
 
 def flat(name: str, x: Tensor, dtype: torch.dtype = torch.float32) -> None:
     """A contiguous vector of this dtype."""
@@ -24,6 +26,16 @@ def buffer(name: str, x: Tensor, segments: Segments) -> None:
     flat(name, x)
     if segments.end > x.numel():
         raise ValueError(f"{name} has {x.numel()} elements, but its segments end at {segments.end}")
+
+
+def addressable(sizes: Sequence[int]) -> None:
+    """No tensor has elements that an int32 position cannot reach."""
+    longest = max(sizes, default=0)
+    if longest > LONGEST:
+        raise ValueError(
+            f"positions are int32, so a tensor has at most {LONGEST} elements, got {longest}: cut it in"
+            " several, or send it by a codec without positions, such as qsgd"
+        )
 
 
 def per_segment(name: str, values: Tensor, segments: Segments, dtype: torch.dtype = torch.int64) -> None:
@@ -45,6 +57,7 @@ def keys64(keys: Sequence[int], segments: int) -> Tensor:
 
 def chosen(indices: Tensor, counts: Tensor, segments: Segments) -> None:
     """Indices int32 (K,), and counts (s,) that say how many belong to each segment; `WireError` if not."""
+    addressable(segments.sizes)
     flat("indices", indices, torch.int32)
     per_segment("counts", counts, segments)
     total = int(counts.sum())

@@ -48,6 +48,7 @@ class AboveShare(Selector):
         arguments.number("above_share: share", self.share, least=LEAST_SHARE, most=1)
 
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
+        kernels.addressable(segments.sizes)
         largest = torch.zeros(len(segments))
         largest[segments.sizes_tensor > 0] = kernels.norms(x, segments).cpu()
         limits = largest * torch.tensor(self.share, dtype=torch.float64).float()

@@ -78,11 +78,11 @@ class Ranks {
     }
     spare_.resize(n);
     for (const int shift : {0, 11, 22}) {
-      std::vector<std::uint32_t> places(std::size_t{1} << 11, 0);
+      std::vector<std::int64_t> places(std::size_t{1} << 11, 0);
       for (const std::uint32_t key : sorted_) ++places[key >> shift & 2047];
-      std::uint32_t sum = 0;
-      for (std::uint32_t& place : places) {
-        const std::uint32_t count = place;
+      std::int64_t sum = 0;
+      for (std::int64_t& place : places) {
+        const std::int64_t count = place;
         place = sum;
         sum += count;
       }

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
+from laconic.kernels import checks
 
-LONGEST = 1 << 31  # elements of a segment: positions are int32
 LONGEST_GAP = 5  # bytes of LEB128 that a gap below 2^31 can take
 
 
@@ -61,10 +61,6 @@ def rice_bound(k: int, n: int) -> int:
 
 def check_counts(counts: Tensor, segments: Segments) -> None:
     """Raise `WireError` unless 0 <= count <= size for every segment, `ValueError` for a segment too long."""
-    sizes = segments.sizes_tensor
-    if bool(((counts < 0) | (counts > sizes)).any()):
+    checks.addressable(segments.sizes)
+    if bool(((counts < 0) | (counts > segments.sizes_tensor)).any()):
         raise WireError("a count lies outside 0 .. the size of its tensor")
-    if len(segments) and int(sizes.max()) > LONGEST:
-        raise ValueError(
-            f"a tensor has at most {LONGEST} elements, got {int(sizes.max())}: cut it in several"
-        )

@@ -31,6 +31,7 @@ def topk(x: Tensor, segments: Segments, ks: Tensor) -> tuple[Tensor, Tensor]:
     >>> indices.tolist(), counts.tolist()
     ([1, 1], [1, 1])
     """
+    checks.addressable(segments.sizes)
     checks.buffer("x", x, segments)
     checks.per_segment("ks", ks, segments)
     if (native := dispatch.native(x)) is not None:
@@ -59,6 +60,7 @@ def sampled_topk(
     above which it raises t or selects again, has nothing left to do, and is not an argument.) A segment of at
     most ceil(2 / density) elements is always exact.
     """
+    checks.addressable(segments.sizes)
     checks.buffer("x", x, segments)
     checks.per_segment("ks", ks, segments)
     bits = checks.keys64(keys, len(segments))
@@ -77,6 +79,7 @@ def above(x: Tensor, segments: Segments, threshold: Tensor) -> tuple[Tensor, Ten
     >>> indices.tolist()
     [0, 1]
     """
+    checks.addressable(segments.sizes)
     checks.buffer("x", x, segments)
     checks.per_segment("threshold", threshold, segments, torch.float32)
     if not bool((threshold >= 0).all()):
@@ -104,8 +107,7 @@ def random_indices(sizes: Tensor, ks: Tensor, keys: Sequence[int]) -> tuple[Tens
     bits = checks.keys64(keys, sizes.numel())
     if ks.numel() != sizes.numel():
         raise ValueError(f"one k a size is needed ({sizes.numel()}), got {ks.numel()}")
-    if sizes.numel() and int(sizes.max()) > 1 << 31:
-        raise ValueError(f"a segment has at most 2^31 elements, got {int(sizes.max())}: cut it in several")
+    checks.addressable(sizes.tolist())
     if (native := dispatch.native(sizes)) is not None:
         indices, counts = _room(ks, sizes)
         native.random_indices(sizes, ks, bits, indices, counts)

@@ -33,7 +33,7 @@ from laconic.comm.sent import SentEntries
 from laconic.comm.void import gather_or_void, sum_or_void
 from laconic.core import arguments
 from laconic.core.errors import WireError
-from laconic.core.framing import as_bytes, as_numbers, read_bytes
+from laconic.core.framing import counts_bytes, read_bytes, unsigned
 from laconic.core.layout import Layout, Segments
 from laconic.core.selector import IndexCoding, check_density
 from laconic.reducers import BoundReducer, Reducer
@@ -143,14 +143,14 @@ def message(found: Found, segments: Segments, coding: IndexCoding, device: torch
     k, s = indices.numel(), len(segments)
     ends = (counts + 1).cumsum(0) - 1
     code = coding.encode(ends.to(torch.int32), torch.tensor([s]), Segments.whole(k + s))
-    head = as_bytes(torch.tensor([k, code.numel()], dtype=torch.int64).to(torch.int32))
+    head = counts_bytes(torch.tensor([k, code.numel()]))
     return torch.cat([torch.cat([head, code]).to(device), coding.encode(indices, counts, segments)])
 
 
 def read(wire: Tensor, segments: Segments, coding: IndexCoding) -> Found:
     """What `message` was made of. Raises `WireError` for bytes that it cannot have made."""
     head, rest = read_bytes(wire, HEAD, "the head of a message")
-    k, m = (number & 0xFFFFFFFF for number in as_numbers(head.cpu(), torch.int32).tolist())
+    k, m = unsigned(head).tolist()
     if k > segments.numel:
         raise WireError(f"{k} entries were chosen of {segments.numel}")
     code, positions = read_bytes(rest, m, "the counts")
