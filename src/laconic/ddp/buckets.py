@@ -1,7 +1,8 @@
 """DDP's buckets as jobs for the communication thread.
 
 DDP hands over its buckets in index order and regroups them after the first step, so a layout is read from
-each new group of parameters, by name. Buckets of other dtypes than float32 are exchanged in float32.
+each new group of parameters, by name. Buckets of other dtypes than float32 are exchanged in float32, complex
+ones as pairs of reals, which is how DDP hands them over.
 """
 
 from __future__ import annotations
@@ -22,10 +23,17 @@ from laconic.exchange.exchange import Exchange
 
 @dataclass(frozen=True)
 class Mean:
-    """A tensor's mean as it lies in DDP's bucket, times the scaler's scale."""
+    """A tensor's mean as it lies, flat, in DDP's bucket, times the scaler's scale."""
 
     view: Tensor
     scale: float
+
+    def as_gradient_of(self, parameter: Tensor) -> Tensor:
+        """The unscaled mean in the parameter's shape."""
+        grad = self.view.detach() / self.scale
+        if parameter.is_complex():
+            return torch.view_as_complex(grad.view(*parameter.shape, 2))
+        return grad.view(parameter.shape)
 
 
 class Buckets:
@@ -96,7 +104,7 @@ class Buckets:
             unused = parameter(name)
             untouched = unused.grad is None or not bool(unused.grad.any())
             if untouched and bool(mean.view.any()):
-                unused.grad = mean.view.detach() / mean.scale
+                unused.grad = mean.as_gradient_of(unused)
         for name in self._watch.noted():
             grad = parameter(name).grad
             if grad is not None:
@@ -129,10 +137,13 @@ class Buckets:
         key = tuple(map(id, parameters))
         known = self._layouts.get(key)
         if known is None:
-            starts = [int(grad.storage_offset() - buffer.storage_offset()) for grad in bucket.gradients()]
+            reals = 2 if parameters[0].is_complex() else 1  # DDP's views count complex elements, all or none
+            starts = [
+                reals * int(grad.storage_offset() - buffer.storage_offset()) for grad in bucket.gradients()
+            ]
             known = Layout(
                 tuple(
-                    Entry(self._names[id(parameter)], tuple(parameter.shape), start)
+                    Entry(self._names[id(parameter)], real_shape(parameter), start)
                     for parameter, start in zip(parameters, starts, strict=True)
                 )
             )
@@ -153,5 +164,19 @@ class Buckets:
         self._watch.note(flat, layout, owned, scale)
         for entry in layout if self._keep_means else ():
             view = buffer[entry.offset : entry.offset + entry.numel]
-            self._means[entry.name] = Mean(view.view(entry.shape), scale)
+            self._means[entry.name] = Mean(view, scale)
         return buffer
+
+
+def real_shape(parameter: Tensor) -> tuple[int, ...]:
+    """The shape in reals: of a complex parameter the last dimension is twice as long, and () is (2,).
+
+    So a complex matrix is a matrix, and a complex vector a vector.
+
+    >>> real_shape(torch.zeros(3, 4)), real_shape(torch.zeros(3, 4, dtype=torch.complex64))
+    ((3, 4), (3, 8))
+    """
+    shape = tuple(parameter.shape)
+    if not parameter.is_complex():
+        return shape
+    return (*shape[:-1], 2 * shape[-1]) if shape else (2,)

@@ -88,6 +88,7 @@ class ShardedHandle:
         self._shards = Shards(sharded(self.method), comm, seed)
         self._model, self._optimizer = weakref.ref(model), optimizer
         self._check_optimizer(model)
+        refuse_complex(model)
         self._before = {name: own_scatter(name, module) for name, module in scattering(model)}
         self._layout = Layout.of((name, tuple(part.shape)) for name, part in model.named_parameters())
         self._detach: list[Callable[[], object]] = []
@@ -179,6 +180,16 @@ def sharded(method: Method) -> ScatterReduce:
     found = next(iter(reducers))
     assert isinstance(found, ScatterReduce)
     return found
+
+
+def refuse_complex(model: nn.Module) -> None:
+    """Raise `AttachError` for complex parameters: chunks are reduced as real numbers."""
+    name = next((name for name, each in model.named_parameters() if each.is_complex()), None)
+    if name is not None:
+        raise AttachError(
+            f"{name} is complex, and a compressed reduce-scatter takes real gradients: keep it as real pairs,"
+            " torch.view_as_real(...), or use DistributedDataParallel"
+        )
 
 
 def scattering(model: nn.Module) -> list[tuple[str, FSDPModule]]:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from laconic.comm.metered import Metered
 from laconic.core.errors import AttachError, NonFiniteError, PeerError
 from laconic.core.layout import Layout
-from laconic.ddp.buckets import Buckets
+from laconic.ddp.buckets import Buckets, real_shape
 from laconic.ddp.optimiser import OptimiserHooks
 from laconic.ddp.save_watch import SaveWatch
 from laconic.exchange.exchange import Exchange
@@ -40,8 +40,9 @@ class Handle:
         joining: Callable[[], bool] = lambda: False,
     ) -> None:
         self.method = method
-        dense = ((name, parameter) for parameter, name in names.items() if name not in sparse)
-        self.layout = Layout.of((name, tuple(parameter.shape)) for name, parameter in dense)
+        dense = {name: parameter for parameter, name in names.items() if name not in sparse}
+        self.layout = Layout.of((name, real_shape(parameter)) for name, parameter in dense.items())
+        refuse_complex(method, self.layout, dense)
         self._detach: tuple[Callable[[], None], ...] = ()
         self._scaler = scaler
         self._comm = comm
@@ -176,6 +177,18 @@ class Handle:
         self._saves.check(exchange.step - 1)
         self.buckets.before_step(self._optimiser.parameter)
         return exchange.step - 1
+
+
+def refuse_complex(method: Method, layout: Layout, parameters: Mapping[str, Tensor]) -> None:
+    """Raise `AttachError` if the method is to step a complex parameter itself."""
+    for _, part in method.governed(layout):
+        for name in part.names:
+            if parameters[name].is_complex():
+                raise AttachError(
+                    f"{name} is {parameters[name].dtype}, and {method} changes how the optimiser steps, for"
+                    " real parameters only: keep it as real pairs, torch.view_as_real(...), or take a method"
+                    " that leaves the step alone, such as 'topk(density=0.01)'"
+                )
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
