@@ -49,7 +49,8 @@ def test_votes_are_counted_one_by_one(name: str, size: int) -> None:
     xs = [x_of(rank) for rank in range(size)]
     for entry in LAYOUT:
         ours = [x[entry.offset : entry.offset + entry.numel] for x in xs]
-        magnitude = sum(float(x.double().abs().mean()) for x in ours) / size if entry.numel else 0.0
+        means = sorted(float(x.double().abs().mean()) for x in ours) if entry.numel else [0.0]
+        magnitude = means[(len(means) - 1) // 2]
         words = kernels.philox(Turn(0, seed=5).common(entry.name), (entry.numel + 31) // 32)
         for i in range(entry.numel):
             against = sum(bool(x[i] < 0) for x in ours)
@@ -153,10 +154,30 @@ def test_who_has_zero_abstains(sign: float) -> None:
     assert abs(float((out.sign() == sign).float().mean()) - 1 / 2) <= 5 / 2 / 200
 
 
-def test_one_rank_has_one_vote_however_loud() -> None:
-    """Four ranks say plus and one minus, a billion times louder: plus wins, at a larger scale only."""
-    results = vote(5, lambda rank: torch.full((LAYOUT.numel,), -1e9 if rank == 2 else 1.0))
-    assert all(bool((out > 0).all()) for out, _, _ in results)
+@pytest.mark.parametrize("hostile", [-1e6, 1e6, -1.0, -1e-6, 0.0])
+@pytest.mark.parametrize(("size", "f"), [(3, 1), (4, 1), (5, 2), (6, 2), (7, 3), (8, 3)])
+def test_fewer_than_half_of_the_ranks_move_nothing(size: int, f: int, hostile: float) -> None:
+    """f < N / 2 hostile ranks send what they like; where the others agree, theirs is the step."""
+    honest = x_of(100)
+    results = vote(size, lambda rank: honest * (hostile if rank >= size - f else 1.0))
+    for out, _, _ in results:
+        assert torch.equal(out, results[0][0])
+        for entry in LAYOUT:
+            own = slice(entry.offset, entry.offset + entry.numel)
+            assert torch.equal(out[own].sign(), honest[own].sign())
+            assert out[own].abs().tolist() == pytest.approx([float(honest[own].abs().mean())] * entry.numel)
+
+
+@pytest.mark.parametrize(("size", "f"), [(3, 1), (4, 1), (7, 3)])
+def test_the_scale_is_one_that_an_honest_rank_has(size: int, f: int) -> None:
+    """However the honest ranks differ, and wherever the hostile ones pull."""
+    for hostile in (0.0, 1e-20, 1e6, 1e30):
+        results = vote(size, lambda rank: x_of(rank) * (hostile if rank < f else 1.0))  # noqa: B023
+        for entry in LAYOUT:
+            own = slice(entry.offset, entry.offset + entry.numel)
+            means = [float(x_of(rank)[own].abs().mean()) for rank in range(f, size)] if entry.numel else [0.0]
+            largest = float(results[0][0][own].abs().max()) if entry.numel else 0.0
+            assert min(means) * (1 - 1e-6) <= largest <= max(means) * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), None])

@@ -30,7 +30,6 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "randk": (RANDOMK,),
     "random_k": (RANDOMK,),
     "rice": ("golomb()", "qsgd(coding='rice')"),
-    "signum": ("majority_vote()",),
     "signsgd": ("majority_vote()", "sign()"),
     "sparse_ternary_compression": ("stc()",),
     "strom": (THRESHOLD,),

@@ -27,7 +27,6 @@ from laconic.exchange.sparse_gradients import sparse_mean
 from laconic.exchange.state import check_shapes
 from laconic.exchange.stats import Seconds
 from laconic.feedback import BoundFeedback, Optimised
-from laconic.feedback.no_feedback import NoFeedback
 from laconic.reducers import BoundReducer
 
 
@@ -227,7 +226,7 @@ class Exchange:
 def gain_of(route: Route, layout: Layout) -> float:
     """By how much a route's mean is multiplied. Raises `SpecError` where its feedback is not safe."""
     why = route.reducer.unaccountable
-    if why is not None and not isinstance(route.feedback, NoFeedback):
+    if why is not None and route.feedback.keeps_unsent:
         raise SpecError(f"{route.reducer!r} takes no {route.feedback!r}: {why}; use it without feedback")
     return route.feedback.gain(route.reducer.feedback_codec(), layout)
 

@@ -32,7 +32,12 @@ class Optimised(Protocol):
 
 
 class Feedback(Spec):
-    """Configuration of a feedback; `bind` gives the working object."""
+    """Configuration of a feedback; `bind` gives the working object.
+
+    `keeps_unsent`: whether it holds back what was not sent, for which someone must account for that.
+    """
+
+    keeps_unsent: ClassVar[bool] = True
 
     @abstractmethod
     def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:

@@ -24,13 +24,13 @@ from torch import Tensor
 from laconic import kernels
 from laconic.core import arguments
 from laconic.core.codec import Codec
-from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
 from laconic.feedback.memory import Memory
 from laconic.feedback.memory.contraction import safe_gain
 from laconic.feedback.memory.pending import Pending
+from laconic.feedback.memory.velocity import Velocity
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,13 +73,10 @@ class MomentumCorrection(Feedback):
 class _Corrected(BoundFeedback):
     def __init__(self, spec: MomentumCorrection, layout: Layout, optimised: Optimised, size: int) -> None:
         self._spec = spec
-        self._layout = layout
-        self._optimised = optimised
         self._limit = None if spec.clip is None else spec.clip / math.sqrt(size)
-        self._velocity = Memory("velocity", layout)
+        self._velocity = Velocity(layout, optimised)
         self._residual = Memory("residual", layout)
         self._pending = Pending(self._finish)
-        self._started = False
 
     def _finish(self, share: Share, layout: Layout) -> None:
         share.subtract_from_(self._residual.held(layout))
@@ -89,43 +86,23 @@ class _Corrected(BoundFeedback):
     def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
         if not self._spec.owns_momentum(turn.step):
             return layout.segments.scale_(grad, scale)
-        self._start()
+        self._velocity.start()
         self._pending.finish_before(turn.step)
         velocity = self._velocity.flat(layout, grad.device)
         residual = self._residual.flat(layout, grad.device)
         if self._limit is not None:
             self._clip_(grad, layout, self._limit / scale)
-        momentum, nesterov = self._momentum(layout)
+        momentum, nesterov = self._velocity.momentum(layout)
         finite = kernels.velocity_(
             velocity, residual, grad, layout.segments, momentum=momentum, scale=scale, nesterov=nesterov
         )
         return residual if finite else None
-
-    def _start(self) -> None:
-        """At the first compressed step, go on with the momentum that the optimiser has gathered so far."""
-        if self._started:
-            return
-        self._started = True
-        for entry in self._layout:
-            buffer = self._optimised.take_momentum(entry.name)
-            if buffer is not None:
-                settings = self._optimised.settings(entry.name)
-                factor = float(settings["momentum"]) if settings["nesterov"] else 1.0
-                self._velocity.set(entry, buffer.detach().to(torch.float32).flatten() * factor)
 
     def _clip_(self, grad: Tensor, layout: Layout, limit: float) -> None:
         for view in layout.segments.views(grad):
             norm = float(torch.linalg.vector_norm(view, dtype=torch.float64))
             if limit < norm < math.inf:
                 view.mul_(limit / norm)
-
-    def _momentum(self, layout: Layout) -> tuple[Tensor, bool]:
-        settings = [self._optimised.settings(entry.name) for entry in layout]
-        nesterov = {bool(group["nesterov"]) for group in settings}
-        if len(nesterov) > 1:
-            raise SpecError("momentum_correction needs all parameter groups alike: all nesterov or none")
-        momentum = torch.tensor([float(group["momentum"]) for group in settings], dtype=torch.float32)
-        return momentum, nesterov == {True}
 
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
         if self._spec.owns_momentum(turn.step):
@@ -144,4 +121,3 @@ class _Corrected(BoundFeedback):
         self._pending.finish_all()
         self._velocity.load_state_dict(state)
         self._residual.load_state_dict(state)
-        self._started = False

@@ -18,6 +18,8 @@ from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
 class NoFeedback(Feedback):
     """x = grad, and nothing is remembered. The optimiser keeps its own momentum."""
 
+    keeps_unsent: ClassVar[bool] = False
+
     def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
         return _Nothing()
 

@@ -5,12 +5,14 @@ Anandkumar 2019, arXiv:1810.05291 ("signSGD with majority vote is communication 
 tolerant"). With ranks r = 0..N-1, for each tensor of n elements:
 
     1. b_r = sign bits of x_r, or a coin of rank r's own where x_r is 0,  m_r = mean |x_r|
-    2. m = 1/N * sum of m_r                          one all_reduce of a float32 a tensor
+    2. m = median over ranks of m_r                  one all_gather of a float32 a tensor
     3. all_to_all of the b_r of all tensors, in N chunks; each rank counts the votes of its chunk
     4. all_gather of the winners w; mean = m * (1 - 2 w), the same bits on all
 
 The paper's server is spread over the ranks, and its step is the sign alone: the factor m is ours, so that a
-learning rate means what it means for SGD. The paper settles ties by sign(0); here a coin that is equal on all
+learning rate means what it means for SGD. It is the median, of two in the middle the lower one, and not the
+mean: with f < N/2 ranks that send what they like, it lies between what two of the others have measured, where
+one rank alone can move a mean at will. The paper settles ties by sign(0); here a coin that is equal on all
 ranks decides, the philox bit of the element in its tensor's common stream: no direction is preferred.
 
 One bit has no room for zero. A rank whose entry is 0 abstains by a coin of its own, whose mean is 0: the
@@ -29,9 +31,10 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.comm import Comm
-from laconic.comm.messages import combined
+from laconic.comm.messages import combined, sent_by
 from laconic.comm.sent import Sent
-from laconic.comm.void import sum_or_void
+from laconic.comm.void import gather_or_void
+from laconic.core.errors import WireError
 from laconic.core.layout import Layout, Segments
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
@@ -41,11 +44,13 @@ from laconic.reducers.majority_vote.coins import Coins
 
 @dataclass(frozen=True, repr=False)
 class MajorityVote(Reducer):
-    """mean = (1/N * sum over ranks of mean |x_r|) * the sign that more ranks have, entry by entry.
+    """mean = (median over ranks of mean |x_r|) * the sign that more ranks have, entry by entry.
 
     It is no average of what the ranks sent, hence biased, and no rank can tell what it has lost:
     `feedback_codec()` is None, and error feedback is refused. In return no rank, however wrong, has more than
-    one vote on a sign.
+    one vote on a sign, and fewer than half of the ranks cannot move the scale. A gradient that is not finite
+    voids the step on all, as everywhere. Lifted to a method, tensors of one dimension are summed, and there a
+    single rank counts for as much as it sends: `signum()` votes on these too.
 
     Payload: 1 bit an entry, up and down together ((N-1)/N of it up, 1/N down), and 4 bytes a tensor.
 
@@ -91,23 +96,34 @@ class Vote(Sent):
 @dataclass(frozen=True)
 class _MajorityVote(BoundReducer):
     comm: Comm
-    detects_non_finite: ClassVar[bool] = True  # the mean of the sizes tells
+    detects_non_finite: ClassVar[bool] = True  # the magnitudes tell
 
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
-        segments, size = layout.segments, self.comm.size
-        means = None
+        segments, means = layout.segments, None
         if x is not None:
             bits, means = kernels.signs(x, segments)
             abstain_(bits, x, layout, Coins(turn))
-            means = means / size  # first, for the sum of large ones can overflow
-        scales = sum_or_void(self.comm, means, len(layout), out.device)
+        scales = self._scales(means, len(layout), out.device)
         if x is None or scales is None:
             return None
         winners = self._winners(bits, layout, turn) if bits.numel() else bits
         kernels.signed_add_(winners, scales, segments, segments.zero_(out), alpha)
         return Vote(bits, scales, segments)
+
+    def _scales(self, means: Tensor | None, n: int, device: torch.device) -> Tensor | None:
+        """The median of all ranks' mean magnitudes float32 (n,); None where one of these is not finite."""
+        if means is not None and not bool(means.isfinite().all()):
+            means = None
+        gathered = gather_or_void(self.comm, means, device, dtype=torch.float32)
+        if gathered is None:
+            return None
+        for rank, each in enumerate(gathered):
+            with sent_by(rank):
+                if each.numel() != max(1, n) or not bool((each.isfinite() & (each >= 0)).all()):
+                    raise WireError(f"{n} magnitudes are expected, got {each.tolist()}")
+        return torch.stack(gathered).median(dim=0).values[:n]
 
     def _winners(self, bits: Tensor, layout: Layout, turn: Turn) -> Tensor:
         """The bits that more ranks have, uint8 (m,), of this rank's bits uint8 (m,)."""

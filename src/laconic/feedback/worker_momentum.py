@@ -1,0 +1,67 @@
+"""Worker momentum: SGD's momentum on each rank, before the exchange; what travels is made of the velocity.
+
+Bernstein et al. 2019, arXiv:1810.05291 (Signum): a sign of one gradient is noisy, that of an average over
+many steps less so. Per tensor, with local gradient g and momentum mu:
+
+    heavy ball   u = mu * u + g           x = u
+    Nesterov     u = mu * (u + g)         x = u + g
+
+The optimiser then applies the mean of x without momentum. Nothing is held back: whatever of x is not sent
+comes with the next velocity, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from laconic import kernels
+from laconic.core.layout import Layout
+from laconic.core.turn import Turn
+from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
+from laconic.feedback.memory import Memory
+from laconic.feedback.memory.velocity import Velocity
+
+
+@dataclass(frozen=True, repr=False)
+class WorkerMomentum(Feedback):
+    """Velocity u, one float32 an element, and as much room for x. Momentum is read from the optimiser."""
+
+    keeps_unsent: ClassVar[bool] = False
+
+    def owns_momentum(self, step: int) -> bool:
+        return True
+
+    def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
+        return _WorkerMomentum(layout, optimised)
+
+
+class _WorkerMomentum(BoundFeedback):
+    def __init__(self, layout: Layout, optimised: Optimised) -> None:
+        self._velocity = Velocity(layout, optimised)
+        self._x = Memory("x", layout)  # of the present step alone
+
+    def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
+        self._velocity.start()
+        velocity = self._velocity.flat(layout, grad.device)
+        x = layout.segments.zero_(self._x.flat(layout, grad.device))
+        momentum, nesterov = self._velocity.momentum(layout)
+        finite = kernels.velocity_(
+            velocity, x, grad, layout.segments, momentum=momentum, scale=scale, nesterov=nesterov
+        )
+        return x if finite else None
+
+    def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
+        """Nothing is held back."""
+
+    def put_back(self, layout: Layout) -> None:
+        """Nothing was taken: the velocity keeps what is finite of a void step."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self._velocity.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._velocity.load_state_dict(state)
