@@ -45,7 +45,8 @@ def cgx(
 
     There is no feedback, as in the release. Rounding to nearest always loses what is below half a unit: at 4
     bits a unit is small beside a short block's extremes, and the release reports no loss; at 2 bits use
-    'stochastic', or `error_fed(scatter_reduce(minmax(bits=2, block=16)))`.
+    'stochastic', or `scatter_reduce(minmax(bits=2, block=16), feedback='both')`, which keeps what either
+    rounding loses. Error feedback on the way up alone leaves the error of the second rounding as it is.
 
     Payload: bits + 64 / block bits an entry, of which (N - 1) / N goes up and 1 / N down: 4.125.
 

@@ -7,13 +7,17 @@ is cut in as many pieces as there are ranks (see `cuts`); with ranks r = 0..N-1,
     2. gather    mean = decode(encode(s)), on every rank, p too: replicas are bit-identical
 
 Traffic of a rank is that of any all-reduce, 2 (N - 1) / N messages of the whole, however large N is, where
-`gather` receives N - 1. Two roundings on the way; what the second loses is lost, so a codec that drops
-entries is refused: `server` keeps that for later.
+`gather` receives N - 1. Two roundings on the way. What the first loses, error feedback keeps on the rank that
+sent it. What the second loses is lost; with feedback='both' the rank p keeps it, as a server does:
+
+    2. gather    x = e_p + s     mean = decode(encode(x))     e_p = x - mean
+
+A codec that drops entries is refused: `server` takes one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
@@ -34,12 +38,15 @@ from laconic.core.layout import Layout, Segments
 from laconic.core.per_layout import PerLayout
 from laconic.core.spec import Status
 from laconic.core.turn import Turn, mix
+from laconic.feedback.memory.contraction import safe_gain
 from laconic.reducers import BoundReducer, Reducer
 from laconic.reducers.scatter_reduce.cuts import BLOCK, cut, cuts
 from laconic.reducers.scatter_reduce.hops import HOPS, travelling_mean
+from laconic.reducers.scatter_reduce.mean_residual import MeanResidual
 from laconic.reducers.sum import DenseShare
 
 Pattern = Literal["direct", "ring", "tree"]
+Legs = Literal["up", "both"]
 ANSWER = 0xA57E  # sets the keys of the second rounding apart
 
 
@@ -52,6 +59,10 @@ class ScatterReduce(Reducer):
     tree a piece, where the release's Horovod ancestor has one tree for everything). Ring and tree take a
     codec of fixed size, and no feedback: what a hop rounds is a sum of several ranks.
 
+    `feedback`, what the second rounding loses: 'up', it is lost, and only the way up can have error feedback;
+    'both', it is kept too, so that the average of T means errs by O(1 / T). 'both' asks for error feedback on
+    the way up, takes a codec that this is safe with, and holds 4 bytes for each element that a rank adds up.
+
     Payload: one message of the codec `codec`, of which (N - 1) / N is what goes up and 1 / N what goes
     down; 4 bytes more with 'ring' and 'tree', where ranks first agree that all of them are finite.
 
@@ -62,6 +73,7 @@ class ScatterReduce(Reducer):
 
     codec: Codec
     pattern: Pattern = "direct"
+    feedback: Legs = "up"
 
     paper: ClassVar[str] = "Markov et al. 2022, arXiv:2111.08617"
     status: ClassVar[Status] = "verified"
@@ -71,11 +83,13 @@ class ScatterReduce(Reducer):
         "scatter_reduce(minmax(bits=8), pattern='tree')",
         "scatter_reduce(dense())",
         "scatter_reduce(qsgd(coding='rice'))",
+        "scatter_reduce(minmax(bits=2, block=16), feedback='both')",
     )
 
     def __post_init__(self) -> None:
         arguments.piece("scatter_reduce: codec", self.codec, Codec, "minmax(bits=4)")
         arguments.choice("scatter_reduce: pattern", self.pattern, get_args(Pattern))
+        arguments.choice("scatter_reduce: feedback", self.feedback, get_args(Legs))
         if isinstance(self.codec, Sparse):
             raise SpecError(
                 f"{self.codec!r} drops entries, and scatter_reduce cannot keep those of the mean for later:"
@@ -86,17 +100,30 @@ class ScatterReduce(Reducer):
                 f"pattern={self.pattern!r} takes a codec of fixed size, {self.codec!r} has none:"
                 " set pattern='direct'"
             )
+        if self.pattern != "direct" and self.feedback == "both":
+            raise SpecError(
+                f"feedback='both' takes pattern='direct', got {self.pattern!r}: what hops round is a sum of"
+                " several ranks' gradients, which no rank can keep for later"
+            )
 
     @property
     def exact_mean(self) -> bool:
-        return self.codec.lossless
+        return self.codec.lossless or self.feedback == "both"
+
+    @property
+    def needs_feedback(self) -> bool:
+        return self.feedback == "both" or super().needs_feedback
 
     @property
     def unaccountable(self) -> str | None:
         return None if self.pattern == "direct" else "each hop rounds a sum of several ranks' gradients"
 
     def bind(self, layout: Layout, comm: Comm) -> TwoHalves:
-        return TwoHalves(layout, comm, self.pattern, lambda part, step: self.codec.at(step))
+        residual = None
+        if self.feedback == "both":
+            safe_gain(self.codec, layout)
+            residual = MeanResidual(layout, comm)
+        return TwoHalves(layout, comm, self.pattern, lambda part, step: self.codec.at(step), residual)
 
     def nbytes(self, layout: Layout) -> int:
         return most_nbytes(self.codec, layout) + 4 * (self.pattern != "direct")
@@ -108,15 +135,22 @@ class ScatterReduce(Reducer):
 class TwoHalves(BoundReducer):
     """At work: `scatter`, then `gather`. Sharded training calls the first alone.
 
-    `codec_of` says which codec carries some pieces at a step: the same on every rank.
+    `codec_of` says which codec carries some pieces at a step: the same on every rank. `residual` keeps what
+    `gather` rounds off.
     """
 
     def __init__(
-        self, layout: Layout, comm: Comm, pattern: Pattern, codec_of: Callable[[Layout, int], Codec]
+        self,
+        layout: Layout,
+        comm: Comm,
+        pattern: Pattern,
+        codec_of: Callable[[Layout, int], Codec],
+        residual: MeanResidual | None = None,
     ) -> None:
         self._comm = comm
         self._pattern = pattern
         self._codec_of = codec_of
+        self._residual = residual
         bounds = cuts(layout, comm.size)
         self._partition = PerLayout(lambda bucket: cut(bucket, bounds, comm.rank))
 
@@ -125,7 +159,10 @@ class TwoHalves(BoundReducer):
     ) -> Sent | None:
         partition = self._partition(layout)
         mean, sent = self.scatter(x, partition, turn, out)
-        return sent if self.gather(mean, partition, turn, out, alpha) else None
+        if self.gather(mean, partition, turn, out, alpha):
+            return sent
+        self.put_back(layout)
+        return None
 
     def scatter(
         self, x: Tensor | None, partition: Partition, turn: Turn, out: Tensor
@@ -157,11 +194,17 @@ class TwoHalves(BoundReducer):
         self, mean: Tensor | None, partition: Partition, turn: Turn, out: Tensor, alpha: float
     ) -> bool:
         """out[bucket] = alpha * mean of all pieces, as all ranks decode it. False where one is not finite."""
-        home, wire = partition.home, None
+        home, wire, residual = partition.home, None, self._residual
+        if mean is not None and residual is not None:
+            mean = residual.add_to_(mean, home, turn.step)
         if mean is not None and kernels.all_finite(mean, home.segments):
             # Keys of its own: with those of this rank's up-messages the roundings would not be independent.
             later = replace(turn, seed=mix(turn.seed, ANSWER))
-            wire = encoded(mean, home, self._codec_of(home, turn.step), later)
+            codec = self._codec_of(home, turn.step)
+            wire = encoded(mean, home, codec, later)
+            if residual is not None and home.numel:
+                left = codec.decode_segments_add_(wire, home.segments, mean, -1.0)
+                residual.keep(left, home, turn.step)
         wires = gather_or_void(self._comm, wire, out.device, _due(partition))
         if wires is None:
             return False
@@ -186,6 +229,20 @@ class TwoHalves(BoundReducer):
         runs = partition.bucket.segments.merged
         kept = torch.cat([x[:0], *runs.views(x)]) if x is not out else None
         return mean, DenseShare(runs, kept, 1.0)
+
+    def put_back(self, layout: Layout) -> None:
+        if self._residual is not None:
+            self._residual.put_back(self._partition(layout).home)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the second rounding has left behind of this rank's pieces, and zeros for the others."""
+        return {} if self._residual is None else self._residual.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        if self._residual is None:
+            super().load_state_dict(state)
+        else:
+            self._residual.load_state_dict(state)
 
     def _message(self, wire: Tensor, part: Layout, turn: Turn) -> SentMessage:
         return SentMessage(self._codec_of(part, turn.step), wire, part.segments)
