@@ -13,6 +13,7 @@ from torch import Tensor
 from laconic.codecs.dense import Dense
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
+from laconic.comm.partition import BLOCK
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError, WireError
 from laconic.core.layout import Layout, Segments
@@ -20,7 +21,7 @@ from laconic.core.spec import parse
 from laconic.core.turn import Turn, mix
 from laconic.exchange.method import Route, everything, routes
 from laconic.reducers.scatter_reduce import ANSWER, Pattern, ScatterReduce
-from laconic.reducers.scatter_reduce.cuts import BLOCK, cuts
+from laconic.reducers.scatter_reduce.cuts import cuts
 
 MODEL = Layout.of([("w", (70, 90)), ("v", (33, 41)), ("one", ()), ("none", (0, 3)), ("b", (40,))])
 PATTERNS = ("direct", "ring", "tree")

@@ -84,14 +84,88 @@ def test_a_tensor_is_served_by_one_rank_however_buckets_are_cut():
     assert [sorted(names) for names in served] == [["a.weight"], ["b.weight", "c.weight"]]
 
 
+def loads(layout, size):
+    """Elements that each rank serves."""
+    shares = [share for served in homes(layout, size).values() for share in served]
+    return [sum(share.end - share.begin for share in shares if share.rank == rank) for rank in range(size)]
+
+
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
 def test_ranks_serve_nearly_alike(size):
     """No rank has more than the average and one tensor; and the same whatever the order of the tensors."""
     layout = Layout.of((f"t{i}", (i % 13 + 1, 10)) for i in range(200))
-    dealt = homes(layout, size)
-    loads = [sum(entry.numel for entry in layout if dealt[entry.name] == rank) for rank in range(size)]
-    assert max(loads) <= layout.numel / size + 130
-    assert homes(Layout(tuple(reversed(layout.entries))), size) == dealt
+    assert max(loads(layout, size)) <= layout.numel / size + 130
+    assert homes(Layout(tuple(reversed(layout.entries))), size) == homes(layout, size)
+
+
+VGG16 = Layout.of(
+    (f"{name}.weight", (rows, columns))
+    for name, rows, columns in [
+        *(("conv1", 64, 27), ("conv2", 64, 576), ("conv3", 128, 576), ("conv4", 128, 1152)),
+        *(("conv5", 256, 1152), ("conv6", 256, 2304), ("conv7", 256, 2304), ("conv8", 512, 2304)),
+        *((f"conv{i}", 512, 4608) for i in range(9, 14)),
+        *(("fc1", 4096, 25088), ("fc2", 4096, 4096), ("fc3", 1000, 4096)),
+    ]
+)
+
+
+@pytest.mark.parametrize("size", [2, 8, 32, 64])
+def test_a_layer_that_is_most_of_a_model_is_served_by_all(size):
+    """VGG-16, whose fc1 is three quarters of it: in total, and in a bucket of that layer alone."""
+    assert max(loads(VGG16, size)) <= 1.01 * VGG16.numel / size
+    of_fc1 = [share.end - share.begin for share in homes(VGG16, size)["fc1.weight"]]
+    assert len(of_fc1) == size and max(of_fc1) - min(of_fc1) <= 512
+    for entry in VGG16:
+        shares = homes(VGG16, size)[entry.name]
+        assert [share.begin for share in shares] == [0, *(share.end for share in shares[:-1])]
+        assert shares[-1].end == entry.numel and all(share.begin % 512 == 0 for share in shares)
+
+
+LARGE = Layout.of([("a.weight", (300, 301)), ("b.weight", (50, 60)), ("c.weight", (200, 200))])
+
+
+def on_large(reducer, comm, steps, state=None):
+    """The means of some steps, and the state after them."""
+    bound, means = parse(reducer).bind(LARGE, comm), []
+    if state is not None:
+        bound.load_state_dict(state)
+    for step in range(steps):
+        rng = torch.Generator().manual_seed(100 * step + comm.rank)
+        out = torch.empty(LARGE.numel)
+        bound.reduce(torch.randn(LARGE.numel, generator=rng), LARGE, Turn(step, comm.rank), out)
+        means.append(out)
+    return means, bound.state_dict()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_pieces_are_tensors_of_their_own_and_nothing_is_lost(size):
+    """Sum of means + what the servers hold = sum of the averages of what came up."""
+    spec = "server(dense(), sparse(topk(density=0.01)))"
+    ranks = everywhere(size, lambda comm: on_large(spec, comm, 3))
+    came = torch.zeros(LARGE.numel)
+    for step in range(3):
+        for rank in range(size):
+            rng = torch.Generator().manual_seed(100 * step + rank)
+            came += torch.randn(LARGE.numel, generator=rng) / size
+    held = torch.cat(
+        [sum(state[f"once/server/{entry.name}"] for _, state in ranks).flatten() for entry in LARGE]
+    )
+    for means, _ in ranks:
+        torch.testing.assert_close(sum(means) + held, came, rtol=0, atol=1e-5)
+        assert all(torch.equal(mean, other) for mean, other in zip(means, ranks[0][0], strict=True))
+    for entry in LARGE:
+        for share in homes(LARGE, size)[entry.name]:
+            at = slice(entry.offset + share.begin, entry.offset + share.end)
+            assert int(ranks[0][0][0][at].count_nonzero()) == math.ceil(0.01 * (share.end - share.begin))
+
+
+def test_the_residual_of_pieces_moves_to_another_number_of_ranks():
+    spec = "server(dense(), sparse(topk(density=0.01)))"
+    before = [state for _, state in everywhere(2, lambda comm: on_large(spec, comm, 3))]
+    whole = {key: sum(state[key] for state in before) for key in before[0]}
+    after = [state for _, state in everywhere(4, lambda comm: on_large(spec, comm, 0, whole))]
+    for key, value in whole.items():
+        assert torch.equal(sum(state[key] for state in after), value) and value.any()
 
 
 def test_payload_is_two_bytes_up_for_what_others_serve_and_down_for_the_rest():
@@ -101,7 +175,7 @@ def test_payload_is_two_bytes_up_for_what_others_serve_and_down_for_the_rest():
         return comm.snapshot().payload_sent, comm.snapshot().payload_received
 
     for rank, (sent, received) in enumerate(everywhere(3, play)):
-        own = sum(entry.numel for entry in MODEL if homes(MODEL, 3)[entry.name] == rank)
+        own = loads(MODEL, 3)[rank]
         assert sent == 2 * MODEL.numel
         assert received == 2 * (2 * own + MODEL.numel - own)
 

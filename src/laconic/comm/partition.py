@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from laconic.core.layout import Layout
+from laconic.core.layout import Entry, Layout
+
+BLOCK = 512  # elements: tensors are cut at multiples of it, which a quantiser's blocks do not cross
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,11 @@ class Partition:
         """The bucket in these parts, as `rank` sees it."""
         parts = tuple(parts)
         return cls(bucket, parts, packed(parts[rank]))
+
+
+def piece(entry: Entry, begin: int, end: int) -> Entry:
+    """Elements [begin, end) of a tensor, as a flat one named "<tensor>[<begin>:<end>]"."""
+    return Entry(f"{entry.name}[{begin}:{end}]", (end - begin,), entry.offset + begin)
 
 
 def packed(*layouts: Layout) -> Layout:

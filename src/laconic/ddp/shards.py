@@ -16,13 +16,12 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.metered import Metered
-from laconic.comm.partition import Partition
+from laconic.comm.partition import Partition, piece
 from laconic.core.errors import AttachError
 from laconic.core.layout import Entry, Layout
 from laconic.core.turn import Turn, mix
 from laconic.exchange.stats import Seconds
 from laconic.reducers.scatter_reduce import ScatterReduce
-from laconic.reducers.scatter_reduce.cuts import piece
 
 
 class Shards:

@@ -28,7 +28,7 @@ from laconic import kernels
 from laconic.codecs.sparse import Sparse
 from laconic.comm.comm import Comm
 from laconic.comm.messages import add_messages_, encoded
-from laconic.comm.partition import Partition
+from laconic.comm.partition import BLOCK, Partition
 from laconic.comm.sent import Sent, SentMessage, SentParts
 from laconic.comm.void import all_to_all_or_void, gather_or_void, is_void
 from laconic.core import arguments
@@ -40,7 +40,7 @@ from laconic.core.spec import Status
 from laconic.core.turn import Turn, mix
 from laconic.feedback.memory.contraction import safe_gain
 from laconic.reducers import BoundReducer, Reducer
-from laconic.reducers.scatter_reduce.cuts import BLOCK, cut, cuts
+from laconic.reducers.scatter_reduce.cuts import cut, cuts
 from laconic.reducers.scatter_reduce.hops import HOPS, travelling_mean
 from laconic.reducers.scatter_reduce.mean_residual import MeanResidual
 from laconic.reducers.sum import DenseShare

@@ -28,6 +28,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.codecs.minmax import MinMax, Rounding
 from laconic.comm.comm import Comm
+from laconic.comm.partition import piece
 from laconic.comm.sent import Sent
 from laconic.comm.void import sum_or_void
 from laconic.core import arguments
@@ -39,7 +40,7 @@ from laconic.core.turn import Turn
 from laconic.feedback.memory.pending import Pending
 from laconic.reducers import BoundReducer, Reducer
 from laconic.reducers.scatter_reduce import Pattern, TwoHalves, most_nbytes
-from laconic.reducers.scatter_reduce.cuts import cuts, piece
+from laconic.reducers.scatter_reduce.cuts import cuts
 from laconic.reducers.scatter_reduce.widths import Widths, cheapest
 
 CHOICE = tuple(range(2, 9))  # bits

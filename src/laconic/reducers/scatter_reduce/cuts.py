@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
-from laconic.comm.partition import Partition
+from laconic.comm.partition import BLOCK, Partition, piece
 from laconic.core.layout import Entry, Layout
-
-BLOCK = 512
 
 Cuts = Mapping[str, tuple[int, ...]]  # of each tensor, size + 1 bounds: rank r has what lies from r to r + 1
 
@@ -45,8 +43,3 @@ def cut(bucket: Layout, cuts: Cuts, rank: int) -> Partition:
             if begin < end:
                 part.append(piece(entry, begin, end))
     return Partition.of(bucket, (Layout(tuple(part)) for part in parts), rank)
-
-
-def piece(entry: Entry, begin: int, end: int) -> Entry:
-    """Elements [begin, end) of a tensor, as a flat one."""
-    return Entry(f"{entry.name}[{begin}:{end}]", (end - begin,), entry.offset + begin)

@@ -1,8 +1,8 @@
-"""Server: both directions compressed, as through a parameter server; every rank serves some of the tensors.
+"""Server: both directions compressed, as through a parameter server; every rank serves a share of all.
 
 What STC (Sattler et al. 2019, arXiv:1903.02891), natural compression both ways (Horvath et al. 2019,
 arXiv:1905.10988) and 1-bit Adam (Tang et al. 2021, arXiv:2102.02888) do with one server, without a rank that
-all traffic goes through. Per tensor, on the rank that serves it, in a group of N:
+all traffic goes through. Per tensor, or piece of a large one, on the rank that serves it, in a group of N:
 
     x = e + 1/N * sum over ranks r = 0..N-1, in this order, of decode(up_r)
     down = C(x)        e = x - decode(down)        mean = decode(down), on every rank
@@ -12,7 +12,7 @@ The server's residual e is there only where `down` needs feedback; else e = 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -26,7 +26,7 @@ from laconic.comm.sent import Sent, SentMessage, SentParts
 from laconic.comm.void import all_to_all_or_void, gather_or_void
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
-from laconic.core.layout import Layout, Segments
+from laconic.core.layout import Entry, Layout, Segments
 from laconic.core.per_layout import PerLayout
 from laconic.core.spec import Status
 from laconic.core.turn import Turn, mix
@@ -34,8 +34,9 @@ from laconic.feedback.memory import Memory
 from laconic.feedback.memory.contraction import safe_gain
 from laconic.feedback.memory.pending import Pending
 from laconic.reducers import BoundReducer, Reducer
-from laconic.reducers.server.deal import deal, homes
+from laconic.reducers.server.deal import PIECE, Share, deal, homes
 
+KIND = "once/server"  # of the residual, in a saved state
 ANSWER = 0x5E71  # sets the keys of answers apart
 
 
@@ -43,8 +44,10 @@ ANSWER = 0x5E71  # sets the keys of answers apart
 class Server(Reducer):
     """mean = decode(down(e + average of decode(up_r))): codec `up` to the servers, codec `down` back.
 
-    Payload: of each tensor the up-message, or, on the rank that serves it, the down-message. A tensor is
-    served by one rank, chosen by size over the whole model, so it does not depend on how DDP cuts buckets.
+    Every rank serves as many elements as the others (see `deal`): a tensor of 32,768 elements or more is cut
+    in pieces, at most one for each rank, and both codecs take a piece as a tensor of its own, with its own
+    largest entries or scale. Payload: of each piece the up-message, or, on the rank that serves it, the
+    down-message. On the wire (N - 1)/N of `up` and (N - 1)/N of `down`, so it hardly grows with N.
 
     >>> from laconic.core.spec import parse
     >>> parse("server(sparse(topk(density=0.01)), cast('bf16'))")
@@ -80,15 +83,14 @@ class Server(Reducer):
         return _Server(self, layout, comm)
 
     def nbytes(self, layout: Layout) -> int:
-        tensors = (Segments.whole(entry.numel) for entry in layout)
-        return sum(max(1, self.up.message_nbytes(x), self.down.message_nbytes(x)) for x in tensors)
+        return sum(max(most_nbytes(codec, entry) for codec in (self.up, self.down)) for entry in layout)
 
     def feedback_codec(self) -> Codec:
         return self.up
 
 
 class _Server(BoundReducer):
-    """At work: owns the residuals of the tensors that are served here."""
+    """At work: owns the residuals of what is served here."""
 
     def __init__(self, spec: Server, layout: Layout, comm: Comm) -> None:
         self._spec = spec
@@ -96,7 +98,8 @@ class _Server(BoundReducer):
         self._comm = comm
         self._homes = homes(layout, comm.size)
         self._partition = PerLayout(lambda bucket: deal(bucket, self._homes, comm.rank, comm.size))
-        self._residual = Memory("once/server", layout) if spec.down.needs_feedback else None
+        served = Layout(tuple(share.of(entry) for entry, share in self._served()))
+        self._residual = Memory(KIND, served) if spec.down.needs_feedback else None
         self._pending = Pending(self._finish)
 
     def reduce(
@@ -121,7 +124,7 @@ class _Server(BoundReducer):
     def _serve(
         self, requests: Sequence[Tensor], home: Layout, up: Codec, down: Codec, turn: Turn
     ) -> Tensor | None:
-        """The down-message of the tensors served here; None where their mean is not finite."""
+        """The down-message of what is served here; None where their mean is not finite."""
         segments, device = home.segments, requests[0].device
         if self._residual is None:
             x = torch.zeros(segments.end, dtype=torch.float32, device=device)
@@ -145,17 +148,35 @@ class _Server(BoundReducer):
         self._pending.drop(self._partition(layout).home)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The residuals of the tensors served here, and zeros for the others: each is held once."""
+        """The residuals of what is served here, and zeros for the rest: each element is held once."""
         self._pending.finish_all()
-        return {} if self._residual is None else self._residual.state_dict()
+        if self._residual is None:
+            return {}
+        state = {f"{KIND}/{entry.name}": torch.zeros(entry.shape) for entry in self._layout}
+        for entry, share in self._served():
+            held = self._residual.tensor(share.of(entry).name)
+            if held is not None:
+                state[f"{KIND}/{entry.name}"].view(-1)[share.begin : share.end] = held
+        return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         if self._residual is None:
             super().load_state_dict(state)
             return
-        self._residual.check(state)
+        Memory(KIND, self._layout).check(state)
         self._pending.finish_all()
+        for entry, share in self._served():
+            value = state[f"{KIND}/{entry.name}"].to(torch.float32).flatten()
+            self._residual.set(share.of(entry), value[share.begin : share.end])
+
+    def _served(self) -> Iterator[tuple[Entry, Share]]:
+        """What this rank serves: a share of each of these tensors."""
         for entry in self._layout:
-            if self._homes[entry.name] == self._comm.rank:
-                value = state[f"{self._residual.kind}/{entry.name}"]
-                self._residual.set(entry, value.to(torch.float32).flatten())
+            yield from ((entry, share) for share in self._homes[entry.name] if share.rank == self._comm.rank)
+
+
+def most_nbytes(codec: Codec, entry: Entry) -> int:
+    """The most that a tensor's messages can be, in a group of any size: uncut, or in the shortest pieces."""
+    pieces = max(1, entry.numel // PIECE)
+    each = Segments.whole(-(-entry.numel // pieces))
+    return max(1, codec.message_nbytes(Segments.whole(entry.numel)), pieces * codec.message_nbytes(each))

@@ -1,32 +1,66 @@
-"""Dealing tensors to ranks: which rank serves which."""
+"""Dealing: which rank serves which tensors, or which pieces of the larger ones, so that all serve alike.
+
+A tensor of less than twice PIECE elements stays whole. A larger one is cut in as many pieces as there are
+ranks, or PIECEs in it: so a layer that is most of a model, or of one of DDP's buckets, keeps all ranks busy.
+Cuts are at borders of 512 elements, counted from the tensor's first one. They are made once for a whole
+model, so they do not depend on how DDP cuts its buckets.
+"""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from laconic.comm.partition import Partition
-from laconic.core.layout import Layout
+from laconic.comm.partition import BLOCK, Partition, piece
+from laconic.core.layout import Entry, Layout
+
+PIECE = 32 * BLOCK  # elements: in shorter pieces, a scale or a rounded-up count each would be too many bytes
 
 
-def homes(layout: Layout, size: int) -> dict[str, int]:
-    """The rank that serves each tensor: the largest first, each to the rank with the fewest elements.
+class Share(NamedTuple):
+    """Elements [begin, end) of a tensor, which a rank serves."""
 
-    >>> homes(Layout.of([("a", (6,)), ("b", (5,)), ("c", (4,)), ("d", (2,))]), size=2)
-    {'a': 0, 'b': 1, 'c': 1, 'd': 0}
+    rank: int
+    begin: int
+    end: int
+
+    def of(self, entry: Entry) -> Entry:
+        """This share of the tensor, as a tensor of its own; the tensor itself where that is all of it."""
+        return entry if self.end - self.begin == entry.numel else piece(entry, self.begin, self.end)
+
+
+Homes = Mapping[str, tuple[Share, ...]]  # of each tensor
+
+
+def homes(layout: Layout, size: int) -> Homes:
+    """Who serves what: the largest tensor first, each to the ranks that have the fewest elements so far.
+
+    >>> for name, shares in homes(Layout.of([("a", (40_000,)), ("b", (700,)), ("c", (600,))]), 2).items():
+    ...     print(name, *map(tuple, shares))
+    a (0, 0, 20480) (1, 20480, 40000)
+    b (1, 0, 700)
+    c (1, 0, 600)
     """
-    loads = [(0, rank) for rank in range(size)]
-    dealt: dict[str, int] = {}
+    loads = [0] * size
+    dealt = {}
     for entry in sorted(layout, key=lambda entry: (-entry.numel, entry.name)):
-        load, rank = loads[0]
-        heapq.heapreplace(loads, (load + entry.numel, rank))
-        dealt[entry.name] = rank
+        number = min(size, max(1, entry.numel // PIECE))
+        least = sorted(range(size), key=lambda rank: (loads[rank], rank))[:number]
+        blocks, more = divmod(-(-entry.numel // BLOCK), number)
+        shares, begin = [], 0
+        for rank in sorted(least):
+            end = min(begin + BLOCK * (blocks + (rank in least[:more])), entry.numel)
+            shares.append(Share(rank, begin, end))
+            loads[rank] += end - begin
+            begin = end
+        dealt[entry.name] = tuple(shares)
     return dealt
 
 
-def deal(bucket: Layout, homes: Mapping[str, int], rank: int, size: int) -> Partition:
-    """The bucket's tensors dealt to the ranks that serve them, as `rank` of `size` sees it."""
-    names: list[list[str]] = [[] for _ in range(size)]
-    for name in bucket.names:
-        names[homes[name]].append(name)
-    return Partition.of(bucket, map(bucket.named, names), rank)
+def deal(bucket: Layout, homes: Homes, rank: int, size: int) -> Partition:
+    """The bucket's tensors, whole or in pieces, dealt to the ranks that serve them, as `rank` sees it."""
+    parts: list[list[Entry]] = [[] for _ in range(size)]
+    for entry in bucket:
+        for share in homes[entry.name]:
+            parts[share.rank].append(share.of(entry))
+    return Partition.of(bucket, (Layout(tuple(part)) for part in parts), rank)
