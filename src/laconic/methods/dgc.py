@@ -21,8 +21,10 @@ from laconic.core.selector import IndexCoding, check_density
 from laconic.exchange.method import Method, Route, everything, matrices, method, routes
 from laconic.feedback.momentum_correction import MomentumCorrection
 from laconic.optim.sgd_momentum import SgdMomentum
+from laconic.reducers import Reducer
 from laconic.reducers.dense_first import DenseFirst
 from laconic.reducers.gather import Gather
+from laconic.reducers.server import Server
 from laconic.reducers.sum import Sum
 
 DENSE = Dense()
@@ -33,6 +35,7 @@ FIRST = 0.25  # the paper's first warm-up density; each stage has a quarter of t
     paper="Lin et al. 2018, arXiv:1712.01887",
     status="verified",
     sends="the largest entries of the accumulated velocity, and their positions",
+    examples=("dgc()", "dgc(density=0.01, down=0.01)"),
 )
 def dgc(
     density: float = 0.001,
@@ -42,6 +45,7 @@ def dgc(
     sample_ratio: float = 0.01,
     masking: bool = True,
     clip: float | None = None,
+    down: float | None = None,
     values: Codec = DENSE,
     indices: IndexCoding = GOLOMB,
     vectors: str = "fp32",
@@ -54,7 +58,9 @@ def dgc(
         w = w - lr * (mean of what was sent + weight decay)
 
     Tensors of one dimension are summed without compression, with SGD's own momentum. Needs
-    `torch.optim.SGD`. Payload: about density * n * (32 + log2(1 / density) + 1.5) bits.
+    `torch.optim.SGD`. Payload: about density * n * (32 + log2(1 / density) + 1.5) bits, to each of the N - 1
+    other ranks; with `down` as many to the ranks that serve the tensors, and about as many back, however
+    large N is.
 
     Args:
         density: Share of the entries that is sent, in (0, 1]; default: 0.001.
@@ -64,6 +70,10 @@ def dgc(
         sample_ratio: Share of the entries that the threshold is estimated from; default: 0.01.
         masking: Whether sent entries are also cleared in u; default: True.
         clip: Global gradient norm whose local share limits each tensor; default: no limit.
+        down: Density of the mean: the ranks that serve a tensor average the messages, and answer with the
+            largest entries of the mean and keep the rest for later. A rank's bytes then do not grow with N;
+            what it costs is a second residual, so an entry may wait twice. Default: None, every rank receives
+            every message.
         values: Codec of the values; default: dense().
         indices: Coding of the positions; default: golomb().
         vectors: Type of one-dimensional tensors on the wire; default: "fp32".
@@ -75,6 +85,8 @@ def dgc(
     dgc(density=0.01, warmup_steps=400)
     """
     check_density(density)
+    if down is not None:
+        arguments.number("dgc: down", down, above=0, most=1, hint="None sends every message to every rank")
     select = SampledTopK(density, sample_ratio=sample_ratio)
     final = Sparse(select, values=values, indices=indices)
     kept = MomentumCorrection(masking=masking, clip=clip)
@@ -87,9 +99,17 @@ def dgc(
         return routes(Route(everything, Sum(dtype=vectors)))
     every = max(1, round(warmup_steps / len(stages))) if stages else 1
     dense_steps = every * next((i for i, stage in enumerate(stages) if stage < 1), len(stages))
-    sparse = replace(final, select=DensitySchedule(select, stages, every)) if stages else final
     feedback = replace(kept, dense_steps=dense_steps)
-    reducer = DenseFirst(Gather(sparse), dense_steps) if dense_steps else Gather(sparse)
+
+    def scheduled(select: SampledTopK) -> Sparse:
+        higher = [max(stage, select.density) for stage in stages]
+        return replace(final, select=DensitySchedule(select, tuple(higher), every) if stages else select)
+
+    reducer: Reducer = Gather(scheduled(select))
+    if down is not None:
+        reducer = Server(scheduled(select), scheduled(replace(select, density=down)))
+    if dense_steps:
+        reducer = DenseFirst(reducer, dense_steps)
     return routes(
         Route(matrices, reducer, feedback, SgdMomentum(feedback)),
         Route(everything, Sum(dtype=vectors)),
