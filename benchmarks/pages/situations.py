@@ -69,7 +69,7 @@ SITUATIONS = (
         (
             Pick("dense()", "exact, and the baseline of everything else"),
             Pick("bf16()", "half the bytes for almost no work, with the range of float32"),
-            Pick("fp16()", "the same with three more bits of precision and a narrower range"),
+            Pick("fp16()", "the same with three more bits of precision, scaled to fit the largest gradient"),
         ),
     ),
     Situation(

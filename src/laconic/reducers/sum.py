@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,6 +14,7 @@ from laconic import kernels
 from laconic.codecs.cast import Cast
 from laconic.comm.comm import Comm
 from laconic.comm.sent import Sent
+from laconic.comm.void import max_or_void
 from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout, Segments
@@ -20,15 +22,19 @@ from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, Reducer
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-BLOCK = 1 << 18  # elements rounded at a time: the float32 quotient stays in cache
+BLOCK = 1 << 18  # elements rounded at a time: the float32 product stays in cache
+FINEST = 100  # the largest power of two that x is multiplied by, so that undoing it stays a normal float32
 
 
 @dataclass(frozen=True, repr=False)
 class Sum(Reducer):
     """The mean of x over ranks, added up in `dtype`: 'fp32' (exact but for rounding), 'fp16' or 'bf16'.
 
-    Payload: 4 or 2 bytes an element. In 16 bits each rank divides by the number of ranks before it rounds,
-    and saturates where the sum of all could overflow, so a finite x has a finite mean.
+    Payload: 4 or 2 bytes an element, and 4 bytes more for 'fp16'. There all ranks scale x by the same power
+    of two, from the largest |x| of them all, M: N times that just fits, so nothing overflows, and what is
+    lost of an entry is at most 2^-11 of it in each addition, or 2^-40 N M where that is more (M > 1e-24). In
+    'bf16' each rank divides by N before it rounds, and saturates where the sum of all could overflow. So a
+    finite x has a finite mean.
 
     >>> Sum(dtype="fp16")
     sum(dtype='fp16')
@@ -45,7 +51,7 @@ class Sum(Reducer):
         return BoundSum(DTYPES[self.dtype], comm)
 
     def nbytes(self, layout: Layout) -> int:
-        return DTYPES[self.dtype].itemsize * layout.numel
+        return DTYPES[self.dtype].itemsize * layout.numel + 4 * (self.dtype == "fp16")
 
     def feedback_codec(self) -> Codec | None:
         return None if self.dtype == "fp32" else Cast(self.dtype)
@@ -83,8 +89,8 @@ class BoundSum(BoundReducer):
 
     @property
     def detects_non_finite(self) -> bool:
-        """In float32 the mean tells; in 16 bits rounding would saturate an infinity."""
-        return self.dtype == torch.float32
+        """In float32 the mean tells, in float16 the maximum; in bfloat16 an infinity would saturate."""
+        return self.dtype != torch.bfloat16
 
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
@@ -97,6 +103,10 @@ class BoundSum(BoundReducer):
         runs = layout.segments.merged
         exact = self.dtype == torch.float32
         in_place = exact and len(runs) == 1 and runs.numel > 0
+        found = self._range(x, runs, out.device)
+        if found is None:
+            return _nothing
+        factor, most = found
         if in_place:
             buffer = runs.views(out)[0]
         else:  # one element more than nothing, so that even nothing can say that it is not finite
@@ -107,8 +117,8 @@ class BoundSum(BoundReducer):
         else:
             apart = x is not out  # another view of the same memory costs a copy, and is right
             if apart or not in_place:
-                self._pack_(buffer, x, runs)
-        share = DenseShare(runs, buffer.clone() if apart else None, 1.0 if exact else float(self.comm.size))
+                self._pack_(buffer, x, runs, factor, most)
+        share = DenseShare(runs, buffer.clone() if apart else None, 1 / factor)
         wait = self.comm.begin_all_reduce(buffer)
 
         def end() -> Sent | None:
@@ -117,22 +127,50 @@ class BoundSum(BoundReducer):
                 for view, part in zip(runs.views(out), _split(buffer, runs), strict=True):
                     view.copy_(part)
             for view in runs.views(out):
-                view.mul_(alpha / self.comm.size if exact else alpha)
+                view.mul_(alpha / self.comm.size / factor)
             finite = kernels.all_finite(out, runs) if runs.numel else bool(buffer.isfinite().all())
             return share if finite else None
 
         return end
 
-    def _pack_(self, buffer: Tensor, x: Tensor, runs: Segments) -> None:
-        """buffer = x on the runs, one after the other; in 16 bits x / size, kept from overflow."""
-        size = self.comm.size
+    def _range(self, x: Tensor | None, runs: Segments, device: torch.device) -> tuple[float, float] | None:
+        """What x is multiplied by before it is rounded, and the most that then goes out; None if void.
+
+        In float16 all ranks find the largest |x| together, which is the only round beside the sum.
+        """
+        size, limit = self.comm.size, _limit(self.dtype, self.comm.size)
+        if self.dtype == torch.float32:
+            return 1.0, math.inf
+        if self.dtype == torch.bfloat16:
+            return 1 / size, limit
+        own = None if x is None else _largest(x, runs)
+        shared = max_or_void(self.comm, own, 1, device)
+        if shared is None:
+            return None
+        growth = (1 + torch.finfo(self.dtype).eps) ** (size + 1)  # by rounding
+        largest = min(float(shared), torch.finfo(torch.float32).max / growth)
+        power = math.frexp(limit / largest)[1] - 1 if largest else 0
+        factor = 2.0 ** min(power, FINEST)
+        return factor, largest * factor
+
+    def _pack_(self, buffer: Tensor, x: Tensor, runs: Segments, factor: float, most: float) -> None:
+        """buffer = x on the runs, one after the other; in 16 bits factor * x, at most `most`."""
         for view, part in zip(runs.views(x), _split(buffer, runs), strict=True):
             if self.dtype == torch.float32:
                 part.copy_(view)
                 continue
-            limit = _limit(self.dtype, size)
             for block, rounded in zip(torch.split(view, BLOCK), torch.split(part, BLOCK), strict=True):
-                rounded.copy_((block / size).clamp_(-limit, limit))
+                rounded.copy_((block * factor).clamp_(-most, most))
+
+
+def _nothing() -> None:
+    """The end of a sum that was not begun, as the step is void."""
+
+
+def _largest(x: Tensor, runs: Segments) -> Tensor:
+    """The largest |x| on the runs, float32 (1,); 0 of nothing, NaN if there is one."""
+    ends = [torch.stack(torch.aminmax(view)).abs().amax() for view in runs.views(x) if len(view)]
+    return torch.stack([x.new_zeros(()), *ends]).amax().reshape(1)
 
 
 def _limit(dtype: torch.dtype, size: int) -> float:
