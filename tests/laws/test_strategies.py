@@ -9,14 +9,16 @@ import copy
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from laconic.comm.loopback import Loopback
-from laconic.core.errors import LaconicError, NonFiniteError
+from laconic.core.errors import LaconicError, NonFiniteError, StateError
 from laconic.core.spec import parse
+from laconic.exchange.state import resize
 from laconic.strategies.strategy import Strategy
 from tests.unit.strategy_world import N, Numbers, same_bits, sgd
 
@@ -142,6 +144,44 @@ def test_loading_leaves_nothing_of_the_model_that_it_replaces(spec: str, size: i
         return same and torch.equal(new.flat, used.flat)
 
     assert Loopback.run(size, play) == [True] * size
+
+
+OF_FOUR_OR_TWO = (
+    *(spec for spec, size in LARGEST if size == 4 and fits(spec, 2)),
+    *OVER_OSGP,
+    "lsgd(every=4, local_every=2, ranks_per_node=1)",
+)
+
+
+@pytest.mark.parametrize("spec", OF_FOUR_OR_TWO)
+def test_a_group_of_four_goes_on_as_two(spec: str) -> None:
+    """From their average; `by_machine`, whose ranks keep different things, is refused."""
+
+    def save(rank: Rank) -> tuple[dict[str, Any], Tensor]:
+        rank.train(range(steps_of(spec)))
+        state = rank.optimizer.state_dict()
+        rank.optimizer.finish()
+        return state, rank.flat
+
+    saved, ends = zip(*played(spec, 4, save), strict=True)
+    states = [state["laconic"] for state in saved]
+    if spec.startswith("by_machine"):
+        with pytest.raises(StateError, match="same tensors"):
+            resize(states, 2)
+        return
+
+    def load(rank: Rank) -> tuple[Tensor, Tensor]:
+        state = {**rank.optimizer.optimizer.state_dict(), "laconic": resize(states, 2)[rank.comm.rank]}
+        rank.optimizer.load_state_dict(state)
+        begun = rank.flat
+        rank.train(range(3))
+        rank.optimizer.finish()
+        return begun, rank.flat
+
+    begun, further = zip(*played(spec, 2, load), strict=True)
+    assert same_bits(begun) and same_bits(further)
+    if parse(spec).keeps_mean:
+        torch.testing.assert_close(begun[0], ends[0], **ROUNDING)
 
 
 @each_spec

@@ -84,7 +84,9 @@ def resize(states: Sequence[Mapping[str, Any]] | Mapping[str, Any], size: int) -
 
     A step applies the mean over ranks of what was sent, so N ranks still owe (1/N) * sum of their residuals.
     Every new rank gets exactly that: nothing is lost or counted twice. State that one rank holds for all
-    ("once/..." in its key) goes to every new rank, and the rank that serves the tensor uses it.
+    ("once/..." in its key) goes to every new rank, and the rank that serves the tensor uses it. Of a
+    strategy, every new rank gets the ranks' average model, by PushSum's weights where it has them, and of
+    whole numbers, such as rounds, the largest.
 
     Args:
         states: The `state_dict()` of every old rank, in rank order; or a handle's `state_dict(gather=True)`.
@@ -108,6 +110,12 @@ def resize(states: Sequence[Mapping[str, Any]] | Mapping[str, Any], size: int) -
     for rank, state in enumerate(saved):
         same = {key: first[key] for key in ("format", "spec", "model", "size", "seed", "step")}
         parts.append(unlabel(state, {**same, "rank": rank}))
+        if parts[-1].keys() != parts[0].keys():
+            raise StateError(
+                f"resize needs states that hold the same tensors, but that of rank {rank} differs from that"
+                " of rank 0, as in by_machine(...): begin anew from the saved model"
+            )
+    _weigh(parts)
     carried = {key: _carried(key, [part[key] for part in parts]) for key in parts[0]}
     return [
         RankState(
@@ -124,8 +132,18 @@ def resize(states: Sequence[Mapping[str, Any]] | Mapping[str, Any], size: int) -
     ]
 
 
+def _weigh(parts: list[dict[str, Tensor]]) -> None:
+    """Make the mean of the models their average by PushSum's weights, which sum to the number of ranks."""
+    for part in parts if "flat" in parts[0] else ():
+        for key, value in part.items():
+            if key.rpartition("/")[2] == "weight" and value.dtype == torch.float64 and not value.dim():
+                part["flat"] = part["flat"] * float(value)
+
+
 def _carried(key: str, values: list[Tensor]) -> Tensor:
     """What every new rank gets, from one tensor of all old ranks."""
+    if not values[0].is_floating_point():
+        return torch.stack(values).amax(dim=0)
     if not re.match(r"(rule\d+/)?route\d+/once/", key):
         return torch.stack(values).mean(dim=0)
     held = torch.zeros_like(values[0])
