@@ -181,3 +181,22 @@ def test_what_no_encoder_made_is_refused_before_a_write(name: str) -> None:
             kernels.signed_add_(bits | 255, values, segments, x)
         with pytest.raises(ValueError, match="block must not be negative"):
             kernels.sign_encode(x, segments, -1)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("segments", [*BUFFERS, Segments.consecutive([70, 0, 4096 + 3, 9000])])
+def test_a_zero_has_the_sign_that_its_key_draws(name: str, block: int, segments: Segments) -> None:
+    x = given(segments)
+    x[torch.arange(len(x)) % 3 == 0] = 0.0
+    x[torch.arange(len(x)) % 7 == 0] = -0.0
+    keys = [2**64 - 1 - s for s in range(len(segments))]
+    drawn = x.clone()
+    for view, key in zip(segments.views(drawn), keys, strict=True):
+        words = kernels.philox(key, len(view) // 32 + 1).tolist()
+        coins = torch.tensor([-1.0 if words[i // 32] >> i % 32 & 1 else 1.0 for i in range(len(view))])
+        view.copy_(torch.where(view == 0, coins * 0.0, view))
+    with kernels.using(name):
+        assert torch.equal(
+            kernels.sign_encode(x, segments, block, keys), kernels.sign_encode(drawn, segments, block)
+        )

@@ -56,7 +56,7 @@ class Hierarchy(Codec):
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
         if self.levels == 1:
-            return kernels.sign_encode(x, segments)  # the same wire, and its mean to the last bit
+            return kernels.sign_encode(x, segments, keys=keys)  # the same wire, and its mean to the last bit
         return kernels.hierarchy_encode(x, segments, self.levels)
 
     def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:

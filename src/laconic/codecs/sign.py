@@ -33,7 +33,8 @@ class Sign(Codec):
         |C(x) - x|^2 = sum (|x_i| - m)^2 = |x|^2 - 2 m |x|_1 + b m^2 = |x|^2 - |x|_1^2 / b <= (1 - 1/b) |x|^2
 
     since |x|_1 >= |x|; equality where one entry alone is not zero. A shorter block loses less, and rounding m
-    to float32 adds 2^-48 of |x|^2 at most, in the normal range. Not random, so biased: use error feedback.
+    to float32 adds 2^-48 of |x|^2 at most, in the normal range. It is biased: use error feedback. Zero has no
+    sign: the key draws one, so that ranks differ, and an entry without a gradient goes nowhere on average.
     NaN and Inf raise `NonFiniteError`.
 
     >>> import torch
@@ -54,7 +55,7 @@ class Sign(Codec):
         arguments.whole("sign: block", self.block, 1, MOST, "for one mean a tensor use signmean()")
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
-        return kernels.sign_encode(x, segments, self.block)
+        return kernels.sign_encode(x, segments, self.block, keys)
 
     def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
         return kernels.sign_add_(wire, segments, out, alpha, self.block)

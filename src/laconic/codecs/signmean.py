@@ -25,8 +25,8 @@ class SignMean(Codec):
     Wire: mean magnitude float32 (1,), sign bits (ceil(n / 8) bytes; 1 is negative, the first is the lowest
     bit); of no element no byte. Inside `sparse` a tensor is its chosen entries: 4 + ceil(k / 8) bytes of k.
 
-    Error: omega = 1 - 1/n (see `sign`), and far less for entries of like size, as top-k leaves them. Not
-    random, so biased: use error feedback. NaN and Inf raise `NonFiniteError`.
+    Error: omega = 1 - 1/n (see `sign`), and far less for entries of like size, as top-k leaves them. It is
+    biased: use error feedback. The key draws the sign of a zero. NaN and Inf raise `NonFiniteError`.
 
     >>> import torch
     >>> codec = SignMean()
@@ -44,7 +44,7 @@ class SignMean(Codec):
     )
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
-        return kernels.sign_encode(x, segments)
+        return kernels.sign_encode(x, segments, keys=keys)
 
     def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
         return kernels.sign_add_(wire, segments, out, alpha)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -21,11 +23,12 @@ def sign_nbytes(n: int, block: int) -> int:
     return 4 * (-(-n // block) if block else min(n, 1)) + sign_bytes(n)
 
 
-def sign_encode(x: Tensor, segments: Segments, block: int = 0) -> Tensor:
+def sign_encode(x: Tensor, segments: Segments, block: int = 0, keys: Sequence[int] | None = None) -> Tensor:
     """The segments' wires, one after the other, each [mean |x| float32 (blocks,) | sign bits, full bytes].
 
     Sums are in float64 in an order of the implementation's own: the reference's means are within 1 ulp of the
-    native ones, which are alike on every target. `NonFiniteError` for NaN or Inf.
+    native ones, which are alike on every target. `NonFiniteError` for NaN or Inf. With a key a segment, the
+    sign of entry i where x is 0 is bit i of the key's `philox`; without, it is the sign of that zero.
 
     >>> sign_encode(torch.tensor([1.0, -3.0]), Segments.whole(2)).tolist()  # 2.0, then 0b10
     [0, 0, 0, 64, 2]
@@ -33,9 +36,10 @@ def sign_encode(x: Tensor, segments: Segments, block: int = 0) -> Tensor:
     _check(x, segments, block)
     if (native := dispatch.native(x)) is not None:
         wire = torch.empty(_message(segments, block), dtype=torch.uint8)
-        finite = native.sign_encode(x, segments, block, wire)
+        tossed = checks.keys64(keys, len(segments)) if keys is not None else torch.empty(0, dtype=torch.int64)
+        finite = native.sign_encode(x, segments, tossed, block, wire)
     else:
-        wire, finite = reference.sign_encode(x, segments, block)
+        wire, finite = reference.sign_encode(x, segments, block, keys)
     if not finite:
         raise NonFiniteError("a mean magnitude cannot hold NaN or Inf: skip such a step, as `compress` does")
     return wire

@@ -1,5 +1,6 @@
 // Signs and mean magnitudes, of blocks or of whole tensors, in one pass over memory. See README.md.
 #include "laconic/kernels/native/frame.h"
+#include "laconic/kernels/philox/philox.h"
 #include "laconic/kernels/sign/signs.h"
 
 namespace laconic::LACONIC_TARGET {
@@ -30,6 +31,46 @@ double magnitudes(const float* x, std::int64_t n) {
   return lanes[0];
 }
 
+// Writes ceil(n / 8) bytes: bit j of byte i is set where x[8 i + j] is 0, as -0.0 is.
+void pack_zeros(const float* x, std::int64_t n, std::uint8_t* to) {
+  std::int64_t i = 0;
+#if defined(__AVX512F__)
+  const __m512 zero = _mm512_setzero_ps();
+  for (; i + 16 <= n; i += 16) {
+    const std::uint16_t word = _mm512_cmp_ps_mask(_mm512_loadu_ps(x + i), zero, _CMP_EQ_OQ);
+    std::memcpy(to + i / 8, &word, sizeof word);
+  }
+#elif defined(__AVX2__)
+  const __m256 zero = _mm256_setzero_ps();
+  for (; i + 8 <= n; i += 8)
+    to[i / 8] = static_cast<std::uint8_t>(_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(x + i), zero, _CMP_EQ_OQ)));
+#endif
+  for (; i < n; i += 8) {
+    const int count = static_cast<int>(std::min<std::int64_t>(8, n - i));
+    std::uint32_t byte = 0;
+    for (int j = 0; j < count; ++j) byte |= static_cast<std::uint32_t>(x[i + j] == 0) << j;
+    to[i / 8] = static_cast<std::uint8_t>(byte);
+  }
+}
+
+// The signs of [begin, end), at most one chunk from a multiple of 32 on; those of zeros are bits of `coins`, if given.
+void pack_tossed(const float* x, std::int64_t begin, std::int64_t end, const Philox* coins, std::uint8_t* signs) {
+  const std::int64_t count = end - begin, nbytes = sign_bytes(count);
+  pack_signs(x + begin, count, signs);
+  if (!coins) return;
+  std::uint8_t zero[chunk / 8];
+  pack_zeros(x + begin, count, zero);
+  for (std::int64_t at = 0; at < nbytes; at += 4) {
+    const auto size = static_cast<std::size_t>(std::min<std::int64_t>(4, nbytes - at));
+    std::uint32_t wanted = 0, bits = 0;
+    std::memcpy(&wanted, zero + at, size);
+    if (!wanted) continue;
+    std::memcpy(&bits, signs + at, size);
+    bits = (bits & ~wanted) | (coins->word(static_cast<std::uint64_t>(begin / 32 + at / 4)) & wanted);
+    std::memcpy(signs + at, &bits, size);
+  }
+}
+
 // Blocks of so many elements, the last one shorter; 0 stands for the whole of a tensor.
 struct Blocks {
   std::int64_t block;
@@ -40,7 +81,7 @@ struct Blocks {
   std::int64_t nbytes(std::int64_t n) const { return mean_bytes(n) + sign_bytes(n); }
 
   // Means float32 (count,), at any byte, and signs of one tensor; false if some x is NaN or Inf: so is its mean then.
-  bool encode(const float* x, std::int64_t n, std::uint8_t* means, std::uint8_t* signs) const {
+  bool encode(const float* x, std::int64_t n, const Philox* coins, std::uint8_t* means, std::uint8_t* signs) const {
     bool finite = true;
     double sum = 0;
     std::int64_t first = 0;  // of the present block
@@ -59,7 +100,7 @@ struct Blocks {
         }
         from = to;
       }
-      pack_signs(x + at, end - at, signs + at / 8);
+      pack_tossed(x, at, end, coins, signs + at / 8);
     }
     return finite;
   }
@@ -82,14 +123,17 @@ struct Blocks {
   }
 };
 
-bool sign_encode(ConstFloats x, const Segments& segments, std::int64_t block, Bytes wire) {
+// A key a segment, or none at all.
+bool sign_encode(ConstFloats x, const Segments& segments, ConstLongs keys, std::int64_t block, Bytes wire) {
   nb::gil_scoped_release released;
   const Blocks blocks{block};
   std::uint8_t* to = wire.data();
   bool finite = true;
   for (std::int64_t s = 0; s < segments.count; to += blocks.nbytes(segments.sizes[s++])) {
     const std::int64_t n = segments.sizes[s];
-    finite &= blocks.encode(x.data() + segments.starts[s], n, to, to + blocks.mean_bytes(n));
+    const Philox coins(keys.size() ? static_cast<std::uint64_t>(keys.data()[s]) : 0);
+    finite &= blocks.encode(x.data() + segments.starts[s], n, keys.size() ? &coins : nullptr, to,
+                            to + blocks.mean_bytes(n));
   }
   return finite;
 }
@@ -113,30 +157,8 @@ void signs_and_means(ConstFloats x, const Segments& segments, Bytes signs, Float
   std::uint8_t* to = signs.data();
   std::fill_n(means.data(), means.size(), 0.0f);  // those of tensors without elements
   for (std::int64_t s = 0; s < segments.count; to += sign_bytes(segments.sizes[s++]))
-    Blocks{0}.encode(x.data() + segments.starts[s], segments.sizes[s],
+    Blocks{0}.encode(x.data() + segments.starts[s], segments.sizes[s], nullptr,
                      reinterpret_cast<std::uint8_t*>(means.data() + s), to);
-}
-
-// Writes ceil(n / 8) bytes: bit j of byte i is set where x[8 i + j] is 0, as -0.0 is.
-void pack_zeros(const float* x, std::int64_t n, std::uint8_t* to) {
-  std::int64_t i = 0;
-#if defined(__AVX512F__)
-  const __m512 zero = _mm512_setzero_ps();
-  for (; i + 16 <= n; i += 16) {
-    const std::uint16_t word = _mm512_cmp_ps_mask(_mm512_loadu_ps(x + i), zero, _CMP_EQ_OQ);
-    std::memcpy(to + i / 8, &word, sizeof word);
-  }
-#elif defined(__AVX2__)
-  const __m256 zero = _mm256_setzero_ps();
-  for (; i + 8 <= n; i += 8)
-    to[i / 8] = static_cast<std::uint8_t>(_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(x + i), zero, _CMP_EQ_OQ)));
-#endif
-  for (; i < n; i += 8) {
-    const int count = static_cast<int>(std::min<std::int64_t>(8, n - i));
-    std::uint32_t byte = 0;
-    for (int j = 0; j < count; ++j) byte |= static_cast<std::uint32_t>(x[i + j] == 0) << j;
-    to[i / 8] = static_cast<std::uint8_t>(byte);
-  }
 }
 
 void zeros(ConstFloats x, const Segments& segments, Bytes bits) {

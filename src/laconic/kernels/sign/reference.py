@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 from laconic.kernels.bitpack import reference as bitpack
+from laconic.kernels.philox import reference as philox
 
 
 def means(x: Tensor, block: int) -> Tensor:
@@ -34,14 +37,22 @@ def flipped(bits: Tensor, values: Tensor) -> Tensor:
     return torch.where(bitpack.unpack_bits(bits, 1, n).bool(), -values, values)
 
 
-def sign_encode(x: Tensor, segments: Segments, block: int) -> tuple[Tensor, bool]:
+def tossed(bits: Tensor, x: Tensor, key: int) -> Tensor:
+    """Sign bits uint8 (m,) of x (n,), with those of zeros from the stream of a key."""
+    zero = bitpack.pack_bits((x == 0).to(torch.int32), 1)
+    coins = philox.philox(key, (len(bits) + 3) // 4, 0, x.device).view(torch.uint8)[: len(bits)]
+    return bits & ~zero | coins & zero
+
+
+def sign_encode(x: Tensor, segments: Segments, block: int, keys: Sequence[int] | None) -> tuple[Tensor, bool]:
     """The message, and whether all is finite."""
     parts, finite = [x.new_empty(0, dtype=torch.uint8)], True
-    for view in segments.views(x):
+    for s, view in enumerate(segments.views(x)):
         if view.numel():
             scales = means(view, block)
             finite &= bool(scales.isfinite().all())
-            parts += [scales.view(torch.uint8), sign_bits(view)]
+            bits = sign_bits(view)
+            parts += [scales.view(torch.uint8), bits if keys is None else tossed(bits, view, keys[s])]
     return torch.cat(parts), finite
 
 
