@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 from datetime import timedelta
 
@@ -70,6 +71,67 @@ def twice_without_a_step():
 
 def test_a_second_backward_without_a_step_is_warned_of(pool):
     assert pool.run(2, twice_without_a_step) == [True, True]
+
+
+def thrown_away(spec, how, to_none=True):
+    """Two backward passes with zero_grad() between them: what was said, and how much of the first is in the
+    second, whose own gradient is zero."""
+    model = DistributedDataParallel(net(), **MANY)
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    handle = laconic.compress(model, optimizer, spec)
+    for step in range(2):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    handle.discard()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        optimizer.zero_grad(set_to_none=to_none)
+        if how == "no_sync":
+            with model.no_sync():
+                loss_of(model, 2).backward()
+        else:
+            loss_of(model, 2).backward()
+        if how != "accumulated":
+            optimizer.zero_grad(set_to_none=to_none)
+        if how == "discarded":
+            handle.discard()
+        (0.0 * loss_of(model, 3)).backward()
+        optimizer.zero_grad(set_to_none=to_none)
+        handle.discard()
+        (0.0 * loss_of(model, 3)).backward()
+    norm = sum(float(p.grad.norm()) for p in model.parameters())
+    words = [str(each.message) for each in said]
+    handle.remove()
+    left = sum(len(p._backward_hooks or ()) for p in model.parameters())
+    return [each for each in words if "thrown away" in each], norm, left
+
+
+@pytest.mark.parametrize(
+    ("spec", "to_none"),
+    [("topk(density=0.05)", True), ("topk(density=0.05)", False), ("dgc(density=0.05)", True)],
+)
+def test_gradients_that_are_thrown_away_are_warned_of(pool, spec, to_none):
+    """Once, with the way out; and after `discard` nothing is left of them."""
+    for said, norm, left in pool.run(2, thrown_away, spec, "zeroed", to_none):
+        assert len(said) == 1 and "no_sync" in said[0] and "handle.discard()" in said[0]
+        assert norm == 0 and left == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "how"),
+    [
+        ("topk(density=0.05)", "no_sync"),
+        ("topk(density=0.05)", "discarded"),
+        ("topk(density=0.05)", "accumulated"),
+        ("cgx(min_size=2)", "zeroed"),
+        ("sum()", "zeroed"),
+    ],
+)
+def test_who_throws_nothing_away_is_not_warned(pool, spec, how):
+    """Nothing was exchanged, or it was discarded, or accumulated; or the method holds nothing back."""
+    for said, _, _ in pool.run(2, thrown_away, spec, how):
+        assert said == []
 
 
 def forgotten():

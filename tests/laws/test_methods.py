@@ -14,7 +14,7 @@ from laconic.exchange.method import lift
 
 from .method_ranks import BUCKETS, SEED, Rank
 from .table import compressors, same
-from .worlds import MODEL, take
+from .worlds import MODEL, gradient, one_step, take
 
 SPECS = compressors()
 SIZES = (1, 2, 4)
@@ -115,6 +115,29 @@ def test_a_step_that_is_void_on_one_rank_is_void_on_all_and_loses_nothing(spec: 
         held, ends = zip(*Loopback.run(2, lambda comm, begin=begin: play(comm, begin)), strict=True)
         assert held == ([True] * 5,) * 2
         assert all(same(end, ends[0]) for end in ends) and bool(ends[0].isfinite().all())
+
+
+@each
+def test_what_is_discarded_never_comes_back(spec: str) -> None:
+    """After gradients that are thrown away come gradients of zero, and means of zero at once; without
+    `discard` these are not zero only where a method says that it holds back."""
+
+    def play(comm: Loopback, discard: bool) -> tuple[bool, bool]:
+        exchange = Rank(spec, comm, lift(spec).warm_at).exchange
+        for t in range(2):
+            one_step(exchange, gradient(comm.rank, t), BUCKETS)
+        if discard:
+            exchange.discard()
+        silent = True
+        for _ in range(4):
+            mean, _ = one_step(exchange, torch.zeros(MODEL.numel), BUCKETS)
+            silent &= not bool(mean.any())
+        return silent, exchange.holds_back
+
+    for silent, _ in Loopback.run(2, lambda comm: play(comm, True)):
+        assert silent
+    for silent, holds_back in Loopback.run(2, lambda comm: play(comm, False)):
+        assert silent or holds_back
 
 
 @pytest.mark.parametrize(("one", "other"), [*pairwise([*SPECS, SPECS[0]])])

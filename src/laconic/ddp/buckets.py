@@ -8,7 +8,7 @@ ones as pairs of reals, which is how DDP hands them over.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucke
 from laconic.core.layout import Entry, Layout
 from laconic.ddp.communication_thread import Answer, CommunicationThread
 from laconic.ddp.gradient_watch import GradientWatch
+from laconic.ddp.zeroed import ZeroedWatch
 from laconic.exchange.exchange import Exchange
 
 
@@ -64,6 +65,7 @@ class Buckets:
         self._scaler = scaler
         self._scale = 1.0
         self._unused = False  # whether the means of a backward pass wait for the optimiser
+        self._zeroed: ZeroedWatch | None = None
         self._layouts: dict[tuple[int, ...], Layout] = {}
 
     @property
@@ -78,6 +80,8 @@ class Buckets:
         if first:
             self._check_stepped()
             self._scale = 1.0 if self._scaler is None else self._scaler.get_scale()
+        if last and self._zeroed is not None:
+            self._zeroed.pending = True  # only now: more gradients of this pass were still to be added
         scale, layout = self._scale, None if buffer.is_sparse else self._layout_of(bucket, buffer)
         ready = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
 
@@ -88,11 +92,22 @@ class Buckets:
                 self._exchange.begin()
                 self._means.clear()
             mean = self._mean_(buffer, layout, scale)
+            if self._zeroed is not None and self._exchange.void is not None:
+                self._zeroed.pending = False  # a void step is there to be skipped, and sends all of it later
             if last:
                 self._exchange.end()
             return mean
 
         return self._thread.submit(job, [buffer.device] if buffer.is_cuda else None)
+
+    def watch(self, parameters: Iterable[Tensor]) -> None:
+        """Warn where gradients of these parameters are thrown away, and come back."""
+        if self._exchange.holds_back:
+            self._zeroed = ZeroedWatch(parameters, repr(self._exchange.method))
+
+    def discard(self) -> None:
+        """The means of the last backward pass are thrown away."""
+        self._stepped()
 
     def before_step(self, parameter: Callable[[str], Tensor]) -> None:
         """The optimiser is about to take the present step, by the gradients of `parameter(name)`.
@@ -109,8 +124,13 @@ class Buckets:
             grad = parameter(name).grad
             if grad is not None:
                 self._watch.compare(name, grad)
+        self._stepped()
+
+    def _stepped(self) -> None:
         self._unused = False
         self._means.clear()
+        if self._zeroed is not None:
+            self._zeroed.pending = False
 
     def end(self) -> None:
         """End the thread when the queued buckets are done, without waiting for that."""
@@ -119,11 +139,14 @@ class Buckets:
     def close(self) -> None:
         """Finish the queued buckets and end the thread."""
         self._thread.close()
+        if self._zeroed is not None:
+            self._zeroed.remove()
 
     def _check_stepped(self) -> None:
         """Warn if a second backward pass would mistake what the first one has sent for a gradient."""
-        exchange = self._exchange
-        if self._unused and exchange.void is None and exchange.owns_momentum(exchange.step - 1):
+        exchange, zeroed = self._exchange, self._zeroed
+        told = zeroed is not None and zeroed.warned
+        if self._unused and not told and exchange.void is None and exchange.owns_momentum(exchange.step - 1):
             warnings.warn(
                 "two synchronised backward passes without optimizer.step() between them:"
                 f" {exchange.method} would take the velocity that the first has sent for a gradient."

@@ -54,6 +54,7 @@ class Handle:
         site = Site(comm, seed, self.exchange.seconds)
         self._rules = [rule.bind(part, self._optimiser, site) for rule, part in method.governed(self.layout)]
         self._optimiser.install(self._rules)
+        self.buckets.watch(dense.values())
 
     def __repr__(self) -> str:
         return (
@@ -138,6 +139,18 @@ class Handle:
         self.exchange.load_state_dict(own, step=int(state["step"]))
         for rule, part in zip(self._rules, parts, strict=True):
             rule.load_state_dict(part)
+
+    def discard(self) -> None:
+        """Forget what is held back: nothing of any gradient so far comes back in a later step.
+
+        For gradients that are thrown away, by zero_grad() in place of step(): what was not sent of them would
+        come with later ones. What is left of earlier steps is forgotten too, and momentum that is applied
+        before the exchange: so it is for a step that is skipped now and then. A backward pass whose gradients
+        are never used, such as that of a GAN's generator through its discriminator, is better run under
+        `model.no_sync()`: nothing is exchanged then, and nothing lost. Call it on every rank, between steps.
+        """
+        self.exchange.discard()
+        self.buckets.discard()
 
     def remove(self) -> None:
         """Restore DDP's own all-reduce; what was not sent is dropped. The model can be compressed again.

@@ -190,6 +190,19 @@ class Exchange:
             leg.reducer.put_back(part)
         self._settled.clear()
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether something of a gradient can come back in a later step."""
+        legs = zip(self._legs, self._whole, strict=True)
+        return any(len(part) and (leg.feedback.holds_back or leg.reducer.holds_back) for leg, part in legs)
+
+    def discard(self) -> None:
+        """Forget all gradients so far, between steps: nothing of them comes back."""
+        self._settled.clear()
+        for leg in self._legs:
+            leg.feedback.discard()
+            leg.reducer.discard()
+
     def owns_momentum(self, step: int) -> frozenset[str]:
         """Names of the tensors whose momentum is applied before the exchange at this step."""
         owners = tuple(route.feedback.owns_momentum(step) for route in self.method.routes)

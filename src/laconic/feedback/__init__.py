@@ -55,10 +55,12 @@ class Feedback(Spec):
 class BoundFeedback(ABC):
     """A feedback at work: owns its memory, keyed by tensor name.
 
-    `detects_non_finite`: whether `correct` returns None for a gradient that is not finite.
+    `detects_non_finite`: whether `correct` returns None for a gradient that is not finite. `holds_back`:
+    whether a gradient can come back in a later step.
     """
 
     detects_non_finite: ClassVar[bool] = True
+    holds_back: ClassVar[bool] = True
 
     @abstractmethod
     def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
@@ -74,6 +76,10 @@ class BoundFeedback(ABC):
     @abstractmethod
     def put_back(self, layout: Layout) -> None:
         """Undo this turn's `settle`, exactly: the step will not be applied."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Forget all gradients so far, between steps: nothing of them comes back."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:

@@ -77,6 +77,10 @@ class Residual(BoundFeedback):
     def put_back(self, layout: Layout) -> None:
         self._pending.drop(layout)
 
+    def discard(self) -> None:
+        self._pending.clear()
+        self._residual.zero_()
+
     def state_dict(self) -> dict[str, Tensor]:
         self._pending.finish_all()
         return self._residual.state_dict()

@@ -111,6 +111,11 @@ class _Corrected(BoundFeedback):
     def put_back(self, layout: Layout) -> None:
         self._pending.drop(layout)
 
+    def discard(self) -> None:
+        self._pending.clear()
+        self._velocity.zero_()
+        self._residual.zero_()
+
     def state_dict(self) -> dict[str, Tensor]:
         self._pending.finish_all()
         return {**self._velocity.state_dict(), **self._residual.state_dict()}

@@ -26,6 +26,7 @@ class NoFeedback(Feedback):
 
 class _Nothing(BoundFeedback):
     detects_non_finite: ClassVar[bool] = False  # that would take a pass over memory of its own
+    holds_back: ClassVar[bool] = False
 
     def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
         return layout.segments.scale_(grad, scale)
@@ -35,6 +36,9 @@ class _Nothing(BoundFeedback):
 
     def put_back(self, layout: Layout) -> None:
         """Nothing was taken."""
+
+    def discard(self) -> None:
+        """Nothing is remembered."""
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}

@@ -60,6 +60,9 @@ class _WorkerMomentum(BoundFeedback):
     def put_back(self, layout: Layout) -> None:
         """Nothing was taken: the velocity keeps what is finite of a void step."""
 
+    def discard(self) -> None:
+        self._velocity.zero_()
+
     def state_dict(self) -> dict[str, Tensor]:
         return self._velocity.state_dict()
 

@@ -120,6 +120,15 @@ class BoundReducer(ABC):
         """Undo what the present turn's `reduce` of this layout did to its state: the step is void."""
         assert not self.state_dict(), f"{type(self).__name__} keeps state, and must put it back"
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether a part of a mean can come back in a later step: by default not."""
+        return False
+
+    def discard(self) -> None:
+        """Forget what is held back of the means so far, between steps."""
+        assert not self.holds_back, f"{type(self).__name__} holds back, and must forget"
+
     def state_dict(self) -> dict[str, Tensor]:
         """State of this rank: "<kind>/<tensor name>" to a tensor; empty where there is none."""
         return {}

@@ -81,6 +81,13 @@ class _DenseFirst(BoundReducer):
     def put_back(self, layout: Layout) -> None:
         self.then.put_back(layout)
 
+    @property
+    def holds_back(self) -> bool:
+        return self.then.holds_back
+
+    def discard(self) -> None:
+        self.then.discard()
+
     def state_dict(self) -> dict[str, Tensor]:
         return self.then.state_dict()
 

@@ -179,6 +179,13 @@ class _TwoLevel(BoundReducer):
         if self._leads:
             self._outer.put_back(layout)
 
+    @property
+    def holds_back(self) -> bool:
+        return self._outer.holds_back
+
+    def discard(self) -> None:
+        self._outer.discard()
+
     def state_dict(self) -> dict[str, Tensor]:
         """The state of `outer` where this rank leads, and zeros where it does not."""
         state = self._outer.state_dict()

@@ -51,6 +51,11 @@ class Memory:
         else:
             held.copy_(value)
 
+    def zero_(self) -> None:
+        """All zero again."""
+        for held in self._tensors.values():
+            held.zero_()
+
     def _move(self, layout: Layout, device: torch.device) -> Tensor:
         block = torch.zeros(layout.segments.end, dtype=torch.float32, device=device)
         for entry in layout:

@@ -31,6 +31,10 @@ class Pending(Generic[T]):
         """Forget it: the step is void."""
         self._shares.pop(id(layout), None)
 
+    def clear(self) -> None:
+        """Forget all shares."""
+        self._shares.clear()
+
     def finish_before(self, step: int) -> None:
         """Make shares of earlier steps final: before a memory is used again, or moved to other buckets."""
         if self._step != step:

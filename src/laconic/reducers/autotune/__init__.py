@@ -179,6 +179,13 @@ class BoundAutotune(BoundReducer):
         for candidate in self._candidates:
             candidate.put_back(matrices)
 
+    @property
+    def holds_back(self) -> bool:
+        return True
+
+    def discard(self) -> None:
+        self._residual.discard()
+
     def state_dict(self) -> dict[str, Tensor]:
         """The residual, and what was chosen, which is the same on all ranks."""
         self._emptied.finish_all()

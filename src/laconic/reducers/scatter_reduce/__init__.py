@@ -234,6 +234,14 @@ class TwoHalves(BoundReducer):
         if self._residual is not None:
             self._residual.put_back(self._partition(layout).home)
 
+    @property
+    def holds_back(self) -> bool:
+        return self._residual is not None
+
+    def discard(self) -> None:
+        if self._residual is not None:
+            self._residual.discard()
+
     def state_dict(self) -> dict[str, Tensor]:
         """What the second rounding has left behind of this rank's pieces, and zeros for the others."""
         return {} if self._residual is None else self._residual.state_dict()

@@ -47,6 +47,11 @@ class MeanResidual:
         """The present step is void."""
         self._pending.drop(home)
 
+    def discard(self) -> None:
+        """All zero again."""
+        self._pending.clear()
+        self._memory.zero_()
+
     def state_dict(self) -> dict[str, Tensor]:
         """Whole tensors: zero where other ranks add up."""
         self._pending.finish_all()

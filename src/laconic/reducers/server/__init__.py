@@ -147,6 +147,15 @@ class _Server(BoundReducer):
     def put_back(self, layout: Layout) -> None:
         self._pending.drop(self._partition(layout).home)
 
+    @property
+    def holds_back(self) -> bool:
+        return self._residual is not None
+
+    def discard(self) -> None:
+        self._pending.clear()
+        if self._residual is not None:
+            self._residual.zero_()
+
     def state_dict(self) -> dict[str, Tensor]:
         """The residuals of what is served here, and zeros for the rest: each element is held once."""
         self._pending.finish_all()
