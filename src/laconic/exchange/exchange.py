@@ -8,6 +8,7 @@ is finite of a void step stays in the memory and is sent later.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.per_layout import PerLayout
 from laconic.core.turn import Turn
+from laconic.exchange.clip import Clip
 from laconic.exchange.method import Method, Route
 from laconic.exchange.sparse_gradients import sparse_mean
 from laconic.exchange.state import check_shapes
@@ -113,6 +115,9 @@ class Exchange:
             gain = gain_of(route, part)
             feedback = route.feedback.bind(part, optimised, comm.size)
             self._legs.append(Leg(repr(route.reducer), feedback, route.reducer.bind(part, comm), gain))
+        kept = (route.feedback for route, part in zip(method.routes, whole, strict=True) if len(part))
+        self._clipping = tuple(each for each in kept if each.clip_at(each.warm_at) is not None)
+        self._clip = Clip(layout) if self._clipping else None
         self._parts = PerLayout(lambda layout: tuple(layout.named(part.names) for part in whole))
         self._settled: list[tuple[Leg, Layout]] = []
         self._owned: dict[tuple[bool, ...], frozenset[str]] = {}
@@ -121,21 +126,27 @@ class Exchange:
         """A new backward pass: its first bucket is about to come."""
         self.void = None
         self._settled.clear()
+        if self._clip is not None:
+            self._clip.begin()
 
     def end(self) -> None:
         """The last bucket of this backward pass is done."""
+        if self._clip is not None and self.void is None:
+            self._clip.end()
         self.step += 1
 
     def mean_(self, bucket: Tensor, layout: Layout, scale: float = 1.0) -> bool:
         """bucket float32 (n,) becomes the group's mean; or NaN, and False, where the step is void.
 
-        The gradients are multiplied by 1 / `scale` before the feedback and the mean by `scale` after it.
+        The gradients are multiplied by 1 / `scale` before the feedback, and clipped where one asks for it, and
+        the mean by `scale` after it.
         """
         began = time.perf_counter()
         turn = Turn(self.step, self.comm.rank, self.seed)
         legs = [(leg, part) for leg, part in zip(self._legs, self._parts(layout), strict=True) if len(part)]
         self.comm.mark()
-        corrected = [leg.correct(bucket, part, turn, 1 / scale) for leg, part in legs]
+        given = self._clipped(bucket, layout, 1 / scale)
+        corrected = [leg.correct(bucket, part, turn, given) for leg, part in legs]
         finite = all(x is not None for x in corrected)
         if self.void is None:
             suspect = None if finite else first_not_finite(bucket, layout)
@@ -149,6 +160,14 @@ class Exchange:
         self.seconds.add(began, time.perf_counter(), *self.comm.since_mark())
         self.dense_bytes += 4 * layout.numel
         return self.void is None
+
+    def _clipped(self, grad: Tensor, layout: Layout, scale: float) -> float:
+        """The scale, times the factor that clips the gradient at this step."""
+        if self._clip is None:
+            return scale
+        limits = [limit for each in self._clipping if (limit := each.clip_at(self.step)) is not None]
+        limit = min(limits) / math.sqrt(self.comm.size) if limits else None
+        return scale * self._clip.factor(grad, layout, scale, limit)
 
     def _reduce(self, reductions: Sequence[Reduction], suspect: str | None) -> None:
         """The mean of each leg, in the bucket: what can go on by itself does so, while others reduce."""
@@ -212,8 +231,9 @@ class Exchange:
         return self._owned[owners]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Memory of every route on this rank: "route<i>/<kind>/<tensor name>" to a tensor."""
-        return {
+        """Memory of every route on this rank, "route<i>/<kind>/<tensor name>" to a tensor; norms to clip by."""
+        norms = {} if self._clip is None else self._clip.state_dict()
+        return norms | {
             f"route{i}/{key}": value
             for i, leg in enumerate(self._legs)
             for key, value in {**leg.feedback.state_dict(), **leg.reducer.state_dict()}.items()
@@ -226,6 +246,8 @@ class Exchange:
     def load_state_dict(self, state: Mapping[str, Tensor], step: int) -> None:
         """Take memory and step count back. Raises `StateError`, with nothing changed, if a tensor differs."""
         self.check_state(state)
+        if self._clip is not None:
+            self._clip.load_state_dict(state)
         for i, leg in enumerate(self._legs):
             prefix = f"route{i}/"
             part = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}

@@ -47,6 +47,10 @@ class Feedback(Spec):
         """By how much the decoded mean is multiplied. Raises `SpecError` where feedback would diverge."""
         return 1.0
 
+    def clip_at(self, step: int) -> float | None:
+        """The norm that the whole gradient is limited to, summed over ranks; None where it is not."""
+        return None
+
     def owns_momentum(self, step: int) -> bool:
         """Whether momentum happens here, before the exchange, not in the optimiser."""
         return False

@@ -7,18 +7,17 @@ Lin et al. 2018, arXiv:1712.01887 (DGC), section 3. Per tensor, with local gradi
     sent = C(v)  v = v - sent             u = 0 where sent (factor masking, against stale momentum)
 
 The optimiser then applies the mean of `sent` without momentum. Weight decay never enters: the optimiser adds
-it after the exchange. Local clipping: each tensor's gradient norm is limited to clip / sqrt(N), so that the
-sum over N ranks has about the norm that a global threshold `clip` would leave; per tensor, as in the
-authors' release, since no rank knows the norm of the whole gradient when its first bucket leaves.
+it after the exchange. Local clipping: the norm of each rank's whole gradient, of all tensors and all routes,
+is limited to clip / sqrt(N), so that the sum over N ranks has about the norm that a global threshold `clip`
+would leave. `laconic.exchange.clip` says how that is done bucket by bucket. The authors' release clips each
+tensor by itself.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from laconic import kernels
@@ -38,7 +37,7 @@ class MomentumCorrection(Feedback):
     """Velocity u and accumulator v, two float32 an element. Momentum is read from the optimiser.
 
     `masking`: clear the velocity of what was sent. `clip`: the global gradient norm whose local share limits
-    each tensor's gradient; None leaves gradients as they are. `dense_steps`: so many first steps are
+    each rank's gradient; None leaves gradients as they are. `dense_steps`: so many first steps are
     exchanged whole, unclipped and with the optimiser's own momentum, whose buffers then become the velocity,
     with what weight decay they hold.
 
@@ -60,6 +59,9 @@ class MomentumCorrection(Feedback):
     def warm_at(self) -> int:
         return self.dense_steps
 
+    def clip_at(self, step: int) -> float | None:
+        return self.clip if self.owns_momentum(step) else None
+
     def gain(self, codec: Codec | None, layout: Layout) -> float:
         return safe_gain(codec, layout)
 
@@ -67,13 +69,12 @@ class MomentumCorrection(Feedback):
         return step >= self.dense_steps
 
     def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
-        return _Corrected(self, layout, optimised, size)
+        return _Corrected(self, layout, optimised)
 
 
 class _Corrected(BoundFeedback):
-    def __init__(self, spec: MomentumCorrection, layout: Layout, optimised: Optimised, size: int) -> None:
+    def __init__(self, spec: MomentumCorrection, layout: Layout, optimised: Optimised) -> None:
         self._spec = spec
-        self._limit = None if spec.clip is None else spec.clip / math.sqrt(size)
         self._velocity = Velocity(layout, optimised)
         self._residual = Memory("residual", layout)
         self._pending = Pending(self._finish)
@@ -90,19 +91,11 @@ class _Corrected(BoundFeedback):
         self._pending.finish_before(turn.step)
         velocity = self._velocity.flat(layout, grad.device)
         residual = self._residual.flat(layout, grad.device)
-        if self._limit is not None:
-            self._clip_(grad, layout, self._limit / scale)
         momentum, nesterov = self._velocity.momentum(layout)
         finite = kernels.velocity_(
             velocity, residual, grad, layout.segments, momentum=momentum, scale=scale, nesterov=nesterov
         )
         return residual if finite else None
-
-    def _clip_(self, grad: Tensor, layout: Layout, limit: float) -> None:
-        for view in layout.segments.views(grad):
-            norm = float(torch.linalg.vector_norm(view, dtype=torch.float64))
-            if limit < norm < math.inf:
-                view.mul_(limit / norm)
 
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
         if self._spec.owns_momentum(turn.step):

@@ -69,7 +69,9 @@ def dgc(
             leading 1.0 is plain momentum SGD.
         sample_ratio: Share of the entries that the threshold is estimated from; default: 0.01.
         masking: Whether sent entries are also cleared in u; default: True.
-        clip: Global gradient norm whose local share limits each tensor; default: no limit.
+        clip: Norm of the gradient summed over ranks; each rank's whole gradient, vectors included, is limited
+            to clip / sqrt(N), after dense steps of the warm-up. With several buckets by an estimate from the
+            last step, see `laconic.exchange.clip`; default: no limit.
         down: Density of the mean: the ranks that serve a tensor average the messages, and answer with the
             largest entries of the mean and keep the rest for later. A rank's bytes then do not grow with N;
             what it costs is a second residual, so an entry may wait twice. Default: None, every rank receives
