@@ -59,7 +59,7 @@ def noise(rank, step, bucket):
     return torch.randn(bucket.numel, generator=torch.Generator().manual_seed(97 * step + rank)) ** 3
 
 
-def decided(rank, most=40):
+def decided(rank, most=150):
     while rank.chosen is None and rank.steps < most:
         rank.step(noise)
     return rank.chosen
@@ -115,7 +115,7 @@ def test_on_a_fast_link_nothing_is_ever_lost():
 
 
 def test_where_the_exchange_hides_behind_backward_it_ends_dense():
-    """It takes more than the slack of a step, so others are tried; none is faster."""
+    """It takes more than the least gain, so two others are tried. They save nothing."""
 
     def body(comm):
         rank, used = Rank(comm, RATES["hidden"]), set()
@@ -124,11 +124,12 @@ def test_where_the_exchange_hides_behind_backward_it_ends_dense():
             used.add(rank.bound.autotuner.current)
         return rank.chosen, used
 
-    assert Loopback.run(2, body) == [(0, set(range(len(CANDIDATES))))] * 2
+    assert Loopback.run(2, body) == [(0, {0, 1, 2})] * 2
 
 
 def test_on_a_slow_link_the_gradient_is_sent_whole_twice_and_never_again(caplog):
-    """At 200 kbit/s that takes nearly 10 s a step. Two steps say enough, and later searches do without."""
+    """At 200 kbit/s that takes nearly 10 s a step. Two steps say enough, of lossier candidates too, and later
+    searches do without."""
     spec = Autotune(every=60)
 
     def body(comm):
@@ -141,9 +142,10 @@ def test_on_a_slow_link_the_gradient_is_sent_whole_twice_and_never_again(caplog)
         (chosen, seconds), _ = Loopback.run(2, body)
     assert chosen == 5
     assert min(seconds[:2]) > 9.0
-    assert max(seconds[2:]) < 2.0
+    assert max(seconds[2:]) < 5.0 and max(seconds[16:]) < 2.0
+    assert sum(seconds[:16]) < 4 * seconds[0]
     assert "times as fast as sum()" in caplog.text
-    assert "less compression was not tried" in caplog.text
+    assert "times as fast as scatter_reduce" in caplog.text, "which is as far up as it looks again"
 
 
 def test_a_link_that_drops_is_noticed_within_fifty_steps_and_one_that_recovers_too(caplog):
@@ -230,6 +232,34 @@ def test_nothing_is_lost_from_candidate_to_candidate():
     assert float(results[0][2][8].abs().max()) > 0.1
     assert all(float(left[-1].abs().max()) == 0 for _, _, left, _ in results)
     torch.testing.assert_close(2 * results[0][1], total, rtol=1e-4, atol=1e-3)
+
+
+def drift(rank, step, bucket):
+    """Mostly the same at every step and on every rank, so that what is left behind adds up."""
+    always = torch.randn(bucket.numel, generator=torch.Generator().manual_seed(bucket.numel))
+    return always + 0.1 * noise(rank, step, bucket)
+
+
+def test_what_is_left_behind_bleeds_out_in_steps_of_at_most_twice_the_gradients_norm():
+    """A search on a link that hides a dense exchange leaves several gradients behind."""
+    spec = Autotune((CANDIDATES[0], CANDIDATES[4]))
+
+    def body(comm):
+        rank = Rank(comm, RATES["hidden"], spec)
+        seen, most, left = [], 0.0, torch.zeros(1)
+        for step in range(40):
+            means, _ = rank.step(drift)
+            plain = [torch.cat([drift(each, step, bucket) for bucket in BUCKETS]) for each in range(2)]
+            if rank.bound.autotuner.current == 0:
+                seen.append(float(torch.cat(means).norm() / (sum(plain) / 2).norm()))
+            state = rank.bound.state_dict()
+            left = torch.cat([state[key].flatten() for key in state if key.startswith("residual/")])
+            most = max(most, float(left.norm() / plain[0].norm()))
+        return seen, most, float(left.norm())
+
+    for seen, most, left in Loopback.run(2, body):
+        assert most > 3 and left == 0
+        assert max(seen) < 2.01
 
 
 def test_a_void_step_counts_for_nothing_and_leaves_what_was_kept():

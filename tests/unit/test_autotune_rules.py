@@ -30,7 +30,12 @@ def test_a_state_of_more_candidates_is_refused():
         ("autotune(())", r"the first is sum\(\)"),
         ("autotune((sum(), topk(0.1)))", "a candidate must be a reducer"),
         ("autotune((sum(), scatter_reduce(minmax(), pattern='ring')))", "can be no candidate, as each hop"),
-        ("autotune(slack=-1)", "slack must be a number in"),
+        ("autotune(gain=1)", "gain must be a number in"),
+        (
+            "autotune(lossiest=sum(dtype='bf16'))",
+            r"lossiest is one of the candidates .* got sum\(dtype='bf16'",
+        ),
+        ("auto(pinned=topk(density=0.5))", "pinned is one of the candidates"),
         ("autotune(every=0)", "every must be a whole number"),
         ("auto((sum(), dgc()))", r"a candidate is a reducer, codec or selector, got the method dgc\(\)"),
         ("auto('sum()')", "are a list of reducers, codecs or selectors, got 'sum"),

@@ -10,7 +10,8 @@ from tests.unit.test_autotune import RATES, Rank, decided, noise
 
 from laconic.comm.loopback import Loopback
 from laconic.reducers.autotune import autotuner
-from laconic.reducers.autotune.autotuner import Autotuner
+from laconic.reducers.autotune.autotuner import WINDOW, Autotuner
+from laconic.reducers.autotune.search import COLD, Search
 
 
 class Burdened(Rank):
@@ -42,7 +43,7 @@ def test_interference_counts():
     assert chosen("middling", lambda candidate, step: 0.02 if candidate == usual else 0.0) != usual
 
 
-@pytest.mark.parametrize(("slow_steps", "kept"), [(autotuner.COLD, True), (autotuner.COLD + 2, False)])
+@pytest.mark.parametrize(("slow_steps", "kept"), [(COLD, True), (COLD + 2, False)])
 def test_the_first_steps_of_a_candidate_do_not_count(slow_steps, kept):
     def body(comm):
         first = {}
@@ -77,11 +78,12 @@ def test_steps_that_are_slow_now_and_then_are_no_other_link(caplog):
 class Script:
     """One rank's autotuner whose candidates' steps take the seconds that it is told, most of it exchange."""
 
-    def __init__(self, seconds, **settings):
+    def __init__(self, seconds, every=10**6, last=None, pinned=None):
         self.now, self.step, self.seconds = 0.0, 0, seconds
         names = [f"c{i}" for i in range(len(seconds))]
-        given = {"slack": 0.05, "every": 10**6} | settings
-        self.autotuner = Autotuner(names, Loopback.world(1)[0], clock=lambda: self.now, **given)
+        search = Search(0.05, len(seconds) - 1 if last is None else last)
+        comm = Loopback.world(1)[0]
+        self.autotuner = Autotuner(names, comm, search, every, lambda: self.now, pinned)
 
     def run(self, steps):
         """The candidates in use, step by step."""
@@ -96,51 +98,54 @@ class Script:
         return used
 
 
-TRIED = autotuner.COLD + autotuner.COUNTED
-
-
-def test_it_starts_dense_and_goes_on_from_what_sends_least():
-    script = Script([1.0, 0.8, 0.6, 0.5])
-    used = script.run(4 * TRIED + 2)
-    assert used == [0] * TRIED + [3] * TRIED + [2] * TRIED + [1] * TRIED + [3] * 2
-
-
-def test_no_candidate_is_tried_after_one_that_takes_three_times_as_long():
-    script = Script([1.0, 0.1, 0.7, 0.2])
-    used = script.run(3 * TRIED + 1)
-    assert used[-TRIED - 1 :] == [2] * TRIED + [3]
-
-
-@pytest.mark.parametrize(("now_s", "kept"), [(1.04, 0), (1.09, 0), (1.11, 2)])
-def test_the_one_in_use_is_given_twice_the_slack(now_s, kept):
-    """Dense was kept; in the next search the last candidate takes 1 s, and dense so much."""
-    script = Script([1.0, 2.0, 1.0], every=autotuner.WINDOW)
-    script.run(3 * TRIED + 1)
-    assert script.autotuner.chosen == 0
-    script.seconds = [now_s, 2.0, 1.0]
-    script.run(2 * autotuner.WINDOW + 3 * TRIED + 1)
-    assert script.autotuner.chosen == kept
-
-
-def test_less_compression_is_taken_as_soon_as_it_is_within_the_slack():
+def test_less_compression_is_taken_as_soon_as_more_saves_too_little():
     """Else a link that recovers would be compressed for ever."""
-    script = Script([2.0, 2.0, 1.0], every=autotuner.WINDOW)
-    script.run(3 * TRIED + 1)
+    script = Script([0.8, 0.5, 0.2], every=WINDOW)
+    script.run(60)
     assert script.autotuner.chosen == 2
-    script.seconds = [1.04, 2.0, 1.0]
-    script.run(2 * autotuner.WINDOW + 3 * TRIED + 1)
+    script.seconds = [0.208, 0.5, 0.2]
+    script.run(60)
     assert script.autotuner.chosen == 0
 
 
-def test_changes_that_lead_to_nothing_are_looked_at_less_and_less_often():
-    """Every exchange takes twice as long as before, then half of that, for ever: dense stays the fastest."""
-    script, waited = Script([0.1, 0.8]), []
-    script.run(2 * TRIED + autotuner.WINDOW)
-    for slower in (2.0, 0.5) * 3:
-        script.seconds = [each * slower for each in script.seconds]
+def test_a_slower_link_is_searched_downwards_and_a_faster_one_upwards():
+    script = Script([0.4, 0.2, 0.1, 0.1, 0.1])
+    script.run(100)
+    assert script.autotuner.chosen == 2
+    script.seconds = [1.6, 0.8, 0.4, 0.2, 0.2]
+    assert 0 not in script.run(60)
+    assert script.autotuner.chosen == 3
+    script.seconds = [0.1, 0.1, 0.1, 0.1, 0.1]
+    assert 4 not in script.run(90)
+    assert script.autotuner.chosen == 0
+
+
+def test_changes_that_lead_to_nothing_are_looked_at_less_and_less_often(caplog):
+    """The exchange takes twice as long, then half of that, for ever: dense stays the fastest."""
+    script = Script([0.1, 0.8])
+    script.run(60)
+    waited = []
+    for _ in range(5):
+        script.seconds = [0.2, 1.6]
         waited.append(0)
         while script.run(1) == [0]:
             waited[-1] += 1
-        script.run(TRIED + autotuner.WINDOW - 1)
-    windows = [(each - TRIED) // autotuner.WINDOW for each in waited]
-    assert windows == [2, 4, 8, 16, 16, 16]
+        script.run(30)
+        script.seconds = [0.1, 0.8]
+        while script.autotuner.usual_s > 0.06:
+            script.run(1)
+    windows = [each // WINDOW for each in waited]
+    assert windows[0] < windows[1] < windows[2] < windows[3]
+    assert windows[4] <= 2 * autotuner.MAX_PATIENCE
+
+
+def test_it_goes_no_further_than_the_lossiest_that_is_allowed():
+    assert set(Script([8.0, 4.0, 2.0, 1.0], last=1).run(60)) == {0, 1}
+    assert set(Script([8.0, 4.0], last=0).run(60)) == {0}
+
+
+def test_a_pinned_candidate_is_in_use_from_the_first_step_on(caplog):
+    script = Script([1.0, 2.0, 3.0], every=WINDOW, pinned=2)
+    with caplog.at_level(logging.INFO, "laconic"):
+        assert set(script.run(60)) == {2}
+    assert script.autotuner.chosen == 2 and not caplog.text

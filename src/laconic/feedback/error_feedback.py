@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from laconic import kernels
@@ -71,6 +72,27 @@ class Residual(BoundFeedback):
         finite = kernels.accumulate_(residual, grad, layout.segments, scale=scale, decay=self._decay)
         return residual if finite else None
 
+    def bleed(self, grad: Tensor, layout: Layout, turn: Turn, most: float) -> tuple[Tensor | None, bool]:
+        """As `correct`, but x = grad + part * residual, 0 <= part <= 1, whose second term has at most `most`
+        times the gradient's norm. The rest stays in the memory. Also tells whether part is 1: x is then the
+        memory itself.
+        """
+        self.finish_before(turn.step)
+        held, views = self._residual.flat(layout, grad.device), layout.segments.views(grad)
+        may, left = most * norm(views), self.norm(layout)
+        x = held
+        if left > may:
+            x = held * (may / left)
+            for view, more in zip(layout.segments.views(x), views, strict=True):
+                view.add_(more)
+        finite = self.correct(grad, layout, turn) is not None
+        return x if finite else None, x is held
+
+    def norm(self, layout: Layout) -> float:
+        """The Euclidean norm of what is left behind of these tensors."""
+        kept = (self._residual.tensor(name) for name in layout.names)
+        return norm([each for each in kept if each is not None])
+
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
         self._pending.add(share, layout, turn.step)
 
@@ -89,3 +111,12 @@ class Residual(BoundFeedback):
         self._residual.check(state)
         self._pending.finish_all()
         self._residual.load_state_dict(state)
+
+
+def norm(parts: list[Tensor]) -> float:
+    """The Euclidean norm of all parts together.
+
+    >>> norm([torch.tensor([3.0]), torch.tensor([4.0, 0.0])])
+    5.0
+    """
+    return float(torch.stack(torch._foreach_norm(parts)).norm()) if parts else 0.0

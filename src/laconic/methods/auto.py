@@ -19,26 +19,40 @@ from laconic.reducers.autotune import CANDIDATES, Autotune
     paper="-",
     status="-",
     sends="what pays on this link: all of it, half, 8 or 4 bits, or the largest entries",
-    examples=("auto(slack=0.1)",),
+    examples=("auto(gain=0.1)", "auto(lossiest=scatter_reduce(minmax(bits=8)))"),
 )
-def auto(candidates: Sequence[Reducer] = CANDIDATES, *, slack: float = 0.05, every: int = 1000) -> Method:
-    """The first steps are dense. If the exchange takes more than `slack` of a step, every other candidate is
-    in use for five steps, from the one that sends least on, until one takes three times the fastest step. Of
-    those whose step takes at most 1 + `slack` times the fastest, the candidate that loses least is kept for
-    all matrices; vectors are always dense. What a candidate leaves behind stays in one residual, and the next
-    candidate sends it. The search begins again every `every` steps, or when the exchange takes 1.5 times
-    more or less time than it did. Ranks decide alike, by the slowest one's seconds.
+def auto(
+    candidates: Sequence[Reducer] = CANDIDATES,
+    *,
+    gain: float = 0.05,
+    every: int = 1000,
+    lossiest: Reducer | None = None,
+    pinned: Reducer | None = None,
+) -> Method:
+    """The first steps are dense. Then the next lossier candidate is timed in turns with the one in use, and
+    it is kept if it saves at least `gain` of a step and by more than chance: five steps of each where that is
+    plain, up to 100 where steps differ much. So it goes on, until two candidates running do not pay, or the
+    exchange is less than `gain` of a step. Where an exchange takes more than a second, one or two steps of
+    each are enough. All matrices take the candidate that is kept; vectors are always dense. What others left
+    behind stays in one residual, and dense or nearly dense steps add it in parts no larger than the gradient.
+    It looks again, both ways, every `every` steps; when the exchange takes 1.5 times as long as it did, among
+    the lossier ones; when it takes so much less, among the less lossy. Ranks decide alike, by the slowest
+    one's seconds.
 
-    The logger "laconic" says what is decided and why. Any optimiser takes the mean.
+    `lossiest`: a candidate beyond which it never goes. `pinned`: a candidate that is in use from the first
+    step on, for the same bits in each run; nothing is timed. The logger "laconic" says what is decided and
+    why. Any optimiser takes the mean.
 
     Payload: that of the candidate kept; memory: 4 bytes an element.
 
-    >>> auto(slack=0.1)
-    auto(slack=0.1)
+    >>> auto(gain=0.1)
+    auto(gain=0.1)
     """
     if isinstance(candidates, (str, Reducer)) or not isinstance(candidates, Sequence):
         raise SpecError(f"auto: candidates are a list of reducers, codecs or selectors, got {candidates!r}")
-    return routes(Route(everything, Autotune(tuple(map(_candidate, candidates)), slack, every)))
+    given = tuple(map(_candidate, candidates))
+    most, fixed = (None if each is None else _candidate(each) for each in (lossiest, pinned))
+    return routes(Route(everything, Autotune(given, gain, every, most, fixed)))
 
 
 def _candidate(piece: Reducer) -> Reducer:

@@ -1,9 +1,11 @@
 """Autotune: several reductions, of which the one that pays on the link at hand is in use.
 
     candidates  from what loses nothing to what sends least; all tensors take the same one
-    autotuner   each is timed for a few steps, and of the fastest the one that loses least is kept
-    residual    one for all candidates that lose something: x = residual + g. What a candidate leaves behind
-                stays there, and the next one, whichever it is, sends it
+    search      they are timed in turns, and the lossier one of two is kept where it surely saves time
+    duel        the statistic by which it is sure
+    autotuner   when to search, and the agreement of all ranks
+    residual    error feedback, one for all candidates. What a candidate leaves behind stays there, and the
+                next one sends it; one that sends all entries in small parts, so that no step is much larger
 
 The policy is ours. Tensors of one dimension are summed as they are, whatever the candidate. Where the dense
 candidate is in use and nothing is left behind, a bucket is summed in its own place, as without any of this:
@@ -12,6 +14,7 @@ by way of a route with feedback, that sum took three times as long.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,12 +35,12 @@ from laconic.core.layout import Entry, Layout
 from laconic.core.per_layout import PerLayout
 from laconic.core.turn import Turn
 from laconic.feedback.error_feedback import ErrorFeedback, Residual
-from laconic.feedback.memory.pending import Pending
 from laconic.reducers import BoundReducer, Reducer
 from laconic.reducers.autotune.autotuner import Autotuner
+from laconic.reducers.autotune.search import Search
 from laconic.reducers.gather import Gather
 from laconic.reducers.scatter_reduce import ScatterReduce
-from laconic.reducers.sum import Sum
+from laconic.reducers.sum import DenseShare, Sum
 
 CANDIDATES: tuple[Reducer, ...] = (
     Sum(),
@@ -47,6 +50,7 @@ CANDIDATES: tuple[Reducer, ...] = (
     Gather(Sparse(SampledTopK(density=0.01), indices=GOLOMB)),
     Gather(Sparse(SampledTopK(density=0.001), indices=GOLOMB)),
 )
+WHOLE = 0.5  # omega at most of a candidate that sends nearly all of x: what is left behind must bleed out
 UNDECIDED = -1  # stands for a candidate in a saved state
 CHOSEN = "once/autotune/candidate"  # in a saved state, and the seconds by which another link is noticed
 USUAL = "once/autotune/exchange_s"
@@ -54,25 +58,29 @@ USUAL = "once/autotune/exchange_s"
 
 @dataclass(frozen=True, repr=False)
 class Autotune(Reducer):
-    """The least lossy of `candidates` whose step takes at most 1 + `slack` times that of the fastest.
+    """The lossiest of `candidates` up to which each step down saves at least `gain` of a training step.
 
     `candidates`: reductions in order of what they lose; the first is `sum()`, and none keeps state. The first
-    steps are dense; then the others are timed, and again if the exchange's seconds change 1.5 times, or every
-    `every` steps. All ranks decide alike.
+    steps are dense; then lossier ones are timed, as long as they pay. It looks again if the exchange's
+    seconds change 1.5 times, and every `every` steps. All ranks decide alike. `lossiest`: the candidate that
+    it never goes beyond. `pinned`: the candidate that is in use from the first step on, with nothing timed.
 
-    Payload: that of the candidate; 16 bytes more after each step of a search, and after every 6 steps between
+    Payload: that of the candidate; 24 bytes more after each step of a search, and after every 6 steps between
     searches. Memory: a residual of 4 bytes an element of the tensors of two dimensions and more, once a
-    candidate has lost something. Seconds decide, so two runs of one training may differ in their bits; ranks
-    of one run never do. Of a void step the buckets that come after the one to blame leave nothing behind, as
-    without a memory.
+    candidate has lost something. What others left behind joins the steps of a candidate whose omega is at
+    most 1/2 in parts of at most 1 / sqrt(ranks) of the gradient's norm. Seconds decide, so two runs of one
+    training may differ in their bits; ranks of one run never do. Of a void step the buckets that come after
+    the one to blame leave nothing behind, as without a memory.
 
     >>> Autotune((Sum(), Sum(dtype="fp16")))
     autotune(candidates=(sum(), sum(dtype='fp16')))
     """
 
     candidates: tuple[Reducer, ...] = CANDIDATES
-    slack: float = 0.05
+    gain: float = 0.05
     every: int = 1000
+    lossiest: Reducer | None = None
+    pinned: Reducer | None = None
 
     examples: ClassVar[tuple[str, ...]] = (
         "autotune()",
@@ -81,7 +89,7 @@ class Autotune(Reducer):
     )
 
     def __post_init__(self) -> None:
-        arguments.number("autotune: slack", self.slack, least=0, most=1)
+        arguments.number("autotune: gain", self.gain, least=0, below=1)
         arguments.whole("autotune: every", self.every, 1)
         if not isinstance(self.candidates, tuple) or not self.candidates or self.candidates[0] != Sum():
             raise SpecError(
@@ -91,21 +99,38 @@ class Autotune(Reducer):
             arguments.piece("autotune: a candidate", candidate, Reducer, "gather(sparse(topk(density=0.01)))")
             if candidate.unaccountable:
                 raise SpecError(f"autotune: {candidate!r} can be no candidate, as {candidate.unaccountable}")
+        for option, piece in (("lossiest", self.lossiest), ("pinned", self.pinned)):
+            if piece is not None and piece not in self.candidates:
+                raise SpecError(
+                    f"autotune: {option} is one of the candidates {self.candidates!r}, got {piece!r}"
+                )
 
     @property
     def exact_mean(self) -> bool:
-        return all(candidate.exact_mean for candidate in self.candidates)
+        return all(candidate.exact_mean for candidate in self.usable)
 
     @property
     def adaptive(self) -> bool:
-        return len(self.candidates) > 1
+        return len(self.usable) > 1
+
+    @property
+    def usable(self) -> tuple[Reducer, ...]:
+        """The candidates that may be in use."""
+        if self.pinned is not None:
+            return (self.pinned,)
+        return self.candidates[: self.last + 1]
+
+    @property
+    def last(self) -> int:
+        """The place of the lossiest candidate that may be in use."""
+        return len(self.candidates) - 1 if self.lossiest is None else self.candidates.index(self.lossiest)
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
         return BoundAutotune(self, layout, comm)
 
     def nbytes(self, layout: Layout) -> int:
-        matrices, figures = layout.where(_is_matrix), 16 if self.adaptive else 0
-        lossy = max(candidate.nbytes(matrices) for candidate in self.candidates)
+        matrices, figures = layout.where(_is_matrix), 24 if self.adaptive else 0
+        lossy = max(candidate.nbytes(matrices) for candidate in self.usable)
         return max(Sum().nbytes(layout), lossy + 4 * (layout.numel - matrices.numel + 1)) + figures
 
 
@@ -130,51 +155,95 @@ class BoundAutotune(BoundReducer):
         self._residual = Residual(matrices)
         self._matrices = matrices
         self._holding: set[str] = set()  # tensors whose residual may not be zero
-        self._emptied: Pending[None] = Pending(lambda _, part: self._holding.difference_update(part.names))
+        self._bleeding: set[str] = set()  # tensors whose residual is more than a step should add
+        self._used = 0  # the candidate of the last step
+        self._most = 1 / math.sqrt(comm.size)  # of a gradient's norm; so much of it the mean keeps at least
+        self._whole = [_sends_all(candidate, matrices) for candidate in spec.candidates]
         self._parts = PerLayout(
             lambda bucket: (bucket.where(_is_matrix), bucket.where(lambda entry: not _is_matrix(entry)))
         )
-        self.autotuner = Autotuner([*map(repr, spec.candidates)], comm, spec.slack, spec.every, clock)
+        pinned = None if spec.pinned is None else spec.candidates.index(spec.pinned)
+        names, search = [*map(repr, spec.candidates)], Search(spec.gain, spec.last)
+        self.autotuner = Autotuner(names, comm, search, spec.every, clock, pinned)
 
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
         self.autotuner.begin(turn.step, out.device)
         entered = self._clock()
-        sent = self._mean(x, layout, turn, out, alpha)
+        self._residual.finish_before(turn.step)
+        matrices, vectors = self._parts(layout)
+        candidate = self.autotuner.current
+        if candidate != self._used:
+            self._used, self._bleeding = candidate, set(self._holding)
+        late = candidate == 0 and not self._is_empty(matrices)
+        if late:
+            sent = self._all_at_once(x, layout, matrices, turn, out, alpha)
+        elif candidate == 0 or not len(matrices):
+            sent = self._dense.reduce(x, layout, turn, out, alpha)
+        else:
+            sent = self._mean(x, matrices, vectors, turn, out, alpha)
         if sent is None:
             self.put_back(layout)
             return None
         if out.is_cuda:  # the clock cannot see what is still under way
             torch.cuda.current_stream(out.device).synchronize()
-        self.autotuner.note(entered, self._clock())
+        self.autotuner.note(entered, self._clock(), apart=late)
         return sent
 
-    def _mean(self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float) -> Sent | None:
-        """By way of the candidate in use."""
-        self._residual.finish_before(turn.step)
-        self._emptied.finish_before(turn.step)
-        candidate = self.autotuner.current
-        matrices, vectors = self._parts(layout)
-        if not len(matrices) or (candidate == 0 and self._holding.isdisjoint(matrices.names)):
-            return self._dense.reduce(x, layout, turn, out, alpha)
-        corrected = None if x is None else self._residual.correct(x, matrices, turn)
+    def _mean(
+        self, x: Tensor | None, matrices: Layout, vectors: Layout, turn: Turn, out: Tensor, alpha: float
+    ) -> Sent | None:
+        """Matrices by way of the candidate in use, with feedback."""
+        corrected = None if x is None else self._corrected(x, matrices, turn)
         self._holding.update(matrices.names)
         given = None if corrected is None else x
         end = self._dense.begin(given, vectors, turn, out, alpha) if len(vectors) else None
-        share = self._candidates[candidate].reduce(corrected, matrices, turn, out, alpha)
+        share = self._candidates[self._used].reduce(corrected, matrices, turn, out, alpha)
         summed = end and end()
         if share is None or (end and summed is None):
             return None
         self._residual.settle(share, matrices, turn)
-        if candidate == 0:
-            self._emptied.add(None, matrices, turn.step)
         return share if summed is None else SentParts((summed, share))
+
+    def _all_at_once(
+        self, x: Tensor | None, layout: Layout, matrices: Layout, turn: Turn, out: Tensor, alpha: float
+    ) -> Sent | None:
+        """Densely, with some of what is left behind, by the collectives of ranks that have nothing left."""
+        given = x if x is None or x is out else x.clone()
+        corrected = None if x is None else self._corrected(x, matrices, turn)
+        if given is None or corrected is None:
+            return self._dense.reduce(None, layout, turn, out, alpha)
+        views = matrices.segments.views
+        for view, value in zip(views(given), views(corrected), strict=True):
+            view.copy_(value)
+        sent = self._dense.reduce(given, layout, turn, out, alpha)
+        if sent is not None:
+            share = DenseShare(matrices.segments, torch.cat(views(corrected)), 1.0)
+            self._residual.settle(share, matrices, turn)
+        return sent
+
+    def _corrected(self, x: Tensor, matrices: Layout, turn: Turn) -> Tensor | None:
+        """x and what is left behind: as much of it as a step should add, where the candidate sends it all."""
+        if not self._whole[self._used] or self._bleeding.isdisjoint(matrices.names):
+            return self._residual.correct(x, matrices, turn)
+        corrected, all_of_it = self._residual.bleed(x, matrices, turn, self._most)
+        if all_of_it:
+            self._bleeding.difference_update(matrices.names)
+        return corrected
+
+    def _is_empty(self, matrices: Layout) -> bool:
+        """Whether nothing is left behind of these tensors."""
+        if self._holding.isdisjoint(matrices.names):
+            return True
+        if self._residual.norm(matrices) > 0:
+            return False
+        self._holding.difference_update(matrices.names)
+        return True
 
     def put_back(self, layout: Layout) -> None:
         self.autotuner.void()
         matrices, _ = self._parts(layout)
-        self._emptied.drop(matrices)
         self._residual.put_back(matrices)
         for candidate in self._candidates:
             candidate.put_back(matrices)
@@ -188,7 +257,6 @@ class BoundAutotune(BoundReducer):
 
     def state_dict(self) -> dict[str, Tensor]:
         """The residual, and what was chosen, which is the same on all ranks."""
-        self._emptied.finish_all()
         chosen = UNDECIDED if self.autotuner.chosen is None else self.autotuner.chosen
         decided = {
             CHOSEN: torch.tensor(chosen),
@@ -197,7 +265,7 @@ class BoundAutotune(BoundReducer):
         return decided | self._residual.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take the state back; with no new search, if one had been decided."""
+        """Take the state back, and go on with the candidate that had been decided on, if one had been."""
         chosen = int(state[CHOSEN])
         if not UNDECIDED <= chosen < len(self._candidates):
             raise StateError(
@@ -206,7 +274,6 @@ class BoundAutotune(BoundReducer):
         self._residual.load_state_dict(
             {key: value for key, value in state.items() if not key.startswith("once/")}
         )
-        self._emptied.finish_all()
         self._holding.update(self._matrices.names)
         if chosen != UNDECIDED:
             self.autotuner.resume(chosen, float(state[USUAL]))
@@ -214,3 +281,11 @@ class BoundAutotune(BoundReducer):
 
 def _is_matrix(entry: Entry) -> bool:
     return len(entry.shape) > 1
+
+
+def _sends_all(candidate: Reducer, matrices: Layout) -> bool:
+    """Whether it sends nearly all of x at once, and not the rest later, as sparse ones do."""
+    codec = candidate.feedback_codec()
+    if codec is None:
+        return not candidate.needs_feedback
+    return max((codec.omega(entry.numel) for entry in matrices), default=0.0) <= WHOLE

@@ -1,0 +1,114 @@
+"""A search: candidates are tried in turns with the one in use, and the one that is kept comes out.
+
+It is a generator, so that it reads from top to bottom though each step of a training takes it one step on: it
+yields the candidate to use next, and is sent what that step took.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Generator
+from statistics import median
+from typing import NamedTuple, TypeVar
+
+from laconic.reducers.autotune.duel import clear, pays
+
+COLD, COUNTED = 2, 5  # steps of a candidate that do not count at first, and steps of one turn that do
+FEW = 2  # steps of each that are enough where one is clearly faster
+LONG_S, WAIT_S = 1.0, 10.0  # of an exchange: cold memory changes it little; one such step is enough
+MISSES = 2  # candidates running that end the search
+LESS, MORE = "less", "more"  # ways to go from the candidate in use: to those that lose less, or more
+
+T = TypeVar("T")
+
+
+class Timed(NamedTuple):
+    """Seconds of a step: in its exchange, and from its first bucket to that of the next step.
+
+    `apart`: whether it does not count, as a dense step also sent what others had left behind.
+    """
+
+    exchange_s: float
+    whole_s: float
+    apart: bool = False
+
+
+Trial = Generator[int, Timed, T]
+
+
+class Search:
+    """What has been timed. `gain`: the part of a step that lossier ones must save; `last`: the lossiest."""
+
+    def __init__(self, gain: float, last: int) -> None:
+        self.gain, self.last = gain, last
+        self._tried: defaultdict[int, list[Timed]] = defaultdict(list)  # steps that count, of this search
+        self._warm: set[int] = set()  # candidates that have been in use
+
+    def measured(self) -> dict[int, float]:
+        """Seconds of a step, by candidate."""
+        return {each: median(self._seconds(each)) for each, steps in self._tried.items() if steps}
+
+    def run(self, used: int, ways: Collection[str]) -> Trial[int]:
+        """From the candidate in use to the one that is kept."""
+        self._tried.clear()
+        kept, rival, missed = used, used - 1, 0
+        yield from self._turn(used, new=False)
+        while LESS in ways and rival >= 0 and missed < MISSES:
+            if (yield from self._pays(rival, used, rival)):
+                missed += 1
+            else:
+                kept, missed = rival, 0
+            rival -= 1
+        if kept < used:
+            return kept
+        rival, missed = used + 1, 0
+        while MORE in ways and rival <= self.last and missed < MISSES and self._exchanges(kept):
+            if (yield from self._pays(kept, rival, rival)):
+                kept, missed = rival, 0
+            else:
+                missed += 1
+            rival += 1
+        return kept
+
+    def _pays(self, less: int, more: int, rival: int) -> Trial[bool]:
+        """Whether the lossier of two does. They take turns; the rival, which has not been timed, is first."""
+        turn = rival
+        while True:
+            answer = yield from self._turn(turn, less, more)
+            if answer is None:
+                answer = pays(self._seconds(less), self._seconds(more), self.gain)
+            if answer is not None:
+                return answer
+            turn = less + more - turn
+
+    def _turn(self, candidate: int, *pair: int, new: bool = True) -> Trial[bool | None]:
+        """Time a candidate for COUNTED steps, or until one of a pair is clearly faster: then the answer."""
+        steps, counted = self._tried[candidate], 0
+        cold = new if candidate in self._warm else COLD
+        self._warm.add(candidate)
+        while counted < COUNTED:
+            step = yield candidate
+            cold -= 1
+            if step.apart or (cold >= 0 and step.exchange_s <= LONG_S):
+                continue
+            steps.append(step)
+            counted += 1
+            if pair and all(map(self._enough, pair)):
+                answer = clear(*map(self._seconds, pair))
+                if answer is not None:
+                    return answer
+            if not pair and self._enough(candidate):
+                break
+        return None
+
+    def _enough(self, candidate: int) -> bool:
+        steps = self._tried[candidate]
+        return len(steps) >= FEW or any(step.exchange_s > WAIT_S for step in steps)
+
+    def _seconds(self, candidate: int) -> list[float]:
+        return [step.whole_s for step in self._tried[candidate]]
+
+    def _exchanges(self, candidate: int) -> bool:
+        """Whether its exchange is more of a step than must be saved."""
+        steps = self._tried[candidate]
+        return median(step.exchange_s for step in steps) > self.gain * median(self._seconds(candidate))
