@@ -1,6 +1,6 @@
 """auto() beside each of its candidates alone: seconds of a step, a link that drops, and the loss at the end.
 
-    python -m benchmarks.auto             writes benchmarks/results/auto.json: half an hour
+    python -m benchmarks.auto             writes benchmarks/results/auto.json: an hour
     python -m benchmarks.auto --part steps --part drop    some of it; the file keeps what it has of the rest
     python -m benchmarks.auto --quick     one link, one round; writes only with --out
 

@@ -26,7 +26,7 @@ OURS = (
     "cgx(bits=4)",
     AUTO,
 )
-SETTLE: Mapping[str, int] = {AUTO: 50}  # steps over a link before it is timed, where one is too few
+SETTLE: Mapping[str, int] = {AUTO: 150}  # steps over a link before it is timed, where one is too few
 FETCHED = (RING, HIVE)  # from PyPI, see peers/installed.py
 PEERS: Mapping[str, Callable[[nn.Module], Running]] = {
     ALONE: pytorch.alone,

@@ -83,6 +83,24 @@ def test_a_slow_link_carries_few_dense_gradients(dense_s, steps):
     assert in_use.count(1) == steps
 
 
+@pytest.mark.parametrize("when", [30, 100, 300])
+def test_a_link_that_drops_during_a_search_is_seen_in_it(when):
+    """Nothing pays, for so many steps, which jitter; then nearly all of a step is exchange."""
+    rng = random.Random(when)
+    before, after = NOTHING_PAYS["all alike"], SOMETHING_PAYS["nearly all"]
+    run = Search(0.05, 5).run(0, (MORE,))
+    in_use, kept = [next(run)], None
+    while kept is None:
+        seconds = before if len(in_use) < when else [10 * each for each in after]
+        took = seconds[in_use[-1]] * rng.gauss(1, JITTER)
+        try:
+            in_use.append(run.send(Timed(0.5 * took, took)))
+        except StopIteration as end:
+            kept = end.value
+    assert kept == 5
+    assert all(each > 3 for each in in_use[when + 50 :])
+
+
 def test_steps_apart_do_not_count():
     """Dense ones that also send what others left behind take longer, and say nothing about the dense one."""
     run = Search(0.05, 1).run(0, (MORE,))

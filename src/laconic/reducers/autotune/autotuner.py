@@ -5,7 +5,7 @@
        step, and by more than chance. If so it is kept, and the next is tried beside it.
     2. MISSES candidates running that do not pay end the search, and so does an exchange of at most `gain` of
        a step, which nothing can shorten by more. Of two that time cannot tell apart the less lossy one is
-       kept.
+       kept. Where the seconds of one have clearly changed, the link has, and both are timed anew.
     3. These steps do not count: the first COLD of each candidate, as memory is touched for the first time;
        the first after each change; dense ones that also send what others left behind. An exchange of more
        than LONG_S counts at once, and FEW steps of each, or one of more than WAIT_S, are enough where one

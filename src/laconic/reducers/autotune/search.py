@@ -79,6 +79,10 @@ class Search:
                 answer = pays(self._seconds(less), self._seconds(more), self.gain)
             if answer is not None:
                 return answer
+            seconds = self._seconds(turn)
+            if len(seconds) > COUNTED and clear(seconds[:COUNTED], seconds[-COUNTED:]) is not None:
+                self._tried[less].clear()  # the link has changed meanwhile
+                self._tried[more].clear()
             turn = less + more - turn
 
     def _turn(self, candidate: int, *pair: int, new: bool = True) -> Trial[bool | None]:
