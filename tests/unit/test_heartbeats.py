@@ -30,10 +30,13 @@ def rosters(store, request):
         heartbeats.close()
 
 
+WHY = "a test"
+
+
 def regrouped(rosters, timeout_s=30.0):
     """All of them at once; what each answers."""
     with ThreadPoolExecutor(len(rosters)) as threads:
-        return [*threads.map(lambda heartbeats: heartbeats.regroup(timeout_s), rosters)]
+        return [*threads.map(lambda heartbeats: heartbeats.regroup(WHY, timeout_s, timeout_s), rosters)]
 
 
 def test_all_who_beat_form_the_next_generation(rosters):
@@ -51,7 +54,7 @@ def test_a_rank_that_no_longer_beats_is_left_out(rosters):
 def test_one_may_be_alone(rosters):
     rosters[0].close()
     rosters[1].close()
-    assert rosters[2].regroup(30.0) == (2,)
+    assert rosters[2].regroup(WHY, 30.0, 30.0) == (2,)
 
 
 def test_a_living_rank_is_waited_for(rosters):
@@ -60,10 +63,10 @@ def test_a_living_rank_is_waited_for(rosters):
     def late():
         time.sleep(2 * DEAD_S)
         came.append(rosters[1].regroup_requested)
-        return rosters[1].regroup(30.0)
+        return rosters[1].regroup(WHY, 30.0, 30.0)
 
     with ThreadPoolExecutor(3) as threads:
-        answers = [threads.submit(rosters[0].regroup, 30.0), threads.submit(rosters[2].regroup, 30.0)]
+        answers = [threads.submit(rosters[rank].regroup, WHY, 30.0, 30.0) for rank in (0, 2)]
         answers.append(threads.submit(late))
         assert [answer.result() for answer in answers] == [(0, 1, 2)] * 3
     assert came == [True]
@@ -73,7 +76,7 @@ def test_who_was_taken_for_dead_comes_back_with_the_next_generation(rosters, sto
     rosters[1].close()
     assert regrouped([rosters[0], rosters[2]]) == [(0, 2)] * 2
     back = Heartbeats.of(TCPStore("127.0.0.1", store.port), request.node.name, 1, 3, DEAD_S)
-    waiting = threading.Thread(target=back.regroup, args=(30.0,))
+    waiting = threading.Thread(target=back.regroup, args=(WHY, 30.0, 30.0))
     waiting.start()
     deadline = time.monotonic() + 20
     while not rosters[0].regroup_requested and time.monotonic() < deadline:
@@ -84,6 +87,55 @@ def test_who_was_taken_for_dead_comes_back_with_the_next_generation(rosters, sto
     back.close()
 
 
-def test_whoever_beats_and_never_comes_ends_the_waiting(rosters):
-    with pytest.raises(PeerError, match=r"ranks \[1, 2\] are alive, but did not join"):
-        rosters[0].regroup(1.5)
+def test_whoever_beats_and_does_not_come_is_left_out(rosters):
+    """Its thread goes on while its training hangs."""
+    assert regrouped(rosters[1:], 0.5) == [(1, 2)] * 2
+    assert rosters[1].living() == {0, 1, 2} and rosters[1].why == WHY
+
+
+def test_a_few_wait_longer_for_the_many_that_beat(rosters):
+    """One rank of three takes the others for late, and not itself for the group."""
+    with ThreadPoolExecutor(2) as threads:
+        early = threads.submit(rosters[0].regroup, WHY, 0.1, 30.0)
+        time.sleep(1.0)
+        assert not early.done()
+        others = threads.submit(regrouped, rosters[1:])
+        assert early.result() == (0, 1, 2) and others.result() == [(0, 1, 2)] * 2
+
+
+def test_who_was_left_out_never_goes_on_alone(rosters):
+    """The others may have ended, or be in a training of their own."""
+    assert regrouped(rosters[1:], 0.5) == [(1, 2)] * 2
+    with pytest.raises(PeerError, match=r"rank 0 .* went on without it .*\[1, 2\] do not take it in again"):
+        rosters[0].regroup(WHY, 0.5, 1.0)
+    for heartbeats in rosters[1:]:
+        heartbeats.close()
+    with pytest.raises(PeerError, match="their training has ended"):
+        rosters[0].regroup(WHY, 0.5, 30.0)
+
+
+def test_without_its_store_a_rank_ends_with_an_error():
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    alone = Heartbeats.of(TCPStore("127.0.0.1", store.port), "gone", 0, 1, DEAD_S)
+    del store
+    for act in (lambda: alone.regroup_requested, lambda: alone.regroup(WHY, 1.0, 1.0)):
+        with pytest.raises(PeerError, match=r"rank 0: the store, .* is gone"):
+            act()
+    alone.close()
+
+
+def test_fewer_than_the_quorum_do_not_go_on(rosters):
+    rosters[1].close()
+    rosters[2].close()
+    with pytest.raises(PeerError, match=r"only ranks \[0\] of 3 are left, and quorum=2"):
+        rosters[0].regroup(WHY, 0.5, 30.0, quorum=2)
+
+
+def test_the_quorum_waits_for_who_beats(rosters):
+    with ThreadPoolExecutor(2) as threads:
+        early = threads.submit(rosters[0].regroup, WHY, 0.1, 30.0, quorum=3)
+        other = threads.submit(rosters[2].regroup, WHY, 0.1, 30.0, quorum=3)
+        time.sleep(1.0)
+        assert not early.done() and not other.done()
+        assert rosters[1].regroup(WHY, 0.1, 30.0, quorum=3) == (0, 1, 2)
+        assert early.result() == other.result() == (0, 1, 2)

@@ -19,6 +19,7 @@ from laconic.exchange.state import FORMAT, Identity, RankState, label, model_dig
 from laconic.exchange.stats import Stats
 from laconic.strategies.alone import Alone
 from laconic.strategies.membership import Membership
+from laconic.strategies.membership.average import Stand, average_
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import Notes, Strategy, Update
 
@@ -120,6 +121,7 @@ class ParameterController(Controller):
         self._statistics = statistics
         self.removed = False
         self._nobody_trained = False  # whether no rank had a trained model at the last regroup
+        self._memory: dict[str, Tensor] = {}  # of the strategy, equal on all ranks, at the last regroup
         self._calls = 0  # collective calls since the last step
         self._furthest = (0, 0)  # steps and calls of the rank that was ahead at the last regroup
         if membership.rejoining:
@@ -131,7 +133,7 @@ class ParameterController(Controller):
     def _rejoin(self) -> None:
         """Replace a process that died: load the others' average at their next step."""
         self.bound = Alone().bind(self.replica, self._optimizer, self.membership.comm, self._seed)
-        self._regroup(0, whole=False)
+        self._regroup(0, "a new process has taken the place of a lost one", trained=False)
         if self._nobody_trained:
             raise PeerError(
                 "this rank has rejoined, but no other rank is left to take the model from: the training has"
@@ -143,71 +145,62 @@ class ParameterController(Controller):
         self._calls = 0
         if self.membership.regroup_requested:
             update()
-            self._regroup(self.bound.steps + 1)
-        elif self._loses_rank(lambda: self.bound.step(update, loss)):
-            self._regroup(self.bound.steps + 1)
+            self._regroup(self.bound.steps + 1, "another rank has asked for a new group")
+        elif error := self._loses_rank(lambda: self.bound.step(update, loss)):
+            self._regroup(self.bound.steps + 1, error)
 
     def _collectively(self, act: Callable[[], object], last: bool = False) -> None:
         """Do what all ranks do between steps. `last`: it ends the training, so do it wherever others are."""
         self._calls += 1
-        while (self.bound.steps, self._calls) >= self._furthest and self._loses_rank(act):
+        while (self.bound.steps, self._calls) >= self._furthest and (error := self._loses_rank(act)):
             steps = self.bound.steps
-            self._regroup(steps)
+            self._regroup(steps, error)
             if self.bound.steps > steps:
                 self._calls = int(last)
                 if not last:
                     return
 
-    def _loses_rank(self, act: Callable[[], object]) -> bool:
-        """Whether a rank was lost in this call. The error is dropped, as it keeps the old group alive."""
+    def _loses_rank(self, act: Callable[[], object]) -> str:
+        """What shows that a rank was lost in this call, or "". The error itself keeps the old group alive."""
         try:
             act()
-        except PeerError:
+        except PeerError as error:
             if self.membership.heartbeats is None:
                 raise
-            return True
-        return False
+            return str(error)
+        return ""
 
-    def _regroup(self, steps: int, whole: bool = True) -> None:
+    def _regroup(self, steps: int, why: str, trained: bool = True) -> None:
         """Form a new group of the living ranks, at their average model and their largest step count.
 
-        `whole`: this rank has a trained model.
+        `trained`: this rank has a trained model. What the strategy says is equal on all ranks is kept.
         """
-        model, generation = self.bound.salvage().clone(), self.membership.generation
-        dense_bytes, seconds = self.bound.dense_bytes, self.bound.seconds
+        model, membership, before = self.bound.salvage().clone(), self.membership, self.membership.living
+        self._memory = {key: value.clone() for key, value in self.bound.agreed().items()} or self._memory
+        dense_bytes, seconds, generation = self.bound.dense_bytes, self.bound.seconds, membership.generation
         self.bound.abandon()
         self.bound = Alone().bind(
-            self.replica, self._optimizer, self.membership.comm, self._seed
+            self.replica, self._optimizer, membership.comm, self._seed
         )  # lets go of the old group
         while True:
-            self.membership.renew()
+            membership.renew(why)
             with suppress(PeerError):  # another rank was lost meanwhile: try again
-                present = self.membership.generation == generation + 1
-                self._furthest = self._average_(model, steps, [whole and present, whole, True])
-                own = self.membership.comm
+                present = membership.generation == generation + 1
+                stand = Stand(steps * MOST_CALLS + self._calls, present, trained, self._memory)
+                agreed = average_(self.replica, model, stand, membership.side_comm)
+                own = membership.comm
                 chosen = Alone() if own.size == 1 else self.strategy
                 chosen.check_left(own.size, self._optimizer)
                 self.bound = chosen.bind(self.replica, self._optimizer, own, self._seed)
                 break
+        self._memory, self._furthest = agreed.memory, divmod(agreed.place, MOST_CALLS)
+        self._nobody_trained = not agreed.trained
+        kept = self.bound.agreed()
+        for key in kept.keys() & agreed.memory.keys():
+            kept[key].copy_(agreed.memory[key])
         self.bound.steps, self.bound.dense_bytes, self.bound.seconds = self._furthest[0], dense_bytes, seconds
-
-    def _average_(self, model: Tensor, steps: int, counts: list[bool]) -> tuple[int, int]:
-        """Average the models; returns the most (steps, calls) of any rank.
-
-        `counts`: whether this rank (missed no regroup, has a trained model, is here). The first condition
-        that any rank meets decides whose models are averaged.
-        """
-        side_comm = self.membership.side_comm
-        totals = side_comm.all_reduce(torch.tensor(counts, dtype=torch.float64)).tolist()
-        level = next(level for level, total in enumerate(totals) if total)
-        weight, count = float(counts[level]), totals[level]
-        self._nobody_trained = level == len(counts) - 1
-        mean = side_comm.all_reduce(model * weight).div_(count)
-        furthest = side_comm.all_reduce(torch.tensor([steps * MOST_CALLS + self._calls]), "max")
-        for each in self.replica.statistics:
-            each.copy_(side_comm.all_reduce(each * weight) / count)  # unchanged if the collective fails
-        self.replica.flat.copy_(mean)
-        return divmod(int(furthest), MOST_CALLS)
+        fresh = self.bound.state_dict().keys() - agreed.memory.keys()
+        membership.tell(before, self.bound.steps, agreed, fresh)
 
     def stats(self) -> Stats:
         meter = self.bound.comm.snapshot()
@@ -215,9 +208,7 @@ class ParameterController(Controller):
         return Stats.of(meter, seconds, steps=self.bound.steps, dense=self.bound.dense_bytes)
 
     def notes(self) -> Notes:
-        living = (
-            {} if self.membership.heartbeats is None else {"living": [*self.membership.heartbeats.members]}
-        )
+        living = {} if self.membership.heartbeats is None else {"living": self.membership.living}
         return self.bound.notes() | living
 
     @contextmanager

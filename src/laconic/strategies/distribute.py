@@ -36,6 +36,7 @@ def distribute(
     seed: int = 0,
     statistics: Statistics = "average",
     patience_s: float | None = None,
+    quorum: int | None = None,
     **ddp_options: Any,
 ) -> tuple[nn.Module, DistributedOptimizer]:
     """Train the model on all ranks of the group by the strategy or method that `spec` names.
@@ -56,7 +57,12 @@ def distribute(
             `torch.optim.swa_utils.update_bn`.
         patience_s: Seconds that a rank waits for another before it treats it as lost. The other ranks then go
             on from the average of their models, and a new process in the lost one's place loads that average
-            when it calls this. Only strategies can do that. Default: a lost rank ends the training.
+            when it calls this. A rank that hangs or is late is left out too, and rejoins at its next step.
+            Counts from when all ranks have called this: until then the group's own timeout holds. Only
+            strategies can do that. Default: a lost rank ends the training.
+        quorum: The fewest ranks that go on after a loss; with fewer, each of them raises `PeerError`. With
+            more than half of all ranks, the smaller part of a group never trains alone. Needs `patience_s`;
+            default: 1.
         ddp_options: Options of DistributedDataParallel, if the spec is a method.
 
     Returns:
@@ -80,6 +86,13 @@ def distribute(
     strategy = strategy_or_method(spec)
     if patience_s is not None:
         arguments.number("patience_s", patience_s, above=0)
+    if quorum is not None:
+        arguments.whole("quorum", quorum, 1)
+        if patience_s is None:
+            raise AttachError(
+                f"quorum={quorum} says how many ranks go on after a loss, but without patience_s= none does:"
+                " set patience_s too, or leave quorum out"
+            )
     if isinstance(strategy, Method):
         if patience_s is not None:
             raise AttachError(
@@ -92,7 +105,7 @@ def distribute(
     if ddp_options:
         option = next(iter(ddp_options))
         raise AttachError(f"{strategy!r} does not use DistributedDataParallel: leave {option}= out")
-    return model, _bind(model, optimizer, strategy, group, seed, statistics, patience_s)
+    return model, _bind(model, optimizer, strategy, group, seed, statistics, patience_s, quorum)
 
 
 def strategy_or_method(spec: Any) -> Strategy | Method:
@@ -113,18 +126,23 @@ def _bind(
     seed: int,
     statistics: Statistics,
     patience_s: float | None,
+    quorum: int | None,
 ) -> DistributedOptimizer:
-    membership = Membership(group, patience_s)
+    membership = Membership(group, patience_s, quorum)
     try:
         error: AttachError | SpecError | None = None
         try:
             replica = Replica(model, optimizer)
             strategy.check(membership.comm.size, optimizer)
+            hint = "it counts ranks, and these are all there are"
+            arguments.whole("quorum", quorum or 1, 1, membership.comm.size, hint)
         except (AttachError, SpecError) as refused:
             error = refused
-        alike = {} if error else _fingerprint(strategy, seed, statistics, model_digest(replica.layout))
+        alike = (
+            {} if error else _fingerprint(strategy, seed, statistics, quorum, model_digest(replica.layout))
+        )
         if not membership.rejoining:
-            agree(membership.side_comm, alike, error)  # raises `error` itself
+            agree(membership.start_comm, alike, error)  # raises `error` itself
         elif error is not None:
             raise error
         if membership.heartbeats is not None:
@@ -132,7 +150,8 @@ def _bind(
         replica.flatten()
         try:
             if not membership.rejoining:
-                replica.adopt(membership.side_comm)
+                replica.adopt(membership.start_comm)
+            membership.started()
             controller = ParameterController(
                 strategy, replica, optimizer, membership, seed=seed, statistics=statistics
             )
@@ -146,6 +165,9 @@ def _bind(
     return DistributedOptimizer(optimizer, controller)
 
 
-def _fingerprint(strategy: Strategy, seed: int, statistics: str, model: str) -> dict[str, str]:
+def _fingerprint(
+    strategy: Strategy, seed: int, statistics: str, quorum: int | None, model: str
+) -> dict[str, str]:
     """What must be equal on all ranks."""
-    return {"the spec": repr(strategy), "the seed": str(seed), "statistics=": statistics, "the model": model}
+    told = {"the spec": repr(strategy), "the seed": str(seed), "statistics=": statistics}
+    return told | {"quorum=": str(quorum), "the model": model}

@@ -125,6 +125,10 @@ class BoundStrategy(ABC):
         """This rank's model, float32 (n,), after its last `step` failed halfway."""
         return self.replica.flat
 
+    def agreed(self) -> dict[str, Tensor]:
+        """The part of its memory that is equal on all ranks: a new group takes it over after a loss."""
+        return {}
+
     def adopt_(self, model: Tensor) -> None:
         """Load this model, float32 (n,), which every rank now has."""
         self.replica.flat.copy_(model)

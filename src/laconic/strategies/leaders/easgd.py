@@ -92,6 +92,9 @@ class BoundEASGD(BoundStrategy):
         """The centre, which every rank already has."""
         return self.centre.clone()
 
+    def agreed(self) -> dict[str, Tensor]:
+        return {"centre": self.centre}
+
     def adopt_(self, model: Tensor) -> None:
         super().adopt_(model)
         self.centre.copy_(model)

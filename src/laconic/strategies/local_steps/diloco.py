@@ -93,6 +93,9 @@ class BoundDiLoCo(BoundStrategy):
             self._outer.restart_(self._outer.anchor.sub(gradient, alpha=self.config.lr))
             self.rounds += 1
 
+    def agreed(self) -> dict[str, Tensor]:
+        return {"velocity": self.velocity}
+
     def adopt_(self, model: Tensor) -> None:
         self._outer.restart_(model)
 

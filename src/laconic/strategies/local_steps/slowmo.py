@@ -167,6 +167,9 @@ class BoundSlowMo(BoundStrategy):
     def salvage(self) -> Tensor:
         return super().salvage() if self._base is None else self._base.salvage()
 
+    def agreed(self) -> dict[str, Tensor]:
+        return {"momentum": self.momentum} if self.config.average else {}
+
     def adopt_(self, model: Tensor) -> None:
         self._outer.restart_(model)
         if self._base is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -12,19 +13,30 @@ from laconic.comm.metered import Metered
 from laconic.comm.naming import in_store
 from laconic.comm.torch_comm import TorchComm
 from laconic.core.errors import PeerError
+from laconic.strategies.membership.average import Agreement
 from laconic.strategies.membership.heartbeats import Heartbeats
+
+log = logging.getLogger("laconic")
 
 
 class Membership:
     """`comm`, the group, and `side_comm`, its side group of the same ranks. Called by all ranks of `group`.
 
     `patience_s`: seconds that a message may take before the group counts as broken; `renew` then leaves lost
-    ranks behind. None: the timeout of `group`, and a broken group stays broken.
+    ranks behind. None: the timeout of `group`, and a broken group stays broken. `quorum`: the fewest ranks
+    that `renew` goes on with; default: 1.
+
+    `start_comm`: the same ranks with the timeout of `group`, until `started`: ranks may begin at very
+    different times, and the first model is long on its way.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, patience_s: float | None) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None, patience_s: float | None, quorum: int | None = None
+    ) -> None:
         timeout = None if patience_s is None else timedelta(seconds=patience_s)
         self._patience_s = patience_s
+        self._quorum = quorum or 1
+        self.start_comm = TorchComm.own(group)
         self.side_comm, main = (TorchComm.own(group, timeout) for _ in range(2))
         self._groups = [self.side_comm, main]
         self.comm = Metered(main)
@@ -50,22 +62,54 @@ class Membership:
         """How many times the groups were made anew."""
         return 0 if self.heartbeats is None else self.heartbeats.generation
 
-    def renew(self) -> None:
+    def started(self) -> None:
+        """All ranks have begun: from now on `patience_s` holds."""
+        self.start_comm.close()
+
+    @property
+    def living(self) -> list[int]:
+        """The ranks of the present groups, by their first numbers."""
+        return [*range(self._parent.size)] if self.heartbeats is None else [*self.heartbeats.members]
+
+    def renew(self, why: str) -> None:
         """Leave the old groups, which frees ranks that wait in them, and make new ones of the living ranks.
 
-        Raises `PeerError` after as many failures as there are ranks.
+        `why`: what made this rank ask, for the log. Raises `PeerError` if fewer than `quorum` are left, if
+        the others have gone on without this rank and do not take it in again, if the store is gone, or after
+        as many failures as there are ranks.
         """
         assert self.heartbeats is not None and self._patience_s is not None
         error: Exception | None = None
         for _ in self._parent.ranks:
             self._leave()
-            members = self.heartbeats.regroup(timeout_s=60 + 2 * self._patience_s)
+            grace_s, timeout_s = self._patience_s, 60 + 2 * self._patience_s
+            members = self.heartbeats.regroup(why, grace_s, timeout_s, self._quorum)
             try:
                 self._make(members)
                 return
             except (PeerError, RuntimeError) as failed:  # another rank was lost meanwhile
                 error = failed
         raise PeerError(f"no new group could be made: {error}") from error
+
+    def tell(self, before: Sequence[int], step: int, agreed: Agreement, fresh: Iterable[str]) -> None:
+        """Log this regroup: who, why, and what was reset. `fresh`: names of memory that starts anew."""
+        assert self.heartbeats is not None
+        now = self.living
+        lost, back = ([*sorted({*one} - {*other})] for one, other in ((before, now), (now, before)))
+        log.warning(
+            "rank %d: group %d at step %d is ranks %s; lost: %s; back: %s; why: %s. Model: average of ranks"
+            " %s. Kept: %s. Reset: %s.",
+            self._parent.rank,
+            self.generation,
+            step,
+            now,
+            lost or "none",
+            back or "none",
+            self.heartbeats.why,
+            [now[rank] for rank in agreed.averaged],
+            _listed(agreed.memory) or "nothing",
+            _listed(fresh) or "nothing",
+        )
 
     def _make(self, members: Sequence[int]) -> None:
         assert self.heartbeats is not None
@@ -84,4 +128,14 @@ class Membership:
         """Leave for good."""
         if self.heartbeats is not None:
             self.heartbeats.close()
+        self.start_comm.close()
         self._leave()
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names of memory without the tensors inside.
+
+    >>> _listed(["velocity", "route0/residual/first", "route0/residual/second"])
+    'route0/residual, velocity'
+    """
+    return ", ".join(sorted({"/".join(name.split("/")[:2]) for name in names}))

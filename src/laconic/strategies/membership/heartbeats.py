@@ -5,8 +5,10 @@ keeps a heartbeat in the store, and the ranks that are left form a new group.
 
 1. A thread on every rank increments the rank's key in the store, and reads the keys of all others.
 2. A rank whose communication fails requests the next generation, and marks itself as present.
-3. When all ranks with a heartbeat are present, the first to see that writes the members, once.
-4. A rank that is not a member was thought dead, as after a long stop: it requests another generation.
+3. When all members with a heartbeat are present, the first to see that writes the new members, once. A member
+   that beats and does not come, as its thread goes on while its training hangs, is left out after a while.
+4. A rank that is not a member was thought dead, or hung: it requests another generation. Without a member of
+   the last one it forms none, as the training has gone on elsewhere, or has ended.
 5. So does a new process that replaces a dead one: it is `rejoining`.
 
 The store outlives every rank if a launcher or torchrun holds it.
@@ -17,7 +19,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch marks no re-export
 
@@ -25,6 +28,8 @@ from laconic.core.errors import AttachError, PeerError
 
 BEAT_S = 0.25
 POLL_S = 0.02
+WHY = 300  # characters of a reason
+SURE_S = 4 * BEAT_S  # after this long a process that goes on has beaten
 
 
 class Heartbeats:
@@ -32,14 +37,19 @@ class Heartbeats:
 
     `members`: the ranks of the present generation, ascending. `rejoining`: another process had this rank
     before. `dead_after_s`: seconds of silence after which a rank counts as dead; default: 3.
+
+    `_outside`: this rank is not among the members, and is to be taken in again.
     """
 
     def __init__(self, store: Store, rank: int, size: int, dead_after_s: float = 3.0) -> None:
         self.rank, self.size, self.dead_after_s = rank, size, dead_after_s
         self.members = tuple(range(size))
+        self.why = ""
         self._store = store
-        self.rejoining = bool(store.check([f"beat/{rank}"]))
+        self.rejoining = self._outside = bool(store.check([f"beat/{rank}"]))
         self.generation = self._latest() if self.rejoining else 0
+        if self.generation:
+            self.members = tuple(json.loads(store.get(f"{self.generation}/members")))
         # a store serves one caller at a time, so the thread has its own; torch's type lacks `clone`
         self._thread_store: Store = store.clone()  # type: ignore[attr-defined]
         self._beats = dict.fromkeys(range(size), (-1, time.monotonic()))  # rank: (its count, when it changed)
@@ -74,35 +84,73 @@ class Heartbeats:
             return set(range(self.size))
         return {rank for rank, (_, at) in self._beats.items() if now - at < self.dead_after_s} | {self.rank}
 
-    def regroup(self, timeout_s: float) -> tuple[int, ...]:
+    def regroup(self, why: str, grace_s: float, timeout_s: float, quorum: int = 1) -> tuple[int, ...]:
         """The members of a new generation, this rank among them. Called by every living rank.
 
-        Raises `PeerError` if a living rank does not call it within `timeout_s`.
-        """
-        deadline = time.monotonic() + timeout_s
-        while True:
-            generation = self.generation + 1
-            self._store.set(f"{generation}/here/{self.rank}", "here")
-            self._store.set(f"{generation}/called", "called")
-            members = self._agreed_members(generation, deadline)
-            self.generation = generation
-            if self.rank in members:
-                self.members = members
-                return members
+        Args:
+            why: What made this rank ask; the first rank's answer becomes `why` on all.
+            grace_s: Seconds until members that beat and do not come are left out, if half of them are here.
+            timeout_s: Seconds until they are left out in any case, and until a rank that was left out itself
+                no longer waits for them.
+            quorum: The fewest members that may go on; default: 1.
 
-    def _agreed_members(self, generation: int, deadline: float) -> tuple[int, ...]:
-        """Wait for this generation's members; write them if this rank is the first to see all present."""
+        Raises:
+            PeerError: Fewer members than `quorum` are left, this rank was left out and no member takes it in
+                again, or the store is gone.
+        """
+        start, taken_in = time.monotonic(), False
+        with self._reaching_the_store():
+            while not taken_in:
+                generation = self.generation + 1
+                self._store.set(f"{generation}/here/{self.rank}", "here")
+                self._store.compare_set(f"{generation}/called", "", why[:WHY] or "unknown")
+                members = self._agreed_members(generation, start, start + grace_s, start + timeout_s, quorum)
+                self.generation, self.members = generation, members
+                self.why = self._store.get(f"{generation}/called").decode()
+                taken_in = self.rank in members
+                self._outside = not taken_in
+        return self.members
+
+    def _agreed_members(
+        self, generation: int, start: float, late: float, end: float, quorum: int
+    ) -> tuple[int, ...]:
+        """Wait for this generation's members; write them if this rank is the first to see that they are here.
+
+        `start`: when this rank came. `late`, `end`: when members that beat are left out.
+        """
         key = f"{generation}/members"
         while not self._store.check([key]):
-            here = [rank for rank in range(self.size) if self._store.check([f"{generation}/here/{rank}"])]
-            if self.living() <= set(here):
-                self._store.compare_set(key, "", json.dumps(here))
-            elif time.monotonic() > deadline:
-                absent = sorted(self.living() - set(here))
-                raise PeerError(f"rank {self.rank}: ranks {absent} are alive, but did not join the new group")
-            else:
-                time.sleep(POLL_S)
+            living = self.living()
+            marked = {rank for rank in range(self.size) if self._store.check([f"{generation}/here/{rank}"])}
+            here = marked & living
+            before = {*self.members} - ({self.rank} if self._outside else set())
+            now, absent = time.monotonic(), before & living - here
+            if marked - here and now < start + SURE_S:
+                pass  # one has just woken up: it beats soon, or is dead
+            elif not before & here:  # this rank was left out, and is here before all others
+                if not absent or now > end:
+                    raise PeerError(self._nobody_came(sorted(absent)))
+            elif not absent or now > end or (now > late and len(before & here) >= len(absent)):
+                if len(here) >= quorum:
+                    self._store.compare_set(key, "", json.dumps(sorted(here)))
+                    continue
+                if not absent or now > end:
+                    raise PeerError(self._too_few(sorted(here), quorum))
+            time.sleep(POLL_S)
         return tuple(json.loads(self._store.get(key)))
+
+    def _nobody_came(self, absent: list[int]) -> str:
+        told = f"ranks {absent} do not take it in again" if absent else "their training has ended"
+        return (
+            f"rank {self.rank} did not come in time, and the others went on without it as ranks"
+            f" {[*self.members]}; {told}: start it again from a checkpoint, or raise patience_s"
+        )
+
+    def _too_few(self, here: list[int], quorum: int) -> str:
+        return (
+            f"rank {self.rank}: only ranks {here} of {self.size} are left, and quorum={quorum} lets no fewer"
+            " go on: start the training again from a checkpoint, or lower quorum"
+        )
 
     def _latest(self) -> int:
         """The last generation whose members are written."""
@@ -113,8 +161,21 @@ class Heartbeats:
 
     @property
     def regroup_requested(self) -> bool:
-        """Whether another rank waits for a new generation."""
-        return bool(self._store.check([f"{self.generation + 1}/called"]))
+        """Whether another rank waits for a new generation. Raises `PeerError` if the store is gone."""
+        with self._reaching_the_store():
+            return bool(self._store.check([f"{self.generation + 1}/called"]))
+
+    @contextmanager
+    def _reaching_the_store(self) -> Iterator[None]:
+        try:
+            yield
+        except PeerError:
+            raise
+        except RuntimeError as error:
+            raise PeerError(
+                f"rank {self.rank}: the store, in which ranks find each other, is gone: the process that"
+                f" holds it has ended, or its machine cannot be reached: {error}"
+            ) from error
 
     def close(self) -> None:
         """Stop the heartbeat."""

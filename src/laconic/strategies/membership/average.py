@@ -1,0 +1,70 @@
+"""What the ranks of a new group agree on: their average model, the furthest place, and common memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic.comm.comm import Comm
+from laconic.strategies.replica import Replica
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Where a rank stands when a new group forms.
+
+    `place`: how far it is; `present`: it has missed no group; `trained`: it has a trained model. `memory`:
+    what its strategy says is equal on all ranks.
+    """
+
+    place: int
+    present: bool
+    trained: bool
+    memory: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """`place`: the furthest of any rank. `averaged`: the ranks of this group whose models were averaged.
+
+    `trained`: whether these models were. `memory`: that of the furthest of these ranks.
+    """
+
+    place: int
+    averaged: list[int]
+    trained: bool
+    memory: dict[str, Tensor]
+
+
+def average_(replica: Replica, model: Tensor, stand: Stand, comm: Comm) -> Agreement:
+    """Load the ranks' average of model (n,) and of statistics into the replica. Called by all ranks.
+
+    Ranks that missed no group decide; without any, those with a trained model; without any, all. If a rank is
+    lost meanwhile, parameters stay as they are.
+    """
+    shapes = {key: list(value.shape) for key, value in stand.memory.items()}
+    row = [stand.place, stand.present and stand.trained, stand.trained, True, shapes]
+    texts = comm.all_gather(torch.frombuffer(bytearray(json.dumps(row).encode()), dtype=torch.uint8))
+    rows = [json.loads(bytes(text.tolist())) for text in texts]
+    level = next(level for level in (1, 2, 3) if any(row[level] for row in rows))
+    averaged = [rank for rank, row in enumerate(rows) if row[level]]
+    root = max(averaged, key=lambda rank: (rows[rank][0], -rank))
+    memory = {}
+    for key, shape in sorted(rows[root][4].items()):
+        own = stand.memory[key].clone() if comm.rank == root else model.new_empty(shape)
+        memory[key] = comm.broadcast(own, root)
+    counts = comm.rank in averaged
+    mean = comm.all_reduce(_share(model, counts)).div_(len(averaged))
+    for each in replica.statistics:
+        each.copy_(comm.all_reduce(_share(each, counts)) / len(averaged))  # unchanged if the collective fails
+    replica.flat.copy_(mean)
+    return Agreement(max(row[0] for row in rows), averaged, level < 3, memory)
+
+
+def _share(x: Tensor, counts: bool) -> Tensor:
+    """A copy of x, or zeros. A product with 0 would make NaN of an infinite entry, as causal masks have."""
+    return x.clone() if counts else torch.zeros_like(x)

@@ -1,0 +1,96 @@
+"""A new group after a loss: threads as ranks, in which nobody dies and one has missed a group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from tests.laws.strategy_ranks import Rank, Together
+
+from laconic.comm.loopback import Loopback
+from laconic.comm.metered import Metered
+from laconic.strategies.membership.average import Stand, average_
+
+
+@dataclass
+class Renewed(Together):
+    """A membership whose groups are made anew; `missed`: groups that this rank was not in."""
+
+    missed: int = 0
+    generation: int = 0
+    living: list[int] = field(default_factory=list)
+    told: list[Any] = field(default_factory=list)
+
+    def renew(self, why: str) -> None:
+        self.generation += 1 + self.missed
+
+    def tell(self, *what: Any) -> None:
+        self.told.append(what)
+
+
+def renewed(spec: str, comm: Loopback, away: int) -> Rank:
+    """A rank under such a membership; `away` has missed a group."""
+    rank = Rank(spec, comm)
+    missed = int(comm.rank == away)
+    rank.controller.membership = Renewed(Metered(comm.split(0)), comm.split(0), missed=missed)  # type: ignore[assignment]
+    return rank
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_an_infinite_statistic_survives_a_rank_that_comes_back(dtype: torch.dtype) -> None:
+    """Causal masks are buffers of -inf. Its share counts for nothing, also where it is not finite."""
+    mask = torch.full((3, 3), -torch.inf, dtype=dtype).triu(1)
+
+    def play(comm: Loopback) -> torch.Tensor:
+        rank = Rank("local_sgd()", comm)
+        own = mask.clone()
+        rank.replica.statistics = (own,)
+        x = torch.full_like(rank.replica.flat, torch.nan if comm.rank == 1 else comm.rank)
+        agreed = average_(rank.replica, x, Stand(comm.rank, comm.rank != 1, True, {}), comm)
+        assert (agreed.averaged, agreed.place, agreed.trained) == ([0, 2], 2, True)
+        assert torch.equal(rank.replica.flat, torch.ones_like(x))
+        return own
+
+    assert all(torch.equal(own, mask) for own in Loopback.run(3, play))
+
+
+@pytest.mark.parametrize(
+    ("spec", "key"),
+    [
+        ("diloco(every=2)", "velocity"),
+        ("slowmo(every=2)", "momentum"),
+        ("slowmo(every=2, base=sgp())", "momentum"),
+        ("easgd(every=2)", "centre"),
+    ],
+)
+def test_memory_that_all_share_outlives_a_loss(spec: str, key: str) -> None:
+    """The rank that was away takes it over too, bit for bit."""
+
+    def play(comm: Loopback) -> tuple[torch.Tensor, torch.Tensor]:
+        rank = renewed(spec, comm, away=1)
+        rank.train(range(4))
+        before = rank.memory()[key]
+        if comm.rank == 1:
+            rank.controller.bound.agreed()[key].fill_(7.0)
+        rank.controller._regroup(4, "a test")
+        after = rank.memory()[key]
+        rank.train(range(4, 8))
+        rank.optimizer.finish()
+        return before, after
+
+    for before, after in Loopback.run(3, play):
+        assert bool(before.any()) and torch.equal(before, after)
+
+
+@pytest.mark.parametrize(("spec", "reset"), [("diloco(every=2)", {"anchor"}), ("sgp()", {"weight"})])
+def test_every_regroup_tells_what_starts_anew(spec: str, reset: set[str]) -> None:
+    def play(comm: Loopback) -> list[Any]:
+        rank = renewed(spec, comm, away=1)
+        rank.train(range(2))
+        rank.controller._regroup(2, "a test")
+        return rank.controller.membership.told  # type: ignore[attr-defined, no-any-return]
+
+    for ((before, step, agreed, fresh),) in Loopback.run(3, play):
+        assert (before, step, agreed.averaged, {*fresh}) == ([], 2, [0, 2], reset)
