@@ -53,6 +53,28 @@ def test_a_gradient_that_is_not_finite_stops_its_machine_for_a_step():
     assert not torch.equal(seen[2][3], seen[2][2])
 
 
+@pytest.mark.parametrize("inner", ["sgp()", "osgp()", "diloco(every=2)"])
+def test_the_optimiser_of_a_machine_is_on_all_its_ranks(inner):
+    """So the rank that follows a lost first rank goes on with its state, bit for bit."""
+
+    def play(comm):
+        at_work, _, _ = bound(f"by_machine({inner}, ranks_per_node=2)", comm)
+        model = at_work.replica.parameters["x"]
+        optimizer = torch.optim.Adam([model], lr=0.1)
+        for step in range(5):
+            model.grad = gradient(comm.rank, step)
+            if (comm.rank, step) == (1, 3):
+                model.grad[0] = torch.inf
+            at_work.step(optimizer.step)
+        at_work.close()
+        return optimizer.state_dict()["state"]
+
+    states = Loopback.run(4, play)
+    assert [float(state[0]["step"]) for state in states] == [4, 4, 5, 5]
+    for first, second in (states[:2], states[2:]):
+        assert all(torch.equal(first[0][key], second[0][key]) for key in first[0])
+
+
 def test_only_first_ranks_talk_between_machines():
     def play(comm):
         at_work, take, _ = bound("by_machine(sgp(), ranks_per_node=2)", comm)

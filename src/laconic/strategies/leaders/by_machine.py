@@ -2,7 +2,8 @@
 
     g = mean of g_i over the machine;  the first rank does the strategy's step with g;  others copy its model
 
-Links inside a machine are fast, so gradients are dense there, and replicas equal.
+Links inside a machine are fast, so gradients are dense there, and replicas equal. All ranks of a machine
+update their optimiser with g, so that any of them can take the first one's place.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class ByMachine(Strategy):
     """A strategy between machines, dense gradients inside them.
 
     Wire, per step inside a machine of m ranks: 2 (m - 1) / m times the gradient, and once the parameters, in
-    float32. Between machines: what `strategy` sends.
+    float32. Between machines: what `strategy` sends. Every rank keeps the optimiser's state. If a first rank
+    is lost, the next one of its machine goes on with it; what `slowmo` changes there is on first ranks only.
 
     Args:
         strategy: The strategy between the first ranks of machines, such as sgp().
@@ -92,6 +94,8 @@ class BoundByMachine(BoundStrategy):
         finite = self._mean_gradient()
         if self.led is not None:
             self.led.step(update if finite else _nothing, loss)
+        elif finite:
+            update()  # for the optimiser's state: the parameters are those of the first rank
         self._follow(self.replica.flat)
 
     def _mean_gradient(self) -> bool:
