@@ -84,6 +84,7 @@ def test_who_was_taken_for_dead_comes_back_with_the_next_generation(rosters, sto
     assert regrouped([rosters[0], rosters[2]]) == [(0, 1, 2)] * 2
     waiting.join()
     assert back.members == (0, 1, 2)
+    assert rosters[0].why == back.why == "rank 1 was left out, or is a new process, and comes back"
     back.close()
 
 

@@ -103,7 +103,9 @@ class Heartbeats:
             while not taken_in:
                 generation = self.generation + 1
                 self._store.set(f"{generation}/here/{self.rank}", "here")
-                self._store.compare_set(f"{generation}/called", "", why[:WHY] or "unknown")
+                if self._outside:
+                    why = f"rank {self.rank} was left out, or is a new process, and comes back"
+                self._store.compare_set(f"{generation}/called", "", why[:WHY])
                 members = self._agreed_members(generation, start, start + grace_s, start + timeout_s, quorum)
                 self.generation, self.members = generation, members
                 self.why = self._store.get(f"{generation}/called").decode()
