@@ -138,8 +138,8 @@ class Exchange:
     def mean_(self, bucket: Tensor, layout: Layout, scale: float = 1.0) -> bool:
         """bucket float32 (n,) becomes the group's mean; or NaN, and False, where the step is void.
 
-        The gradients are multiplied by 1 / `scale` before the feedback, and clipped where one asks for it, and
-        the mean by `scale` after it.
+        The gradients are multiplied by 1 / `scale` before the feedback, and clipped where one asks for it;
+        the mean is multiplied by `scale`.
         """
         began = time.perf_counter()
         turn = Turn(self.step, self.comm.rank, self.seed)
@@ -231,7 +231,7 @@ class Exchange:
         return self._owned[owners]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Memory of every route on this rank, "route<i>/<kind>/<tensor name>" to a tensor; norms to clip by."""
+        """Memory of every route on this rank, "route<i>/<kind>/<tensor name>", and the norms to clip by."""
         norms = {} if self._clip is None else self._clip.state_dict()
         return norms | {
             f"route{i}/{key}": value
