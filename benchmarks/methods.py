@@ -3,15 +3,15 @@
     python -m benchmarks.methods                  all names; writes src/laconic/cli/measured.json
     python -m benchmarks.methods --only topk      only specs that start with this; writes nothing
 
-The catalogue decides what is measured: registering a method, codec, selector or reducer puts it in the
-table. `laconic methods` and docs/methods.md show the figures.
+The catalogue decides what is measured, and the picks of docs/choosing.md: registering a method, codec,
+selector or reducer puts it in the table. `laconic methods` and docs/methods.md show the figures.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,14 +23,17 @@ from torch import Tensor
 import laconic.cli
 from benchmarks.distortion import KEYS, distortion
 from benchmarks.gradient import FILE, stored
-from benchmarks.payload import LATE, RANKS, STEPS, payload
-from laconic.cli.entries import FIGURES, Measured, examples
+from benchmarks.pages.situations import SITUATIONS
+from benchmarks.payload import LATE, STEPS, traffic
+from laconic.cli.entries import FEW, FIGURES, GROUPS, Measured, examples
 from laconic.core.layout import Layout
-from laconic.exchange.method import lift
+from laconic.exchange.method import Method, lift
 from laconic.methods import catalogue
+from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.strategy import Strategy
 
 TARGET = Path(laconic.cli.__file__).parent / FIGURES
+ELSEWHERE = ("by_name(", "two_level(")  # picks that need a model with embeddings, or machines
 DIGITS = 6  # significant, of every figure
 
 
@@ -40,10 +43,11 @@ def measure(spec: str, gradient: Mapping[str, Tensor]) -> Measured:
     matrices = {name: part for name, part in gradient.items() if part.dim() > 1}
     layout = Layout.of((name, tuple(part.shape)) for name, part in matrices.items())
     flat = torch.cat([part.flatten() for part in matrices.values()])
+    message, sent = bits(spec, matrices)
     lost = distortion(method, flat, layout, LATE)
     return Measured(
-        bits=bits(spec, gradient),
-        matrix_bits=bits(spec, matrices),
+        bits=message,
+        sent=tuple(sent),
         error=short(lost.error) if lost else None,
         bias=short(lost.bias) if lost else None,
         bound=short(lost.bound) if lost else None,
@@ -51,10 +55,14 @@ def measure(spec: str, gradient: Mapping[str, Tensor]) -> Measured:
     )
 
 
-def bits(spec: str, gradient: Mapping[str, Tensor]) -> float:
-    """Payload of a worker and step, in bits a parameter."""
+def bits(
+    spec: str, gradient: Mapping[str, Tensor], groups: Sequence[int] = GROUPS
+) -> tuple[float, list[float]]:
+    """Bits a parameter and step: a worker's payload among FEW, and what one sends in each of these groups."""
     parameters = sum(part.numel() for part in gradient.values())
-    return short(8 * payload(lift(spec), gradient) / parameters)
+    found = {size: traffic(lift(spec), gradient, size) for size in groups}
+    sent = [short(8 * each.sent / parameters) for each in found.values()]
+    return short(8 * found[FEW].payload / parameters), sent
 
 
 def short(value: float) -> float:
@@ -69,7 +77,13 @@ def specs() -> list[str]:
         for name, make in catalogue().items()
         if not (isinstance(make, type) and issubclass(make, Strategy))
     }
-    every = (spec for name, make in made.items() for spec in examples(name, make))
+    every = {spec for name, make in made.items() for spec in examples(name, make)}
+    picks = (pick.spec for situation in SITUATIONS for pick in situation.picks)
+    every |= {
+        spec
+        for spec in picks
+        if isinstance(strategy_or_method(spec), Method) and not spec.startswith(ELSEWHERE)
+    }
     return sorted(spec for spec in every if not lift(spec).adaptive)
 
 
@@ -78,7 +92,7 @@ def write(rows: Mapping[str, Measured], gradient: Mapping[str, Tensor]) -> None:
     about = {
         "gradient": FILE.name,
         "parameters": sum(part.numel() for part in gradient.values()),
-        "ranks": RANKS,
+        "groups": GROUPS,
         "steps": STEPS,
         "keys": KEYS,
     }
@@ -99,15 +113,14 @@ def main() -> None:
     torch.set_num_threads(1)
     gradient = stored()
     rows = {spec: measure(spec, gradient) for spec in specs() if spec.startswith(only)}
-    table = Table(title=f"{FILE.name}, {RANKS} ranks, {STEPS} steps")
-    for column in ("spec", "bits", "matrices", "error", "of it bias", "bound"):
+    table = Table(title=f"{FILE.name}, {STEPS} steps")
+    for column in ("spec", "message", *(f"sent, {size}" for size in GROUPS), "error", "of it bias", "bound"):
         table.add_column(column)
     for spec, row in rows.items():
         lost = ("-", "-", "-") if row.error is None else (row.error, row.bias, row.bound)
         kind = " absolute" if row.absolute else ""
-        table.add_row(
-            spec, f"{row.bits:.4g}", f"{row.matrix_bits:.4g}", *map(str, lost[:2]), f"{lost[2]}{kind}"
-        )
+        sent = (f"{each:.4g}" for each in row.sent)
+        table.add_row(spec, f"{row.bits:.4g}", *sent, *map(str, lost[:2]), f"{lost[2]}{kind}")
     Console(width=130).print(table)
     if not only:
         write(rows, gradient)

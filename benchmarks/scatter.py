@@ -15,7 +15,7 @@ from laconic.tasks import find
 
 WIDTH, HEIGHT = 860, 520
 LEFT, TOP, RIGHT, BOTTOM = 56, 64, 836, 440
-ABOUT = "test accuracy, percent, over how many times smaller than float32; rings: dense"
+ABOUT = "test accuracy, percent, over how many times less is sent than by a dense all-reduce; rings: dense"
 LETTER, LINE = 6.4, 13  # pixels of a label's letter and line
 LOWEST = 0.75  # of the best accuracy: what trains worse stands there, with its figure
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -35,7 +35,7 @@ def scatter(task: str, found: list[Standing]) -> str:
     title = f"{find(task).title}: {MODELS[task]}, {STEPS:,} steps, {WORKERS} workers"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
-        f"<title>Test accuracy over times smaller than float32: {escape(title)}</title>",
+        f"<title>Test accuracy over times less sent than by a dense all-reduce: {escape(title)}</title>",
         f"<style>{style()}.dot{{stroke-width:4}}.ring{{stroke-width:1.6}}.name{{font-size:10.5px}}</style>",
         f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}" rx="10"/>',
         f'<text class="head" x="{LEFT}" y="32">{escape(title)}</text>',

@@ -25,7 +25,7 @@ class Standing:
     seeds: int
     accuracy: Figure
     test_loss: Figure
-    payload_mb: float
+    wire_mb: float
     smaller: float
     diverged: int
     zeros: float
@@ -60,7 +60,7 @@ def _standing(contender: Contender, found: Rows) -> Standing:
         seeds=len(rows),
         accuracy=accuracy,
         test_loss=_figure(rows, "test_loss"),
-        payload_mb=sum(row["payload_mb"] for row in rows) / len(rows),
+        wire_mb=sum(row["wire_mb"] for row in rows) / len(rows),
         smaller=sum(row["smaller"] for row in rows) / len(rows),
         diverged=sum(row["diverged_at"] is not None for row in rows),
         zeros=sum(row["zeros"] for row in rows) / len(rows),

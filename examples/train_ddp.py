@@ -68,7 +68,7 @@ def main() -> None:
     if rank == 0:
         torch.save(model.module.state_dict(), options.out)
         stats = handle.stats()
-        print(f"sent {stats.payload_sent / 1e6:.2f} MB, {stats.ratio:.0f} times less than dense")
+        print(f"sent {stats.network_sent / 1e6:.2f} MB, {stats.ratio:.0f} times less than dense")
     dist.destroy_process_group()
 
 

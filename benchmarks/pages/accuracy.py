@@ -11,7 +11,7 @@ from benchmarks.densities import EXPERIMENTS
 from benchmarks.standings import Standing, standings
 from laconic.tasks import find
 
-HEADS = ("method", "seeds", "test accuracy, %", "lost", "bound", "test loss", "payload, kB", "times smaller")
+HEADS = ("method", "seeds", "test accuracy, %", "lost", "bound", "test loss", "sent, kB", "times smaller")
 SPARSE = 0.001  # share of zero weights from which they are worth a column
 WHY = """\
 Why density 0.001 falls short: these are small models. A thousandth of them is a few hundred entries per
@@ -88,7 +88,8 @@ def heading(what: str, task: str, model: str) -> str:
 def methods(task: str, found: list[Standing]) -> list[str]:
     """All methods, and their picture."""
     lines = [
-        f"{found[0].contender.workers} workers; payload per worker and step, mean over the second half.",
+        f"{found[0].contender.workers} workers. Sent: what a worker puts on the wire in a step, every copy",
+        "and header, mean over the second half; smaller: than a dense all-reduce among as many workers.",
         f"Methods without error feedback should stay within {POINTS:g} point of dense, plus one standard",
         "error; the others have no bound. Lost: points of accuracy below dense training with the same",
         "optimiser.",
@@ -101,7 +102,7 @@ def methods(task: str, found: list[Standing]) -> list[str]:
 def reductions(found: list[Standing]) -> list[str]:
     """Methods whose traffic does not grow with the number of workers."""
     lines = [
-        f"{found[0].contender.workers} workers; payload per worker and step, as above. CGX should train as",
+        f"{found[0].contender.workers} workers; bytes per worker and step, as above. CGX should train as",
         "well as dense, within one standard error; the others have no bound.",
     ]
     return lines + tables(found)
@@ -152,7 +153,7 @@ def cells(standing: Standing) -> tuple[str, ...]:
         "" if dense else standing.lost.text(),
         standing.verdict,
         standing.test_loss.text(digits=3),
-        f"{1000 * standing.payload_mb:,.1f}",
+        f"{1000 * standing.wire_mb:,.1f}",
         f"{standing.smaller:.3g}",
     )
 
@@ -163,12 +164,12 @@ def densities(found: dict[str, Any]) -> list[str]:
     lines = [
         f"## DGC's densities: {config['title']}: `{config['model']}`, {config['steps']:,} steps",
         "",
-        f"{config['workers']} workers, {config['seeds']} seeds; payload per worker and step after the",
-        "warm-up.",
+        f"{config['workers']} workers, {config['seeds']} seeds; what a worker puts on the wire in a step,",
+        "after the warm-up. The picture counts each message once, however many ranks it goes to.",
         "",
         f"![training loss by bytes and by step](accuracy-{name}.svg)",
         "",
-        "| method | test accuracy, % | test loss | payload, MB | times smaller |",
+        "| method | test accuracy, % | test loss | sent, MB | times smaller |",
         "|---|---|---|---|---|",
     ]
     for row in found["rows"]:
@@ -176,7 +177,7 @@ def densities(found: dict[str, Any]) -> list[str]:
         lines.append(
             f"| `{row['spec']}` | {100 * accuracy['mean']:.2f} ± {100 * accuracy['error']:.2f}"
             f" | {loss['mean']:.4f} ± {loss['error']:.4f}"
-            f" | {row['payload_mb']:.4f} | {row['smaller']:.0f} |"
+            f" | {row['wire_mb']:.4f} | {row['smaller']:.0f} |"
         )
     lines += ["", "| method | points lost | bound | loss increase, % | bound |", "|---|---|---|---|---|"]
     for gap in found["gaps"]:

@@ -52,17 +52,18 @@ CALLS = {
 }
 CALL = 'handle = laconic.compress(model, optimizer, "{spec}")'
 MEASURED_ON = (
-    "On the stored gradient of [the list of all names](../methods.md), matrices only: payload bits per"
-    " parameter that one of four workers sends in a step, how many times smaller than float32 that is, the"
-    " mean of |C(x) - x|² / |x|², and its declared bound."
+    "On the stored gradient of [the list of all names](../methods.md), matrices only: bits per parameter that"
+    " a worker puts on the wire in a step, among 4 and among 16; how many times less than a dense all-reduce"
+    " among as many that is, below 1 for more; a formula for any number; the mean of |C(x) - x|² / |x|², and"
+    " its declared bound."
 )
 TRAINED = (
-    "Equal steps on small models, mean ± standard error over seeds, payload per worker and step. Baselines,"
-    " bounds and explanations are under [accuracy](../accuracy.md)."
+    "Equal steps on small models, mean ± standard error over seeds; kB on the wire per worker and step."
+    " Baselines, bounds and explanations are under [accuracy](../accuracy.md)."
 )
-TRAINED_HEADS = ("task", "workers", "spec", "test accuracy, %", "points lost", "payload, kB", "smaller")
+TRAINED_HEADS = ("task", "workers", "spec", "test accuracy, %", "points lost", "sent, kB", "smaller")
 GROWN = (
-    "Sent and received per worker and step, by number of workers, and the share of entries that a step"
+    "Sent per worker and step, by number of workers, and the share of entries that a step"
     " changes; more under [many workers](../scaling.md)."
 )
 GROWTH = ("growth, 4 to 64", "changed, %")
@@ -207,10 +208,10 @@ def _trained(name: Name) -> list[str]:
     for task, standing in _standings():
         if standing.contender.spec.partition("(")[0] != name.name:
             continue
-        spec, _, accuracy, lost, _, _, payload, smaller = accuracy_cells(standing)
+        spec, _, accuracy, lost, _, _, sent, smaller = accuracy_cells(standing)
         skew = "" if standing.contender.skew is None else ", skewed shards"
         rows.append(
-            [f"{task}{skew}", str(standing.contender.workers), spec, accuracy, lost or "-", payload, smaller]
+            [f"{task}{skew}", str(standing.contender.workers), spec, accuracy, lost or "-", sent, smaller]
         )
     return [TRAINED, "\n".join(table(TRAINED_HEADS, rows))] if rows else []
 

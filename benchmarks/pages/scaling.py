@@ -31,10 +31,11 @@ def page() -> str:
         "",
         "![traffic and selection by workers](scaling.svg)",
         "",
-        "## Sent and received per worker and step, kB",
+        "## Sent per worker and step, kB",
         "",
-        "Bytes of messages, without packet headers. Growth: from 4 workers to 64; an all-reduce grows by",
-        "1.31, in proportion to (N-1)/N. Changed: share of the entries that a step changes, with 64 workers.",
+        "Every copy of a message, without packet headers; as much is received. Growth: from 4 workers to",
+        "64; an all-reduce grows by 1.31, in proportion to (N-1)/N. Changed: share of the entries that a",
+        "step changes, with 64 workers.",
         "",
         *table(
             ("method", *(f"{size}" for size in sizes), "growth", "changed, %"),
@@ -81,17 +82,14 @@ def bars(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 def growth(rows: Rows) -> float | None:
     """Traffic of a worker with MANY workers relative to FEW; None if not measured."""
-    by_size = {row["workers"]: row["sent"] + row["received"] for row in rows}
+    by_size = {row["workers"]: row["sent"] for row in rows}
     return by_size[MANY] / by_size[FEW] if MANY in by_size and FEW in by_size else None
 
 
 def traffic_cells(rows: Rows, sizes: list[int]) -> tuple[str, ...]:
     """Bytes of one method by number of workers."""
     by_size = {row["workers"]: row for row in rows}
-    cells = [
-        f"{(by_size[size]['sent'] + by_size[size]['received']) / 1e3:,.1f}" if size in by_size else ""
-        for size in sizes
-    ]
+    cells = [f"{by_size[size]['sent'] / 1e3:,.1f}" if size in by_size else "" for size in sizes]
     grown = growth(rows)
     changed = f"{100 * by_size[MANY]['realised']:.2f}" if MANY in by_size else ""
     return (f"`{rows[0]['spec']}`", *cells, "" if grown is None else f"{grown:.2f}", changed)
@@ -120,9 +118,7 @@ def picture() -> str:
     found = json.loads(RESULT.read_text())
     traffic, times = by_method(found["traffic"]), by_method(found["selecting"])
     names = [rows[0]["name"] for rows in traffic]
-    sent = [
-        curve([(row["workers"], (row["sent"] + row["received"]) / 1e6) for row in rows]) for rows in traffic
-    ]
+    sent = [curve([(row["workers"], row["sent"] / 1e6) for row in rows]) for rows in traffic]
     timed = {
         rows[0]["name"]: curve([(row["workers"], 1e3 * row["seconds"]) for row in rows]) for rows in times
     }
@@ -130,11 +126,11 @@ def picture() -> str:
     title = f"A worker's step at density {found['density']:g}, by number of workers"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
-        f"<title>Bytes sent and received, and time to select, by workers: {escape(title)}</title>",
+        f"<title>Bytes sent, and time to select, by workers: {escape(title)}</title>",
         f"<style>{style()}</style>",
         f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}" rx="10"/>',
         f'<text class="head" x="56" y="32">{escape(title)}</text>',
-        panel(sent, 56, "MB sent and received, by workers", log_x=True),
+        panel(sent, 56, "MB sent, by workers", log_x=True),
         panel([timed.get(name, nothing) for name in names], 482, "ms to select, by workers", log_x=True),
         legend(names),
         "</svg>",

@@ -14,18 +14,20 @@ from functools import lru_cache
 from benchmarks.contenders import MODELS, SETS
 from benchmarks.pages.scaling import by_method, growth
 from benchmarks.pages.tables import table
-from benchmarks.scaling import FEW, MANY, RESULT
+from benchmarks.scaling import FEW as FEWEST
+from benchmarks.scaling import MANY as MOST
+from benchmarks.scaling import RESULT
 from benchmarks.standings import Standing, standings
-from laconic.cli.entries import figures
+from laconic.cli.entries import FEW, MANY, Measured, figures
 from laconic.cli.methods import times
 from laconic.strategies.distribute import strategy_or_method
 
 TASKS = {"cifar10": "CIFAR-10", "shakespeare": "Shakespeare"}
 HEADS = (
-    *("spec", "bits"),
+    *("spec", "bits sent among N", f"smaller, {FEW}", f"smaller, {MANY}"),
     *(f"lost, {TASKS[task]}" for task in MODELS),
     *(f"smaller, {TASKS[task]}" for task in MODELS),
-    f"growth, {FEW} to {MANY}",
+    f"growth, {FEWEST} to {MOST}",
 )
 
 
@@ -81,8 +83,11 @@ SITUATIONS = (
                 "cgx()",
                 "4 bits both ways; its traffic grows with the number of workers only as an all-reduce does",
             ),
-            Pick("qsgd()", "4 bits, unbiased; sent by all-gather, so for few workers"),
-            Pick("natural()", "9 bits: rounded to powers of two, with no scale to compute"),
+            Pick(
+                "qsgd()",
+                "4 bits, unbiased, to each other rank: for few workers, from 16 on more than dense",
+            ),
+            Pick("natural()", "9 bits: rounded to powers of two, with no scale to compute; for few workers"),
             Pick("terngrad()", "2 bits, with so much noise that it needs a tolerant model"),
         ),
     ),
@@ -103,8 +108,8 @@ SITUATIONS = (
     ),
     Situation(
         "Many workers",
-        "The traffic of `gather` grows with the number of workers, so a sparse method that is best with"
-        " four workers can be worst with sixty-four. The traffic of these grows like that of an all-reduce.",
+        "What `gather` sends grows with the number of workers, so a sparse method that is best with"
+        " four workers can be worst with sixty-four. What these send grows like an all-reduce.",
         (
             Pick(
                 "deft(density=0.01)",
@@ -216,16 +221,29 @@ def choices() -> str:
 
 
 def _figures(spec: str) -> tuple[str, ...]:
-    """Bits on the stored gradient; points lost and bytes in the trainings; growth of traffic. () if none."""
+    """Bits on the stored gradient; points lost and bytes in the trainings; growth of bytes. () if none."""
     measured = figures().get(spec)
     trained = [_trained().get((spec, task)) for task in MODELS]
     cells = (
-        f"{measured.matrix_bits:.3g}" if measured else "",
+        *(sent_cells(measured) if measured else ("", "", "")),
         *(_lost(each) for each in trained),
         *(times(each.smaller) if each else "" for each in trained),
         _growth().get(spec, ""),
     )
     return (f"`{spec}`", *cells) if any(cells) else ()
+
+
+def sent_cells(measured: Measured) -> tuple[str, ...]:
+    """Bits that a worker sends, by formula; and how many times less than dense among FEW and MANY.
+
+    Bold: what grows with every worker added, and what is more than dense.
+    """
+    smaller = [measured.smaller(size) for size in (FEW, MANY)]
+    formula = str(measured.growth)
+    return (
+        f"**{formula}**" if measured.growth.grows else formula,
+        *(times(each) if each > 0.995 else f"**{times(each)}**" for each in smaller),
+    )
 
 
 def _lost(standing: Standing | None) -> str:
@@ -249,8 +267,8 @@ def _trained() -> dict[tuple[str, str], Standing]:
 
 @lru_cache(maxsize=1)
 def _growth() -> dict[str, str]:
-    """Traffic of a worker with MANY workers relative to FEW, by spec."""
+    """Bytes that a worker sends among 64 relative to 4: as measured at 64, else by the formula."""
     found = {rows[0]["spec"]: growth(rows) for rows in by_method(json.loads(RESULT.read_text())["traffic"])}
-    return {
-        repr(strategy_or_method(spec)): f"{grown:.2f}" for spec, grown in found.items() if grown is not None
-    }
+    formulas = {spec: each.growth.at(MOST) / each.growth.at(FEWEST) for spec, each in figures().items()}
+    counted = {repr(strategy_or_method(spec)): grown for spec, grown in found.items() if grown is not None}
+    return {spec: f"{grown:.2f}" for spec, grown in (formulas | counted).items()}

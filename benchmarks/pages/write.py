@@ -47,14 +47,14 @@ def plus_minus(figure: dict[str, float], scale: float = 1.0, digits: int = 2) ->
 def demo() -> str:
     """The table of `make demo`."""
     lines = [
-        "| method | test accuracy, % | test loss | payload, kB per step | smaller than dense |",
+        "| method | test accuracy, % | test loss | sent, kB per step | smaller than dense |",
         "|---|---|---|---|---|",
     ]
     for row in read("demo")["rows"]:
         lines.append(
             f"| `{row['spec']}` | {plus_minus(row['accuracy'], 100)}"
             f" | {plus_minus(row['test_loss'], digits=3)}"
-            f" | {1000 * row['payload_mb']:.1f} | {row['smaller']:.1f} times |"
+            f" | {1000 * row['wire_mb']:.1f} | {row['smaller']:.1f} times |"
         )
     return "\n".join(lines)
 

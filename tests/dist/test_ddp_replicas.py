@@ -47,11 +47,11 @@ SHARE_OF_MANY = {f"{name}(density=0.05)": 0.5 for name in ("deft", "micro", "exd
 
 
 def in_turn(specs, ddp):
-    """Of each: whether replicas agree after a few steps, how many these were, and the share of bytes sent."""
+    """Of each: whether replicas agree after a few steps, how many these were, and the share of payload."""
     found = []
     for spec in specs:
-        _, same, stats = train(spec, **ddp)
-        found.append((spec, same, stats.steps, stats.payload_sent / stats.dense))
+        parameters, same, stats = train(spec, **ddp)
+        found.append((spec, same, stats.steps, stats.payload_sent / (parameters.nbytes * stats.steps)))
     return found
 
 

@@ -41,7 +41,7 @@ def empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def found(accuracy: float | None, **others: object) -> dict[str, object]:
-    figures = {"test_loss": 1.0, "payload_mb": 0.1, "smaller": 10.0, "zeros": 0.0, "diverged_at": None}
+    figures = {"test_loss": 1.0, "wire_mb": 0.1, "smaller": 10.0, "zeros": 0.0, "diverged_at": None}
     return {"accuracy": accuracy} | figures | others
 
 

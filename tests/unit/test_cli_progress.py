@@ -23,7 +23,7 @@ def test_the_last_line_of_a_method_has_nothing_left(tmp_path: Path) -> None:
             progress.begin("dense()", seed)
             for step in range(1, 41):
                 about = {"method": "dense()", "rank": 0, "step": step}
-                progress.show({**about, "kind": "step", "loss": 1.0, "step_s": 1.0, "payload_sent": 8})
+                progress.show({**about, "kind": "step", "loss": 1.0, "step_s": 1.0, "network_sent": 8})
                 if step % 20 == 0:
                     progress.show({**about, "kind": "eval", "right": 1, "answers": 2, "loss_sum": 1.0})
             progress.end("dense()", seed)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 import laconic
 from laconic.cli.entries import entries
 from laconic.cli.main import app
+from laconic.cli.methods import LISTED
 from laconic.cli.run import torchrun_arguments
 from laconic.cli.settings import Settings
 from laconic.core.errors import StateError
@@ -179,7 +180,7 @@ def test_a_strategy_is_listed_and_shown_without_figures() -> None:
     (line,) = (
         line for line in invoke("methods").output.splitlines() if line.strip().startswith("local_sgd()")
     )
-    assert line.split()[1:] == ["-"] * 5
+    assert line.split()[1:] == ["-"] * LISTED
     shown = invoke("methods", "local_sgd").output
     assert shown.startswith("local_sgd(every=8, start=0, compressor=dense())")
     assert "arXiv:1805.09767" in shown and "local_sgd(every=4, compressor=minmax(bits=8))" in shown

@@ -16,7 +16,7 @@ from benchmarks.payload import LATE
 from torch import Tensor
 from typer.testing import CliRunner
 
-from laconic.cli.entries import entries, figures
+from laconic.cli.entries import FEW, GROUPS, MANY, entries, figures
 from laconic.cli.main import app
 from laconic.core.layout import Layout
 from laconic.core.tensor_codec import TensorCodec
@@ -47,7 +47,9 @@ def test_every_registered_name_is_measured() -> None:
 @pytest.mark.parametrize("spec", sorted(figures()))
 def test_figures_are_what_is_measured(spec: str) -> None:
     kept = figures()[spec]
-    assert bits(spec, GRADIENT) == pytest.approx(kept.bits, rel=0.005), AGAIN
+    message, sent = bits(spec, MATRICES, groups=(FEW,))
+    assert message == pytest.approx(kept.bits, rel=0.005), AGAIN
+    assert sent == pytest.approx([kept.sent_at(FEW)], rel=0.005), AGAIN
     found = distortion(lift(spec), *flat(MATRICES), LATE, keys=3)
     assert (found is None) == (kept.error is None), AGAIN
     if found is None:
@@ -56,6 +58,26 @@ def test_figures_are_what_is_measured(spec: str) -> None:
     if found.error != pytest.approx(kept.error, rel=0.1, abs=1e-12):  # 3 keys are few for a wild codec
         found = distortion(lift(spec), *flat(MATRICES), LATE)
         assert found is not None and found.error == pytest.approx(kept.error, rel=0.005), AGAIN
+
+
+def test_figures_say_what_grows_with_the_group() -> None:
+    dense, gathered, reduced = (figures()[spec] for spec in ("dense()", "qsgd()", "cgx()"))
+    for size in GROUPS:
+        assert dense.smaller(size) == pytest.approx(1)
+        assert gathered.smaller(size) == pytest.approx(64 / size / gathered.bits, rel=0.01)
+    assert gathered.growth.grows and str(gathered.growth).endswith("(N-1)")
+    assert gathered.smaller(MANY) < 1 < gathered.smaller(FEW)
+    assert reduced.smaller(MANY) == pytest.approx(reduced.smaller(FEW), rel=0.01)
+    assert not reduced.growth.grows
+
+
+@pytest.mark.parametrize("spec", sorted(figures()))
+def test_a_formula_gives_what_was_counted(spec: str) -> None:
+    kept = figures()[spec]
+    counted = [kept.sent_at(size) for size in GROUPS]
+    assert [kept.growth.at(size) for size in GROUPS] == pytest.approx(
+        counted, rel=0.1, abs=0.05 * max(counted)
+    )
 
 
 @pytest.mark.parametrize("entry", [entry for entry in entries() if entry.measured], ids=lambda e: e.spec)

@@ -45,7 +45,7 @@ def step_event(method: str, seed: int, rank: int, step: int) -> dict[str, Any]:
         "payload_received": payload,
         "network_sent": 2 * payload,
         "network_received": 2 * payload,
-        "dense": 1000,
+        "dense": 2000,
         "step_s": 0.01 * (1 + seed),
         **dict.fromkeys(TIMES, 0.001),
     }
@@ -84,10 +84,10 @@ def write_run(folder: Path, config: dict[str, Any] = CONFIG, until: int = 4) -> 
 def test_the_table_is_what_the_events_say(tmp_path: Path) -> None:
     write_run(tmp_path)
     dense, small = publish(tmp_path).rows
-    assert (dense.payload_mb, dense.smaller, dense.against_first) == (0.001, 1.0, 1.0)
-    assert (small.payload_mb, small.smaller, small.against_first) == pytest.approx((2e-5, 50.0, 50.0))
-    assert small.total_payload_mb == pytest.approx(120e-6)
-    assert small.wire_mb == pytest.approx(4e-5)
+    assert (dense.wire_mb, dense.smaller, dense.against_first) == (0.002, 1.0, 1.0)
+    assert (small.wire_mb, small.smaller, small.against_first) == pytest.approx((4e-5, 50.0, 50.0))
+    assert small.total_mb == pytest.approx(240e-6)
+    assert small.payload_mb == pytest.approx(2e-5)
     assert small.accuracy.mean == pytest.approx(0.8)
     assert small.accuracy.error == pytest.approx(0.1)  # (0.9 - 0.7) / 2: the standard error of two values
     assert small.test_loss.mean == pytest.approx(0.5)
@@ -121,7 +121,7 @@ def test_the_table_fits_a_terminal_and_cuts_nothing_off(width: int) -> None:
         payload_mb=0.015234,
         smaller=1234.5,
         wire_mb=0.020961,
-        total_payload_mb=5.0,
+        total_mb=5.0,
         step_s=Figure(0.1231, 0.0101),
         against_first=71.0,
         zeros=0.301,

@@ -89,7 +89,7 @@ def test_distances_are_means_over_seeds(tmp_path: Path) -> None:
 
 def test_what_was_sent_before_the_first_exchange_is_on_no_logarithmic_scale(tmp_path: Path) -> None:
     published = publish(write(tmp_path, LOCAL))
-    assert data_of(published.report)[0]["loss_by_megabyte"]["x"] == [4e-05, 4e-05, 6e-05]
+    assert data_of(published.report)[0]["loss_by_megabyte"]["x"] == [8e-05, 8e-05, 12e-05]
     assert (tmp_path / "loss.svg").read_text().count("<polyline") == 2
 
 

@@ -17,6 +17,7 @@ from importlib.resources import files
 from typing import Any
 
 from laconic.codecs.dense import Dense
+from laconic.comm.wire_model import all_reduce_bytes
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout
 from laconic.core.selector import IndexCoding, Selector
@@ -24,6 +25,7 @@ from laconic.core.spec import Spec, find, names
 from laconic.exchange.method import Method, Paper, Route
 from laconic.feedback import Feedback
 from laconic.methods import catalogue
+from laconic.plan.growth import Growth
 from laconic.reducers import Reducer
 from laconic.reducers.sum import Sum
 from laconic.strategies.distribute import strategy_or_method
@@ -31,6 +33,9 @@ from laconic.strategies.gossip.topologies import Topology
 from laconic.strategies.strategy import Strategy
 
 FIGURES = "measured.json"
+CLOSE = 0.02  # how near a formula comes to what was counted in each of GROUPS
+GROUPS = (2, 4, 8, 16)  # workers among whom bytes were counted
+FEW, MANY = 4, 16  # of these, the ones that are shown
 SHOWN = 2  # specs per name: the bare call and the first example, or the first two examples
 MATRICES = Layout.of((name, (1000, 1000)) for name in ("first.weight", "middle.weight", "last.weight"))
 KINDS = {"paper": Paper, "strategy": Strategy, "selector": Selector, "codec": Codec, "reducer": Reducer}
@@ -50,11 +55,12 @@ PIECES: dict[str, type[Spec]] = {
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of one spec on the stored gradient. Errors are |C(x) - x|^2 / |x|^2, of matrices only.
+    """Figures of one spec on the stored gradient, of matrices only. Errors are |C(x) - x|^2 / |x|^2.
 
     Attributes:
-        bits: Payload per worker and step, in bits per parameter, over all tensors.
-        matrix_bits: The same without one-dimensional tensors.
+        bits: Payload per worker and step, in bits per parameter: each message counted once.
+        sent: Bits per parameter that the busiest worker puts on the wire in a step, in each of GROUPS: every
+            copy of a message, without packet headers.
         error: Mean over keys; None if no single codec makes the error.
         bias: Error of the mean over keys; None like `error`.
         bound: Largest error that the declared omegas allow (the declared absolute errors if `absolute`).
@@ -62,11 +68,24 @@ class Measured:
     """
 
     bits: float
-    matrix_bits: float
+    sent: tuple[float, ...]
     error: float | None
     bias: float | None
     bound: float | None
     absolute: bool
+
+    def sent_at(self, size: int) -> float:
+        """`sent` among `size` workers, one of GROUPS."""
+        return self.sent[GROUPS.index(size)]
+
+    def smaller(self, size: int) -> float:
+        """How many times less than a dense all-reduce among `size` workers, one of GROUPS."""
+        return all_reduce_bytes(32.0, size) / self.sent_at(size)
+
+    @property
+    def growth(self) -> Growth:
+        """`sent` for any number of workers."""
+        return Growth.fit(dict(zip(GROUPS, self.sent, strict=True)), CLOSE)
 
 
 @dataclass(frozen=True)
@@ -133,7 +152,10 @@ def measurements() -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def figures() -> dict[str, Measured]:
     """All measured figures, by spec."""
-    return {spec: Measured(**row) for spec, row in measurements()["figures"].items()}
+    return {
+        spec: Measured(**{**row, "sent": tuple(row["sent"])})
+        for spec, row in measurements()["figures"].items()
+    }
 
 
 def headline(make: Callable[..., Any]) -> str:

@@ -15,11 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.cli.console import console
-from laconic.cli.entries import TITLES, CatalogueEntry, entries, pieces
+from laconic.cli.entries import FEW, MANY, TITLES, CatalogueEntry, entries, pieces
 from laconic.core.spec import find, signature_text
 from laconic.exchange.method import Paper
 
-HEADS = ("bits", "smaller", "error", "bound", "unbiased")
+HEADS = (f"N = {FEW}", f"N = {MANY}", "smaller", "any N", "error", "bound", "unbiased")
+LISTED = 5  # of them, the columns of the list of all names
 STATUS = {
     "verified": "checked against its authors' or other public code",
     "recalled": "standard knowledge, not checked against code",
@@ -27,10 +28,13 @@ STATUS = {
     "-": "no paper",
 }
 LEGEND = (
-    "Measured on a stored gradient of a small trained net, matrices only. bits: payload per worker, step and"
-    " parameter; smaller: how many times smaller than float32. error: mean |C(x) - x|^2 / |x|^2; bound: the"
-    " largest declared error. Selectors, codecs and reducers become methods, with error feedback if they need"
-    " it. A strategy's bits depend on the number of workers. `laconic methods NAME` shows all about one name."
+    "Measured on a stored gradient of a small trained net, matrices only. N = 4, N = 16: bits per parameter"
+    " that a worker puts on the wire in a step, among so many workers; any N: the same by formula (a gather"
+    " grows with N - 1, an all-reduce hardly: (N-1)/N); smaller: how many times less than a dense all-reduce"
+    " among 4 and among 16; below 1 it sends more. error: mean |C(x) - x|^2 / |x|^2. Selectors, codecs and"
+    " reducers become methods, with error feedback if they need it. A strategy's bits depend on its graph."
+    " `laconic methods NAME` shows all about one name.\n"
+    "Status of an implementation: " + "; ".join(f"{word}: {says}" for word, says in STATUS.items()) + "."
 )
 
 
@@ -50,14 +54,16 @@ def listing(found: Sequence[CatalogueEntry]) -> Table:
     """The table: a heading per kind, a description per name, figures per spec."""
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column("name, what it sends, paper", ratio=1)
-    for head in HEADS:
-        table.add_column(head, justify="right", no_wrap=True)
+    for head in HEADS[:LISTED]:
+        table.add_column(head, justify="right", no_wrap=head != "any N")
     for kind, listed in groupby(found, key=lambda entry: entry.kind):
         table.add_row(_heading(TITLES[kind]))
         for _, specs in groupby(listed, key=lambda entry: entry.name):
             for nth, entry in enumerate(specs):
                 cited = f" ({entry.paper}, {entry.status})" if entry.paper != "-" else ""
-                table.add_row(_words(entry.spec, "" if nth else f"{entry.sends}{cited}"), *cells(entry))
+                table.add_row(
+                    _words(entry.spec, "" if nth else f"{entry.sends}{cited}"), *cells(entry)[:LISTED]
+                )
     for title, named in pieces().items():
         table.add_row(_heading(title))
         for name, description in named.items():
@@ -82,8 +88,10 @@ def cells(entry: CatalogueEntry) -> tuple[str, ...]:
     if entry.max_bits is None:
         return ("-",) * len(HEADS)
     if figures is None:
-        return f"<= {entry.max_bits:.3g}", f">= {times(32 / entry.max_bits)}", "-", "-", unbiased
-    size = (f"{figures.matrix_bits:.3g}", times(32 / figures.matrix_bits))
+        return "-", "-", "-", f"message <= {entry.max_bits:.3g}", "-", "-", unbiased
+    sent = (f"{figures.sent_at(size):.3g}" for size in (FEW, MANY))
+    smaller = " and ".join(times(figures.smaller(size)) for size in (FEW, MANY))
+    size = (*sent, smaller, str(figures.growth))
     if figures.error is None or figures.bound is None:
         return *size, "-", "-", unbiased
     return *size, f"{figures.error:.3g}", f"{figures.bound:.3g}", unbiased

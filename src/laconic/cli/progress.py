@@ -28,7 +28,7 @@ class Shown:
     ended: bool = False  # this seed has ended and is counted in seeds_done
     loss: float | None = None
     step_s: float | None = None
-    megabytes: float = 0.0  # payload of rank 0, for this seed
+    megabytes: float = 0.0  # on the wire, from rank 0, for this seed
     accuracy: float | None = None
     tested: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)  # lost workers, for this seed
@@ -41,7 +41,7 @@ class Shown:
     def add_step(self, event: dict[str, Any]) -> None:
         """Add a step of the first living worker."""
         self.step = event["step"]
-        self.megabytes += event["payload_sent"] / 1e6
+        self.megabytes += event["network_sent"] / 1e6
         self.loss = _smooth(self.loss, event["loss"])
         self.step_s = _smooth(self.step_s, event["step_s"])
 

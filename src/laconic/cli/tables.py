@@ -9,7 +9,7 @@ from rich.text import Text
 from laconic.report.html import ratio
 from laconic.report.summary import Row, counted
 
-HEADS = ("accuracy %", "test loss", "MB / step", "smaller", "net MB", "step ms")
+HEADS = ("accuracy %", "test loss", "MB / step", "smaller", "payload", "step ms")
 SPARSE = 0.001  # share of zero weights above which the table shows it
 
 
@@ -31,9 +31,9 @@ def print_summary(console: Console, rows: list[Row]) -> None:
             Group(Text(row.spec, "cyan"), Text(row.optimiser, "dim")),
             row.accuracy.text(100),
             row.test_loss.text(digits=3),
-            f"{row.payload_mb:.4g}",
-            ratio(row.smaller),
             f"{row.wire_mb:.4g}",
+            ratio(row.smaller),
+            f"{row.payload_mb:.4g}",
             row.step_s.text(1000, 1),
             *zeros,
         )
@@ -41,8 +41,9 @@ def print_summary(console: Console, rows: list[Row]) -> None:
     console.print(table)
     if rows:
         console.print(
-            "Bytes and times are per worker and step, in the second half of the steps; "
-            "means over seeds ± standard error; smaller: how many times smaller than dense float32.",
+            "Bytes and times are per worker and step, in the second half of the steps; means over seeds ± "
+            "standard error. MB: on the wire, every copy with its headers; smaller: how many times smaller "
+            "than a dense all-reduce among as many workers; payload: MB with each message counted once.",
             style="dim",
         )
     if sentence := counted(rows):

@@ -10,8 +10,9 @@ Payload is what the caller sends or receives, counted once, however the collecti
     broadcast        x on the root           x elsewhere                x to its children in a tree
     exchange         what goes to others     what comes from others     one to each peer
 
-all_gather and all_to_all also send 8 bytes of length to each other rank. Wire is the messages on a TCP/IP
-link, with headers and acknowledgements: those of `TorchComm` on gloo, even if another Comm is wrapped.
+all_gather and all_to_all also send 8 bytes of length to each other rank. So payload does not grow with N, and
+what a rank puts on the wire may. Bare is the messages, every copy counted; network is the messages on a
+TCP/IP link, with headers and acknowledgements: those of `TorchComm` on gloo, even if another Comm is wrapped.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Tally:
     payload_received: int = 0
     network_sent: int = 0
     network_received: int = 0
+    bare_sent: int = 0
     seconds: float = 0.0
 
     def plus(self, other: Tally) -> Tally:
@@ -50,6 +52,7 @@ class Tally:
             self.payload_received + other.payload_received,
             self.network_sent + other.network_sent,
             self.network_received + other.network_received,
+            self.bare_sent + other.bare_sent,
             self.seconds + other.seconds,
         )
 
@@ -95,6 +98,15 @@ class Metered(Comm):
         with self._books.lock:
             parts = dict(self._books.parts)
         return Meter(**vars(reduce(Tally.plus, parts.values(), Tally())), parts=parts)
+
+    def dense_sent(self, nbytes: int) -> int:
+        """Network bytes that this rank would send to all-reduce `nbytes` in this group."""
+        return self._books.link.sent(link.all_reduce(nbytes, self.size))
+
+    def dense_scattered(self, nbytes: int) -> int:
+        """Network bytes that this rank would send to reduce-scatter `nbytes` in this group."""
+        chunks = [-(-nbytes // self.size)] * (self.size - 1)
+        return self._books.link.sent(link.direct(chunks, chunks))
 
     def reset(self) -> None:
         """Start again from zero."""
@@ -211,7 +223,8 @@ class _Books:
         if self.first is None:
             self.first = start
         self.busy += seconds
-        tally = Tally(1, sent, received, self.link.sent(messages), self.link.received(messages), seconds)
+        network = (self.link.sent(messages), self.link.received(messages))
+        tally = Tally(1, sent, received, *network, sum(messages.sent), seconds)
         key = (self.phase, name)
         with self.lock:
             self.parts[key] = self.parts.get(key, Tally()).plus(tally)

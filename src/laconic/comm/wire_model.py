@@ -93,6 +93,24 @@ def all_reduce(nbytes: int, size: int) -> Messages:
     return Messages(passed, passed)
 
 
+def all_reduce_bytes(nbytes: float, size: int) -> float:
+    """Bytes of messages that a rank sends to all-reduce `nbytes`, without headers: 2(N-1)/N of them.
+
+    >>> all_reduce_bytes(4_000_000, size=4)
+    6000000.0
+    """
+    return 2 * (size - 1) / size * nbytes
+
+
+def all_gather_bytes(nbytes: float, size: int) -> float:
+    """Bytes of messages that a rank sends to give its `nbytes` to all others, without headers: N-1 copies.
+
+    >>> all_gather_bytes(500_000, size=4)
+    1500000
+    """
+    return (size - 1) * nbytes
+
+
 def direct(sent: list[int], received: list[int], lengths: int = 0) -> Messages:
     """These messages without the empty ones, which are not sent, after `lengths` of 8 bytes each way."""
     head = [8] * lengths

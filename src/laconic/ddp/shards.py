@@ -47,7 +47,7 @@ class Shards:
         turn = Turn(self.step, self.comm.rank, mix(self.seed, call) if call else self.seed)
         with self.comm.phase(repr(self.reducer)):
             mean, _ = self.bound.scatter(x if finite else None, partition, turn, x)
-        self.dense_bytes += 4 * (x.numel() - partition.home.numel)
+        self.dense_bytes += self.comm.dense_scattered(4 * x.numel())
         self.seconds.add(began, time.perf_counter(), *self.comm.since_mark())
         return mean
 

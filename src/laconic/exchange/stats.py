@@ -32,11 +32,11 @@ class Stats:
         steps: Steps so far.
         payload_sent: Bytes that the method handed to collectives, each counted once.
         payload_received: Bytes that collectives handed back.
-        network_sent: Payload times each collective's message pattern, with headers and acknowledgements, by
-        the
-            model in `laconic.comm.wire_model`.
+        network_sent: Bytes that this rank put on the wire, by the model in `laconic.comm.wire_model`: every
+            copy of a message, with headers and acknowledgements. In a group of N an `all_gather` sends N - 1
+            copies, an all-reduce 2(N-1)/N of its bytes.
         network_received: The same for what was received.
-        dense: Bytes that a float32 exchange would have handed to collectives.
+        dense: `network_sent` of all-reduces of the same tensors in float32, in the same group.
         encode_s: Seconds before the first collective of each exchange.
         communicate_s: Seconds in collectives.
         decode_s: The remaining seconds of each exchange.
@@ -73,5 +73,8 @@ class Stats:
 
     @property
     def ratio(self) -> float:
-        """`dense / payload_sent`; 1 before anything was sent."""
-        return self.dense / self.payload_sent if self.payload_sent else 1.0
+        """`dense / network_sent`: how many times fewer bytes than dense; 1 before anything was sent.
+
+        It depends on the number of ranks: below 1 a method sends more than dense.
+        """
+        return self.dense / self.network_sent if self.network_sent else 1.0

@@ -36,8 +36,8 @@ def stc(density: float = 0.0025, *, down: float | None = None, indices: IndexCod
 
     Tensors of one dimension are summed without compression. Every rank takes part in every step; a server
     that keeps its last answers for absent clients belongs in `server`. Payload: about k (log2(1 / density) +
-    2.5) bits and 32, k = density * n, each way: 10.1 + 1 bits an entry of 1/400, 1,150 times less than
-    float32.
+    2.5) bits and 32, k = density * n, each way: 10.1 + 1 bits an entry of 1/400, a message 1,150 times
+    shorter than the gradient. Without `down`, each rank sends its message to the N - 1 others.
 
     Args:
         density: Share of the entries that is sent, in (0, 1]; default: 0.0025.

@@ -60,6 +60,25 @@ class Growth:
         """The figure for `size` workers."""
         return sum(part * form for part, form in zip(self.parts, _forms(size), strict=True))
 
+    @property
+    def grows(self) -> bool:
+        """Whether every worker added makes it larger by as much: most of it at 64 has the first form."""
+        return self.parts[0] * _forms(64)[0] > 0.5 * self.at(64)
+
+    def __str__(self) -> str:
+        """A formula in N, of the terms that matter among 4 to 64 workers.
+
+        >>> print(Growth((4.06, 0, 0, 0)), "or", Growth((0, 64, 0.5, 0)))
+        4.06 (N-1) or 64 (N-1)/N + 0.5 log2 N
+        """
+        names = ("(N-1)", "(N-1)/N", "log2 N", "")
+        terms = [
+            f"{part:.3g} {name}".rstrip()
+            for i, (part, name) in enumerate(zip(self.parts, names, strict=True))
+            if any(part * _forms(size)[i] > 0.01 * self.at(size) for size in (4, 64))
+        ]
+        return " + ".join(terms) or "0"
+
     def __mul__(self, factor: float) -> Growth:
         first, second, third, fourth = self.parts
         return Growth((first * factor, second * factor, third * factor, fourth * factor))

@@ -40,8 +40,8 @@ def loss_by_step(method: MethodSeries) -> Curve:
 
 
 def loss_by_megabyte(method: MethodSeries) -> Curve:
-    """Training loss by the payload that a worker has sent so far, in MB; starts with the first byte sent."""
-    curve = _binned(method, np.cumsum(method.over_seeds("payload_sent").mean(axis=0)) / MB)
+    """Training loss by the MB that a worker has put on the wire so far; starts with the first byte sent."""
+    curve = _binned(method, np.cumsum(method.over_seeds("network_sent").mean(axis=0)) / MB)
     sent = curve.x > 0
     return Curve(curve.x[sent], curve.y[sent], curve.error[sent])
 

@@ -3,7 +3,7 @@
 A line of `events.jsonl` is one step or one evaluation of one rank:
 
     {"kind": "step", "method": "dgc(density=0.01)", "seed": 0, "rank": 1, "step": 17, "loss": 0.31,
-     "payload_sent": 14231, ..., "backward_s": 0.012, "encode_s": 0.001, ...}
+     "network_sent": 42693, ..., "backward_s": 0.012, "encode_s": 0.001, ...}
 
 Other events:
 

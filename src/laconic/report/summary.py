@@ -49,8 +49,9 @@ class Row:
     """One method. Bytes and seconds per step are means over the second half of the steps, after any warm-up.
 
     Attributes:
-        smaller: Dense float32 bytes divided by payload, in that half.
-        against_first: Payload of the first baseline divided by this one's.
+        wire_mb: MB that a worker puts on the wire in a step, by the model in `laconic.comm.wire_model`.
+        smaller: The same for all-reduce in float32, in a group of this size, divided by `wire_mb`.
+        against_first: `wire_mb` of the first baseline divided by this one's.
         zeros: Share of the weights that are exactly zero.
         optimiser: Its name and peak learning rate.
         consensus: Distance of ranks from their average at the last test, relative to its norm.
@@ -64,9 +65,9 @@ class Row:
     test_loss: Figure
     train_loss: Figure
     payload_mb: float
-    smaller: float
     wire_mb: float
-    total_payload_mb: float
+    smaller: float
+    total_mb: float
     step_s: Figure
     against_first: float
     zeros: float = 0.0
@@ -84,8 +85,7 @@ def summarise(run: Run) -> list[Row]:
     if first is None:
         return []
     return [
-        replace(row, against_first=first.payload_mb / row.payload_mb if row.payload_mb else math.inf)
-        for row in rows
+        replace(row, against_first=first.wire_mb / row.wire_mb if row.wire_mb else math.inf) for row in rows
     ]
 
 
@@ -112,7 +112,7 @@ def _row(method: MethodSeries) -> Row:
     def late_mean(name: str) -> float:
         return float(method.over_seeds(name)[:, late].mean())
 
-    payload, tail = late_mean("payload_sent"), slice(-max(1, method.common // 20), None)
+    sent, tail = late_mean("network_sent"), slice(-max(1, method.common // 20), None)
     return Row(
         spec=method.spec,
         seeds=len(method.seeds),
@@ -120,10 +120,10 @@ def _row(method: MethodSeries) -> Row:
         accuracy=Figure.of(seed.accuracy[-1] if len(seed.accuracy) else math.nan for seed in method.seeds),
         test_loss=Figure.of(seed.test_loss[-1] if len(seed.test_loss) else math.nan for seed in method.seeds),
         train_loss=Figure.of(method.over_seeds("loss")[:, tail].mean(axis=1)),
-        payload_mb=payload / MB,
-        smaller=late_mean("dense") / payload if payload else math.inf,
-        wire_mb=late_mean("network_sent") / MB,
-        total_payload_mb=float(method.over_seeds("payload_sent").sum(axis=1).mean()) / MB,
+        payload_mb=late_mean("payload_sent") / MB,
+        wire_mb=sent / MB,
+        smaller=late_mean("dense") / sent if sent else math.inf,
+        total_mb=float(method.over_seeds("network_sent").sum(axis=1).mean()) / MB,
         step_s=Figure.of(np.median(method.over_seeds("step_s")[:, late], axis=1)),
         against_first=1.0,
         zeros=last_mean([seed.zeros for seed in method.seeds]),

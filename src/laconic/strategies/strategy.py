@@ -87,7 +87,7 @@ class Strategy(Spec):
 class BoundStrategy(ABC):
     """A strategy at work on one rank. Every rank makes the same calls, though not at the same time.
 
-    `dense_bytes`: the payload that all-reduces of float32 gradients would have sent so far.
+    `dense_bytes`: what all-reduces of float32 gradients would have put on the wire so far.
     """
 
     def __init__(self, replica: Replica, comm: Metered) -> None:
@@ -101,7 +101,7 @@ class BoundStrategy(ABC):
         """Do one step: `update()` applies this rank's gradient, and ranks communicate."""
         self.step_(update, loss)
         self.steps += 1
-        self.dense_bytes += self.replica.flat.nbytes
+        self.dense_bytes += self.comm.dense_sent(self.replica.flat.nbytes)
 
     @abstractmethod
     def step_(self, update: Update, loss: float | None) -> None:
