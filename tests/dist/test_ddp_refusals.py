@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import pytest
 import torch
@@ -126,3 +127,30 @@ def half_an_optimiser():
 
 def test_dgc_wants_all_parameters_in_one_optimiser(pool):
     assert all("one optimiser" in answer for answer in pool.run(2, half_an_optimiser))
+
+
+def said_at_attach(spec):
+    """Warnings of `compress` on this rank, and whether an error from one leaves nothing attached."""
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            laconic.compress(model, optimizer, spec).remove()
+        except (UserWarning, AttachError) as error:
+            refused = str(error)
+        else:
+            refused = ""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        laconic.compress(model, optimizer, spec).remove()
+    return refused, [(str(each.message), each.filename) for each in said]
+
+
+def test_a_gather_that_sends_more_than_dense_is_said_at_attach_by_rank_0(pool):
+    for rank, (refused, said) in enumerate(pool.run(4, said_at_attach, "gather(dense())")):
+        assert "among 4 that is" in refused, "where warnings are errors, no rank attaches"
+        assert len(said) == (rank == 0)
+        assert all(words in refused and where == __file__ for words, where in said)
+    for refused, said in pool.run(4, said_at_attach, "qsgd()"):
+        assert not refused and not said

@@ -22,8 +22,10 @@ from torch.optim import Optimizer
 from laconic.comm.metered import Metered
 from laconic.comm.torch_comm import TorchComm
 from laconic.core.errors import AttachError
+from laconic.core.layout import Layout
 from laconic.ddp.handle import Handle
 from laconic.exchange.agreement import built_by_all
+from laconic.exchange.gathers import warn_of_gathers
 from laconic.exchange.method import lift
 
 
@@ -58,14 +60,18 @@ def attach(
 
     def build() -> Handle:
         check_free(model, optimizer)
+        method, names, sparse = lift(spec), parameter_names(model), sparse_names(model)
+        if comm.rank == 0:
+            dense = ((name, parameter.shape) for parameter, name in names.items() if name not in sparse)
+            warn_of_gathers(method, Layout.of(dense), comm.size)
         return Handle(
-            lift(spec),
-            parameter_names(model),
+            method,
+            names,
             optimizer,
             comm,
             scaler=scaler,
             seed=seed,
-            sparse=sparse_names(model),
+            sparse=sparse,
             restore_unused=bool(model.find_unused_parameters),
             joining=joining(model),
         )

@@ -13,6 +13,7 @@ from torch import Tensor
 from laconic.comm.metered import Metered
 from laconic.core.errors import NonFiniteError, SpecError
 from laconic.exchange.exchange import Exchange
+from laconic.exchange.gathers import warn_of_gathers
 from laconic.exchange.method import Method, lift
 from laconic.exchange.stats import Seconds
 from laconic.strategies.replica import Replica
@@ -47,9 +48,10 @@ class Outer:
     def __init__(self, replica: Replica, comm: Metered, compressor: Any, seed: int, seconds: Seconds) -> None:
         self.replica = replica
         self.anchor = replica.flat.clone()
-        self._exchange = Exchange(
-            outer_method(compressor), replica.layout, comm, NoOptimiser(), seed, seconds
-        )
+        method = outer_method(compressor)
+        if comm.rank == 0:
+            warn_of_gathers(method, replica.layout, comm.size)
+        self._exchange = Exchange(method, replica.layout, comm, NoOptimiser(), seed, seconds)
 
     def mean_outer_gradient(self) -> Tensor:
         """Mean over ranks of anchor - x, float32 (n,), as `compressor` sends it: equal on all ranks."""

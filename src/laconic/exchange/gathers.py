@@ -1,0 +1,64 @@
+"""A warning where a gather would send more than dense: its messages go to each of N - 1 ranks.
+
+A dense all-reduce sends 2(N-1)/N of the gradient, a gather N - 1 messages, so a message of m bits an element
+is worth gathering among fewer than 64 / m ranks.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from laconic.codecs.selectors.density_schedule import has_density
+from laconic.codecs.sparse import Sparse
+from laconic.comm.wire_model import all_gather_bytes, all_reduce_bytes
+from laconic.core.codec import Codec
+from laconic.core.layout import Layout
+from laconic.exchange.method import Method
+from laconic.reducers import Reducer
+from laconic.reducers.dense_first import DenseFirst
+from laconic.reducers.gather import Gather
+
+SAMPLE = 1 << 16  # elements: enough to tell the bits of a codec whose messages differ in length
+WAY_OUT = (
+    "scatter_reduce(codec), as in cgx(), or server(codec, codec) send as much in a group of any size, and"
+    " two_level(sum(), gather(codec)) gathers between machines only"
+)
+
+
+def warn_of_gathers(method: Method, layout: Layout, size: int) -> None:
+    """Warn where a rank of `size` would gather more bytes of these tensors than a dense all-reduce sends.
+
+    Not where the length of messages depends on the gradients' magnitudes, as with `threshold`.
+    """
+    for route, part in zip(method.routes, method.assign(layout), strict=True):
+        codec = gathered(route.reducer)
+        message = None if codec is None else message_bytes(codec.at(method.warm_at), part)
+        if message is None:
+            continue
+        sent, dense = all_gather_bytes(message, size), all_reduce_bytes(4 * part.numel, size)
+        if sent > 1.001 * dense:
+            warnings.warn(
+                f"{method} sends each message to all other ranks: among {size} that is {sent / 1e6:.3g} MB"
+                f" from each rank in an exchange, where a dense all-reduce sends {dense / 1e6:.3g} MB;"
+                f" {WAY_OUT}",
+                stacklevel=6,
+            )
+
+
+def gathered(reducer: Reducer) -> Codec | None:
+    """The codec that this reducer gathers with, after its warm-up; None if it does not gather."""
+    if isinstance(reducer, DenseFirst):
+        return gathered(reducer.then)
+    return reducer.codec if isinstance(reducer, Gather) else None
+
+
+def message_bytes(codec: Codec, layout: Layout) -> float | None:
+    """Bytes of a message of these tensors: exact or of normal noise; None if magnitudes decide."""
+    if codec.fixed_size:
+        return codec.message_nbytes(layout.segments)
+    if isinstance(codec, Sparse) and not has_density(codec.select):
+        return None
+    noise = torch.randn(min(layout.numel, SAMPLE), generator=torch.Generator().manual_seed(0))
+    return codec.encode(noise).numel() / max(len(noise), 1) * layout.numel
