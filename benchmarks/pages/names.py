@@ -150,7 +150,8 @@ def _facts(name: Name) -> list[str]:
     status, paper = getattr(make, "status", "-"), getattr(make, "paper", "-")
     facts = [("Kind", KINDS[name.section])]
     if paper != "-":
-        facts += [("Paper", words(paper)), ("Status", f"*{status}*: {STATUS[status]}")]
+        against = f" ({make.code})" if make.code != "-" else ""
+        facts += [("Paper", words(paper)), ("Status", f"*{status}*: {STATUS[status]}{against}")]
     if isinstance(make, Paper):
         facts.append(("Sends", _linked(make.sends, name.name)))
     needs = dict.fromkeys(entry.needs for entry in name.entries if entry.needs)

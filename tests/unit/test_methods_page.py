@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import pytest
 import torch
@@ -18,7 +20,9 @@ from typer.testing import CliRunner
 
 from laconic.cli.entries import FEW, GROUPS, MANY, entries, figures
 from laconic.cli.main import app
+from laconic.cli.methods import STATUS
 from laconic.core.layout import Layout
+from laconic.core.spec import Status, find, names
 from laconic.core.tensor_codec import TensorCodec
 from laconic.exchange.method import Method, Route, everything, lift
 from laconic.reducers.gather import Gather
@@ -147,6 +151,33 @@ def test_one_name_is_shown_in_full() -> None:
         assert words in shown.output
     unknown = CliRunner().invoke(app, ["methods", "topq"])
     assert unknown.exit_code == 2
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_is_verified_says_against_which_code(name: str) -> None:
+    """And what is partial, what of the paper is left out."""
+    make = find(name)
+    status, paper, code = (getattr(make, field, "-") for field in ("status", "paper", "code"))
+    assert status in get_args(Status) and (status == "-") == (paper == "-")
+    assert (code != "-") == (status in ("verified", "partial"))
+    assert code == "-" or re.fullmatch(r"[\w.-]+/[\w.-]+", code)
+    if status == "partial":
+        about = f"{sys.modules[make.__module__].__doc__} {make.__doc__}"
+        assert "left out" in about
+
+
+def test_status_words_are_explained_in_the_list_and_beside_a_name() -> None:
+    assert set(STATUS) == set(get_args(Status))
+    listed = " ".join(CliRunner().invoke(app, ["methods"], env={"COLUMNS": "100"}).output.split())
+    for word, meaning in STATUS.items():
+        assert f"{word}: {meaning}" in listed
+    for name, words in {
+        "dgc": "verified: checked against its authors' or other public code (synxlin/",
+        "cltk": "partial: what is here is checked against public code",
+        "topk": "recalled: standard knowledge",
+        "lgc": "reconstruction: built without",
+    }.items():
+        assert words in " ".join(CliRunner().invoke(app, ["methods", name]).output.split())
 
 
 def test_the_list_stays_inside_100_columns() -> None:

@@ -23,8 +23,9 @@ HEADS = (f"N = {FEW}", f"N = {MANY}", "smaller", "any N", "error", "bound", "unb
 LISTED = 5  # of them, the columns of the list of all names
 STATUS = {
     "verified": "checked against its authors' or other public code",
+    "partial": "what is here is checked against public code, but a part of the paper is missing",
     "recalled": "standard knowledge, not checked against code",
-    "reconstruction": "built from the abstract alone: we filled in what it leaves open",
+    "reconstruction": "built without the authors' code, from the abstract: we filled in what it leaves open",
     "-": "no paper",
 }
 LEGEND = (
@@ -119,7 +120,9 @@ def show(screen: Console, name: str) -> None:
     facts.add_column(ratio=1)
     status = getattr(make, "status", "-")
     facts.add_row("paper", getattr(make, "paper", "-"))
-    facts.add_row("status", f"{status}: {STATUS[status]}" if status != "-" else STATUS[status])
+    code = getattr(make, "code", "-")
+    against = f" ({code})" if code != "-" else ""
+    facts.add_row("status", f"{status}: {STATUS[status]}{against}" if status != "-" else STATUS[status])
     if isinstance(make, Paper):
         facts.add_row("sends", make.sends)
     for needs in dict.fromkeys(entry.needs for entry in found if entry.needs):

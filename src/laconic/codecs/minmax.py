@@ -53,6 +53,7 @@ class MinMax(Codec):
 
     paper: ClassVar[str] = "Markov et al. 2022, arXiv:2111.08617"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "IST-DASLab/torch_cgx"
     examples: ClassVar[tuple[str, ...]] = (
         "minmax()",
         "minmax(bits=8)",

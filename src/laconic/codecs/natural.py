@@ -45,6 +45,7 @@ class Natural(Codec):
 
     paper: ClassVar[str] = "Horvath et al. 2019, arXiv:1905.10988"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "SamuelHorvath/Compressed_SGD_PyTorch"
     examples: ClassVar[tuple[str, ...]] = (
         "natural()",
         "natural(bits=8)",

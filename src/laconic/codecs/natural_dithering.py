@@ -39,6 +39,7 @@ class NaturalDithering(Quantiser):
     unbiased: ClassVar[bool] = True
     paper: ClassVar[str] = "Horvath et al. 2019, arXiv:1905.10988"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "SamuelHorvath/Compressed_SGD_PyTorch"
     examples: ClassVar[tuple[str, ...]] = (
         "natural_dithering()",
         "natural_dithering(levels=8, block=100)",

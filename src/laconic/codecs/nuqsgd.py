@@ -37,6 +37,7 @@ class NUQSGD(Quantiser):
     unbiased: ClassVar[bool] = True
     paper: ClassVar[str] = "Ramezani-Kebrya et al. 2021, arXiv:1908.06077"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "fartashf/nuqsgd"
     examples: ClassVar[tuple[str, ...]] = ("nuqsgd()", "nuqsgd(levels=3, block=64)")
 
     @property

@@ -46,6 +46,7 @@ class Quantile(Codec):
     unbiased: ClassVar[bool] = False
     paper: ClassVar[str] = "Jiang et al. 2018, SIGMOD"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "ccchengff/SketchML"
     examples: ClassVar[tuple[str, ...]] = (
         "quantile()",
         "quantile(bins=24)",

@@ -38,6 +38,7 @@ class SignMean(Codec):
     unbiased: ClassVar[bool] = False
     paper: ClassVar[str] = "Sattler et al. 2019, arXiv:1903.02891"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "felisat/federated-learning"
     examples: ClassVar[tuple[str, ...]] = (
         "signmean()",
         "sparse(topk(density=0.05), values=signmean(), indices=golomb())",

@@ -43,6 +43,7 @@ class Ternary(Quantiser):
 
     paper: ClassVar[str] = "Wen et al. 2017, arXiv:1705.07878"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "wenwei202/terngrad"
     examples: ClassVar[tuple[str, ...]] = (
         "ternary()",
         "ternary(clip=0)",

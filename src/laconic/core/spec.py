@@ -42,7 +42,7 @@ LONGEST = 10_000  # characters of a spec string
 
 # How well a paper is known: checked against its authors' or other public code; standard knowledge, not
 # checked against code; only the abstract was at hand, and the rest is ours; "-" where there is no paper.
-Status = Literal["verified", "recalled", "reconstruction", "-"]
+Status = Literal["verified", "partial", "recalled", "reconstruction", "-"]
 
 
 @runtime_checkable
@@ -59,13 +59,15 @@ class Spec(ABC):
 
     `name` is its word in a spec: by default the name of the module that defines the class. `examples` are
     spec strings that the laws are tested on, by default the bare name; the table of methods shows the bare
-    name and the first example. `paper` is the source, and `status` says how well that source is known.
+    name and the first example. `paper` is the source, `status` says how well that source is known, and
+    `code` names the public repository that a verified or partial one was checked against.
     """
 
     name: ClassVar[str]
     examples: ClassVar[tuple[str, ...]] = ()
     paper: ClassVar[str] = "-"
     status: ClassVar[Status] = "-"
+    code: ClassVar[str] = "-"
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

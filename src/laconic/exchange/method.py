@@ -109,7 +109,8 @@ class Method:
 class Paper(Generic[Arguments]):
     """A registered method: call it for a `Method`.
 
-    `paper` is the source, `status` says how well it is known, and `sends` what travels.
+    `paper` is the source, `status` says how well it is known, `code` the repository that it was checked
+    against, and `sends` what travels.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Paper(Generic[Arguments]):
         status: Status,
         sends: str,
         examples: tuple[str, ...],
+        code: str,
     ) -> None:
         functools.update_wrapper(self, compose)
         self.name = compose.__name__
@@ -126,6 +128,7 @@ class Paper(Generic[Arguments]):
         self.status = status
         self.sends = sends
         self.examples = examples
+        self.code = code
         self._compose = compose
         self.__signature__ = inspect.signature(compose)
 
@@ -139,10 +142,10 @@ class Paper(Generic[Arguments]):
 
 
 def method(
-    *, paper: str, status: Status, sends: str, examples: tuple[str, ...] = ()
+    *, paper: str, status: Status, sends: str, examples: tuple[str, ...] = (), code: str = "-"
 ) -> Callable[[Callable[Arguments, Method]], Paper[Arguments]]:
     """Decorator: a function that composes routes becomes a registered method. `examples`: spec strings."""
-    return lambda compose: Paper(compose, paper, status, sends, examples)
+    return lambda compose: Paper(compose, paper, status, sends, examples, code)
 
 
 def routes(*parts: Route) -> Method:

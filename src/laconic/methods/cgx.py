@@ -23,6 +23,7 @@ from laconic.reducers.sum import Sum
 @method(
     paper="Markov et al. 2022, arXiv:2111.08617",
     status="verified",
+    code="IST-DASLab/torch_cgx",
     sends="the position of each entry between the extremes of its block, in a few bits, both ways",
     examples=("cgx()", "cgx(bits=8, rounding='stochastic', pattern='tree')", "cgx(adapt_every=100)"),
 )

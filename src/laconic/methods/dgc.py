@@ -34,6 +34,7 @@ FIRST = 0.25  # the paper's first warm-up density; each stage has a quarter of t
 @method(
     paper="Lin et al. 2018, arXiv:1712.01887",
     status="verified",
+    code="synxlin/deep-gradient-compression",
     sends="the largest entries of the accumulated velocity, and their positions",
     examples=("dgc()", "dgc(density=0.01, down=0.01)"),
 )

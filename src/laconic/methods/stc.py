@@ -25,6 +25,7 @@ from laconic.reducers.sum import Sum
 @method(
     paper="Sattler et al. 2019, arXiv:1903.02891",
     status="verified",
+    code="felisat/federated-learning",
     sends="the positions and signs of the largest entries, and their mean magnitude",
     examples=("stc()", "stc(down=0.0025)"),
 )

@@ -28,6 +28,7 @@ Last = Literal["ternary", "fp32"]
 @method(
     paper="Wen et al. 2017, arXiv:1705.07878",
     status="verified",
+    code="wenwei202/terngrad",
     sends="the sign of some entries, at random in proportion to their size, and a scale",
     examples=("terngrad()", "terngrad(scale='own', packing='base3', last_layer='fp32')"),
 )

@@ -6,9 +6,9 @@ Chen et al. 2020, arXiv:2104.11125 ("ScaleCom"). In step t of N ranks, per tenso
     2. mean = 1/N * sum over ranks of x_r at S, by one all_reduce of k values; zero elsewhere
 
 It rests on error feedback, which makes the ranks' x alike: what one rank finds large, the others do nearly as
-well. Here each tensor's k largest are found exactly, where the paper takes the largest of every short chunk;
-and the paper's low-pass filter, which adds only a part of each gradient to what is left over, is none of the
-reducer's: the residual is that of plain error feedback.
+well. It is like the baseline in the code of DEFT. Two parts of the paper are left out: its low-pass filter,
+which adds only a part of each gradient to what is left over (here the residual is that of plain error
+feedback), and its selection, which takes the largest of every short chunk (here each tensor's k largest).
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class CLTk(Reducer):
     density: float = 0.001
 
     paper: ClassVar[str] = "Chen et al. 2020, arXiv:2104.11125"
-    status: ClassVar[Status] = "verified"
+    status: ClassVar[Status] = "partial"
+    code: ClassVar[str] = "kljp/deft"
     examples: ClassVar[tuple[str, ...]] = ("cltk(density=0.01)", "cltk(density=1.0)")
 
     def __post_init__(self) -> None:

@@ -65,6 +65,7 @@ class PowerSGD(Reducer):
 
     paper: ClassVar[str] = "Vogels et al. 2019, arXiv:1905.13727"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "epfml/powersgd"
     examples: ClassVar[tuple[str, ...]] = ("powersgd(rank=2)", "powersgd(rank=1)", "powersgd(rank=4)")
 
     def __post_init__(self) -> None:

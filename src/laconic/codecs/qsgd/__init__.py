@@ -53,6 +53,7 @@ class QSGD(Quantiser):
     unbiased: ClassVar[bool] = True
     paper: ClassVar[str] = "Alistarh et al. 2017, arXiv:1610.02132"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "fartashf/nuqsgd"
     examples: ClassVar[tuple[str, ...]] = (
         "qsgd()",
         "qsgd(levels=1, block=0, norm='l2', coding='rice')",

@@ -38,6 +38,7 @@ class SampledTopK(DensitySelector):
 
     paper: ClassVar[str] = "Lin et al. 2018, arXiv:1712.01887"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "synxlin/deep-gradient-compression"
     examples: ClassVar[tuple[str, ...]] = ("sampled_topk(density=0.01)", "sampled_topk(density=0.1)")
 
     def __post_init__(self) -> None:

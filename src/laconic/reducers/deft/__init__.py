@@ -69,6 +69,7 @@ class Deft(ChoiceInParts):
 
     paper: ClassVar[str] = "Yoon and Oh 2023, arXiv:2307.03500"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "kljp/deft"
     examples: ClassVar[tuple[str, ...]] = ("deft(density=0.01)", "deft(density=0.3, indices=raw32())")
 
     def bind_sparse(self, comm: Comm) -> BoundReducer:

@@ -41,6 +41,7 @@ class Exdyna(ByThreshold):
 
     paper: ClassVar[str] = "Yoon and Oh 2024, arXiv:2402.13781"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "kljp/exdyna"
     examples: ClassVar[tuple[str, ...]] = ("exdyna(density=0.01)", "exdyna(density=0.3, indices=raw32())")
 
     def bind_sparse(self, comm: Comm) -> BoundReducer:

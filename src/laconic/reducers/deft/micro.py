@@ -48,6 +48,7 @@ class Micro(ByThreshold):
 
     paper: ClassVar[str] = "Yoon and Oh 2023, arXiv:2310.00967"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "kljp/micro"
     examples: ClassVar[tuple[str, ...]] = ("micro(density=0.01)", "micro(density=0.3, indices=delta())")
 
     def bind_sparse(self, comm: Comm) -> BoundReducer:

@@ -79,6 +79,7 @@ class OkTopk(Reducer):
 
     paper: ClassVar[str] = "Li and Hoefler 2022, arXiv:2201.07598"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "Shigangli/Ok-Topk"
     examples: ClassVar[tuple[str, ...]] = (
         "oktopk(density=0.01)",
         "oktopk(density=0.2, every=2)",

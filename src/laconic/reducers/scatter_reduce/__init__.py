@@ -77,6 +77,7 @@ class ScatterReduce(Reducer):
 
     paper: ClassVar[str] = "Markov et al. 2022, arXiv:2111.08617"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "IST-DASLab/torch_cgx"
     examples: ClassVar[tuple[str, ...]] = (
         "scatter_reduce(minmax())",
         "scatter_reduce(minmax(rounding='stochastic'), pattern='ring')",

@@ -59,6 +59,7 @@ class Server(Reducer):
 
     paper: ClassVar[str] = "Sattler et al. 2019, arXiv:1903.02891"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "felisat/federated-learning"
     examples: ClassVar[tuple[str, ...]] = (
         "server(sparse(topk(density=0.1)), sparse(topk(density=0.1)))",
         "server(cast('bf16'), cast('bf16'))",

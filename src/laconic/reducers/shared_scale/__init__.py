@@ -67,6 +67,7 @@ class SharedScale(Reducer):
 
     paper: ClassVar[str] = "Wen et al. 2017, arXiv:1705.07878"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "wenwei202/terngrad"
     examples: ClassVar[tuple[str, ...]] = (
         "shared_scale()",
         "shared_scale(clip=0)",

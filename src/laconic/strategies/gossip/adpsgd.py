@@ -66,6 +66,7 @@ class ADPSGD(Strategy):
     name: ClassVar[str] = "adpsgd"
     paper: ClassVar[str] = "Lian et al. 2018, arXiv:1710.06952"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "facebookresearch/stochastic_gradient_push"
     examples: ClassVar[tuple[str, ...]] = ("adpsgd()", "adpsgd(wire='bf16', every=4)")
 
     def __post_init__(self) -> None:

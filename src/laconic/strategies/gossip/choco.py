@@ -54,6 +54,7 @@ class CHOCO(CodedGossip):
     name: ClassVar[str] = "choco"
     paper: ClassVar[str] = "Koloskova et al. 2019, arXiv:1902.00340"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "epfml/ChocoSGD"
     examples: ClassVar[tuple[str, ...]] = ("choco()", "choco(sign(), gamma=0.45)")
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundCHOCO:

@@ -50,6 +50,7 @@ class DeepSqueeze(CodedGossip):
     name: ClassVar[str] = "deepsqueeze"
     paper: ClassVar[str] = "Tang et al. 2019, arXiv:1907.07346"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "aparna-aketi/Low_Precision_DL"
     examples: ClassVar[tuple[str, ...]] = ("deepsqueeze()", "deepsqueeze(topk(density=0.1), gamma=0.05)")
 
     def bind(self, replica: Replica, optimizer: Optimizer, comm: Metered, seed: int = 0) -> BoundDeepSqueeze:

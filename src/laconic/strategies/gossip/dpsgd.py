@@ -48,6 +48,7 @@ class DPSGD(Strategy):
     name: ClassVar[str] = "dpsgd"
     paper: ClassVar[str] = "Lian et al. 2017, arXiv:1705.09056"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "facebookresearch/stochastic_gradient_push"
     examples: ClassVar[tuple[str, ...]] = ("dpsgd()", "dpsgd(topology=bipartite_exponential())")
 
     def __post_init__(self) -> None:

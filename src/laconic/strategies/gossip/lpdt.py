@@ -56,6 +56,7 @@ class LPDT(CodedGossip):
     name: ClassVar[str] = "lpdt"
     paper: ClassVar[str] = "Aketi et al. 2021, arXiv:2111.09389"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "aparna-aketi/Low_Precision_DL"
     examples: ClassVar[tuple[str, ...]] = ("lpdt()", "lpdt(topology=torus())")
 
     def __post_init__(self) -> None:

@@ -63,6 +63,7 @@ class OSGP(Strategy):
     name: ClassVar[str] = "osgp"
     paper: ClassVar[str] = "Assran et al. 2019, arXiv:1811.10792"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "facebookresearch/stochastic_gradient_push"
     examples: ClassVar[tuple[str, ...]] = ("osgp()", "osgp(staleness=4)")
 
     def __post_init__(self) -> None:

@@ -56,6 +56,7 @@ class QuasiGlobal(Strategy):
     name: ClassVar[str] = "quasi_global"
     paper: ClassVar[str] = "Lin et al. 2021, arXiv:2102.04761"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "aparna-aketi/Low_Precision_DL"
     examples: ClassVar[tuple[str, ...]] = ("quasi_global()", "quasi_global(deepsqueeze())")
 
     def __post_init__(self) -> None:

@@ -50,6 +50,7 @@ class SGP(Strategy):
     name: ClassVar[str] = "sgp"
     paper: ClassVar[str] = "Assran et al. 2019, arXiv:1811.10792"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "facebookresearch/stochastic_gradient_push"
     examples: ClassVar[tuple[str, ...]] = ("sgp()", "sgp(topology=exponential(peers=2), wire='fp16')")
 
     def __post_init__(self) -> None:

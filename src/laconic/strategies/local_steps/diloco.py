@@ -54,6 +54,7 @@ class DiLoCo(Strategy):
     name: ClassVar[str] = "diloco"
     paper: ClassVar[str] = "Douillard et al. 2023, arXiv:2311.08105"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "meta-pytorch/torchft"
     examples: ClassVar[tuple[str, ...]] = ("diloco()", "diloco(every=500, compressor=minmax(bits=8))")
 
     def __post_init__(self) -> None:

@@ -63,6 +63,7 @@ class SlowMo(Strategy):
     name: ClassVar[str] = "slowmo"
     paper: ClassVar[str] = "Wang et al. 2019, arXiv:1910.00643"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "facebookresearch/fairscale"
     examples: ClassVar[tuple[str, ...]] = ("slowmo()", "slowmo(every=48, base=sgp())")
 
     def __post_init__(self) -> None:

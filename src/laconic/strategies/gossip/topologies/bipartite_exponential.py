@@ -29,6 +29,7 @@ class BipartiteExponential(Undirected):
 
     paper: ClassVar[str] = "Assran et al. 2019, arXiv:1811.10792"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "facebookresearch/stochastic_gradient_push"
 
     def fits(self, size: int) -> None:
         if size % 2:

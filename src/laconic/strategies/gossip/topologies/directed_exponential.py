@@ -24,6 +24,7 @@ class DirectedExponential(Shifts):
 
     paper: ClassVar[str] = "Assran et al. 2019, arXiv:1811.10792"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "facebookresearch/stochastic_gradient_push"
 
     def period(self, size: int) -> int:
         return 2 * len(powers(2, size))

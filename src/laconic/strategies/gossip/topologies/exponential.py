@@ -36,6 +36,7 @@ class Exponential(Shifts):
 
     paper: ClassVar[str] = "Assran et al. 2019, arXiv:1811.10792"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "facebookresearch/stochastic_gradient_push"
     examples: ClassVar[tuple[str, ...]] = ("exponential()", "exponential(peers=2)")
 
     def __init__(self, peers: int = 1) -> None:

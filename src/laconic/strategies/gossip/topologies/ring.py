@@ -20,6 +20,7 @@ class Ring(Undirected):
 
     paper: ClassVar[str] = "Lian et al. 2017, arXiv:1705.09056"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "facebookresearch/stochastic_gradient_push"
 
     def links(self, size: int, step: int) -> Iterator[Arrow]:
         return ((rank, (rank + 1) % size) for rank in range(size))

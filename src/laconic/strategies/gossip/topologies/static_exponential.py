@@ -22,6 +22,7 @@ class StaticExponential(Shifts):
 
     paper: ClassVar[str] = "Ying et al. 2021, arXiv:2110.13363"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "Bluefog-Lib/bluefog"
 
     def distances(self, size: int, step: int) -> list[int]:
         return powers(2, size)

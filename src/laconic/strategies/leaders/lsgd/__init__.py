@@ -83,6 +83,7 @@ class LSGD(Strategy):
     name: ClassVar[str] = "lsgd"
     paper: ClassVar[str] = "Teng et al. 2019, arXiv:1905.10395"
     status: ClassVar[Status] = "verified"
+    code: ClassVar[str] = "yunfei-teng/LSGD"
     examples: ClassVar[tuple[str, ...]] = (
         "lsgd(every=64, local_every=16, ranks_per_node=4)",
         "lsgd(every=64, local_every=16, ranks_per_node=4, count='total')",
