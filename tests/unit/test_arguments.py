@@ -116,7 +116,7 @@ def test_what_is_no_number_of_this_kind_is_refused_by_its_name(
         ("fastsgd(base=1.5, floor=254)", r"in 0\.\.169, got 254"),
         ("sum(dtype=3)", "dtype must be 'fp32', 'fp16' or 'bf16', got 3"),
         ("natural(bits=8.0)", "bits must be 9 or 8, got 8.0"),
-        ("error_fed('dgc()')", r"use a codec, selector or reducer, got the method dgc\(\)"),
+        ("error_fed('dgc()')", r"takes a codec, selector or reducer, got the method dgc\(\)"),
         ("comp_ams('dgc()')", r"takes a codec, selector or reducer, got the method dgc\(\)"),
         ("qcmd_adagrad('topq(0.1)')", "did you mean topk"),
         (

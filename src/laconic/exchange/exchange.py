@@ -138,8 +138,8 @@ class Exchange:
     def mean_(self, bucket: Tensor, layout: Layout, scale: float = 1.0) -> bool:
         """bucket float32 (n,) becomes the group's mean; or NaN, and False, where the step is void.
 
-        The gradients are multiplied by 1 / `scale` before the feedback, and clipped where one asks for it;
-        the mean is multiplied by `scale`.
+        The gradients are multiplied by 1 / `scale` before the feedback, and clipped where it asks for that;
+        the mean is multiplied by `scale` after it.
         """
         began = time.perf_counter()
         turn = Turn(self.step, self.comm.rank, self.seed)
@@ -158,7 +158,7 @@ class Exchange:
         if self.void is not None:
             bucket.fill_(torch.nan)
         self.seconds.add(began, time.perf_counter(), *self.comm.since_mark())
-        self.dense_bytes += self.comm.dense_sent(4 * layout.numel)
+        self.dense_bytes += 4 * layout.numel
         return self.void is None
 
     def _clipped(self, grad: Tensor, layout: Layout, scale: float) -> float:
@@ -192,14 +192,13 @@ class Exchange:
         began = time.perf_counter()
         self.comm.mark()
         with self.comm.phase("sparse gradients"):
-            before = self.comm.snapshot().network_sent
             mean = sparse_mean(grad, self.comm)
         if self.void is None and not bool(mean.values().isfinite().all()):
             self.cancel("a sparse gradient")
         if self.void is not None:
             mean.values().fill_(torch.nan)
         self.seconds.add(began, time.perf_counter(), *self.comm.since_mark())
-        self.dense_bytes += self.comm.snapshot().network_sent - before  # DDP gathers them too
+        self.dense_bytes += grad._indices().nbytes + grad._values().nbytes
         return mean
 
     def cancel(self, reason: str) -> None:
@@ -232,7 +231,7 @@ class Exchange:
         return self._owned[owners]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Memory of every route on this rank, "route<i>/<kind>/<tensor name>", and the norms to clip by."""
+        """Memory of every route, "route<i>/<kind>/<tensor name>" to a tensor; norms to clip by."""
         norms = {} if self._clip is None else self._clip.state_dict()
         return norms | {
             f"route{i}/{key}": value

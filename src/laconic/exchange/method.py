@@ -19,9 +19,10 @@ from laconic.exchange.rule import Rule
 from laconic.feedback import Feedback
 from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.feedback.no_feedback import NoFeedback
-from laconic.reducers import Reducer
+from laconic.reducers import Composition, Reducer
 from laconic.reducers.gather import Gather
 from laconic.reducers.sum import Sum
+from laconic.reducers.two_level import TwoLevel
 
 Arguments = ParamSpec("Arguments")
 
@@ -50,7 +51,7 @@ def matrices(entry: Entry, model: Layout) -> bool:
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(Composition):
     """Routes in order; a tensor takes the first one that accepts it. `text` is the spec string."""
 
     text: str
@@ -155,11 +156,7 @@ def routes(*parts: Route) -> Method:
 
 def governed_by(rule: Rule, compressor: Any) -> Method:
     """`lift(compressor)`, a codec, selector or reducer, with this rule for all tensors."""
-    if isinstance(compressor, str):
-        compressor = parse(compressor)
-    if isinstance(compressor, Method):
-        raise SpecError(f"this method takes a codec, selector or reducer, got the method {compressor}")
-    return routes(*(replace(route, rule=rule) for route in lift(compressor).routes))
+    return routes(*(replace(route, rule=rule) for route in plain(compressor, "this method").routes))
 
 
 def lift(spec: Any) -> Method:
@@ -191,8 +188,36 @@ def lift(spec: Any) -> Method:
         raise SpecError(f"compress takes a method, codec, selector or reducer, got {text}")
     if isinstance(spec, Sum):
         return Method(text, (Route(everything, spec),))
+    if isinstance(spec, TwoLevel) and isinstance(spec.outer, Method):
+        return between_machines(spec, spec.outer)
     feedback = ErrorFeedback() if spec.needs_feedback else NoFeedback()
     return Method(text, (Route(matrices, spec, feedback), Route(everything, Sum())))
+
+
+def between_machines(levels: TwoLevel, outer: Method) -> Method:
+    """The method `outer` with its reductions between machines; what it sums is summed as ever."""
+    for rule in outer.rules:
+        if rule.exchanges_in_step:
+            raise SpecError(
+                f"two_level: {outer} exchanges inside optimizer.step(): take one that exchanges gradients"
+            )
+
+    def moved(route: Route) -> Route:
+        if isinstance(route.reducer, Sum):
+            return route
+        tells = route.feedback.clears_sent
+        return replace(route, reducer=replace(levels, outer=route.reducer, tells=tells))
+
+    return Method(repr(levels), tuple(moved(route) for route in outer.routes))
+
+
+def plain(compressor: Any, taker: str) -> Method:
+    """`lift(compressor)`, for a `taker` that adds a feedback or a rule: `SpecError` for a method."""
+    if isinstance(compressor, str):
+        compressor = parse(compressor)
+    if isinstance(compressor, Method) or isinstance(getattr(compressor, "outer", None), Method):
+        raise SpecError(f"{taker} takes a codec, selector or reducer, got the method {compressor}")
+    return lift(compressor)
 
 
 def lift_codec(spec: Any) -> Codec:

@@ -39,6 +39,11 @@ class Feedback(Spec):
 
     keeps_unsent: ClassVar[bool] = True
 
+    @property
+    def clears_sent(self) -> bool:
+        """Whether a memory forgets the entries that were sent, beside what was sent of them."""
+        return False
+
     @abstractmethod
     def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
         """The working object for these tensors, in a group of `size` ranks."""

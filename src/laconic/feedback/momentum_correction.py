@@ -59,6 +59,10 @@ class MomentumCorrection(Feedback):
     def warm_at(self) -> int:
         return self.dense_steps
 
+    @property
+    def clears_sent(self) -> bool:
+        return self.masking
+
     def clip_at(self, step: int) -> float | None:
         return self.clip if self.owns_momentum(step) else None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypedDict
 
 from laconic.codecs.dense import Dense
 from laconic.codecs.indices.golomb import GOLOMB
@@ -63,6 +64,9 @@ def dgc(
     other ranks; with `down` as many to the ranks that serve the tensors, and about as many back, however
     large N is.
 
+    `by_epoch` makes a warm-up of whole epochs, as in the paper. `two_level(sum(), dgc())` sums inside each
+    machine first, and sparsifies what each machine sends.
+
     Args:
         density: Share of the entries that is sent, in (0, 1]; default: 0.001.
         warmup_steps: About how many first steps have a higher density; default: 0.
@@ -117,6 +121,37 @@ def dgc(
         Route(matrices, reducer, feedback, SgdMomentum(feedback)),
         Route(everything, Sum(dtype=vectors)),
     )
+
+
+class Warmup(TypedDict):
+    """Two arguments of `dgc`."""
+
+    warmup_steps: int
+    warmup: tuple[float, ...]
+
+
+def by_epoch(density: float = 0.001, *, epochs: int = 4, steps_per_epoch: int) -> Warmup:
+    """The paper's warm-up: a quarter of the entries in the first epoch, then a quarter of that, and so on.
+
+    Args:
+        density: The final density, which no epoch falls below; default: 0.001.
+        epochs: Epochs with a higher density; default: 4, as in the paper.
+        steps_per_epoch: Optimiser steps of an epoch: `len(loader)`, divided by the backward passes of a step.
+
+    Returns:
+        Arguments for `dgc`.
+
+    Raises:
+        SpecError: An argument is outside its range.
+
+    >>> dgc(density=0.01, **by_epoch(0.01, epochs=3, steps_per_epoch=500))
+    dgc(density=0.01, warmup_steps=1500, warmup=(0.25, 0.0625, 0.015625))
+    """
+    check_density(density)
+    arguments.whole("by_epoch: epochs", epochs, 1)
+    arguments.whole("by_epoch: steps_per_epoch", steps_per_epoch, 1)
+    densities = tuple(max(FIRST ** (epoch + 1), density) for epoch in range(epochs))
+    return Warmup(warmup_steps=epochs * steps_per_epoch, warmup=densities)
 
 
 def _stages(density: float, steps: int, given: Sequence[float] | None) -> tuple[float, ...]:

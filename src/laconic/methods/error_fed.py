@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from laconic.core.errors import SpecError
-from laconic.core.spec import parse
-from laconic.exchange.method import Method, Route, everything, lift, matrices, method, routes
+from laconic.exchange.method import Method, Route, everything, matrices, method, plain, routes
 from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.reducers.sum import Sum
 
@@ -36,9 +34,5 @@ def error_fed(compressor: Any, *, decay: float = 1.0, damped: bool = False) -> M
     >>> parse("error_fed(topk(density=0.01), decay=0.9)")
     error_fed(compressor=topk(density=0.01), decay=0.9)
     """
-    if isinstance(compressor, str):
-        compressor = parse(compressor)
-    if isinstance(compressor, Method):
-        raise SpecError(f"error_fed: use a codec, selector or reducer, got the method {compressor}")
-    reducer = lift(compressor).routes[0].reducer
+    reducer = plain(compressor, "error_fed").routes[0].reducer
     return routes(Route(matrices, reducer, ErrorFeedback(decay, damped)), Route(everything, Sum()))

@@ -72,6 +72,10 @@ class Reducer(Spec):
         return codec is not None and codec.needs_feedback
 
 
+class Composition:
+    """Reducers with what goes with them, each for some tensors: a method, as a reducer's argument."""
+
+
 class BoundReducer(ABC):
     """A reduction at work: owns whatever state it needs."""
 

@@ -31,11 +31,11 @@ from laconic.comm.sent import Sent
 from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
-from laconic.core.layout import Layout
+from laconic.core.layout import Layout, Segments
 from laconic.core.spec import Status
 from laconic.core.turn import Turn, mix
 from laconic.feedback.memory.contraction import safe_gain
-from laconic.reducers import BoundReducer, Reducer
+from laconic.reducers import BoundReducer, Composition, Reducer
 from laconic.reducers.sum import DenseShare
 
 BETWEEN = 0x2E7E1  # sets the leaders' keys apart from those inside machines
@@ -47,8 +47,12 @@ class TwoLevel(Reducer):
 
     `ranks_per_node`: how many ranks in a row are a machine; 0 asks LOCAL_RANK and LOCAL_WORLD_SIZE, which
     `torchrun` sets: of machines of different sizes they alone can tell. `inner` keeps no state: `sum()`, or
-    `gather` of a codec. `outer` is any reducer. Payload of a leader, who sends most: that of both, and 4
-    bytes an element inside.
+    `gather` of a codec. `outer` is any reducer, or, for `compress`, a method: then its reductions are between
+    machines, and what it sums is summed over all ranks as ever. With `dgc()` each machine is one node that
+    sparsifies the sum of its ranks, as in the paper: memories add up over a machine's ranks to the node's.
+    `tells`: the leader tells its machine which entries it has sent, one bit an entry, for a feedback that
+    clears these; set where a method's does. Payload of a leader, who sends most: that of both, and 4 bytes an
+    element inside.
 
     >>> from laconic.core.spec import parse
     >>> parse("two_level(sum(), gather(sparse(topk(density=0.01))), ranks_per_node=8)")
@@ -56,8 +60,9 @@ class TwoLevel(Reducer):
     """
 
     inner: Reducer
-    outer: Reducer
+    outer: Reducer | Composition
     ranks_per_node: int = 0
+    tells: bool = False
 
     paper: ClassVar[str] = "Jia et al. 2018, arXiv:1807.11205"
     status: ClassVar[Status] = "recalled"
@@ -68,37 +73,50 @@ class TwoLevel(Reducer):
 
     def __post_init__(self) -> None:
         arguments.piece("two_level: inner", self.inner, Reducer, "sum()")
-        arguments.piece("two_level: outer", self.outer, Reducer, "gather(sparse(topk(density=0.01)))")
+        if not isinstance(self.outer, Composition):
+            arguments.piece("two_level: outer", self.outer, Reducer, "gather(sparse(topk(density=0.01)))")
+        arguments.flag("two_level: tells", self.tells)
         arguments.whole("two_level: ranks_per_node", self.ranks_per_node)
 
     @property
+    def between(self) -> Reducer:
+        """The reducer between machines. Raises `SpecError` where that is a method's choice."""
+        if isinstance(self.outer, Composition):
+            raise SpecError(
+                f"two_level with a method, {self.outer!r}, is a method: `compress` and `distribute` take it,"
+                " and a reducer is wanted here, such as gather(sparse(topk(density=0.01)))"
+            )
+        return self.outer
+
+    @property
     def exact_mean(self) -> bool:
-        return self.inner.exact_mean and self.outer.exact_mean
+        return self.inner.exact_mean and self.between.exact_mean
 
     @property
     def adaptive(self) -> bool:
-        return self.inner.adaptive or self.outer.adaptive
+        return self.inner.adaptive or self.between.adaptive
 
     @property
     def unaccountable(self) -> str | None:
-        return self.inner.unaccountable or self.outer.unaccountable
+        return self.inner.unaccountable or self.between.unaccountable
 
     @property
     def needs_feedback(self) -> bool:
         """Where one of both does; |x - sent| <= |x| then holds for the sum over a machine's ranks."""
-        return self.inner.needs_feedback or self.outer.needs_feedback
+        return self.inner.needs_feedback or self.between.needs_feedback
 
     def feedback_codec(self) -> Codec | None:
         """That of `inner` where it needs feedback; then `outer` is looked at when it is bound."""
-        return self.inner.feedback_codec() if self.inner.needs_feedback else self.outer.feedback_codec()
+        return self.inner.feedback_codec() if self.inner.needs_feedback else self.between.feedback_codec()
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
-        if self.inner.needs_feedback and self.outer.needs_feedback:
-            safe_gain(self.outer.feedback_codec(), layout)
+        if self.inner.needs_feedback and self.between.needs_feedback:
+            safe_gain(self.between.feedback_codec(), layout)
         return _TwoLevel(self, layout, comm)
 
     def nbytes(self, layout: Layout) -> int:
-        return self.inner.nbytes(layout) + self.outer.nbytes(layout) + 4 * (layout.numel + 1)
+        inside = 4 * (layout.numel + 1) + (layout.numel // 8 + len(layout) if self.tells else 0)
+        return self.inner.nbytes(layout) + self.between.nbytes(layout) + inside
 
 
 @dataclass(frozen=True)
@@ -119,6 +137,26 @@ class Relayed(Sent):
         return self.outer.clear_(self.inner.clear_(memory))
 
 
+@dataclass(frozen=True)
+class Told(Sent):
+    """A share of which it is known what has crossed machines: `crossed` bool (runs.numel,)."""
+
+    share: Sent
+    inner: Sent
+    runs: Segments
+    crossed: Tensor
+
+    def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
+        return self.share.add_to_(x, alpha)
+
+    def clear_(self, memory: Tensor) -> Tensor:
+        cleared = self.inner.clear_(memory.clone())
+        parts = torch.split(self.crossed, list(self.runs.sizes))
+        for view, new, crossed in zip(self.runs.views(memory), self.runs.views(cleared), parts, strict=True):
+            view.copy_(torch.where(crossed, new, view))
+        return memory
+
+
 class _TwoLevel(BoundReducer):
     """At work. NaN at the end of the broadcast says that some rank's gradient is not finite."""
 
@@ -131,10 +169,11 @@ class _TwoLevel(BoundReducer):
         self._leaders = comm.split(int(not self._leads))
         self._weight = homes.count(home) * len(set(homes)) / comm.size
         self._ranks = comm.size / len(set(homes))
+        self._tells = spec.tells
         self._inner = spec.inner.bind(layout, self._inside)
         if self._inner.state_dict():
             raise SpecError(f"two_level: inner must keep no state, such as sum(), got {spec.inner!r}")
-        self._outer = spec.outer.bind(layout, self._leaders)
+        self._outer = spec.between.bind(layout, self._leaders)
 
     @property
     def detects_non_finite(self) -> bool:
@@ -146,7 +185,7 @@ class _TwoLevel(BoundReducer):
         runs = layout.segments.merged
         apart = x is not out
         y = torch.empty_like(out) if apart else out
-        sent = self._inner.reduce(x, layout, turn, y)
+        sent = inner = self._inner.reduce(x, layout, turn, y)
         mean = out.new_zeros(runs.numel + 1)  # one more says whether it is finite
         parts = list(zip(runs.views(out), torch.split(mean[:-1], list(runs.sizes)), strict=True))
         if self._leads:
@@ -160,7 +199,22 @@ class _TwoLevel(BoundReducer):
         if not self._leads:
             for view, part in parts:
                 view.copy_(part)
-        return sent
+        if not self._tells or sent is None or inner is None:
+            return sent
+        return Told(sent, inner, runs, self._crossed(sent, runs, out))
+
+    def _crossed(self, sent: Sent, runs: Segments, out: Tensor) -> Tensor:
+        """Which entries this machine's leader has sent, bool (runs.numel,), on all its ranks."""
+        bits = torch.zeros(-(-runs.numel // 8), dtype=torch.uint8, device=out.device)
+        places = torch.arange(8, dtype=torch.uint8, device=out.device)
+        if isinstance(sent, Relayed):
+            left = sent.outer.clear_(torch.ones_like(out))
+            crossed = torch.cat([*runs.views(left), left[:0]]) == 0
+            padded = torch.nn.functional.pad(crossed.to(torch.uint8), (0, 8 * len(bits) - runs.numel))
+            bits = (padded.view(-1, 8) << places).sum(dim=1, dtype=torch.uint8)
+        if runs.numel:
+            self._inside.broadcast(bits)
+        return (bits[:, None] >> places & 1).bool().view(-1)[: runs.numel]
 
     def _between(
         self, sent: Sent | None, layout: Layout, turn: Turn, y: Tensor, out: Tensor, alpha: float
