@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, get_args
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -37,6 +38,7 @@ def distribute(
     statistics: Statistics = "average",
     patience_s: float | None = None,
     quorum: int | None = None,
+    scaler: torch.amp.GradScaler | None = None,
     **ddp_options: Any,
 ) -> tuple[nn.Module, DistributedOptimizer]:
     """Train the model on all ranks of the group by the strategy or method that `spec` names.
@@ -46,7 +48,8 @@ def distribute(
 
     Args:
         model: A plain module, already on its device.
-        optimizer: An optimiser over the model's parameters.
+        optimizer: An optimiser over the model's parameters. A strategy also exchanges those that it holds
+            beside them, such as a loss's.
         spec: A strategy whose ranks exchange parameters, such as "sgp(topology=exponential())" or
             "diloco(every=100)", or a method of `laconic.compress`, whose ranks exchange gradients under
             DistributedDataParallel. The same on all ranks.
@@ -63,6 +66,8 @@ def distribute(
         quorum: The fewest ranks that go on after a loss; with fewer, each of them raises `PeerError`. With
             more than half of all ranks, the smaller part of a group never trains alone. Needs `patience_s`;
             default: 1.
+        scaler: The GradScaler in use, if any, so that a method keeps its memory unscaled; strategies work
+            with any GradScaler.
         ddp_options: Options of DistributedDataParallel, if the spec is a method.
 
     Returns:
@@ -100,8 +105,8 @@ def distribute(
                 " torchrun restart all ranks from a checkpoint, or use a strategy such as local_sgd()"
             )
         wrapped = DistributedDataParallel(model, process_group=group, **ddp_options)
-        handle = attach(wrapped, optimizer, strategy, seed=seed)
-        return wrapped, DistributedOptimizer(optimizer, GradientController(handle))
+        handle = attach(wrapped, optimizer, strategy, scaler=scaler, seed=seed)
+        return wrapped, DistributedOptimizer(optimizer, GradientController(handle), model)
     if ddp_options:
         option = next(iter(ddp_options))
         raise AttachError(f"{strategy!r} does not use DistributedDataParallel: leave {option}= out")
@@ -162,7 +167,7 @@ def _bind(
         membership.close()
         raise
     _distributed[model] = controller
-    return DistributedOptimizer(optimizer, controller)
+    return DistributedOptimizer(optimizer, controller, model, group)
 
 
 def _fingerprint(

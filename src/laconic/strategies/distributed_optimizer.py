@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError, NonFiniteError, StateError
 from laconic.exchange.stats import Stats
-from laconic.strategies.controller import Controller, GradientController
-from laconic.strategies.strategy import Notes
+from laconic.strategies.controller import Controller, ParameterController
+from laconic.strategies.strategy import Notes, Update
 
 KEY = "laconic"  # where the optimiser's state holds the strategy's memory
 
 
-class DistributedOptimizer(Optimizer):
+class DistributedOptimizer(Optimizer, Joinable):
     """Your optimiser, tied to those of the other ranks. Made by `laconic.distribute`.
 
     It shares the parameter groups and the state of the wrapped optimiser, so learning rate schedules work,
@@ -28,16 +32,30 @@ class DistributedOptimizer(Optimizer):
     Args:
         optimizer: The wrapped optimiser.
         controller: Keeps this rank's replica together with the others.
+        model: The model whose parameters are exchanged. Default: None, those that the optimiser holds.
+        group: The process group that takes part. Default: all ranks.
     """
 
     def __init__(
-        self, optimizer: Optimizer, controller: Controller
-    ) -> None:  # no super().__init__: groups are shared
+        self,
+        optimizer: Optimizer,
+        controller: Controller,
+        model: nn.Module | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        Joinable.__init__(self)  # not Optimizer's: groups are shared
         self.optimizer = optimizer
         self.controller = controller
+        self._replica = controller.replica if isinstance(controller, ParameterController) else None
+        self._group = group
         self._loss: float | None = None
-        self._step_supports_amp_scaling = not isinstance(controller, GradientController)
+        self._step_supports_amp_scaling = self._replica is not None
         self._share()
+        named = () if model is None else model.named_parameters()
+        self._names: dict[Tensor, str] = {each: name for name, each in named}
+        held = (each for group in self.param_groups for each in group["params"])
+        self._exchanged = {each for each in (*self._names, *held) if each.requires_grad}
+        self._publish()
 
     def _share(self) -> None:
         self.defaults = self.optimizer.defaults
@@ -66,12 +84,14 @@ class DistributedOptimizer(Optimizer):
                 loss = closure()
             self.note_loss(loss)
         noted_loss, self._loss = self._loss, None
-        if not self._step_supports_amp_scaling:
+        self._check_exchanged()
+        if self._replica is None:
             self.controller.step(self.optimizer.step, noted_loss)
             return loss
+        Join.notify_join_context(self)
         scaled: Tensor | None = getattr(self, "found_inf", None)  # which a GradScaler sets
         skip = not self._finite() if scaled is None else self._unscale(bool(scaled))
-        self.controller.step(_nothing if skip else self.optimizer.step, noted_loss)
+        self._round(_nothing if skip else partial(self._replica.update, self.optimizer.step), noted_loss)
         if skip and scaled is None:
             raise NonFiniteError(
                 "a gradient is NaN or infinite: this rank's update was skipped, and its round with the others"
@@ -100,11 +120,19 @@ class DistributedOptimizer(Optimizer):
             The context. It yields the root mean square distance of the ranks' models from the average, as a
             share of the average's norm.
         """
-        return self.controller.averaged()
+        return self._averaged()
+
+    @contextmanager
+    def _averaged(self) -> Iterator[float]:
+        with self.controller.averaged() as distance:
+            self._publish()
+            yield distance
+        self._publish()
 
     def finish(self) -> None:
         """Load the group's exact average on every rank. Call it on all ranks, before you save the model."""
         self.controller.finish()
+        self._publish()
 
     def stats(self) -> Stats:
         """Bytes and seconds of this rank since the start."""
@@ -120,7 +148,9 @@ class DistributedOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimiser's state, and this rank's memory of the strategy. Called by all ranks."""
-        return self.optimizer.state_dict() | {KEY: self.controller.state_dict()}
+        own = self.controller.state_dict()  # may complete messages, which move the model
+        self._publish()
+        return self.optimizer.state_dict() | {KEY: own}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on exactly where `state_dict` was taken. Called by all ranks, after the same step.
@@ -139,15 +169,67 @@ class DistributedOptimizer(Optimizer):
         self.controller.load_state_dict(state_dict[KEY])
         self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != KEY})
         self._share()
+        self._publish()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        raise AttachError("distribute() fixes the parameters: add the group before you call distribute()")
+        """Let the optimiser hold more of the parameters that are exchanged.
+
+        Args:
+            param_group: As `torch.optim.Optimizer.add_param_group` takes it.
+
+        Raises:
+            AttachError: A parameter of the group is not exchanged: it was frozen when `distribute` was
+                called, or is not in the model.
+        """
+        given = param_group["params"]
+        for each in [given] if isinstance(given, Tensor) else list(given):
+            self._check(each)
+        self.optimizer.add_param_group(param_group)
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """For torch's `Join`: a rank without further inputs goes on taking its rounds."""
+        return JoinHook() if self._replica is None else Rounds(self._round)
+
+    @property
+    def join_device(self) -> torch.device:
+        """Of the parameters."""
+        device: torch.device = self.param_groups[0]["params"][0].device
+        return device
+
+    @property
+    def join_process_group(self) -> Any:
+        """The process group that takes part."""
+        return self._group or dist.group.WORLD
 
     def register_step_pre_hook(self, hook: Any) -> Any:
         return self.optimizer.register_step_pre_hook(hook)
 
     def register_step_post_hook(self, hook: Any) -> Any:
         return self.optimizer.register_step_post_hook(hook)
+
+    def _round(self, update: Update, loss: float | None) -> None:
+        """A step of the strategy, in which the parameters become what it made of them."""
+        self.controller.step(update, loss)
+        self._publish()
+
+    def _publish(self) -> None:
+        if self._replica is not None:
+            self._replica.publish()
+
+    def _check_exchanged(self) -> None:
+        """Raise `AttachError` if the optimiser is about to step a parameter that no rank exchanges."""
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.grad is not None and each not in self._exchanged:
+                    self._check(each)
+
+    def _check(self, parameter: Tensor) -> None:
+        if parameter not in self._exchanged:
+            name = self._names.get(parameter, f"a parameter of shape {tuple(parameter.shape)}")
+            raise AttachError(
+                f"{name} was frozen or unknown when distribute() was called, so ranks do not exchange it:"
+                " call optimizer.remove(), then distribute() again with it in the optimiser"
+            )
 
     def _unscale(self, found_inf: bool) -> bool:
         """Undo the GradScaler's scale, unless it found Inf or NaN; returns whether it did."""
@@ -159,11 +241,22 @@ class DistributedOptimizer(Optimizer):
 
     def _finite(self) -> bool:
         """Whether all gradients are."""
-        largest = torch.nn.utils.get_total_norm(self._gradients(), norm_type=torch.inf)
+        parts = (grad.coalesce().values() if grad.is_sparse else grad for grad in self._gradients())
+        largest = nn.utils.get_total_norm([part for part in parts if part.numel()], norm_type=torch.inf)
         return bool(torch.isfinite(largest))
 
     def _gradients(self) -> Iterable[Tensor]:
         return [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+
+
+class Rounds(JoinHook):
+    """Takes a rank's rounds for it: without an update, and with a loss by which it never leads."""
+
+    def __init__(self, take: Callable[[Update, float | None], None]) -> None:
+        self._take = take
+
+    def main_hook(self) -> None:
+        self._take(_nothing, math.inf)
 
 
 def _nothing() -> None:

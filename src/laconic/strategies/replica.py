@@ -2,12 +2,15 @@
 
 Strategies that exchange parameters send this tensor directly: nothing is gathered from the model, and nothing
 is copied back. The parameters stay the same objects, so the optimiser and its state stay valid.
+
+A parameter in half precision cannot be a view of float32: it follows its part of the tensor, which keeps what
+float32 holds of averages and small steps, and its own updates are added to that part.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 
 import torch
@@ -17,53 +20,80 @@ from torch.optim import Optimizer
 from laconic.comm.comm import Comm
 from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
+from laconic.ddp.compress import is_sharded
+
+HALF = (torch.bfloat16, torch.float16)
 
 
 class Replica:
     """The trained parameters of one model: `flat` float32 (n,), laid out by `layout`.
 
     `statistics`: the floating-point buffers of the model, such as BatchNorm's running means. Nothing changes
-    before `flatten`. Raises `AttachError` if no parameter is trained, if parameters are on several devices or
-    not float32, or if the optimiser holds other tensors.
+    before `flatten`. Trained parameters that the optimiser holds beside the model's, such as a loss's, are
+    exchanged with them, as "outside.<i>". Raises `AttachError` if no parameter is trained, or if parameters
+    are on several devices, sharded, or neither float32 nor in half precision.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         named = ((name.replace("_orig_mod.", ""), each) for name, each in model.named_parameters())
         self.parameters = {name: each for name, each in named if each.requires_grad}
+        own = set(self.parameters.values())
+        held = (each for group in optimizer.param_groups for each in group["params"] if each.requires_grad)
+        outside = (each for each in held if each not in own)
+        self.parameters |= {f"outside.{i}": each for i, each in enumerate(outside)}
         self.statistics = tuple(each for each in model.buffers() if each.is_floating_point())
         self.layout = Layout.of((name, tuple(each.shape)) for name, each in self.parameters.items())
-        self._check(optimizer)
+        self._check(model)
         self.flat = torch.empty(0)
 
-    def _check(self, optimizer: Optimizer) -> None:
+    def _check(self, model: nn.Module) -> None:
+        if is_sharded(model):
+            raise AttachError(
+                "fully_shard has sharded this model, and a strategy needs a whole one on every rank: leave"
+                " fully_shard out, or keep it and call laconic.compress(model, optimizer, 'cgx(bits=8)')"
+            )
         if not self.parameters:
             raise AttachError("this model has no parameter with requires_grad: there is nothing to train")
         first = next(iter(self.parameters.values()))
         for name, each in self.parameters.items():
-            if each.dtype != torch.float32:
+            if each.dtype not in (torch.float32, *HALF):
                 raise AttachError(
-                    f"{name} is {each.dtype}, but parameters that ranks exchange must be float32: keep them"
-                    " float32, and compute in low precision under torch.autocast"
+                    f"{name} is {each.dtype}, but parameters that ranks exchange must be float32, bfloat16 or"
+                    " float16: convert the model with model.float() before you build the optimiser"
                 )
             if each.device != first.device:
                 raise AttachError(
                     f"{name} is on {each.device}, others on {first.device}: put all on one device"
                 )
-        own = set(self.parameters.values())
-        strangers = [p for group in optimizer.param_groups for p in group["params"] if p not in own]
-        if any(stranger.requires_grad for stranger in strangers):
-            raise AttachError(
-                f"the optimiser holds a parameter of shape {tuple(strangers[0].shape)} that is not in the"
-                " model: build the optimiser from this model's parameters()"
-            )
 
     def flatten(self) -> None:
-        """Copy all parameters into one tensor, and make them views of it."""
+        """Copy all parameters into one tensor, and make those in float32 views of it."""
         device = next(iter(self.parameters.values())).device
         self.flat = torch.empty(self.layout.numel, device=device)
         for name, view in self.views(self.flat).items():
             view.copy_(self.parameters[name].detach())
-            self.parameters[name].data = view
+            if self.parameters[name].dtype == torch.float32:
+                self.parameters[name].data = view
+
+    def halves(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """Each parameter in half precision, with its part of `flat`."""
+        if all(each.dtype == torch.float32 for each in self.parameters.values()):
+            return []
+        pairs = ((self.parameters[name], view) for name, view in self.views(self.flat).items())
+        return [(each, view) for each, view in pairs if each.dtype != torch.float32]
+
+    def publish(self) -> None:
+        """Round `flat` to the parameters in half precision."""
+        for each, view in self.halves():
+            each.data.copy_(view)
+
+    def update(self, optimise: Callable[[], object]) -> None:
+        """Let the optimiser do its step on the parameters as they are in `flat` now."""
+        self.publish()
+        before = [each.detach().float() for each, _ in self.halves()]
+        optimise()
+        for old, (each, view) in zip(before, self.halves(), strict=True):
+            view.add_(each.detach().float().sub_(old))
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Each parameter's part of flat (n,), in its shape."""
@@ -81,7 +111,10 @@ class Replica:
         """Raise `AttachError` if a parameter is no longer a view of `flat`."""
         start, item = self.flat.data_ptr(), self.flat.element_size()
         for entry in self.layout:
-            if self.parameters[entry.name].data_ptr() != start + item * entry.offset:
+            parameter = self.parameters[entry.name]
+            if parameter.dtype != torch.float32 or not parameter.numel():
+                continue
+            if parameter.data_ptr() != start + item * entry.offset:
                 raise AttachError(
                     f"the memory of {entry.name} was replaced after distribute(), as model.to(...) does: move"
                     " the model first, then call distribute()"

@@ -106,10 +106,13 @@ class BoundByMachine(BoundStrategy):
                 if parameter.grad is None:
                     views[name].zero_()
                 else:
-                    views[name].copy_(parameter.grad)
+                    grad = parameter.grad
+                    views[name].copy_(grad.to_dense() if grad.is_sparse else grad)
             self._inside.all_reduce(self._gradient).div_(self._inside.size)
             for name, parameter in self.replica.parameters.items():
-                if parameter.grad is not None:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    parameter.grad = views[name].to_sparse(parameter.grad.sparse_dim())
+                elif parameter.grad is not None:
                     parameter.grad.copy_(views[name])
         return kernels.all_finite(self._gradient, self.replica.layout.segments)
 

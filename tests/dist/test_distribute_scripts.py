@@ -1,0 +1,238 @@
+"""`laconic.distribute` in scripts as people write them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.distributed.fsdp import fully_shard
+
+import laconic
+from laconic.core.errors import AttachError
+from laconic.core.spec import parse
+from laconic.strategies.strategy import Strategy
+from tests.dist.distribute_world import pair
+from tests.dist.nets import SGD, agree, batch, flat, loss_of, net
+from tests.laws.strategy_ranks import fits
+from tests.laws.table import specs
+
+STRATEGIES = [spec for spec in specs(Strategy) if fits(spec, 2)]
+
+
+def begin(model, spec, parameters=None, **options):
+    """A model under a strategy, with an SGD that suits it."""
+    momentum = 0.0 if parse(spec).owns_momentum else 0.9
+    plain = torch.optim.SGD(parameters or model.parameters(), lr=0.05, momentum=momentum)
+    return laconic.distribute(model, plain, spec, **options)
+
+
+def go(model, optimizer, steps=3, loss=loss_of):
+    for step in range(steps):
+        optimizer.zero_grad()
+        value = loss(model, step)
+        value.backward()
+        optimizer.note_loss(value)
+        optimizer.step()
+
+
+def scaled(spec):
+    """A GradScaler is told, or not."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    model = net()
+    plain = torch.optim.SGD(model.parameters(), **SGD)
+    model, optimizer = laconic.distribute(model, plain, spec, scaler=scaler)
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, step)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    optimizer.finish()
+    return agree(model)
+
+
+@pytest.mark.parametrize("spec", ["dgc(density=0.1)", "local_sgd(every=2)"])
+def test_a_scaler_is_taken_by_methods_and_strategies(pool, spec):
+    assert pool.run(2, scaled, spec) == [True, True]
+
+
+def sharded():
+    model = net()
+    fully_shard(model)
+    with pytest.raises(AttachError) as caught:
+        begin(model, "diloco(every=2)")
+    return str(caught.value)
+
+
+def test_a_sharded_model_is_told_what_takes_it(pool):
+    assert all("fully_shard" in said and "compress" in said for said in pool.run(2, sharded))
+
+
+def unfrozen(spec):
+    """A layer is unfrozen after distribute: it was in the optimiser, or is added to it."""
+    said = []
+    for held in (True, False):
+        model = net()
+        model[0].requires_grad_(False)
+        trained = [each for each in model.parameters() if held or each.requires_grad]
+        plain = torch.optim.SGD(trained, lr=0.05)
+        model, optimizer = laconic.distribute(model, plain, spec)
+        inner = getattr(model, "module", model)
+        go(model, optimizer)
+        inner[0].requires_grad_(True)
+        with pytest.raises(AttachError) as caught:
+            if not held:
+                optimizer.add_param_group({"params": list(inner[0].parameters())})
+            go(model, optimizer)
+        said.append(str(caught.value))
+        optimizer.remove()
+        if spec == "sgp()":  # the way out
+            model, optimizer = begin(model, spec)
+            go(model, optimizer)
+            optimizer.finish()
+            assert agree(model)
+    return said
+
+
+@pytest.mark.parametrize("spec", ["sgp()", "topk(density=0.1)"])
+def test_a_layer_that_is_unfrozen_later_is_refused(pool, spec):
+    for said in pool.run(2, unfrozen, spec):
+        assert all("remove()" in each and "distribute()" in each for each in said)
+        assert "0.weight" in said[0]
+
+
+def grown(spec):
+    """A group of parameters that were exchanged, and not stepped, from the start."""
+    model = net()
+    plain = torch.optim.SGD(model[1:].parameters(), lr=0.05)
+    model, optimizer = laconic.distribute(model, plain, spec)
+    inner = getattr(model, "module", model)
+    before = flat(inner[0])
+    optimizer.add_param_group({"params": list(inner[0].parameters()), "lr": 0.02})
+    go(model, optimizer)
+    optimizer.finish()
+    return agree(model), torch.equal(before, flat(inner[0])), len(optimizer.param_groups)
+
+
+@pytest.mark.parametrize("spec", ["sgp()", "slowmo(every=2)", "topk(density=0.1)"])
+def test_parameters_of_the_model_may_be_added_later(pool, spec):
+    assert pool.run(2, grown, spec) == [(True, False, 2)] * 2
+
+
+class Odd(nn.Module):
+    """A sparse embedding, a parameter without elements and a layer in bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(30, 8, sparse=True)
+        self.nothing = nn.Parameter(torch.empty(0, 3))
+        self.low = nn.Linear(8, 8, dtype=torch.bfloat16)
+        self.norm = nn.BatchNorm1d(8)
+        self.out = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.words(x).mean(1) + self.nothing.sum()
+        return self.out(self.norm(self.low(x.bfloat16()).float()))
+
+
+def odd_loss(model, step):
+    x, y = batch(dist.get_rank(), step)
+    return nn.functional.cross_entropy(model((x[:, 6:10] * 4).long() % 30), y)
+
+
+def odd():
+    """Which strategies train such a model, and whether a resumed training has the same bits."""
+    done = []
+    for spec in STRATEGIES:
+        clocked = parse(spec).clocked
+        (first, one), (second, other) = (begin(Odd(), spec) for _ in range(2))
+        go(first, one, 5, odd_loss)
+        saved, trained = copy.deepcopy(one.state_dict()), copy.deepcopy(first.state_dict())
+        second.load_state_dict(trained)
+        other.load_state_dict(saved)
+        assert torch.equal(flat(first), flat(second)), spec
+        for model, optimizer in ((first, one), (second, other)):
+            go(model, optimizer, 2, odd_loss)
+            assert not torch.equal(flat(model), flat(Odd())), spec
+            with optimizer.averaged():
+                assert agree(model), spec
+            optimizer.finish()
+            assert agree(model), spec
+        assert clocked or torch.equal(flat(first), flat(second)), spec
+        for optimizer in (one, other):
+            optimizer.remove()
+        done.append(spec)
+    return done
+
+
+def test_sparse_empty_and_bfloat16_parameters_train_under_every_strategy(pool):
+    assert pool.run(2, odd) == [STRATEGIES] * 2
+
+
+def small_steps():
+    """Averages of bfloat16 parameters keep float32: steps too small for bfloat16 alone are not lost."""
+    model = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    model, optimizer = laconic.distribute(model, torch.optim.SGD(model.parameters(), lr=1.0), "sgp()")
+    for _ in range(8):  # the mean of the ranks moves by 1/256 a step, half of what bfloat16 resolves at 1
+        model.weight.grad = torch.full((1, 1), -1 / 128 if dist.get_rank() else 0.0, dtype=torch.bfloat16)
+        optimizer.step()
+    optimizer.finish()
+    return float(model.weight.detach())
+
+
+def test_moves_that_bfloat16_cannot_hold_add_up(pool):
+    first, second = pool.run(2, small_steps)
+    assert first == second == pytest.approx(1 + 8 / 256, abs=1 / 128)
+
+
+def outside(spec):
+    """The loss has parameters of its own, which the optimiser holds too."""
+    model, scale = net(), nn.Parameter(torch.full((5,), float(1 + dist.get_rank())))
+    model, optimizer = begin(model, spec, [*model.parameters(), scale])
+    go(model, optimizer, 4, lambda model, step: loss_of(model, step) * scale.square().mean())
+    optimizer.finish()
+    scales = [torch.empty(5) for _ in range(2)]
+    dist.all_gather(scales, scale.detach())
+    return agree(model), torch.equal(*scales), bool((scale != 1).all())
+
+
+@pytest.mark.parametrize(
+    "spec", ["sgp()", "local_sgd(every=2)", "by_machine(local_sgd(every=2), ranks_per_node=2)"]
+)
+def test_parameters_outside_the_model_are_exchanged_with_it(pool, spec):
+    assert pool.run(2, outside, spec) == [(True, True, True)] * 2
+
+
+def uneven(spec):
+    """Rank 0 has two batches more; both take all rounds."""
+    model, optimizer = begin(net(), spec)
+    with Join([optimizer]):
+        go(model, optimizer, 5 - 2 * dist.get_rank())
+    optimizer.finish()
+    ends = agree(model), optimizer.stats().steps
+    optimizer.remove()
+    return ends
+
+
+@pytest.mark.parametrize(
+    "spec", ["sgp()", "osgp()", "local_sgd(every=2)", "lsgd(every=2, local_every=2, ranks_per_node=1)"]
+)
+def test_ranks_with_uneven_inputs_end_together(pool, spec):
+    assert pool.run(2, uneven, spec) == [(True, 5)] * 2
+
+
+def uneven_method():
+    model, optimizer = pair("topk(density=0.1)")
+    with Join([model, optimizer]):
+        go(model, optimizer, 5 - 2 * dist.get_rank())
+    return agree(model)
+
+
+def test_methods_join_through_their_model(pool):
+    assert pool.run(2, uneven_method) == [True, True]
