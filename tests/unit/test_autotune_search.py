@@ -76,6 +76,20 @@ def test_each_step_down_must_save_the_least_gain(gain, kept):
     assert searched([1.0, 0.5, 0.4], gain=gain)[0] == kept
 
 
+def test_what_sends_a_small_part_of_the_gradient_must_save_twice_as_much():
+    def kept(*seconds):
+        run, took = Search(0.05, 1, twice=[1]).run(0, (MORE,)), 0.0
+        candidate = next(run)
+        while True:
+            took = seconds[candidate]
+            try:
+                candidate = run.send(Timed(0.5 * took, took))
+            except StopIteration as end:
+                return end.value
+
+    assert [kept(1.0, 0.92), kept(1.0, 0.88)] == [0, 1]
+
+
 @pytest.mark.parametrize(("dense_s", "steps"), [(4 * WAIT_S, 1), (4 * LONG_S, FEW)])
 def test_a_slow_link_carries_few_dense_gradients(dense_s, steps):
     _, in_use = searched([dense_s, dense_s / 2, dense_s / 4, dense_s / 8, 0.2, 0.2], exchange=0.9)

@@ -30,14 +30,14 @@ def auto(
     pinned: Reducer | None = None,
 ) -> Method:
     """The first steps are dense. Then the next lossier candidate is timed in turns with the one in use, and
-    it is kept if it saves at least `gain` of a step and by more than chance: five steps of each where that is
-    plain, up to 100 where steps differ much. So it goes on, until two candidates running do not pay, or the
-    exchange is less than `gain` of a step. Where an exchange takes more than a second, one or two steps of
-    each are enough. All matrices take the candidate that is kept; vectors are always dense. What others left
-    behind stays in one residual, and dense or nearly dense steps add it in parts no larger than the gradient.
-    It looks again, both ways, every `every` steps; when the exchange takes 1.5 times as long as it did, among
-    the lossier ones; when it takes so much less, among the less lossy. Ranks decide alike, by the slowest
-    one's seconds.
+    it is kept if it saves at least `gain` of a step, a sparse one twice that, and by more than chance: five
+    steps of each where that is plain, up to 100 where steps differ much. So it goes on, until two candidates
+    running do not pay, or the exchange is less than `gain` of a step. Where an exchange takes more than a
+    second, one or two steps of each are enough. All matrices take the candidate that is kept; vectors are
+    always dense. What others left behind stays in one residual, and dense or nearly dense steps add it in
+    parts no larger than the gradient. It looks again, both ways, every `every` steps; when the exchange takes
+    1.5 times as long as it did, among the lossier ones; when it takes so much less, among the less lossy.
+    Ranks decide alike, by the slowest one's seconds.
 
     `lossiest`: a candidate beyond which it never goes. `pinned`: a candidate that is in use from the first
     step on, for the same bits in each run; nothing is timed. The logger "laconic" says what is decided and

@@ -162,8 +162,9 @@ class BoundAutotune(BoundReducer):
         self._parts = PerLayout(
             lambda bucket: (bucket.where(_is_matrix), bucket.where(lambda entry: not _is_matrix(entry)))
         )
+        twice = [place for place, whole in enumerate(self._whole) if not whole]
         pinned = None if spec.pinned is None else spec.candidates.index(spec.pinned)
-        names, search = [*map(repr, spec.candidates)], Search(spec.gain, spec.last)
+        names, search = [*map(repr, spec.candidates)], Search(spec.gain, spec.last, twice)
         self.autotuner = Autotuner(names, comm, search, spec.every, clock, pinned)
 
     def reduce(

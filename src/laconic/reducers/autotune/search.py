@@ -37,10 +37,16 @@ Trial = Generator[int, Timed, T]
 
 
 class Search:
-    """What has been timed. `gain`: the part of a step that lossier ones must save; `last`: the lossiest."""
+    """What has been timed.
 
-    def __init__(self, gain: float, last: int) -> None:
-        self.gain, self.last = gain, last
+    Args:
+        gain: the part of a step that a lossier candidate must save.
+        last: the lossiest candidate that may be used.
+        twice: candidates that must save twice as much, as they send only a small part of a gradient.
+    """
+
+    def __init__(self, gain: float, last: int, twice: Collection[int] = ()) -> None:
+        self.gain, self.last, self._twice = gain, last, frozenset(twice)
         self._tried: defaultdict[int, list[Timed]] = defaultdict(list)  # steps that count, of this search
         self._warm: set[int] = set()  # candidates that have been in use
 
@@ -72,11 +78,11 @@ class Search:
 
     def _pays(self, less: int, more: int, rival: int) -> Trial[bool]:
         """Whether the lossier of two does. They take turns; the rival, which has not been timed, is first."""
-        turn = rival
+        turn, gain = rival, min(1.0, self.gain * (2 if more in self._twice else 1))
         while True:
             answer = yield from self._turn(turn, less, more)
             if answer is None:
-                answer = pays(self._seconds(less), self._seconds(more), self.gain)
+                answer = pays(self._seconds(less), self._seconds(more), gain)
             if answer is not None:
                 return answer
             seconds = self._seconds(turn)
