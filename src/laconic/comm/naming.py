@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -54,3 +55,9 @@ def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -
     if "gloo" in backend:
         dist.all_reduce(torch.zeros(1), group=group)
     return group  # type: ignore[no-any-return]
+
+
+def destroy(group: dist.ProcessGroup) -> None:
+    """Destroy a process group, unless the script has destroyed all of them already."""
+    with suppress(ValueError):
+        dist.destroy_process_group(group)

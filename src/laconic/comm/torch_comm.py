@@ -30,9 +30,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from laconic.comm.at_exit import close_at_exit
 from laconic.comm.comm import Comm, ReduceOp
 from laconic.comm.counter import Counter, StoreCounter
-from laconic.comm.naming import backend_of, in_store, named_group
+from laconic.comm.naming import backend_of, destroy, in_store, named_group
 from laconic.comm.two_rounds import begin_scatter, begin_sum_
 from laconic.comm.wire_model import is_direct
 from laconic.core.errors import PeerError
@@ -80,7 +81,7 @@ class TorchComm(Comm):
             comm = cls(named_group(name, ranks, backend_of(like.backends), like._waits))
         comm._original_ranks, comm._original_size = members, like.size
         comm._by_name = True
-        return comm
+        return close_at_exit(comm)
 
     @classmethod
     def own(cls, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> TorchComm:
@@ -90,7 +91,7 @@ class TorchComm(Comm):
         collective may wait; default: as in `group`.
         """
         comm = cls(group)
-        return cls(comm._new_group(comm.ranks, timeout or comm.timeout))
+        return close_at_exit(cls(comm._new_group(comm.ranks, timeout or comm.timeout)))
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -118,13 +119,13 @@ class TorchComm(Comm):
         """Free the process group and those split off it. Only for groups made by `own`, `among` or `split`.
 
         gloo closes its connections, and so wakes peers that wait, once nothing refers to the group; after
-        this call this object does not.
+        this call this object does not. Python's end closes the rest.
         """
         group, self._group = self._group, None
         if group is not None:
             for part in self._parts:
                 part.close()
-            dist.destroy_process_group(group)
+            destroy(group)
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
         return self._begin_all_reduce(x, op)()

@@ -132,9 +132,9 @@ class Buckets:
         if self._zeroed is not None:
             self._zeroed.pending = False
 
-    def end(self) -> None:
-        """End the thread when the queued buckets are done, without waiting for that."""
-        self._thread.end()
+    def end(self, last: Callable[[], object] | None = None) -> None:
+        """End the thread when the queued buckets are done, without waiting for that. It calls `last` then."""
+        self._thread.end(last)
 
     def close(self) -> None:
         """Finish the queued buckets and end the thread."""

@@ -8,8 +8,8 @@ backward goes on, and nothing ever blocks in a callback.
 from __future__ import annotations
 
 import queue
-import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
@@ -17,25 +17,31 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from laconic.comm.at_exit import start_thread
+
 Job: TypeAlias = Callable[[], Tensor]
 Answer: TypeAlias = "torch.futures.Future[Tensor]"
+Last: TypeAlias = Callable[[], object] | None
 
 
 class CommunicationThread:
     """A daemon thread with a queue. After a job has failed, later jobs fail with the same error without
-    running.
+    running. The thread ends with this object, or with Python.
 
     `device`: if it is a GPU, jobs run on a stream of their own, beside what the caller computes there.
     """
 
     def __init__(self, name: str, device: torch.device | None = None) -> None:
-        self.error: BaseException | None = None
-        self._name = name
         on_gpu = device is not None and device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
-        self._jobs: queue.SimpleQueue[tuple[Job, Answer] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._queue = _Queue(name, self._stream)
+        self._thread = start_thread(self._queue.run, name, end=self._queue.end)
+        weakref.finalize(self, self._queue.end).atexit = False
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why jobs fail; None while all is well."""
+        return self._queue.error
 
     def submit(self, job: Job, devices: list[int | str | torch.device] | None = None) -> Answer:
         """A Future of the job's tensor. `devices`: where the tensor is, unless on the CPU.
@@ -47,22 +53,38 @@ class CommunicationThread:
             devices = [self._stream.device]
             job = partial(_after, torch.cuda.current_stream(self._stream.device).record_event(), job)
         answer: Answer = torch.futures.Future(devices=devices)
-        self._jobs.put((job, answer))
+        self._queue.jobs.put((job, answer))
         return answer
 
-    def end(self) -> None:
-        """End the thread when the queued jobs are done, without waiting for that."""
-        self._jobs.put(None)
+    def end(self, last: Last = None) -> None:
+        """End the thread when the queued jobs are done, without waiting for that. It calls `last` then."""
+        self._queue.end(last)
 
     def close(self) -> None:
         """Finish the queued jobs and end the thread."""
         self.end()
         self._thread.join()
 
-    def _run(self) -> None:
-        while (item := self._jobs.get()) is not None:
+
+class _Queue:
+    """What the thread itself refers to: the jobs, and why they fail."""
+
+    def __init__(self, name: str, stream: torch.cuda.Stream | None) -> None:
+        self.error: BaseException | None = None
+        self.jobs: queue.SimpleQueue[tuple[Job, Answer] | Last] = queue.SimpleQueue()
+        self._name, self._stream = name, stream
+
+    def end(self, last: Last = None) -> None:
+        """End the thread when the queued jobs are done; it calls `last` then."""
+        self.jobs.put(last)
+
+    def run(self) -> None:
+        """Do one job after the other, until the end."""
+        while isinstance(item := self.jobs.get(), tuple):
             self._do(*item)
             del item  # so that the waiting thread keeps no model alive
+        if item is not None:
+            item()
 
     def _do(self, job: Job, answer: Answer) -> None:
         if self.error is None:

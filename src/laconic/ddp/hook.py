@@ -23,6 +23,7 @@ from laconic.comm.metered import Metered
 from laconic.comm.torch_comm import TorchComm
 from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
+from laconic.ddp.communication_thread import Answer, CommunicationThread
 from laconic.ddp.handle import Handle
 from laconic.exchange.agreement import built_by_all
 from laconic.exchange.gathers import warn_of_gathers
@@ -35,10 +36,27 @@ class Slot:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.handle: Handle | None = None
+        self._thread: CommunicationThread | None = None
 
     def empty(self) -> None:
         """Back to a plain all-reduce."""
         self.handle = None
+
+    def mean(self, buffer: Tensor) -> Answer:
+        """DDP's own mean, later. A thread of ours waits for it: a callback of the work's future would run in
+        a thread of gloo's, which may ask for the GIL when Python has ended.
+        """
+        buffer.div_(dist.get_world_size(self.group))
+        work = dist.all_reduce(buffer, group=self.group, async_op=True)
+        assert work is not None
+
+        def job() -> Tensor:
+            work.wait()
+            return buffer
+
+        if self._thread is None:
+            self._thread = CommunicationThread(f"plain all-reduce of rank {dist.get_rank(self.group)}")
+        return self._thread.submit(job, [buffer.device] if buffer.is_cuda else None)
 
 
 _slots: WeakKeyDictionary[DistributedDataParallel, Slot] = WeakKeyDictionary()
@@ -136,12 +154,7 @@ def hook(slot: Slot, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """DDP's communication hook: the bucket's mean over ranks, later."""
     if slot.handle is not None:
         return slot.handle.buckets.submit(bucket)
-    buffer = bucket.buffer()
-    buffer.div_(dist.get_world_size(slot.group))
-    work = dist.all_reduce(buffer, group=slot.group, async_op=True)
-    assert work is not None
-    mean: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
-    return mean
+    return slot.mean(bucket.buffer())
 
 
 def parameter_names(model: DistributedDataParallel) -> dict[Tensor, str]:

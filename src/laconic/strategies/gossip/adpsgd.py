@@ -15,6 +15,7 @@ an answer that waits there for a request would hold up all work on the GPU.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from laconic.comm.at_exit import start_thread
 from laconic.comm.comm import Comm
 from laconic.comm.metered import Metered
 from laconic.core import arguments
@@ -126,19 +128,18 @@ class BoundADPSGD(BoundStrategy):
         self._peers = neighbours(config.topology, comm.rank, comm.size)
         self._partner: int | None = None
         self._pending: Answer | None = None
-        self._error: Exception | None = None
+        self.error: Exception | None = None
         self._asker = CommunicationThread(f"gossip of rank {comm.rank}") if comm.rank % 2 else None
-        asking = [] if self._asker else self._peers
+        self.ending = threading.Event()
+        known = weakref.ref(self)  # so that the threads keep no model alive
         self._answerers = [
-            threading.Thread(target=self._answer_all, args=(peer,), name=f"answers rank {peer}", daemon=True)
-            for peer in asking
+            start_thread(partial(answer_all, known, peer), f"answers rank {peer}", end=self.ending.set)
+            for peer in ([] if self._asker else self._peers)
         ]
-        for thread in self._answerers:
-            thread.start()
 
     def step_(self, update: Update, loss: float | None) -> None:
-        if self._error is not None:
-            raise PeerError(f"rank {self.comm.rank}: gossip has ended: {self._error}") from self._error
+        if self.error is not None:
+            raise PeerError(f"rank {self.comm.rank}: gossip has ended: {self.error}") from self.error
         update()
         self._start_step()
         self._partner = None
@@ -151,7 +152,7 @@ class BoundADPSGD(BoundStrategy):
 
     def _ask(self, peer: int) -> Tensor:
         """Average with an even rank. Runs on the asking thread."""
-        going, coming = self._message(), self._message()
+        going, coming = self.message(), self.message()
         with self._lock:
             self._write(going)
         self.comm.exchange({peer: going.packed}, {peer: coming.packed})
@@ -159,21 +160,11 @@ class BoundADPSGD(BoundStrategy):
             self._move_(coming, going)
         return coming.packed
 
-    def _answer_all(self, peer: int) -> None:
-        """Average with an odd rank whenever it asks, until it closes. Each odd rank has a thread here."""
-        going, coming = self._message(), self._message()
-        try:
-            while True:
-                self.comm.exchange({}, {peer: coming.packed})
-                if coming.weight == CLOSE:
-                    return
-                with self._lock:
-                    self._write(going)
-                    self._move_(coming, going)
-                self.comm.exchange({peer: going.packed}, {})
-        except LaconicError as error:
-            self._error = error
-            let_go(error)
+    def answer_(self, coming: ParameterMessage, going: ParameterMessage) -> None:
+        """Average with an odd rank's message, and write the answer."""
+        with self._lock:
+            self._write(going)
+            self._move_(coming, going)
 
     def _move_(self, received: ParameterMessage, sent: ParameterMessage) -> None:
         """Move halfway to the other rank, under the lock."""
@@ -186,7 +177,7 @@ class BoundADPSGD(BoundStrategy):
         """Write the model that others average with, under the lock."""
         going.write(self.shared + self.moved, AVERAGE)
 
-    def _message(self) -> ParameterMessage:
+    def message(self) -> ParameterMessage:
         """Room for a message, on the host."""
         return ParameterMessage(self.shared, self.config.wire, torch.device("cpu"))
 
@@ -246,7 +237,7 @@ class BoundADPSGD(BoundStrategy):
 
     def close(self) -> None:
         if self._asker is not None:
-            last = self._message()
+            last = self.message()
             last.write(self.shared, CLOSE)
             for peer in self._peers:
                 self._asker.submit(partial(self._send, peer, last))
@@ -255,9 +246,33 @@ class BoundADPSGD(BoundStrategy):
             thread.join()
 
     def abandon(self) -> None:
+        self.ending.set()
         if self._asker is not None:
             self._asker.end()
 
     def _send(self, peer: int, message: ParameterMessage) -> Tensor:
         self.comm.exchange({peer: message.packed}, {})
         return message.packed
+
+
+def answer_all(known: weakref.ref[BoundADPSGD], peer: int) -> None:
+    """Average with an odd rank whenever it asks, until one of the two ends. Each such rank has a thread."""
+    bound = known()
+    if bound is None:
+        return
+    comm, ending = bound.comm, bound.ending
+    going, coming = bound.message(), bound.message()
+    del bound
+    try:
+        while not ending.is_set():
+            comm.exchange({}, {peer: coming.packed})
+            bound = known()
+            if bound is None or coming.weight == CLOSE:
+                return
+            bound.answer_(coming, going)
+            del bound
+            comm.exchange({peer: going.packed}, {})
+    except LaconicError as error:
+        let_go(error)
+        if (bound := known()) is not None:
+            bound.error = error

@@ -124,6 +124,12 @@ class Membership:
                 group.close()
         self._groups.clear()
 
+    def abandon(self) -> None:
+        """Leave for good, without waiting for the heartbeat."""
+        if self.heartbeats is not None:
+            self.heartbeats.end()
+        self._leave()
+
     def close(self) -> None:
         """Leave for good."""
         if self.heartbeats is not None:

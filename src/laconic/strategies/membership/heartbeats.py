@@ -24,6 +24,7 @@ from contextlib import contextmanager
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch marks no re-export
 
+from laconic.comm.at_exit import start_thread
 from laconic.core.errors import AttachError, PeerError
 
 BEAT_S = 0.25
@@ -56,8 +57,7 @@ class Heartbeats:
         self._last_look = time.monotonic()
         self._closed = threading.Event()
         self._beat(0)
-        self._thread = threading.Thread(target=self._run, name=f"heartbeat of rank {rank}", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, f"heartbeat of rank {rank}", end=self._closed.set)
 
     @classmethod
     def of(cls, store: Store, name: str, rank: int, size: int, dead_after_s: float = 3.0) -> Heartbeats:
@@ -179,9 +179,13 @@ class Heartbeats:
                 f" holds it has ended, or its machine cannot be reached: {error}"
             ) from error
 
+    def end(self) -> None:
+        """Stop the heartbeat, without waiting for that."""
+        self._closed.set()
+
     def close(self) -> None:
         """Stop the heartbeat."""
-        self._closed.set()
+        self.end()
         self._thread.join()
 
     def _run(self) -> None:

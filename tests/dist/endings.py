@@ -1,0 +1,129 @@
+"""Scripts that end as scripts do: by Python's own finalisation. Run as a program, which plays many of them.
+
+A worker of the pool ends by `os._exit`, as all children of `multiprocessing` do, and so cannot show what
+happens when Python is finalised. Here a process that has imported torch forks the ranks, which fall off the
+end of the program. It reads groups of scripts, one a line, `[[spec, patience_s, ending], ...]`, plays those
+of a line all at once, and answers with a line of exit codes, `[[of rank 0, of rank 1], ...]`, "hung" for a
+rank that it had to kill.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+import warnings
+
+import torch
+import torch._dynamo  # as every optimiser does
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import laconic
+from laconic.exchange.method import lift
+from laconic.strategies.distribute import strategy_or_method
+from laconic.strategies.strategy import Strategy
+from tests.dist.ddp_world import MANY
+from tests.dist.nets import SGD, loss_of, net
+from tests.laws.method_ranks import optimizer_for
+
+SIZE, STEPS = 2, 4
+HUNG_S = 60.0  # generous: the machine may be busy with many scripts
+ENDINGS = {"plain": 0, "destroy": 0, "exception": 1, "exit": 3, "terminated": 143}
+
+
+def trained(spec, patience_s):
+    """What a script has after a few steps: model, optimiser, handle. Without a spec it uses torch alone."""
+    torch.manual_seed(0)
+    model = net()
+    if spec is None:
+        model = DistributedDataParallel(model, **MANY)
+        optimizer, handle = torch.optim.SGD(model.parameters(), **SGD), None
+    elif isinstance(strategy := strategy_or_method(spec), Strategy):
+        own = {**SGD, "momentum": 0.0, "nesterov": False} if strategy.owns_momentum else SGD
+        plain = torch.optim.SGD(model.parameters(), **own)
+        model, optimizer = laconic.distribute(model, plain, spec, patience_s=patience_s)
+        handle = optimizer
+    else:
+        model = DistributedDataParallel(model, **MANY)
+        optimizer = optimizer_for(lift(spec), [*model.parameters()])
+        handle = laconic.compress(model, optimizer, spec)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        loss.backward()
+        optimizer.step()
+        dist.all_reduce(loss.detach())  # as scripts do for their log
+    return model, optimizer, handle
+
+
+def script(rank: int, port: int, name: str, spec: str | None, patience_s: float | None, ending: str) -> None:
+    """What one rank runs."""
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    warnings.simplefilter("ignore")  # torch's, of a group that was not destroyed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ENDINGS["terminated"]))
+    store = dist.PrefixStore(name, dist.TCPStore("127.0.0.1", port, is_master=False))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE)
+    kept = trained(spec, patience_s)
+    if ending == "destroy":
+        if spec is not None and isinstance(strategy_or_method(spec), Strategy):
+            kept[1].finish()
+        dist.destroy_process_group()
+    elif ending == "exception":
+        raise ZeroDivisionError("on purpose")
+    elif ending == "exit":
+        sys.exit(ENDINGS["exit"])
+    elif ending == "terminated":
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(HUNG_S)
+
+
+def played(groups: list, port: int, numbers) -> list | None:
+    """The exit codes of all ranks of these scripts; None in a rank that has done its part, and shall end."""
+    ranks: dict[int, tuple[int, int]] = {}
+    for index, (spec, patience_s, ending) in enumerate(groups):
+        name = f"script{next(numbers)}"
+        for rank in range(SIZE):
+            if pid := os.fork():
+                ranks[pid] = index, rank
+                continue
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, 0)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+            script(rank, port, name, spec, patience_s, ending)
+            return None
+    codes: list[list[int | str]] = [["hung"] * SIZE for _ in groups]
+    deadline = time.monotonic() + HUNG_S
+    while ranks and time.monotonic() < deadline:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            index, rank = ranks.pop(pid)
+            codes[index][rank] = os.waitstatus_to_exitcode(status)
+        else:
+            time.sleep(0.005)
+    for pid in ranks:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return codes
+
+
+def serve(port: int) -> None:
+    """Play what comes line by line. Returns in every rank, and at the end of input."""
+    gc.collect()
+    gc.freeze()  # what is imported here need not be searched at the end of every rank
+    numbers = itertools.count()
+    for line in sys.stdin:
+        codes = played(json.loads(line), port, numbers)
+        if codes is None:
+            return
+        print(json.dumps(codes), flush=True)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

@@ -1,0 +1,78 @@
+"""A run that has succeeded ends with success, and one that fails with its own exit code, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from laconic.strategies.strategy import Strategy
+from tests.dist.endings import ENDINGS, SIZE
+from tests.laws.strategy_ranks import fits
+from tests.laws.table import compressors, specs
+
+PATIENCE_S = 30.0
+Play = Callable[[list[tuple[str | None, float | None, str]]], list[list[int | str]]]
+
+REPRESENTATIVE = [
+    ("dgc(density=0.05)", None),  # the communication thread
+    ("osgp()", None),  # messages on their way
+    ("adpsgd()", PATIENCE_S),  # threads that wait for others, and a heartbeat
+]
+STRATEGIES = [spec for spec in specs(Strategy) if fits(spec, SIZE)]
+REGISTRY = [
+    (None, None),  # torch alone, to compare with
+    *((spec, None) for spec in compressors()),
+    *((spec, patience) for spec in STRATEGIES for patience in (None, PATIENCE_S)),
+]
+
+
+@pytest.fixture(scope="module")
+def play() -> Iterator[Play]:
+    """Plays groups of two ranks, all at once."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    program = subprocess.Popen(
+        [sys.executable, "-m", "tests.dist.endings", str(store.port)],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdin is not None and program.stdout is not None
+
+    def play(groups: list[tuple[str | None, float | None, str]]) -> list[list[int | str]]:
+        print(json.dumps(groups), file=program.stdin, flush=True)
+        return json.loads(program.stdout.readline())
+
+    yield play
+    program.stdin.close()
+    program.wait()
+    program.stdout.close()
+
+
+def check(play: Play, spec: str | None, patience_s: float | None) -> None:
+    codes = play([(spec, patience_s, ending) for ending in ENDINGS])
+    assert dict(zip(ENDINGS, codes, strict=True)) == {
+        ending: [code] * SIZE for ending, code in ENDINGS.items()
+    }
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("spec", "patience_s"), REPRESENTATIVE, ids=str)
+def test_the_exit_code_is_the_scripts_own(play: Play, spec: str | None, patience_s: float | None) -> None:
+    check(play, spec, patience_s)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("spec", "patience_s"), REGISTRY, ids=str)
+def test_twenty_times_for_every_spec(play: Play, spec: str, patience_s: float | None) -> None:
+    for _ in range(20):
+        check(play, spec, patience_s)
