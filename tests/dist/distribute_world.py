@@ -11,8 +11,10 @@ from tests.dist.nets import SGD, flat, loss_of, net
 
 def pair(spec, **options):
     torch.manual_seed(dist.get_rank())  # replicas differ until distribute makes them alike
-    model = net()
-    return laconic.distribute(model, torch.optim.SGD(model.parameters(), **SGD), spec, **options)
+    model, sgd = net(), SGD
+    if laconic.parse(spec).owns_momentum:
+        sgd = sgd | {"momentum": 0.0, "nesterov": False}
+    return laconic.distribute(model, torch.optim.SGD(model.parameters(), **sgd), spec, **options)
 
 
 def trained(spec, steps=6, **options):

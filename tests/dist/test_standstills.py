@@ -120,6 +120,8 @@ def test_who_stood_still_comes_back(pool, spec, size, fault):
 def test_every_strategy_outlasts_every_standstill(pool, spec, size, fault):
     if not fits(spec, size) or (fault != SHORT and size > 2 and not fits(spec, size - 1)):
         pytest.skip("does not fit the number of ranks, or of those that are left")
+    if fault == HUNG and "adpsgd" in spec:
+        pytest.skip("nobody waits for a rank, so nobody notices that it hangs before all finish")
     for seed in range(10):
         outlast(pool, spec, size, fault, seed % size)
 

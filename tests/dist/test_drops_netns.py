@@ -1,0 +1,59 @@
+"""A link that is down for a while: the others go on, its rank comes back, and nobody hangs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from laconic.lab import Lab, missing
+from laconic.lab.wiring import INTERFACE
+
+from .dropped_rank import PATIENCE_S
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 200
+
+
+def switch(lab: Lab, host: int, state: str) -> None:
+    command = ["ip", "link", "set", INTERFACE, state]
+    assert lab.start(host, command).wait(timeout=20) == 0
+
+
+def dropped(folder: Path, spec: str, host: int, seconds: float) -> None:
+    """Three ranks train; the link of one is down for so many seconds. All end alike."""
+    program = [sys.executable, "-m", "tests.dist.dropped_rank", str(folder), spec]
+    with Lab(3) as lab:
+        jobs = [
+            lab.start(each, program, env=lab.place(each), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+            for each in range(lab.hosts)
+        ]
+        try:
+            deadline = time.monotonic() + LIMIT_S
+            while len(list(folder.glob("begun*"))) < lab.hosts:
+                assert all(job.poll() is None for job in jobs) and time.monotonic() < deadline
+                time.sleep(0.05)
+            switch(lab, host, "down")
+            time.sleep(seconds)
+            switch(lab, host, "up")
+            (folder / "up").touch()
+            told = [json.loads(job.communicate(timeout=LIMIT_S)[0]) for job in jobs]
+        finally:
+            for job in jobs:
+                job.kill()
+                job.wait()
+    assert all(each == told[0] for each in told)
+    assert told[0]["regroups"] >= 2 or seconds < 3 * PATIENCE_S
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(missing() is not None, reason="needs network namespaces")
+@pytest.mark.parametrize("seconds", [1, 7, 30])
+@pytest.mark.parametrize("spec", ["sgp()", "dpsgd()", "local_sgd(every=2)", "diloco(every=2)", "adpsgd()"])
+def test_a_link_that_is_down_for_a_while(tmp_path: Path, spec: str, seconds: float) -> None:
+    dropped(tmp_path, spec, 1, seconds)
