@@ -230,6 +230,8 @@ def test_nothing_is_lost_and_a_resumed_run_draws_the_same_bits() -> None:
     for _, state, same in results:
         assert all(same)
         for key, value in state.items():
+            if "/residual/" not in key:
+                continue
             entry = MODEL[key.rpartition("/")[2]]
             left[entry.offset : entry.offset + entry.numel] += value.flatten()
     assert (given - left).abs().max() <= 1e-5 * given.abs().max()

@@ -1,7 +1,10 @@
 """DEFT: every rank selects in a share of the layers, so that many ranks select faster than one.
 
 Yoon and Oh 2023 (ICPP), arXiv:2307.03500; the authors' code is kljp/deft [V]. For ranks i = 0..N-1 at step t,
-over the n elements of a bucket, of which K = density * n are to be sent:
+over the n elements of a bucket, of which K are to be sent:
+
+    K         the bucket's share of density * (elements of the model), by the norms of all tensors at step
+              t - 1; density * n in the first step
 
     pieces    a tensor of more than n / N elements is cut in N near-equal pieces, others are one piece
     bins      N, of near-equal size: the largest piece first, each to the emptiest bin      (LPT)
@@ -32,6 +35,7 @@ What differs from the paper and its code, and why:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -49,6 +53,7 @@ from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer
 from laconic.reducers.deft.bins import Bins, allot
+from laconic.reducers.deft.model_share import ModelShare
 from laconic.reducers.deft.union import ChoiceInParts, Found, average_, choices_of_all, message_nbytes
 
 
@@ -56,9 +61,11 @@ from laconic.reducers.deft.union import ChoiceInParts, Found, average_, choices_
 class Deft(ChoiceInParts):
     """mean = average of x at the K = density * n entries that the ranks chose, each in its own pieces.
 
-    K is rounded to a whole number, at least 1. The unit is the bucket: norms and bins need all of its pieces
-    at once, so the result depends on how DDP cuts buckets. `indices`: how positions travel. Density 1 is
-    `sum()`.
+    Over the whole model K is rounded to a whole number, at least 1. A bucket's share of it goes by the norms
+    of the last step, which all ranks have from that step's exchange, and is at least 1; inside the bucket it
+    goes by the present norms. Bins are a bucket's, so the result still depends, a little, on how DDP cuts
+    buckets. `indices`: how positions travel. Density 1 is `sum()`. State: one number a tensor, equal on all
+    ranks.
 
     Payload of a rank: 4 K bytes of values, the positions of what it has chosen, K / N on average, and 4 bytes
     for every N-th piece. Error: |x - sent| <= |x|, and all of x is sent in the end, with error feedback.
@@ -72,8 +79,8 @@ class Deft(ChoiceInParts):
     code: ClassVar[str] = "kljp/deft"
     examples: ClassVar[tuple[str, ...]] = ("deft(density=0.01)", "deft(density=0.3, indices=raw32())")
 
-    def bind_sparse(self, comm: Comm) -> BoundReducer:
-        return _Deft(self, comm)
+    def bind_sparse(self, layout: Layout, comm: Comm) -> BoundReducer:
+        return _Deft(self, layout, comm)
 
     def sparse_nbytes(self, layout: Layout) -> int:
         k, tensors = self.budget(layout.numel), len(layout)
@@ -90,10 +97,11 @@ class Deft(ChoiceInParts):
 
 
 class _Deft(BoundReducer):
-    """At work. It keeps nothing but the pieces of the layouts that it has seen."""
+    """At work. It keeps the norms of the last step, and the pieces of the layouts that it has seen."""
 
-    def __init__(self, spec: Deft, comm: Comm) -> None:
+    def __init__(self, spec: Deft, layout: Layout, comm: Comm) -> None:
         self._spec = spec
+        self._share = ModelShare(layout, spec.budget(layout.numel), comm.size)
         self._comm = comm
         self._bins = PerLayout(lambda layout: Bins.of(layout, comm.size))
 
@@ -104,12 +112,27 @@ class _Deft(BoundReducer):
         norms = self._norms(x, bins, turn.step, out.device)
         if x is None or norms is None:
             return None
-        ks = allot(norms, bins.pieces.sizes_tensor, self._spec.budget(layout.numel))
+        budget = self._share.budget(layout, turn.step)
+        if budget is None:
+            budget = self._spec.budget(layout.numel)
+        ks = allot(norms, bins.pieces.sizes_tensor, budget)
         found = bins.select(x, ks, comm.rank, turn.step)
         union = choices_of_all(found, bins.parts, turn.step, comm, self._spec.indices, out.device)
         assert union is not None, "that all are finite was told with the norms"
         union = with_full(union, bins, ks)
-        return average_(x, layout, bins.parts.joined, union, comm, out, alpha)
+        sent = average_(x, layout, bins.parts.joined, union, comm, out, alpha)
+        if sent is not None:
+            self._share.note(norms, bins, layout, turn.step)
+        return sent
+
+    def put_back(self, layout: Layout) -> None:
+        self._share.put_back(layout)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self._share.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._share.load_state_dict(state)
 
     def _norms(self, x: Tensor | None, bins: Bins, step: int, device: torch.device) -> Tensor | None:
         """The norms of all pieces, the same on all ranks; None where an x is not finite."""

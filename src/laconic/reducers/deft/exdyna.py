@@ -21,6 +21,7 @@ from typing import ClassVar
 
 from laconic.comm.comm import Comm
 from laconic.core.errors import SpecError
+from laconic.core.layout import Layout
 from laconic.core.spec import Status
 from laconic.reducers import BoundReducer
 from laconic.reducers.deft.borders import Borders
@@ -44,7 +45,7 @@ class Exdyna(ByThreshold):
     code: ClassVar[str] = "kljp/exdyna"
     examples: ClassVar[tuple[str, ...]] = ("exdyna(density=0.01)", "exdyna(density=0.3, indices=raw32())")
 
-    def bind_sparse(self, comm: Comm) -> BoundReducer:
+    def bind_sparse(self, layout: Layout, comm: Comm) -> BoundReducer:
         if comm.size > BLOCKS:
             raise SpecError(f"exdyna deals {BLOCKS} blocks to the ranks, got {comm.size} ranks: use micro")
         return self.bind_parts(comm, Borders.even(comm.size, BLOCKS), Borders.moved)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from laconic.comm.comm import Comm
+from laconic.core.layout import Layout
 from laconic.core.spec import Status
 from laconic.reducers import BoundReducer
 from laconic.reducers.deft.borders import Borders
@@ -51,5 +52,5 @@ class Micro(ByThreshold):
     code: ClassVar[str] = "kljp/micro"
     examples: ClassVar[tuple[str, ...]] = ("micro(density=0.01)", "micro(density=0.3, indices=delta())")
 
-    def bind_sparse(self, comm: Comm) -> BoundReducer:
+    def bind_sparse(self, layout: Layout, comm: Comm) -> BoundReducer:
         return self.bind_parts(comm, Borders.even(comm.size, comm.size))

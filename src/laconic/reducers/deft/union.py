@@ -55,7 +55,7 @@ class ChoiceInParts(Reducer):
         arguments.piece(f"{self.name}: indices", self.indices, IndexCoding, "golomb()")
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
-        return Sum().bind(layout, comm) if self.density == 1 else self.bind_sparse(comm)
+        return Sum().bind(layout, comm) if self.density == 1 else self.bind_sparse(layout, comm)
 
     def nbytes(self, layout: Layout) -> int:
         return Sum().nbytes(layout) if self.density == 1 else self.sparse_nbytes(layout)
@@ -65,7 +65,7 @@ class ChoiceInParts(Reducer):
         return self.density < 1
 
     @abstractmethod
-    def bind_sparse(self, comm: Comm) -> BoundReducer:
+    def bind_sparse(self, layout: Layout, comm: Comm) -> BoundReducer:
         """The working object for a density below 1."""
 
     @abstractmethod

@@ -1,0 +1,87 @@
+"""Model share: how many of a model's entries each bucket may send, by the norms of the last step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import StateError
+from laconic.core.layout import Layout
+from laconic.feedback.memory.pending import Pending
+from laconic.reducers.deft.bins import Bins, allot
+
+KIND = "weight"
+
+
+class ModelShare:
+    """Keeps one number a tensor, q_l: its norm at the last step, times the root of its pieces in the model.
+
+    A tensor of more than n / N of the model's n elements counts as N equal pieces, and the sum of their norms
+    is sqrt(N) times its own: so a share does not depend on how DDP cuts buckets. All ranks have the norms
+    from the exchange of the last step, hence the same q_l.
+    """
+
+    def __init__(self, layout: Layout, k: int, size: int) -> None:
+        self._k = k
+        self._entries = [entry for entry in layout if entry.numel]
+        self._pieces = {
+            entry.name: min(entry.numel, size) if entry.numel * size > layout.numel else 1
+            for entry in self._entries
+        }
+        self._weights = dict.fromkeys(self._pieces, 0.0)
+        self._shares: dict[str, int] | None = None
+        self._pending: Pending[dict[str, float]] = Pending(self._finish)
+
+    def budget(self, bucket: Layout, step: int) -> int | None:
+        """How many entries this bucket may send, at least 1; None where the last step has not told."""
+        self._pending.finish_before(step)
+        names = [entry.name for entry in bucket if entry.numel]
+        if len(names) == len(self._entries):
+            return self._k
+        if not any(self._weights.values()):
+            return None
+        if self._shares is None:
+            q = torch.tensor([self._weights[entry.name] for entry in self._entries], dtype=torch.float64)
+            n = torch.tensor([entry.numel for entry in self._entries], dtype=torch.int64)
+            self._shares = dict(zip(self._weights, allot(q, n, self._k).tolist(), strict=True))
+        return min(bucket.numel, max(1, sum(self._shares[name] for name in names)))
+
+    def note(self, norms: Tensor, bins: Bins, bucket: Layout, step: int) -> None:
+        """The norms of a bucket's pieces at this step, float32 (L,), for the next one."""
+        squares, at, told = norms.double().square().tolist(), 0, {}
+        sizes = bins.pieces.sizes
+        for entry in bucket:
+            end, left = at, entry.numel
+            while left:
+                left -= sizes[end]
+                end += 1
+            if entry.numel:
+                told[entry.name] = math.sqrt(self._pieces[entry.name] * sum(squares[at:end]))
+            at = end
+        self._pending.add(told, bucket, step)
+
+    def put_back(self, bucket: Layout) -> None:
+        """The present step is void."""
+        self._pending.drop(bucket)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """q_l of each tensor, float64 (); the same on all ranks."""
+        self._pending.finish_all()
+        return {f"{KIND}/{name}": torch.tensor(q, dtype=torch.float64) for name, q in self._weights.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take them back. Raises `StateError` for other tensors."""
+        expected = {f"{KIND}/{name}" for name in self._weights}
+        if expected != state.keys():
+            other = sorted(expected ^ state.keys())[0]
+            raise StateError(f"{other} is not in both the saved state and this model: it is of another one")
+        self._pending.finish_all()
+        self._weights = {name: float(state[f"{KIND}/{name}"]) for name in self._weights}
+        self._shares = None
+
+    def _finish(self, told: dict[str, float], bucket: Layout) -> None:
+        self._weights |= told
+        self._shares = None
