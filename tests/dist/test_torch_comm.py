@@ -256,3 +256,22 @@ def test_the_pool_raises_the_first_error_and_serves_on(pool):
     assert pool.run(2, "torch.distributed:get_rank") == [0, 1]
     with pytest.raises(ValueError, match="top of a module"):
         pool.run(2, lambda: None)
+
+
+def counted():
+    comm = TorchComm.own()
+    first, second = comm.counter(), comm.counter()
+    dist.barrier()
+    first.add(1)
+    second.add(10)
+    dist.barrier()
+    seen = first.add(0), second.add(0)
+    dist.barrier()
+    comm.close()
+    return seen
+
+
+def test_a_counter_is_shared_whatever_a_process_has_counted_before(pool):
+    """In a group of the same name; the third process had no part in it."""
+    assert pool.run(2, counted) == [(2, 20)] * 2
+    assert pool.run(3, counted) == [(3, 30)] * 3

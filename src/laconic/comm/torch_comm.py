@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -39,7 +40,7 @@ from laconic.comm.wire_model import is_direct
 from laconic.core.errors import PeerError
 
 CHILDREN: collections.Counter[str] = collections.Counter()  # groups made of each group's ranks, by its name
-COUNTERS: collections.Counter[str] = collections.Counter()  # counters made in each group, by its name
+COUNTERS: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()  # counters made in each group
 OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
@@ -203,10 +204,11 @@ class TorchComm(Comm):
 
     def counter(self) -> Counter:
         """In the store of the default process group."""
-        name = self.group.group_name
-        COUNTERS[name] += 1
+        COUNTERS[self.group] = (
+            COUNTERS.get(self.group, 0) + 1
+        )  # by name, a process's earlier groups would count
         store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
-        return StoreCounter(store, f"{in_store(name)}/counter/{COUNTERS[name]}")
+        return StoreCounter(store, f"{in_store(self.group.group_name)}/counter/{COUNTERS[self.group]}")
 
     @property
     def _home(self) -> torch.device:
