@@ -19,7 +19,10 @@ TOPK = "gather(sparse(topk(density=0.05)))"
 SPEC = f"two_level(sum(), {TOPK}, ranks_per_node=2)"
 
 
-@pytest.mark.parametrize("outer", [TOPK, "powersgd(rank=1)", "server(cast('bf16'), cast('bf16'))"])
+OUTER = [TOPK, "powersgd(rank=1)", "server(cast('bf16'), cast('bf16'))", "dgc(density=0.05, clip=1.0)"]
+
+
+@pytest.mark.parametrize("outer", OUTER)
 def test_replicas_stay_bit_identical(pool, outer):
     for _, same, stats in pool.run(4, train, f"two_level(sum(), {outer}, ranks_per_node=2)"):
         assert same and stats.steps == 6
