@@ -118,6 +118,7 @@ class ShardedHandle:
         self._detach.append(self._optimizer.register_step_post_hook(self._stepped).remove)
         self._detach.append(group.close)
         _compressed[model] = weakref.ref(self)
+        weakref.finalize(model, group.close).atexit = False
 
     def stats(self) -> Stats:
         """Bytes and seconds of this rank's reduce-scatters; `dense`: what they would hand over in float32."""

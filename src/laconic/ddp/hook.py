@@ -109,7 +109,7 @@ def attach(
     slot.handle = handle
     _compressed[optimizer] = weakref.ref(slot)
     handle.when_removed(slot.empty, group.close)
-    weakref.finalize(model, handle.buckets.end).atexit = False
+    weakref.finalize(model, handle.buckets.end, group.close).atexit = False
     return handle
 
 

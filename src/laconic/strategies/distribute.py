@@ -167,7 +167,15 @@ def _bind(
         membership.close()
         raise
     _distributed[model] = controller
+    weakref.finalize(model, _abandon, controller).atexit = False
     return DistributedOptimizer(optimizer, controller, model, group)
+
+
+def _abandon(controller: ParameterController) -> None:
+    """End what is at work for a model that was dropped without `remove()`; waits for nobody."""
+    if not controller.removed:
+        controller.bound.abandon()
+        controller.membership.abandon()
 
 
 def _fingerprint(
