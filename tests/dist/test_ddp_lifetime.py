@@ -1,8 +1,11 @@
-"""A handle on DDP from attaching to its end: removed, dropped, or failed; and a step that was left out."""
+"""A handle on DDP from attaching to its end: removed, dropped, copied or failed; and a step left out."""
 
 from __future__ import annotations
 
+import copy
 import gc
+import io
+import pickle
 import warnings
 import weakref
 from datetime import timedelta
@@ -14,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from tests.dist.ddp_world import MANY
-from tests.dist.nets import SGD, agree, loss_of, net
+from tests.dist.nets import SGD, agree, flat, loss_of, net
 
 
 def remove_and_return():
@@ -150,3 +153,50 @@ def forgotten():
 
 def test_a_dropped_model_takes_its_exchange_with_it(pool):
     assert pool.run(2, forgotten) == [(True, False)] * 2
+
+
+def saved_and_loaded(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "torch.save": saved_and_loaded,
+    "AveragedModel": torch.optim.swa_utils.AveragedModel,
+}
+
+
+def stepped(model, step):
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    loss_of(model, step).backward()
+    optimizer.step()
+    return optimizer
+
+
+def copied(how):
+    """A compressed model, a copy of it, and that copy compressed: what each does in one step."""
+    model = DistributedDataParallel(net(), **MANY)
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    handle = laconic.compress(model, optimizer, "topk(density=0.05)")
+    loss_of(model, 0).backward()
+    optimizer.step()
+    other = COPIES[how](model)
+    equal = torch.equal(flat(other), flat(model))
+
+    optimizer = stepped(other, 1)
+    plain = agree(other) and handle.stats().steps == 1
+    inside = other if isinstance(other, DistributedDataParallel) else other.module
+    second = laconic.compress(inside, optimizer, "dgc(density=0.05)")
+    loss_of(other, 2).backward()
+    optimizer.step()
+    loss_of(model, 1).backward()
+    return equal, plain, second.stats().steps == 1 and handle.stats().steps == 2 and agree(other)
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_is_a_plain_model_and_can_be_compressed(pool, how):
+    assert pool.run(2, copied, how) == [(True, True, True)] * 2

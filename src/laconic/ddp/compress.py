@@ -50,7 +50,8 @@ def compress(
 ) -> Handle | ShardedHandle:
     """Exchange this model's gradients by the method that `spec` names; the rest of the script stays as it is.
 
-    All ranks of the model's group must call it.
+    All ranks of the model's group must call it. The exchange lives as long as the model, or until `remove()`.
+    A copy of a compressed DistributedDataParallel, by deepcopy, pickle or `torch.save`, is a plain one.
 
     Args:
         model: A `DistributedDataParallel`, before its first backward pass or later, or a module around one,

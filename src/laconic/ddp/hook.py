@@ -31,12 +31,18 @@ from laconic.exchange.method import lift
 
 
 class Slot:
-    """What the hook of one DDP asks at every bucket."""
+    """What the hook of one DDP asks at every bucket.
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    A copy is empty, and of the default group, as DDP's own copies are: a copied model is a plain DDP.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
         self.handle: Handle | None = None
         self._thread: CommunicationThread | None = None
+
+    def __reduce__(self) -> "tuple[type[Slot], tuple[()]]":
+        return Slot, ()
 
     def empty(self) -> None:
         """Back to a plain all-reduce."""
