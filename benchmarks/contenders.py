@@ -106,13 +106,13 @@ CONTENDERS = (
     *family(
         "QCMD AdaGrad",
         "qcmd_adagrad(dense())",
-        "qcmd_adagrad()",
+        "qcmd_adagrad(cutoff())",
         rates={"cifar10": 0.01, "shakespeare": 0.02},
     ),
     *family(
         "QRDA AdaGrad",
         "qrda_adagrad(dense())",
-        "qrda_adagrad()",
+        "qrda_adagrad(cutoff())",
         rates={"cifar10": 0.01, "shakespeare": 0.02},
     ),
 )

@@ -27,7 +27,9 @@ class Cutoff(Quantiser):
     Wire: scale float32 (1,), then codes [sign | level] of 1 + bit_length(s) bits, padded to a byte.
     Error: what is left out costs its square, the rest (sqrt(1 + (n - 1) / s^2) - 1) / 2 of theirs: omega is
     the larger of 1 and that; with rule 'max' no entry costs more than 1 / (s share) - 1 of its square, or
-    1/8. Biased, for small entries never travel; the paper has no error feedback.
+    1/8. Biased, for small entries never travel; the paper has no error feedback. Rounding at random loses
+    about as much as `ternary`, on the stored gradient 2.6 |x|^2; `threshold_ternary`, which the two methods
+    take by default, loses 0.31 |x|^2.
 
     >>> import torch
     >>> codec = Cutoff(share=0.5, rule="max", levels=2)

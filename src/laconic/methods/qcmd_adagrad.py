@@ -8,28 +8,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from laconic.codecs.cutoff import Cutoff
+from laconic.codecs.threshold_ternary import ThresholdTernary
 from laconic.exchange.method import Method, governed_by, method
 from laconic.optim.qcmd_adagrad import QCMDAdaGrad
 
-CUTOFF = Cutoff()
+TERNARY = ThresholdTernary()
 ADAGRAD = QCMDAdaGrad.requirement()
 
 
 @method(
     paper="Xu et al. 2022, arXiv:2208.05631",
-    sends="gradients cut off below a threshold and rounded to -1, 0, 1 times a scale",
+    sends="gradients cut off below a threshold and sent as -1, 0, 1 times the mean of what is kept",
     status="reconstruction",
 )
-def qcmd_adagrad(compressor: Any = CUTOFF) -> Method:
+def qcmd_adagrad(compressor: Any = TERNARY) -> Method:
     """g = mean of Q(g_i), for `laconic.optim.QCMDAdaGrad`.
 
     Q compresses matrices without feedback, as in the paper; tensors of one dimension are summed without
-    compression. The optimiser's `zero_share()` says how sparse the model is. Payload: that of `compressor`, 2
-    bits an entry by default.
+    compression. The optimiser's `zero_share()` says how sparse the model is. Payload: that of `compressor`,
+    1.6 bits an entry by default.
 
     Args:
-        compressor: Q, any codec; default: cutoff(). `dense()` is the exact mean.
+        compressor: Q, any codec; default: threshold_ternary(). `dense()` is the exact mean.
 
     Raises:
         SpecError: `compressor` is something else.

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from laconic.codecs.cutoff import Cutoff
+from laconic.codecs.threshold_ternary import ThresholdTernary
 from laconic.exchange.method import Method, governed_by, method
 from laconic.optim.qrda_adagrad import QRDAAdaGrad
 
-CUTOFF = Cutoff()
+TERNARY = ThresholdTernary()
 ADAGRAD = QRDAAdaGrad.requirement()
 
 
 @method(
     paper="Xu et al. 2022, arXiv:2208.05631",
-    sends="gradients cut off below a threshold and rounded to -1, 0, 1 times a scale",
+    sends="gradients cut off below a threshold and sent as -1, 0, 1 times the mean of what is kept",
     status="reconstruction",
 )
-def qrda_adagrad(compressor: Any = CUTOFF) -> Method:
+def qrda_adagrad(compressor: Any = TERNARY) -> Method:
     """g = mean of Q(g_i), for `laconic.optim.QRDAAdaGrad`.
 
     Like `qcmd_adagrad`, with the other of the paper's two optimisers.
 
     Args:
-        compressor: Q, any codec; default: cutoff(). `dense()` is the exact mean.
+        compressor: Q, any codec; default: threshold_ternary(). `dense()` is the exact mean.
 
     Raises:
         SpecError: `compressor` is something else.
