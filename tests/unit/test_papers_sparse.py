@@ -173,6 +173,22 @@ def test_fastsgds_filter_and_values_agree() -> None:
         assert int((back != 0).sum()) == chosen.numel() > 100
 
 
+def test_fastsgd_loses_nothing_for_good() -> None:
+    """Of an equal gradient each step, the average over T steps errs by what waits, divided by T."""
+    g = gradient(0, 0)
+
+    def body(comm):  # type: ignore[no-untyped-def]
+        exchange = exchange_on(comm, "fastsgd()")
+        total, errors = torch.zeros_like(g), {}
+        for t in range(1, 65):
+            total += one_step(exchange, g.clone(), [MODEL])[0]
+            errors[t] = float((total / t - g).norm() / g.norm())
+        return errors
+
+    (errors,) = everywhere(1, body)
+    assert 0 < errors[64] < errors[8] / 4 < errors[1] / 16
+
+
 def test_what_the_methods_refuse() -> None:
     for spec, message in (
         ("stc(density=0)", "density"),

@@ -43,6 +43,10 @@ def lgc(
     optimiser will do. Payload in phase 3, with k = density * n: k bytes of code, and k (log2(1 / density) +
     1.5) bits from the leader.
 
+    Measured, the code is worth no more than its bytes: at density 0.01 on 4 ranks it keeps 0.42 of the energy
+    of the values, and less later, where as many bytes of exact entries keep as much (`learned_code` has the
+    figures). Where accuracy for a number of bytes counts, take `topk` at a lower density.
+
     Args:
         density: Share of the entries that is sent, in (0, 1]; default: 0.001.
         instance: "ring" (default) averages the codes of all ranks; "server" sends one rank's code, and the

@@ -1,7 +1,8 @@
 """SketchML: the largest entries, their values in bins of equal count, their positions as short deltas.
 
 Jiang et al. 2018, "SketchML: accelerating distributed machine learning with data sketches", SIGMOD; the
-baseline of FastSGD. The parts that are here are verified against the public code (ccchengff/SketchML).
+baseline of FastSGD. Partial: its quantile bins and its deltas are here, verified against the public code
+(ccchengff/SketchML); its MinMaxSketch is not.
 """
 
 from __future__ import annotations
