@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -65,6 +67,187 @@ def test_several_inside_are_named(pool):
 def test_a_bare_model_is_told_where_the_wrapped_one_is():
     with pytest.raises(AttachError, match=r"got Linear.*model_wrapped"):
         laconic.compress(nn.Linear(2, 2), None, "topk(density=0.1)")
+
+
+def trained(spec, build, step=None, steps=8):
+    """The end of a training with these optimisers of a model, whether ranks agree and the handle's steps."""
+    model = DistributedDataParallel(net(), bucket_cap_mb=0.01)
+    optimizers = build(model)
+    handle = laconic.compress(model, optimizers if len(optimizers) > 1 else optimizers[0], spec)
+    for at in range(steps):
+        for each in optimizers:
+            each.zero_grad()
+        if step is None:
+            loss_of(model, at).backward()
+        for each in optimizers:
+            each.step() if step is None else step(each, model, at)
+    return flat(model), agree(model), handle.stats().steps, handle.state_dict()
+
+
+def halves(model):
+    parameters = list(model.parameters())
+    return parameters[::2], parameters[1::2]
+
+
+def one_optimiser(model):
+    first, second = halves(model)
+    return [torch.optim.SGD([{"params": first}, {"params": second, "lr": 0.02}], **SGD)]
+
+
+def two_optimisers(model):
+    first, second = halves(model)
+    return [torch.optim.SGD(first, **SGD), torch.optim.SGD(second, **{**SGD, "lr": 0.02})]
+
+
+def one_and_two(spec):
+    ends = [trained(spec, build) for build in (one_optimiser, two_optimisers)]
+    assert all(same and steps == 8 for _, same, steps, _ in ends)
+    return torch.equal(ends[0][0], ends[1][0])
+
+
+@pytest.mark.parametrize(
+    "spec", ["dgc(density=0.05, warmup_steps=3)", "topk(density=0.1)", "cgx(min_size=100)"]
+)
+def test_two_optimisers_train_as_two_groups_of_one(pool, spec):
+    assert pool.run(2, one_and_two, spec) == [True, True]
+
+
+def two_adams(spec):
+    def build(model):
+        return [torch.optim.AdamW(part, lr=1e-3, eps=1e-4) for part in halves(model)]
+
+    _, same, steps, state = trained(spec, build)
+    model = DistributedDataParallel(net(), bucket_cap_mb=0.01)
+    laconic.compress(model, build(model), spec).load_state_dict(state)
+    return same, steps
+
+
+@pytest.mark.parametrize("spec", ["onebit_adam(warmup_steps=2)"])
+def test_momentum_methods_take_two_optimisers(pool, spec):
+    assert pool.run(2, two_adams, spec) == [(True, 8)] * 2
+
+
+def shared():
+    model = DistributedDataParallel(net())
+    both = [torch.optim.SGD(model.parameters(), **SGD) for _ in range(2)]
+    with pytest.raises(AttachError) as caught:
+        laconic.compress(model, both, "topk(density=0.1)")
+    return str(caught.value)
+
+
+def test_a_parameter_belongs_to_one_optimiser(pool):
+    assert all("two of the optimisers hold" in said for said in pool.run(2, shared))
+
+
+def with_closure(spec):
+    def by_closure(optimizer, model, at):
+        def closure():
+            optimizer.zero_grad()
+            loss = loss_of(model, at)
+            loss.backward()
+            return loss
+
+        assert optimizer.step(closure) is not None
+
+    plain, closed = trained(spec, one_optimiser), trained(spec, one_optimiser, by_closure)
+    return torch.equal(plain[0], closed[0]), closed[2]
+
+
+@pytest.mark.parametrize("spec", ["topk(density=0.1)", "dgc(density=0.05)"])
+def test_a_closure_is_called_before_the_step(pool, spec):
+    assert pool.run(2, with_closure, spec) == [(True, 8)] * 2
+
+
+def lbfgs():
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.LBFGS(model.parameters())
+    laconic.compress(model, optimizer, "topk(density=0.1)")
+    with pytest.raises(AttachError) as caught:
+        optimizer.step(lambda: 1.0)
+    return str(caught.value)
+
+
+def test_lbfgs_is_refused(pool):
+    assert all("many times" in said for said in pool.run(2, lbfgs))
+
+
+def beside(spec):
+    """The optimiser also holds a parameter of the loss, and those of a second model."""
+    ends = []
+    for extra in (False, True):
+        model, other = DistributedDataParallel(net()), DistributedDataParallel(net(1))
+        scale = nn.Parameter(torch.ones(()))
+        held = [*model.parameters(), *([scale, *other.parameters()] if extra else [])]
+        optimizer = torch.optim.SGD(held, **SGD)
+        laconic.compress(model, optimizer, spec)
+        for step in range(4):
+            optimizer.zero_grad()
+            (loss_of(model, step) + (scale - 3) ** 2 + loss_of(other, step)).backward()
+            optimizer.step()
+        ends.append(flat(model))
+        moved = not torch.equal(flat(other), flat(net(1))) and float(scale.detach()) != 1
+        assert agree(model) and agree(other) and moved == extra
+    return torch.equal(*ends)
+
+
+@pytest.mark.parametrize("spec", ["topk(density=0.1)", "dgc(density=0.05)"])
+def test_parameters_of_others_are_left_to_the_optimiser(pool, spec):
+    assert pool.run(2, beside, spec) == [True, True]
+
+
+def added_later(spec):
+    """A group is added after compress: the same bits as if it had been there."""
+    ends = []
+    for later in (False, True):
+        model = DistributedDataParallel(net())
+        first, second = halves(model)
+        groups = [{"params": first}, {"params": second, "lr": 0.02}]
+        optimizer = torch.optim.SGD(groups[:1] if later else groups, **SGD)
+        laconic.compress(model, optimizer, spec)
+        if later:
+            optimizer.add_param_group(groups[1])
+        go(model, optimizer)
+        ends.append(flat(model))
+        assert agree(model)
+    return torch.equal(*ends)
+
+
+@pytest.mark.parametrize("spec", ["topk(density=0.1)", "cgx(min_size=100)"])
+def test_a_group_may_be_added_later(pool, spec):
+    assert pool.run(2, added_later, spec) == [True, True]
+
+
+def zero(spec):
+    """ZeroRedundancyOptimizer steps a rank's share and broadcasts it: as the plain optimiser."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, about torch.jit
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    def build(model):
+        return [ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.05, momentum=0.9)]
+
+    def plain(model):
+        return [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)]
+
+    sharded, whole = trained(spec, build), trained(spec, plain)
+    return torch.equal(sharded[0], whole[0]), sharded[1]
+
+
+@pytest.mark.parametrize("spec", ["topk(density=0.1)", "cgx(min_size=100)"])
+def test_a_redundancy_free_optimiser_steps_as_a_plain_one(pool, spec):
+    assert pool.run(2, zero, spec) == [(True, True)] * 2
+
+
+def python_reducer():
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        model = DistributedDataParallel(net())
+    with pytest.raises(AttachError) as caught:
+        laconic.compress(model, torch.optim.SGD(model.parameters(), **SGD), "topk(density=0.1)")
+    return str(caught.value)
+
+
+def test_the_python_reducer_is_refused_with_the_way_out(pool):
+    assert all("ddp_optimizer" in said for said in pool.run(2, python_reducer))
 
 
 def fused():

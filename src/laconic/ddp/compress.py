@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 @overload
 def compress(
     model: DistributedDataParallel,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     spec: Any,
     *,
     scaler: torch.amp.GradScaler | None = None,
@@ -32,7 +33,7 @@ def compress(
 @overload
 def compress(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     spec: Any,
     *,
     scaler: torch.amp.GradScaler | None = None,
@@ -42,7 +43,7 @@ def compress(
 
 def compress(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     spec: Any,
     *,
     scaler: torch.amp.GradScaler | None = None,
@@ -57,7 +58,8 @@ def compress(
         model: A `DistributedDataParallel`, before its first backward pass or later, or a module around one,
             as `torch.compile` and Fabric make them; or a model under `fully_shard`, for methods without
             memory such as "cgx(bits=4)", which compress all its gradients.
-        optimizer: The optimiser of the model's parameters.
+        optimizer: The optimiser of the model's parameters, or a list of several, each with its own of them.
+            It may also hold others, such as a loss's, which stay as they are.
         spec: A string such as "dgc(density=0.001)", or what `laconic.parse` returns; equal on all ranks.
         scaler: The GradScaler in use, so that memory is kept unscaled; not with `fully_shard`.
         seed: Seed of sampling and stochastic rounding; equal on all ranks.
@@ -77,6 +79,10 @@ def compress(
     if is_sharded(model):
         from laconic.ddp.fsdp import compress_sharded
 
+        if not isinstance(optimizer, Optimizer):
+            raise AttachError(
+                "a model under fully_shard takes one optimiser, got several: give the one it has"
+            )
         return compress_sharded(model, optimizer, spec, scaler=scaler, seed=seed)
     raise AttachError(
         f"compress needs a DistributedDataParallel, got {type(model).__name__}: wrap it first, model ="

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, overload
 
 import torch
@@ -13,12 +13,12 @@ from laconic.comm.metered import Metered
 from laconic.core.errors import AttachError, NonFiniteError, PeerError
 from laconic.core.layout import Layout
 from laconic.ddp.buckets import Buckets, real_shape
-from laconic.ddp.optimiser import OptimiserHooks
+from laconic.ddp.optimiser import OptimiserHooks, Optimisers
 from laconic.ddp.save_watch import SaveWatch
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.gathered import GatheredState, gather_states, own_part
 from laconic.exchange.method import Method
-from laconic.exchange.rule import Site
+from laconic.exchange.rule import BoundRule, Site
 from laconic.exchange.state import FORMAT, Identity, RankState, label, model_digest, unlabel
 from laconic.exchange.stats import Stats
 
@@ -30,7 +30,7 @@ class Handle:
         self,
         method: Method,
         names: Mapping[Tensor, str],
-        optimizer: Optimizer,
+        optimizers: Sequence[Optimizer],
         comm: Metered,
         *,
         scaler: torch.amp.GradScaler | None = None,
@@ -48,12 +48,24 @@ class Handle:
         self._comm = comm
         self._joining = joining
         self._saves = SaveWatch(comm.counter(), comm.size)
-        self._optimiser = OptimiserHooks(optimizer, names, self._before_step, method.rules)
-        self.exchange = Exchange(method, self.layout, comm, self._optimiser, seed)
+        hooks = [
+            OptimiserHooks(
+                each, names, self._before_step, method.rules, [o for o in optimizers if o is not each]
+            )
+            for each in optimizers
+        ]
+        self._optimisers = Optimisers(hooks)
+        self.exchange = Exchange(method, self.layout, comm, self._optimisers, seed)
         self.buckets = Buckets(self.exchange, names, scaler, keep_means=restore_unused)
         site = Site(comm, seed, self.exchange.seconds)
-        self._rules = [rule.bind(part, self._optimiser, site) for rule, part in method.governed(self.layout)]
-        self._optimiser.install(self._rules)
+        self._rules: list[BoundRule] = []
+        for each in hooks:
+            own = self.layout.named([name for name in self.layout.names if self._optimisers.of(name) is each])
+            bound = [
+                rule.bind(part.named(own.names), each, site) for rule, part in method.governed(self.layout)
+            ]
+            each.install(bound)
+            self._rules += bound
         self.buckets.watch(dense.values())
 
     def __repr__(self) -> str:
@@ -161,7 +173,8 @@ class Handle:
         if self.buckets.failure is None:
             for rule in self._rules:
                 rule.close()
-        self._optimiser.remove()
+        for hooks in self._optimisers.hooks:
+            hooks.remove()
         self.buckets.close()
         detach, self._detach = self._detach, ()
         for callback in detach:
@@ -188,7 +201,7 @@ class Handle:
                 " that has run out of inputs takes no steps: give all ranks equally many batches"
             )
         self._saves.check(exchange.step - 1)
-        self.buckets.before_step(self._optimiser.parameter)
+        self.buckets.before_step(self._optimisers.hooks[0].parameter)
         return exchange.step - 1
 
 

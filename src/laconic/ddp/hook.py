@@ -8,7 +8,7 @@ DDP takes a hook once for life, so the hook asks a `Slot` that stays; an empty o
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -72,18 +72,19 @@ _compressed: WeakKeyDictionary[Optimizer, weakref.ref[Slot]] = WeakKeyDictionary
 
 def attach(
     model: DistributedDataParallel,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     spec: Any,
     *,
     scaler: torch.amp.GradScaler | None = None,
     seed: int = 0,
 ) -> Handle:
     """`laconic.compress` for a DistributedDataParallel; called by all ranks of its group."""
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else [*optimizer]
     group = TorchComm.own(model.process_group)
     comm = Metered(group)
 
     def build() -> Handle:
-        check_free(model, optimizer)
+        check_free(model, optimizers)
         method, names, sparse = lift(spec), parameter_names(model), sparse_names(model)
         if comm.rank == 0:
             dense = ((name, parameter.shape) for parameter, name in names.items() if name not in sparse)
@@ -91,7 +92,7 @@ def attach(
         return Handle(
             method,
             names,
-            optimizer,
+            optimizers,
             comm,
             scaler=scaler,
             seed=seed,
@@ -113,7 +114,8 @@ def attach(
         raise
     comm.reset()
     slot.handle = handle
-    _compressed[optimizer] = weakref.ref(slot)
+    for each in optimizers:
+        _compressed[each] = weakref.ref(slot)
     handle.when_removed(slot.empty, group.close)
     weakref.finalize(model, handle.buckets.end, group.close).atexit = False
     return handle
@@ -130,11 +132,17 @@ def joining(model: DistributedDataParallel) -> Callable[[], bool]:
     return answer
 
 
-def check_free(model: DistributedDataParallel, optimizer: Optimizer) -> None:
-    """Raise `AttachError` if the model or the optimiser is compressed already."""
-    known = _compressed.get(optimizer)
-    slots = {"model": _slots.get(model), "optimiser": known() if known is not None else None}
-    for taken, slot in slots.items():
+def check_free(model: DistributedDataParallel, optimizers: Sequence[Optimizer]) -> None:
+    """Raise `AttachError` if the model or an optimiser is compressed already, or cannot be."""
+    if getattr(model, "_use_python_reducer", False):  # private to DDP, and all that tells
+        raise AttachError(
+            "torch._dynamo.config.optimize_ddp is 'python_reducer': then compiled backward passes trace the"
+            " exchange of each gradient, and a thread's messages cannot be traced; set it to 'ddp_optimizer'"
+            " before you build the DistributedDataParallel"
+        )
+    known = [_compressed.get(each) for each in optimizers]
+    slots = [("model", _slots.get(model)), *(("optimiser", each()) for each in known if each is not None)]
+    for taken, slot in slots:
         if slot is not None and slot.handle is not None:
             raise AttachError(
                 f"this {taken} is compressed already, with {slot.handle.method}: call its handle's remove()"

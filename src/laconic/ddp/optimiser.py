@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -18,7 +19,11 @@ from laconic.exchange.rule import BoundRule, Rule
 
 
 class OptimiserHooks:
-    """Hooks on one optimiser. `names` maps each parameter of the model to its name."""
+    """Hooks on one optimiser. `names` maps each parameter of the model to its name.
+
+    The optimiser may hold other parameters too, such as a loss's: they stay its own, as under DDP. `others`:
+    the model's other optimisers, each with tensors of its own.
+    """
 
     def __init__(
         self,
@@ -26,6 +31,7 @@ class OptimiserHooks:
         names: Mapping[Tensor, str],
         before_step: Callable[[], int],
         rules: Sequence[Rule],
+        others: Sequence[Optimizer] = (),
     ) -> None:
         self.optimiser = optimiser
         self._before_step = before_step
@@ -34,14 +40,17 @@ class OptimiserHooks:
         self._hidden: list[tuple[Tensor, Tensor]] = []
         self._indexed: list[dict[str, Any]] = []
         self._group_of: dict[str, dict[str, Any]] = {}
-        trained = [p for group in optimiser.param_groups for p in group["params"] if p.requires_grad]
-        strangers = [p for p in trained if p not in names]
-        if strangers:
+        trained, elsewhere = held_by(optimiser), {p for other in others for p in held_by(other)}
+        if names and trained.isdisjoint(names):
             raise AttachError(
-                f"the optimiser holds a parameter of shape {tuple(strangers[0].shape)} that the model does"
-                " not: build the optimiser from model.parameters() of this very model"
+                f"this {type(optimiser).__name__} holds no parameter of the model: build the optimiser from"
+                " model.parameters() of this very model"
             )
-        missing = [name for parameter, name in names.items() if not any(parameter is p for p in trained)]
+        for shared in trained & elsewhere:
+            raise AttachError(
+                f"two of the optimisers hold {names.get(shared, 'one parameter')}: give each its own"
+            )
+        missing = [name for parameter, name in names.items() if parameter not in trained | elsewhere]
         for rule in rules:
             rule.check(optimiser, missing)
         self._rules: tuple[BoundRule, ...] = ()
@@ -61,6 +70,15 @@ class OptimiserHooks:
 
     def settings(self, name: str) -> Mapping[str, Any]:
         """The current settings of this tensor's group, or the defaults if it is in none."""
+        found: Mapping[str, Any] = self._groups().get(name, self.optimiser.defaults)
+        return found
+
+    def holds(self, name: str) -> bool:
+        """Whether this tensor is in a group of the optimiser."""
+        return name in self._groups()
+
+    def _groups(self) -> dict[str, dict[str, Any]]:
+        """The group of each tensor, by name."""
         groups = self.optimiser.param_groups
         if len(groups) != len(self._indexed) or any(
             a is not b for a, b in zip(groups, self._indexed, strict=True)
@@ -68,8 +86,7 @@ class OptimiserHooks:
             self._indexed = list(groups)
             pairs = ((p, group) for group in groups for p in group["params"])
             self._group_of = {self._names[p]: group for p, group in pairs if p in self._names}
-        found: Mapping[str, Any] = self._group_of.get(name, self.optimiser.defaults)
-        return found
+        return self._group_of
 
     def take_momentum(self, name: str) -> Tensor | None:
         """Take away the tensor's momentum buffer from SGD; None if there is none."""
@@ -77,9 +94,20 @@ class OptimiserHooks:
         buffer = None if state is None else state.pop("momentum_buffer", None)
         return buffer if isinstance(buffer, Tensor) else None
 
-    def _before(self, optimiser: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if any(argument is not None for argument in (*args[1:], *kwargs.values())):
-            raise AttachError("step(closure) runs backward inside step: call backward() first, then step()")
+    def _before(
+        self, optimiser: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of `step`; a closure has been called, and is replaced by its result."""
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is not None:
+            if isinstance(optimiser, torch.optim.LBFGS):
+                raise AttachError(
+                    "LBFGS calls its closure many times in one step, and each call would be an exchange of"
+                    " its own: use SGD, Adam or another optimiser with one gradient per step"
+                )
+            with torch.enable_grad():
+                loss = closure()
+            args, kwargs = (args[0], lambda: loss), {key: kwargs[key] for key in kwargs if key != "closure"}
         step = self._before_step()
         for rule in self._rules:
             for name in rule.step_(step):
@@ -87,6 +115,7 @@ class OptimiserHooks:
                 if parameter.grad is not None:
                     self._hidden.append((parameter, parameter.grad))
                     parameter.grad = None
+        return args, kwargs
 
     def _after(self, optimiser: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for parameter, grad in self._hidden:
@@ -97,3 +126,27 @@ class OptimiserHooks:
         """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
+
+
+class Optimisers:
+    """One model's optimisers, as feedback sees them: a tensor has the settings of the one that holds it."""
+
+    def __init__(self, hooks: Sequence[OptimiserHooks]) -> None:
+        self.hooks = tuple(hooks)
+
+    def of(self, name: str) -> OptimiserHooks:
+        """The hooks on the optimiser that holds this tensor; on the first one if none does."""
+        return next((each for each in self.hooks if each.holds(name)), self.hooks[0])
+
+    def settings(self, name: str) -> Mapping[str, Any]:
+        """As `OptimiserHooks.settings`."""
+        return self.of(name).settings(name)
+
+    def take_momentum(self, name: str) -> Tensor | None:
+        """As `OptimiserHooks.take_momentum`."""
+        return self.of(name).take_momentum(name)
+
+
+def held_by(optimiser: Optimizer) -> set[Tensor]:
+    """The parameters that this optimiser trains."""
+    return {each for group in optimiser.param_groups for each in group["params"] if each.requires_grad}
