@@ -94,8 +94,9 @@ def test_no_mass_is_lost_at_any_moment_of_overlap(staleness):
         for step in range(12):
             take(step)
             at_work.pending.arrival.wait()  # what is in the buffers now is what was sent to this rank
-            into = at_work.pending.shares.into
-            under_way = sum(at_work.buffers[rank].weight * share for rank, share in into.items())
+            shares = at_work.pending.shares
+            came = at_work.buffers.coming(shares)
+            under_way = sum(came[rank].weight * share for rank, share in shares.into.items())
             mine = torch.tensor([float(at_work.weight) + under_way], dtype=torch.float64)
             sums.append(float(aside.all_reduce(mine)))
         at_work.close()
@@ -179,3 +180,21 @@ def test_an_optimiser_that_is_not_known_to_be_additive_needs_a_regular_graph():
             parse(spec).check(4, optimizer)
     with pytest.raises(AttachError, match="LBFGS"):
         parse("sgp()").check(4, torch.optim.LBFGS([torch.nn.Parameter(torch.ones(3))]))
+
+
+@pytest.mark.parametrize(
+    "spec", ["sgp(topology=random_matching())", "sgp(topology=random_matching(), wire='bf16')", "osgp()"]
+)
+def test_receive_buffers_do_not_grow_with_the_peers_met(spec):
+    """One model is received a step, whoever sends it: so one buffer, and one for what is sent."""
+
+    def play(comm):
+        at_work, step, _ = bound(spec, comm)
+        for number in range(12):
+            step(number)
+        at_work.drain(comm)
+        at_work.close()
+        buffers = getattr(at_work, "buffers", None) or at_work._buffers
+        return buffers.count + len(getattr(at_work, "_landing", ()))
+
+    assert all(count <= 2 for count in Loopback.run(8, play))

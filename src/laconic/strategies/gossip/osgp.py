@@ -121,11 +121,11 @@ class BoundOSGP(PushSum):
     def _send(self, x: Tensor) -> None:
         """Send this rank's share to the out-peers of the next round, on the communication thread."""
         shares = uniform(self.config.topology, self.comm.rank, self.comm.size, self.rounds)
-        sent = self.buffers[self.comm.rank]
+        sent = self.buffers.sent
         sent.write(x, float(self.weight))
         subtract_sent_(x, self.weight, sent, shares)
         going = dict.fromkeys(shares.out, sent.packed)
-        coming = {rank: self.buffers[rank].packed for rank in shares.into}
+        coming = {rank: message.packed for rank, message in self.buffers.coming(shares).items()}
 
         def swap() -> Tensor:
             with self.comm.phase("gossip"):

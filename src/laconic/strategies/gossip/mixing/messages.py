@@ -47,16 +47,30 @@ class ParameterMessage:
 
 
 class MessageBuffers:
-    """One message per rank, allocated at first use: others' are received there, this rank's is sent."""
+    """One message to send, and one for each that comes in a round, whoever sends it; made at first use."""
 
     def __init__(self, like: Tensor, wire: str) -> None:
         self._like, self._wire = like, wire
-        self._messages: dict[int, ParameterMessage] = {}
+        self._messages: list[ParameterMessage] = []
 
-    def __getitem__(self, rank: int) -> ParameterMessage:
-        if rank not in self._messages:
-            self._messages[rank] = ParameterMessage(self._like, self._wire)
-        return self._messages[rank]
+    @property
+    def count(self) -> int:
+        """How many are allocated."""
+        return len(self._messages)
+
+    @property
+    def sent(self) -> ParameterMessage:
+        """This rank's own message."""
+        return self._at(0)
+
+    def coming(self, shares: Weights) -> dict[int, ParameterMessage]:
+        """The message of each in-peer of a round, in rank order."""
+        return {rank: self._at(1 + place) for place, rank in enumerate(sorted(shares.into))}
+
+    def _at(self, place: int) -> ParameterMessage:
+        while place >= len(self._messages):
+            self._messages.append(ParameterMessage(self._like, self._wire))
+        return self._messages[place]
 
 
 def mix_(x: Tensor, own: float, came: Mapping[int, Tensor], shares: Mapping[int, float]) -> Tensor:
@@ -83,9 +97,9 @@ def subtract_sent_(x: Tensor, weight: Tensor, sent: ParameterMessage, shares: We
 
 def add_received_(x: Tensor, weight: Tensor, buffers: MessageBuffers, shares: Weights) -> None:
     """Add the messages of the in-peers, in rank order."""
-    for rank in sorted(shares.into):
-        x.add_(buffers[rank].x, alpha=shares.into[rank])
-        weight.add_(buffers[rank].weight * shares.into[rank])
+    for rank, message in buffers.coming(shares).items():
+        x.add_(message.x, alpha=shares.into[rank])
+        weight.add_(message.weight * shares.into[rank])
 
 
 def scale_(x: Tensor, factor: float) -> Tensor:

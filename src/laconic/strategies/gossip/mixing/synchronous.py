@@ -32,7 +32,7 @@ class Gossip(PushSum):
         self._weighted = weighted
         self._in_place = wire == "fp32" and not weighted
         self._buffers = MessageBuffers(replica.flat, wire)
-        self._landing: dict[int, Tensor] = {}
+        self._landing: list[Tensor] = []  # for each in-peer of a step, whoever it is
 
     def step_(self, update: Update, loss: float | None) -> None:
         swap = self._swap_in_place if self._in_place else self._swap_messages
@@ -46,18 +46,19 @@ class Gossip(PushSum):
         return self.mixing(self.topology, self.comm.rank, self.comm.size, step)
 
     def _swap_in_place(self, x: Tensor, shares: Weights) -> None:
-        for rank in shares.into:
-            if rank not in self._landing:
-                self._landing[rank] = torch.empty_like(x)
-        came = {rank: self._landing[rank] for rank in shares.into}
+        while len(self._landing) < len(shares.into):
+            self._landing.append(torch.empty_like(x))
+        came = dict(zip(shares.into, self._landing, strict=False))
         self.comm.exchange(dict.fromkeys(shares.out, x), came)
         mix_(x, shares.own, came, shares.into)
 
     def _swap_messages(self, x: Tensor, shares: Weights) -> None:
-        sent = self._buffers[self.comm.rank]
+        sent = self._buffers.sent
         sent.write(x, float(self.weight))
         going = dict.fromkeys(shares.out, sent.packed)
-        self.comm.exchange(going, {rank: self._buffers[rank].packed for rank in shares.into})
+        self.comm.exchange(
+            going, {rank: message.packed for rank, message in self._buffers.coming(shares).items()}
+        )
         subtract_sent_(x, self.weight, sent, shares)
         add_received_(x, self.weight, self._buffers, shares)
         if not self._weighted:
