@@ -13,7 +13,7 @@ from laconic.comm.metered import Metered
 from laconic.core.errors import AttachError, NonFiniteError, PeerError
 from laconic.core.layout import Layout
 from laconic.ddp.buckets import Buckets, real_shape
-from laconic.ddp.optimiser import OptimiserHooks, Optimisers
+from laconic.ddp.optimiser import OptimiserHooks, Optimisers, all_of
 from laconic.ddp.save_watch import SaveWatch
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.gathered import GatheredState, gather_states, own_part
@@ -30,7 +30,7 @@ class Handle:
         self,
         method: Method,
         names: Mapping[Tensor, str],
-        optimizers: Sequence[Optimizer],
+        optimizer: Optimizer | Sequence[Optimizer],
         comm: Metered,
         *,
         scaler: torch.amp.GradScaler | None = None,
@@ -48,6 +48,7 @@ class Handle:
         self._comm = comm
         self._joining = joining
         self._saves = SaveWatch(comm.counter(), comm.size)
+        optimizers = all_of(optimizer)
         hooks = [
             OptimiserHooks(
                 each, names, self._before_step, method.rules, [o for o in optimizers if o is not each]

@@ -25,6 +25,7 @@ from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
 from laconic.ddp.communication_thread import Answer, CommunicationThread
 from laconic.ddp.handle import Handle
+from laconic.ddp.optimiser import all_of
 from laconic.exchange.agreement import built_by_all
 from laconic.exchange.gathers import warn_of_gathers
 from laconic.exchange.method import lift
@@ -79,7 +80,7 @@ def attach(
     seed: int = 0,
 ) -> Handle:
     """`laconic.compress` for a DistributedDataParallel; called by all ranks of its group."""
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else [*optimizer]
+    optimizers = all_of(optimizer)
     group = TorchComm.own(model.process_group)
     comm = Metered(group)
 

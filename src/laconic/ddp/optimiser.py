@@ -150,3 +150,13 @@ class Optimisers:
 def held_by(optimiser: Optimizer) -> set[Tensor]:
     """The parameters that this optimiser trains."""
     return {each for group in optimiser.param_groups for each in group["params"] if each.requires_grad}
+
+
+def all_of(given: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
+    """One optimiser, or several, as a list. Raises `AttachError` for none."""
+    found = [given] if isinstance(given, Optimizer) else [*given]
+    if not found:
+        raise AttachError(
+            "compress got no optimiser: give the one that steps the model's parameters, or several"
+        )
+    return found
