@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.exchange.method import lift
 from laconic.strategies.distribute import strategy_or_method
+from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from laconic.strategies.strategy import Strategy
 from tests.dist.ddp_world import MANY
 from tests.dist.nets import SGD, loss_of, net
@@ -56,6 +57,8 @@ def trained(spec, patience_s):
         optimizer.zero_grad()
         loss = loss_of(model, step)
         loss.backward()
+        if isinstance(optimizer, DistributedOptimizer):
+            optimizer.note_loss(loss)
         optimizer.step()
         dist.all_reduce(loss.detach())  # as scripts do for their log
     return model, optimizer, handle
@@ -64,7 +67,8 @@ def trained(spec, patience_s):
 def script(rank: int, port: int, name: str, spec: str | None, patience_s: float | None, ending: str) -> None:
     """What one rank runs."""
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    machine = {"RANK": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # each rank has one of its own
+    os.environ.update(machine, GLOO_SOCKET_IFNAME="lo")
     warnings.simplefilter("ignore")  # torch's, of a group that was not destroyed
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ENDINGS["terminated"]))
     store = dist.PrefixStore(name, dist.TCPStore("127.0.0.1", port, is_master=False))
