@@ -109,7 +109,8 @@ SITUATIONS = (
     Situation(
         "Many workers",
         "What `gather` sends grows with the number of workers, so a sparse method that is best with"
-        " four workers can be worst with sixty-four. What these send grows like an all-reduce.",
+        " four workers can be worst with sixty-four. What these send grows like an all-reduce; with"
+        " `down=`, so does what `dgc` and `stc` send.",
         (
             Pick(
                 "deft(density=0.01)",

@@ -37,7 +37,7 @@ FIRST = 0.25  # the paper's first warm-up density; each stage has a quarter of t
     status="verified",
     code="synxlin/deep-gradient-compression",
     sends="the largest entries of the accumulated velocity, and their positions",
-    examples=("dgc()", "dgc(density=0.01, down=0.01)"),
+    examples=("dgc(density=0.01, down=0.01)",),
 )
 def dgc(
     density: float = 0.001,
@@ -61,11 +61,10 @@ def dgc(
 
     Tensors of one dimension are summed without compression, with SGD's own momentum. Needs
     `torch.optim.SGD`. Payload: about density * n * (32 + log2(1 / density) + 1.5) bits, to each of the N - 1
-    other ranks; with `down` as many to the ranks that serve the tensors, and about as many back, however
-    large N is.
-
-    `by_epoch` makes a warm-up of whole epochs, as in the paper. `two_level(sum(), dgc())` sums inside each
-    machine first, and sparsifies what each machine sends.
+    others: what a rank sends grows with N. With `down`, each entry goes to the rank that serves it, and that
+    much of the answers comes back, so that a rank sends hardly more among 64 than among 4 (see `server`).
+    The price: up to N * density of the entries come up, and `down` of them go back at once. The rest waits at
+    the servers, without more momentum, and at the same `down` the longer the more ranks there are.
 
     Args:
         density: Share of the entries that is sent, in (0, 1]; default: 0.001.
@@ -77,10 +76,8 @@ def dgc(
         clip: Norm of the gradient summed over ranks; each rank's whole gradient, vectors included, is limited
             to clip / sqrt(N), after dense steps of the warm-up. With several buckets by an estimate from the
             last step, see `laconic.exchange.clip`; default: no limit.
-        down: Density of the mean: the ranks that serve a tensor average the messages, and answer with the
-            largest entries of the mean and keep the rest for later. A rank's bytes then do not grow with N;
-            what it costs is a second residual, so an entry may wait twice. Default: None, every rank receives
-            every message.
+        down: Share of the entries that is answered, in (0, 1], and at least that of a warm-up's stage.
+            Default: None, every rank receives every message. For groups of 16 and more.
         values: Codec of the values; default: dense().
         indices: Coding of the positions; default: golomb().
         vectors: Type of one-dimensional tensors on the wire; default: "fp32".

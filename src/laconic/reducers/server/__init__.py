@@ -34,7 +34,7 @@ from laconic.feedback.memory import Memory
 from laconic.feedback.memory.contraction import safe_gain
 from laconic.feedback.memory.pending import Pending
 from laconic.reducers import BoundReducer, Reducer
-from laconic.reducers.server.deal import PIECE, Share, deal, homes
+from laconic.reducers.server.deal import SHORTEST, Share, deal, homes
 
 KIND = "once/server"  # of the residual, in a saved state
 ANSWER = 0x5E71  # sets the keys of answers apart
@@ -44,10 +44,10 @@ ANSWER = 0x5E71  # sets the keys of answers apart
 class Server(Reducer):
     """mean = decode(down(e + average of decode(up_r))): codec `up` to the servers, codec `down` back.
 
-    Every rank serves as many elements as the others (see `deal`): a tensor of 32,768 elements or more is cut
-    in pieces, at most one for each rank, and both codecs take a piece as a tensor of its own, with its own
-    largest entries or scale. Payload: of each piece the up-message, or, on the rank that serves it, the
-    down-message. On the wire (N - 1)/N of `up` and (N - 1)/N of `down`, so it hardly grows with N.
+    Every rank serves as many elements as the others (see `deal`): a large tensor is cut in pieces, at most
+    one for each rank, and both codecs take a piece as a tensor of its own, with its own largest entries or
+    scale. Payload: of each piece the up-message, or, on the rank that serves it, the down-message. On the
+    wire (N - 1)/N of `up` and (N - 1)/N of `down`, so it hardly grows with N.
 
     >>> from laconic.core.spec import parse
     >>> parse("server(sparse(topk(density=0.01)), cast('bf16'))")
@@ -187,6 +187,6 @@ class _Server(BoundReducer):
 
 def most_nbytes(codec: Codec, entry: Entry) -> int:
     """The most that a tensor's messages can be, in a group of any size: uncut, or in the shortest pieces."""
-    pieces = max(1, entry.numel // PIECE)
+    pieces = max(1, entry.numel // SHORTEST)
     each = Segments.whole(-(-entry.numel // pieces))
     return max(1, codec.message_nbytes(Segments.whole(entry.numel)), pieces * codec.message_nbytes(each))

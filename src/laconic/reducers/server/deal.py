@@ -1,9 +1,9 @@
 """Dealing: which rank serves which tensors, or which pieces of the larger ones, so that all serve alike.
 
-A tensor of less than twice PIECE elements stays whole. A larger one is cut in as many pieces as there are
-ranks, or PIECEs in it: so a layer that is most of a model, or of one of DDP's buckets, keeps all ranks busy.
-Cuts are at borders of 512 elements, counted from the tensor's first one. They are made once for a whole
-model, so they do not depend on how DDP cuts its buckets.
+A tensor is cut in as many pieces as there are ranks, but not in shorter ones than a quarter of a rank's
+share, kept between 1,024 and 16,384 elements. So a layer that is most of a model, or of one of DDP's buckets,
+keeps all ranks busy, and small tensors stay whole. Cuts are at borders of 512 elements, counted from the
+tensor's first one. They are made once for a whole model, so they do not depend on how DDP cuts its buckets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from laconic.comm.partition import BLOCK, Partition, piece
 from laconic.core.layout import Entry, Layout
 
-PIECE = 32 * BLOCK  # elements: in shorter pieces, a scale or a rounded-up count each would be too many bytes
+SHORTEST, LONG = 2 * BLOCK, 32 * BLOCK  # elements: a scale or a rounded-up count for each piece costs bytes
 
 
 class Share(NamedTuple):
@@ -41,10 +41,11 @@ def homes(layout: Layout, size: int) -> Homes:
     b (1, 0, 700)
     c (1, 0, 600)
     """
+    least_numel = min(max(layout.numel // (4 * size), SHORTEST), LONG)
     loads = [0] * size
     dealt = {}
     for entry in sorted(layout, key=lambda entry: (-entry.numel, entry.name)):
-        number = min(size, max(1, entry.numel // PIECE))
+        number = min(size, max(1, entry.numel // least_numel))
         least = sorted(range(size), key=lambda rank: (loads[rank], rank))[:number]
         blocks, more = divmod(-(-entry.numel // BLOCK), number)
         shares, begin = [], 0
