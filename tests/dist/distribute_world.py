@@ -6,14 +6,13 @@ import torch
 import torch.distributed as dist
 
 import laconic
-from tests.dist.nets import SGD, flat, loss_of, net
+from tests.dist.nets import SGD, flat, loss_of, momentum_for, net
 
 
 def pair(spec, **options):
     torch.manual_seed(dist.get_rank())  # replicas differ until distribute makes them alike
-    model, sgd = net(), SGD
-    if laconic.parse(spec).owns_momentum:
-        sgd = sgd | {"momentum": 0.0, "nesterov": False}
+    model, momentum = net(), momentum_for(spec)
+    sgd = SGD | {"momentum": momentum, "nesterov": momentum > 0}
     return laconic.distribute(model, torch.optim.SGD(model.parameters(), **sgd), spec, **options)
 
 

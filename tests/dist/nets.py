@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -10,9 +11,25 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
+from laconic.ddp.handle import Handle
+from laconic.strategies.distribute import strategy_or_method
+from laconic.strategies.strategy import Strategy
 from laconic.tasks import shakespeare
 
 SGD = {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3}
+
+
+def momentum_for(spec: Any) -> float:
+    """The momentum of an SGD that suits this strategy or method: none where the strategy has its own."""
+    found = strategy_or_method(spec)
+    return 0.0 if isinstance(found, Strategy) and found.owns_momentum else 0.9
+
+
+def compress_anyway(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, spec: Any) -> Handle:
+    """`laconic.compress` without the warning that a gather sends more than dense would."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*sends each message")
+        return laconic.compress(model, optimizer, spec)
 
 
 def net(seed: int = 0, width: int = 64, depth: int = 3) -> nn.Sequential:

@@ -16,7 +16,7 @@ from laconic.core.errors import AttachError
 from laconic.core.spec import parse
 from laconic.strategies.strategy import Strategy
 from tests.dist.distribute_world import pair
-from tests.dist.nets import SGD, agree, batch, flat, loss_of, net
+from tests.dist.nets import SGD, agree, batch, flat, loss_of, momentum_for, net
 from tests.laws.strategy_ranks import fits
 from tests.laws.table import specs
 
@@ -25,8 +25,7 @@ STRATEGIES = [spec for spec in specs(Strategy) if fits(spec, 2)]
 
 def begin(model, spec, parameters=None, **options):
     """A model under a strategy, with an SGD that suits it."""
-    momentum = 0.0 if parse(spec).owns_momentum else 0.9
-    plain = torch.optim.SGD(parameters or model.parameters(), lr=0.05, momentum=momentum)
+    plain = torch.optim.SGD(parameters or model.parameters(), lr=0.05, momentum=momentum_for(spec))
     return laconic.distribute(model, plain, spec, **options)
 
 

@@ -57,7 +57,7 @@ def test_a_run_goes_on_from_what_rank_0_wrote(pool, tmp_path):
 
 
 def bytes_counted():
-    handle = begin()[2]
+    _model, _, handle = begin()  # the group goes with the model
     before = handle.stats().network_sent
     handle.state_dict(gather=True)
     return handle.stats().network_sent - before
@@ -69,7 +69,7 @@ def test_a_checkpoint_does_not_count_as_training(pool):
 
 def refused():
     """A gathered state that is empty, and one of three ranks; and one of another rank."""
-    handle = begin()[2]
+    _model, _, handle = begin()  # the group goes with the model
     state, own = handle.state_dict(gather=True), handle.state_dict()
     other = {**own, "rank": 1 - own["rank"]}
     said = []

@@ -16,9 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.comm.metered import Metered
 from laconic.comm.torch_comm import TorchComm
-from laconic.core.spec import parse
 from laconic.strategies.strategy import Strategy
-from tests.dist.nets import SGD, agree, flat, loss_of, net
+from tests.dist.nets import SGD, agree, flat, loss_of, momentum_for, net
 from tests.laws.strategy_ranks import fits
 from tests.laws.table import specs
 
@@ -80,9 +79,8 @@ def strategies():
     """Which strategies train, on such a group."""
     group, done = stand_in(), []
     for spec in STRATEGIES:
-        momentum = 0.0 if parse(spec).owns_momentum else 0.9
         model = net()
-        plain = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
+        plain = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum_for(spec))
         model, optimizer = laconic.distribute(model, plain, spec, group=group)
         for step in range(3):
             optimizer.zero_grad()

@@ -59,5 +59,5 @@ def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -
 
 def destroy(group: dist.ProcessGroup) -> None:
     """Destroy a process group, unless the script has destroyed all of them already."""
-    with suppress(ValueError):
+    with suppress(ValueError, KeyError):  # KeyError: another thread is at it
         dist.destroy_process_group(group)
