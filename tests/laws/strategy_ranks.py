@@ -81,6 +81,10 @@ class Rank:
         assert grad is not None
         grad[1, 1] = torch.inf
 
+    def memory(self) -> dict[str, Tensor]:
+        """What the strategy keeps on this rank, copied."""
+        return {key: value.clone() for key, value in self.controller.bound.state_dict().items()}
+
     def train(self, steps: Iterable[int]) -> None:
         """These steps of a training."""
         for step in steps:

@@ -152,7 +152,7 @@ def test_an_older_run_moves_aside_and_other_folders_are_left_alone(tmp_path: Pat
 def test_methods_lists_every_name_with_its_bits() -> None:
     listed = {entry.spec: entry for entry in entries()}
     assert {"dgc()", "fp16()", "dense()", "topk(density=0.01)", "sum()"} <= set(listed)
-    assert listed["fp16()"].max_bits == 16
+    assert 16 <= listed["fp16()"].max_bits < 16.001  # and an exponent that ranks agree on
     assert listed["dense()"].max_bits == 32
     assert 0.03 < listed["dgc()"].max_bits < 0.05  # a thousandth of 32 + 11.5 bits
     assert "arXiv:1712.01887" in listed["dgc()"].paper

@@ -158,7 +158,7 @@ class Exchange:
         if self.void is not None:
             bucket.fill_(torch.nan)
         self.seconds.add(began, time.perf_counter(), *self.comm.since_mark())
-        self.dense_bytes += 4 * layout.numel
+        self.dense_bytes += self.comm.dense_sent(4 * layout.numel)
         return self.void is None
 
     def _clipped(self, grad: Tensor, layout: Layout, scale: float) -> float:
@@ -192,13 +192,14 @@ class Exchange:
         began = time.perf_counter()
         self.comm.mark()
         with self.comm.phase("sparse gradients"):
+            before = self.comm.snapshot().network_sent
             mean = sparse_mean(grad, self.comm)
         if self.void is None and not bool(mean.values().isfinite().all()):
             self.cancel("a sparse gradient")
         if self.void is not None:
             mean.values().fill_(torch.nan)
         self.seconds.add(began, time.perf_counter(), *self.comm.since_mark())
-        self.dense_bytes += grad._indices().nbytes + grad._values().nbytes
+        self.dense_bytes += self.comm.snapshot().network_sent - before  # DDP gathers them too
         return mean
 
     def cancel(self, reason: str) -> None:
