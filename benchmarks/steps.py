@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -73,7 +73,15 @@ def main() -> None:
     ]
     if out := given.out or (None if given.quick or given.only else RESULTS):
         about = {"machine": machine(), "rounds": given.rounds, "threads": 1, "seed": 0, "absent": absent}
-        out.write_text(json.dumps(about | {"workloads": found}, indent=1) + "\n")
+        before = json.loads(out.read_text()) if out.exists() else {"workloads": []}
+        workloads = found + earlier(before, {each["name"] for each in found})
+        out.write_text(json.dumps(about | {"workloads": workloads}, indent=1) + "\n")
+
+
+def earlier(before: Row, again: Collection[str]) -> list[Row]:
+    """The workloads of a file that were not measured again, with the machine and rounds of their own."""
+    about = {"machine": before.get("machine"), "rounds": before.get("rounds")}
+    return [{"earlier": about} | each for each in before["workloads"] if each["name"] not in again]
 
 
 def options() -> argparse.Namespace:

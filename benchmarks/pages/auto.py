@@ -19,6 +19,7 @@ def page() -> str:
 
 def written(found: dict[str, Any]) -> str:
     """The page of these measurements."""
+    rounds = found["rounds"]
     explained, *_ = inspect.cleandoc(auto.__doc__ or "").split("\n\n")
     lines = [
         "# auto() beside its candidates",
@@ -28,7 +29,6 @@ def written(found: dict[str, Any]) -> str:
         "Made by `make docs` from what `python -m benchmarks.auto` leaves in `benchmarks/results/auto.json`,",
         f"on a [lab](lab.md) of two hosts on {found['machine']['cores']} cores.",
         "",
-        *([found["note"], ""] if "note" in found else []),
         *table(
             ("aim", "found", "kept"),
             [(bar.aim, bar.found, "yes" if bar.kept else "no") for bar in bars(found)],
@@ -37,7 +37,9 @@ def written(found: dict[str, Any]) -> str:
         "## A step",
         "",
         "The GPT of 10.8 million parameters of [steps over slow links](steps.md). Milliseconds a step,"
-        f" medians over {found['rounds']} rounds.",
+        f" median of {rounds} round{'s' if rounds > 1 else ''}. Unshaped, messages cross memory alone: there"
+        " two candidates running that do not pay end the search, and the step stays dense, even where a"
+        " lossier one would save some of it.",
         "",
         *table(
             ("candidate", *(named(row["link"]) for row in found["steps"])),

@@ -42,7 +42,8 @@ def written(found: dict[str, Any], forecasts: dict[str, Any] | None) -> str:
         "hivemind requires.",
     ]
     for workload in found["workloads"]:
-        lines += ["", f"## {workload['hosts']} hosts, {workload['about']}", "", *results(workload)]
+        lines += ["", f"## {workload['hosts']} hosts, {workload['about']}", "", *when(workload)]
+        lines += results(workload)
     if absent := found.get("absent"):
         lines += ["", *(f"Without {name}: {why}." for name, why in absent.items())]
     lines += [
@@ -57,6 +58,16 @@ def written(found: dict[str, Any], forecasts: dict[str, Any] | None) -> str:
     if forecasts is not None:
         lines += ["", "## Forecasts", "", *forecast_lines(forecasts)]
     return "\n".join(lines) + "\n"
+
+
+def when(workload: dict[str, Any]) -> list[str]:
+    """Of a workload that was measured earlier than the first one: where, and how often."""
+    if not (about := workload.get("earlier")):
+        return []
+    number, machine = about["rounds"], about["machine"]
+    rounds = f"{number} round{'s' if number > 1 else ''}"
+    where = f"{machine['processor']}, {machine['kernels'].removeprefix('native-')}"
+    return [f"Measured earlier, on {where}, in {rounds}; `auto()` then chose for each bucket by itself.", ""]
 
 
 def short() -> str:
