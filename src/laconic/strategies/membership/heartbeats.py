@@ -127,9 +127,10 @@ class Heartbeats:
             here = marked & living
             before = {*self.members} - ({self.rank} if self._outside else set())
             now, absent = time.monotonic(), before & living - here
-            if marked - here and now < start + SURE_S:
-                pass  # one has just woken up: it beats soon, or is dead
-            elif not before & here:  # this rank was left out, and is here before all others
+            if marked - here and now < start + SURE_S:  # one has just woken up: it beats soon, or is dead
+                time.sleep(POLL_S)
+                continue
+            if not before & here:  # this rank was left out, and is here before all others
                 if not absent or now > end:
                     raise PeerError(self._nobody_came(sorted(absent)))
             elif not absent or now > end or (now > late and len(before & here) >= len(absent)):
