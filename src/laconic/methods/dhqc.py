@@ -2,7 +2,7 @@
 
 Jiang et al. 2022, arXiv:2212.14760. A reconstruction from the abstract, which is all that is public: it looks
 at the distribution of the largest entries and quantises them hierarchically. It also samples clients
-dynamically, which belongs to federated training and is not here.
+dynamically: `laconic.federated.sampling`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from laconic.codecs.hierarchy import Hierarchy
 from laconic.codecs.indices.golomb import GOLOMB
 from laconic.codecs.selectors.topk import TopK
 from laconic.codecs.sparse import Sparse
+from laconic.core import arguments
+from laconic.core.codec import Codec
 from laconic.core.selector import IndexCoding
 from laconic.exchange.method import Method, Route, everything, matrices, method, routes
 from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.reducers.gather import Gather
+from laconic.reducers.server import Server
 from laconic.reducers.sum import Sum
 
 
@@ -22,9 +25,11 @@ from laconic.reducers.sum import Sum
     paper="Jiang et al. 2022, arXiv:2212.14760",
     status="reconstruction",
     sends="the positions and signs of the largest entries, and which of a few magnitudes each has",
-    examples=("dhqc(density=0.05)",),
+    examples=("dhqc(density=0.05)", "dhqc(density=0.05, down=0.1)"),
 )
-def dhqc(density: float = 0.01, *, levels: int = 4, indices: IndexCoding = GOLOMB) -> Method:
+def dhqc(
+    density: float = 0.01, *, levels: int = 4, down: float | None = None, indices: IndexCoding = GOLOMB
+) -> Method:
     """Per tensor of two dimensions and more, on each rank:
 
         x = e + g;   S = top density * n of |x|, sorted and cut into `levels` groups of equal count
@@ -33,11 +38,14 @@ def dhqc(density: float = 0.01, *, levels: int = 4, indices: IndexCoding = GOLOM
 
     With one level this is `stc(density)`, bit for bit. Tensors of one dimension are summed without
     compression.
-    Payload: about k (log2(1 / density) + 2.5 + log2(levels)) + 32 * levels bits, k = density * n.
+    Payload: about k (log2(1 / density) + 2.5 + log2(levels)) + 32 * levels bits, k = density * n, each way.
+    Without `down`, each rank sends its message to the N - 1 others.
 
     Args:
         density: Share of the entries that is sent, in (0, 1]; default: 0.01.
         levels: Number of groups; default: 4.
+        down: Density of the answer: the tensor's server averages the messages and answers with C of this
+            density and its own error feedback. Default: None, every rank receives every message.
         indices: Coding of the positions; default: golomb(). If large entries come in clusters, `fine_delta()`
             is shorter.
 
@@ -47,5 +55,13 @@ def dhqc(density: float = 0.01, *, levels: int = 4, indices: IndexCoding = GOLOM
     >>> dhqc(levels=2)
     dhqc(levels=2)
     """
-    codec = Sparse(TopK(density), values=Hierarchy(levels), indices=indices)
-    return routes(Route(matrices, Gather(codec), ErrorFeedback()), Route(everything, Sum()))
+    if down is not None:
+        arguments.number("dhqc: down", down, above=0, most=1, hint="None sends every message to every rank")
+    up = grouped(density, levels, indices)
+    reducer = Gather(up) if down is None else Server(up, grouped(down, levels, indices))
+    return routes(Route(matrices, reducer, ErrorFeedback()), Route(everything, Sum()))
+
+
+def grouped(density: float, levels: int, indices: IndexCoding) -> Codec:
+    """Top-k, a sign and a group an entry, the mean magnitude of each group."""
+    return Sparse(TopK(density), values=Hierarchy(levels), indices=indices)
