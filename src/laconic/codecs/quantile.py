@@ -3,8 +3,7 @@
 Jiang et al. 2018 ("SketchML", SIGMOD), its quantile-bucket quantisation, verified against the public code
 (ccchengff/SketchML). Differences: bins come from all values, not from a sketch of them; a bin's value is the
 mean of its members, which has the least error, where theirs is the middle of its interval; no bin has both
-signs. Their MinMaxSketch, a hash table of bin indices that shrinks them further and can only lower a
-magnitude, is left out.
+signs. Their MinMaxSketch, a hash table of bin indices that shrinks them further, is `minmax_sketch`.
 """
 
 from __future__ import annotations
