@@ -14,6 +14,7 @@ from laconic.codecs.quantile import Quantile
 from laconic.core.errors import NonFiniteError, SpecError, WireError
 from laconic.core.spec import parse
 from laconic.core.turn import mix
+from laconic.exchange.method import lift
 from laconic.kernels.sketch import ROW
 
 from ..laws.table import cases
@@ -146,7 +147,7 @@ def test_what_no_encoder_makes_is_refused() -> None:
         codec.encode(torch.full((101,), torch.nan))
 
 
-def test_what_the_codec_refuses() -> None:
+def test_what_the_codec_and_the_method_refuse() -> None:
     for spec, message in (
         ("minmax_sketch(bins=3)", "bins must be a whole number in 4..65536, got 3"),
         ("minmax_sketch(groups=1)", "groups must be a whole number in 2..128, got 1"),
@@ -154,6 +155,14 @@ def test_what_the_codec_refuses() -> None:
         ("minmax_sketch(rows=0)", "rows must be a whole number in 1..16, got 0"),
         ("minmax_sketch(rows=4)", r"share must be a number in \(0, 0.25\), got 0.3; .*use quantile"),
         ("minmax_sketch(value='midpoint')", "value must be 'mean' or 'least', got 'midpoint'"),
+        ("sketchml(groups=7)", "groups must divide bins, got 7 of 256"),
     ):
         with pytest.raises(SpecError, match=message):
             parse(spec)
+
+
+def test_sketchml_takes_the_sketch_where_it_is_asked_to() -> None:
+    spec = "sketchml(density=0.05, bins=64, groups=8)"
+    assert repr(parse(spec)) == spec
+    values = [lift(text).routes[0].reducer.feedback_codec().values for text in (spec, "sketchml()")]  # type: ignore[union-attr]
+    assert values == [MinmaxSketch(bins=64, groups=8), Quantile()]
