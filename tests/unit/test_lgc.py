@@ -225,3 +225,27 @@ def test_a_damaged_announcement_is_told_with_its_rank() -> None:
     bound = LearnedCode(0.2, 0).bind(ROWS, comm)
     with pytest.raises(WireError, match="the message that rank 0 sent is damaged"):
         bound.reduce(rows(0, 0), ROWS, Turn(0), torch.empty(2400))
+
+
+def test_the_last_layer_sends_its_largest_entries_where_asked_to() -> None:
+    """By positions that the ranks take turns to choose, its rest kept for later; and dense in phase 1."""
+    spec, entry = LGC.format("ring")[:-1] + ", last_layer='topk')", MODEL["c.weight"]
+    assert [part.names for part in lift(spec).assign(MODEL)][1] == (entry.name,)
+    k = math.ceil(0.1 * entry.numel)
+    where = slice(entry.offset, entry.offset + entry.numel)
+
+    def play(comm: Loopback) -> tuple[list[torch.Tensor], torch.Tensor]:
+        exchange = exchange_on(comm, spec)
+        means = [one_step(exchange, gradient(comm.rank, t), [MODEL])[0][where].clone() for t in range(6)]
+        kept = [value for key, value in exchange.state_dict().items() if key.endswith(f"/{entry.name}")]
+        return means, kept[0].flatten()
+
+    results = everywhere(2, play)
+    given = torch.stack([sum(gradient(rank, t)[where] for rank in range(2)) / 2 for t in range(6)])  # type: ignore[misc]
+    means = torch.stack(results[0][0])
+    torch.testing.assert_close(means[:2], given[:2])
+    assert [int(mean.count_nonzero()) for mean in means[2:]] == [k] * 4
+    waiting = torch.stack([kept for _, kept in results]).mean(0)
+    torch.testing.assert_close(means.sum(0) + waiting, given.sum(0), rtol=1e-5, atol=1e-5)
+    with pytest.raises(SpecError, match="last_layer must be 'dense' or 'topk', got 'top'"):
+        parse("lgc(last_layer='top')")
