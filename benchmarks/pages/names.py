@@ -44,11 +44,13 @@ KINDS = {
     "Index codings": "index coding: how the positions of selected entries are sent",
     "Feedback": "feedback: what was not sent now is sent later",
     "Topologies": "topology: who talks to whom in gossip",
+    "Partitions": "partition: which examples belong to which client",
 }
 CALLS = {
     "strategy": 'model, optimizer = laconic.distribute(model, optimizer, "{spec}")',
     "Index codings": 'handle = laconic.compress(model, optimizer, "sparse(topk(0.01), indices={spec})")',
     "Topologies": 'model, optimizer = laconic.distribute(model, optimizer, "sgp(topology={spec})")',
+    "Partitions": 'shares = laconic.parse("{spec}").deal(labels, clients=100, seed=0)',
 }
 CALL = 'handle = laconic.compress(model, optimizer, "{spec}")'
 MEASURED_ON = (

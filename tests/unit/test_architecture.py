@@ -29,6 +29,7 @@ FLOORS = {
     "reducers": 5,
     "exchange": 6,
     "optim": 7,
+    "data": 7,
     "lowbit": 7,
     "ddp": 8,
     "strategies": 9,

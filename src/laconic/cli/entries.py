@@ -22,6 +22,7 @@ from laconic.core.codec import Codec
 from laconic.core.layout import Layout
 from laconic.core.selector import IndexCoding, Selector
 from laconic.core.spec import Spec, find, names
+from laconic.data.partition import Partition
 from laconic.exchange.method import Method, Paper, Route
 from laconic.feedback import Feedback
 from laconic.methods import catalogue
@@ -50,6 +51,7 @@ PIECES: dict[str, type[Spec]] = {
     "Index codings: how the positions of selected entries are sent": IndexCoding,
     "Feedback: what was not sent now is sent later": Feedback,
     "Topologies: who talks to whom in gossip": Topology,
+    "Partitions: which examples belong to which client": Partition,
 }
 
 

@@ -35,6 +35,7 @@ ROOMS = (
     "laconic.strategies.gossip.topologies",
     "laconic.strategies.local_steps",
     "laconic.strategies.leaders",
+    "laconic.data.partition",
     "laconic.methods",
 )
 READING = threading.Lock()  # ast.parse in several threads at once can fail, seen on CPython 3.11

@@ -1,0 +1,1 @@
+"""Data: which examples belong to whom."""

@@ -1,0 +1,82 @@
+"""Dirichlet: how much of each kind each client gets is drawn, so clients differ in kinds and in size.
+
+    p_c ~ Dirichlet(alpha, ..., alpha)      the share of kind c that each client gets, drawn per kind
+
+Yurochkin et al. 2019, arXiv:1905.12022. With alpha 0.1 most of a kind is on one or two clients; with 100 it
+is spread nearly evenly. `lda` draws per client instead, and deals equal sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from laconic.core import arguments
+from laconic.core.errors import SpecError
+from laconic.core.spec import Status
+from laconic.core.turn import COMMON, mix
+from laconic.data.partition import Partition
+
+HINT = "0.1 skews strongly, 100 hardly at all"
+
+
+@dataclass(frozen=True, repr=False)
+class Dirichlet(Partition):
+    """Each kind is cut into shares drawn from Dirichlet(alpha); all examples are dealt.
+
+    A client gets consecutive examples of each kind, so passages of a text. One with fewer than `least` gets
+    the missing ones from the client with most.
+
+    Args:
+        alpha: Concentration, above 0; default: 0.5. The smaller, the fewer kinds a client has.
+        least: Examples that every client has at least; default: 1. `least` times clients is at most n.
+
+    >>> from laconic.core.spec import parse
+    >>> shares = parse("dirichlet(alpha=0.1, least=2)").deal([0, 1] * 50, clients=8, seed=1)
+    >>> sum(map(len, shares)), min(map(len, shares)) >= 2
+    (100, True)
+    """
+
+    alpha: float = 0.5
+    least: int = 1
+
+    paper: ClassVar[str] = "Yurochkin et al. 2019, arXiv:1905.12022"
+    status: ClassVar[Status] = "recalled"
+    examples: ClassVar[tuple[str, ...]] = ("dirichlet(alpha=0.1)", "dirichlet(alpha=1.0, least=20)")
+
+    def __post_init__(self) -> None:
+        arguments.number("dirichlet: alpha", self.alpha, above=0, hint=HINT)
+        arguments.whole("dirichlet: least", self.least)
+
+    def fits(self, kinds: Tensor, clients: int) -> None:
+        if self.least * clients > len(kinds):
+            raise SpecError(
+                f"{self!r}: least must be at most {len(kinds) // clients} for {len(kinds)} examples on"
+                f" {clients} clients, got {self.least}"
+            )
+
+    def shares(self, kinds: Tensor, clients: int, seed: int) -> list[Tensor]:
+        rng = np.random.default_rng(mix(seed, clients, COMMON))
+        found: list[list[Tensor]] = [[] for _ in range(clients)]
+        for kind in np.unique(kinds.numpy()).tolist():
+            of_kind = (kinds == kind).nonzero().flatten()
+            ends = np.cumsum(rng.dirichlet(np.full(clients, float(self.alpha)))).clip(0, 1)
+            cuts = (len(of_kind) * ends[:-1]).round().astype(int)
+            for share, part in zip(found, of_kind.tensor_split(cuts.tolist()), strict=True):
+                share.append(part)
+        return _topped_up([torch.cat(parts).sort().values for parts in found], self.least)
+
+
+def _topped_up(shares: list[Tensor], least: int) -> list[Tensor]:
+    """The shares after moving examples, so that each has `least` or more."""
+    while min(map(len, shares)) < least:
+        poor, rich = (pick(range(len(shares)), key=lambda client: len(shares[client])) for pick in (min, max))
+        given = min(least - len(shares[poor]), len(shares[rich]) - least)
+        assert given > 0, "least * clients is at most n"
+        shares[poor] = torch.cat([shares[poor], shares[rich][:given]]).sort().values
+        shares[rich] = shares[rich][given:]
+    return shares
