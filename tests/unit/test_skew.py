@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,10 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from laconic.core.errors import SpecError
+from laconic.data.partition.dirichlet import Dirichlet
 from laconic.tasks import TASKS, find
-from laconic.tasks.skew import SkewedShard, dealt
+from laconic.tasks.skew import SkewedShard
 
 LABELS = torch.arange(4000) * 7 % 10  # 400 of each
+
+
+def dealt(kinds: Tensor, size: int, alpha: float, seed: int, least: int) -> list[Tensor]:
+    return Dirichlet(alpha, least).deal(kinds, size, seed)
 
 
 def shares(shards: list[Tensor]) -> Tensor:
@@ -29,6 +36,7 @@ def shares(shards: list[Tensor]) -> Tensor:
     data=st.data(),
 )
 def test_every_example_is_on_one_worker_and_nobody_is_left_without(kinds, size, alpha, seed, data):  # type: ignore[no-untyped-def]
+    size = min(size, len(kinds))
     least = data.draw(st.integers(0, len(kinds) // size))
     shards = dealt(torch.tensor(kinds), size, alpha, seed, least)
     assert torch.cat(shards).sort().values.tolist() == list(range(len(kinds)))
@@ -60,6 +68,14 @@ def test_who_lacks_examples_takes_them_from_who_has_most() -> None:
         sizes = [len(own) for own in dealt(LABELS, 8, 1e-6, seed=0, least=least)]
         assert min(sizes) >= least and sum(sizes) == 4000
     assert sizes == [500] * 8
+
+
+def test_a_worker_has_the_examples_that_it_always_had() -> None:
+    """Digest of four workers' examples from before partitions were a room of their own."""
+    found = hashlib.blake2b(digest_size=8)
+    for rank in range(4):
+        found.update(SkewedShard.of(LABELS, 32, rank, size=4, alpha=0.2, seed=3).own.numpy().tobytes())
+    assert found.hexdigest() == "6e304af67de2371d"
 
 
 def test_a_worker_draws_its_own_examples_for_ever_in_epochs_of_its_own() -> None:
