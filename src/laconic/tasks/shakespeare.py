@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from laconic.tasks.task import Recipe, Task, Tensors
 
 WINDOW = 64  # letters that a model sees at once
 LETTERS = 128  # ASCII; the corpus uses 65 of them
+SPEECH = re.compile(rb"(?:\A|\n\n)([^\n:]+):\n")
 HOW = (
     "get https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt "
     "(any plain ASCII text will do)"
@@ -47,6 +49,27 @@ def windows(letters: Tensor) -> tuple[Tensor, Tensor]:
 def passages(y: Tensor) -> Tensor:
     """Which tenth of the text each window (n, 64) is from, (n,): each has its own scenes and voices."""
     return torch.arange(len(y)) * 10 // len(y)
+
+
+def speakers(x: Tensor) -> Tensor:
+    """The number of who speaks most of each window (n, 64), int64 (n,), in the order of their first words.
+
+    A speech is a blank line, then a line `NAME:`, up to the next such line. Two roles of one name, as First
+    Citizen in two plays, are one speaker: the text does not tell plays apart.
+
+    Raises:
+        DataError: There is no line `NAME:`.
+    """
+    speeches = [*SPEECH.finditer(x.flatten().numpy().tobytes())]
+    if not speeches:
+        raise DataError(
+            "this text has no speakers: each speech must begin with a line NAME: after a blank line"
+        )
+    names = {name: number for number, name in enumerate(dict.fromkeys(found[1] for found in speeches))}
+    starts = torch.tensor([found.start(1) for found in speeches])
+    numbers = torch.tensor([names[found[1]] for found in speeches])
+    speech = torch.searchsorted(starts, torch.arange(x.numel()), right=True) - 1
+    return numbers[speech.clamp(min=0)].view(x.shape).mode(1).values
 
 
 def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
@@ -121,4 +144,5 @@ SHAKESPEARE = Task(
     files=tuple(READERS),
     how=HOW,
     kinds=passages,
+    speakers=speakers,
 )

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from laconic.core.errors import SpecError
+from laconic.data.partition import Partition
 from laconic.exchange.method import Method
 from laconic.strategies.strategy import Strategy
 
@@ -83,7 +84,8 @@ def labels(y: Tensor) -> Tensor:
 class Task:
     """One built-in task. `batch`: examples per worker; `models`: recipes by name, the default first.
 
-    `kinds`: maps train_y (n, ...) to the kind of each example (n,), for skewed shards.
+    `kinds`: maps train_y (n, ...) to the kind of each example (n,), for skewed shards. `speakers`: of a text,
+    maps train_x (n, ...) to the number of who speaks in each example (n,).
     """
 
     name: str
@@ -96,6 +98,21 @@ class Task:
     files: tuple[str, ...] = ()  # any of these in the data folder will do
     how: str = ""  # how to get them
     kinds: Kinds = labels
+    speakers: Kinds | None = None
+
+    def kinds_for(self, partition: Partition, data: Tensors) -> Tensor:
+        """What this partition deals the training examples by, integers (n,): their labels, or who speaks.
+
+        Raises `SpecError` if it wants speakers and nobody speaks in these data.
+        """
+        if partition.deals_by == "labels":
+            return self.kinds(data["train_y"])
+        if self.speakers is None:
+            raise SpecError(
+                f"{partition!r} deals by who speaks, and {self.name} has no speakers: take the task"
+                " shakespeare, or a partition by label such as label_shards()"
+            )
+        return self.speakers(data["train_x"])
 
     def recipe(self, model: str | None = None) -> Recipe:
         """The recipe of this name, or the default one. Raises `SpecError` if the name is unknown."""
