@@ -11,6 +11,7 @@ from laconic.cli.console import errors
 from laconic.cli.doctor import doctor
 from laconic.cli.lab import lab
 from laconic.cli.methods import methods
+from laconic.cli.partition import partition
 from laconic.cli.plan import plan
 from laconic.cli.probe import probe
 from laconic.cli.run import PASS_THROUGH, run
@@ -43,6 +44,7 @@ app.command(context_settings=PASS_THROUGH)(run)
 app.command(context_settings=PASS_THROUGH)(lab)
 app.command()(methods)
 app.command()(topology)
+app.command()(partition)
 app.command()(plan)
 app.command()(probe)
 app.command()(doctor)

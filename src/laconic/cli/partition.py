@@ -1,0 +1,83 @@
+"""`laconic partition`: how a task's examples are dealt to clients, in a table and a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from laconic.cli.console import console
+from laconic.cli.files import write_svg
+from laconic.core import arguments
+from laconic.core.errors import SpecError
+from laconic.core.spec import parse
+from laconic.data.partition import Deal, Partition
+from laconic.report.partition_picture import picture
+from laconic.tasks import find
+from laconic.tasks.task import labels
+
+CLIENTS = 100  # where the data do not say how many there are
+
+
+def partition(
+    task: Annotated[str, typer.Argument(help="digits, mnist, cifar10 or shakespeare", show_default=False)],
+    by: Annotated[
+        str, typer.Option(help="such as iid(), dirichlet(0.1), label_shards() or classes_per_client(2)")
+    ] = "iid()",
+    clients: Annotated[
+        int | None, typer.Option(help=f"number of clients [default: {CLIENTS}, or all speakers]")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="another seed deals otherwise")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="draw it to this SVG file")] = None,
+    data: Annotated[Path | None, typer.Option(help="folder of the data set [default: $LACONIC_DATA]")] = None,
+) -> None:
+    """Show how a task's training examples are dealt to clients, as in federated learning; and draw it."""
+    made = parse(by)
+    if not isinstance(made, Partition):
+        raise SpecError(
+            f"{arguments.shown(by)} is not a partition: give one such as iid(), dirichlet(0.1),"
+            " label_shards() or classes_per_client(2)"
+        )
+    found = find(task)
+    tensors = found.load(data)
+    number = CLIENTS if clients is None and made.deals_by == "labels" else clients
+    deal = made.over(found.kinds_for(made, tensors), number, seed)
+    kinds = found.kinds(tensors["train_y"])
+    rows = "label" if found.kinds is labels else "part"
+    if out is not None:
+        write_svg(out, picture(deal, found.title, kinds, rows))
+    screen = console()
+    screen.print(Text(f"{made!r} on {found.name}", "bold cyan"))
+    screen.print(facts(deal, deal.counts(kinds).count_nonzero(1).tolist(), rows))
+    if out is not None:
+        screen.print(Text(f"picture: {out}", "dim"))
+
+
+def facts(deal: Deal, held: list[int], rows: str) -> Table:
+    """Sizes and kinds of the clients, one fact per row."""
+    left = len(deal.kinds) - sum(deal.sizes)
+    table = Table(box=None, padding=(0, 1), show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    table.add_row("clients", f"{deal.clients:,}")
+    table.add_row("examples", spread(deal.sizes))
+    table.add_row(f"{rows}s", spread(held))
+    table.add_row(
+        "dealt", f"all {len(deal.kinds):,}" if not left else f"all but {left:,} of {len(deal.kinds):,}"
+    )
+    return table
+
+
+def spread(values: list[int]) -> str:
+    """The least, the median and the most of a client.
+
+    >>> spread([3, 1, 2, 10]), spread([600, 600])
+    ('1 to 10 per client, median 2.5', '600 per client')
+    """
+    if min(values) == max(values):
+        return f"{values[0]:,} per client"
+    return f"{min(values):,} to {max(values):,} per client, median {median(values):,g}"
