@@ -22,6 +22,7 @@ from benchmarks.pages import accuracy as accuracy_page
 from benchmarks.pages import auto as auto_page
 from benchmarks.pages import entropy as entropy_page
 from benchmarks.pages import methods as methods_page
+from benchmarks.pages import partitions as partitions_page
 from benchmarks.pages import scaling as scaling_page
 from benchmarks.pages import situations
 from benchmarks.pages import steps as steps_page
@@ -29,7 +30,7 @@ from benchmarks.pages import straggler as straggler_page
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-BLOCKED = ("index", "choosing", "kernels")  # pages with blocks in them
+BLOCKED = ("index", "choosing", "kernels", "partitions")  # pages with blocks in them
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in BLOCKED))
 
 
@@ -105,6 +106,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "wire": wire,
     "steps": steps_page.short,
     "choices": situations.choices,
+    "partitions": partitions_page.block,
 }
 
 WHOLE: dict[Path, Callable[[], str]] = {
@@ -113,6 +115,7 @@ WHOLE: dict[Path, Callable[[], str]] = {
     ROOT / "docs" / "entropy.md": entropy_page.page,
     ROOT / "docs" / "scaling.md": scaling_page.page,
     ROOT / "docs" / "scaling.svg": scaling_page.picture,
+    **partitions_page.pictures(ROOT / "docs"),
 }
 if auto_page.RESULTS.exists():
     WHOLE[ROOT / "docs" / "auto.md"] = auto_page.page

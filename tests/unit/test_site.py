@@ -30,7 +30,14 @@ pytest.importorskip("mkdocs", reason="mkdocs-material is not installed")
 ROOT = Path(__file__).parents[2]
 LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
 CODE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PAGES = ("index", "quick_start", "how_it_works", "faults", "writing_a_codec")  # whose Python runs
+PAGES = (
+    "index",
+    "quick_start",
+    "how_it_works",
+    "faults",
+    "writing_a_codec",
+    "partitions",
+)  # of Python that runs
 
 
 class Read(HTMLParser):
