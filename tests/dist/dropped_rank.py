@@ -40,8 +40,13 @@ def main(folder: Path, spec: str) -> None:
         regroups = optimizer.controller.membership.generation
         if end is None and store.check(["end"]):
             end = int(store.get("end"))
-        elif rank == 0 and (folder / "up").exists() and len(optimizer.notes()["living"]) == size:
-            store.set("end", str(optimizer.stats().steps + AFTER))
+        elif (
+            end is None
+            and rank == 0
+            and (folder / "up").exists()
+            and len(optimizer.notes()["living"]) == size
+        ):
+            store.set("end", str(optimizer.stats().steps + AFTER))  # once: who reads it late reads the same
     optimizer.finish()
     told = {
         "steps": end,
