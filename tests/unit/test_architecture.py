@@ -33,6 +33,7 @@ FLOORS = {
     "lowbit": 7,
     "ddp": 8,
     "strategies": 9,
+    "federated": 9,
     "plan": 10,
     "methods": 11,
     "lab": 12,

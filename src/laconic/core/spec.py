@@ -36,6 +36,7 @@ ROOMS = (
     "laconic.strategies.local_steps",
     "laconic.strategies.leaders",
     "laconic.data.partition",
+    "laconic.federated.samplings",
     "laconic.methods",
 )
 READING = threading.Lock()  # ast.parse in several threads at once can fail, seen on CPython 3.11

@@ -1,0 +1,180 @@
+"""A client's side: the model that it holds, and what it has learned and not yet sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import NonFiniteError, SpecError, StateError, WireError
+from laconic.core.framing import as_numbers
+from laconic.core.turn import Turn
+from laconic.federated.cache import read_updates, write_entries_
+from laconic.federated.coding import Coding
+from laconic.federated.form import Buffers, Form, Tensors
+from laconic.federated.memory import InMemory, Memory
+from laconic.federated.message import Kind, Message, NeedsWhole, Refused
+
+
+class Client:
+    """One client of one run.
+
+        receive    the model, from the server's message
+        reply      x = residual + (trained - model);   send C(x);   residual = x - decode(C(x))
+
+    A reply that the server never took is sent again with the next one: the server says which it took last.
+    Nothing is kept before the reply is made, and that in one piece: a client that is killed at any moment
+    goes on as if it had not met the server that round.
+
+    Args:
+        like: The model's tensors, for their names, shapes and dtypes.
+        memory: Where it keeps what it must not lose; default: in this process.
+        buffers: As the server's.
+        up, down: The specs that it accepts; default: whatever the server asks for.
+    """
+
+    def __init__(
+        self,
+        like: Mapping[str, Tensor],
+        memory: Memory | None = None,
+        *,
+        buffers: Buffers = "send",
+        up: str | None = None,
+        down: str | None = None,
+    ) -> None:
+        self.form = Form.of(like, buffers)
+        self._memory = InMemory() if memory is None else memory
+        self._expected = {"up": up, "down": down}
+        self._state: dict[str, Any] = self._memory.load()
+        if self._state and self._state["fingerprint"] != self.form.fingerprint.hex():
+            raise StateError(f"{self._memory} is the memory of another model: {self._memory.way_out}")
+        self._others: Tensors = {}
+        self._message: Message | None = None
+
+    @property
+    def version(self) -> int:
+        """The version that it holds; 0: none."""
+        return int(self._state.get("version", 0))
+
+    @property
+    def rounds(self) -> int:
+        """How many replies it has made."""
+        return int(self._state.get("rounds", 0))
+
+    def receive(self, wire: Tensor) -> Tensors:
+        """The model that a message leads to, in its own dtypes.
+
+        Raises:
+            NeedsWhole: The message adds to a version that this client does not hold.
+            Refused: The message is damaged, or of another model, spec or protocol.
+        """
+        form = self.form
+        most = 4 * form.layout.numel + form.carried_nbytes + form.local_nbytes
+        message = Message.unpack(wire, most)
+        if message.fingerprint != form.fingerprint:
+            raise Refused("other model", "its names, shapes, dtypes or buffers= differ from this client's")
+        for way, text in self._expected.items():
+            if text is not None and text != getattr(message, way):
+                raise Refused(
+                    "other spec", f"the server has {way}={getattr(message, way)!r}, this client {text!r}"
+                )
+        if message.kind is not Kind.WHOLE and (message.base > self.version or message.version < self.version):
+            raise NeedsWhole(f"it leads from version {message.base} on, and this client holds {self.version}")
+        try:
+            Coding.up(message.up, form.layout)
+            public = self._public(message)
+        except Refused:
+            raise
+        except (WireError, SpecError) as error:
+            raise Refused("malformed", str(error)) from error
+        residual: Tensor | None = self._state.get("residual")
+        pending = self._state.get("pending")
+        if residual is not None and pending is not None and pending["token"] != message.accepted:
+            residual = Coding.up(pending["up"], form.layout).decode_add_(
+                pending["wire"], residual.clone(), pending["step"]
+            )
+        self._state = {
+            "fingerprint": form.fingerprint.hex(),
+            "version": message.version,
+            "public": public,
+            "residual": residual,
+            "pending": None,
+            "local": self._local,
+            "rounds": self.rounds,
+        }
+        self._message = message
+        return form.whole(public, self._others)
+
+    def _public(self, message: Message) -> Tensor:
+        form, body = self.form, message.body
+        carried = form.carried_nbytes + (form.local_nbytes if message.kind is Kind.WHOLE else 0)
+        roles = ("sent", "local") if message.kind is Kind.WHOLE else ("sent",)
+        others, body = form.unpack(body[:carried], *roles), body[carried:]
+        first = {name: value for name, value in others.items() if name in form.local_names}
+        self._local: Tensors = {**first, **self._state.get("local", {})}
+        self._others = {**others, **self._local}
+        if message.kind is Kind.WHOLE:
+            if body.numel() != 4 * form.layout.numel:
+                raise WireError(
+                    f"a model of {form.layout.numel} elements is expected, got {body.numel()} bytes"
+                )
+            return as_numbers(body, torch.float32).clone()
+        public: Tensor = self._state["public"].clone()
+        if message.kind is Kind.ENTRIES:
+            return write_entries_(body, public)
+        if message.kind is not Kind.UPDATES:
+            raise Refused("malformed", f"a server's message is expected, got {message.kind.name.lower()}")
+        coding = Coding.answer(message.up, form.layout) or Coding.down(message.down, form.layout)
+        for version, update in read_updates(body, message.base, message.version):
+            if version > self.version:
+                coding.decode_add_(update, public, version)
+        return public
+
+    def reply(self, trained: Mapping[str, Tensor]) -> Tensor:
+        """The answer to the last message: what was learned from its model, uint8 (m,).
+
+        Args:
+            trained: The model after training, with the names and shapes of the one received.
+
+        Raises:
+            NonFiniteError: It holds NaN or Inf: training has diverged. Nothing is sent, nothing remembered.
+            StateError: There is no message to answer, or the memory could not be saved.
+        """
+        if self._message is None:
+            raise StateError("this client has received no model to answer: call receive first")
+        form, message, state = self.form, self._message, self._state
+        update = form.flat(trained) - form.shown(state["public"])
+        if not bool(update.isfinite().all()):
+            bad = next(name for name in form.layout.names if not bool(trained[name].isfinite().all()))
+            raise NonFiniteError(f"training has diverged: {bad!r} holds NaN or Inf; lower the learning rate")
+        coding = Coding.up(message.up, form.layout)
+        residual = torch.zeros_like(update) if state["residual"] is None else state["residual"].clone()
+        coding.correct_(residual, update)
+        wire = coding.encode(residual, Turn(message.version, rank=message.token))
+        coding.settle_(residual, wire, message.version)
+        kept = {
+            **state,
+            "residual": residual if coding.remembers else None,
+            "pending": (
+                {"token": message.token, "wire": wire, "up": message.up, "step": message.version}
+                if coding.remembers
+                else None
+            ),
+            "local": form.pick(trained, "local"),
+            "rounds": self.rounds + 1,
+        }
+        self._memory.save(kept)
+        self._state, self._message = kept, None
+        return Message(
+            kind=Kind.ANSWER,
+            fingerprint=form.fingerprint,
+            token=message.token,
+            accepted=0,
+            base=message.version,
+            version=message.version,
+            up=message.up,
+            down=message.down,
+            body=torch.cat([form.pack(trained, "sent"), wire]),
+        ).pack()

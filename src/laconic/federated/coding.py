@@ -1,0 +1,191 @@
+"""Coding: a spec as one message of a model's compressed tensors, from one side to the other.
+
+What `compress` does between ranks has a part that needs no other rank: which tensors go which way, through
+which codec, and what is remembered of what was lost. A client and a server share just that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.codecs.cast import Cast
+from laconic.codecs.dense import Dense
+from laconic.core.codec import Codec
+from laconic.core.errors import SpecError, WireError
+from laconic.core.framing import counts_bytes, read_bytes, unsigned
+from laconic.core.layout import Layout
+from laconic.core.turn import Turn
+from laconic.exchange.method import Method, Route, lift
+from laconic.feedback.error_feedback import ErrorFeedback
+from laconic.feedback.memory.contraction import safe_gain
+from laconic.feedback.momentum_correction import MomentumCorrection
+from laconic.feedback.no_feedback import NoFeedback
+from laconic.reducers.gather import Gather
+from laconic.reducers.server import Server
+from laconic.reducers.sum import Sum
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some tensors, their codec, and how much of what it lost is added to the next update.
+
+    decay: 1: all; None: nothing is remembered. gain: what is decoded is multiplied by it.
+    """
+
+    layout: Layout
+    codec: Codec
+    decay: float | None
+    gain: float
+
+
+@dataclass(frozen=True)
+class Coding:
+    """What a spec does to flat float32 tensors of one layout.
+
+    Wire: with p parts that hold elements, their lengths uint32 (p,), then their messages.
+    """
+
+    text: str
+    layout: Layout
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def up(cls, spec: Any, layout: Layout) -> Coding:
+        """What a client sends: the codecs and memories of the method that `spec` stands for.
+
+        DGC's momentum correction is between steps, of which a round has many: of `dgc` its entries and its
+        memory remain. Warm-up and schedules count rounds.
+
+        Raises:
+            SpecError: The method needs all ranks at once, or its memory would grow without bound.
+        """
+        found = lift(spec)
+        return cls._of(found, layout, [_codec(found, route) for route in found.routes])
+
+    @classmethod
+    def down(cls, spec: Any, layout: Layout) -> Coding:
+        """What a server answers. What it lost stays in the difference to the model that clients hold, so a
+        codec that may lose more than it keeps is damped by 1 / (1 + omega).
+        """
+        found = lift(spec)
+        made = cls._of(found, layout, [_codec(found, route) for route in found.routes])
+        parts = [
+            Part(part.layout, part.codec, 1.0, safe_gain(part.codec, part.layout, damped=True))
+            for part in made.parts
+        ]
+        return cls(made.text, layout, tuple(parts))
+
+    @classmethod
+    def answer(cls, spec: Any, layout: Layout) -> Coding | None:
+        """What the server of a method with both directions, such as `stc(down=0.01)`, answers; else None."""
+        found = lift(spec)
+        if not any(isinstance(route.reducer, Server) for route in found.routes):
+            return None
+        codecs = [
+            route.reducer.down if isinstance(route.reducer, Server) else _codec(found, route)
+            for route in found.routes
+        ]
+        parts = [
+            Part(part.layout, part.codec, 1.0, safe_gain(part.codec, part.layout, damped=True))
+            for part in cls._of(found, layout, codecs, check=False).parts
+        ]
+        return cls(found.text, layout, tuple(parts))
+
+    @classmethod
+    def _of(cls, method: Method, layout: Layout, codecs: Sequence[Codec], check: bool = True) -> Coding:
+        parts = []
+        for route, part, codec in zip(method.routes, method.assign(layout), codecs, strict=True):
+            if part.numel:
+                decay = _decay(method, route)
+                gain = route.feedback.gain(codec, part) if check else 1.0
+                parts.append(Part(part, codec, decay, gain))
+        return cls(method.text, layout, tuple(parts))
+
+    @property
+    def lossless(self) -> bool:
+        """Whether what is decoded is what was encoded."""
+        return all(part.codec.lossless for part in self.parts)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether anything of an update is kept for the next one."""
+        return any(part.decay is not None for part in self.parts)
+
+    def encode(self, x: Tensor, turn: Turn) -> Tensor:
+        """The message, uint8 (m,), of flat x float32 (n,)."""
+        wires = [part.codec.at(turn.step).encode_layout(x, part.layout, turn) for part in self.parts]
+        return torch.cat([counts_bytes(torch.tensor([wire.numel() for wire in wires])), *wires])
+
+    def decode_add_(self, wire: Tensor, out: Tensor, step: int, alpha: float = 1.0) -> Tensor:
+        """Add alpha times what a message says to flat `out` float32 (n,), in place.
+
+        Raises:
+            WireError: for bytes that no encoder can have made. Some parts may have been added by then: give
+                a buffer of zeros where that matters.
+        """
+        for part, piece in zip(self.parts, self._pieces(wire), strict=True):
+            codec = part.codec.at(step)
+            codec.decode_segments_add_(piece, part.layout.segments, out, alpha * part.gain)
+        return out
+
+    def correct_(self, residual: Tensor, update: Tensor) -> Tensor:
+        """residual = decay * residual + update, in place."""
+        for part in self.parts:
+            for kept, new in zip(
+                part.layout.segments.views(residual), part.layout.segments.views(update), strict=True
+            ):
+                kept.mul_(1.0 if part.decay is None else part.decay).add_(new)
+        return residual
+
+    def settle_(self, residual: Tensor, wire: Tensor, step: int) -> Tensor:
+        """Take what was sent out of the residual, in place; nothing stays where nothing is remembered."""
+        self.decode_add_(wire, residual, step, alpha=-1.0)
+        for part in self.parts:
+            if part.decay is None:
+                part.layout.segments.zero_(residual)
+        return residual
+
+    def most_nbytes(self) -> int:
+        """The most bytes that a message can have, at a step without a schedule."""
+        return sum(4 + part.codec.message_nbytes(part.layout.segments) for part in self.parts)
+
+    def _pieces(self, wire: Tensor) -> tuple[Tensor, ...]:
+        head, rest = read_bytes(wire, 4 * len(self.parts), "the lengths of the parts")
+        lengths = unsigned(head).tolist()
+        if sum(lengths) != rest.numel():
+            raise WireError(f"parts of {lengths} bytes do not fill {rest.numel()} bytes")
+        return torch.split(rest, lengths)
+
+
+def _codec(method: Method, route: Route) -> Codec:
+    reducer = route.reducer
+    if isinstance(reducer, Gather) and reducer.grain == "tensor":
+        return reducer.codec
+    if isinstance(reducer, Server):
+        return reducer.up
+    if isinstance(reducer, Sum):
+        return Dense() if reducer.dtype == "fp32" else Cast(reducer.dtype)
+    raise SpecError(
+        f"{method.text}: {reducer!r} needs all ranks at once, and a client meets the server alone; take a"
+        " method that gathers messages, such as stc(density=0.01), or a codec, such as qsgd(levels=7)"
+    )
+
+
+def _decay(method: Method, route: Route) -> float | None:
+    feedback = route.feedback
+    if route.rule is not None and not isinstance(feedback, MomentumCorrection):
+        raise SpecError(f"{method.text} changes the optimiser's update, which is each client's own here")
+    if isinstance(feedback, ErrorFeedback):
+        return feedback.decay
+    if isinstance(feedback, MomentumCorrection):
+        return 1.0
+    if isinstance(feedback, NoFeedback):
+        return None
+    raise SpecError(
+        f"{method.text}: {feedback!r} remembers steps, and a client sends rounds; take error_feedback()"
+    )

@@ -1,0 +1,181 @@
+"""Which tensors of a model are compressed, which travel as they are, and which stay where they are.
+
+Parameters are compressed: they lie one after the other in a flat float32 buffer. Buffers, such as BatchNorm's
+running statistics, and whatever holds integers, are no gradient's sum: they travel bit for bit, or stay on
+each client, whose statistics they then are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import SpecError, WireError
+from laconic.core.framing import as_bytes
+from laconic.core.layout import Layout
+
+Buffers = Literal["send", "local"] | Collection[str]
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # the last part of a buffer's name
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A tensor's name, shape and dtype, and whether it is compressed, sent as it is, or local."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    role: Literal["coded", "sent", "local"]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Form:
+    """A model's tensors in order. Two sides understand each other where their fingerprints are equal."""
+
+    kinds: tuple[Kind, ...]
+
+    @classmethod
+    def of(cls, model: Mapping[str, Tensor], buffers: Buffers = "send") -> Form:
+        """The form of a model's tensors, as `state_dict()` names them.
+
+        Args:
+            model: Tensors of any dtype; those of floating point are parameters, unless they are buffers.
+            buffers: 'send' or 'local': what happens to integers and to BatchNorm's statistics, known by the
+                end of their names. Or the names of the tensors that stay local; the others are sent.
+
+        Raises:
+            SpecError: No tensor is compressed, a tensor is complex, or `buffers` names one that is not there.
+        """
+        local = set() if isinstance(buffers, str) else set(buffers)
+        if isinstance(buffers, str) and buffers not in ("send", "local"):
+            raise SpecError(f"buffers must be 'send', 'local' or names of tensors, got {buffers!r}")
+        if unknown := sorted(local - set(model)):
+            raise SpecError(f"buffers names {unknown[0]!r}; the model has {', '.join(model)}")
+
+        def role(name: str, value: Tensor) -> Literal["coded", "sent", "local"]:
+            if value.is_complex():
+                raise SpecError(f"{name} is {value.dtype}: give its real and imaginary parts as two tensors")
+            if name in local:
+                return "local"
+            if value.is_floating_point() and not name.endswith(STATISTICS):
+                return "coded"
+            return "local" if buffers == "local" else "sent"
+
+        kinds = tuple(
+            Kind(name, tuple(value.shape), value.dtype, role(name, value)) for name, value in model.items()
+        )
+        form = cls(kinds)
+        if not form.layout.numel:
+            raise SpecError("this model has no parameter of floating point that could be compressed")
+        return form
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The compressed tensors, one after the other."""
+        return Layout.of((kind.name, kind.shape) for kind in self._with("coded"))
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """8 bytes of names, shapes, dtypes and roles."""
+        text = repr([(kind.name, kind.shape, str(kind.dtype), kind.role) for kind in self.kinds])
+        return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+    @cached_property
+    def local_names(self) -> frozenset[str]:
+        """What stays local."""
+        return frozenset(kind.name for kind in self._with("local"))
+
+    @cached_property
+    def carried_nbytes(self) -> int:
+        """Bytes of what travels as it is."""
+        return sum(kind.nbytes for kind in self._with("sent"))
+
+    @cached_property
+    def local_nbytes(self) -> int:
+        """Bytes of what stays local: they travel once, as a client's first values."""
+        return sum(kind.nbytes for kind in self._with("local"))
+
+    def flat(self, model: Mapping[str, Tensor]) -> Tensor:
+        """The compressed tensors as float32 (n,), a copy. Raises `SpecError` for a model of another form."""
+        self.check(model)
+        flat = torch.empty(self.layout.numel, dtype=torch.float32)
+        for entry in self.layout:
+            flat[entry.offset : entry.offset + entry.numel] = model[entry.name].detach().reshape(-1)
+        return flat
+
+    def check(self, model: Mapping[str, Tensor]) -> None:
+        """Raise `SpecError` unless the model has these tensors, in these shapes."""
+        if missing := [kind.name for kind in self.kinds if kind.name not in model]:
+            raise SpecError(f"the model has no tensor {missing[0]!r}, which it had before")
+        if more := sorted(set(model) - {kind.name for kind in self.kinds}):
+            raise SpecError(f"the model has a tensor {more[0]!r}, which it did not have before")
+        for kind in self.kinds:
+            if tuple(model[kind.name].shape) != kind.shape:
+                raise SpecError(
+                    f"{kind.name} has shape {tuple(model[kind.name].shape)}, before it had {kind.shape}"
+                )
+
+    def shown(self, flat: Tensor) -> Tensor:
+        """`flat` as a model of this form shows it: rounded where its parameters have fewer bits."""
+        if all(kind.dtype == torch.float32 for kind in self._with("coded")):
+            return flat
+        return self.flat_of(self.coded(flat))
+
+    def coded(self, flat: Tensor) -> Tensors:
+        """The compressed tensors in their shapes and dtypes, copies of flat float32 (n,)."""
+        dtypes = {kind.name: kind.dtype for kind in self.kinds}
+        return {
+            entry.name: flat[entry.offset : entry.offset + entry.numel]
+            .view(entry.shape)
+            .to(dtypes[entry.name], copy=True)
+            for entry in self.layout
+        }
+
+    def flat_of(self, coded: Mapping[str, Tensor]) -> Tensor:
+        """The reverse of `coded`."""
+        return torch.cat([coded[name].detach().reshape(-1).to(torch.float32) for name in self.layout.names])
+
+    def whole(self, flat: Tensor, others: Mapping[str, Tensor]) -> Tensors:
+        """The model in its own order: the compressed tensors from `flat`, the rest from `others`."""
+        tensors = {**others, **self.coded(flat)}
+        return {kind.name: tensors[kind.name] for kind in self.kinds}
+
+    def pack(self, model: Mapping[str, Tensor], *roles: str) -> Tensor:
+        """The bytes of the tensors of these roles, uint8 (m,)."""
+        parts = [
+            as_bytes(model[kind.name].detach().contiguous().reshape(-1).to(kind.dtype))
+            for kind in self._with(*roles)
+        ]
+        return torch.cat([torch.empty(0, dtype=torch.uint8), *parts])
+
+    def unpack(self, wire: Tensor, *roles: str) -> Tensors:
+        """The reverse of `pack`. Raises `WireError` for another number of bytes."""
+        kinds = self._with(*roles)
+        expected = sum(kind.nbytes for kind in kinds)
+        if wire.numel() != expected:
+            raise WireError(f"buffers fill {expected} bytes, got {wire.numel()}")
+        parts = torch.split(wire, [kind.nbytes for kind in kinds]) if kinds else ()
+        return {
+            kind.name: part.clone().view(kind.dtype).view(kind.shape)
+            for kind, part in zip(kinds, parts, strict=True)
+        }
+
+    def pick(self, model: Mapping[str, Tensor], *roles: str) -> Tensors:
+        """Copies of the tensors of these roles."""
+        return {kind.name: model[kind.name].detach().clone() for kind in self._with(*roles)}
+
+    def _with(self, *roles: str) -> tuple[Kind, ...]:
+        return tuple(kind for kind in self.kinds if kind.role in roles)

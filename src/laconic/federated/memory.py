@@ -1,0 +1,112 @@
+"""Where a client keeps what it must not lose: one file for each run and client, replaced as a whole."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+
+from laconic.core.errors import StateError
+
+DAY_S = 86_400.0
+KEEP_DAYS = 30.0
+SUFFIX = ".client"
+
+
+class Memory(ABC):
+    """A place for one client's state. `way_out`: what its owner can do if the state does not fit."""
+
+    way_out = "give another one"
+
+    @abstractmethod
+    def load(self) -> dict[str, Any]:
+        """The state as it was last saved; empty if it never was. Raises `StateError` if it is damaged."""
+
+    @abstractmethod
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Keep this state: all of it, or, with a `StateError`, the one before."""
+
+
+class InMemory(Memory):
+    """In this process, and gone with it."""
+
+    def __init__(self) -> None:
+        self._state: dict[str, Any] = {}
+
+    def load(self) -> dict[str, Any]:
+        return self._state
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        self._state = dict(state)
+
+    def __str__(self) -> str:
+        return "the client's memory"
+
+
+class InFile(Memory):
+    """In the file FOLDER/RUN/CLIENT.client.
+
+    A new state is written beside the old one, brought to the disk, and renamed over it: a process that is
+    killed at any moment leaves the one or the other.
+
+    Args:
+        folder: Of all runs.
+        run, client: Names; letters that a file name does not take are replaced.
+        keep_days: Files of other runs that were not written for so long are removed; 0 removes none.
+    """
+
+    def __init__(self, folder: Path | str, run: str, client: str, keep_days: float = KEEP_DAYS) -> None:
+        self.path = Path(folder) / _plain(run) / f"{_plain(client)}{SUFFIX}"
+        self.way_out = f"delete {self.path}, and the client starts afresh"
+        if keep_days:
+            _prune(Path(folder), self.path.parent, keep_days)
+
+    def load(self) -> dict[str, Any]:
+        if not self.path.exists():
+            return {}
+        try:
+            state: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True)
+        except (OSError, ValueError, RuntimeError, EOFError, KeyError, UnpicklingError) as error:
+            raise StateError(f"cannot read {self.path}: {error}; {self.way_out}") from error
+        return state
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        beside = self.path.with_suffix(f"{SUFFIX}.{os.getpid()}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with beside.open("wb") as file:
+                torch.save(dict(state), file)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(self.path)
+        except (OSError, RuntimeError) as error:  # torch wraps some errors of the disk
+            beside.unlink(missing_ok=True)
+            raise StateError(
+                f"cannot save {self.path}: {error}; make room on its disk; what was saved before is there"
+            ) from error
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+def _plain(name: str) -> str:
+    """A file name.
+
+    >>> _plain("run/7")
+    'run_7'
+    """
+    return re.sub(r"[^A-Za-z0-9.-]", "_", name).lstrip(".") or "_"
+
+
+def _prune(folder: Path, ours: Path, keep_days: float) -> None:
+    oldest = time.time() - keep_days * DAY_S
+    for path in folder.glob(f"*/*{SUFFIX}*"):
+        if path.parent != ours and path.stat().st_mtime < oldest:
+            path.unlink(missing_ok=True)

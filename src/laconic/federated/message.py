@@ -1,0 +1,138 @@
+"""What travels between a client and the server: one vector of bytes, which says what it is.
+
+    b"lacn"        4    what this is
+    protocol       1    VERSION
+    kind           1    see `Kind`
+    fingerprint    8    of the model's form: names, shapes, dtypes, and what is done with buffers
+    token          8    drawn by the server for this client's message; the client's answer repeats it
+    accepted       8    down: the token of the last answer that the server accepted from this client, or 0
+    base           8    down: the version that the client must hold, or 0; up: the one it trained from
+    version        8    down: the version that it holds then; up: the same as base
+    specs          4 + t   two lengths uint16, then what goes up and what comes down, as text
+    body           8 + m   its length uint64, then the bytes
+    checksum       4    CRC-32 of all before it
+
+All numbers are little-endian. A message is not trusted: every length is checked before anything is read or
+allocated by it.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import WireError
+
+MAGIC, VERSION = b"lacn", 1
+HEAD = struct.Struct("<4sBB8sQQQQHH")
+LENGTH, CHECK = struct.Struct("<Q"), struct.Struct("<I")
+LONGEST_SPEC = 2000  # letters
+OVERHEAD = HEAD.size + LENGTH.size + CHECK.size  # bytes beside specs and body
+
+
+class Refused(WireError):
+    """A message that is not taken. `reason` is one of a few words, for counting."""
+
+    def __init__(self, reason: str, details: str) -> None:
+        super().__init__(f"{reason}: {details}")
+        self.reason = reason
+
+
+class NeedsWhole(Refused):
+    """The client does not hold the version that this message adds to: send it the whole model."""
+
+    def __init__(self, details: str) -> None:
+        super().__init__("needs the whole model", details)
+
+
+class Kind(IntEnum):
+    """What the body is: the model; updates since a version; entries changed since one; a client's update."""
+
+    WHOLE = 0
+    UPDATES = 1
+    ENTRIES = 2
+    ANSWER = 3
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message. `body` uint8 (m,)."""
+
+    kind: Kind
+    fingerprint: bytes
+    token: int
+    accepted: int
+    base: int
+    version: int
+    up: str
+    down: str
+    body: Tensor
+
+    def pack(self) -> Tensor:
+        """Its bytes, uint8."""
+        up, down = self.up.encode(), self.down.encode()
+        head = HEAD.pack(
+            MAGIC,
+            VERSION,
+            self.kind,
+            self.fingerprint,
+            self.token,
+            self.accepted,
+            self.base,
+            self.version,
+            len(up),
+            len(down),
+        )
+        raw = b"".join((head, up, down, LENGTH.pack(self.body.numel()), self.body.numpy().tobytes()))
+        return torch.frombuffer(bytearray(raw + CHECK.pack(zlib.crc32(raw))), dtype=torch.uint8)
+
+    @classmethod
+    def unpack(cls, wire: Tensor, most: int) -> Message:
+        """Read a message whose body has at most `most` bytes.
+
+        Args:
+            wire: uint8 (m,), not trusted.
+
+        Raises:
+            Refused: "malformed", "truncated", "oversized" or "other protocol".
+        """
+        if wire.dtype != torch.uint8 or wire.dim() != 1:
+            raise Refused("malformed", f"a vector of bytes is expected, got {wire.dtype} {tuple(wire.shape)}")
+        limit = OVERHEAD + 2 * LONGEST_SPEC + most
+        if wire.numel() > limit:
+            raise Refused("oversized", f"at most {limit} bytes fit this model, got {wire.numel()}")
+        raw = memoryview(wire.numpy().tobytes())
+        if len(raw) < OVERHEAD:
+            raise Refused("truncated", f"a message has {OVERHEAD} bytes or more, got {len(raw)}")
+        magic, protocol, kind, fingerprint, token, accepted, base, version, up, down = HEAD.unpack_from(raw)
+        if magic != MAGIC:
+            raise Refused("malformed", f"it starts with {bytes(magic)!r}, not {MAGIC!r}")
+        if protocol != VERSION:
+            raise Refused(
+                "other protocol",
+                f"it speaks version {protocol}, here it is {VERSION}: install the same laconic on both",
+            )
+        if kind not in iter(Kind):
+            raise Refused("malformed", f"there is no kind {kind}")
+        start = HEAD.size + up + down
+        if max(up, down) > LONGEST_SPEC or len(raw) < start + LENGTH.size + CHECK.size:
+            raise Refused("truncated", f"specs of {up} and {down} bytes do not fit in {len(raw)} bytes")
+        (length,) = LENGTH.unpack_from(raw, start)
+        expected = start + LENGTH.size + length + CHECK.size
+        if len(raw) != expected:
+            raise Refused("truncated", f"{expected} bytes are announced, got {len(raw)}")
+        end = expected - CHECK.size
+        if zlib.crc32(raw[:end]) != CHECK.unpack_from(raw, end)[0]:
+            raise Refused("malformed", "its checksum does not fit its bytes")
+        try:
+            goes_up = str(raw[HEAD.size : HEAD.size + up], "utf-8")
+            comes_down = str(raw[HEAD.size + up : start], "utf-8")
+        except UnicodeDecodeError as error:
+            raise Refused("malformed", f"a spec is no text: {error}") from None
+        body = wire[start + LENGTH.size : end].clone()
+        return cls(Kind(kind), bytes(fingerprint), token, accepted, base, version, goes_up, comes_down, body)

@@ -1,0 +1,134 @@
+"""Rounds of federated training in one process, with the messages of a real run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from laconic.core import arguments
+from laconic.core.errors import SpecError
+from laconic.federated.client import Client
+from laconic.federated.form import Buffers, Tensors
+from laconic.federated.message import NeedsWhole, Refused
+from laconic.federated.samplings import Sampling
+from laconic.federated.server import Server
+
+Train = Callable[[int, Tensors, int], tuple[Tensors, int]]  # client, model, round -> model, examples
+Proposals = Sequence[tuple[Tensors, int]]
+Aggregate = Callable[[Tensors, Proposals], Tensors]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One round: who took part, bytes of all messages, the model after it, and who failed and why."""
+
+    number: int
+    chosen: tuple[int, ...]
+    down: int
+    up: int
+    model: Mapping[str, Tensor]
+    failed: Mapping[int, str] = field(default_factory=dict)
+
+
+def weighted_mean(model: Tensors, proposals: Proposals) -> Tensors:
+    """FedAvg (McMahan et al. 2017, arXiv:1602.05629): the mean, by numbers of examples."""
+    return _mean(model, proposals, [float(examples) for _, examples in proposals])
+
+
+def mean(model: Tensors, proposals: Proposals) -> Tensors:
+    """The mean of the models, each counted once."""
+    return _mean(model, proposals, [1.0] * len(proposals))
+
+
+def majority(model: Tensors, proposals: Proposals) -> Tensors:
+    """signSGD with majority vote (Bernstein et al. 2018, arXiv:1810.05291) on updates, tensor by tensor.
+
+    Each client's update has a mean magnitude; the step is the sign of most clients, times the median of these
+    magnitudes. Integers are taken from the first proposal.
+    """
+
+    def voted(name: str, value: Tensor) -> Tensor:
+        if not value.is_floating_point():
+            return proposals[0][0][name].clone()
+        updates = torch.stack([tensors[name] - value for tensors, _ in proposals])
+        sizes = updates.abs().flatten(1).mean(1) if value.numel() else torch.zeros(len(proposals))
+        return value + sizes.median() * updates.sign().sum(0).sign()
+
+    return {name: voted(name, value) for name, value in model.items()}
+
+
+def _mean(model: Tensors, proposals: Proposals, weights: Sequence[float]) -> Tensors:
+    total = sum(weights)
+    if total <= 0:
+        raise SpecError(f"the clients of a round have {total:g} examples together: give each at least one")
+
+    def averaged(name: str, value: Tensor) -> Tensor:
+        if not value.is_floating_point():
+            return proposals[0][0][name].clone()
+        out = torch.zeros_like(value, dtype=torch.float64)
+        for (tensors, _), weight in zip(proposals, weights, strict=True):
+            out.add_(tensors[name], alpha=weight / total)
+        return out.to(value.dtype)
+
+    return {name: averaged(name, value) for name, value in model.items()}
+
+
+def simulate(
+    model: Tensors,
+    train: Train,
+    server: Server,
+    *,
+    clients: int,
+    sampling: Sampling,
+    rounds: int,
+    aggregate: Aggregate = weighted_mean,
+    buffers: Buffers = "send",
+    seed: int = 0,
+) -> Iterator[Outcome]:
+    """Train for so many rounds, and tell of each when it is over.
+
+    Args:
+        model: The first model, which `server` was made with.
+        train: Trains one client's copy of the model for one round, and says on how many examples.
+        server: Encodes what goes down and decodes what comes up.
+        clients: How many there are; each is made when it is first chosen, and keeps its memory.
+        sampling: Who takes part.
+        rounds: How many.
+        aggregate: Makes the next model from this one and the clients' proposals.
+        buffers: As the server's.
+        seed: Of who takes part.
+
+    Raises:
+        SpecError: There is no client or no round.
+    """
+    arguments.whole("clients", clients, 1)
+    arguments.whole("rounds", rounds, 1)
+    there: dict[int, Client] = {}
+    for number in range(1, rounds + 1):
+        before = (server.traffic.down_nbytes, server.traffic.up_nbytes)
+        proposals, failed = [], {}
+        chosen = sampling.chosen(number, clients, seed)
+        for who in chosen:
+            client = there.setdefault(who, Client(model, buffers=buffers))
+            try:
+                trained, examples = train(who, deliver(server, client, str(who)), number)
+                proposals.append((server.receive(str(who), client.reply(trained)), examples))
+            except (Refused, ArithmeticError) as error:
+                failed[who] = str(error)
+        if proposals:
+            model = aggregate(model, proposals)
+        server.publish(model)
+        after = (server.traffic.down_nbytes, server.traffic.up_nbytes)
+        yield Outcome(number, tuple(chosen), after[0] - before[0], after[1] - before[1], model, failed)
+
+
+def deliver(server: Server, client: Client, name: str) -> Tensors:
+    """The present model at a client. If it has lost the version that it held, it gets the whole model."""
+    try:
+        return client.receive(server.message_for(name))
+    except NeedsWhole:
+        server.forget(name)
+        return client.receive(server.message_for(name))

@@ -1,0 +1,34 @@
+"""Falling: fewer and fewer clients, as DHQC samples them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from laconic.core import arguments
+from laconic.federated.samplings import Sampling
+
+
+@dataclass(frozen=True, repr=False)
+class Falling(Sampling):
+    """share * exp(-rate * (round - 1)): many clients first, when each round teaches much, and fewer later.
+
+    Ji et al. 2020, arXiv:2003.09603, from whom DHQC (Jiang et al. 2022, arXiv:2212.14760) has its dynamic
+    sampling: a reconstruction, as only abstracts were at hand. At least two clients take part.
+
+    >>> [Falling(0.2, rate=0.1).count(number, 100) for number in (1, 11, 101)]
+    [20, 7, 2]
+    """
+
+    share: float = 0.2
+    rate: float = 0.01
+
+    examples: ClassVar[tuple[str, ...]] = ("falling(0.2, rate=0.05)",)
+
+    def __post_init__(self) -> None:
+        arguments.number("falling: share", self.share, above=0, most=1)
+        arguments.number("falling: rate", self.rate, least=0)
+
+    def fraction(self, number: int) -> float:
+        return self.share * math.exp(-self.rate * (number - 1))

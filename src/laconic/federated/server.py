@@ -1,0 +1,232 @@
+"""The server's side: the model that clients hold, what each of them still needs, and what they answer.
+
+    W                the strategy's model                     P    the model that clients hold
+    publish(W)       P += C_down(W - P)
+    receive          W + decode(C_up(x)), x what the client has learned from P, plus its residual
+
+W - P is what the answers have not said yet: the server's residual. If the strategy adds the mean of updates
+to W, this is STC (Sattler et al. 2019, arXiv:1903.02891) in both directions; it holds for any other strategy
+too, as each sees updates of the model that it sent. Without `down`, P = W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.core import arguments
+from laconic.core.errors import SpecError, StateError, WireError
+from laconic.core.turn import Turn, mix, name_key
+from laconic.federated.cache import Cache
+from laconic.federated.coding import Coding
+from laconic.federated.form import Buffers, Form, Tensors
+from laconic.federated.message import Kind, Message, Refused
+from laconic.federated.traffic import Traffic
+
+FORMAT = 1
+LARGEST = 1e3  # of an update's norm: so many norms of the model, or of 1
+
+
+@dataclass
+class Contact:
+    """What the server knows of a client: the version that it holds, and the tokens of its messages."""
+
+    version: int = 0
+    token: int = 0
+    accepted: int = 0
+    met: int = 0  # messages so far
+
+
+class Server:
+    """A model's server. What is published is version 1, 2, ...
+
+    Args:
+        model: The first model: tensors by name, as `state_dict()` gives them.
+        up: What clients send: a spec that `compress` takes and that needs no other rank. With both directions
+            in it, as `stc(down=0.01)`, it says `down` too.
+        down: What the server answers; default: the model as it is, in float32.
+        buffers: 'send' or 'local', or names of what stays local: see `Form`.
+        max_norm: A longer update is scaled to this Euclidean norm; default: none is.
+        seed: Of what random codecs draw.
+        cache_nbytes: Memory for past answers; default: the bytes of one model.
+
+    Raises:
+        SpecError: A spec cannot be used between a client and a server, or an argument is outside its range.
+    """
+
+    def __init__(
+        self,
+        model: Mapping[str, Tensor],
+        up: Any = "dense()",
+        down: Any = None,
+        *,
+        buffers: Buffers = "send",
+        max_norm: float | None = None,
+        seed: int = 0,
+        cache_nbytes: int | None = None,
+    ) -> None:
+        self.form = Form.of(model, buffers)
+        self.up = Coding.up(up, self.form.layout)
+        answer = Coding.answer(up, self.form.layout)
+        if down is not None and answer is not None:
+            raise SpecError(f"{self.up.text} says what comes down itself: leave down={down!r} out")
+        self.down = answer if down is None else Coding.down(down, self.form.layout)
+        if max_norm is not None:
+            arguments.number("max_norm", max_norm, above=0, hint="None clips nothing")
+        arguments.whole("seed", seed)
+        n = self.form.layout.numel
+        self._max_norm, self._seed = max_norm, seed
+        self._target = self.form.flat(model)
+        self._public = self._target.clone()
+        self._others = self.form.pick(model, "sent", "local")
+        self._cache = Cache(n, 4 * n if cache_nbytes is None else cache_nbytes)
+        self._contacts: dict[str, Contact] = {}
+        self.version = 1
+        self.traffic = Traffic()
+        self.traffic.begin(1)
+
+    def publish(self, model: Mapping[str, Tensor]) -> int:
+        """Make this model the next version, as far as one answer says it. Returns the version's number.
+
+        Raises:
+            SpecError: It is another model: names or shapes differ.
+            WireError: It holds NaN or Inf. Nothing has changed then.
+        """
+        target = self.form.flat(model)
+        if not bool(target.isfinite().all()):
+            bad = next(name for name, value in model.items() if not bool(value.isfinite().all()))
+            raise WireError(f"the strategy's model holds NaN or Inf in {bad!r}: it is not published")
+        self._target, self._others = target, self.form.pick(model, "sent", "local")
+        before, number = self._public, self.version + 1
+        update = None
+        if self.down is None or self.down.lossless:
+            self._public = target.clone()
+        else:
+            update = self.down.encode(target - before, Turn(number, seed=self._seed))
+            self._public = self.down.decode_add_(update, before.clone(), number)
+        self._cache.add(number, update, self._public != before)
+        self.version = number
+        self.traffic.begin(number)
+        return number
+
+    @property
+    def public(self) -> Tensors:
+        """The model that a client with the present version holds, in its own dtypes."""
+        return self.form.whole(self._public, self._others)
+
+    def message_for(self, client: str) -> Tensor:
+        """What this client needs to hold the present version: uint8 (m,), never longer than the model and its
+        heading. The next `receive` of this client expects an answer to it.
+        """
+        contact = self._contacts.setdefault(client, Contact())
+        contact.met += 1
+        contact.token = mix(self._seed, self.version, name_key(client), contact.met) | 1
+        kind, part = self._cache.since(contact.version, self.version, self._public)
+        roles = ("sent", "local") if kind is Kind.WHOLE else ("sent",)
+        message = Message(
+            kind=kind,
+            fingerprint=self.form.fingerprint,
+            token=contact.token,
+            accepted=contact.accepted,
+            base=0 if kind is Kind.WHOLE else contact.version,
+            version=self.version,
+            up=self.up.text,
+            down="" if self.down is None else self.down.text,
+            body=torch.cat([self.form.pack(self._others, *roles), part]),
+        )
+        wire = message.pack()
+        self.traffic.sent_down(client, wire.numel(), kind.name.lower())
+        return wire
+
+    def receive(self, client: str, wire: Tensor) -> Tensors:
+        """The model that this client proposes: W plus its update, with its own buffers where these are sent.
+
+        Args:
+            client: The name that the transport knows it by.
+            wire: Its answer, uint8 (m,), not trusted.
+
+        Raises:
+            Refused: The answer is malformed, truncated, oversized, replayed, of another round, model, spec or
+                protocol, not finite or too large. It is counted, and nothing else has changed.
+        """
+        self.traffic.came_up(client, wire.numel())
+        try:
+            return self._received(client, wire)
+        except Refused as refused:
+            self.traffic.refuse(client, refused.reason, str(refused))
+            raise
+
+    def _received(self, client: str, wire: Tensor) -> Tensors:
+        contact = self._contacts.get(client, Contact())
+        message = Message.unpack(wire, self.form.carried_nbytes + self.up.most_nbytes())
+        if message.kind is not Kind.ANSWER:
+            raise Refused("malformed", f"an answer is expected, got {message.kind.name.lower()}")
+        if message.fingerprint != self.form.fingerprint:
+            raise Refused("other model", "its names, shapes, dtypes or buffers= differ from the server's")
+        if message.up != self.up.text:
+            raise Refused("other spec", f"it sends {message.up!r}, and {self.up.text!r} was asked for")
+        if message.token and message.token == contact.accepted:
+            raise Refused("replayed", f"this answer of version {message.base} has been taken already")
+        if not contact.token or message.token != contact.token or message.base != self.version:
+            raise Refused("wrong round", f"it answers version {message.base}, and {self.version} is due")
+        carried = self.form.carried_nbytes
+        try:
+            others = self.form.unpack(message.body[:carried], "sent")
+            update = self.up.decode_add_(message.body[carried:], torch.zeros_like(self._public), message.base)
+        except WireError as error:
+            raise Refused("malformed", str(error)) from error
+        if not all(bool(value.isfinite().all()) for value in others.values()):
+            raise Refused("not finite", "a buffer holds NaN or Inf")
+        self._check_size(update)
+        contact.version, contact.accepted, contact.token = message.version, message.token, 0
+        return self.form.whole(self._target + update, {**self._others, **others})
+
+    def _check_size(self, update: Tensor) -> None:
+        """Clip the update in place. Raises `Refused` where it is far larger than the model."""
+        norm = float(update.double().norm())
+        most = LARGEST * max(1.0, float(self._public.double().norm()))
+        if not norm <= most:
+            raise Refused("too large", f"the update's norm is {norm:.4g}, at most {most:.4g} is taken")
+        if self._max_norm is not None and norm > self._max_norm:
+            update.mul_(self._max_norm / norm)
+
+    def forget(self, client: str) -> None:
+        """Note that this client holds no version: its next message is the whole model."""
+        self._contacts.setdefault(client, Contact()).version = 0
+
+    def holds(self, client: str) -> int:
+        """The version that this client is known to hold; 0: none."""
+        return self._contacts.get(client, Contact()).version
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a server needs to go on where this one stands, beside its arguments."""
+        return {
+            "format": FORMAT,
+            "fingerprint": self.form.fingerprint.hex(),
+            "version": self.version,
+            "target": self._target.clone(),
+            "public": self._public.clone(),
+            "others": dict(self._others),
+            "cache": self._cache.state_dict(),
+            "contacts": {
+                name: (each.version, each.token, each.accepted, each.met)
+                for name, each in self._contacts.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take it back. Raises `StateError` for another model's state."""
+        if state.get("format") != FORMAT or state.get("fingerprint") != self.form.fingerprint.hex():
+            raise StateError(
+                "the saved state is of a server of another model, buffers= or version of laconic"
+            )
+        self.version = int(state["version"])
+        self._target, self._public = state["target"].clone(), state["public"].clone()
+        self._others = dict(state["others"])
+        self._cache.load_state_dict(state["cache"])
+        self._contacts = {name: Contact(*values) for name, values in state["contacts"].items()}
+        self.traffic.begin(self.version)

@@ -1,0 +1,267 @@
+"""Clients and a server: what they hold, what travels, and that nothing is lost."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import laconic
+from laconic.core.errors import NonFiniteError, SpecError, StateError, WireError
+from laconic.federated.client import Client
+from laconic.federated.memory import InMemory
+from laconic.federated.message import OVERHEAD, Kind, Message, NeedsWhole
+from laconic.federated.rounds import deliver, majority, mean, simulate, weighted_mean
+from laconic.federated.samplings.constant import Constant
+from laconic.federated.samplings.falling import Falling
+from laconic.federated.server import Server
+
+from .federated_world import SHAPES, equal, model, train
+
+WAYS = [
+    ("dense()", None),
+    ("stc(density=0.05)", None),
+    ("stc(density=0.05)", "stc(density=0.05)"),
+    ("stc(density=0.05, down=0.1)", None),
+    ("dhqc(density=0.05)", "dhqc(density=0.05)"),
+    ("dgc(density=0.05)", "topk(density=0.1)"),
+    ("qsgd(levels=7)", "qsgd(levels=7)"),
+    ("sign()", "bf16()"),
+    ("fp16()", "natural()"),
+]
+
+
+@pytest.mark.parametrize(("up", "down"), WAYS, ids=str)
+@pytest.mark.parametrize("away", [0, 1, 5, 50])
+def test_who_returns_holds_the_servers_model_bit_for_bit(up: str, down: str | None, away: int) -> None:
+    first = model()
+    server, client = Server(first, up, down), Client(first)
+    present = first
+    for number in range(1, 4):
+        proposed = server.receive("a", client.reply(train(0, deliver(server, client, "a"), number)[0]))
+        present = mean(present, [(proposed, 1)])
+        server.publish(present)
+    for number in range(away):
+        present = train(1, present, number)[0]
+        server.publish(present)
+    wire = server.message_for("a")
+    assert equal(client.receive(wire), server.public)
+    whole = sum(value.numel() * value.element_size() for value in first.values())
+    assert wire.numel() <= whole + OVERHEAD + len(server.up.text) + (
+        len(server.down.text) if server.down else 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("up", "down"), [ways for ways in WAYS if "tc" in ways[0] or "dgc" in ways[0]], ids=str
+)
+def test_what_was_learned_is_either_taken_or_remembered(up: str, down: str | None) -> None:
+    """Though replies are lost on their way: what the server took + the residual = all that was learned."""
+    first = model()
+    server, memory = Server(first, up, down), InMemory()
+    present, learned = first, torch.zeros(server.form.layout.numel)
+    for number in range(1, 9):
+        client = Client(first, memory)  # a process of its own
+        held = deliver(server, client, "a")
+        trained, _ = train(0, held, number)
+        learned += server.form.flat(trained) - server.form.flat(held)
+        wire = client.reply(trained)
+        if number % 3:
+            present = server.receive("a", wire)
+            server.publish(present)
+    taken = server.form.flat(present) - server.form.flat(first)
+    assert torch.allclose(taken + memory.load()["residual"], learned, atol=1e-4)
+
+
+def test_stc_both_ways_is_the_papers_algorithm() -> None:
+    first, p = model(), 0.05
+    server = Server(first, f"stc(density={p})", f"stc(density={p})")
+    weights = [name for name in SHAPES if name.endswith("weight")]
+
+    def ternary(x: torch.Tensor) -> torch.Tensor:
+        kept = x.flatten().abs().topk(math.ceil(p * x.numel())).indices
+        out = torch.zeros_like(x).flatten()
+        out[kept] = x.flatten()[kept].abs().mean() * x.flatten()[kept].sign()
+        return out.view_as(x)
+
+    held = {name: first[name].clone() for name in weights}
+    memories = [{name: torch.zeros(SHAPES[name]) for name in weights} for _ in range(4)]
+    of_server = {name: torch.zeros(SHAPES[name]) for name in weights}
+    rounds = simulate(first, train, server, clients=4, sampling=Constant(1.0), rounds=6, aggregate=mean)
+    public = first
+    for outcome in rounds:
+        sent = []
+        for client, memory in enumerate(memories):
+            trained, _ = train(client, public, outcome.number)
+            for name in weights:
+                memory[name] += trained[name] - held[name]
+            sent.append({name: ternary(memory[name]) for name in weights})
+            for name in weights:
+                memory[name] -= sent[-1][name]
+        for name in weights:
+            x = of_server[name] + sum(each[name] for each in sent) / len(sent)
+            answer = server.public[name] - held[name]
+            chosen = answer != 0
+            largest = x.flatten().abs().topk(math.ceil(p * x.numel())).values
+            # Entries of one client are equal, so there are ties: any of the largest will do.
+            assert (
+                int(chosen.sum()) == len(largest)
+                and float(x[chosen].abs().min()) > float(largest.min()) - 1e-5
+            )
+            assert torch.allclose(answer[chosen], largest.mean() * x[chosen].sign(), atol=1e-5)
+            of_server[name], held[name] = x - answer, server.public[name].clone()
+        public = server.public
+
+
+def test_lossless_both_ways_is_plain_averaging() -> None:
+    first, present = model(), model()
+    server = Server(first)
+    for outcome in simulate(first, train, server, clients=5, sampling=Constant(0.6), rounds=4):
+        proposals = [train(who, present, outcome.number) for who in outcome.chosen]
+        present = weighted_mean(present, proposals)
+        for name in SHAPES:
+            assert torch.allclose(outcome.model[name], present[name], atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["send", "local"])
+def test_buffers_travel_bit_for_bit_or_stay(mode: str) -> None:
+    first = model()
+    server, client = Server(first, "stc(density=0.05)", buffers=mode), Client(first, buffers=mode)
+    trained, _ = train(0, deliver(server, client, "a"), 1)
+    proposed = server.receive("a", client.reply(trained))
+    whose = trained if mode == "send" else first
+    for name in ("norm.running_mean", "norm.num_batches_tracked"):
+        assert torch.equal(proposed[name], whose[name])
+    server.publish({**proposed, "norm.running_mean": torch.zeros(5)})
+    back = deliver(server, client, "a")
+    expected = torch.zeros(5) if mode == "send" else trained["norm.running_mean"]
+    assert torch.equal(back["norm.running_mean"], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_parameters_of_other_dtypes_keep_them(dtype: torch.dtype) -> None:
+    first = {name: value.to(dtype) if value.dim() == 2 else value for name, value in model().items()}
+    server, client = Server(first, "topk(density=0.2)", "topk(density=0.2)"), Client(first)
+    held = deliver(server, client, "a")
+    assert held["first.weight"].dtype == dtype and torch.equal(held["first.weight"], first["first.weight"])
+    unchanged = server.receive("a", client.reply(held))
+    assert unchanged["first.weight"].dtype == dtype
+    assert torch.equal(unchanged["first.weight"], first["first.weight"]), "nothing was learned"
+
+
+def test_a_client_without_its_memory_gets_the_whole_model() -> None:
+    first = model()
+    server, client = Server(first, "stc(density=0.05)", "stc(density=0.05)"), Client(first)
+    server.receive("a", client.reply(train(0, deliver(server, client, "a"), 1)[0]))
+    server.publish(train(1, first, 1)[0])
+    afresh = Client(first)
+    with pytest.raises(NeedsWhole, match="leads from version 1 on, and this client holds 0"):
+        afresh.receive(server.message_for("a"))
+    assert equal(deliver(server, afresh, "a"), server.public)
+
+
+def test_a_server_that_goes_on_from_its_state_sends_the_same_bits() -> None:
+    first, memory = model(), InMemory()
+    ways = ("stc(density=0.05)", "stc(density=0.05)")
+    one = Server(first, *ways)
+    for number in range(3):
+        client = Client(first, memory)
+        proposed = one.receive("a", client.reply(train(0, deliver(one, client, "a"), number)[0]))
+        one.publish(proposed)
+    other = Server(first, *ways)
+    other.load_state_dict(one.state_dict())
+    for _ in range(3):
+        wires = [each.message_for("a") for each in (one, other)]
+        assert torch.equal(*wires)
+        reply = Client(first, memory)
+        reply.receive(wires[0])
+        answer = reply.reply(train(0, one.public, 9)[0])
+        proposals = [each.receive("a", answer) for each in (one, other)]
+        assert equal(*proposals)
+        for each in (one, other):
+            each.publish(proposals[0])
+    with pytest.raises(StateError, match="of another model"):
+        Server({"w": torch.zeros(3, 3)}).load_state_dict(one.state_dict())
+
+
+def test_bytes_are_those_of_the_messages() -> None:
+    first = model()
+    server, client = Server(first, "stc(density=0.05)"), Client(first)
+    down = server.message_for("a")
+    client.receive(down)
+    up = client.reply(train(0, first, 1)[0])
+    server.receive("a", up)
+    assert (server.traffic.down_nbytes, server.traffic.up_nbytes) == (down.numel(), up.numel())
+    assert server.traffic.as_dict()["rounds"][0]["kinds"] == {"whole": 1}
+
+
+def test_a_long_update_is_clipped() -> None:
+    first = model()
+    server, client = Server(first, max_norm=0.5), Client(first)
+    proposed = server.receive("a", client.reply(train(0, deliver(server, client, "a"), 1)[0]))
+    form = server.form
+    assert float((form.flat(proposed) - form.flat(first)).norm()) == pytest.approx(0.5, rel=1e-4)
+
+
+def test_a_vote_is_no_single_clients() -> None:
+    base = {"w": torch.zeros(4)}
+    honest = [({"w": torch.tensor([0.1, -0.1, 0.1, -0.1])}, 1)] * 3
+    hostile = [({"w": torch.tensor([-1e6, 1e6, -1e6, 1e6])}, 1)] * 2
+    assert torch.equal(majority(base, honest + hostile)["w"], torch.tensor([0.1, -0.1, 0.1, -0.1]))
+
+
+def test_what_cannot_be_used_is_refused() -> None:
+    first = model()
+    with pytest.raises(SpecError, match="needs all ranks at once"):
+        Server(first, "powersgd(rank=2)")
+    with pytest.raises(SpecError, match="changes the optimiser's update"):
+        Server(first, "qcmd_adagrad()")
+    with pytest.raises(SpecError, match="says what comes down itself"):
+        Server(first, "stc(down=0.1)", "stc()")
+    with pytest.raises(SpecError, match="density must be a number"):
+        Server(first, "stc(density=0)")
+    with pytest.raises(SpecError, match="no parameter of floating point"):
+        Server({"steps": torch.tensor(1)})
+    with pytest.raises(SpecError, match="buffers must be"):
+        Server(first, buffers="both")
+    with pytest.raises(SpecError, match="it had"):
+        Server(first).publish({**first, "first.bias": torch.zeros(3)})
+    with pytest.raises(WireError, match=r"NaN or Inf in 'first\.bias'"):
+        Server(first).publish({**first, "first.bias": torch.full((40,), math.nan)})
+    with pytest.raises(SpecError, match="a round needs a client"):
+        Constant(0.1).chosen(1, 0, 0)
+    client = Client(first)
+    with pytest.raises(StateError, match="received no model"):
+        client.reply(first)
+    client.receive(Server(first).message_for("a"))
+    with pytest.raises(NonFiniteError, match="diverged"):
+        client.reply({**first, "first.weight": torch.full((40, 30), math.inf)})
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    share=st.floats(0.01, 1), rate=st.floats(0, 1), number=st.integers(1, 500), clients=st.integers(2, 300)
+)
+def test_falling_samples_fall_to_two(share: float, rate: float, number: int, clients: int) -> None:
+    sampling = Falling(share, rate)
+    now, later = (sampling.count(each, clients) for each in (number, number + 1))
+    assert clients >= now >= later >= 2
+    chosen = sampling.chosen(number, clients, 7)
+    assert chosen == sampling.chosen(number, clients, 7) == sorted(set(chosen)) and len(chosen) == now
+    assert laconic.parse(repr(sampling)) == sampling
+
+
+def test_kinds_of_messages_follow_the_length_of_an_absence() -> None:
+    first, present = model(), model()
+    server, client = Server(first, "stc(density=0.02)", "stc(density=0.02)", cache_nbytes=2000), Client(first)
+    server.receive("a", client.reply(deliver(server, client, "a")))
+    seen: dict[Kind, int] = {}
+    for away in range(1, 200):
+        present = train(1, present, away)[0]
+        server.publish(present)
+        kind = Message.unpack(server.message_for("a"), 1 << 20).kind
+        seen.setdefault(kind, away)
+    assert seen[Kind.UPDATES] == 1 < seen[Kind.ENTRIES] < seen[Kind.WHOLE]
