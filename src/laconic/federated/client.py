@@ -126,9 +126,10 @@ class Client:
             return write_entries_(body, public)
         if message.kind is not Kind.UPDATES:
             raise Refused("malformed", f"a server's message is expected, got {message.kind.name.lower()}")
-        coding = Coding.answer(message.up, form.layout) or Coding.down(message.down, form.layout)
-        for version, update in read_updates(body, message.base, message.version):
-            if version > self.version:
+        updates = read_updates(body, message.base, message.version)
+        if missed := [(version, update) for version, update in updates if version > self.version]:
+            coding = Coding.answer(message.up, form.layout) or Coding.down(message.down, form.layout)
+            for version, update in missed:
                 coding.decode_add_(update, public, version)
         return public
 

@@ -1,0 +1,202 @@
+"""Messages that no honest side has sent: refused with a reason, and nothing has changed."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from laconic.core.errors import StateError
+from laconic.federated.client import Client
+from laconic.federated.memory import InFile
+from laconic.federated.message import Kind, Message, Refused
+from laconic.federated.rounds import deliver, mean, simulate
+from laconic.federated.samplings.constant import Constant
+from laconic.federated.server import Server
+
+from .federated_world import SHAPES, equal, model, train
+
+SPEC = "stc(density=0.05)"
+FLIPS = 3000
+
+
+def answered(spec: str = SPEC) -> tuple[Server, torch.Tensor]:
+    """A server that waits for this answer of "a"."""
+    first = model()
+    server, client = Server(first, spec), Client(first)
+    return server, client.reply(train(0, deliver(server, client, "a"), 1)[0])
+
+
+def rewritten(wire: torch.Tensor, **changes: object) -> torch.Tensor:
+    """The message with other fields, and a checksum that fits."""
+    return replace(Message.unpack(wire, 1 << 24), **changes).pack()
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes"),
+    [
+        ("wrong round", {"token": 12345}),
+        ("wrong round", {"base": 0}),
+        ("other spec", {"up": "dense()"}),
+        ("other model", {"fingerprint": b"\0" * 8}),
+        ("malformed", {"kind": Kind.WHOLE}),
+        ("malformed", {"body": torch.zeros(3, dtype=torch.uint8)}),
+        ("malformed", {"body": torch.full((400,), 255, dtype=torch.uint8)}),
+    ],
+)
+def test_an_answer_that_does_not_fit_is_refused_by_name(reason: str, changes: dict[str, object]) -> None:
+    server, wire = answered()
+    with pytest.raises(Refused) as refused:
+        server.receive("a", rewritten(wire, **changes))
+    assert refused.value.reason == reason
+    assert server.traffic.refusals == {("a", reason): 1}
+    server.receive("a", wire)  # the honest answer is still welcome
+
+
+def test_values_that_would_ruin_the_model_are_refused() -> None:
+    server, wire = answered("dense()")
+    body = Message.unpack(wire, 1 << 24).body
+    carried, head = server.form.carried_nbytes, 4
+    for value, reason in ((torch.nan, "malformed"), (torch.inf, "malformed"), (1e30, "too large")):
+        values = torch.full((server.form.layout.numel,), value).view(torch.uint8)
+        with pytest.raises(Refused) as refused:
+            server.receive("a", rewritten(wire, body=torch.cat([body[: carried + head], values])))
+        assert refused.value.reason == reason
+    spoilt = torch.cat([torch.full((5,), torch.nan).view(torch.uint8), body[20:]])
+    with pytest.raises(Refused, match="a buffer holds NaN"):
+        server.receive("a", rewritten(wire, body=spoilt))
+
+
+def test_an_answer_counts_once() -> None:
+    server, wire = answered()
+    proposed = server.receive("a", wire)
+    with pytest.raises(Refused, match="replayed"):
+        server.receive("a", wire)
+    server.publish(proposed)
+    with pytest.raises(Refused, match="replayed"):
+        server.receive("a", wire)
+    with pytest.raises(Refused, match="wrong round"):
+        server.receive("b", wire)
+
+
+def test_every_cut_and_many_flips_are_refused() -> None:
+    server, wire = answered("topk(density=0.01)")
+    before = server.state_dict()
+    for length in range(wire.numel()):
+        with pytest.raises(Refused, match=r"truncated|malformed|oversized"):
+            server.receive("a", wire[:length])
+    rng = random.Random(0)
+    for _ in range(FLIPS):
+        flipped = wire.clone()
+        for _ in range(rng.randint(1, 4)):
+            flipped[rng.randrange(wire.numel())] ^= rng.randint(1, 255)
+        if not torch.equal(flipped, wire):
+            with pytest.raises(Refused):
+                server.receive("a", flipped)
+    assert torch.equal(before["public"], server.state_dict()["public"])
+    assert before["contacts"] == server.state_dict()["contacts"]
+
+
+def test_flips_under_a_right_checksum_write_no_nonsense() -> None:
+    """Whoever makes the message can make its checksum: codecs must refuse by themselves."""
+    first, rng = model(), random.Random(1)
+    for _ in range(300):
+        server, wire = answered()
+        body = Message.unpack(wire, 1 << 24).body.clone()
+        body[rng.randrange(body.numel())] ^= rng.randint(1, 255)
+        try:
+            proposed = server.receive("a", rewritten(wire, body=body))
+        except Refused:
+            continue
+        assert all(bool(proposed[name].isfinite().all()) for name in SHAPES)
+        assert all(proposed[name].shape == first[name].shape for name in first)
+
+
+def test_a_message_that_announces_much_takes_no_memory() -> None:
+    server, _ = answered()
+    tracemalloc.start()
+    with pytest.raises(Refused, match="oversized"):
+        server.receive("a", torch.zeros(1 << 20, dtype=torch.uint8))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 1 << 18
+
+
+def test_a_client_refuses_what_it_did_not_ask_for() -> None:
+    first = model()
+    wire = Server(first, SPEC).message_for("a")
+    with pytest.raises(Refused, match="other spec: the server has up="):
+        Client(first, up="dense()").receive(wire)
+    with pytest.raises(Refused, match="other model"):
+        Client({"w": torch.zeros(99, 99)}).receive(wire)
+    with pytest.raises(Refused, match="other protocol"):
+        Client(first).receive(torch.cat([wire[:4], torch.tensor([9], dtype=torch.uint8), wire[5:]]))
+    with pytest.raises(Refused, match="malformed: unknown name"):
+        Client(first).receive(rewritten(wire, up="nonsense()"))
+
+
+def test_a_round_goes_on_without_who_is_refused() -> None:
+    first = model()
+    server = Server(first, SPEC)
+
+    def some_fail(client: int, tensors: dict[str, torch.Tensor], number: int):
+        trained, examples = train(client, tensors, number)
+        if client == 1:
+            trained["first.weight"][0, 0] = torch.nan
+        if client == 2:
+            trained["first.weight"] = 1e20 * torch.ones(SHAPES["first.weight"])
+        return trained, examples
+
+    for outcome in simulate(
+        first, some_fail, server, clients=5, sampling=Constant(1.0), rounds=3, aggregate=mean
+    ):
+        assert set(outcome.failed) == {1, 2} and "diverged" in outcome.failed[1]
+    assert server.traffic.refusals == {("2", "too large"): 3}
+
+
+def test_a_file_outlives_its_process(tmp_path: Path) -> None:
+    first = model()
+    one, other = Server(first, SPEC, SPEC), Server(first, SPEC, SPEC)
+    held = Client(first)
+    for number in range(4):
+        restarted = Client(first, InFile(tmp_path, "run 1", "a/b"))
+        replies = []
+        for server, client in ((one, restarted), (other, held)):
+            replies.append(client.reply(train(0, deliver(server, client, "a"), number)[0]))
+            server.publish(server.receive("a", replies[-1]))
+        assert torch.equal(*replies)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a_b.client"]
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, memory = model(), InFile(tmp_path, "run", "a")
+    server, client = Server(first, SPEC), Client(first, memory)
+    server.receive("a", client.reply(train(0, deliver(server, client, "a"), 1)[0]))
+    kept = memory.path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    held = deliver(server, client, "a")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(StateError, match="No space left on device; make room on its disk"):
+            client.reply(train(0, held, 2)[0])
+    assert memory.path.read_bytes() == kept and len(list(tmp_path.rglob("*.client*"))) == 1
+    again = Client(first, memory)
+    assert equal(deliver(server, again, "a"), server.public)
+    server.receive("a", again.reply(train(0, held, 2)[0]))
+
+
+def test_a_damaged_file_says_what_to_do(tmp_path: Path) -> None:
+    memory = InFile(tmp_path, "run", "a")
+    memory.save({"fingerprint": "0"})
+    with pytest.raises(StateError, match=r"another model: delete .*a\.client"):
+        Client(model(), memory)
+    memory.path.write_bytes(memory.path.read_bytes()[:100])
+    with pytest.raises(StateError, match="cannot read"):
+        Client(model(), memory)
