@@ -45,12 +45,16 @@ KINDS = {
     "Feedback": "feedback: what was not sent now is sent later",
     "Topologies": "topology: who talks to whom in gossip",
     "Partitions": "partition: which examples belong to which client",
+    "Federated schemes": "federated scheme: what goes up and down between clients and a server",
+    "Samplings": "sampling: which clients take part in a round",
 }
 CALLS = {
     "strategy": 'model, optimizer = laconic.distribute(model, optimizer, "{spec}")',
     "Index codings": 'handle = laconic.compress(model, optimizer, "sparse(topk(0.01), indices={spec})")',
     "Topologies": 'model, optimizer = laconic.distribute(model, optimizer, "sgp(topology={spec})")',
     "Partitions": 'shares = laconic.parse("{spec}").deal(labels, clients=100, seed=0)',
+    "Federated schemes": 'laconic federate mnist --with "{spec}"',
+    "Samplings": 'laconic federate mnist --with "updates(stc(), sampling={spec})"',
 }
 CALL = 'handle = laconic.compress(model, optimizer, "{spec}")'
 MEASURED_ON = (

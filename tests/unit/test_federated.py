@@ -13,7 +13,7 @@ import laconic
 from laconic.core.errors import NonFiniteError, SpecError, StateError, WireError
 from laconic.federated.client import Client
 from laconic.federated.memory import InMemory
-from laconic.federated.message import OVERHEAD, Kind, Message, NeedsWhole
+from laconic.federated.message import OVERHEAD, Kind, Message, NeedsWhole, Refused
 from laconic.federated.rounds import deliver, majority, mean, simulate, weighted_mean
 from laconic.federated.samplings.constant import Constant
 from laconic.federated.samplings.falling import Falling
@@ -161,6 +161,23 @@ def test_a_client_without_its_memory_gets_the_whole_model() -> None:
     with pytest.raises(NeedsWhole, match="leads from version 1 on, and this client holds 0"):
         afresh.receive(server.message_for("a"))
     assert equal(deliver(server, afresh, "a"), server.public)
+
+
+def test_a_first_model_that_all_have_need_not_travel() -> None:
+    first = model()
+    server = Server(first, "stc(density=0.02)", "stc(density=0.02)", shared_start=True)
+    present = first
+    for number in range(3):
+        present = train(1, present, number)[0]
+        server.publish(present)
+    client = Client(first, shared_start=True)
+    wire = server.message_for("a")
+    assert wire.numel() < 800 and equal(client.receive(wire), server.public)
+    server.receive("a", client.reply(train(0, present, 3)[0]))
+    with pytest.raises(
+        Refused, match="other model: its names, shapes, dtypes, buffers= or first values differ"
+    ):
+        Client(model(seed=1), shared_start=True).receive(server.message_for("b"))
 
 
 def test_a_server_that_goes_on_from_its_state_sends_the_same_bits() -> None:

@@ -24,6 +24,8 @@ from laconic.core.selector import IndexCoding, Selector
 from laconic.core.spec import Spec, find, names
 from laconic.data.partition import Partition
 from laconic.exchange.method import Method, Paper, Route
+from laconic.federated.samplings import Sampling
+from laconic.federated.schemes import Scheme
 from laconic.feedback import Feedback
 from laconic.methods import catalogue
 from laconic.plan.growth import Growth
@@ -52,6 +54,8 @@ PIECES: dict[str, type[Spec]] = {
     "Feedback: what was not sent now is sent later": Feedback,
     "Topologies: who talks to whom in gossip": Topology,
     "Partitions: which examples belong to which client": Partition,
+    "Federated schemes: what goes up and down between clients and a server": Scheme,
+    "Samplings: which clients take part in a round": Sampling,
 }
 
 

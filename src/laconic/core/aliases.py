@@ -32,7 +32,6 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "randk": (RANDOMK,),
     "random_k": (RANDOMK,),
     "rice": ("golomb()", "qsgd(coding='rice')"),
-    "signsgd": ("majority_vote()", "sign()"),
     "sparse_ternary_compression": ("stc()",),
     "strom": (THRESHOLD,),
     "top_k": (TOPK,),

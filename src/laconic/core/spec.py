@@ -37,6 +37,7 @@ ROOMS = (
     "laconic.strategies.leaders",
     "laconic.data.partition",
     "laconic.federated.samplings",
+    "laconic.federated.schemes",
     "laconic.methods",
 )
 READING = threading.Lock()  # ast.parse in several threads at once can fail, seen on CPython 3.11

@@ -33,6 +33,7 @@ class Client:
         memory: Where it keeps what it must not lose; default: in this process.
         buffers: As the server's.
         up, down: The specs that it accepts; default: whatever the server asks for.
+        shared_start: As the server's: `like` is the first model, and need not travel.
     """
 
     def __init__(
@@ -43,13 +44,21 @@ class Client:
         buffers: Buffers = "send",
         up: str | None = None,
         down: str | None = None,
+        shared_start: bool = False,
     ) -> None:
         self.form = Form.of(like, buffers)
         self._memory = InMemory() if memory is None else memory
         self._expected = {"up": up, "down": down}
         self._state: dict[str, Any] = self._memory.load()
-        if self._state and self._state["fingerprint"] != self.form.fingerprint.hex():
+        self._identity = self.form.identity(like if shared_start else None)
+        if self._state and self._state["fingerprint"] != self._identity.hex():
             raise StateError(f"{self._memory} is the memory of another model: {self._memory.way_out}")
+        if shared_start and not self._state:
+            self._state = {
+                "version": 1,
+                "public": self.form.flat(like),
+                "local": self.form.pick(like, "local"),
+            }
         self._others: Tensors = {}
         self._message: Message | None = None
 
@@ -73,8 +82,10 @@ class Client:
         form = self.form
         most = 4 * form.layout.numel + form.carried_nbytes + form.local_nbytes
         message = Message.unpack(wire, most)
-        if message.fingerprint != form.fingerprint:
-            raise Refused("other model", "its names, shapes, dtypes or buffers= differ from this client's")
+        if message.fingerprint != self._identity:
+            raise Refused(
+                "other model", "its names, shapes, dtypes, buffers= or first values differ from this client's"
+            )
         for way, text in self._expected.items():
             if text is not None and text != getattr(message, way):
                 raise Refused(
@@ -96,7 +107,7 @@ class Client:
                 pending["wire"], residual.clone(), pending["step"]
             )
         self._state = {
-            "fingerprint": form.fingerprint.hex(),
+            "fingerprint": self._identity.hex(),
             "version": message.version,
             "public": public,
             "residual": residual,
@@ -170,7 +181,7 @@ class Client:
         self._state, self._message = kept, None
         return Message(
             kind=Kind.ANSWER,
-            fingerprint=form.fingerprint,
+            fingerprint=self._identity,
             token=message.token,
             accepted=0,
             base=message.version,

@@ -108,6 +108,13 @@ class Form:
         """Bytes of what stays local: they travel once, as a client's first values."""
         return sum(kind.nbytes for kind in self._with("local"))
 
+    def identity(self, first: Mapping[str, Tensor] | None) -> bytes:
+        """8 bytes that both sides must agree on: the form, and the values of a first model that both have."""
+        if first is None:
+            return self.fingerprint
+        values = self.pack(first, "coded").numpy().tobytes()
+        return hashlib.blake2b(self.fingerprint + values, digest_size=8).digest()
+
     def flat(self, model: Mapping[str, Tensor]) -> Tensor:
         """The compressed tensors as float32 (n,), a copy. Raises `SpecError` for a model of another form."""
         self.check(model)

@@ -86,6 +86,7 @@ def simulate(
     rounds: int,
     aggregate: Aggregate = weighted_mean,
     buffers: Buffers = "send",
+    shared_start: bool = False,
     seed: int = 0,
 ) -> Iterator[Outcome]:
     """Train for so many rounds, and tell of each when it is over.
@@ -98,7 +99,7 @@ def simulate(
         sampling: Who takes part.
         rounds: How many.
         aggregate: Makes the next model from this one and the clients' proposals.
-        buffers: As the server's.
+        buffers, shared_start: As the server's.
         seed: Of who takes part.
 
     Raises:
@@ -107,12 +108,13 @@ def simulate(
     arguments.whole("clients", clients, 1)
     arguments.whole("rounds", rounds, 1)
     there: dict[int, Client] = {}
+    first = model
     for number in range(1, rounds + 1):
         before = (server.traffic.down_nbytes, server.traffic.up_nbytes)
         proposals, failed = [], {}
         chosen = sampling.chosen(number, clients, seed)
         for who in chosen:
-            client = there.setdefault(who, Client(model, buffers=buffers))
+            client = _client(there, who, first, buffers, shared_start)
             try:
                 trained, examples = train(who, deliver(server, client, str(who)), number)
                 proposals.append((server.receive(str(who), client.reply(trained)), examples))
@@ -123,6 +125,14 @@ def simulate(
         server.publish(model)
         after = (server.traffic.down_nbytes, server.traffic.up_nbytes)
         yield Outcome(number, tuple(chosen), after[0] - before[0], after[1] - before[1], model, failed)
+
+
+def _client(
+    there: dict[int, Client], who: int, first: Tensors, buffers: Buffers, shared_start: bool
+) -> Client:
+    if who not in there:
+        there[who] = Client(first, buffers=buffers, shared_start=shared_start)
+    return there[who]
 
 
 def deliver(server: Server, client: Client, name: str) -> Tensors:

@@ -53,6 +53,8 @@ class Server:
         max_norm: A longer update is scaled to this Euclidean norm; default: none is.
         seed: Of what random codecs draw.
         cache_nbytes: Memory for past answers; default: the bytes of one model.
+        shared_start: Whether every client makes the first model itself, from a seed that all know, so that it
+            need not travel. A client whose values differ is refused.
 
     Raises:
         SpecError: A spec cannot be used between a client and a server, or an argument is outside its range.
@@ -68,6 +70,7 @@ class Server:
         max_norm: float | None = None,
         seed: int = 0,
         cache_nbytes: int | None = None,
+        shared_start: bool = False,
     ) -> None:
         self.form = Form.of(model, buffers)
         self.up = Coding.up(up, self.form.layout)
@@ -85,6 +88,8 @@ class Server:
         self._others = self.form.pick(model, "sent", "local")
         self._cache = Cache(n, 4 * n if cache_nbytes is None else cache_nbytes)
         self._contacts: dict[str, Contact] = {}
+        self._first_version = 1 if shared_start else 0  # that a client holds before the first message
+        self._identity = self.form.identity(model if shared_start else None)
         self.version = 1
         self.traffic = Traffic()
         self.traffic.begin(1)
@@ -122,14 +127,14 @@ class Server:
         """What this client needs to hold the present version: uint8 (m,), never longer than the model and its
         heading. The next `receive` of this client expects an answer to it.
         """
-        contact = self._contacts.setdefault(client, Contact())
+        contact = self._contacts.setdefault(client, self._stranger())
         contact.met += 1
         contact.token = mix(self._seed, self.version, name_key(client), contact.met) | 1
         kind, part = self._cache.since(contact.version, self.version, self._public)
         roles = ("sent", "local") if kind is Kind.WHOLE else ("sent",)
         message = Message(
             kind=kind,
-            fingerprint=self.form.fingerprint,
+            fingerprint=self._identity,
             token=contact.token,
             accepted=contact.accepted,
             base=0 if kind is Kind.WHOLE else contact.version,
@@ -161,12 +166,14 @@ class Server:
             raise
 
     def _received(self, client: str, wire: Tensor) -> Tensors:
-        contact = self._contacts.get(client, Contact())
+        contact = self._contacts.get(client, self._stranger())
         message = Message.unpack(wire, self.form.carried_nbytes + self.up.most_nbytes())
         if message.kind is not Kind.ANSWER:
             raise Refused("malformed", f"an answer is expected, got {message.kind.name.lower()}")
-        if message.fingerprint != self.form.fingerprint:
-            raise Refused("other model", "its names, shapes, dtypes or buffers= differ from the server's")
+        if message.fingerprint != self._identity:
+            raise Refused(
+                "other model", "its names, shapes, dtypes, buffers= or first values differ from the server's"
+            )
         if message.up != self.up.text:
             raise Refused("other spec", f"it sends {message.up!r}, and {self.up.text!r} was asked for")
         if message.token and message.token == contact.accepted:
@@ -196,17 +203,20 @@ class Server:
 
     def forget(self, client: str) -> None:
         """Note that this client holds no version: its next message is the whole model."""
-        self._contacts.setdefault(client, Contact()).version = 0
+        self._contacts.setdefault(client, self._stranger()).version = 0
 
     def holds(self, client: str) -> int:
         """The version that this client is known to hold; 0: none."""
-        return self._contacts.get(client, Contact()).version
+        return self._contacts.get(client, self._stranger()).version
+
+    def _stranger(self) -> Contact:
+        return Contact(version=self._first_version)
 
     def state_dict(self) -> dict[str, Any]:
         """All that a server needs to go on where this one stands, beside its arguments."""
         return {
             "format": FORMAT,
-            "fingerprint": self.form.fingerprint.hex(),
+            "fingerprint": self._identity.hex(),
             "version": self.version,
             "target": self._target.clone(),
             "public": self._public.clone(),
@@ -220,7 +230,7 @@ class Server:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take it back. Raises `StateError` for another model's state."""
-        if state.get("format") != FORMAT or state.get("fingerprint") != self.form.fingerprint.hex():
+        if state.get("format") != FORMAT or state.get("fingerprint") != self._identity.hex():
             raise StateError(
                 "the saved state is of a server of another model, buffers= or version of laconic"
             )

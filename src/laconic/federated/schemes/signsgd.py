@@ -1,0 +1,34 @@
+"""signSGD on updates: one bit an entry up, and the majority's sign."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from laconic.core.spec import Status
+from laconic.federated.rounds import Aggregate, majority
+from laconic.federated.schemes import Scheme
+
+
+@dataclass(frozen=True, repr=False)
+class SignSGD(Scheme):
+    """w += median over clients of mean |update| * sign(sum over clients of sign(update)), tensor by tensor.
+
+    Bernstein et al. 2018, arXiv:1802.04434 and 1810.05291, on the updates of a round instead of gradients,
+    as in the comparison of Sattler et al. 2019 (arXiv:1903.02891). There the step is a constant rate; ours is
+    the median of the clients' magnitudes, which no single client moves. One bit an entry up, without memory;
+    the model goes down as it is.
+    """
+
+    name: ClassVar[str] = "signsgd"
+    paper: ClassVar[str] = "Bernstein et al. 2018, arXiv:1810.05291"
+    status: ClassVar[Status] = "reconstruction"
+    examples: ClassVar[tuple[str, ...]] = ("signsgd()",)
+
+    @property
+    def up(self) -> Any:
+        return "gather(signmean())"
+
+    @property
+    def aggregate(self) -> Aggregate:
+        return majority

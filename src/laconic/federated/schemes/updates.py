@@ -1,0 +1,53 @@
+"""Updates: any codec or method up and down, any mean, any sampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, get_args
+
+from laconic.core import arguments
+from laconic.core.errors import SpecError
+from laconic.federated.rounds import Aggregate, majority, mean, weighted_mean
+from laconic.federated.samplings import Sampling
+from laconic.federated.schemes import Scheme
+
+By = Literal["examples", "clients", "majority"]
+AGGREGATES: dict[str, Aggregate] = {"examples": weighted_mean, "clients": mean, "majority": majority}
+
+
+@dataclass(frozen=True, repr=False)
+class Updates(Scheme):
+    """Updates go up by one spec and down by another.
+
+    `up`, `down`: what `compress` takes and needs no other rank, such as stc(density=0.01) or qsgd(levels=7);
+    without `down` the model goes down as it is. `by`: a mean weighted by 'examples', or one that counts each
+    of the 'clients' once, or the sign of the 'majority'. `sampling`: who takes part, such as falling(0.2);
+    default: as the run says. `max_norm`: a longer update is scaled to this norm.
+
+    >>> from laconic.core.spec import parse
+    >>> parse("updates(dhqc(density=0.01), dhqc(density=0.01), sampling=falling(0.2))").sampling.count(1, 100)
+    20
+    """
+
+    up: Any = field(default="dense()")
+    down: Any = None
+    by: By = "examples"
+    sampling: Sampling | None = None
+    max_norm: float | None = None
+
+    name: ClassVar[str] = "updates"
+    examples: ClassVar[tuple[str, ...]] = (
+        "updates(stc(density=0.05), stc(density=0.05), by='clients')",
+        "updates(qsgd(levels=7), sampling=falling(0.2), max_norm=1.0)",
+    )
+
+    def __post_init__(self) -> None:
+        arguments.choice("updates: by", self.by, get_args(By))
+        if self.sampling is not None and not isinstance(self.sampling, Sampling):
+            raise SpecError(f"updates: sampling must be one such as falling(0.2), got {self.sampling!r}")
+        if self.max_norm is not None:
+            arguments.number("updates: max_norm", self.max_norm, above=0, hint="None clips nothing")
+
+    @property
+    def aggregate(self) -> Aggregate:
+        return AGGREGATES[self.by]
