@@ -1,0 +1,142 @@
+"""Accuracy against bytes up and down, where clients differ much: 100 clients with 2 classes each, 10 a round.
+
+    python -m benchmarks.federated                      all of it; goes on where it stopped. Needs LACONIC_DATA
+    python -m benchmarks.federated --task mnist --seed 0
+    python -m benchmarks.federated --budget-minutes 30  starts no training that would end later
+    python -m benchmarks.federated --quick              a few rounds of each, to see that it runs; keeps nothing
+
+All methods do equal local steps from the same first model, which clients make themselves. A training whose
+file is in benchmarks/results/federated/ is not done again; every method is trained with one seed before the
+next seed. `make docs` writes docs/federated_accuracy.md from the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.machine import machine
+from laconic.report.ledger import slug
+from laconic.tasks import find
+from laconic.tasks.federation import Federation, federate
+from laconic.tasks.task import Tensors
+
+FOLDER = Path(__file__).parent / "results" / "federated"
+SEEDS, QUICK = 3, 2
+SCHEMES = (
+    "fedavg()",
+    "stc(density=0.0025, down=0.0025)",
+    "stc(density=0.01, down=0.01)",
+    "signsgd()",
+    "stc(density=0.04, down=0.04)",
+    "dgc(density=0.01)",
+    "updates(dhqc(density=0.01), down=dhqc(density=0.01), sampling=falling(0.2))",
+)
+RATES = {"mnist": 0.05, "cifar10": 0.05}  # of plain SGD, without momentum
+ROUNDS, LOCAL_STEPS, EVAL_EVERY = 200, 5, 10
+PLAN = Federation(
+    task="mnist",
+    model=None,
+    spec="fedavg()",
+    by="classes_per_client(classes=2)",
+    clients=100,
+    per_round=10,
+    rounds=ROUNDS,
+    local_steps=LOCAL_STEPS,
+    batch=20,
+    lr=0.05,
+    momentum=0.0,
+    seed=0,
+    eval_every=EVAL_EVERY,
+)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One scheme on one task with one seed."""
+
+    task: str
+    spec: str
+    seed: int
+
+    @property
+    def file(self) -> Path:
+        """What is kept of it."""
+        return FOLDER / self.task / f"{slug(self.spec)}-{self.seed}.json"
+
+    @property
+    def plan(self) -> Federation:
+        """Its settings."""
+        return replace(PLAN, task=self.task, spec=self.spec, seed=self.seed, lr=RATES[self.task])
+
+
+def trials(tasks: list[str], seeds: list[int]) -> Iterator[Trial]:
+    """Every scheme with one seed before the next seed."""
+    for seed in seeds:
+        for task in tasks:
+            for spec in SCHEMES:
+                yield Trial(task, spec, seed)
+
+
+def measured(plan: Federation, tensors: Tensors) -> dict[str, Any]:
+    """Train, and give what is to be kept: bytes of all clients together, by round, and tests."""
+    began = time.monotonic()
+    told = list(federate(plan, tensors))
+    tests = [event for event in told if "accuracy" in event]
+    up, down = (
+        [sum(event[way] for event in told[: test["round"]]) for test in tests] for way in ("up", "down")
+    )
+    return asdict(plan) | {
+        "round": [test["round"] for test in tests],
+        "accuracy": [test["accuracy"] for test in tests],
+        "test_loss": [test["test_loss"] for test in tests],
+        "up": up,
+        "down": down,
+        "participants": sum(len(event["chosen"]) for event in told),
+        "failed": sum(len(event["failed"]) for event in told),
+        "minutes": round((time.monotonic() - began) / 60, 2),
+        "machine": machine(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--task", choices=sorted(RATES))
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--budget-minutes", type=float, default=float("inf"))
+    parser.add_argument("--quick", action="store_true")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    tasks = [asked.task] if asked.task else list(RATES)
+    seeds = [0] if asked.quick else [asked.seed] if asked.seed is not None else [*range(SEEDS)]
+    data = {task: find(task).load(None) for task in tasks}
+    end, longest = time.monotonic() + 60 * asked.budget_minutes, 0.0
+    for trial in trials(tasks, seeds):
+        if trial.file.exists() and not asked.quick:
+            continue
+        start = time.monotonic()
+        if start + longest > end:
+            break
+        plan = replace(trial.plan, rounds=QUICK, eval_every=1) if asked.quick else trial.plan
+        found = measured(plan, data[trial.task])
+        longest = max(longest, time.monotonic() - start)
+        print(
+            f"{trial.task}, seed {trial.seed}: {trial.spec}: accuracy {100 * found['accuracy'][-1]:.2f} %,"
+            f" {found['up'][-1] / 1e6:.2f} MB up, {found['down'][-1] / 1e6:.2f} MB down,"
+            f" {time.monotonic() - start:.0f} s",
+            flush=True,
+        )
+        if not asked.quick:
+            trial.file.parent.mkdir(parents=True, exist_ok=True)
+            trial.file.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
