@@ -1,13 +1,13 @@
-"""Accuracy against bytes up and down, where clients differ much: 100 clients with 2 classes each, 10 a round.
+"""Accuracy against bytes both ways, where clients differ much: 100 clients of 2 classes each, 10 a round.
 
-    python -m benchmarks.federated                      all of it; goes on where it stopped. Needs LACONIC_DATA
+    python -m benchmarks.federated                      all of it; goes on where it stopped
     python -m benchmarks.federated --task mnist --seed 0
     python -m benchmarks.federated --budget-minutes 30  starts no training that would end later
-    python -m benchmarks.federated --quick              a few rounds of each, to see that it runs; keeps nothing
+    python -m benchmarks.federated --quick              a few rounds of each; keeps nothing
 
-All methods do equal local steps from the same first model, which clients make themselves. A training whose
-file is in benchmarks/results/federated/ is not done again; every method is trained with one seed before the
-next seed. `make docs` writes docs/federated_accuracy.md from the files.
+Needs LACONIC_DATA. All methods do equal local steps from the same first model, which clients make themselves.
+A training whose file is in benchmarks/results/federated/ is not done again; every method is trained with one
+seed before the next seed. `make docs` writes docs/federated_accuracy.md from the files.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Writes the file that --out names."""
+"""Files and folders that a command writes."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
-from laconic.core.errors import SpecError
+from laconic.core.errors import SpecError, StateError
+from laconic.report.ledger import CONFIG
 
 
 def write(path: Path, text: str) -> None:
@@ -22,3 +24,19 @@ def write_svg(path: Path, text: str) -> None:
     if path.suffix.lower() != ".svg":
         raise SpecError(f"--out must end in .svg, the only picture format, got {path}")
     write(path, text)
+
+
+def fresh_folder(folder: Path) -> Path:
+    """Make a run's folder and return it. An older run in its place moves to NAME.old.
+
+    Raises `StateError` if what is in its place is no run.
+    """
+    if folder.exists():
+        if not (folder / CONFIG).exists():
+            raise StateError(f"{folder} exists and is not a run of Laconic: give another --name")
+        aside = folder.with_name(f"{folder.name}.old")
+        if aside.exists():
+            shutil.rmtree(aside)
+        folder.rename(aside)
+    folder.mkdir(parents=True)
+    return folder

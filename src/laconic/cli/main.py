@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from laconic.cli.console import errors
 from laconic.cli.doctor import doctor
+from laconic.cli.federate import federate
 from laconic.cli.lab import lab
 from laconic.cli.methods import methods
 from laconic.cli.partition import partition
@@ -40,6 +41,7 @@ app = typer.Typer(
     help="Distributed deep learning in few words: send what matters, count every byte, keep the accuracy.",
 )
 app.command()(train)
+app.command()(federate)
 app.command(context_settings=PASS_THROUGH)(run)
 app.command(context_settings=PASS_THROUGH)(lab)
 app.command()(methods)

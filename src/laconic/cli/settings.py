@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from laconic.cli.files import fresh_folder
 from laconic.cli.versions import version_of
 from laconic.core import arguments
 from laconic.core.errors import AttachError, LaconicError, SpecError, StateError
@@ -179,14 +179,8 @@ class Settings:
         """Make the run's folder. An older run moves to NAME.old; with `resume` its settings must be equal."""
         if self.resume:
             self._check_same()
-        elif self.folder.exists():
-            if not (self.folder / CONFIG).exists():
-                raise StateError(f"{self.folder} exists and is not a run of Laconic: give another --name")
-            aside = self.folder.with_name(f"{self.name}.old")
-            if aside.exists():
-                shutil.rmtree(aside)
-            self.folder.rename(aside)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        else:
+            fresh_folder(self.folder)
 
     def _check_same(self) -> None:
         path = self.folder / CONFIG

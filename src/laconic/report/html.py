@@ -1,6 +1,6 @@
 """A run as one self-contained HTML page: plots, a table, and what the figures mean.
 
-The page is `page.html` with the data inserted as JSON and plotly's script inserted in full: it makes no
+The page is `page.html` with its style, its data as JSON and plotly's script inserted in full: it makes no
 network requests.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import json
 import math
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,7 @@ HEADS = (
 
 def write_report(folder: Path, run: Run, rows: list[Row], interrupted: str | None) -> Path:
     """Write `report.html` to the run's folder and return its path."""
-    from plotly.offline import get_plotlyjs  # 5 MB of script, so only here
-
     data = {"methods": [_method_data(method) for method in run.methods], "phases": PHASES}
-    page = (files("laconic.report") / "page.html").read_text(encoding="utf-8")
     parts = {
         "@@TITLE@@": html.escape(f"{run.config['name']}: {run.config['title']}"),
         "@@LEDE@@": html.escape(f"{lede(run)} {counted(rows)}".rstrip()),
@@ -53,12 +51,24 @@ def write_report(folder: Path, run: Run, rows: list[Row], interrupted: str | Non
         "@@TABLE@@": table(rows),
         "@@TOGETHER@@": together(run),
         "@@FACTS@@": facts(run),
+    }
+    return write_page(folder / REPORT, "page.html", parts, data)
+
+
+def write_page(path: Path, template: str, parts: Mapping[str, str], data: Any) -> Path:
+    """Write one of this package's pages with these texts at its marks, and this data; returns its path."""
+    from plotly.offline import get_plotlyjs  # 5 MB of script, so only here
+
+    home = files("laconic.report")
+    page = (home / template).read_text(encoding="utf-8")
+    shared = {
+        "@@STYLE@@": (home / "page.css").read_text(encoding="utf-8"),
+        "@@CURVES@@": (home / "curves.js").read_text(encoding="utf-8"),
         "@@DATA@@": json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
         "@@PLOTLY@@": get_plotlyjs(),
     }
-    for mark, text in parts.items():
+    for mark, text in {**parts, **shared}.items():
         page = page.replace(mark, text)
-    path = folder / REPORT
     path.write_text(page, encoding="utf-8")
     return path
 
