@@ -61,6 +61,11 @@ def test_a_killed_worker_that_is_started_anew_is_there_at_the_end(plan):
     assert sum(event["right"] for event in last) > 0.9 * 360
 
 
+def test_fewer_than_the_quorum_end_the_run(plan):
+    with pytest.raises(WorkerFailed, match="quorum"):
+        events_of(replace(plan, quorum=3))
+
+
 def test_a_method_ends_with_its_worker(plan):
     with pytest.raises(WorkerFailed, match="was killed by SIGKILL"):
         events_of(replace(plan, spec="dense()"))
@@ -71,6 +76,15 @@ def test_patience_is_checked_and_excludes_checkpoints(tmp_path):
         settings(tmp_path, patience=0)
     with pytest.raises(SpecError, match="cannot be combined"):
         settings(tmp_path, patience=5.0, checkpoint_every=10)
+
+
+def test_a_quorum_is_of_the_workers_and_goes_with_patience(tmp_path):
+    with pytest.raises(SpecError, match=r"--quorum.*give it too, such as --patience 30"):
+        settings(tmp_path, quorum=2)
+    for wrong in (0, 3):
+        with pytest.raises(SpecError, match=rf"--quorum must be a whole number in 1\.\.2, got {wrong}"):
+            settings(tmp_path, patience=5.0, quorum=wrong)
+    assert settings(tmp_path, patience=5.0, quorum=2).config()["quorum"] == 2
 
 
 def test_restarts_are_of_those_with_patience(tmp_path):

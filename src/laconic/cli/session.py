@@ -84,6 +84,7 @@ class Session:
             skew=settings.skew,
             bits=settings.bits,
             patience_s=settings.patience,
+            quorum=settings.quorum,
             restarts=settings.restarts,
         )
         progress.begin(spec, seed)

@@ -53,6 +53,7 @@ class Settings:
     skew: float | None = None
     bits: int | None = None
     patience: float | None = None
+    quorum: int | None = None
     restarts: int = 0
 
     @classmethod
@@ -113,6 +114,14 @@ class Settings:
                     "--patience and --checkpoint-every cannot be combined: a checkpoint needs a part from"
                     " every worker, and a lost worker writes none; give one of the two"
                 )
+        if self.quorum is not None:
+            hint = "it counts --workers, and these are all there are"
+            arguments.whole("--quorum", self.quorum, 1, self.workers, hint)
+            if self.patience is None:
+                raise SpecError(
+                    "--quorum says how many workers go on after a loss, and without --patience none does:"
+                    " give it too, such as --patience 30"
+                )
         if self.restarts < 0:
             raise SpecError(f"--restarts must be 0 (none) or more, got {self.restarts}")
         if self.restarts and self.patience is None:
@@ -154,6 +163,7 @@ class Settings:
             "skew": self.skew,
             "bits": self.bits,
             "patience": self.patience,
+            "quorum": self.quorum,
             "restarts": self.restarts,
             "seeds": self.seeds,
             "first_seed": self.seed,

@@ -74,6 +74,13 @@ def train(
             " workers [default: a lost worker ends the run]",
         ),
     ] = None,
+    quorum: Annotated[
+        int | None,
+        typer.Option(
+            help="with --patience: the fewest workers that a strategy goes on with; fewer end the run with an"
+            " error [default: 1]",
+        ),
+    ] = None,
     restarts: Annotated[
         int,
         typer.Option(help="with --patience: restart up to this many killed workers, from the others' model"),
@@ -114,6 +121,7 @@ def train(
         skew=skew,
         bits=bits,
         patience=patience,
+        quorum=quorum,
         restarts=restarts,
     )
     for line in settings.warnings():

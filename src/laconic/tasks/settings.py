@@ -33,6 +33,7 @@ class TrainingSettings:
     threads: int
     resume_from: Path | None = None
     patience_s: float | None = None  # how long a strategy waits for a silent worker; None: a loss ends it
+    quorum: int | None = None  # the fewest workers that a strategy goes on with; None: one
     restarts: int = 0  # how many killed workers are restarted, in total
     bits: int | None = None  # of the layers, see `lowbit`; None: float32
     skew: float | None = None  # alpha of the shards, see `skew.py`; None: all draw from all examples
@@ -40,6 +41,10 @@ class TrainingSettings:
     def patience_of(self, spec: Strategy | Method) -> float | None:
         """The `patience_s` for `distribute`: None for a method, which needs every worker."""
         return self.patience_s if isinstance(spec, Strategy) else None
+
+    def quorum_of(self, spec: Strategy | Method) -> int | None:
+        """The `quorum` for `distribute`: None for a method, which needs every worker."""
+        return self.quorum if isinstance(spec, Strategy) else None
 
     @property
     def signature(self) -> Event:

@@ -48,7 +48,10 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
     plain = built(recipe, settings.bits, mix(settings.seed, rank))
     spec = strategy_or_method(settings.spec)
     updates, patience_s = recipe.optimizer(plain, settings.lr, spec), settings.patience_of(spec)
-    model, optimizer = distribute(plain, updates, spec, seed=settings.seed, patience_s=patience_s)
+    quorum = settings.quorum_of(spec)
+    model, optimizer = distribute(
+        plain, updates, spec, seed=settings.seed, patience_s=patience_s, quorum=quorum
+    )
     peak_lr = float(optimizer.param_groups[0]["lr"])
     shard = shard_of(settings, task, tensors, rank, size)
 
