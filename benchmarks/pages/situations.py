@@ -110,7 +110,9 @@ SITUATIONS = (
         "Many workers",
         "What `gather` sends grows with the number of workers, so a sparse method that is best with"
         " four workers can be worst with sixty-four. What these send grows like an all-reduce; with"
-        " `down=`, so does what `dgc` and `stc` send.",
+        " `down=`, so does what `dgc` and `stc` send. A server gets N - 1 messages in a round;"
+        " `scatter_reduce(sparse(topk(0.01)), pattern='tree', feedback='both')` sends the same bytes in"
+        " log2 N rounds of one message, and what is not sent yet waits on the inner ranks of the trees.",
         (
             Pick(
                 "deft(density=0.01)",

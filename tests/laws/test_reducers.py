@@ -46,6 +46,7 @@ ROUNDING = {
     "sum(dtype='bf16')": 2.0**-8,
     "powersgd(rank=4)": 2.0**-22,
     "scatter_reduce(minmax(bits=2, block=16), feedback='both')": 2.0**-22,
+    "scatter_reduce(minmax(bits=2, block=16), pattern='ring', feedback='both')": 2.0**-22,
 }
 DENSE = (
     "sum()",

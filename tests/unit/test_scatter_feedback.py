@@ -1,4 +1,4 @@
-"""scatter_reduce(feedback='both'): what either rounding loses comes back; saved, moved, and put back."""
+"""scatter_reduce(feedback='both'): what any rounding loses comes back; saved, moved, and put back."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one
 from torch import Tensor
 
 from laconic.core.errors import SpecError
+from laconic.core.layout import Layout
 from laconic.core.spec import parse
+from laconic.exchange.method import lift
 from laconic.exchange.state import FORMAT, RankState, label, model_digest, resize
 
 BOTH = "scatter_reduce(minmax(bits=2, block=16), feedback='both')"
 DRAWN = "scatter_reduce(minmax(rounding='stochastic', block=8), feedback='both')"
+TREE = "scatter_reduce(minmax(bits=2, block=16), pattern='tree', feedback='both')"
+RING = "scatter_reduce(minmax(bits=2, block=16), pattern='ring', feedback='both')"
+FEW = "scatter_reduce(sparse(topk(density=0.1)), pattern='tree', feedback='both')"
+CODED = "scatter_reduce(sparse(topk(density=0.1), indices=golomb()), pattern='ring', feedback='both')"
+SPECS = (BOTH, TREE, RING, FEW, CODED)
 STEPS = 6
 
 
@@ -31,7 +38,7 @@ def error_of_the_average(spec: str, steps: int, size: int = 4) -> float:
     return float((everywhere(size, play)[0] - true).norm() / true.norm())
 
 
-@pytest.mark.parametrize("spec", [BOTH, DRAWN])
+@pytest.mark.parametrize("spec", [*SPECS, DRAWN])
 def test_the_error_of_the_average_falls_as_one_over_t(spec: str) -> None:
     """16 times the steps, at least 8 times less error: a bounded residual is all that is missing."""
     few, many = (error_of_the_average(spec, steps) for steps in (10, 160))
@@ -55,12 +62,13 @@ def held(state: dict[str, Tensor], kind: str) -> Tensor:
     return flat
 
 
+@pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_nothing_is_lost(size: int) -> None:
+def test_nothing_is_lost(size: int, spec: str) -> None:
     """All gradients = N * (all means + what is kept of them) + what the ranks hold. To float32, 6 steps."""
 
     def play(comm):  # type: ignore[no-untyped-def]
-        exchange = exchange_on(comm, BOTH)
+        exchange = exchange_on(comm, spec)
         cuts = [cut(MODEL, 1, 2, 1) if t < 2 else cut(MODEL, 2, 1, 1) for t in range(STEPS)]
         means = [one_step(exchange, gradient(comm.rank, t), cuts[t])[0] for t in range(STEPS)]
         return means, exchange.state_dict()
@@ -74,13 +82,14 @@ def test_nothing_is_lost(size: int) -> None:
     assert (given - applied - ranks - size * kept).abs().max() <= 1e-5 * given.abs().max()
 
 
+@pytest.mark.parametrize("spec", [BOTH, RING, FEW])
 @pytest.mark.parametrize("when", [0, 1, 3])
-def test_a_void_step_leaves_the_residual_of_the_mean_as_it_was(when: int) -> None:
+def test_a_void_step_leaves_the_residual_of_the_mean_as_it_was(when: int, spec: str) -> None:
     """Inf on rank 1 in the last bucket, when two have been reduced. Also while buckets are regrouped."""
     inf_at = MODEL["a.weight"].offset + 77
 
     def play(comm):  # type: ignore[no-untyped-def]
-        exchange, before = exchange_on(comm, BOTH), {}
+        exchange, before = exchange_on(comm, spec), {}
         for t in range(5):
             flat = gradient(comm.rank, t)
             if t == when:
@@ -96,44 +105,83 @@ def test_a_void_step_leaves_the_residual_of_the_mean_as_it_was(when: int) -> Non
     assert everywhere(3, play) == [True] * 3
 
 
-def states(size: int) -> list[RankState]:
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_resumed_run_ends_with_the_same_bits(spec: str) -> None:
+    """Whatever the buckets, and though hops keep losses N-fold, for an N that is no power of two."""
+
     def play(comm):  # type: ignore[no-untyped-def]
-        exchange = exchange_on(comm, BOTH)
+        unbroken, before, after = (exchange_on(comm, spec) for _ in range(3))
+        expected = [one_step(unbroken, gradient(comm.rank, t), [MODEL])[0] for t in range(STEPS)]
+        for t in range(3):
+            one_step(before, gradient(comm.rank, t), cut(MODEL, 2, 2))
+        after.load_state_dict(before.state_dict(), step=3)
+        got = [one_step(after, gradient(comm.rank, t), cut(MODEL, 1, 3))[0] for t in range(3, STEPS)]
+        return [torch.equal(a, b) for a, b in zip(expected[3:], got, strict=True)]
+
+    assert everywhere(3, play) == [[True] * 3] * 3
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_among_64_a_rank_sends_at_most_twice_what_it_sends_among_4(spec: str) -> None:
+    """As messages, without headers, 2 (N - 1) / N of them; a gather would send 21 times as much."""
+    layout = Layout.of([("w", (256, 512))])
+
+    def play(comm):  # type: ignore[no-untyped-def]
+        exchange = exchange_on(comm, spec, layout=layout)
+        one_step(exchange, torch.randn(layout.numel), [layout])
+        sent = exchange.comm.snapshot()
+        assert sent.payload_sent <= lift(spec).routes[0].reducer.nbytes(layout)
+        return sent.bare_sent
+
+    few, many = (max(everywhere(size, play)) for size in (4, 64))
+    assert many <= 1.6 * few
+    assert many < 4 * layout.numel / 2  # and far less than dense
+
+
+def states(size: int, spec: str = BOTH) -> list[RankState]:
+    def play(comm):  # type: ignore[no-untyped-def]
+        exchange = exchange_on(comm, spec)
         for t in range(3):
             one_step(exchange, gradient(comm.rank, t), [MODEL])
         tensors = label(exchange.state_dict(), comm.rank)
         return RankState(
-            format=FORMAT, spec=BOTH, model=model_digest(MODEL), rank=comm.rank, size=size, seed=0, step=3,
+            format=FORMAT, spec=spec, model=model_digest(MODEL), rank=comm.rank, size=size, seed=0, step=3,
             tensors=tensors,
         )  # fmt: skip
 
     return everywhere(size, play)
 
 
+@pytest.mark.parametrize("spec", [BOTH, TREE, CODED])
 @pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 3)])
-def test_another_number_of_ranks_keeps_what_was_held(old: int, new: int) -> None:
-    """Each element by the rank that adds it up now."""
-    before = states(old)
+def test_another_number_of_ranks_keeps_what_was_held(old: int, new: int, spec: str) -> None:
+    """Each element by the rank that adds it up now. Of what the ranks hold of their own, the mean."""
+    before = states(old, spec)
     after = resize(before, new)
 
     def play(comm):  # type: ignore[no-untyped-def]
-        exchange = exchange_on(comm, BOTH)
+        exchange = exchange_on(comm, spec)
         prefix = f"rank{comm.rank}/"
         own = {key.removeprefix(prefix): value for key, value in after[comm.rank]["tensors"].items()}
         exchange.load_state_dict(own, step=3)
         return exchange.state_dict()
 
+    now = everywhere(new, play)
     kept = [sum(held(state["tensors"], "once/mean") for state in before)]
-    kept.append(sum(held(state, "once/mean") for state in everywhere(new, play)))
+    kept.append(sum(held(state, "once/mean") for state in now))
     assert kept[0].any() and torch.equal(*kept)
+    own = sum(held(state["tensors"], "residual") for state in before) / old
+    torch.testing.assert_close(sum(held(state, "residual") for state in now) / new, own, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ("minmax(bits=2, block=16), feedback='down'", "feedback must be 'up' or 'both', got 'down'"),
-        ("minmax(), pattern='ring', feedback='both'", "feedback='both' takes pattern='direct', got 'ring'"),
         ("sparse(topk(density=0.1)), feedback='both'", "take server"),
+        ("sparse(topk(density=0.1)), pattern='ring'", "pattern='tree' with feedback='both'"),
+        ("sparse(threshold(0.1)), pattern='ring', feedback='both'", "sparse one with a density"),
+        ("qsgd(coding='rice'), pattern='ring', feedback='both'", "sparse one with a density"),
     ],
 )
 def test_a_wrong_argument_is_refused(arguments: str, says: str) -> None:

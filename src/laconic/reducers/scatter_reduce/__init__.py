@@ -12,7 +12,14 @@ sent it. What the second loses is lost; with feedback='both' the rank p keeps it
 
     2. gather    x = e_p + s     mean = decode(encode(x))     e_p = x - mean
 
-A codec that drops entries is refused: `server` takes one.
+Along a ring or up trees a sum is rounded at each hop. With feedback='both' the rank r that rounds it keeps
+the loss, N-fold, in the residual of its own gradient [ours], from where it goes out at its next turn:
+
+    1. hop       y = x_r/N + decode(what came)       goes on: encode(y)       e_r = N (y - decode(encode(y)))
+
+Then mean = average of what all ranks account for as sent, so nothing is lost, and the average of T means errs
+by the sum of all residuals over T. Codecs that drop entries do as well as through `server`: an entry that is
+due passes all hops in one step, and what waits does so on the inner ranks of its tree.
 """
 
 from __future__ import annotations
@@ -25,6 +32,7 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
+from laconic.codecs.selectors.density_schedule import has_density
 from laconic.codecs.sparse import Sparse
 from laconic.comm.comm import Comm
 from laconic.comm.messages import add_messages_, encoded
@@ -41,7 +49,7 @@ from laconic.core.turn import Turn, mix
 from laconic.feedback.memory.contraction import safe_gain
 from laconic.reducers import BoundReducer, Reducer
 from laconic.reducers.scatter_reduce.cuts import cut, cuts
-from laconic.reducers.scatter_reduce.hops import HOPS, travelling_mean
+from laconic.reducers.scatter_reduce.hops import HOPS, LENGTH, travelling_mean
 from laconic.reducers.scatter_reduce.mean_residual import MeanResidual
 from laconic.reducers.sum import DenseShare
 
@@ -56,15 +64,19 @@ class ScatterReduce(Reducer):
 
     `pattern`, how the pieces come together: 'direct', each rank sends to all others at once; 'ring', along a
     ring, rounded anew at each of N - 1 hops; 'tree', up binomial trees, rounded anew at each of log2 N (a
-    tree a piece, where the release's Horovod ancestor has one tree for everything). Ring and tree take a
-    codec of fixed size, and no feedback: what a hop rounds is a sum of several ranks.
+    tree a piece, where the release's Horovod ancestor has one tree for everything). Direct takes one round of
+    N - 1 messages, a tree log2 N, a ring N - 1 of one message each, always of the same bytes in all. Ring and
+    tree take a codec of fixed size, or with feedback='both' a sparse one with a density.
 
-    `feedback`, what the second rounding loses: 'up', it is lost, and only the way up can have error feedback;
-    'both', it is kept too, so that the average of T means errs by O(1 / T). 'both' asks for error feedback on
-    the way up, takes a codec that this is safe with, and holds 4 bytes for each element that a rank adds up.
+    `feedback`, what roundings lose: 'up', only the direct way up can have error feedback, and what the second
+    rounding or a hop loses is lost; 'both', all of it is kept, so that the average of T means errs by
+    O(1 / T). 'both' asks for error feedback on the way up, takes a codec that this is safe with, and holds 4
+    bytes for each element that a rank adds up. Along a ring the error is several times that of a tree with
+    low bits (4 times among 16 ranks at 2 bits), and alike with `topk`.
 
     Payload: one message of the codec `codec`, of which (N - 1) / N is what goes up and 1 / N what goes
-    down; 4 bytes more with 'ring' and 'tree', where ranks first agree that all of them are finite.
+    down; with 'ring' and 'tree' 4 bytes more, as ranks first agree that all of them are finite, and 8 for
+    each hop's message of a sparse codec.
 
     >>> from laconic.core.spec import parse
     >>> parse("scatter_reduce(minmax(bits=4), pattern='ring')")
@@ -85,26 +97,24 @@ class ScatterReduce(Reducer):
         "scatter_reduce(dense())",
         "scatter_reduce(qsgd(coding='rice'))",
         "scatter_reduce(minmax(bits=2, block=16), feedback='both')",
+        "scatter_reduce(minmax(bits=2, block=16), pattern='ring', feedback='both')",
+        "scatter_reduce(sparse(topk(density=0.05)), pattern='tree', feedback='both')",
     )
 
     def __post_init__(self) -> None:
         arguments.piece("scatter_reduce: codec", self.codec, Codec, "minmax(bits=4)")
         arguments.choice("scatter_reduce: pattern", self.pattern, get_args(Pattern))
         arguments.choice("scatter_reduce: feedback", self.feedback, get_args(Legs))
-        if isinstance(self.codec, Sparse):
+        if isinstance(self.codec, Sparse) and (self.pattern == "direct" or self.feedback == "up"):
             raise SpecError(
-                f"{self.codec!r} drops entries, and scatter_reduce cannot keep those of the mean for later:"
-                f" take server({self.codec!r}, {self.codec!r}), which does"
+                f"{self.codec!r} drops entries, and this scatter_reduce cannot keep those of the mean for"
+                f" later: take server({self.codec!r}, {self.codec!r}), or pattern='tree' with feedback='both'"
             )
-        if self.pattern != "direct" and not self.codec.fixed_size:
+        bounded = isinstance(self.codec, Sparse) and has_density(self.codec.select)
+        if self.pattern != "direct" and not (self.codec.fixed_size or bounded):
             raise SpecError(
-                f"pattern={self.pattern!r} takes a codec of fixed size, {self.codec!r} has none:"
-                " set pattern='direct'"
-            )
-        if self.pattern != "direct" and self.feedback == "both":
-            raise SpecError(
-                f"feedback='both' takes pattern='direct', got {self.pattern!r}: what hops round is a sum of"
-                " several ranks' gradients, which no rank can keep for later"
+                f"pattern={self.pattern!r} takes a codec of fixed size, or a sparse one with a density;"
+                f" {self.codec!r} is neither: set pattern='direct'"
             )
 
     @property
@@ -117,7 +127,9 @@ class ScatterReduce(Reducer):
 
     @property
     def unaccountable(self) -> str | None:
-        return None if self.pattern == "direct" else "each hop rounds a sum of several ranks' gradients"
+        if self.pattern == "direct" or self.feedback == "both":
+            return None
+        return "each hop rounds a sum of several ranks' gradients, which it keeps only with feedback='both'"
 
     def bind(self, layout: Layout, comm: Comm) -> TwoHalves:
         residual = None
@@ -127,10 +139,12 @@ class ScatterReduce(Reducer):
         return TwoHalves(layout, comm, self.pattern, lambda part, step: self.codec.at(step), residual)
 
     def nbytes(self, layout: Layout) -> int:
-        return most_nbytes(self.codec, layout) + 4 * (self.pattern != "direct")
+        most = most_nbytes(self.codec, layout) + 4 * (self.pattern != "direct")
+        blocks = sum(-(-entry.numel // BLOCK) for entry in layout)  # more than messages
+        return most if self.codec.fixed_size or self.pattern == "direct" else most + LENGTH * blocks
 
     def feedback_codec(self) -> Codec | None:
-        return self.codec if self.pattern == "direct" else None
+        return None if self.unaccountable else self.codec
 
 
 class TwoHalves(BoundReducer):
@@ -226,10 +240,13 @@ class TwoHalves(BoundReducer):
         def codec_of(part: Layout) -> Codec:
             return self._codec_of(part, turn.step)
 
-        mean = travelling_mean(x, partition.parts, hops, codec_of, turn, comm)
+        left: dict[int, Tensor] | None = None if self._residual is None or x is out else {}
+        mean = travelling_mean(x, partition.parts, hops, codec_of, turn, comm, left)
         runs = partition.bucket.segments.merged
         kept = torch.cat([x[:0], *runs.views(x)]) if x is not out else None
-        return mean, DenseShare(runs, kept, 1.0)
+        # A hop's loss is of the mean: in a rank's own gradient it weighs as many times as there are ranks.
+        lost = (DenseShare(partition.parts[i].segments, part, -comm.size) for i, part in (left or {}).items())
+        return mean, SentParts((DenseShare(runs, kept, 1.0), *lost))
 
     def put_back(self, layout: Layout) -> None:
         if self._residual is not None:

@@ -5,7 +5,8 @@
            Every piece has a tree of its own with its rank as the root, so that all ranks are as busy
 
 Either way a rank sends each piece but its own once: the bytes of sending all directly, in fewer messages at a
-time. A piece is rounded once a hop, so the error grows with the group, as its size or as its logarithm.
+time. A piece is rounded once a hop, so the error grows with the group, as its size or as its logarithm. What
+a hop loses is handed back, for the rank that rounded to keep.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from laconic.comm.comm import Comm
 from laconic.comm.messages import sent_by
 from laconic.comm.partition import packed
 from laconic.core.codec import Codec
+from laconic.core.errors import WireError
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
+
+LENGTH = 8  # bytes that tell how long a wire is
 
 
 @dataclass(frozen=True)
@@ -73,11 +77,13 @@ def travelling_mean(
     codec_of: Callable[[Layout], Codec],
     turn: Turn,
     comm: Comm,
+    left: dict[int, Tensor] | None = None,
 ) -> Tensor | None:
     """Mean over ranks of parts[rank] of flat x, float32 (parts[rank].numel,), for this rank.
 
     None where what this rank handed on was not finite: it then handed on zeros. `codec_of` pieces is the
-    codec that carries them, of fixed size.
+    codec that carries them; a message is as long as it can be (see `framed`). `left` gets what this rank's
+    own rounding has taken from the mean of each piece that it handed on, float32 (parts[piece].numel,).
     """
     held: dict[int, Tensor] = {}
     finite = True
@@ -94,15 +100,50 @@ def travelling_mean(
             sum_ = torch.cat([part(piece) for piece in hop.going])
             if not kernels.all_finite(sum_, going.segments):
                 finite, sum_ = False, torch.zeros_like(sum_)
-            sends[hop.to] = codec_of(going).encode_layout(sum_, going, turn)
+            wire = codec_of(going).encode_layout(sum_, going, turn)
+            sends[hop.to] = framed(wire, codec_of(going), going)
+            if left is not None:
+                codec_of(going).decode_segments_add_(wire, going.segments, sum_, -1.0)
+                left |= zip(hop.going, torch.split(sum_, [parts[i].numel for i in hop.going]), strict=True)
         if coming.numel:
-            nbytes = codec_of(coming).message_nbytes(coming.segments)
+            nbytes = framed_nbytes(codec_of(coming), coming)
             recvs[hop.source] = torch.empty(nbytes, dtype=torch.uint8, device=x.device)
         comm.exchange(sends, recvs)
         if coming.numel:
             sum_ = torch.cat([part(piece) for piece in hop.coming])
             with sent_by(hop.source):
-                codec_of(coming).decode_segments_add_(recvs[hop.source], coming.segments, sum_)
+                wire = unframed(recvs[hop.source], codec_of(coming))
+                codec_of(coming).decode_segments_add_(wire, coming.segments, sum_)
             held |= zip(hop.coming, torch.split(sum_, [parts[i].numel for i in hop.coming]), strict=True)
     mean = part(comm.rank)
     return mean if finite else None
+
+
+def framed_nbytes(codec: Codec, layout: Layout) -> int:
+    """Bytes of each message of these tensors on a hop."""
+    return codec.message_nbytes(layout.segments) + (0 if codec.fixed_size else LENGTH)
+
+
+def framed(wire: Tensor, codec: Codec, layout: Layout) -> Tensor:
+    """The wire in a message of `framed_nbytes`, as the receiver has to know its length beforehand.
+
+    Of a codec without fixed size: length int64 (1,), wire, zeros. A round that tells lengths would cost each
+    hop as long again; a selector with a density chooses hardly fewer entries than it may.
+    """
+    if codec.fixed_size:
+        return wire
+    message = wire.new_zeros(framed_nbytes(codec, layout))
+    message[:LENGTH] = torch.tensor([wire.numel()]).view(torch.uint8)
+    message[LENGTH : LENGTH + wire.numel()] = wire
+    return message
+
+
+def unframed(message: Tensor, codec: Codec) -> Tensor:
+    """The wire in a message. Raises `WireError` if it is longer than that."""
+    if codec.fixed_size:
+        return message
+    head, rest = message[:LENGTH], message[LENGTH:]
+    (nbytes,) = head.cpu().view(torch.int64).tolist()
+    if not 0 <= nbytes <= rest.numel():
+        raise WireError(f"a wire of {nbytes} bytes in a message of {rest.numel()}")
+    return rest[:nbytes]
