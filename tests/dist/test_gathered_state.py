@@ -56,6 +56,93 @@ def test_a_run_goes_on_from_what_rank_0_wrote(pool, tmp_path):
     assert (held, other_held) == (2, 0)
 
 
+def distributed(spec):
+    model = net()
+    adam = "adam" in spec
+    plain = torch.optim.Adam if adam else torch.optim.SGD
+    optimizer = plain(model.parameters(), **({"lr": 0.01} if adam else SGD))
+    return laconic.distribute(model, optimizer, spec)
+
+
+def distributed_from_rank_0(folder, spec):
+    """Four steps, and six more; or those from a file of rank 0. Also how many states that holds of each."""
+    first = distributed(spec)
+    go(*first, range(4))
+    state = first[1].state_dict(gather=True)
+    if dist.get_rank() == 0:
+        torch.save({"model": first[0].state_dict(), "optimizer": state}, folder / "rank0.pt")
+    dist.barrier()
+    saved = torch.load(folder / "rank0.pt", weights_only=True)
+    model, optimizer = distributed(spec)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    for each in (first, (model, optimizer)):
+        go(*each, range(4, 10))
+    same = torch.equal(flat(first[0]), flat(model))
+    held = len(state["laconic"]["ranks"]), len(state["optimizers"])
+    resized = len(laconic.resize(saved["optimizer"]["laconic"], 3))
+    for each in (optimizer, first[1]):
+        each.remove()
+    return same, held, resized
+
+
+@pytest.mark.parametrize(
+    ("spec", "optimisers"),
+    [
+        ("dgc(density=0.05)", 1),
+        ("zero_one_adam(2, kappa=1, double_every=2, longest=3)", 2),
+        ("osgp()", 2),
+        ("local_sgd(every=3)", 2),
+    ],
+)
+def test_a_distributed_run_goes_on_from_what_rank_0_wrote(pool, tmp_path, spec, optimisers):
+    assert pool.run(2, distributed_from_rank_0, tmp_path, spec) == [
+        (True, (2, optimisers), 3),
+        (True, (0, 0), 3),
+    ]
+
+
+def distributed_and_wrong(spec):
+    _model, optimizer = distributed(spec)
+    state = optimizer.state_dict(gather=True)
+    empty = {**state, "laconic": {**state["laconic"], "ranks": []}}
+    with pytest.raises(StateError) as caught:
+        optimizer.load_state_dict(empty)
+    optimizer.remove()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("spec", ["dgc()", "sgp()"])
+def test_an_empty_gathered_state_says_which_file_to_load(pool, spec):
+    assert all("load that file on every rank" in said for said in pool.run(2, distributed_and_wrong, spec))
+
+
+def thrown_away(spec, discarded):
+    """Whether the model moves by a step without gradients, after some were thrown away."""
+    model = net()
+    model, optimizer = laconic.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), spec)
+    loss_of(model, 0).backward()
+    optimizer.zero_grad()
+    if discarded:
+        optimizer.discard()
+    before = flat(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (0.0 * loss_of(model, 1)).backward()
+        optimizer.step()
+    moved = bool((flat(model) != before).any())
+    optimizer.remove()
+    return moved
+
+
+@pytest.mark.parametrize(
+    ("spec", "discarded", "moves"),
+    [("topk(density=0.1)", False, True), ("topk(density=0.1)", True, False), ("sgp()", True, False)],
+)
+def test_discarded_gradients_do_not_come_back(pool, spec, discarded, moves):
+    assert pool.run(2, thrown_away, spec, discarded) == [moves] * 2
+
+
 def bytes_counted():
     _model, _, handle = begin()  # the group goes with the model
     before = handle.stats().network_sent

@@ -14,8 +14,8 @@ from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.errors import LaconicError
 from laconic.core.spec import parse
-from laconic.strategies.controller import ParameterController
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
+from laconic.strategies.parameter_controller import ParameterController
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import Strategy
 from tests.unit.strategy_world import Numbers, gradient, sgd

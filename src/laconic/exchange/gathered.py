@@ -25,17 +25,28 @@ def gather_states(state: RankState, comm: Comm) -> GatheredState:
 
     Wire: each rank sends its state to rank 0, as `torch.save` writes it, after 8 bytes of length.
     """
+    return GatheredState(format=FORMAT, ranks=gathered(state, comm))
+
+
+def gathered(value: Any, comm: Comm) -> list[Any]:
+    """Every rank's value on rank 0, in rank order and in host memory; an empty list on the other ranks.
+
+    Called by all ranks. The value is one that `torch.load(weights_only=True)` reads.
+    """
     file = io.BytesIO()
-    torch.save(state, file)
+    torch.save(value, file)
     mine = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
     lengths = torch.cat(comm.all_gather(torch.tensor([mine.numel()]))).tolist()
     if comm.rank:
         comm.exchange({0: mine}, {})
-        return GatheredState(format=FORMAT, ranks=[])
+        return []
     came = {rank: torch.empty(length, dtype=torch.uint8) for rank, length in enumerate(lengths) if rank}
     comm.exchange({}, came)
     files = [mine, *(came[rank] for rank in sorted(came))]
-    return GatheredState(format=FORMAT, ranks=[_read(each.numpy().tobytes()) for each in files])
+    return [
+        torch.load(io.BytesIO(each.numpy().tobytes()), map_location="cpu", weights_only=True)
+        for each in files
+    ]
 
 
 def own_part(state: Mapping[str, Any], rank: int, size: int) -> Mapping[str, Any]:
@@ -55,8 +66,3 @@ def own_part(state: Mapping[str, Any], rank: int, size: int) -> Mapping[str, Any
         )
     part: Mapping[str, Any] = states[rank]
     return part
-
-
-def _read(file: bytes) -> RankState:
-    state: RankState = torch.load(io.BytesIO(file), map_location="cpu", weights_only=True)
-    return state

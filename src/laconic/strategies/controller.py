@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
-from typing import Any, Literal
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-import torch
-from torch import Tensor
-from torch.optim import Optimizer
-
-from laconic.core.errors import PeerError
 from laconic.ddp.handle import Handle
-from laconic.exchange.agreement import accepted_by_all
-from laconic.exchange.state import FORMAT, Identity, RankState, label, model_digest, unlabel
+from laconic.exchange.gathered import GatheredState, gathered
+from laconic.exchange.state import RankState
 from laconic.exchange.stats import Stats
-from laconic.strategies.alone import Alone
-from laconic.strategies.membership import Membership
-from laconic.strategies.membership.average import Stand, average_
-from laconic.strategies.replica import Replica
-from laconic.strategies.strategy import Notes, Strategy, Update
-
-Statistics = Literal["average", "keep"]
-MOST_CALLS = 1 << 20  # collective calls between two steps
+from laconic.strategies.strategy import Notes, Update
 
 
 class Controller(ABC):
@@ -50,13 +37,33 @@ class Controller(ABC):
     def finish(self) -> None:
         """Load the group's model on every rank. Called by all ranks."""
 
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """This rank among those that take part now."""
+
     @abstractmethod
     def state_dict(self) -> RankState:
         """This rank's memory. Called by all ranks, after the same step."""
 
     @abstractmethod
+    def gathered(self, optimiser: Mapping[str, Any]) -> tuple[GatheredState, list[Any]]:
+        """All ranks' memories on rank 0, and their optimisers' states; of equal replicas, only its own.
+
+        The other ranks get empty lists. `optimiser`: the state of this rank's. Called by all ranks, after the
+        same step.
+        """
+
+    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`, on all ranks after the same step. `StateError` if it is of something else."""
+        """Restore `state_dict`, or this rank's part of `gathered`, on all ranks after the same step.
+
+        Raises `StateError` if it is of something else.
+        """
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Forget what is held back of gradients so far. Called by all ranks, between steps."""
 
     @abstractmethod
     def remove(self) -> None:
@@ -84,206 +91,26 @@ class GradientController(Controller):
     def finish(self) -> None:
         """Replicas are equal."""
 
+    @property
+    def rank(self) -> int:
+        return self.handle.exchange.comm.rank
+
     def state_dict(self) -> RankState:
         return self.handle.state_dict()
+
+    def gathered(self, optimiser: Mapping[str, Any]) -> tuple[GatheredState, list[Any]]:
+        comm = self.handle.exchange.comm.comm
+        if self.handle.method.keeps_equal:
+            optimisers = [] if comm.rank else [optimiser]
+        else:
+            optimisers = gathered(optimiser, comm)
+        return self.handle.state_dict(gather=True), optimisers
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.handle.load_state_dict(state)
 
+    def discard(self) -> None:
+        self.handle.discard()
+
     def remove(self) -> None:
         self.handle.remove()
-
-
-class ParameterController(Controller):
-    """Runs a strategy among the ranks of a membership, and survives a lost rank if the membership does.
-
-    When a rank is lost, the others form a new group, wherever each of them is in its training. All load the
-    exact average of their models, which include their last updates. A step that was interrupted counts as
-    done, and every rank's step count becomes the largest of all. An interrupted collective call between
-    steps, such as `finish`, is repeated, unless a rank is already past it: then the average replaces it.
-    """
-
-    def __init__(
-        self,
-        strategy: Strategy,
-        replica: Replica,
-        optimizer: Optimizer,
-        membership: Membership,
-        *,
-        seed: int,
-        statistics: Statistics,
-    ) -> None:
-        self.strategy = strategy
-        self.replica = replica
-        self.membership = membership
-        self._optimizer = optimizer
-        self._seed = seed
-        self._statistics = statistics
-        self.removed = False
-        self._nobody_trained = False  # whether no rank had a trained model at the last regroup
-        self._memory: dict[str, Tensor] = {}  # of the strategy, equal on all ranks, at the last regroup
-        self._calls = 0  # collective calls since the last step
-        self._furthest = (0, 0)  # steps and calls of the rank that was ahead at the last regroup
-        if membership.rejoining:
-            self._rejoin()
-        else:
-            self.bound = strategy.bind(replica, optimizer, membership.comm, seed)
-        membership.comm.reset()
-
-    def _rejoin(self) -> None:
-        """Replace a process that died: load the others' average at their next step."""
-        self.bound = Alone().bind(self.replica, self._optimizer, self.membership.comm, self._seed)
-        self._regroup(0, "a new process has taken the place of a lost one", trained=False)
-        if self._nobody_trained:
-            raise PeerError(
-                "this rank has rejoined, but no other rank is left to take the model from: the training has"
-                " ended; start it again from a checkpoint"
-            )
-
-    def step(self, update: Update, loss: float | None) -> None:
-        self.replica.check_views()
-        self._calls = 0
-        if self.membership.regroup_requested:
-            update()
-            self._regroup(self.bound.steps + 1, "another rank has asked for a new group")
-        elif error := self._loses_rank(lambda: self.bound.step(update, loss)):
-            self._regroup(self.bound.steps + 1, error)
-
-    def _collectively(self, act: Callable[[], object], last: bool = False) -> None:
-        """Do what all ranks do between steps. `last`: it ends the training, so do it wherever others are."""
-        self._calls += 1
-        while (self.bound.steps, self._calls) >= self._furthest and (error := self._loses_rank(act)):
-            steps = self.bound.steps
-            self._regroup(steps, error)
-            if self.bound.steps > steps:
-                self._calls = int(last)
-                if not last:
-                    return
-
-    def _loses_rank(self, act: Callable[[], object]) -> str:
-        """What shows that a rank was lost in this call, or "". The error itself keeps the old group alive."""
-        try:
-            act()
-        except PeerError as error:
-            if self.membership.heartbeats is None:
-                raise
-            return str(error)
-        return ""
-
-    def _regroup(self, steps: int, why: str, trained: bool = True) -> None:
-        """Form a new group of the living ranks, at their average model and their largest step count.
-
-        `trained`: this rank has a trained model. What the strategy says is equal on all ranks is kept.
-        """
-        model, membership, before = self.bound.salvage().clone(), self.membership, self.membership.living
-        self._memory = {key: value.clone() for key, value in self.bound.agreed().items()} or self._memory
-        dense_bytes, seconds, generation = self.bound.dense_bytes, self.bound.seconds, membership.generation
-        self.bound.abandon()
-        self.bound = Alone().bind(
-            self.replica, self._optimizer, membership.comm, self._seed
-        )  # lets go of the old group
-        while True:
-            membership.renew(why)
-            with suppress(PeerError):  # another rank was lost meanwhile: try again
-                present = membership.generation == generation + 1
-                stand = Stand(steps * MOST_CALLS + self._calls, present, trained, self._memory)
-                agreed = average_(self.replica, model, stand, membership.side_comm)
-                own = membership.comm
-                chosen = Alone() if own.size == 1 else self.strategy
-                chosen.check_left(own.size, self._optimizer)
-                self.bound = chosen.bind(self.replica, self._optimizer, own, self._seed)
-                break
-        self._memory, self._furthest = agreed.memory, divmod(agreed.place, MOST_CALLS)
-        self._nobody_trained = not agreed.trained
-        kept = self.bound.agreed()
-        for key in kept.keys() & agreed.memory.keys():
-            kept[key].copy_(agreed.memory[key])
-        self.bound.steps, self.bound.dense_bytes, self.bound.seconds = self._furthest[0], dense_bytes, seconds
-        fresh = self.bound.state_dict().keys() - agreed.memory.keys()
-        membership.tell(before, self.bound.steps, agreed, fresh)
-
-    def stats(self) -> Stats:
-        meter = self.bound.comm.snapshot()
-        seconds = replace(self.bound.seconds, communicate_s=meter.seconds)
-        return Stats.of(meter, seconds, steps=self.bound.steps, dense=self.bound.dense_bytes)
-
-    def notes(self) -> Notes:
-        living = {} if self.membership.heartbeats is None else {"living": self.membership.living}
-        return self.bound.notes() | living
-
-    @contextmanager
-    def averaged(self) -> Iterator[float]:
-        kept: list[Tensor] = []
-        distance = 0.0
-
-        def show() -> None:
-            nonlocal kept, distance
-            model = self.bound.consensus(self.membership.side_comm)
-            distance = self.replica.distance(model, self.membership.side_comm)
-            own = [each.clone() for each in (self.replica.flat, *self.replica.statistics)]
-            self._load(model)
-            kept = own
-
-        self._collectively(show)
-        try:
-            yield distance
-        finally:
-            for each, own in zip((self.replica.flat, *self.replica.statistics), kept, strict=bool(kept)):
-                each.copy_(own)
-
-    def finish(self) -> None:
-        self._collectively(self._finish, last=True)
-
-    def _finish(self) -> None:
-        self.bound.drain(self.membership.side_comm)
-        model = self.bound.consensus(self.membership.side_comm)
-        self.bound.adopt_(model)
-        self._load(model)
-
-    def _load(self, model: Tensor) -> None:
-        self.replica.flat.copy_(model)
-        if self._statistics == "average":
-            self.replica.mean_statistics_(self.membership.side_comm)
-
-    def state_dict(self) -> RankState:
-        self._collectively(lambda: self.bound.drain(self.membership.side_comm))
-        tensors = {"flat": self.replica.flat} | self.bound.state_dict()
-        copies = {key: value.clone() for key, value in tensors.items()}
-        return RankState(
-            **self._identity(), step=self.bound.steps, tensors=label(copies, self.bound.comm.rank)
-        )
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        tensors: dict[str, Tensor] = {}
-
-        def check() -> None:
-            tensors.update(unlabel(state, self._identity()))
-            self.bound.check_state({key: value for key, value in tensors.items() if key != "flat"})
-
-        def discard() -> None:  # what is under way belongs to the model that goes
-            accepted_by_all(self.membership.side_comm, check)
-            self.bound.drain(self.membership.side_comm)
-
-        self._collectively(discard)
-        flat = tensors.pop("flat")
-        self.bound.load_state_dict(tensors, int(state["step"]))
-        self.replica.flat.copy_(flat)
-        self._furthest = (0, 0)
-        self._collectively(lambda: self.membership.side_comm.all_reduce(torch.zeros(1)))  # nobody goes ahead
-
-    def _identity(self) -> Identity:
-        return Identity(
-            format=FORMAT,
-            spec=repr(self.strategy),
-            model=model_digest(self.replica.layout),
-            rank=self.bound.comm.rank,
-            size=self.bound.comm.size,
-            seed=self._seed,
-        )
-
-    def remove(self) -> None:
-        self._collectively(lambda: self.bound.drain(self.membership.side_comm), last=True)
-        self.bound.close()
-        self.replica.release()
-        self.membership.close()
-        self.removed = True

@@ -19,9 +19,10 @@ from laconic.ddp.hook import attach
 from laconic.exchange.agreement import agree
 from laconic.exchange.method import Method, lift
 from laconic.exchange.state import model_digest
-from laconic.strategies.controller import GradientController, ParameterController, Statistics
+from laconic.strategies.controller import GradientController
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from laconic.strategies.membership import Membership
+from laconic.strategies.parameter_controller import ParameterController, Statistics
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import Strategy
 

@@ -16,10 +16,12 @@ from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError, NonFiniteError, StateError
 from laconic.exchange.stats import Stats
-from laconic.strategies.controller import Controller, ParameterController
+from laconic.strategies.controller import Controller
+from laconic.strategies.parameter_controller import ParameterController
 from laconic.strategies.strategy import Notes, Update
 
 KEY = "laconic"  # where the optimiser's state holds the strategy's memory
+ALL = "optimizers"  # where a gathered state holds those of the ranks' optimisers
 
 
 class DistributedOptimizer(Optimizer, Joinable):
@@ -146,8 +148,31 @@ class DistributedOptimizer(Optimizer, Joinable):
         """Make model and optimiser ordinary again. Called by all ranks, between steps."""
         self.controller.remove()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimiser's state, and this rank's memory of the strategy. Called by all ranks."""
+    def discard(self) -> None:
+        """Forget what is held back: nothing of any gradient so far comes back in a later step.
+
+        For gradients that are thrown away under a method, as `handle.discard()` of `laconic.compress`. Under
+        a strategy there is nothing to forget: ranks exchange nothing before `step`. Called by all ranks,
+        between steps.
+        """
+        self.controller.discard()
+
+    def state_dict(self, *, gather: bool = False) -> dict[str, Any]:
+        """The wrapped optimiser's state, and this rank's memory of the strategy. Called by all ranks.
+
+        Args:
+            gather: Whether rank 0 gets the states of all ranks, for a checkpoint that it alone writes; the
+                other ranks get empty lists. Default: False.
+
+        Returns:
+            The optimiser's `state_dict()` with the memory under "laconic". Gathered: under "laconic" the
+            memories of all ranks, which `laconic.resize` takes, and under "optimizers" their optimisers'
+            states, or only one if all ranks have the same.
+        """
+        if gather:
+            memories, optimizers = self.controller.gathered(self.optimizer.state_dict())
+            self._publish()
+            return {KEY: memories, ALL: optimizers}
         own = self.controller.state_dict()  # may complete messages, which move the model
         self._publish()
         return self.optimizer.state_dict() | {KEY: own}
@@ -156,7 +181,8 @@ class DistributedOptimizer(Optimizer, Joinable):
         """Go on exactly where `state_dict` was taken. Called by all ranks, after the same step.
 
         Args:
-            state_dict: The state of the same rank, group size, model, seed and spec.
+            state_dict: The state of the same rank, group size, model, seed and spec; or that which rank 0
+                gathered from all ranks.
 
         Raises:
             StateError: The state is of another rank, group, model, seed or spec. Nothing has changed.
@@ -167,7 +193,12 @@ class DistributedOptimizer(Optimizer, Joinable):
                 " distribute(), or save this optimiser's own state_dict()"
             )
         self.controller.load_state_dict(state_dict[KEY])
-        self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != KEY})
+        if ALL in state_dict:
+            states = state_dict[ALL]
+            plain = states[self.controller.rank if len(states) > 1 else 0]
+        else:
+            plain = {key: value for key, value in state_dict.items() if key != KEY}
+        self.optimizer.load_state_dict(plain)
         self._share()
         self._publish()
 
