@@ -157,6 +157,6 @@ def all_of(given: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
     found = [given] if isinstance(given, Optimizer) else [*given]
     if not found:
         raise AttachError(
-            "compress got no optimiser: give the one that steps the model's parameters, or several"
+            "there is no optimiser in this list: give the one that steps the model's parameters, or several"
         )
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import torch
@@ -16,6 +17,7 @@ from laconic.core.errors import AttachError, SpecError
 from laconic.core.spec import parse
 from laconic.ddp.compress import inside
 from laconic.ddp.hook import attach
+from laconic.ddp.optimiser import all_of
 from laconic.exchange.agreement import agree
 from laconic.exchange.method import Method, lift
 from laconic.exchange.state import model_digest
@@ -24,6 +26,7 @@ from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from laconic.strategies.membership import Membership
 from laconic.strategies.parameter_controller import ParameterController, Statistics
 from laconic.strategies.replica import Replica
+from laconic.strategies.several import as_one
 from laconic.strategies.strategy import Strategy
 
 _distributed: weakref.WeakKeyDictionary[nn.Module, ParameterController] = weakref.WeakKeyDictionary()
@@ -31,7 +34,7 @@ _distributed: weakref.WeakKeyDictionary[nn.Module, ParameterController] = weakre
 
 def distribute(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     spec: Any,
     *,
     group: dist.ProcessGroup | None = None,
@@ -49,8 +52,9 @@ def distribute(
 
     Args:
         model: A plain module, already on its device.
-        optimizer: An optimiser over the model's parameters. A strategy also exchanges those that it holds
-            beside them, such as a loss's.
+        optimizer: An optimiser over the model's parameters, or a list of several, each with its own of them:
+            the returned one steps them in turn, and those without gradients do nothing. A strategy also
+            exchanges the parameters that they hold beside the model's, such as a loss's.
         spec: A strategy whose ranks exchange parameters, such as "sgp(topology=exponential())" or
             "diloco(every=100)", or a method of `laconic.compress`, whose ranks exchange gradients under
             DistributedDataParallel. The same on all ranks.
@@ -84,8 +88,9 @@ def distribute(
             "distribute takes the plain model: give it model.module, or keep the wrapper and call"
             " laconic.compress(model, optimizer, spec)"
         )
-    known = _distributed.get(model)
-    if isinstance(optimizer, DistributedOptimizer) or (known is not None and not known.removed):
+    known, optimizers = _distributed.get(model), all_of(optimizer)
+    wrapped_already = any(isinstance(each, DistributedOptimizer) for each in optimizers)
+    if wrapped_already or (known is not None and not known.removed):
         raise AttachError("this model is distributed already: call its optimizer.remove() first")
     if statistics not in get_args(Statistics):
         raise AttachError(f"statistics must be one of {get_args(Statistics)}, got {statistics!r}")
@@ -106,12 +111,12 @@ def distribute(
                 " torchrun restart all ranks from a checkpoint, or use a strategy such as local_sgd()"
             )
         wrapped = DistributedDataParallel(model, process_group=group, **ddp_options)
-        handle = attach(wrapped, optimizer, strategy, scaler=scaler, seed=seed)
-        return wrapped, DistributedOptimizer(optimizer, GradientController(handle), model)
+        handle = attach(wrapped, optimizers, strategy, scaler=scaler, seed=seed)
+        return wrapped, DistributedOptimizer(as_one(optimizers), GradientController(handle), model)
     if ddp_options:
         option = next(iter(ddp_options))
         raise AttachError(f"{strategy!r} does not use DistributedDataParallel: leave {option}= out")
-    return model, _bind(model, optimizer, strategy, group, seed, statistics, patience_s, quorum)
+    return model, _bind(model, optimizers, strategy, group, seed, statistics, patience_s, quorum)
 
 
 def strategy_or_method(spec: Any) -> Strategy | Method:
@@ -126,7 +131,7 @@ def strategy_or_method(spec: Any) -> Strategy | Method:
 
 def _bind(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizers: Sequence[Optimizer],
     strategy: Strategy,
     group: dist.ProcessGroup | None,
     seed: int,
@@ -138,8 +143,10 @@ def _bind(
     try:
         error: AttachError | SpecError | None = None
         try:
+            optimizer = as_one(optimizers)
             replica = Replica(model, optimizer)
-            strategy.check(membership.comm.size, optimizer)
+            for each in optimizers:
+                strategy.check(membership.comm.size, each)
             hint = "it counts ranks, and these are all there are"
             arguments.whole("quorum", quorum or 1, 1, membership.comm.size, hint)
         except (AttachError, SpecError) as refused:

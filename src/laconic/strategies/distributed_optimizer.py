@@ -18,6 +18,7 @@ from laconic.core.errors import AttachError, NonFiniteError, StateError
 from laconic.exchange.stats import Stats
 from laconic.strategies.controller import Controller
 from laconic.strategies.parameter_controller import ParameterController
+from laconic.strategies.several import Several
 from laconic.strategies.strategy import Notes, Update
 
 KEY = "laconic"  # where the optimiser's state holds the strategy's memory
@@ -60,6 +61,8 @@ class DistributedOptimizer(Optimizer, Joinable):
         self._publish()
 
     def _share(self) -> None:
+        if isinstance(self.optimizer, Several):
+            self.optimizer.share()
         self.defaults = self.optimizer.defaults
         self.state = self.optimizer.state
         self.param_groups = self.optimizer.param_groups
@@ -81,6 +84,7 @@ class DistributedOptimizer(Optimizer, Joinable):
                 skipped, and the round with the others taken: go on with the next batch.
         """
         loss = None
+        self._share()
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -192,12 +196,12 @@ class DistributedOptimizer(Optimizer, Joinable):
                 f"this is the state of a plain optimiser, without {KEY!r}: load it into the optimiser before"
                 " distribute(), or save this optimiser's own state_dict()"
             )
+        plain = {key: value for key, value in state_dict.items() if key != KEY}
+        if states := state_dict.get(ALL):
+            plain = states[self.controller.rank if len(states) == len(state_dict[KEY]["ranks"]) else 0]
+        if isinstance(self.optimizer, Several) and ALL not in plain:
+            self.optimizer.check_state(plain)
         self.controller.load_state_dict(state_dict[KEY])
-        if ALL in state_dict:
-            states = state_dict[ALL]
-            plain = states[self.controller.rank if len(states) > 1 else 0]
-        else:
-            plain = {key: value for key, value in state_dict.items() if key != KEY}
         self.optimizer.load_state_dict(plain)
         self._share()
         self._publish()

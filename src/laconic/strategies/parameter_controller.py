@@ -21,6 +21,7 @@ from laconic.strategies.controller import Controller
 from laconic.strategies.membership import Membership
 from laconic.strategies.membership.average import Stand, average_
 from laconic.strategies.replica import Replica
+from laconic.strategies.several import each_of
 from laconic.strategies.strategy import Notes, Strategy, Update
 
 Statistics = Literal["average", "keep"]
@@ -123,7 +124,8 @@ class ParameterController(Controller):
                 agreed = average_(self.replica, model, stand, membership.side_comm)
                 own = membership.comm
                 chosen = Alone() if own.size == 1 else self.strategy
-                chosen.check_left(own.size, self._optimizer)
+                for each in each_of(self._optimizer):
+                    chosen.check_left(own.size, each)
                 self.bound = chosen.bind(self.replica, self._optimizer, own, self._seed)
                 break
         self._memory, self._furthest = agreed.memory, divmod(agreed.place, MOST_CALLS)

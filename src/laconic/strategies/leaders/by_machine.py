@@ -24,6 +24,7 @@ from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.strategies.alone import Alone
 from laconic.strategies.replica import Replica
+from laconic.strategies.several import each_of
 from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
 
@@ -82,7 +83,8 @@ class BoundByMachine(BoundStrategy):
         numbers = machines(comm, config.ranks_per_node)
         left = len(set(numbers))
         strategy = Alone() if left == 1 and comm.size < comm.original_size else config.strategy
-        strategy.check(left, optimizer)
+        for each in each_of(optimizer):
+            strategy.check(left, each)
         self._inside = comm.split(numbers[comm.rank])
         leads = self._inside.rank == 0
         between = comm.split(0 if leads else 1)
