@@ -194,9 +194,9 @@ def fp64_parameters(spec: str) -> bool:
 
 
 def join(spec: str) -> bool:
-    wrapped, optimizer, _ = attach(spec, net())
+    wrapped, optimizer, handle = attach(spec, net())
     before = flat(wrapped)
-    with Join([wrapped]):
+    with Join([wrapped, handle]):
         for step in range(2 + dist.get_rank()):
             optimizer.zero_grad()
             loss_of(wrapped, step).backward()

@@ -37,8 +37,9 @@ def table(rows: dict[str, list[str]]) -> str:
         " accept sparse gradients, so the test uses SGD there.",
         "- *bf16, fp16 and fp64 parameters*: the exchange is in float32, or in the type that the method"
         " sends.",
-        "- *Join* under 1-bit and 0/1 Adam: they communicate inside `optimizer.step()`, which a rank without"
-        " further inputs does not call.",
+        "- *Join* under 1-bit and 0/1 Adam is `Join([model, handle])`: they communicate inside"
+        " `optimizer.step()`, which a rank without further inputs does not call, so the handle calls it"
+        " there. It takes no `find_unused_parameters` and no `static_graph`.",
         "- `compress` refuses DDP's `mixed_precision=`, which occupies DDP's only hook.",
     ]
     return "\n".join([*lines, *notes, ""])

@@ -56,10 +56,10 @@ class Buckets:
         keep_means: bool,
     ) -> None:
         self.per_step = 0  # buckets of the present step so far
-        self._exchange = exchange
+        self.exchange = exchange
         self._watch = GradientWatch()
-        self._means: dict[str, Mean] = {}  # of the present step, by tensor name, if they are kept
-        self._keep_means = keep_means
+        self.means: dict[str, Mean] = {}  # of the present step, by tensor name, if they are kept
+        self._restores = self._keep_means = keep_means
         self._thread = CommunicationThread(f"laconic rank {exchange.comm.rank}")
         self._names = {id(parameter): name for parameter, name in names.items()}
         self._scaler = scaler
@@ -89,21 +89,25 @@ class Buckets:
             if ready is not None:
                 torch.cuda.current_stream(buffer.device).wait_event(ready)
             if first:
-                self._exchange.begin()
-                self._means.clear()
+                self.exchange.begin()
+                self.means.clear()
             mean = self._mean_(buffer, layout, scale)
-            if self._zeroed is not None and self._exchange.void is not None:
+            if self._zeroed is not None and self.exchange.void is not None:
                 self._zeroed.pending = False  # a void step is there to be skipped, and sends all of it later
             if last:
-                self._exchange.end()
+                self.exchange.end()
             return mean
 
         return self._thread.submit(job, [buffer.device] if buffer.is_cuda else None)
 
     def watch(self, parameters: Iterable[Tensor]) -> None:
         """Warn where gradients of these parameters are thrown away, and come back."""
-        if self._exchange.holds_back:
-            self._zeroed = ZeroedWatch(parameters, repr(self._exchange.method))
+        if self.exchange.holds_back:
+            self._zeroed = ZeroedWatch(parameters, repr(self.exchange.method))
+
+    def keep_all_means(self, always: bool) -> None:
+        """Keep the means of each step from now on, or only where parameters can be unused."""
+        self._keep_means = always or self._restores
 
     def discard(self) -> None:
         """The means of the last backward pass are thrown away."""
@@ -115,7 +119,7 @@ class Buckets:
         A parameter that no rank has used gets the mean of what was held back for it, as DDP leaves it out. A
         gradient that was changed since the exchange is warned of.
         """
-        for name, mean in self._means.items():
+        for name, mean in self.means.items() if self._restores else ():
             unused = parameter(name)
             untouched = unused.grad is None or not bool(unused.grad.any())
             if untouched and bool(mean.view.any()):
@@ -128,7 +132,7 @@ class Buckets:
 
     def _stepped(self) -> None:
         self._unused = False
-        self._means.clear()
+        self.means.clear()
         if self._zeroed is not None:
             self._zeroed.pending = False
 
@@ -144,7 +148,7 @@ class Buckets:
 
     def _check_stepped(self) -> None:
         """Warn if a second backward pass would mistake what the first one has sent for a gradient."""
-        exchange, zeroed = self._exchange, self._zeroed
+        exchange, zeroed = self.exchange, self._zeroed
         told = zeroed is not None and zeroed.warned
         if self._unused and not told and exchange.void is None and exchange.owns_momentum(exchange.step - 1):
             warnings.warn(
@@ -175,19 +179,19 @@ class Buckets:
 
     def _mean_(self, buffer: Tensor, layout: Layout | None, scale: float) -> Tensor:
         if layout is None:
-            return self._exchange.sparse_mean(buffer)
+            return self.exchange.sparse_mean(buffer)
         flat = buffer if buffer.dtype == torch.float32 else buffer.to(torch.float32)
-        finite = self._exchange.mean_(flat, layout, scale)
+        finite = self.exchange.mean_(flat, layout, scale)
         if flat is not buffer:
             buffer.copy_(flat)
             if finite and not bool(buffer.isfinite().all()):
-                self._exchange.cancel(f"the mean of {layout.names[0]} does not fit into {buffer.dtype}")
+                self.exchange.cancel(f"the mean of {layout.names[0]} does not fit into {buffer.dtype}")
                 buffer.fill_(torch.nan)
-        owned = self._exchange.owns_momentum(self._exchange.step)
+        owned = self.exchange.owns_momentum(self.exchange.step)
         self._watch.note(flat, layout, owned, scale)
         for entry in layout if self._keep_means else ():
             view = buffer[entry.offset : entry.offset + entry.numel]
-            self._means[entry.name] = Mean(view, scale)
+            self.means[entry.name] = Mean(view, scale)
         return buffer
 
 

@@ -6,7 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, overload
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.algorithms.join import Joinable, JoinHook
 from torch.optim import Optimizer
 
 from laconic.comm.metered import Metered
@@ -15,6 +17,7 @@ from laconic.core.layout import Layout
 from laconic.ddp.buckets import Buckets, real_shape
 from laconic.ddp.optimiser import OptimiserHooks, Optimisers, all_of
 from laconic.ddp.save_watch import SaveWatch
+from laconic.ddp.uneven import JoinedModel, UnevenInputs
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.gathered import GatheredState, gather_states, own_part
 from laconic.exchange.method import Method
@@ -23,8 +26,12 @@ from laconic.exchange.state import FORMAT, Identity, RankState, label, model_dig
 from laconic.exchange.stats import Stats
 
 
-class Handle:
-    """A compressed model on one rank: figures, state, and the way back. Made by `laconic.compress`."""
+class Handle(Joinable):
+    """A compressed model on one rank: figures, state, and the way back. Made by `laconic.compress`.
+
+    It may be given to torch's `Join` behind its model, `with Join([model, handle])`. If the method exchanges
+    inside `optimizer.step()`, it has to be: a rank without further inputs then takes these steps too.
+    """
 
     def __init__(
         self,
@@ -37,8 +44,9 @@ class Handle:
         seed: int = 0,
         sparse: Collection[str] = (),
         restore_unused: bool = False,
-        joining: Callable[[], bool] = lambda: False,
+        joined: JoinedModel | None = None,
     ) -> None:
+        Joinable.__init__(self)
         self.method = method
         dense = {name: parameter for parameter, name in names.items() if name not in sparse}
         self.layout = Layout.of((name, real_shape(parameter)) for name, parameter in dense.items())
@@ -46,7 +54,6 @@ class Handle:
         self._detach: tuple[Callable[[], None], ...] = ()
         self._scaler = scaler
         self._comm = comm
-        self._joining = joining
         self._saves = SaveWatch(comm.counter(), comm.size)
         optimizers = all_of(optimizer)
         hooks = [
@@ -68,6 +75,10 @@ class Handle:
             each.install(bound)
             self._rules += bound
         self.buckets.watch(dense.values())
+        self._uneven: UnevenInputs | None = None
+        self._joined = joined
+        if joined is not None and any(rule.exchanges_in_step for rule in method.rules):
+            self._uneven = UnevenInputs(joined, comm, self.buckets, self._optimisers, self._rules)
 
     def __repr__(self) -> str:
         return (
@@ -185,6 +196,27 @@ class Handle:
         """Call these once, in this order, at the end of `remove`."""
         self._detach = callbacks
 
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """For torch's `Join`."""
+        return self.join_hook_of(self)
+
+    def join_hook_of(self, joinable: Joinable) -> JoinHook:
+        """The same for a joinable that is given to `Join` in the handle's place."""
+        if self._uneven is None:
+            return JoinHook()
+        self._uneven.begin(joinable, repr(self.method))
+        return self._uneven
+
+    @property
+    def join_device(self) -> torch.device:
+        """Of the model."""
+        return torch.device("cpu") if self._joined is None else self._joined.device
+
+    @property
+    def join_process_group(self) -> Any:
+        """The model's process group."""
+        return dist.group.WORLD if self._joined is None else self._joined.group
+
     def _before_step(self) -> int:
         """The step that the optimiser is about to take. Raises if it must not be taken."""
         exchange, rank = self.exchange, self._comm.rank
@@ -196,11 +228,9 @@ class Handle:
                 " parameter was changed, and every memory is as if nothing had been sent. Skip the step with"
                 " optimizer.zero_grad(), or train with a GradScaler, which skips it by itself"
             )
-        if self._joining() and any(rule.exchanges_in_step for rule in self.method.rules):
-            raise AttachError(
-                f"{self.method} exchanges inside optimizer.step(), so it cannot run inside Join, where a rank"
-                " that has run out of inputs takes no steps: give all ranks equally many batches"
-            )
+        if self._uneven is not None:
+            self._uneven.check(repr(self.method))
+            self._uneven.stepped(exchange.step - 1)
         self._saves.check(exchange.step - 1)
         self.buckets.before_step(self._optimisers.hooks[0].parameter)
         return exchange.step - 1

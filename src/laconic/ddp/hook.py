@@ -8,7 +8,7 @@ DDP takes a hook once for life, so the hook asks a `Slot` that stays; an empty o
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,6 +26,7 @@ from laconic.core.layout import Layout
 from laconic.ddp.communication_thread import Answer, CommunicationThread
 from laconic.ddp.handle import Handle
 from laconic.ddp.optimiser import all_of
+from laconic.ddp.uneven import JoinedModel
 from laconic.exchange.agreement import built_by_all
 from laconic.exchange.gathers import warn_of_gathers
 from laconic.exchange.method import lift
@@ -99,7 +100,7 @@ def attach(
             seed=seed,
             sparse=sparse,
             restore_unused=bool(model.find_unused_parameters),
-            joining=joining(model),
+            joined=JoinedModel(model),
         )
 
     try:
@@ -120,17 +121,6 @@ def attach(
     handle.when_removed(slot.empty, group.close)
     weakref.finalize(model, handle.buckets.end, group.close).atexit = False
     return handle
-
-
-def joining(model: DistributedDataParallel) -> Callable[[], bool]:
-    """Tells whether the model is inside `torch.distributed.algorithms.Join` now."""
-    known = weakref.ref(model)
-
-    def answer() -> bool:
-        config = getattr(known(), "_join_config", None)  # private to DDP, and all that tells
-        return bool(config and config.enable)
-
-    return answer
 
 
 def check_free(model: DistributedDataParallel, optimizers: Sequence[Optimizer]) -> None:

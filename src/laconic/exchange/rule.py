@@ -101,6 +101,13 @@ class BoundRule(ABC):
     def close(self) -> None:
         """Leave replicas equal before the rule is removed; called on every rank, between steps."""
 
+    def follow(self, root: int) -> None:
+        """Take what rank `root` has, as other ranks have run out of inputs before it.
+
+        Called on every rank after `close`, if the rule exchanges in the step.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not exchange in the step")
+
     def state_dict(self) -> dict[str, Tensor]:
         """State of this rank, "<kind>/<tensor name>" to a tensor."""
         return {}

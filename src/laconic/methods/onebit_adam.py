@@ -31,7 +31,8 @@ def onebit_adam(warmup_steps: int = 1000, codec: Codec = SIGN) -> Method:
     clipping, accumulation or a GradScaler before it act on this rank's own gradients, as in the paper. Weight
     decay is Adam's or AdamW's. The momentum of tensors of one dimension is summed without compression. Two
     things are ours: m / D never exceeds the bound of Adam's own, as otherwise training can diverge if v is
-    frozen early; and an entry that had no gradient in the warm-up, whose v is zero, does not change.
+    frozen early; and an entry that had no gradient in the warm-up, whose v is zero, does not change. For
+    uneven inputs, `with Join([model, handle])`.
 
     Needs `torch.optim.Adam` or `AdamW`, with or without amsgrad. Payload after the warm-up: about 2 bits a
     parameter; each rank sends one to the servers, and its share of the other to all ranks.

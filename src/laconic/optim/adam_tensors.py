@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 
+from laconic.comm.comm import Comm
 from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
 from laconic.exchange.rule import OptimiserView, refuse_settings
@@ -146,6 +147,20 @@ class AdamTensors:
         """Store new weights, float32 (n,), in the parameter."""
         parameter = self._view.parameter(name)
         parameter.copy_(weights.view_as(parameter))
+
+    def follow(self, comm: Comm, root: int) -> None:
+        """Copy rank root's weights, moments and step counts. Called on every rank."""
+        for name in self.layout.names:
+            weights, state = self.weights(name), self.state(name)
+            kinds = [kind for kind in state if kind != "step"]
+            moments = [state[kind].to(torch.float32).flatten() for kind in kinds]
+            steps = weights.new_full((1,), self.steps(name))
+            got = comm.broadcast(torch.cat([weights, *moments, steps]), root)
+            weights, *moments, steps = torch.split(got, [len(weights)] * (1 + len(moments)) + [1])
+            self.set_weights(name, weights)
+            for kind, moment in zip(kinds, moments, strict=True):
+                state[kind].copy_(moment.view_as(state[kind]))
+            state["step"].fill_(float(steps))
 
     def weights(self, name: str) -> Tensor:
         """float32 (n,): a copy of the parameter."""

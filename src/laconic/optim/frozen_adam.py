@@ -62,6 +62,9 @@ class _BoundFrozenAdam(BoundRule):
     def close(self) -> None:
         """Replicas are equal."""
 
+    def follow(self, root: int) -> None:
+        self._adam.follow(self._inner.exchange.comm, root)
+
     def state_dict(self) -> dict[str, Tensor]:
         frozen = {f"frozen/{name}": torch.tensor(count) for name, count in self._updates.items()}
         return {**self._inner.exchange.state_dict(), **frozen}

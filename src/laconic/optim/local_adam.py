@@ -139,6 +139,10 @@ class _BoundLocalAdam(BoundRule):
         if any(since.steps for since in self._since.values()):
             self._meet_()
 
+    def follow(self, root: int) -> None:
+        self._adam.follow(self._inner.exchange.comm, root)
+        self._anchor = {name: self._adam.weights(name) for name in self._anchor}
+
     def state_dict(self) -> dict[str, Tensor]:
         return {
             "steps": torch.tensor(self._steps, dtype=torch.float64),

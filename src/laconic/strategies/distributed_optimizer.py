@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError, NonFiniteError, StateError
 from laconic.exchange.stats import Stats
-from laconic.strategies.controller import Controller
+from laconic.strategies.controller import Controller, GradientController
+from laconic.strategies.gradients import all_finite, gradients, unscale_
 from laconic.strategies.parameter_controller import ParameterController
 from laconic.strategies.several import Several
 from laconic.strategies.strategy import Notes, Update
@@ -96,7 +97,7 @@ class DistributedOptimizer(Optimizer, Joinable):
             return loss
         Join.notify_join_context(self)
         scaled: Tensor | None = getattr(self, "found_inf", None)  # which a GradScaler sets
-        skip = not self._finite() if scaled is None else self._unscale(bool(scaled))
+        skip = not all_finite(gradients(self)) if scaled is None else unscale_(self, bool(scaled))
         self._round(_nothing if skip else partial(self._replica.update, self.optimizer.step), noted_loss)
         if skip and scaled is None:
             raise NonFiniteError(
@@ -223,7 +224,9 @@ class DistributedOptimizer(Optimizer, Joinable):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """For torch's `Join`: a rank without further inputs goes on taking its rounds."""
-        return JoinHook() if self._replica is None else Rounds(self._round)
+        if isinstance(self.controller, GradientController):
+            return self.controller.handle.join_hook_of(self)
+        return Rounds(self._round)
 
     @property
     def join_device(self) -> torch.device:
@@ -265,23 +268,6 @@ class DistributedOptimizer(Optimizer, Joinable):
                 f"{name} was frozen or unknown when distribute() was called, so ranks do not exchange it:"
                 " call optimizer.remove(), then distribute() again with it in the optimiser"
             )
-
-    def _unscale(self, found_inf: bool) -> bool:
-        """Undo the GradScaler's scale, unless it found Inf or NaN; returns whether it did."""
-        scale: Tensor | None = getattr(self, "grad_scale", None)
-        if not found_inf and scale is not None:
-            for grad in self._gradients():
-                grad.div_(scale)
-        return found_inf
-
-    def _finite(self) -> bool:
-        """Whether all gradients are."""
-        parts = (grad.coalesce().values() if grad.is_sparse else grad for grad in self._gradients())
-        largest = nn.utils.get_total_norm([part for part in parts if part.numel()], norm_type=torch.inf)
-        return bool(torch.isfinite(largest))
-
-    def _gradients(self) -> Iterable[Tensor]:
-        return [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
 
 
 class Rounds(JoinHook):

@@ -1,0 +1,122 @@
+"""Uneven inputs: the steps of a rank that has run out of them, if a method exchanges in `optimizer.step()`.
+
+`torch.distributed.algorithms.Join` lets DDP's collectives run on without inputs, but knows nothing of ours.
+So the handle joins too: on a rank without further inputs it takes each step of the others, with the mean that
+DDP's hook has made, or with a gradient of zero where gradients stay local. Thus moments stay equal. At the
+end every rank follows the last one that had inputs, as DDP lets weights do: schedules and clipping have gone
+on there alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.join import Joinable, JoinHook
+from torch.nn.parallel import DistributedDataParallel
+
+from laconic.comm.metered import Metered
+from laconic.core.errors import AttachError
+from laconic.ddp.buckets import Buckets
+from laconic.ddp.optimiser import Optimisers
+from laconic.exchange.rule import BoundRule
+
+
+class JoinedModel:
+    """What `Join` says of a DDP, which is held weakly."""
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self._model = weakref.ref(model)
+        self.group: dist.ProcessGroup = model.process_group
+        self.device: torch.device = model.device if model.device is not None else torch.device("cpu")
+        self.leaves_out = bool(model.find_unused_parameters or model.static_graph)
+
+    @property
+    def config(self) -> Any:
+        """Of the last `Join` that the model was in, even if that has ended; None without one."""
+        config = getattr(self._model(), "_join_config", None)  # private to DDP, and all that tells
+        return config if config and config.enable else None
+
+
+class UnevenInputs(JoinHook):
+    """For torch's `Join`, at work for one handle."""
+
+    def __init__(
+        self,
+        model: JoinedModel,
+        comm: Metered,
+        buckets: Buckets,
+        optimisers: Optimisers,
+        rules: Sequence[BoundRule],
+    ) -> None:
+        self._model = model
+        self._comm = comm
+        self._buckets = buckets
+        self._optimisers = optimisers
+        self._rules = rules
+        self._joinable: Joinable | None = None  # in the place of which Join knows the handle
+        self._taken = -1  # steps that the optimiser has taken
+        self._stepping = False
+        self._together: tuple[Any, Any] = (None, None)  # the configs of handle and model in the same Join
+
+    def begin(self, joinable: Joinable, method: str) -> None:
+        """The handle, or this one in its place, is given to a `Join`."""
+        if self._model.leaves_out:
+            raise AttachError(
+                f"{method} exchanges inside optimizer.step(), and a rank without further inputs cannot know"
+                " which parameters the others have used: build the DistributedDataParallel without"
+                " find_unused_parameters and static_graph, or give all ranks equally many batches"
+            )
+        self._joinable = joinable
+        self._buckets.keep_all_means(True)
+
+    def check(self, method: str) -> None:
+        """Raise `AttachError` if the model is inside a `Join` that does not have the handle behind it."""
+        config, own = self._model.config, getattr(self._joinable, "_join_config", None)
+        if config is None or self._stepping:
+            return
+        if own is not self._together[0]:
+            self._together = (own, config)
+        if own is None or not own.enable or own.is_first_joinable or self._together[1] is not config:
+            raise AttachError(
+                f"{method} exchanges inside optimizer.step(), and a rank that has run out of inputs takes no"
+                " steps unless Join has the handle too, behind the model: with Join([model, handle]); with"
+                " laconic.distribute, Join([model, optimizer])"
+            )
+
+    def stepped(self, step: int) -> None:
+        """The optimiser takes this step."""
+        self._taken = step
+
+    def main_hook(self) -> None:
+        """Take the step that the others take, if DDP has exchanged gradients that are finite."""
+        exchange = self._buckets.exchange
+        if exchange.step - 1 == self._taken or exchange.void is not None:
+            return
+        kept: list[tuple[Tensor, Tensor | None]] = []
+        for name, mean in self._buckets.means.items():
+            parameter = self._optimisers.hooks[0].parameter(name)
+            kept.append((parameter, parameter.grad))
+            parameter.grad = mean.as_gradient_of(parameter)
+        self._stepping = True
+        try:
+            for each in self._optimisers.hooks:
+                each.optimiser.step()
+        finally:
+            self._stepping = False
+            for parameter, grad in kept:
+                parameter.grad = grad
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """Follow the last rank that had inputs; of several, that with the largest number."""
+        self._buckets.keep_all_means(False)
+        for rule in self._rules:
+            rule.close()
+        mine = torch.tensor([self._comm.rank if is_last_joiner else -1], device=self._model.device)
+        root = int(self._comm.all_reduce(mine, "max"))
+        for rule in self._rules:
+            rule.follow(root)
