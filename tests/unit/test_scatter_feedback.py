@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one_step
+from tests.unit.memory_world import STEPS, held, lost, resumed, through_a_void_step
 from torch import Tensor
 
 from laconic.core.errors import SpecError
@@ -22,7 +21,6 @@ RING = "scatter_reduce(minmax(bits=2, block=16), pattern='ring', feedback='both'
 FEW = "scatter_reduce(sparse(topk(density=0.1)), pattern='tree', feedback='both')"
 CODED = "scatter_reduce(sparse(topk(density=0.1), indices=golomb()), pattern='ring', feedback='both')"
 SPECS = (BOTH, TREE, RING, FEW, CODED)
-STEPS = 6
 
 
 def error_of_the_average(spec: str, steps: int, size: int = 4) -> float:
@@ -53,72 +51,25 @@ def test_on_the_way_up_alone_the_error_stays() -> None:
     assert error_of_the_average(BOTH, 160) < many / 8
 
 
-def held(state: dict[str, Tensor], kind: str) -> Tensor:
-    flat = torch.zeros(MODEL.numel, dtype=torch.float64)
-    for key, value in state.items():
-        if f"/{kind}/" in key:
-            at = MODEL[key.split("/")[-1]].offset
-            flat[at : at + value.numel()] += value.flatten()
-    return flat
-
-
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_nothing_is_lost(size: int, spec: str) -> None:
     """All gradients = N * (all means + what is kept of them) + what the ranks hold. To float32, 6 steps."""
-
-    def play(comm):  # type: ignore[no-untyped-def]
-        exchange = exchange_on(comm, spec)
-        cuts = [cut(MODEL, 1, 2, 1) if t < 2 else cut(MODEL, 2, 1, 1) for t in range(STEPS)]
-        means = [one_step(exchange, gradient(comm.rank, t), cuts[t])[0] for t in range(STEPS)]
-        return means, exchange.state_dict()
-
-    results = everywhere(size, play)
-    given = sum(gradient(r, t).double() for r in range(size) for t in range(STEPS))
-    applied = size * sum(mean.double() for mean in results[0][0])
-    ranks = sum(held(state, "residual") for _, state in results)
-    kept = sum(held(state, "once/mean") for _, state in results)
-    assert kept.any()
-    assert (given - applied - ranks - size * kept).abs().max() <= 1e-5 * given.abs().max()
+    cuts = [cut(MODEL, 1, 2, 1) if t < 2 else cut(MODEL, 2, 1, 1) for t in range(STEPS)]
+    missing, kept = lost(spec, size, "once/mean", cuts)
+    assert missing <= 1e-5 and kept.any()
 
 
 @pytest.mark.parametrize("spec", [BOTH, RING, FEW])
 @pytest.mark.parametrize("when", [0, 1, 3])
 def test_a_void_step_leaves_the_residual_of_the_mean_as_it_was(when: int, spec: str) -> None:
-    """Inf on rank 1 in the last bucket, when two have been reduced. Also while buckets are regrouped."""
-    inf_at = MODEL["a.weight"].offset + 77
-
-    def play(comm):  # type: ignore[no-untyped-def]
-        exchange, before = exchange_on(comm, spec), {}
-        for t in range(5):
-            flat = gradient(comm.rank, t)
-            if t == when:
-                before = {key: value for key, value in exchange.state_dict().items() if "once/" in key}
-                flat[inf_at] = math.inf if comm.rank == 1 else flat[inf_at]
-            _, valid = one_step(exchange, flat, cut(MODEL, 1, 2, 1) if t < 1 else cut(MODEL, 2, 1, 1))
-            assert valid == (t != when)
-            if t == when:
-                after = exchange.state_dict()
-                assert before and all(torch.equal(after[key], value) for key, value in before.items())
-        return True
-
-    assert everywhere(3, play) == [True] * 3
+    assert any(through_a_void_step(spec, "once/mean", when)) == (when > 0)
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_resumed_run_ends_with_the_same_bits(spec: str) -> None:
-    """Whatever the buckets, and though hops keep losses N-fold, for an N that is no power of two."""
-
-    def play(comm):  # type: ignore[no-untyped-def]
-        unbroken, before, after = (exchange_on(comm, spec) for _ in range(3))
-        expected = [one_step(unbroken, gradient(comm.rank, t), [MODEL])[0] for t in range(STEPS)]
-        for t in range(3):
-            one_step(before, gradient(comm.rank, t), cut(MODEL, 2, 2))
-        after.load_state_dict(before.state_dict(), step=3)
-        got = [one_step(after, gradient(comm.rank, t), cut(MODEL, 1, 3))[0] for t in range(3, STEPS)]
-        return [torch.equal(a, b) for a, b in zip(expected[3:], got, strict=True)]
-
-    assert everywhere(3, play) == [[True] * 3] * 3
+    """Though hops keep losses N-fold, for an N that is no power of two."""
+    assert resumed(spec) == [[True] * 3] * 3
 
 
 @pytest.mark.parametrize("spec", SPECS)

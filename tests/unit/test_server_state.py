@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
-from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one_step
+from tests.laws.worlds import MODEL, everywhere, exchange_on, gradient, one_step
+from tests.unit.memory_world import held, lost, resumed, through_a_void_step
 
 import laconic
 from laconic.core.errors import StateError
@@ -20,75 +19,27 @@ SPECS = (
     "server(sparse(topk(density=0.05), indices=golomb()), dense())",
     "server(sparse(randomk(density=0.1)), sparse(topk(density=0.05)))",
 )
-STEPS = 6
-
-
-def held(state, kind):
-    """The memory of one kind on one rank, flat in the model's order."""
-    flat = torch.zeros(MODEL.numel, dtype=torch.float64)
-    for key, value in state.items():
-        if f"/{kind}/" in key:
-            at = MODEL[key.split("/")[-1]].offset
-            flat[at : at + value.numel()] += value.flatten()
-    return flat
 
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("size", [1, 2, 4, 5])
 def test_nothing_is_lost(spec, size):
     """All gradients = N * (all means + what the servers hold) + what the ranks hold. To float32, 6 steps."""
-
-    def play(comm):
-        exchange = exchange_on(comm, spec)
-        means = [one_step(exchange, gradient(comm.rank, t), [MODEL])[0] for t in range(STEPS)]
-        return means, exchange.state_dict()
-
-    results = everywhere(size, play)
-    given = sum(gradient(r, t).double() for r in range(size) for t in range(STEPS))
-    applied = size * sum(mean.double() for mean in results[0][0])
-    ranks = sum(held(state, "residual") for _, state in results)
-    servers = size * sum(held(state, "once/server") for _, state in results)
-    assert (given - applied - ranks - servers).abs().max() <= 1e-5 * given.abs().max()
+    missing, kept = lost(spec, size, "once/server")
+    assert missing <= 1e-5
     if size > 1:  # alone, a server gets bfloat16 and answers in bfloat16
-        assert parse(spec).down.needs_feedback == bool(servers.any())
+        assert parse(spec).down.needs_feedback == bool(kept.any())
 
 
 @pytest.mark.parametrize("when", [0, 1, 3])
 def test_a_void_step_leaves_every_memory_as_if_nothing_had_been_sent(when):
-    """Inf on rank 1 in the last bucket, when two have been served. Also while buckets are regrouped."""
-    inf_at = MODEL["a.weight"].offset + 77
-
-    def play(comm):
-        exchange, before = exchange_on(comm, STC), {}
-        for t in range(5):
-            flat = gradient(comm.rank, t)
-            if t == when:
-                before = {key: value for key, value in exchange.state_dict().items() if "server" in key}
-                flat[inf_at] = math.inf if comm.rank == 1 else flat[inf_at]
-            _, valid = one_step(exchange, flat, cut(MODEL, 1, 2, 1) if t < 1 else cut(MODEL, 2, 1, 1))
-            assert valid == (t != when)
-            if t == when:
-                after = exchange.state_dict()
-                assert all(torch.equal(value, after[key]) for key, value in before.items())
-        return sum(1 for value in before.values() if value.any())
-
-    served = everywhere(3, play)
+    served = through_a_void_step(STC, "once/server", when)
     assert sum(served) == (3 if when else 0), "each matrix is held once"
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_resumed_run_ends_with_the_same_bits(spec):
-    def play(comm):
-        unbroken, before = exchange_on(comm, spec), exchange_on(comm, spec)
-        expected = [one_step(unbroken, gradient(comm.rank, t), [MODEL])[0] for t in range(STEPS)]
-        for t in range(3):
-            one_step(before, gradient(comm.rank, t), cut(MODEL, 2, 2))
-        after = exchange_on(comm, spec)
-        after.load_state_dict(before.state_dict(), step=3)
-        got = [one_step(after, gradient(comm.rank, t), cut(MODEL, 1, 3))[0] for t in range(3, STEPS)]
-        return [torch.equal(a, b) for a, b in zip(expected[3:], got, strict=True)]
-
-    assert everywhere(3, play) == [[True] * 3] * 3
+    assert resumed(spec) == [[True] * 3] * 3
 
 
 def rank_state(comm, exchange):

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one_step
+from tests.unit.memory_world import STEPS, lost, resumed
 
 import laconic
 from laconic.comm.loopback import Loopback
@@ -20,7 +21,6 @@ from laconic.exchange.state import FORMAT, RankState, label, model_digest
 TOPK = "gather(sparse(topk(density=0.1)))"
 SERVER = "server(sparse(topk(density=0.1)), sparse(topk(density=0.05)))"
 MESHES = [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4), (6, 2), (6, 3), (8, 4)]
-STEPS = 6
 MATRICES = [entry for entry in MODEL if len(entry.shape) > 1]
 every_mesh = pytest.mark.parametrize("size, local", MESHES)
 
@@ -123,26 +123,7 @@ def test_one_rank_that_is_not_finite_voids_all(bad, outer):
 @pytest.mark.parametrize("size, local", [(4, 2), (4, 4), (3, 1)])
 def test_nothing_is_lost(outer, size, local):
     """All gradients = N * (all means + what servers hold) + what the ranks hold. To float32, 6 steps."""
-
-    def play(comm):
-        exchange = exchange_on(comm, spec_of(local, outer))
-        means = [one_step(exchange, gradient(comm.rank, t), [MODEL])[0] for t in range(STEPS)]
-        return means, exchange.state_dict()
-
-    def held(state, kind):
-        flat = torch.zeros(MODEL.numel, dtype=torch.float64)
-        for key, value in state.items():
-            if f"/{kind}/" in key:
-                at = MODEL[key.split("/")[-1]].offset
-                flat[at : at + value.numel()] += value.flatten()
-        return flat
-
-    results = everywhere(size, play)
-    given = sum(gradient(r, t).double() for r in range(size) for t in range(STEPS))
-    applied = size * sum(mean.double() for mean in results[0][0])
-    ranks = sum(held(state, "residual") for _, state in results)
-    servers = size * sum(held(state, "once/server") for _, state in results)
-    assert (given - applied - ranks - servers).abs().max() <= 1e-5 * given.abs().max()
+    assert lost(spec_of(local, outer), size, "once/server")[0] <= 1e-5
 
 
 @pytest.mark.parametrize("outer", [TOPK, SERVER, "powersgd(rank=1)"])
@@ -169,19 +150,7 @@ def test_a_void_step_leaves_every_memory_as_it_was(outer):
 
 @pytest.mark.parametrize("outer", [TOPK, SERVER, "powersgd(rank=1)", "adaptive_bits(every=2)"])
 def test_a_resumed_run_ends_with_the_same_bits(outer):
-    spec = spec_of(2, outer)
-
-    def play(comm):
-        unbroken, before = exchange_on(comm, spec), exchange_on(comm, spec)
-        expected = [one_step(unbroken, gradient(comm.rank, t), [MODEL])[0] for t in range(STEPS)]
-        for t in range(3):
-            one_step(before, gradient(comm.rank, t), cut(MODEL, 2, 2))
-        after = exchange_on(comm, spec)
-        after.load_state_dict(before.state_dict(), step=3)
-        got = [one_step(after, gradient(comm.rank, t), cut(MODEL, 1, 3))[0] for t in range(3, STEPS)]
-        return [torch.equal(a, b) for a, b in zip(expected[3:], got, strict=True)]
-
-    assert everywhere(4, play) == [[True] * 3] * 4
+    assert resumed(spec_of(2, outer), size=4) == [[True] * 3] * 4
 
 
 def test_resizing_keeps_what_leaders_hold():
