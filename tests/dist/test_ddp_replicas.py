@@ -34,6 +34,8 @@ SHARE = {  # at most so much of the dense bytes; settings that this model's smal
     "cgx(min_size=100)": 0.5,
     "cgx(bits=8, rounding='stochastic', pattern='tree')": 0.5,
     "cgx(bits=3, block=64, pattern='ring', adapt_every=2)": 0.5,
+    "scatter_reduce(sparse(topk(density=0.05)), pattern='tree', feedback='both')": 0.5,
+    "scatter_reduce(minmax(bits=2, block=16), pattern='ring', feedback='both')": 0.5,
     "powersgd(rank=1)": 0.5,
     "powersgd(rank=4)": 0.5,
     "terngrad()": 0.5,

@@ -20,7 +20,7 @@ from laconic.core.layout import Layout, Segments
 from laconic.core.spec import parse
 from laconic.core.turn import Turn, mix
 from laconic.exchange.method import Route, everything, routes
-from laconic.reducers.scatter_reduce import ANSWER, Pattern, ScatterReduce
+from laconic.reducers.scatter_reduce import ANSWER, Pattern, ScatterReduce, hops
 from laconic.reducers.scatter_reduce.cuts import cuts
 
 MODEL = Layout.of([("w", (70, 90)), ("v", (33, 41)), ("one", ()), ("none", (0, 3)), ("b", (40,))])
@@ -211,6 +211,20 @@ def test_a_damaged_message_names_its_rank(pattern: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(type(codec), "encode_layout", damaged)
     with pytest.raises(WireError, match="the message that rank 1 sent is damaged: a unit of tensor 0"):
         play(f"scatter_reduce(minmax(), pattern={pattern!r})", 3)
+
+
+def test_a_damaged_length_names_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a codec without fixed size, a hop's message says how long its wire is."""
+    frame = hops.framed
+
+    def damaged(wire: Tensor, codec: Codec, layout: Layout) -> Tensor:
+        message = frame(wire, codec, layout)
+        message[:8] = 255  # -1
+        return message
+
+    monkeypatch.setattr(hops, "framed", damaged)
+    with pytest.raises(WireError, match=r"that rank \d sent is damaged: a wire of -1 bytes in a message of"):
+        play("scatter_reduce(sparse(topk(density=0.1)), pattern='ring', feedback='both')", 3)
 
 
 @pytest.mark.parametrize(
