@@ -5,6 +5,7 @@ handle = laconic.compress(ddp_model, optimizer, "dgc(density=0.001, warmup_steps
 
 from laconic import lowbit as lowbit
 from laconic import optim as optim
+from laconic import sparsity as sparsity
 from laconic.core.codec import Codec as Codec
 from laconic.core.spec import parse as parse
 from laconic.ddp.compress import compress as compress
@@ -12,4 +13,4 @@ from laconic.exchange.state import resize as resize
 from laconic.methods import catalogue as catalogue
 from laconic.strategies.distribute import distribute as distribute
 
-__all__ = ["Codec", "catalogue", "compress", "distribute", "lowbit", "optim", "parse", "resize"]
+__all__ = ["Codec", "catalogue", "compress", "distribute", "lowbit", "optim", "parse", "resize", "sparsity"]

@@ -32,6 +32,7 @@ FLOORS = {
     "data": 7,
     "lowbit": 7,
     "ddp": 8,
+    "sparsity": 8,
     "strategies": 9,
     "federated": 9,
     "plan": 10,

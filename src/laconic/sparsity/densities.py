@@ -1,0 +1,51 @@
+"""The share of weights that each layer keeps, for a given share of all weights.
+
+Uniform: the same in every layer. ERK: density_l = eps * (sum of the weight's dimensions) / (their product),
+with eps such that all layers together keep the given share; a layer that would keep more than all is dense,
+and eps follows from the others. Evci et al. 2020, arXiv:1911.11134, as in the authors' code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+from laconic.core import arguments
+
+Layout = Literal["uniform", "erk"]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def densities(shapes: Shapes, density: float, layout: Layout = "uniform") -> dict[str, float]:
+    """The density of each weight, in (0, 1].
+
+    Args:
+        shapes: The weights, by name: every dimension counts, those of a kernel too.
+        density: Share of all entries to keep, in (0, 1].
+        layout: "uniform" (default) or "erk".
+
+    Raises:
+        SpecError: The density or the layout is none of these.
+
+    >>> found = densities({"wide": (100, 100), "narrow": (10, 10)}, 0.1, "erk")
+    >>> {name: round(share, 3) for name, share in found.items()}
+    {'wide': 0.092, 'narrow': 0.918}
+    """
+    arguments.number("density", density, above=0, most=1)
+    arguments.choice("layout", layout, ("uniform", "erk"))
+    return dict.fromkeys(shapes, float(density)) if layout == "uniform" else _erk(shapes, density)
+
+
+def _erk(shapes: Shapes, density: float) -> dict[str, float]:
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    raw = {name: sum(shape) / sizes[name] for name, shape in shapes.items()}
+    budget, dense = density * sum(sizes.values()), set[str]()
+    while len(dense) < len(shapes):
+        left = budget - sum(sizes[name] for name in dense)
+        eps = left / sum(raw[name] * sizes[name] for name in shapes if name not in dense)
+        over = {name for name in shapes if name not in dense and eps * raw[name] > 1}
+        if not over:
+            return {name: 1.0 if name in dense else eps * raw[name] for name in shapes}
+        dense |= {name for name in over if raw[name] == max(raw[each] for each in over)}
+    return dict.fromkeys(shapes, 1.0)

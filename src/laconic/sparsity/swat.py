@@ -1,0 +1,195 @@
+"""`swat`: a model that trains with sparse weights and sparse kept inputs (SWAT).
+
+Raihan and Aamodt 2020, arXiv:2001.01969: per layer the largest weights compute, forward and for the gradient
+of the inputs; the largest inputs are kept for the gradient of the weights, which is dense. Thresholds are
+computed every tenth batch and reused in between. The equations are in `layers`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection
+from typing import Any, Literal
+
+from torch import nn
+
+from laconic.core import arguments
+from laconic.core.errors import AttachError, StateError
+from laconic.sparsity.densities import Layout, densities
+from laconic.sparsity.layers import SwatConv2d, SwatLinear
+from laconic.sparsity.thresholds import Thresholds
+
+LAYERS: dict[type, Callable[[Any, Thresholds], SwatConv2d | SwatLinear]] = {
+    nn.Conv2d: SwatConv2d.of,
+    nn.Linear: SwatLinear.of,
+}
+First = Literal["dense", "sparse"]
+
+
+def swat(
+    model: nn.Module,
+    sparsity: float = 0.9,
+    refresh: int = 10,
+    first: First = "dense",
+    *,
+    layout: Layout = "uniform",
+    keep: Collection[str] = (),
+) -> Swat:
+    """Train a model's Conv2d and Linear layers with sparse weights and sparse kept inputs, from now on.
+
+    The model changes in place. Its parameters are the same objects, dense and under the same names:
+    optimisers, DistributedDataParallel, `laconic.compress` and `state_dict` work as before, and a plain model
+    loads the result. But test it sparse, as it was trained: a dense forward pass has other outputs. Biases
+    and all other layers stay dense. What other layers keep for backward does not change.
+
+    The arithmetic is that of dense tensors with zeros: this saves memory for kept inputs, not time.
+
+    Args:
+        model: Its layers are replaced by `SwatConv2d` and `SwatLinear`.
+        sparsity: Share of weights and kept inputs that are left out, in (0, 1); default: 0.9.
+        refresh: Training batches from one computation of the thresholds to the next; default: 10.
+        first: "dense" (default) leaves the first of these layers as it is, in the model's own order.
+        layout: "uniform" (default), or "erk": narrow layers keep more, wide ones less (`densities`). A layer
+            that ERK leaves dense does not change.
+        keep: Names of modules that stay dense with everything inside; default: none.
+
+    Returns:
+        The handle, which counts bytes, saves the thresholds and takes it all back.
+
+    Raises:
+        SpecError: An argument is out of range.
+        AttachError: The model has no such layers, or is one itself, or has them already; two layers share a
+            weight; a layer has hooks or pads otherwise than with a number of zeros; `keep` names no module.
+            Nothing has changed then.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 10))
+    >>> handle = swat(net, sparsity=0.9)
+    >>> [type(layer).__name__ for layer in net]
+    ['Conv2d', 'ReLU', 'Flatten', 'SwatLinear']
+    """
+    arguments.number("sparsity", sparsity, above=0, below=1)
+    arguments.whole("refresh", refresh, 1)
+    arguments.choice("first", first, ("dense", "sparse"))
+    names = dict(model.named_modules(remove_duplicate=False))
+    for name in keep:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "see model.named_modules()"
+            raise AttachError(f"keep: this model has no module {name!r}: {hint}")
+    treated = _treated(names, first, keep)
+    weights = {name: tuple(layer.weight.shape) for name, layer in treated.items()}
+    shares = densities(weights, 1 - sparsity, layout)
+    made = {
+        name: _made(name, layer, Thresholds(shares[name], refresh))
+        for name, layer in treated.items()
+        if shares[name] < 1
+    }
+    if not made:
+        raise AttachError(
+            f"layout {layout!r} leaves every layer dense at sparsity {sparsity}: take a higher one"
+        )
+    handle = Swat(model, {name: (treated[name], layer) for name, layer in made.items()})
+    handle._place(made)
+    return handle
+
+
+class Swat:
+    """What `swat` did to a model. `layers`: the sparse layers by name; `densities`: their shares."""
+
+    def __init__(self, model: nn.Module, pairs: dict[str, tuple[nn.Module, SwatConv2d | SwatLinear]]) -> None:
+        self._model = model
+        self._dense = {name: dense for name, (dense, _) in pairs.items()}
+        self.layers = {name: sparse for name, (_, sparse) in pairs.items()}
+
+    @property
+    def densities(self) -> dict[str, float]:
+        """Share of weights that each layer computes with at a refresh, by its name."""
+        return {name: layer.thresholds.density for name, layer in self.layers.items()}
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Names of the sparse layers' weights, as in `model.named_parameters()`."""
+        return tuple(f"{name}.weight" for name in self.layers)
+
+    def kept_bytes(self) -> int:
+        """Bytes that the sparse layers kept of their inputs in the last batch that went backward."""
+        return sum(layer.thresholds.kept_bytes for layer in self.layers.values())
+
+    def dense_bytes(self) -> int:
+        """Bytes that dense layers would have kept in that batch."""
+        return sum(layer.thresholds.dense_bytes for layer in self.layers.values())
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """Thresholds and batches of each layer, by its name: this rank's own, beside the model's state."""
+        return {name: layer.thresholds.state_dict() for name, layer in self.layers.items()}
+
+    def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
+        """Go on from a saved state, with the same bits. Raises `StateError` if it is of other layers."""
+        if state.keys() != self.layers.keys():
+            other = sorted(state.keys() ^ self.layers.keys())
+            raise StateError(f"saved for other sparse layers ({', '.join(other[:3])} differ): convert alike")
+        for name, layer in self.layers.items():
+            layer.thresholds.load_state_dict(state[name])
+
+    def remove(self) -> None:
+        """Make the layers dense again, with the parameters they have now. A second call does nothing."""
+        self._place(self._dense)
+        self.layers = {}
+
+    def _place(self, layers: dict[str, Any]) -> None:
+        for name, layer in layers.items():
+            parent, _, key = name.rpartition(".")
+            layer.train(self._model.get_submodule(name).training)
+            setattr(self._model.get_submodule(parent), key, layer)
+
+
+def _treated(
+    names: dict[str, nn.Module], first: First, keep: Collection[str]
+) -> dict[str, nn.Conv2d | nn.Linear]:
+    """The layers to replace, by name."""
+    found: dict[str, Any] = {}
+    for name, module in names.items():
+        if isinstance(module, (SwatConv2d, SwatLinear)):
+            raise AttachError(
+                f"{name!r} is sparse already: call the first handle's remove() before another swat()"
+            )
+        if type(module) in LAYERS:
+            found[name] = module
+    if "" in found:
+        raise AttachError(
+            "the model is a single layer, which cannot be replaced in place: wrap it in nn.Sequential"
+        )
+    inside = tuple(f"{name}." for name in keep)
+    treated = {
+        name: layer
+        for name, layer in list(found.items())[1 if first == "dense" else 0 :]
+        if name not in keep and not name.startswith(inside)
+    }
+    if not treated:
+        raise AttachError(
+            f"no layer to treat: of {len(found)} Conv2d and Linear layers, first={first!r} and keep= leave"
+            " none; give the model another one, or first='sparse'"
+        )
+    _refuse_tied(names, treated)
+    return treated
+
+
+def _refuse_tied(names: dict[str, nn.Module], treated: dict[str, Any]) -> None:
+    owners: dict[int, str] = {}
+    for name, module in names.items():
+        for key, parameter in module._parameters.items():
+            owner = owners.setdefault(id(parameter), name)
+            if parameter is not None and owner != name and (name in treated or owner in treated):
+                raise AttachError(
+                    f"{owner!r} and {name!r} share their {key}, and one threshold cannot serve both:"
+                    f" keep both dense with keep=({owner!r}, {name!r})"
+                )
+
+
+def _made(name: str, layer: Any, thresholds: Thresholds) -> SwatConv2d | SwatLinear:
+    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
+        raise AttachError(f"{name!r} has hooks, which its sparse form would lose: add them after swat()")
+    try:
+        return LAYERS[type(layer)](layer, thresholds)
+    except AttachError as error:
+        raise AttachError(f"{name!r}: {error}") from None

@@ -1,0 +1,78 @@
+"""When a layer computes anew which of its weights and inputs are large enough."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import StateError
+from laconic.core.selector import kept
+from laconic.sparsity.bitmask import nbytes, pack, threshold
+
+
+class Thresholds:
+    """The thresholds of one layer, and what its last batch kept for backward.
+
+    Both keep ceil(density * n) of n entries at a refresh, and those as large as the last of them; until the
+    next refresh the same thresholds serve other weights and inputs, so that the shares drift a little.
+
+    Args:
+        density: Share of entries to keep, of the weight and of an input, in (0, 1].
+        refresh: Batches from one refresh to the next.
+    """
+
+    def __init__(self, density: float, refresh: int) -> None:
+        self.density, self.refresh = density, refresh
+        self.batches = 0  # training batches so far
+        self.weight = self.input = 0.0
+        self.kept_bytes = self.dense_bytes = 0
+
+    @property
+    def due(self) -> bool:
+        """Whether the next training batch refreshes."""
+        return self.batches % self.refresh == 0
+
+    def exact(self, x: Tensor) -> float:
+        """The threshold of x's ceil(density * n) largest entries, as x is now."""
+        return threshold(x, kept(self.density, x.numel()))
+
+    def of_weight(self, weight: Tensor, training: bool) -> float:
+        """The threshold to compute with, without counting a batch."""
+        return self.weight if training and not self.due else self.exact(weight)
+
+    def batch(self, x: Tensor, weight: Tensor, training: bool) -> tuple[float, tuple[Tensor, Tensor]]:
+        """The weights' threshold of a batch that goes backward, and its inputs packed."""
+        if training and not self.due:
+            least, of_input = self.weight, self.input
+        else:
+            least, of_input = self.exact(weight), self.exact(x)
+        if training:
+            self.weight, self.input = least, of_input
+            self.batches += 1
+        packed = (
+            pack(x, of_input) if weight.requires_grad else (x.new_empty(0, dtype=torch.uint8), x.new_empty(0))
+        )
+        self.kept_bytes, self.dense_bytes = nbytes(*packed), nbytes(x) if weight.requires_grad else 0
+        return least, packed
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next batches depend on."""
+        return {
+            "density": self.density,
+            "refresh": self.refresh,
+            "batches": self.batches,
+            "weight": self.weight,
+            "input": self.input,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take a saved state. Raises `StateError` if it is of another density or refresh."""
+        for name, own in (("density", self.density), ("refresh", self.refresh)):
+            if state[name] != own:
+                raise StateError(f"saved with {name} {state[name]}, but this layer has {own}: convert alike")
+        self.batches, self.weight, self.input = state["batches"], state["weight"], state["input"]
+
+    def __repr__(self) -> str:
+        return f"density={self.density:.4g}, refresh={self.refresh}"
