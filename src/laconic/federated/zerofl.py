@@ -1,0 +1,209 @@
+"""ZeroFL's uplink masks: what a client sends of a model that it has trained with sparse weights.
+
+    rho = 1 - sparsity + mask_ratio, of every sparse layer; everything of the other tensors
+    TopWeights         w_E         on the top-rho of |w_E|          w_{t+1} = sum_k n_k/n w^k
+    DiffOnTopWeights   w_E - w_t   on the top-rho of |w_E|          w_{t+1} = w_t + sum_k n_k/n d^k
+    TopDiff            w_E - w_t   on the top-rho of |w_E - w_t|    w_{t+1} = w_t + sum_k n_k/n d^k
+
+w_t: the server's weights at the start of a round, w_E: a client's after its local epochs by
+`laconic.sparsity.swat`. What is not sent counts as zero, and is not kept for later. Qiu et al. 2022,
+arXiv:2208.02507 (ZeroFL, ICLR): masks, averages and sizes as in the paper's text; there is no public code.
+
+All three are one wire: zeros are never sent, so a mask is a map from (w_t, w_E) to one tensor, of which
+`sparse(topk(density=rho), indices=golomb())` sends the non-zero entries. It is the mask's `codec`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic.codecs.dense import Dense
+from laconic.codecs.indices.golomb import GOLOMB
+from laconic.codecs.selectors.topk import TopK
+from laconic.codecs.sparse import Sparse
+from laconic.core import arguments
+from laconic.core.errors import SpecError
+from laconic.core.framing import read_bytes
+from laconic.core.layout import Layout, Segments
+from laconic.core.selector import kept
+
+REST = Dense()
+
+
+@dataclass(frozen=True)
+class UplinkMask(ABC):
+    """What is sent of the sparse layers.
+
+    Args:
+        sparsity: That of the local training, in (0, 1); default: 0.9.
+        mask_ratio: Share of entries to send beyond 1 - sparsity, in [0, sparsity]; default: 0.1. With
+            `sparsity` everything is sent.
+
+    Raises:
+        SpecError: One of them is out of range.
+    """
+
+    sparsity: float = 0.9
+    mask_ratio: float = 0.1
+
+    additive: ClassVar[bool]  # whether the server adds to its weights, or takes the average in their place
+
+    def __post_init__(self) -> None:
+        arguments.number("sparsity", self.sparsity, above=0, below=1)
+        hint = "it is added to 1 - sparsity, and everything is 1"
+        arguments.number("mask_ratio", self.mask_ratio, least=0, most=self.sparsity, hint=hint)
+
+    @property
+    def density(self) -> float:
+        """The share rho of a sparse layer's entries that is sent."""
+        return min(1.0, round(1 - self.sparsity + self.mask_ratio, 12))
+
+    @property
+    def codec(self) -> Sparse:
+        """The codec of what is sent."""
+        return Sparse(TopK(density=self.density), indices=GOLOMB)
+
+    @abstractmethod
+    def content(self, start: Tensor, end: Tensor, segments: Segments) -> Tensor:
+        """The tensor whose non-zero entries are sent.
+
+        Args:
+            start: The server's weights w_t, float32 (n,).
+            end: The client's weights w_E, float32 (n,).
+            segments: The layers in them, each masked by itself.
+
+        Returns:
+            float32 (n,), of which only the segments matter.
+        """
+
+    def rest(self, start: Tensor, end: Tensor) -> Tensor:
+        """What is sent of all other tensors: their weights, or the differences."""
+        return end - start if self.additive else end
+
+
+@dataclass(frozen=True)
+class TopWeights(UplinkMask):
+    """Top-K-Weights: the largest weights. An entry that no client sends becomes zero."""
+
+    additive: ClassVar[bool] = False
+
+    def content(self, start: Tensor, end: Tensor, segments: Segments) -> Tensor:
+        return end
+
+
+@dataclass(frozen=True)
+class DiffOnTopWeights(UplinkMask):
+    """Diff on Top-K-Weights: how far the largest weights have moved."""
+
+    additive: ClassVar[bool] = True
+
+    def content(self, start: Tensor, end: Tensor, segments: Segments) -> Tensor:
+        indices, counts = self.codec.select.select_segments(end, segments, [0] * len(segments))
+        first = torch.tensor(segments.starts).repeat_interleave(counts).to(end.device)
+        chosen, masked = first + indices, torch.zeros_like(end)
+        masked[chosen] = end[chosen] - start[chosen]
+        return masked
+
+
+@dataclass(frozen=True)
+class TopDiff(UplinkMask):
+    """Top-K-Weights Diff: the weights that have moved most, and how far."""
+
+    additive: ClassVar[bool] = True
+
+    def content(self, start: Tensor, end: Tensor, segments: Segments) -> Tensor:
+        return end - start
+
+
+class Uplink:
+    """The messages of clients to their server, with one mask, for one layout of weights.
+
+    Wire: all tensors that are not sparse, float32, in the layout's order; then one message of `mask.codec`
+    with the sparse ones. Buffers such as BatchNorm's can be among the first.
+
+    Args:
+        mask: `TopWeights`, `DiffOnTopWeights` or `TopDiff`.
+        layout: Where each tensor lies in a flat vector of n weights.
+        sparse: Names of those trained sparse: `Swat.weights`.
+
+    Raises:
+        SpecError: A sparse name is not in the layout, or there is none.
+
+    >>> layout = Layout.of([("weight", (2, 4)), ("bias", (2,))])
+    >>> uplink = Uplink(TopDiff(sparsity=0.75, mask_ratio=0.0), layout, ["weight"])
+    >>> start, end = torch.zeros(10), torch.arange(10.0)
+    >>> wire = uplink.encode(start, end)
+    >>> uplink.decode(wire).tolist()
+    [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 6.0, 7.0, 8.0, 9.0]
+    """
+
+    def __init__(self, mask: UplinkMask, layout: Layout, sparse: Collection[str]) -> None:
+        if missing := sorted(set(sparse) - set(layout.names)):
+            raise SpecError(f"sparse: the layout has no {missing[0]!r}; give the names of Swat.weights")
+        if not sparse:
+            raise SpecError("sparse: no tensor is masked; give the names of Swat.weights")
+        self.mask, self.layout = mask, layout
+        self._masked = layout.named(sparse).segments
+        self._rest = layout.where(lambda entry: entry.name not in frozenset(sparse)).segments
+
+    def encode(self, start: Tensor, end: Tensor) -> Tensor:
+        """A client's message, uint8 (m,), from w_t and w_E, both float32 (n,) and finite."""
+        content = self.mask.content(start, end, self._masked)
+        rest = REST.encode_segments(self.mask.rest(start, end), self._rest, [0] * len(self._rest))
+        masked = self.mask.codec.encode_segments(content, self._masked, [0] * len(self._masked))
+        return torch.cat([rest, masked])
+
+    def decode(self, wire: Tensor) -> Tensor:
+        """What a message holds, float32 (n,), with zeros where nothing was sent. Raises `WireError`."""
+        out = torch.zeros(self.layout.segments.end)
+        rest, masked = read_bytes(wire, REST.message_nbytes(self._rest), "the tensors that are not sparse")
+        REST.decode_segments_add_(rest, self._rest, out)
+        return self.mask.codec.decode_segments_add_(masked, self._masked, out)
+
+    def next_weights(self, start: Tensor, wires: Sequence[Tensor], examples: Sequence[int]) -> Tensor:
+        """The server's weights w_{t+1}, float32 (n,), from w_t and one message a client.
+
+        Args:
+            start: w_t, float32 (n,).
+            wires: The messages, summed in this order.
+            examples: How many examples each client has trained on.
+
+        Raises:
+            SpecError: No message, or one client without examples.
+            WireError: A message that no client can have made.
+        """
+        if len(wires) != len(examples) or min(examples, default=0) < 1:
+            raise SpecError(
+                f"examples must be 1 or more for each message, got {[*examples]} for {len(wires)}"
+                " messages: leave out clients that did not train"
+            )
+        total, mean = sum(examples), torch.zeros_like(start)
+        for wire, count in zip(wires, examples, strict=True):
+            mean.add_(self.decode(wire), alpha=count / total)
+        return start + mean if self.mask.additive else mean
+
+
+def csr_nbytes(shapes: Mapping[str, Sequence[int]], sparse: Collection[str], density: float) -> int:
+    """Bytes of one message as the paper counts them: every tensor in CSR, those that are not sparse too.
+
+    A tensor is a matrix of shape[0] rows, or of one row: float32 values, an int32 column each, and int32
+    row pointers, 8 k + 4 (rows + 1). The paper gives sizes without a formula; this one, over all parameters
+    and buffers of ResNet-18 with its 3 x 3 convolutions sparse, except the first, gives all of them, in
+    units of 1,024,000 bytes.
+
+    >>> csr_nbytes({"weight": (4, 8), "bias": (4,)}, ["weight"], density=0.25)
+    124
+    """
+    total = 0
+    for name, shape in shapes.items():
+        size = math.prod(shape)
+        rows = shape[0] if len(shape) > 1 else 1
+        total += 8 * (kept(density, size) if name in sparse else size) + 4 * (rows + 1)
+    return total
