@@ -27,6 +27,7 @@ from benchmarks.pages import scaling as scaling_page
 from benchmarks.pages import situations
 from benchmarks.pages import steps as steps_page
 from benchmarks.pages import straggler as straggler_page
+from benchmarks.pages import zerofl as zerofl_page
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -121,6 +122,8 @@ if auto_page.RESULTS.exists():
     WHOLE[ROOT / "docs" / "auto.md"] = auto_page.page
 if straggler_page.RESULTS.exists():
     WHOLE[ROOT / "docs" / "straggler.md"] = straggler_page.page
+if zerofl_page.FOLDER.exists():
+    WHOLE[ROOT / "docs" / "zerofl.md"] = zerofl_page.page
 if steps_page.RESULTS.exists():
     WHOLE[ROOT / "docs" / "steps.md"] = steps_page.page
 

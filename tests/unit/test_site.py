@@ -30,14 +30,16 @@ pytest.importorskip("mkdocs", reason="mkdocs-material is not installed")
 ROOT = Path(__file__).parents[2]
 LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
 CODE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# Pages whose Python runs.
 PAGES = (
     "index",
     "quick_start",
     "how_it_works",
     "faults",
+    "sparse_training",
     "writing_a_codec",
     "partitions",
-)  # of Python that runs
+)
 
 
 class Read(HTMLParser):

@@ -42,7 +42,8 @@ def swat(
     loads the result. But test it sparse, as it was trained: a dense forward pass has other outputs. Biases
     and all other layers stay dense. What other layers keep for backward does not change.
 
-    The arithmetic is that of dense tensors with zeros: this saves memory for kept inputs, not time.
+    The arithmetic is that of dense tensors with zeros: this saves memory for kept inputs, not time. A layer
+    counts each call in training as a batch, so do not run it again by activation checkpointing.
 
     Args:
         model: Its layers are replaced by `SwatConv2d` and `SwatLinear`.
@@ -78,7 +79,7 @@ def swat(
             raise AttachError(f"keep: this model has no module {name!r}: {hint}")
     treated = _treated(names, first, keep)
     weights = {name: tuple(layer.weight.shape) for name, layer in treated.items()}
-    shares = densities(weights, 1 - sparsity, layout)
+    shares = densities(weights, round(1 - sparsity, 12), layout)
     made = {
         name: _made(name, layer, Thresholds(shares[name], refresh))
         for name, layer in treated.items()

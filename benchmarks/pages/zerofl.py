@@ -1,0 +1,146 @@
+"""docs/zerofl.md: from the files in benchmarks/results/zerofl/."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.pages.tables import table
+from benchmarks.zerofl import (
+    ALPHAS,
+    BATCH,
+    CLIENTS,
+    FOLDER,
+    LOCAL_BATCHES,
+    LR_FIRST,
+    LR_LAST,
+    MASKS,
+    PER_ROUND,
+    RATIOS,
+    ROUNDS,
+    SEEDS,
+    SPARSITY,
+)
+
+SPLITS = {"iid": "Equal shares of every label", "dirichlet": "Skewed shares of the labels"}
+WHOLE = {"fedavg": "dense FedAvg", "swat": "SWAT, the whole model"}
+HEAD = """\
+# ZeroFL's uplink masks
+
+CIFAR-10, the small CNN of `laconic train`, {clients} clients with examples of their own, {some} of them in
+each of {rounds} rounds. A client trains {batches} batches of {batch} by plain SGD at {sparsity:g} %
+sparsity by [SWAT](sparse_training.md), first and last layer dense; the rate falls from {first:g} to
+{last:g} over the rounds. No model is trained to its end: compare the rows with each other.
+
+`make docs` writes this page from the results of `python -m benchmarks.zerofl`:
+{found} of {planned} runs are in `benchmarks/results/zerofl/`.
+
+A sends the largest weights, B the differences at the largest weights, C the largest differences; rho =
+{least:.1f} + r of each sparse layer, and what is not sent counts as zero. Uplink: a client's message as it
+is sent; CSR: as the paper counts it. Test accuracy: mean ± standard error over seeds."""
+Runs = dict[tuple[str, str], list[dict[str, Any]]]  # by split and name, one of each seed
+
+
+def page() -> str:
+    """The whole page."""
+    return written([json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))])
+
+
+def written(found: Sequence[dict[str, Any]]) -> str:
+    """The page of these runs."""
+    runs: Runs = {}
+    for run in found:
+        runs.setdefault((run["split"], run["name"]), []).append(run)
+    planned = len(SPLITS) * SEEDS * (len(WHOLE) + len(MASKS) * len(RATIOS))
+    lines = [
+        HEAD.format(
+            clients=CLIENTS,
+            some=PER_ROUND,
+            rounds=ROUNDS,
+            batches=LOCAL_BATCHES,
+            batch=BATCH,
+            sparsity=100 * SPARSITY,
+            first=LR_FIRST,
+            last=LR_LAST,
+            least=1 - SPARSITY,
+            found=len(found),
+            planned=planned,
+        )
+    ]
+    for split, title in SPLITS.items():
+        if rows := [cells(runs[split, name]) for name in names() if (split, name) in runs]:
+            heads = ("sent", "seeds", "test accuracy, %", "uplink, kB", "smaller than dense", "CSR, kB")
+            lines += ["", f"## {title}: Dirichlet({ALPHAS[split]:g})", "", *table(heads, rows)]
+    if claims := [row for row in shape(runs) if row]:
+        lines += [
+            "",
+            "## Beside the paper",
+            "",
+            "ResNet-18 with 90 % sparsity, 700 rounds (skew: Dirichlet(1)) in the paper; points of accuracy.",
+            "",
+            *table(("the paper's finding", "the paper", "here", "found here too"), claims),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def names() -> list[str]:
+    """All runs of a split and seed, in the order of the tables."""
+    return [*WHOLE, *(f"{letter}-{ratio:g}" for letter in MASKS for ratio in RATIOS)]
+
+
+def cells(runs: list[dict[str, Any]]) -> tuple[str, ...]:
+    """One row: a mask and ratio, over its seeds."""
+    first, letter, ratio = runs[0], *runs[0]["name"].partition("-")[::2]
+    what = WHOLE.get(first["name"]) or f"{letter}, `{MASKS[letter].__name__}`, r = {ratio}"
+    uplink = statistics.mean(run["uplink_bytes"] for run in runs)
+    csr = f"{first['csr_bytes'] / 1e3:,.0f}" if first["csr_bytes"] else ""
+    smaller = f"{first['dense_bytes'] / uplink:.1f} times"
+    return what, str(len(runs)), percent(runs), f"{uplink / 1e3:,.0f}", smaller, csr
+
+
+def percent(runs: list[dict[str, Any]]) -> str:
+    """Mean accuracy in %, with its standard error where there are several seeds."""
+    values = [100 * run["accuracy"] for run in runs]
+    if len(values) == 1:
+        return f"{values[0]:.2f}"
+    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values) / len(values) ** 0.5:.2f}"
+
+
+def shape(runs: Runs) -> list[tuple[str, ...]]:
+    """What the paper's table shows, and whether it is so here: rows whose runs are not there are left out."""
+    rows = [
+        row(
+            f"{SPLITS[split].lower()}: r = 0.1 above r = 0, mean of the masks",
+            theirs,
+            gain(runs, split, [f"{letter}-0.1" for letter in MASKS], [f"{letter}-0" for letter in MASKS]),
+        )
+        for split, theirs in (("iid", 5.68), ("dirichlet", 6.60))
+    ]
+    rows += [
+        row(
+            f"{SPLITS[split].lower()}: r = 0.2 {'above' if theirs > 0 else 'below'} the whole model, mask A",
+            theirs,
+            gain(runs, split, ["A-0.2"], ["swat"]),
+        )
+        for split, theirs in (("iid", -0.20), ("dirichlet", 0.42))
+    ]
+    return [each for each in rows if each is not None]
+
+
+def gain(runs: Runs, split: str, above: list[str], below: list[str]) -> float | None:
+    """Points of accuracy between the means of two sets of runs, over the seeds that all of them have."""
+    sets = [{run["seed"]: run["accuracy"] for run in runs.get((split, name), [])} for name in above + below]
+    seeds = set.intersection(*(set(each) for each in sets))
+    if not seeds:
+        return None
+    means = [statistics.mean(each[seed] for seed in seeds) for each in sets]
+    return 100 * (statistics.mean(means[: len(above)]) - statistics.mean(means[len(above) :]))
+
+
+def row(finding: str, theirs: float, ours: float | None) -> tuple[str, ...] | None:
+    """A row of the comparison with the paper."""
+    if ours is None:
+        return None
+    return finding, f"{theirs:+.2f}", f"{ours:+.2f}", "yes" if ours * theirs > 0 else "**no**"

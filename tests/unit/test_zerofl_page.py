@@ -1,0 +1,42 @@
+"""The page of ZeroFL's masks says what was measured, and where it is not as in the paper."""
+
+from __future__ import annotations
+
+from benchmarks.pages.zerofl import names, written
+
+
+def run(name: str, accuracy: float, *, split: str = "iid", seed: int = 0, uplink: float = 1e6) -> dict:
+    csr = None if name in ("fedavg", "swat") else 4e5
+    return {
+        "split": split,
+        "name": name,
+        "seed": seed,
+        "accuracy": accuracy,
+        "uplink_bytes": uplink,
+        "csr_bytes": csr,
+        "dense_bytes": 1e6,
+    }
+
+
+def test_a_table_has_the_mean_of_seeds_and_the_real_bytes() -> None:
+    found = [run("fedavg", 0.5), run("B-0.1", 0.4, uplink=2e5), run("B-0.1", 0.42, seed=1, uplink=3e5)]
+    page = written(found)
+    assert "\n3 of 66 runs are in" in page
+    assert "| dense FedAvg | 1 | 50.00 | 1,000 | 1.0 times |  |" in page
+    assert "| B, `DiffOnTopWeights`, r = 0.1 | 2 | 41.00 ± 1.00 | 250 | 4.0 times | 400 |" in page
+    assert "Skewed" not in page and "Beside the paper" not in page
+
+
+def test_the_paper_is_compared_over_the_seeds_that_both_have() -> None:
+    found = [run(name, 0.4, split=split) for name in names() for split in ("iid", "dirichlet")]
+    found += [run("A-0.2", 0.9, seed=1)]  # plain SWAT has no such seed yet
+    page = written(found)
+    assert page.count("| +0.00 | **no** |") == 4
+    found = [each | {"accuracy": 0.3} if each["name"].endswith("-0") else each for each in found]
+    page = written(found)
+    assert "r = 0.1 above r = 0, mean of the masks | +5.68 | +10.00 | yes |" in page
+    assert "r = 0.2 below the whole model, mask A | -0.20 | +0.00 | **no** |" in page
+
+
+def test_the_page_is_empty_without_runs() -> None:
+    assert "\n0 of 66 runs are in" in written([])
