@@ -224,6 +224,14 @@ def test_a_resumed_training_has_the_same_bits() -> None:
     third = swat(network(), sparsity=0.5)
     with pytest.raises(StateError, match="density"):
         third.load_state_dict(saved[1])
+    changed = copy.deepcopy(saved[1])
+    changed["4"]["refresh"] = 3
+    unchanged = second.state_dict()
+    with pytest.raises(StateError, match="refresh"):
+        second.load_state_dict(changed)
+    with pytest.raises(StateError, match="not saved by"):
+        second.load_state_dict({"2": {}, "4": {}})
+    assert second.state_dict() == unchanged, "all or nothing"
     with pytest.raises(StateError, match="other sparse layers"):
         swat(network(), first="sparse").load_state_dict(saved[1])
 

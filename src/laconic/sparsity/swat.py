@@ -125,10 +125,12 @@ class Swat:
         return {name: layer.thresholds.state_dict() for name, layer in self.layers.items()}
 
     def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
-        """Go on from a saved state, with the same bits. Raises `StateError` if it is of other layers."""
+        """Go on from a saved state, with the same bits. Raises `StateError`, unchanged, for another one."""
         if state.keys() != self.layers.keys():
             other = sorted(state.keys() ^ self.layers.keys())
             raise StateError(f"saved for other sparse layers ({', '.join(other[:3])} differ): convert alike")
+        for name, layer in self.layers.items():
+            layer.thresholds.check(state[name])
         for name, layer in self.layers.items():
             layer.thresholds.load_state_dict(state[name])
 

@@ -67,11 +67,18 @@ class Thresholds:
             "input": self.input,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take a saved state. Raises `StateError` if it is of another density or refresh."""
+    def check(self, state: dict[str, Any]) -> None:
+        """Raise `StateError` unless a saved state is of the same density and refresh."""
+        if state.keys() != self.state_dict().keys():
+            raise StateError(
+                f"not saved by a sparse layer: it holds {', '.join(map(str, state)) or 'nothing'}"
+            )
         for name, own in (("density", self.density), ("refresh", self.refresh)):
             if state[name] != own:
                 raise StateError(f"saved with {name} {state[name]}, but this layer has {own}: convert alike")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take a saved state, which `check` accepts."""
         self.batches, self.weight, self.input = state["batches"], state["weight"], state["input"]
 
     def __repr__(self) -> str:
