@@ -39,7 +39,11 @@ sparsity by [SWAT](sparse_training.md), first and last layer dense; the rate fal
 
 A sends the largest weights, B the differences at the largest weights, C the largest differences; rho =
 {least:.1f} + r of each sparse layer, and what is not sent counts as zero. Uplink: a client's message as it
-is sent; CSR: as the paper counts it. Test accuracy: mean ± standard error over seeds."""
+is sent; CSR: as the paper counts it. Test accuracy: mean ± standard error over seeds.
+
+B sends fewer entries than rho: in a round, half or more of the large weights of the dense layer get
+gradients of exactly zero, as their inputs were not kept or their outputs not active, and a difference of zero
+is not sent."""
 Runs = dict[tuple[str, str], list[dict[str, Any]]]  # by split and name, one of each seed
 
 
@@ -129,18 +133,23 @@ def shape(runs: Runs) -> list[tuple[str, ...]]:
     return [each for each in rows if each is not None]
 
 
-def gain(runs: Runs, split: str, above: list[str], below: list[str]) -> float | None:
-    """Points of accuracy between the means of two sets of runs, over the seeds that all of them have."""
+def gain(runs: Runs, split: str, above: list[str], below: list[str]) -> list[float]:
+    """Points of accuracy between the means of two sets of runs, for each seed that all of them have."""
     sets = [{run["seed"]: run["accuracy"] for run in runs.get((split, name), [])} for name in above + below]
-    seeds = set.intersection(*(set(each) for each in sets))
-    if not seeds:
-        return None
-    means = [statistics.mean(each[seed] for seed in seeds) for each in sets]
-    return 100 * (statistics.mean(means[: len(above)]) - statistics.mean(means[len(above) :]))
+    higher, lower = sets[: len(above)], sets[len(above) :]
+    return [
+        100 * (statistics.mean(each[seed] for each in higher) - statistics.mean(each[seed] for each in lower))
+        for seed in sorted(set.intersection(*(set(each) for each in sets)))
+    ]
 
 
-def row(finding: str, theirs: float, ours: float | None) -> tuple[str, ...] | None:
-    """A row of the comparison with the paper."""
-    if ours is None:
+def row(finding: str, theirs: float, ours: list[float]) -> tuple[str, ...] | None:
+    """A row of the comparison with the paper: open with one seed, and within one standard error."""
+    if not ours:
         return None
-    return finding, f"{theirs:+.2f}", f"{ours:+.2f}", "yes" if ours * theirs > 0 else "**no**"
+    mean = statistics.mean(ours)
+    if len(ours) == 1:
+        return finding, f"{theirs:+.2f}", f"{mean:+.2f}", "open: one seed"
+    error = statistics.stdev(ours) / len(ours) ** 0.5
+    said = "open" if abs(mean) <= error else "yes" if mean * theirs > 0 else "**no**"
+    return finding, f"{theirs:+.2f}", f"{mean:+.2f} ± {error:.2f}", said

@@ -30,12 +30,17 @@ def test_a_table_has_the_mean_of_seeds_and_the_real_bytes() -> None:
 def test_the_paper_is_compared_over_the_seeds_that_both_have() -> None:
     found = [run(name, 0.4, split=split) for name in names() for split in ("iid", "dirichlet")]
     found += [run("A-0.2", 0.9, seed=1)]  # plain SWAT has no such seed yet
+    assert written(found).count("| +0.00 | open: one seed |") == 4
+    found = [run(name, 0.4, seed=seed) for name in names() for seed in (0, 1)]
+    for each in found:
+        each["accuracy"] -= {"A-0": 0.1, "B-0": 0.1, "C-0": 0.1, "swat": 0.02 * each["seed"]}.get(
+            each["name"], 0
+        )
     page = written(found)
-    assert page.count("| +0.00 | **no** |") == 4
-    found = [each | {"accuracy": 0.3} if each["name"].endswith("-0") else each for each in found]
-    page = written(found)
-    assert "r = 0.1 above r = 0, mean of the masks | +5.68 | +10.00 | yes |" in page
-    assert "r = 0.2 below the whole model, mask A | -0.20 | +0.00 | **no** |" in page
+    assert "r = 0.1 above r = 0, mean of the masks | +5.68 | +10.00 ± 0.00 | yes |" in page
+    assert "r = 0.2 below the whole model, mask A | -0.20 | +1.00 ± 1.00 | open |" in page
+    found = [each | {"accuracy": 0.3} if each["name"] == "swat" else each for each in found]
+    assert "mask A | -0.20 | +10.00 ± 0.00 | **no** |" in written(found)
 
 
 def test_the_page_is_empty_without_runs() -> None:
