@@ -72,7 +72,7 @@ class ScatterReduce(Reducer):
     rounding or a hop loses is lost; 'both', all of it is kept, so that the average of T means errs by
     O(1 / T). 'both' asks for error feedback on the way up, takes a codec that this is safe with, and holds 4
     bytes for each element that a rank adds up. Along a ring the error is several times that of a tree with
-    low bits (4 times among 16 ranks at 2 bits), and alike with `topk`.
+    low bits (3 times among 16 ranks at 2 bits), and alike with `topk`.
 
     Payload: one message of the codec `codec`, of which (N - 1) / N is what goes up and 1 / N what goes
     down; with 'ring' and 'tree' 4 bytes more, as ranks first agree that all of them are finite, and 8 for
