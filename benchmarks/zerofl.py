@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from benchmarks.machine import machine
 from laconic.core.layout import Layout
 from laconic.core.turn import mix
+from laconic.data.partition.dirichlet import Dirichlet
 from laconic.federated.zerofl import DiffOnTopWeights, TopDiff, TopWeights, Uplink, UplinkMask, csr_nbytes
 from laconic.sparsity import swat
 from laconic.tasks import find
-from laconic.tasks.skew import dealt
 from laconic.tasks.task import Tensors, cross_entropy, right_answers
 
 FOLDER = Path(__file__).parent / "results" / "zerofl"
@@ -83,7 +83,8 @@ def train(trial: Trial, tensors: Tensors, rounds: int, tested: int | None = None
     layout = Layout.of((name, tuple(part.shape)) for name, part in model.named_parameters())
     uplink = None if trial.mask is None or handle is None else Uplink(trial.mask, layout, handle.weights)
     weights = torch.cat([part.detach().flatten() for part in model.parameters()])
-    shards = dealt(tensors["train_y"], CLIENTS, ALPHAS[trial.split], trial.seed, BATCH)
+    deals = Dirichlet(ALPHAS[trial.split], least=BATCH)
+    shards = deals.deal(tensors["train_y"], CLIENTS, trial.seed)
     uplink_bytes, curve, kept = [], [], []
     for turn in range(rounds):
         rng = np.random.default_rng(mix(trial.seed, turn))
