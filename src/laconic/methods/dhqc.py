@@ -7,12 +7,12 @@ dynamically: `laconic.federated.sampling`.
 
 from __future__ import annotations
 
+from laconic.codecs.adaptive_hierarchy import AdaptiveHierarchy
 from laconic.codecs.hierarchy import Hierarchy
 from laconic.codecs.indices.golomb import GOLOMB
 from laconic.codecs.selectors.topk import TopK
 from laconic.codecs.sparse import Sparse
 from laconic.core import arguments
-from laconic.core.codec import Codec
 from laconic.core.selector import IndexCoding
 from laconic.exchange.method import Method, Route, everything, matrices, method, routes
 from laconic.feedback.error_feedback import ErrorFeedback
@@ -25,10 +25,19 @@ from laconic.reducers.sum import Sum
     paper="Jiang et al. 2022, arXiv:2212.14760",
     status="reconstruction",
     sends="the positions and signs of the largest entries, and which of a few magnitudes each has",
-    examples=("dhqc(density=0.05)", "dhqc(density=0.05, down=0.1)"),
+    examples=(
+        "dhqc(density=0.05)",
+        "dhqc(density=0.05, down=0.1)",
+        "dhqc(density=0.05, levels=16, error=0.02)",
+    ),
 )
 def dhqc(
-    density: float = 0.01, *, levels: int = 4, down: float | None = None, indices: IndexCoding = GOLOMB
+    density: float = 0.01,
+    *,
+    levels: int = 4,
+    error: float | None = None,
+    down: float | None = None,
+    indices: IndexCoding = GOLOMB,
 ) -> Method:
     """Per tensor of two dimensions and more, on each rank:
 
@@ -43,7 +52,9 @@ def dhqc(
 
     Args:
         density: Share of the entries that is sent, in (0, 1]; default: 0.01.
-        levels: Number of groups; default: 4.
+        levels: Number of groups; default: 4. With `error`, the most of them.
+        error: Each tensor gets 1, 2, 4, ... groups, until the squared error of what is sent of it is at most
+            this share; one byte more a tensor says how many. Default: None, always `levels`.
         down: Density of the answer: the tensor's server averages the messages and answers with C of this
             density and its own error feedback. Default: None, every rank receives every message.
         indices: Coding of the positions; default: golomb(). If large entries come in clusters, `fine_delta()`
@@ -57,11 +68,7 @@ def dhqc(
     """
     if down is not None:
         arguments.number("dhqc: down", down, above=0, most=1, hint="None sends every message to every rank")
-    up = grouped(density, levels, indices)
-    reducer = Gather(up) if down is None else Server(up, grouped(down, levels, indices))
+    values = Hierarchy(levels) if error is None else AdaptiveHierarchy(error, levels)
+    up = Sparse(TopK(density), values=values, indices=indices)
+    reducer = Gather(up) if down is None else Server(up, Sparse(TopK(down), values=values, indices=indices))
     return routes(Route(matrices, reducer, ErrorFeedback()), Route(everything, Sum()))
-
-
-def grouped(density: float, levels: int, indices: IndexCoding) -> Codec:
-    """Top-k, a sign and a group an entry, the mean magnitude of each group."""
-    return Sparse(TopK(density), values=Hierarchy(levels), indices=indices)
