@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks.pages import accuracy as accuracy_page
 from benchmarks.pages import auto as auto_page
 from benchmarks.pages import entropy as entropy_page
+from benchmarks.pages import federated as federated_page
 from benchmarks.pages import methods as methods_page
 from benchmarks.pages import partitions as partitions_page
 from benchmarks.pages import scaling as scaling_page
@@ -122,6 +123,9 @@ if auto_page.RESULTS.exists():
     WHOLE[ROOT / "docs" / "auto.md"] = auto_page.page
 if straggler_page.RESULTS.exists():
     WHOLE[ROOT / "docs" / "straggler.md"] = straggler_page.page
+if federated_page.FOLDER.exists():
+    WHOLE[ROOT / "docs" / "federated_accuracy.md"] = federated_page.page
+    WHOLE.update(federated_page.pictures(ROOT / "docs"))
 if zerofl_page.FOLDER.exists():
     WHOLE[ROOT / "docs" / "zerofl.md"] = zerofl_page.page
 if steps_page.RESULTS.exists():
