@@ -3,6 +3,7 @@
 handle = laconic.compress(ddp_model, optimizer, "dgc(density=0.001, warmup_steps=400)")
 """
 
+from laconic import federated as federated
 from laconic import lowbit as lowbit
 from laconic import optim as optim
 from laconic import sparsity as sparsity
@@ -13,4 +14,15 @@ from laconic.exchange.state import resize as resize
 from laconic.methods import catalogue as catalogue
 from laconic.strategies.distribute import distribute as distribute
 
-__all__ = ["Codec", "catalogue", "compress", "distribute", "lowbit", "optim", "parse", "resize", "sparsity"]
+__all__ = [
+    "Codec",
+    "catalogue",
+    "compress",
+    "distribute",
+    "federated",
+    "lowbit",
+    "optim",
+    "parse",
+    "resize",
+    "sparsity",
+]

@@ -154,7 +154,15 @@ def test_a_name_means_one_thing() -> None:
 
 
 def test_every_public_name_is_there() -> None:
-    assert set(laconic.__all__) >= {"Codec", "catalogue", "compress", "distribute", "parse", "resize"}
+    assert set(laconic.__all__) >= {
+        "Codec",
+        "catalogue",
+        "compress",
+        "distribute",
+        "federated",
+        "parse",
+        "resize",
+    }
     assert all(hasattr(laconic, name) for name in laconic.__all__)
 
 

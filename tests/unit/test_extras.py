@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import laconic
 from laconic.cli.main import app
 from laconic.core.errors import ExtraError
 from laconic.tasks.cifar_files import decode_jpegs
@@ -55,6 +57,13 @@ def test_jpeg_files_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ExtraError, match=r"JPEG files needs PIL: pip install 'laconic\[train\]'"):
         decode_jpegs(np.zeros(4, np.uint8), np.array([0, 4]))
+
+
+@pytest.mark.parametrize("make", [lambda: laconic.federated.compressed(None), laconic.federated.mod])
+def test_federated_says_what_to_install(make: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    with pytest.raises(ExtraError, match=r"needs flwr: pip install 'laconic\[federated\]'"):
+        make()
 
 
 def test_other_commands_do_without(tmp_path: Path) -> None:

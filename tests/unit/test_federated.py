@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 import laconic
 from laconic.core.errors import NonFiniteError, SpecError, StateError, WireError
 from laconic.federated.client import Client
-from laconic.federated.memory import InMemory
+from laconic.federated.form import Form
+from laconic.federated.memory import InFile, InMemory
 from laconic.federated.message import OVERHEAD, Kind, Message, NeedsWhole, Refused
 from laconic.federated.rounds import deliver, majority, mean, simulate, weighted_mean
 from laconic.federated.samplings.constant import Constant
@@ -282,3 +284,47 @@ def test_kinds_of_messages_follow_the_length_of_an_absence() -> None:
         kind = Message.unpack(server.message_for("a"), 1 << 20).kind
         seen.setdefault(kind, away)
     assert seen[Kind.UPDATES] == 1 < seen[Kind.ENTRIES] < seen[Kind.WHOLE]
+
+
+@pytest.mark.parametrize("down", [None, "stc(density=0.05)"], ids=str)
+def test_who_only_looked_at_a_model_is_not_sent_it_again(down: str | None) -> None:
+    first, memory = model(), InMemory()
+    server = Server(first, "stc(density=0.05)", down)
+    client = Client(first, memory)
+    server.receive("a", client.reply(train(0, deliver(server, client, "a"), 1)[0]))
+    residual = memory.load()["residual"].clone()
+    server.publish(train(1, first, 1)[0])
+    looked = Client(first, memory)
+    looked.receive(server.message_for("a"))
+    server.noted("a", looked.acknowledge())
+    assert server.holds("a") == Client(first, memory).version == server.version
+    assert torch.equal(memory.load()["residual"], residual), "what was learned is remembered"
+    again = server.message_for("a")
+    assert Message.unpack(again, 1 << 20).body.numel() < 60, "its buffers, and no update"
+    afresh = Client(first, memory)
+    assert equal(afresh.receive(again), server.public)
+    with pytest.raises(Refused, match="a message answer is expected, got holds"):
+        server.receive("a", afresh.acknowledge())
+    with pytest.raises(StateError, match="no model to keep"):
+        afresh.acknowledge()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file, where a folder is needed")
+    with pytest.raises(StateError, match=r"cannot save .*/run/a\.client"):
+        InFile(tmp_path, "run", "a").save({"version": 1})
+
+
+def test_a_form_is_what_its_text_says() -> None:
+    form = Form.of({**model(), "half": torch.zeros(2, 3, dtype=torch.bfloat16)}, "local")
+    assert Form.read(form.text) == form and Form.read(form.text).fingerprint == form.fingerprint
+    for text in ("", "3", "[[1]]", '[["a",[1],"float32"]]', '[["a",[-1],"float32","coded"]]', "[" * 99999):
+        with pytest.raises(WireError, match="no form of a model"):
+            Form.read(text)
+    for text in (
+        '[["a",[2],"complex64","coded"]]',
+        '[["a",[2],"int8","coded"]]',
+        '[["a",[0],"float32","coded"]]',
+    ):
+        with pytest.raises(WireError, match="no form of a model"):
+            Form.read(text)

@@ -7,14 +7,16 @@ from importlib.util import find_spec
 from laconic.core.errors import ExtraError
 
 INSTALL_TRAIN = "pip install 'laconic[train]'"
+INSTALL_FEDERATED = "pip install 'laconic[federated]'"
 
 
-def require(module: str, use: str) -> None:
-    """Check that a module of the extra `train` can be imported, without importing it.
+def require(module: str, use: str, install: str = INSTALL_TRAIN) -> None:
+    """Check that a module of an extra can be imported, without importing it.
 
     Args:
         module: Its name in `import`, such as "plotly".
         use: What needs it, as the subject of the error's sentence.
+        install: The command that installs it.
 
     Raises:
         ExtraError: It is not installed.
@@ -25,4 +27,4 @@ def require(module: str, use: str) -> None:
     laconic.core.errors.ExtraError: the report needs no_such_module: pip install 'laconic[train]'
     """
     if find_spec(module) is None:
-        raise ExtraError(f"{use} needs {module}: {INSTALL_TRAIN}")
+        raise ExtraError(f"{use} needs {module}: {install}")

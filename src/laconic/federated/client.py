@@ -29,7 +29,7 @@ class Client:
     goes on as if it had not met the server that round.
 
     Args:
-        like: The model's tensors, for their names, shapes and dtypes.
+        like: The model's tensors, for their names, shapes and dtypes; or their form.
         memory: Where it keeps what it must not lose; default: in this process.
         buffers: As the server's.
         up, down: The specs that it accepts; default: whatever the server asks for.
@@ -38,7 +38,7 @@ class Client:
 
     def __init__(
         self,
-        like: Mapping[str, Tensor],
+        like: Mapping[str, Tensor] | Form,
         memory: Memory | None = None,
         *,
         buffers: Buffers = "send",
@@ -46,18 +46,21 @@ class Client:
         down: str | None = None,
         shared_start: bool = False,
     ) -> None:
-        self.form = Form.of(like, buffers)
+        self.form = like if isinstance(like, Form) else Form.of(like, buffers)
         self._memory = InMemory() if memory is None else memory
         self._expected = {"up": up, "down": down}
         self._state: dict[str, Any] = self._memory.load()
-        self._identity = self.form.identity(like if shared_start else None)
+        first = None if isinstance(like, Form) or not shared_start else like
+        if shared_start and first is None:
+            raise SpecError("shared_start=True needs the first model, got its form: give its tensors")
+        self._identity = self.form.identity(first)
         if self._state and self._state["fingerprint"] != self._identity.hex():
             raise StateError(f"{self._memory} is the memory of another model: {self._memory.way_out}")
-        if shared_start and not self._state:
+        if first is not None and not self._state:
             self._state = {
                 "version": 1,
-                "public": self.form.flat(like),
-                "local": self.form.pick(like, "local"),
+                "public": self.form.flat(first),
+                "local": self.form.pick(first, "local"),
             }
         self._others: Tensors = {}
         self._message: Message | None = None
@@ -108,6 +111,7 @@ class Client:
             )
         self._state = {
             "fingerprint": self._identity.hex(),
+            "form": form.text,
             "version": message.version,
             "public": public,
             "residual": residual,
@@ -179,8 +183,25 @@ class Client:
         }
         self._memory.save(kept)
         self._state, self._message = kept, None
+        return self._answer(Kind.ANSWER, message, torch.cat([form.pack(trained, "sent"), wire]))
+
+    def acknowledge(self) -> Tensor:
+        """The answer of a client that did not train, uint8 (m,): it keeps the model that it received, and
+        the server need not send it again.
+
+        Raises:
+            StateError: There is no message to answer, or the memory could not be saved.
+        """
+        if self._message is None:
+            raise StateError("this client has received no model to keep: call receive first")
+        message = self._message
+        self._memory.save(self._state)
+        self._message = None
+        return self._answer(Kind.HOLDS, message, torch.empty(0, dtype=torch.uint8))
+
+    def _answer(self, kind: Kind, message: Message, body: Tensor) -> Tensor:
         return Message(
-            kind=Kind.ANSWER,
+            kind=kind,
             fingerprint=self._identity,
             token=message.token,
             accepted=0,
@@ -188,5 +209,5 @@ class Client:
             version=message.version,
             up=message.up,
             down=message.down,
-            body=torch.cat([form.pack(trained, "sent"), wire]),
+            body=body,
         ).pack()

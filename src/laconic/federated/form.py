@@ -8,11 +8,12 @@ each client, whose statistics they then are.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +25,14 @@ from laconic.core.layout import Layout
 Buffers = Literal["send", "local"] | Collection[str]
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # the last part of a buffer's name
 Tensors = dict[str, Tensor]
+ROLES = ("coded", "sent", "local")
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8),
+        *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,33 @@ class Form:
         form = cls(kinds)
         if not form.layout.numel:
             raise SpecError("this model has no parameter of floating point that could be compressed")
+        return form
+
+    @property
+    def text(self) -> str:
+        """All of it, for `read`."""
+        return json.dumps(
+            [
+                [kind.name, kind.shape, str(kind.dtype).removeprefix("torch."), kind.role]
+                for kind in self.kinds
+            ],
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def read(cls, text: str) -> Form:
+        """The reverse of `text`, which is not trusted.
+
+        Raises:
+            WireError: It is no form of a model.
+        """
+        try:
+            kinds = tuple(_kind(*each) for each in json.loads(text))
+        except (TypeError, ValueError, KeyError, RecursionError) as error:
+            raise WireError(f"this is no form of a model: {error}") from error
+        form = cls(kinds)
+        if len({kind.name for kind in kinds}) != len(kinds) or not form.layout.numel:
+            raise WireError("this is no form of a model: a name twice, or no parameter of floating point")
         return form
 
     @cached_property
@@ -186,3 +222,13 @@ class Form:
 
     def _with(self, *roles: str) -> tuple[Kind, ...]:
         return tuple(kind for kind in self.kinds if kind.role in roles)
+
+
+def _kind(name: Any, shape: Any, dtype: Any, role: Any) -> Kind:
+    if not isinstance(name, str) or role not in ROLES:
+        raise ValueError(f"a tensor {name!r} of role {role!r}")
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"{name} of shape {shape}")
+    if role == "coded" and not DTYPES[dtype].is_floating_point:
+        raise ValueError(f"{name} of {dtype} cannot be compressed")
+    return Kind(name, tuple(shape), DTYPES[dtype], role)

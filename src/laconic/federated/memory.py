@@ -7,6 +7,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -87,7 +88,8 @@ class InFile(Memory):
                 os.fsync(file.fileno())
             beside.replace(self.path)
         except (OSError, RuntimeError) as error:  # torch wraps some errors of the disk
-            beside.unlink(missing_ok=True)
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
             raise StateError(
                 f"cannot save {self.path}: {error}; make room on its disk; what was saved before is there"
             ) from error

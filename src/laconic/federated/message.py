@@ -51,12 +51,15 @@ class NeedsWhole(Refused):
 
 
 class Kind(IntEnum):
-    """What the body is: the model; updates since a version; entries changed since one; a client's update."""
+    """What the body is: the model; updates since a version; entries changed since one; a client's update;
+    nothing, from a client that tells which version it holds.
+    """
 
     WHOLE = 0
     UPDATES = 1
     ENTRIES = 2
     ANSWER = 3
+    HOLDS = 4
 
 
 @dataclass(frozen=True)

@@ -165,11 +165,43 @@ class Server:
             self.traffic.refuse(client, refused.reason, str(refused))
             raise
 
+    def noted(self, client: str, wire: Tensor) -> None:
+        """Take note that a client, which did not train, keeps the version that it was sent.
+
+        Raises:
+            Refused: As of `receive`.
+        """
+        self.traffic.came_up(client, wire.numel())
+        try:
+            message = self._checked(client, wire, Kind.HOLDS, 0)
+        except Refused as refused:
+            self.traffic.refuse(client, refused.reason, str(refused))
+            raise
+        contact = self._contacts[client]
+        contact.version, contact.token = message.version, 0
+
     def _received(self, client: str, wire: Tensor) -> Tensors:
+        carried = self.form.carried_nbytes
+        message = self._checked(client, wire, Kind.ANSWER, carried + self.up.most_nbytes())
+        try:
+            others = self.form.unpack(message.body[:carried], "sent")
+            update = self.up.decode_add_(message.body[carried:], torch.zeros_like(self._public), message.base)
+        except WireError as error:
+            raise Refused("malformed", str(error)) from error
+        if not all(bool(value.isfinite().all()) for value in others.values()):
+            raise Refused("not finite", "a buffer holds NaN or Inf")
+        self._check_size(update)
+        contact = self._contacts[client]
+        contact.version, contact.accepted, contact.token = message.version, message.token, 0
+        return self.form.whole(self._target + update, {**self._others, **others})
+
+    def _checked(self, client: str, wire: Tensor, kind: Kind, most_nbytes: int) -> Message:
         contact = self._contacts.get(client, self._stranger())
-        message = Message.unpack(wire, self.form.carried_nbytes + self.up.most_nbytes())
-        if message.kind is not Kind.ANSWER:
-            raise Refused("malformed", f"an answer is expected, got {message.kind.name.lower()}")
+        message = Message.unpack(wire, most_nbytes)
+        if message.kind is not kind:
+            raise Refused(
+                "malformed", f"a message {kind.name.lower()} is expected, got {message.kind.name.lower()}"
+            )
         if message.fingerprint != self._identity:
             raise Refused(
                 "other model", "its names, shapes, dtypes, buffers= or first values differ from the server's"
@@ -180,17 +212,7 @@ class Server:
             raise Refused("replayed", f"this answer of version {message.base} has been taken already")
         if not contact.token or message.token != contact.token or message.base != self.version:
             raise Refused("wrong round", f"it answers version {message.base}, and {self.version} is due")
-        carried = self.form.carried_nbytes
-        try:
-            others = self.form.unpack(message.body[:carried], "sent")
-            update = self.up.decode_add_(message.body[carried:], torch.zeros_like(self._public), message.base)
-        except WireError as error:
-            raise Refused("malformed", str(error)) from error
-        if not all(bool(value.isfinite().all()) for value in others.values()):
-            raise Refused("not finite", "a buffer holds NaN or Inf")
-        self._check_size(update)
-        contact.version, contact.accepted, contact.token = message.version, message.token, 0
-        return self.form.whole(self._target + update, {**self._others, **others})
+        return message
 
     def _check_size(self, update: Tensor) -> None:
         """Clip the update in place. Raises `Refused` where it is far larger than the model."""
