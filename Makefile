@@ -13,7 +13,9 @@ OTHER   := .venv-torch-$(TORCH)
 SLICE   := tests/golden tests/unit/test_architecture.py tests/dist/test_fsdp.py tests/dist/test_ddp_replicas.py \
            tests/dist/test_ddp_state.py
 
-.PHONY: setup demo test test-torch venv-torch check bench soak docs site clean
+FLOWER  := .venv-federated
+
+.PHONY: setup demo test test-federated test-torch venv-federated venv-torch check bench soak docs site clean
 
 setup: $(STAMP)
 
@@ -36,6 +38,18 @@ check: setup  ## what the linters and the types say
 WORKERS ?= 3
 test: check  ## all tests; a slice of the slow laws
 	$(BIN)/python -m pytest -q -m "not soak" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(MAKE) test-federated
+
+# Flower's pins do not go with those of constraints.txt: a venv of its own.
+venv-federated: $(FLOWER)/.ready
+
+$(FLOWER)/.ready: pyproject.toml constraints-federated.txt $(NATIVE)
+	test -x $(FLOWER)/bin/python || $(PYTHON) -m venv $(FLOWER)
+	PIP_CONSTRAINT=constraints-federated.txt $(FLOWER)/bin/pip install --quiet --editable '.[federated]' pytest pytest-timeout
+	touch $@
+
+test-federated: venv-federated  ## the tests of federated training with Flower
+	$(FLOWER)/bin/python -m pytest -q -m "not soak" tests/flower
 
 # PYTHON=python3.10 takes another Python too. The package is installed as users install it, and nothing is pinned.
 venv-torch: $(OTHER)/.ready
@@ -50,6 +64,7 @@ test-torch: venv-torch  ## a slice of the tests with another torch, in a venv of
 
 soak: setup  ## the slow laws in full: repeats, fuzz with AddressSanitizer, kills
 	$(BIN)/python -m pytest -q -m soak
+	$(MAKE) venv-federated && $(FLOWER)/bin/python -m pytest -q -m soak tests/flower
 	$(BIN)/python -m tests.native.fuzz --sanitize --count 1000000
 
 bench: setup  ## a short pass of every benchmark, which writes nothing; without --quick they write their results
@@ -71,4 +86,4 @@ site: setup  ## the pages as a site, in build/site: open index.html
 	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) .venv-torch-* build dist runs .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(FLOWER) .venv-torch-* build dist runs .mypy_cache .ruff_cache .pytest_cache
