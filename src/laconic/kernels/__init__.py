@@ -35,6 +35,10 @@ from laconic.kernels.entropy import rice_bound as rice_bound
 from laconic.kernels.entropy import rice_decode as rice_decode
 from laconic.kernels.entropy import rice_encode as rice_encode
 from laconic.kernels.entropy import rice_parameter as rice_parameter
+from laconic.kernels.error_bound import error_bound_decode as error_bound_decode
+from laconic.kernels.error_bound import error_bound_encode as error_bound_encode
+from laconic.kernels.error_bound import error_bound_most as error_bound_most
+from laconic.kernels.error_bound import error_bound_support as error_bound_support
 from laconic.kernels.gap_widths import gap_widths_bound as gap_widths_bound
 from laconic.kernels.gap_widths import gap_widths_decode as gap_widths_decode
 from laconic.kernels.gap_widths import gap_widths_encode as gap_widths_encode

@@ -1,0 +1,56 @@
+"""What the wire of error-bounded floats is made of: its numbers, and the step that belongs to a bound."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from laconic.core import arguments
+from laconic.core.errors import NonFiniteError, SpecError
+
+BLOCK = 256  # elements
+HEAD = 5  # bytes: the bound, then what a mark means
+ZERO, PLAIN, MARKED, TAGGED, RAW = range(5)  # what a block is
+TOP = 32767  # the largest bin number; what lies beyond is kept as raw floats
+LEAST, MOST = 2.0**-100, 2.0**100  # bounds: their bins have normal numbers as centres
+NARROW = 1.9921875  # a bin's width over its bound: less than 2, so that rounding never breaks the bound
+
+
+def bound32(eb: float) -> Tensor:
+    """The bound as the wire has it: the largest float32 () that is not above it."""
+    arguments.number("the error bound", eb, least=LEAST, most=MOST, hint="scale the tensor")
+    bound = torch.tensor(eb, dtype=torch.float32)
+    return bound if float(bound) <= eb else torch.nextafter(bound, torch.tensor(-math.inf))
+
+
+def step_of(bound: Tensor) -> tuple[Tensor, Tensor]:
+    """Width of a bin, and its reciprocal: float32 () each."""
+    step = bound * NARROW
+    return step, 1 / step
+
+
+def error_bound_most(n: int) -> int:
+    """The most bytes that n elements can take."""
+    return HEAD + blocks(n) + 4 * n
+
+
+def blocks(n: int) -> int:
+    """Blocks of n elements."""
+    return -(-n // BLOCK)
+
+
+def not_finite() -> NonFiniteError:
+    """What is raised for NaN and Inf."""
+    return NonFiniteError(
+        "no bound on the error holds for NaN or Inf, but the tensor has them: find the layer that makes"
+        " them, or keep its input as it is"
+    )
+
+
+def check_marks(marks: str) -> int:
+    """The byte of the wire that says what a mark means."""
+    if marks not in ("bins", "zeros"):
+        raise SpecError(f"marks must be 'bins' or 'zeros', got {arguments.shown(marks)}")
+    return int(marks == "bins")
