@@ -3,6 +3,7 @@
 handle = laconic.compress(ddp_model, optimizer, "dgc(density=0.001, warmup_steps=400)")
 """
 
+from laconic import activations as activations
 from laconic import federated as federated
 from laconic import lowbit as lowbit
 from laconic import optim as optim
@@ -16,6 +17,7 @@ from laconic.strategies.distribute import distribute as distribute
 
 __all__ = [
     "Codec",
+    "activations",
     "catalogue",
     "compress",
     "distribute",

@@ -61,7 +61,7 @@ def test_no_element_is_beyond_the_bound(name: str, eb: float, marks: str) -> Non
 @pytest.mark.skipif(not NATIVE, reason="the reference takes minutes")
 @pytest.mark.parametrize("marks", ["bins", "zeros"])
 def test_a_million_blocks_keep_the_bound(marks: str) -> None:
-    """Half a million for each kind of marks: numbers of all magnitudes, and elements at and around the ends of bins."""
+    """Half a million for each kind of marks: all magnitudes, and elements around the ends of bins."""
     n, rng = 256 * 8192, torch.Generator().manual_seed(3)
     for part in range(marks == "bins", 64, 2):
         eb = 2.0 ** random.Random(part).uniform(-12, 4)

@@ -33,6 +33,7 @@ FLOORS = {
     "lowbit": 7,
     "ddp": 8,
     "sparsity": 8,
+    "activations": 9,
     "strategies": 9,
     "federated": 9,
     "plan": 10,

@@ -39,6 +39,7 @@ ROOMS = (
     "laconic.federated.samplings",
     "laconic.federated.schemes",
     "laconic.methods",
+    "laconic.activations.codings",
 )
 READING = threading.Lock()  # ast.parse in several threads at once can fail, seen on CPython 3.11
 LONGEST = 10_000  # characters of a spec string

@@ -91,7 +91,8 @@ def decode(wire: Tensor, n: int) -> tuple[Tensor, Tensor]:
     unary_nbytes = rest.numel() - int(low_nbytes.sum()) - 4 * int(count[raw].sum())
     if unary_nbytes < 0:
         raise WireError("the wire ends before its last section")
-    low, unary, floats = rest.split([int(low_nbytes.sum()), unary_nbytes, 4 * int(count[raw].sum())])
+    low_end, exact_start = int(low_nbytes.sum()), int(low_nbytes.sum()) + unary_nbytes
+    low, unary, floats = rest[:low_end], rest[low_end:exact_start], rest[exact_start:]
     wide = k[:, None].expand(-1, BLOCK)[marks]
     high = _high(unary, wide.numel())
     if bool((high >= 65536 >> wide).any()):

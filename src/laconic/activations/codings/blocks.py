@@ -1,0 +1,49 @@
+"""Activations in a fixed number of bits between the extremes of each block, as ActNN and GACT keep them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.activations.coding import Coding, Norms
+from laconic.core import arguments
+from laconic.core.layout import Segments
+from laconic.core.spec import Status
+
+
+@dataclass(frozen=True, repr=False)
+class Blocks(Coding):
+    """Each block of 256 elements as its range and `bits` an element, rounded at random without bias.
+
+    32 / (bits + 0.25) times smaller whatever the values; ReLUs keep a mask of one bit beside it. The cheap
+    baseline: the same bits for every layer, where ActNN and GACT choose them by sensitivity.
+    """
+
+    name: ClassVar[str] = "blocks"
+    paper: ClassVar[str] = "Chen et al. 2021, arXiv:2104.14129"
+    status: ClassVar[Status] = "recalled"
+    examples: ClassVar[tuple[str, ...]] = ("blocks(bits=2)",)
+    adaptive: ClassVar[bool] = False
+    keeps_signs: ClassVar[bool] = False
+
+    bits: int = 4
+    norms: Norms = "bounded"
+
+    def __post_init__(self) -> None:
+        arguments.whole("bits", self.bits, 2, 8)
+        arguments.choice("norms", self.norms, ("bounded", "exact"))
+
+    @property
+    def form(self) -> kernels.MinMaxForm:
+        """Of one tensor."""
+        return kernels.MinMaxForm((self.bits,), block=256, rounding="stochastic")
+
+    def encode(self, x: Tensor, bound: float, signs: bool, key: int) -> Tensor:
+        return kernels.minmax_encode(x, Segments.whole(x.numel()), [key], self.form)
+
+    def decode(self, wire: Tensor, n: int) -> Tensor:
+        return kernels.minmax_add_(wire, Segments.whole(n), torch.zeros(n, device=wire.device), self.form)

@@ -1,0 +1,53 @@
+"""COMET: activations within a bound that keeps the weight gradient's error small (Jin et al. 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from laconic import kernels
+from laconic.activations.coding import Coding, Norms
+from laconic.core import arguments
+from laconic.core.spec import Status
+
+
+@dataclass(frozen=True, repr=False)
+class Comet(Coding):
+    """Error-bounded inputs of layers, with sigma of the weight gradient's error <= share * mean |momentum|.
+
+        law     sigma = rms(g) sqrt(n R) eb / sqrt(3)        ours, from independent errors uniform in +-eb
+        paper   sigma = 0.32 mean|g| sqrt(N R) eb            the paper's, with N the batch size
+
+    g: gradient of the layer's output; n: terms of a weight's gradient, N * height * width; R: share of the
+    input that is not zero. Statistics are taken in the first step, the eleventh, and every `every` steps.
+
+    Reconstruction: the public code keeps a constant bound and saves no memory. The kernel is ours, without
+    prediction. Inputs of batch norms are our addition (`norms="exact"` leaves them): the same law for their
+    scale's gradient, and at most `share` of relative error in the gradient of their input.
+    """
+
+    name: ClassVar[str] = "comet"
+    paper: ClassVar[str] = "Jin et al. 2021, arXiv:2111.09562"
+    status: ClassVar[Status] = "reconstruction"
+    examples: ClassVar[tuple[str, ...]] = ("comet(share=0.05)", "comet(mode='paper', norms='exact')")
+    adaptive: ClassVar[bool] = True
+    keeps_signs: ClassVar[bool] = True
+
+    share: float = 0.01
+    every: int = 100
+    mode: Literal["law", "paper"] = "law"
+    norms: Norms = "bounded"
+
+    def __post_init__(self) -> None:
+        arguments.number("share", self.share, above=0, most=1)
+        arguments.whole("every", self.every, 1)
+        arguments.choice("mode", self.mode, ("law", "paper"))
+        arguments.choice("norms", self.norms, ("bounded", "exact"))
+
+    def encode(self, x: Tensor, bound: float, signs: bool, key: int) -> Tensor:
+        return kernels.error_bound_encode(x, bound, "zeros" if signs else "bins")
+
+    def decode(self, wire: Tensor, n: int) -> Tensor:
+        return kernels.error_bound_decode(wire, n)

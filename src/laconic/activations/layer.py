@@ -1,0 +1,117 @@
+"""One layer's statistics, and the bound on its input's error that follows from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from laconic.activations.coding import Coding
+from laconic.kernels.error_bound import LEAST, MOST
+
+EARLY = 10  # a second look, when momentum has grown
+COARSEST = 0.5  # of the input's rms: beyond that errors are no noise any more
+A = 0.32  # the paper's factor
+Geometry = tuple[tuple[int, int, int], ...]  # stride, padding, dilation of each dimension
+Momentum = Callable[[Tensor], Tensor | None]
+
+
+class Layer:
+    """A convolution, linear layer or batch norm, known by its weight."""
+
+    def __init__(self, name: str, weight: nn.Parameter, coding: Coding, momentum: Momentum) -> None:
+        self.name, self.weight, self.coding, self.momentum = name, weight, coding, momentum
+        self.calls = 0
+        self.spread = math.nan  # sigma of the weight gradient's error for a bound of 1
+        self.limit = math.inf  # of a batch norm: the bound times mean |grad| of its scale stays below it
+        self.rms = 0.0
+        self.support = 1.0
+        self.mean_grad = math.nan
+        self.bound: float | None = None
+        self._fresh = False
+        self._removable: RemovableHandle | None = None
+
+    def begin(self, x: Tensor) -> bool:
+        """One more forward pass with this input; whether its statistics are due."""
+        due = self.calls in (0, EARLY) or self.calls % self.coding.every == 0
+        self.calls += 1
+        if self._fresh:
+            self._fresh = False
+            self.bound = self.solve()
+        if due:
+            self.rms = float(x.detach().float().square().mean().sqrt())
+            self.support = float((x.detach() != 0).float().mean())
+        return due
+
+    def solve(self) -> float | None:
+        """The bound of the last statistics, or None where they say nothing."""
+        held = self.momentum(self.weight)
+        scale = self.mean_grad if held is None else float(held.abs().mean())
+        bound = self.coding.share * scale / self.spread if self.spread > 0 else math.nan
+        if self.mean_grad > 0:
+            bound = min(bound, self.limit / self.mean_grad, COARSEST * self.rms)
+        return min(max(bound, LEAST), MOST) if bound > 0 and math.isfinite(bound) else None
+
+    def current(self, x: Tensor) -> float:
+        """The bound to keep x with. Before there are statistics: of a gradient that is all noise.
+
+        Terms that cancel by chance leave mean |grad| = 0.8 rms(g) rms(x) sqrt(n); batch norms make it less,
+        so with 0.5 of it the law gives share * 0.5 * sqrt(3) * rms(x) / sqrt(R).
+        """
+        if self.bound is not None:
+            return self.bound
+        guess = self.coding.share * 0.5 * math.sqrt(3) * self.rms / math.sqrt(max(self.support, 1e-6))
+        return min(max(guess, LEAST), MOST) if math.isfinite(guess) else LEAST
+
+    def watch(self, out: Tensor, saw: Callable[[Tensor], None]) -> None:
+        """Take the statistics of this step's backward: `saw` the output's gradient, then the weight's."""
+        out.register_hook(saw)  # type: ignore[no-untyped-call]
+        if self._removable is None:
+            hook = self.weight.register_post_accumulate_grad_hook
+            self._removable = hook(self._see_weight)  # type: ignore[no-untyped-call]
+
+    def _see_weight(self, weight: Tensor) -> None:
+        if math.isnan(self.mean_grad) and weight.grad is not None:
+            self.mean_grad = float(weight.grad.abs().mean())
+            self._fresh = True
+
+    def see_products(self, grad: Tensor, terms: float, batch: int) -> None:
+        """The law of sums of products: of a convolution or linear layer with this output gradient."""
+        g = grad.detach().float()
+        if self.coding.mode == "law":
+            self.spread = float(g.square().mean().sqrt()) * math.sqrt(terms * self.support / 3)
+        else:
+            self.spread = A * float(g.abs().mean()) * math.sqrt(batch * self.support)
+        self.mean_grad = math.nan
+
+    def see_norm(self, grad: Tensor, inverse: float) -> None:
+        """The law of a batch norm's scale, whose gradient sums g * (x - mean) * inverse over n elements.
+
+        Its input's gradient errs, relative to rms(g), by correlation * inverse * eb / sqrt(3), where the
+        correlation of g with the normalised input is the scale's gradient over n rms(g).
+        """
+        g = grad.detach().float()
+        n, rms = g.numel() / g.shape[1], float(g.square().mean().sqrt())
+        self.spread = rms * math.sqrt(n / 3) * inverse
+        self.mean_grad = math.nan
+        self.limit = math.sqrt(3) * self.coding.share * n * rms / inverse
+
+    def remove(self) -> None:
+        """Take the hook off the weight."""
+        if self._removable is not None:
+            self._removable.remove()
+
+
+def terms(x: torch.Size, out: torch.Size, weight: torch.Size, geometry: Geometry | None) -> float:
+    """How many products a weight's gradient sums, on average: those with padding do not count."""
+    if geometry is None:  # a linear layer
+        return out.numel() / out[-1]
+    total = float(out[0])
+    for d, (stride, padding, dilation) in enumerate(geometry):
+        places, taps = torch.arange(out[2 + d]), torch.arange(weight[2 + d])
+        at = places[:, None] * stride - padding + taps * dilation
+        total *= float(((at >= 0) & (at < x[2 + d])).sum()) / len(taps)
+    return total

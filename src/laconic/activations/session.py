@@ -1,0 +1,233 @@
+"""Compression of what backward needs, within a `with` block: who saves a tensor, and what is kept."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn, overrides
+from torch.overrides import TorchFunctionMode
+
+from laconic.activations.calls import Call
+from laconic.activations.coding import Coding
+from laconic.activations.kept import Coded, Exact, Kept, Shape, Stale, Support, TwoValued
+from laconic.activations.layer import Layer, terms
+from laconic.activations.ledger import Ledger, Watch
+from laconic.activations.windows import Places, Windows
+from laconic.core.errors import AttachError, NonFiniteError
+
+Watched = Callable[[Tensor], None]
+Key = tuple[int, int, int, int, torch.dtype]
+FEW = 256  # coded inputs to look for twins among, before the dead ones are forgotten
+
+
+class Later:
+    """The output of a ReLU, until the next call tells whether a layer keeps it anyway."""
+
+    def __init__(self, saved: Tensor, key: Key, label: str) -> None:
+        self.key, self.label = key, label
+        self._saved: Tensor | None = saved
+        self._kept: Kept | None = None
+
+    def settle(self, kept: Kept | None = None) -> int:
+        """Keep this, or a bit an element. Returns its bytes."""
+        if self._kept is None:
+            saved = self._saved
+            assert saved is not None
+            stale = saved._version != self.key[1]
+            self._kept = Stale(saved.shape) if stale else kept or TwoValued.of(saved, saved.new_ones(()))
+            self._saved = None
+        return self._kept.nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """After it was settled."""
+        return self._kept.nbytes if self._kept is not None else 0
+
+    def unpack(self) -> Tensor:
+        """Positive where the output was."""
+        self.settle()
+        assert self._kept is not None
+        return self._kept.unpack()
+
+
+class Session(TorchFunctionMode):
+    """What `compress` returns. Open for forward passes; backward passes need nothing of it."""
+
+    def __init__(self, model: nn.Module, coding: Coding, optimizer: torch.optim.Optimizer | None) -> None:
+        super().__init__()
+        self.coding = coding
+        self.ledger: Ledger | None = None
+        self._optimizer = optimizer
+        self._model = model
+        self._layers = {
+            id(weight): Layer(name.rpartition(".")[0], weight, coding, self._momentum)
+            for name, weight in model.named_parameters()
+        }
+        self._call: Call | None = None
+        self._label = "input"
+        self._later: Later | None = None
+        self._coded: dict[Key, tuple[Any, weakref.ref[Coded]]] = {}
+        self._key = 0
+        self._own: frozenset[int] = frozenset()
+        self._hooks = ExitStack()
+
+    def bounds(self) -> dict[str, float | None]:
+        """The error bound of each layer that was called; None before its first statistics."""
+        return {layer.name: layer.bound for layer in self._layers.values() if layer.calls}
+
+    def __enter__(self) -> Session:
+        if torch.compiler.is_compiling():
+            raise AttachError("activations cannot be compressed inside a compiled function: open it outside")
+        if any(isinstance(mode, Session) for mode in _modes()):
+            raise AttachError("activations are compressed already: leave the inner `compress` away")
+        state = [*self._model.parameters(), *self._model.buffers()]
+        self._own = frozenset(each.untyped_storage()._cdata for each in state)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._hooks.close()
+        super().__exit__(kind, value, trace)  # type: ignore[no-untyped-call]
+        self._settle()
+        for layer in self._layers.values():
+            layer.remove()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        call = Call.of(func, args, kwargs) if torch.is_grad_enabled() else None
+        if call is None:
+            outer, self._call = self._call, None
+            try:
+                return func(*args, **kwargs)
+            finally:
+                self._call = outer
+        call.layer = self._layer(call)
+        due = call.layer is not None and self.coding.adaptive and call.layer.begin(call.input)
+        watched = _statistics(call) if due else None
+        outer, self._call = self._call, call
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self._call = outer
+        if watched is not None and call.layer is not None and isinstance(out, Tensor) and out.requires_grad:
+            call.layer.watch(out, watched(out))
+        return out
+
+    def _layer(self, call: Call) -> Layer | None:
+        """The layer whose weight's gradient reads the call's input."""
+        weight = call.given.get("weight")
+        if not isinstance(weight, nn.Parameter) or not weight.requires_grad:
+            return None
+        if call.op == "batch_norm" and (self.coding.norms == "exact" or not call.given.get("training")):
+            return None
+        return self._layers.get(id(weight))
+
+    def _pack(self, saved: Tensor) -> Kept:
+        plain = type(saved) in (Tensor, nn.Parameter) and saved.layout is torch.strided
+        if not plain or saved.untyped_storage()._cdata in self._own:
+            return Exact(saved)
+        call, key = self._call, _key(saved)
+        role = call.role(saved) if call is not None else ""
+        if self._later is not None and not (role == "input" and self._later.key == key):
+            self._settle()
+        if call is None:
+            return self._count(saved, Exact(saved), "elsewhere")
+        label = self._label = (
+            call.layer.name if call.layer else f"{self._label.partition(' ')[0]} > {call.op}"
+        )
+        if role == "relu":
+            self._later = Later(saved, key, label)
+            return self._count(saved, self._later, label, again=True)
+        if role == "input" or role == "norm":
+            return self._input(saved, call, key)
+        kept: Kept = Exact(saved)
+        if role == "mask":
+            kept = TwoValued.of(saved, saved.amax() if saved.dtype is not torch.bool else saved.new_ones(()))
+        elif role == "shape":
+            kept = Shape.of(saved)
+        elif role == "places":
+            given = ("kernel_size", "stride", "padding", "dilation")
+            options = {name.removesuffix("_size"): call.given[name] for name in given if name in call.given}
+            kept = Places.of(saved, Windows.of(call.input, **options))
+        return self._count(saved, kept, label)
+
+    def _input(self, saved: Tensor, call: Call, key: Key) -> Kept:
+        """An input of a layer, coded within its bound, or the same tensor as another layer coded it."""
+        assert call.layer is not None
+        bound = call.layer.current(saved) if self.coding.adaptive else 0.0
+        found = self._coded.get(key)
+        coded = found[1]() if found is not None and not found[0].expired() else None
+        if coded is not None and coded.bound <= bound:
+            return self._count(saved, coded, call.layer.name, again=True)
+        shared = self._later is not None and self.coding.keeps_signs
+        self._key += 1
+        try:
+            coded = Coded.of(saved, self.coding, bound, shared, self._key)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"the input of {call.layer.name or 'the model'}: {error}") from None
+        if len(self._coded) >= FEW:
+            self._coded = {k: v for k, v in self._coded.items() if not v[0].expired()}
+        self._coded[key] = Watch(saved.untyped_storage()), weakref.ref(coded)
+        self._settle(Support(coded) if shared else None)
+        return self._count(saved, coded, call.layer.name)
+
+    def _settle(self, kept: Kept | None = None) -> None:
+        if self._later is not None:
+            nbytes = self._later.settle(kept)
+            if self.ledger is not None:
+                self.ledger.settle(self._later.label, nbytes)
+            self._later = None
+
+    def _count(self, saved: Tensor, kept: Kept, label: str, *, again: bool = False) -> Kept:
+        """Enter a saved tensor in the ledger; `again`: what is kept of it was entered before, or will be."""
+        if self.ledger is not None:
+            nbytes = 0 if again else None if isinstance(kept, Exact) else kept.nbytes
+            self.ledger.add(label, saved, nbytes)
+        return kept
+
+    def _momentum(self, weight: Tensor) -> Tensor | None:
+        """What the optimiser has of it, if it is known and has any."""
+        state = self._optimizer.state.get(weight, {}) if self._optimizer is not None else {}
+        held = state.get("momentum_buffer", state.get("exp_avg"))
+        return held if isinstance(held, Tensor) else None
+
+
+def _unpack(kept: Kept) -> Tensor:
+    return kept.unpack()
+
+
+def _modes() -> list[TorchFunctionMode]:
+    """The modes that are open in this thread."""
+    found: list[TorchFunctionMode] = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return found
+
+
+def _key(saved: Tensor) -> Key:
+    cdata = saved.untyped_storage()._cdata
+    return int(cdata), int(saved._version), int(saved.storage_offset()), saved.numel(), saved.dtype
+
+
+def _statistics(call: Call) -> Callable[[Tensor], Watched]:
+    """What makes, of the call's output, the function that takes its gradient's statistics."""
+    layer, x = call.layer, call.input
+    assert layer is not None
+    if call.products:
+        shape, options = x.shape, call.geometry(layer.weight)
+
+        def products(out: Tensor) -> Watched:
+            count = terms(shape, out.shape, layer.weight.shape, options)
+            return lambda grad: layer.see_products(grad, count, shape[0])
+
+        return products
+    dims = [d for d in range(x.dim()) if d != 1]
+    variance = x.detach().float().var(dims, unbiased=False) + call.given.get("eps", 1e-5)
+    inverse = float((1 / variance).mean().sqrt())
+    return lambda out: lambda grad: layer.see_norm(grad, inverse)

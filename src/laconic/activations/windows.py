@@ -1,0 +1,75 @@
+"""Indices of max pooling: which place of its window each output came from, in 1 to 8 bits in place of 64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+
+
+def pair(value: Any) -> tuple[int, int]:
+    """One number or two."""
+    first, second = value if isinstance(value, (tuple, list)) else (value, value)
+    return int(first), int(second)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of a two-dimensional pooling over images of this width."""
+
+    width: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    @classmethod
+    def of(cls, x: Tensor, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1) -> Windows:
+        """Of the arguments of `max_pool2d`."""
+        stride = kernel if stride is None or stride == [] else stride
+        return cls(x.shape[-1], pair(kernel), pair(stride), pair(padding), pair(dilation))
+
+    @property
+    def bits(self) -> int:
+        """Of a place."""
+        return max(1, (self.kernel[0] * self.kernel[1] - 1).bit_length())
+
+    def starts(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Row and column where each window begins, (h, 1) and (1, w)."""
+        h, w = like.shape[-2:]
+        rows = torch.arange(h, device=like.device) * self.stride[0] - self.padding[0]
+        columns = torch.arange(w, device=like.device) * self.stride[1] - self.padding[1]
+        return rows[:, None], columns[None, :]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Indices int64 (..., h, w) as places in their windows."""
+
+    codes: Tensor
+    shape: torch.Size
+    windows: Windows
+
+    @classmethod
+    def of(cls, indices: Tensor, windows: Windows) -> Places:
+        rows, columns = windows.starts(indices)
+        row = (indices // windows.width - rows) // windows.dilation[0]
+        column = (indices % windows.width - columns) // windows.dilation[1]
+        codes = (row * windows.kernel[1] + column).to(torch.int32)
+        return cls(kernels.pack_bits(codes.flatten(), windows.bits), indices.shape, windows)
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.numel()
+
+    def unpack(self) -> Tensor:
+        windows = self.windows
+        codes = kernels.unpack_bits(self.codes, windows.bits, self.shape.numel()).long().view(self.shape)
+        rows, columns = windows.starts(codes)
+        row = rows + codes // windows.kernel[1] * windows.dilation[0]
+        column = columns + codes % windows.kernel[1] * windows.dilation[1]
+        return row * windows.width + column

@@ -1,0 +1,279 @@
+"""Activations kept as coded bytes: what must stay exact, how large the error is, and that memory is freed."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import laconic
+from laconic.activations.windows import Places, Windows
+from laconic.core.errors import AttachError, NonFiniteError, SpecError
+from laconic.tasks.cifar10 import resnet20
+
+
+def vgg() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(8, 8, 3, padding="same"),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+        nn.Conv2d(8, 16, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Flatten(),
+        nn.Linear(16 * 64, 32),
+        nn.Tanh(),
+        nn.Linear(32, 10),
+    )
+
+
+def batch(n: int = 8) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(1)
+    return torch.randn(n, 3, 32, 32, generator=rng), torch.randint(0, 10, (n,), generator=rng)
+
+
+def grads(model: nn.Module, x: Tensor, y: Tensor, spec: str | None) -> tuple[Tensor, list[Tensor]]:
+    """Gradients of the input and of all parameters of a copy of the model."""
+    model, x = copy.deepcopy(model), x.clone().requires_grad_()
+    torch.manual_seed(2)
+    if spec is None:
+        F.cross_entropy(model(x), y).backward()
+    else:
+        with laconic.activations.compress(model, spec):
+            loss = F.cross_entropy(model(x), y)
+        loss.backward()
+    assert x.grad is not None
+    return x.grad, [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("make", [vgg, resnet20])
+@pytest.mark.parametrize(
+    "spec", ["comet(norms='exact')", "comet(share=1.0, norms='exact')", "blocks(bits=2, norms='exact')"]
+)
+def test_only_the_weights_of_products_see_an_error(make: Callable[[], nn.Module], spec: str) -> None:
+    """The input's gradient is that of dense, bit by bit, through ReLU, pool, dropout, tanh and batch norm."""
+    torch.manual_seed(0)
+    model, (x, y) = make(), batch()
+    exact, lossy = grads(model, x, y, None), grads(model, x, y, spec)
+    assert torch.equal(exact[0], lossy[0])
+    changed = 0
+    for one, other in zip(exact[1], lossy[1], strict=True):
+        if one.dim() == 1:
+            assert torch.equal(one, other)
+        else:
+            changed += not torch.equal(one, other)
+    assert changed >= 4
+
+
+def test_the_error_stays_below_its_share() -> None:
+    torch.manual_seed(0)
+    model, (x, y) = resnet20(), batch(16)
+    dense = copy.deepcopy(model)
+    F.cross_entropy(dense(x), y).backward()
+    with laconic.activations.compress(model, "comet(share=0.02, norms='exact')") as session:
+        for _ in range(2):  # the bounds of the second pass come from the first
+            model.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+    for one, other in zip(dense.parameters(), model.parameters(), strict=True):
+        if one.dim() > 1:
+            assert one.grad is not None and other.grad is not None
+            assert float((other.grad - one.grad).std()) <= 1.1 * 0.02 * float(one.grad.abs().mean())
+    assert all(bound is not None and bound > 0 for bound in session.bounds().values())
+
+
+def test_the_law_of_the_error_holds_on_real_layers() -> None:
+    """std of a weight gradient's error = rms(g) sqrt(n R) eb / sqrt(3) within 5 % on ResNet-20."""
+    torch.manual_seed(0)
+    model, (x, y) = resnet20(), batch(16)
+    seen: dict[str, list[Tensor]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(
+                lambda m, given, out, name=name: (
+                    (
+                        seen.setdefault(name, [given[0].detach()]),
+                        out.register_hook(lambda g, name=name: seen[name].append(g)),
+                    )[0]
+                    and None
+                )
+            )
+    F.cross_entropy(model(x), y).backward()
+    told = {}
+    for name, (given, g) in seen.items():
+        conv = model.get_submodule(name)
+        assert isinstance(conv, nn.Conv2d)
+        layer = layer_of(conv, given, g)
+        eb = 0.02 * float(given.square().mean().sqrt())
+        flat = given.reshape(-1).contiguous()
+        wire = laconic.kernels.error_bound_encode(flat, eb)
+        error = laconic.kernels.error_bound_decode(wire, flat.numel()).view_as(given) - given
+        wrong = torch.nn.grad.conv2d_weight(error, conv.weight.shape, g, conv.stride, conv.padding)
+        told[name] = float(wrong.square().mean().sqrt()) / (layer * eb)
+    assert len(told) == 19
+    assert all(abs(ratio - 1) < 0.05 for name, ratio in told.items() if name != "0"), told
+
+
+def layer_of(conv: nn.Conv2d, x: Tensor, g: Tensor) -> float:
+    """sigma for a bound of 1, as the session computes it."""
+    from laconic.activations.codings.comet import Comet
+    from laconic.activations.layer import Layer, terms
+
+    layer = Layer("", conv.weight, Comet(), lambda weight: None)
+    layer.begin(x)
+    geometry = tuple(zip(conv.stride, conv.padding, conv.dilation, strict=True))
+    layer.see_products(g, terms(x.shape, g.shape, conv.weight.shape, geometry), x.shape[0])
+    return layer.spread
+
+
+def test_bytes_are_freed_and_counted() -> None:
+    """What lives after the forward pass is what the ledger says."""
+    torch.manual_seed(0)
+    model, (x, y) = resnet20(), batch(32)
+    kept = laconic.activations.measure(model, x, "comet(share=0.05)")
+
+    def alive() -> int:
+        gc.collect()
+        found = {}
+        for each in gc.get_objects():
+            if type(each) in (Tensor, nn.Parameter):
+                storage = each.untyped_storage()
+                found[storage._cdata] = storage.nbytes()
+        return sum(found.values())
+
+    before = alive()
+    with laconic.activations.compress(model, "comet(share=0.05)"):
+        loss = F.cross_entropy(model(x), y)
+    lives = alive() - before
+    assert kept.kept * 0.8 < lives < kept.kept * 1.1
+    assert kept.ratio > 6
+    loss.backward()
+
+
+def test_measure_leaves_the_model_as_it_is() -> None:
+    torch.manual_seed(0)
+    model, (x, _) = vgg(), batch()
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    kept = laconic.activations.measure(model, x)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert kept.dense == sum(row.dense for row in kept.rows) and kept.ratio > 3
+    assert "smaller" in kept.table() and kept.picture().count("<rect") == 2 * len(kept.rows)
+
+
+def test_checkpointed_regions_keep_nothing_and_the_rest_is_coded() -> None:
+    torch.manual_seed(0)
+    model, (x, y) = vgg(), batch()
+    exact, _ = grads(model, x, y, None)
+    given = x.clone().requires_grad_()
+    torch.manual_seed(2)
+    with laconic.activations.compress(model, "comet(norms='exact')"):
+        loss = F.cross_entropy(model[5:](checkpoint(model[:5], given, use_reentrant=False)), y)
+        loss.backward()
+    assert given.grad is not None
+    model[1].eval()
+    assert float((given.grad - exact).abs().max()) <= 1e-5 * float(exact.abs().max())
+
+
+def test_autocast_keeps_sixteen_bits_within_the_bound() -> None:
+    torch.manual_seed(0)
+    model, (x, y) = vgg(), batch()
+
+    def run(spec: str | None) -> list[Tensor]:
+        twin = copy.deepcopy(model)
+        torch.manual_seed(2)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            if spec is None:
+                loss = F.cross_entropy(twin(x), y)
+            else:
+                with laconic.activations.compress(twin, spec):
+                    loss = F.cross_entropy(twin(x), y)
+        loss.backward()
+        return [p.grad for p in twin.parameters() if p.grad is not None]
+
+    for one, other in zip(run(None), run("comet(norms='exact')"), strict=True):
+        if one.dim() == 1:
+            assert torch.equal(one, other)
+        else:
+            assert float((one - other).norm()) < 0.03 * float(one.norm())
+
+
+def test_channels_last_comes_back_as_it_was() -> None:
+    torch.manual_seed(0)
+    model, (x, y) = vgg().to(memory_format=torch.channels_last), batch()
+    x = x.to(memory_format=torch.channels_last)
+    assert torch.equal(grads(model, x, y, None)[0], grads(model, x, y, "comet(norms='exact')")[0])
+
+
+@pytest.mark.parametrize("options", [(2, None, 0, 1), (3, 2, 1, 1), (3, 1, 1, 2), ((2, 3), (1, 2), 0, 1)])
+def test_places_in_windows_are_exact(options: tuple[object, ...]) -> None:
+    x = torch.randn(2, 3, 17, 19, generator=torch.Generator().manual_seed(0))
+    indices = F.max_pool2d(x, *options[:2], *options[2:], return_indices=True)[1]  # type: ignore[call-overload]
+    kept = Places.of(indices, Windows.of(x, *options))
+    assert torch.equal(kept.unpack(), indices)
+    assert kept.nbytes <= indices.numel() // 2
+
+
+def test_momentum_sets_the_bound_where_the_optimiser_is_known() -> None:
+    torch.manual_seed(0)
+    model, (x, y) = vgg(), batch()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    told = []
+    for given in (None, optimizer):
+        with laconic.activations.compress(model, "comet(every=1)", given) as session:
+            for _ in range(6):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+            told.append(session.bounds())
+    assert all(told[1][name] > 1.5 * told[0][name] for name in ("3", "6")), told  # type: ignore[operator]
+
+
+def test_an_output_that_is_changed_in_place_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with laconic.activations.compress(model):
+        out = model(torch.ones(3, 4))
+        out.add_(1)
+        with pytest.raises(RuntimeError, match="changed in place"):
+            out.sum().backward()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_activations_that_are_not_finite_are_refused_by_layer(bad: float) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with torch.no_grad():
+        model[0].weight[0, 0] = bad
+    with laconic.activations.compress(model), pytest.raises(NonFiniteError, match="the input of 1: "):
+        model(torch.ones(3, 4))
+
+
+def test_what_cannot_go_together_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(SpecError, match=r"activations take comet\(...\) or blocks\(...\), got topk"):
+        laconic.activations.compress(model, "topk(density=0.1)")
+    with pytest.raises(SpecError, match="share must be"):
+        laconic.activations.compress(model, "comet(share=0)")
+    with pytest.raises(AttachError, match="compiled"):
+        laconic.activations.compress(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
+    with pytest.raises(AttachError, match="no weight"):
+        laconic.activations.compress(nn.ReLU())
+    with (
+        laconic.activations.compress(model),
+        pytest.raises(AttachError, match="compressed already"),
+        laconic.activations.compress(model),
+    ):
+        pass
+
+
+def test_specs_are_their_repr() -> None:
+    for spec in ("comet()", "comet(share=0.05, mode='paper')", "blocks(bits=2)"):
+        assert repr(laconic.parse(spec)) == spec
