@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import accuracy as accuracy_page
+from benchmarks.pages import activations as activations_page
 from benchmarks.pages import auto as auto_page
 from benchmarks.pages import entropy as entropy_page
 from benchmarks.pages import federated as federated_page
@@ -119,6 +120,8 @@ WHOLE: dict[Path, Callable[[], str]] = {
     ROOT / "docs" / "scaling.svg": scaling_page.picture,
     **partitions_page.pictures(ROOT / "docs"),
 }
+if activations_page.RESULTS.exists():
+    WHOLE[ROOT / "docs" / "activations.md"] = activations_page.page
 if auto_page.RESULTS.exists():
     WHOLE[ROOT / "docs" / "auto.md"] = auto_page.page
 if straggler_page.RESULTS.exists():

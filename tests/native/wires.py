@@ -111,7 +111,13 @@ def decoders() -> tuple[Decoder, ...]:
     """One for each way that a wire can take into the package."""
     codecs = [_codec(spec, buffer) for spec in specs(Codec) for buffer in BUFFERS]
     codings = [_coding(spec, buffer) for spec in specs(IndexCoding) for buffer in BUFFERS[1:]]
-    packed = [_ternary(), _elias(), *(_packed(bits) for bits in range(1, 33))]
+    packed = [
+        _ternary(),
+        _elias(),
+        _error_bound("bins"),
+        _error_bound("zeros"),
+        *(_packed(bits) for bits in range(1, 33)),
+    ]
     levels = [_levels(name, most, buffer) for name in CODINGS for most in (1, 100) for buffer in BUFFERS]
     loose = [kind(buffer) for kind in (_scattered, _signed) for buffer in BUFFERS]
     return (*codecs, *codings, *packed, *levels, *loose)
@@ -187,6 +193,20 @@ def _ternary() -> Decoder:
         return got
 
     return Decoder("unpack_ternary", tuple(kernels.pack_ternary(each) for each in levels), decode)
+
+
+def _error_bound(marks: str) -> Decoder:
+    n = 700
+    wires = [
+        kernels.error_bound_encode(given(name, n).relu() if half else given(name, n), 0.03, marks)
+        for name in ("normal", "spike", "zeros", "heavy")
+        for half in (False, True)
+    ]
+
+    def decode(wire: Tensor, rng: random.Random) -> Tensor:
+        return kernels.error_bound_decode(wire, rng.choice((n, n, n, n, 0, 1, 699, 10_000)))
+
+    return Decoder("error_bound_decode", tuple(wires), decode)
 
 
 def _elias() -> Decoder:

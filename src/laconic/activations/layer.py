@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from laconic.activations.coding import Coding
 from laconic.kernels.error_bound import LEAST, MOST
 
-EARLY = 10  # a second look, when momentum has grown
+EARLY = (0, 3, 10, 30)  # steps: momentum grows in them
 COARSEST = 0.5  # of the input's rms: beyond that errors are no noise any more
 A = 0.32  # the paper's factor
 Geometry = tuple[tuple[int, int, int], ...]  # stride, padding, dilation of each dimension
@@ -36,7 +36,7 @@ class Layer:
 
     def begin(self, x: Tensor) -> bool:
         """One more forward pass with this input; whether its statistics are due."""
-        due = self.calls in (0, EARLY) or self.calls % self.coding.every == 0
+        due = self.calls in EARLY or self.calls % self.coding.every == 0
         self.calls += 1
         if self._fresh:
             self._fresh = False

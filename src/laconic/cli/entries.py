@@ -16,6 +16,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+from laconic.activations import Coding
 from laconic.codecs.dense import Dense
 from laconic.comm.wire_model import all_reduce_bytes
 from laconic.core.codec import Codec
@@ -56,6 +57,7 @@ PIECES: dict[str, type[Spec]] = {
     "Partitions: which examples belong to which client": Partition,
     "Federated schemes: what goes up and down between clients and a server": Scheme,
     "Samplings: which clients take part in a round": Sampling,
+    "Activation codings: what waits for backward": Coding,
 }
 
 

@@ -1,4 +1,4 @@
-"""Activations in a fixed number of bits between the extremes of each block, as ActNN and GACT keep them."""
+"""Fixed bits: activations in a few bits between the extremes of their block, as ActNN and GACT keep them."""
 
 from __future__ import annotations
 

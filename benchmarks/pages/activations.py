@@ -1,0 +1,128 @@
+"""docs/activations.md: how to keep less for backward, with figures of benchmarks/results/activations.json."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from benchmarks.pages.tables import table
+
+RESULTS = Path(__file__).parents[1] / "results" / "activations.json"
+HEAD = """# Less memory for activations
+
+`make docs` writes this page from the results of `python -m benchmarks.activations` in
+`benchmarks/results/activations.json`.
+
+Backward needs the inputs of layers, and these fill most of the memory of a training. `laconic.activations`
+keeps them as bytes, within a bound on the error that follows from the gradients (COMET), and what must be
+exact stays exact:
+
+```python
+with laconic.activations.compress(model, "comet(share=0.01)", optimizer):
+    for x, y in loader:
+        loss = loss_function(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+```
+
+The error reaches the gradients of weights alone, and its sigma there stays below `share` of the mean
+|momentum|. The gradient of each layer's input is that of dense training bit by bit, with one exception:
+inputs of batch norms are coded too, which changes their input's gradient by at most `share`.
+`comet(norms='exact')` leaves them as they are: then half of a ResNet's bytes stay. `blocks(bits=4)` keeps the
+same few bits for every layer.
+
+- **Gradient checkpointing**: `torch.utils.checkpoint` inside the block works; a region keeps nothing but its
+  input, which stays exact, and the rest is coded.
+- **Autocast** works; with a GradScaler, leave `optimizer` away.
+- **Compiled models** are refused, as their graphs save what they fuse. NaN and Inf in a layer's input are
+  refused by the layer's name.
+- `laconic.activations.measure(model, batch)` tells kept bytes by layer: `kept.table()`, `kept.picture()`.
+- On a GPU the reference in plain torch runs: it works, slowly. A kernel for it is to come."""
+
+
+def page() -> str:
+    """The whole page."""
+    found: dict[str, Any] = json.loads(RESULTS.read_text())
+    lines = [HEAD]
+    for part, write in (("memory", _memory), ("accuracy", _accuracy), ("codec", _codec)):
+        if found.get(part):
+            lines += ["", *write(found[part], found["machine"])]
+    return "\n".join([*lines, ""])
+
+
+def _memory(rows: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[str]:
+    yield from ("## Memory and time", "")
+    yield "Batches of 256 images of CIFAR-10, each row a fresh process with one thread, after five steps."
+    yield "*Kept*: what autograd holds at the end of forward. *Peak*: the most resident memory in the last"
+    yield "step, above what was resident before the first. Seconds of processor time a step, on a shared machine"
+    yield f"({about['processor']})."
+    yield ""
+    heads = ("net", "activations", "kept, MB", "smaller", "peak, MB", "less", "step, s", "time")
+    cells = []
+    for net, group in groupby(rows, key=lambda row: row["net"]):
+        each = list(group)
+        dense = next(row for row in each if row["variant"] == "dense")
+        for row in each:
+            kept = "kept" in row
+            cells.append(
+                [
+                    net,
+                    f"`{row['variant']}`",
+                    f"{row['kept'] / 1e6:.1f}" if kept else "-",
+                    f"{row['dense'] / row['kept']:.1f}" if kept else "-",
+                    f"{row['above'] / 1e6:.0f}",
+                    f"{dense['above'] / row['above']:.1f}",
+                    f"{row['step_s']:.2f}",
+                    f"{row['step_s'] / dense['step_s']:.2f}",
+                ]
+            )
+    yield from table(heads, cells)
+    yield ""
+    yield "The peak falls less than the kept bytes: a layer's tensors are dense while it works, and the"
+    yield "allocator keeps some. What ResNet-20 keeps by layer, dense (pale) and coded by `comet()`:"
+    yield ""
+    yield "![Bytes kept by each layer](activations.svg)"
+
+
+def _accuracy(rows: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[str]:
+    yield from ("## Accuracy", "")
+    yield "Test accuracy after short trainings at batch 64, mean over seeds and the standard deviation."
+    yield ""
+    rows = sorted(rows, key=lambda row: (row["net"], row["steps"], row["variant"] != "dense", row["variant"]))
+    cells = []
+    for (net, steps, variant), group in groupby(rows, key=lambda r: (r["net"], r["steps"], r["variant"])):
+        each = list(group)
+        hits = [100 * row["accuracy"] for row in each]
+        spread = statistics.stdev(hits) if len(hits) > 1 else 0.0
+        ratio = statistics.mean(row["ratio"] for row in each)
+        told = [f"{statistics.mean(hits):.2f} ± {spread:.2f}", f"{ratio:.1f}", str(len(each))]
+        cells.append([net, str(steps), f"`{variant}`", *told])
+    yield from table(("net", "steps", "activations", "accuracy, %", "kept, smaller", "seeds"), cells)
+
+
+def _codec(rows: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[str]:
+    yield from ("## The codec", "")
+    yield "Inputs of convolutions and batch norms of a ResNet-20 after 30 steps. The bound is a multiple of"
+    yield f"the rms. One thread of a shared machine, {about['kernels']}; blosc2 where it is installed."
+    yield ""
+    heads = ("input", "zeros", "bound", "codec", "smaller", "encode, GB/s", "decode, GB/s")
+    yield from table(
+        heads,
+        (
+            [
+                row["input"],
+                f"{100 * row['zeros']:.0f} %",
+                f"{row['bound']:g}",
+                row["codec"],
+                f"{row['ratio']:.2f}",
+                f"{row['encode_gb_s']:.2f}",
+                f"{row['decode_gb_s']:.2f}" if "decode_gb_s" in row else "-",
+            ]
+            for row in rows
+        ),
+    )
