@@ -2,6 +2,7 @@
 
     python -m benchmarks.activations codec       ratio and GB/s on real activations
     python -m benchmarks.activations memory      kept bytes, peak resident memory and time, a process each
+    python -m benchmarks.activations kept        kept bytes after 12 steps
     python -m benchmarks.activations accuracy    test accuracy over seeds; goes on where it stopped
 
 Each writes its part of benchmarks/results/activations.json and leaves the others. Batches are CIFAR-10's.
@@ -44,8 +45,7 @@ BOUNDS = (0.1, 0.03, 0.01, 0.001)  # of the rms
 
 def vgg() -> nn.Module:
     """VGG-like: six convolutions with batch norm at 32, 64 and 128 channels, and two linear layers."""
-    layers: list[nn.Module] = []
-    inside = 3
+    layers, inside = list[nn.Module](), 3
     for outside in (32, 64, 128):
         for _ in range(2):
             layers += [nn.Conv2d(inside, outside, 3, padding=1), nn.BatchNorm2d(outside), nn.ReLU()]
@@ -105,8 +105,7 @@ def step(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> float:
 
 def status(field: str) -> int:
     """A field of /proc/self/status, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith(field)).split()[1])
+    return 1024 * int(Path("/proc/self/status").read_text().partition(f"{field}:")[2].split()[0])
 
 
 def one(net: str, variant: str, batches: str) -> dict[str, Any]:
@@ -150,6 +149,18 @@ def memory() -> list[dict[str, Any]]:
                 print(rows[-1], flush=True)
                 keep("memory", rows)
     return rows
+
+
+def grown(net: str, steps: int = 12) -> dict[str, Any]:
+    """Kept bytes of a batch of 256 after these steps, when momentum has grown."""
+    torch.set_num_threads(1)
+    batches = Batches(BATCH, 0)
+    model, optimizer, session = trainer(net, "comet()", 0, 0.05)
+    with session:
+        for _ in range(steps):
+            step(model, optimizer, *batches.next())
+    kept = activations.measure(model, batches.next()[0], session)
+    return {"net": net, "variant": "comet()", "steps": steps, "dense": kept.dense, "kept": kept.kept}
 
 
 def codec() -> list[dict[str, Any]]:
@@ -199,7 +210,7 @@ def shuffled(x: Tensor, eb: float) -> dict[str, float]:
         kind = torch.int8 if most < 128 else torch.uint8 if most < 256 and bins.min() >= 0 else torch.int16
         array = bins.to(kind).numpy()
         options = {"codec": blosc2.Codec.ZSTD, "clevel": 1, "filters": [blosc2.Filter.BITSHUFFLE]}
-        return blosc2.compress2(array, typesize=array.itemsize, **options)
+        return blosc2.compress2(array, typesize=array.itemsize, nthreads=1, **options)
 
     size = len(encode())
     return {
@@ -251,15 +262,13 @@ def trained(net: str, variant: str, seed: int, steps: int) -> dict[str, Any]:
             int((model(inputs(part, None)).argmax(1) == right).sum())
             for part, right in zip(x.split(500), y.split(500), strict=True)
         )
-    about = {"net": net, "variant": variant, "seed": seed, "steps": steps}
     told = {"accuracy": hits / len(y), "loss": loss, "ratio": round(ratio, 2), "cpu_s": round(spent, 1)}
-    return about | told
+    return {"net": net, "variant": variant, "seed": seed, "steps": steps, **told}
 
 
 def read() -> dict[str, Any]:
     """The result file, or nothing."""
-    found: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    return found
+    return dict(json.loads(RESULT.read_text())) if RESULT.exists() else {}
 
 
 def keep(part: str, rows: list[dict[str, Any]]) -> None:
@@ -270,7 +279,7 @@ def keep(part: str, rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     """Measure one part."""
     options = argparse.ArgumentParser(prog="benchmarks.activations")
-    options.add_argument("part", choices=("codec", "memory", "accuracy", "one"))
+    options.add_argument("part", choices=("codec", "memory", "kept", "accuracy", "one"))
     options.add_argument("of", nargs="*", help=argparse.SUPPRESS)
     options.add_argument("--net", choices=tuple(NETS), default="resnet20", help="of accuracy")
     options.add_argument("--steps", type=int, default=2000, help="of accuracy")
@@ -281,6 +290,8 @@ def main() -> None:
         keep("memory", memory())
     elif given.part == "codec":
         keep("codec", codec())
+    elif given.part == "kept":
+        keep("kept", [grown(net) for net in ("resnet20", "vgg")])
     else:
         accuracy(given.net, given.steps)
 
