@@ -1,0 +1,226 @@
+"""Meta-learning among agents: loss after few steps on new tasks, bytes, and energy by the model of the room.
+
+    python -m benchmarks.meta                      all of it; goes on where it stopped
+    python -m benchmarks.meta --task sinusoids --seed 0
+    python -m benchmarks.meta --budget-minutes 30  starts no training that would end later
+    python -m benchmarks.meta --quick              two rounds of each, to see that it runs; keeps nothing
+
+A training whose file is in benchmarks/results/meta/ is not done again; everything is trained with one seed
+before the next seed. `make docs` writes docs/meta_learning.md from the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.machine import machine
+from laconic.federated.meta import (
+    PSGA,
+    Averaging,
+    Energy,
+    Learner,
+    Local,
+    MetaGradient,
+    Mlp,
+    RotatedDigits,
+    Sinusoids,
+    Trained,
+    few_step,
+)
+from laconic.federated.meta.learner import cross_entropy
+
+FOLDER = Path(__file__).parent / "results" / "meta"
+SEEDS, AGENTS, ROUNDS = 3, 50, 50
+Method = PSGA | Averaging | MetaGradient
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A network, how the tasks to learn and the new ones are drawn, and the steps on a new one."""
+
+    learner: Learner
+    agents: Any
+    new: Any
+    shots: int
+    queries: int
+    lr: float
+
+
+PROBLEMS = {
+    "sinusoids": Problem(
+        Learner(Mlp((1, 40, 40, 1))),
+        agents=partial(Sinusoids, AGENTS),
+        new=partial(Sinusoids, 600),
+        shots=10,
+        queries=100,
+        lr=0.01,
+    ),
+    "digits": Problem(
+        Learner(Mlp((64, 64, 64, 5)), cross_entropy),
+        agents=partial(RotatedDigits, AGENTS),
+        new=partial(RotatedDigits, 200, digits=(7, 8, 9)),
+        shots=5,
+        queries=15,
+        lr=0.1,
+    ),
+}
+OWN = Local(steps=1000, lr=0.01, momentum=0.9)  # local models on sinusoids
+CLIMB = PSGA(rounds=ROUNDS, local=OWN)
+PLAIN = Local(steps=20, lr=0.01, momentum=0.0)  # local steps of a round
+LONG = 4000
+SINUSOIDS: dict[str, Method] = {
+    "mean of local models": Averaging(rounds=1, local=OWN),
+    "P-SGA": CLIMB,
+    "FedAvg": Averaging(rounds=ROUNDS, local=PLAIN),
+    "Reptile": Averaging(rounds=ROUNDS, step=0.5, local=PLAIN),
+    "first-order MAML": MetaGradient(rounds=ROUNDS, order=1, outer_lr=1e-2),
+    "MAML": MetaGradient(rounds=ROUNDS, outer_lr=1e-2),
+    "P-SGA, qsgd": replace(CLIMB, up="qsgd(levels=7)", down="qsgd(levels=7)"),
+    "P-SGA, topk": replace(CLIMB, up="topk(density=0.1)", down="topk(density=0.1)"),
+    "P-SGA, K=10": replace(CLIMB, rounds=10),
+    "P-SGA, K=200": replace(CLIMB, rounds=200),
+    "P-SGA, r=0.3": replace(CLIMB, radius=0.3),
+    "P-SGA, r=3": replace(CLIMB, radius=3.0),
+    "P-SGA, eta=0.001": replace(CLIMB, eta=0.001),
+    "P-SGA, eta=0.1": replace(CLIMB, eta=0.1),
+    "P-SGA, eta=0.1, r=0.3": replace(CLIMB, eta=0.1, radius=0.3),
+    "P-SGA, eta=0.1, K=200": replace(CLIMB, eta=0.1, rounds=200),
+    "Reptile, long": Averaging(rounds=LONG // 20, step=0.5, local=PLAIN),
+    "MAML, long": MetaGradient(rounds=LONG),
+    "MAML, new agents every round": MetaGradient(rounds=2 * LONG),
+}
+TURNED = Local(steps=200, lr=0.05, momentum=0.9)
+TURNED_PLAIN = Local(steps=10, lr=0.05, momentum=0.0)
+STEPS_OF_FIVE = MetaGradient(rounds=ROUNDS, inner_lr=0.1, outer_lr=1e-2, shots=5, queries=5)
+DIGITS: dict[str, Method] = {
+    "mean of local models": Averaging(rounds=1, local=TURNED),
+    "P-SGA": PSGA(rounds=ROUNDS, local=TURNED),
+    "P-SGA, qsgd": PSGA(rounds=ROUNDS, local=TURNED, up="qsgd(levels=7)", down="qsgd(levels=7)"),
+    "FedAvg": Averaging(rounds=ROUNDS, local=TURNED_PLAIN),
+    "Reptile": Averaging(rounds=ROUNDS, step=0.5, local=TURNED_PLAIN),
+    "first-order MAML": replace(STEPS_OF_FIVE, order=1),
+    "MAML": STEPS_OF_FIVE,
+    "MAML, long": replace(STEPS_OF_FIVE, rounds=500, outer_lr=1e-3),
+}
+METHODS = {"sinusoids": SINUSOIDS, "digits": DIGITS}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One method on one problem with one seed."""
+
+    task: str
+    name: str
+    seed: int
+
+    @property
+    def file(self) -> Path:
+        """What is kept of it."""
+        short = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in self.name.lower())
+        return FOLDER / self.task / f"{short.replace('__', '_')}-{self.seed}.json"
+
+    @property
+    def method(self) -> Method:
+        """What is trained."""
+        return METHODS[self.task][self.name]
+
+
+def trials(tasks: list[str], seeds: list[int]) -> Iterator[Trial]:
+    """Every method with one seed before the next seed."""
+    for seed in seeds:
+        for task in tasks:
+            for name in METHODS[task]:
+                yield Trial(task, name, seed)
+
+
+def measured(trial: Trial, method: Method) -> dict[str, Any]:
+    """Train, test on new tasks, and give what is to be kept."""
+    problem, seed = PROBLEMS[trial.task], trial.seed
+    began = time.monotonic()
+    agents = problem.agents(seed=seed)
+    if trial.name.endswith("new agents every round"):
+        agents = Sinusoids(25, seed=seed, fresh=True)
+    first = problem.learner.network.first(seed)
+    trained = method.train(problem.learner, agents, first, seed)
+    tests = {
+        "": few_step(
+            problem.learner,
+            problem.new(seed=1000 + seed),
+            trained.weights,
+            shots=problem.shots,
+            queries=problem.queries,
+            lr=problem.lr,
+        )
+    }
+    found, energy = tests[""], Energy()
+    return {
+        "task": trial.task,
+        "name": trial.name,
+        "method": repr(method),
+        "seed": seed,
+        "agents": agents.count,
+        "rounds": trained.rounds,
+        "steps": found.steps,
+        "loss": found.loss,
+        "accuracy": found.accuracy,
+        "up": trained.up_nbytes,
+        "down": trained.down_nbytes,
+        "flops": trained.flops,
+        "joules_computing": energy.computing(trained),
+        "joules_sending": energy.sending(trained),
+        "apart": apart(trained),
+        "minutes": round((time.monotonic() - began) / 60, 2),
+        "machine": machine(),
+    }
+
+
+def apart(trained: Trained) -> float:
+    """The farthest agent from the meta-model at the end."""
+    return float((trained.agents - trained.weights).norm(dim=1).max())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--task", choices=sorted(PROBLEMS))
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--only", help="methods whose name contains this")
+    parser.add_argument("--budget-minutes", type=float, default=float("inf"))
+    parser.add_argument("--quick", action="store_true")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    tasks = [asked.task] if asked.task else list(PROBLEMS)
+    seeds = [0] if asked.quick else [asked.seed] if asked.seed is not None else [*range(SEEDS)]
+    end, longest = time.monotonic() + 60 * asked.budget_minutes, 0.0
+    for trial in trials(tasks, seeds):
+        if (trial.file.exists() and not asked.quick) or (asked.only or "") not in trial.name:
+            continue
+        start = time.monotonic()
+        if start + longest > end:
+            break
+        found = measured(trial, replace(trial.method, rounds=2) if asked.quick else trial.method)
+        longest = max(longest, time.monotonic() - start)
+        shown = ", ".join(f"{loss:.2f}" for loss in found["loss"])
+        right = "" if found["accuracy"] is None else f", {100 * found['accuracy'][-1]:.1f} %"
+        print(
+            f"{trial.task}, seed {trial.seed}: {trial.name}: {shown}{right},"
+            f" {(found['up'] + found['down']) / 1e6:.2f} MB,"
+            f" {found['joules_computing'] + found['joules_sending']:.1f} J,"
+            f" {time.monotonic() - start:.0f} s",
+            flush=True,
+        )
+        if not asked.quick:
+            trial.file.parent.mkdir(parents=True, exist_ok=True)
+            trial.file.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

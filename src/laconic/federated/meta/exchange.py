@@ -1,0 +1,90 @@
+"""Messages of a meta-training's rounds: every agent speaks to the server, and the server to all agents.
+
+    state      H_i += C(v_i - H_i)               H_i: what the server knows of agent i; what C lost stays
+                                                 in the difference (EF21, arXiv:2106.05203)
+    update     x_i = e_i + u_i; send C(x_i); e_i = x_i - C(x_i)            error feedback, of biased codecs
+    answer     P += C(c - P)                     P: what all agents hold
+
+A lossless codec sends v_i and c themselves. H_i and P begin with the first model, which all have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.core.framing import as_bytes, as_numbers
+from laconic.core.layout import Layout
+from laconic.core.turn import Turn
+from laconic.federated.coding import Coding
+
+
+class Exchange:
+    """The messages between a server and its agents; holds what both sides remember.
+
+    up_nbytes, down_nbytes: bytes of all messages so far, as encoded; an answer counts once for each agent.
+
+    Args:
+        layout: of the weights, n elements.
+        first: float32 (n,), the first model, the same on all sides.
+        agents: how many there are.
+        up, down: specs or codecs, as `compress` takes them.
+        seed: of codecs that round at random.
+    """
+
+    def __init__(self, layout: Layout, first: Tensor, agents: int, up: Any, down: Any, seed: int = 0) -> None:
+        self._states = Coding.down(up, layout)  # damped, as a difference to a copy must be
+        self._updates = Coding.up(up, layout)
+        self._down = Coding.down(down, layout)
+        self._seed = seed
+        self.copies = first.repeat(agents, 1)
+        self.residuals = torch.zeros_like(self.copies)
+        self.public = first.clone()
+        self.up_nbytes = self.down_nbytes = 0
+
+    def states(self, values: Tensor, step: int) -> Tensor:
+        """What the server knows of the agents' models (a, n) after a message of each."""
+        for rank, value in enumerate(values):
+            self.copies[rank], nbytes = _sent(self._states, value, self.copies[rank], self._turn(step, rank))
+            self.up_nbytes += nbytes
+        return self.copies
+
+    def updates(self, values: Tensor, step: int) -> Tensor:
+        """What the server reads of the agents' updates (a, n)."""
+        coding, read = self._updates, torch.zeros_like(values)
+        for rank, value in enumerate(values):
+            residual = coding.correct_(self.residuals[rank], value)
+            wire = coding.encode(residual, self._turn(step, rank))
+            coding.decode_add_(wire, read[rank], step)
+            if coding.remembers:
+                coding.settle_(residual, wire, step)
+            else:
+                residual.zero_()
+            self.up_nbytes += wire.numel()
+        return read
+
+    def answer(self, centre: Tensor, step: int, number: float | None = None) -> float:
+        """Tell all agents the centre (n,), which becomes `public`, and a number if there is one, as float32.
+
+        Returns:
+            The number as agents read it.
+        """
+        turn = self._turn(step, len(self.copies))
+        self.public, nbytes = _sent(self._down, centre, self.public, turn)
+        head = as_bytes(torch.tensor([] if number is None else [number], dtype=torch.float32))
+        self.down_nbytes += len(self.copies) * (head.numel() + nbytes)
+        return 0.0 if number is None else float(as_numbers(head, torch.float32)[0])
+
+    def _turn(self, step: int, rank: int) -> Turn:
+        return Turn(step, rank, self._seed)
+
+
+def _sent(coding: Coding, value: Tensor, known: Tensor, turn: Turn) -> tuple[Tensor, int]:
+    """What the other side knows after one message, and the message's bytes."""
+    if coding.lossless:
+        wire = coding.encode(value, turn)
+        return coding.decode_add_(wire, torch.zeros_like(value), turn.step), wire.numel()
+    wire = coding.encode(value - known, turn)
+    return coding.decode_add_(wire, known.clone(), turn.step), wire.numel()

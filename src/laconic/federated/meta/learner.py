@@ -1,0 +1,132 @@
+"""The same small network for all agents at once: one row of weights for each agent, batched products.
+
+Rows do not touch: the gradient of the sum of the agents' losses holds each agent's own gradient in its row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from laconic.core import arguments
+from laconic.core.errors import SpecError
+from laconic.core.layout import Layout
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """Dense layers of these widths with ReLU between them; weights lie flat, (in, out) before bias (out,).
+
+    >>> Mlp((1, 40, 40, 1)).layout.numel
+    1761
+    """
+
+    widths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.widths) < 2:
+            raise SpecError(f"widths must name at least an input and an output, got {self.widths}")
+        for width in self.widths:
+            arguments.whole("widths", width, 1)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Names and shapes of the weights."""
+        tensors: list[tuple[str, tuple[int, ...]]] = []
+        for i, (inside, outside) in enumerate(pairwise(self.widths)):
+            tensors += [(f"{i}.weight", (inside, outside)), (f"{i}.bias", (outside,))]
+        return Layout.of(tensors)
+
+    def first(self, seed: int = 0) -> Tensor:
+        """First weights, float32 (n,): uniform within 1 / sqrt(in), as `torch.nn.Linear` has them."""
+        rng = torch.Generator().manual_seed(seed)
+        bounds = [1 / math.sqrt(inside) for inside, _ in pairwise(self.widths) for _ in range(2)]
+        parts = [
+            bound * (2 * torch.rand(entry.numel, generator=rng) - 1)
+            for entry, bound in zip(self.layout, bounds, strict=True)
+        ]
+        return torch.cat(parts)
+
+    def __call__(self, weights: Tensor, x: Tensor) -> Tensor:
+        """Outputs (a, b, out) of agents' weights (a, n) for inputs (a, b, in)."""
+        parts = torch.split(weights, [entry.numel for entry in self.layout], dim=1)
+        for i, (inside, outside) in enumerate(pairwise(self.widths)):
+            matrix = parts[2 * i].view(-1, inside, outside)
+            x = torch.baddbmm(parts[2 * i + 1].unsqueeze(1), x if i == 0 else functional.relu(x), matrix)
+        return x
+
+
+def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
+    """Mean squared errors (a,) of outputs (a, b, o) and targets (a, b, o)."""
+    return (outputs - y).square().mean(dim=(1, 2))
+
+
+def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    """Mean cross-entropies (a,) in nats of logits (a, b, classes) and labels int64 (a, b)."""
+    return functional.cross_entropy(outputs.transpose(1, 2), y, reduction="none").mean(dim=1)
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A network and its loss, for all agents at once."""
+
+    network: Mlp
+    loss: Loss = squared_error
+
+    def losses(self, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Each agent's loss, (a,), with weights (a, n) on its batch."""
+        return self.loss(self.network(weights, x), y)
+
+    def gradients(self, weights: Tensor, x: Tensor, y: Tensor, *, create_graph: bool = False) -> Tensor:
+        """Each agent's gradient, (a, n). With `create_graph` it can be differentiated again."""
+        if not weights.requires_grad:
+            weights = weights.detach().requires_grad_()
+        with torch.enable_grad():
+            total = self.losses(weights, x, y).sum()
+            return torch.autograd.grad(total, weights, create_graph=create_graph)[0]
+
+    def meta_gradients(
+        self,
+        first: Tensor,
+        support: tuple[Tensor, Tensor],
+        query: tuple[Tensor, Tensor],
+        steps: int,
+        lr: float,
+    ) -> Tensor:
+        """d f(w - lr grad f(w; support) - ...; query) / dw for each agent, (a, n): through all inner steps."""
+        weights = start = first.detach().requires_grad_()
+        with torch.enable_grad():
+            for _ in range(steps):
+                weights = weights - lr * self.gradients(weights, *support, create_graph=True)
+            return torch.autograd.grad(self.losses(weights, *query).sum(), start)[0]
+
+    def first_order(
+        self,
+        first: Tensor,
+        support: tuple[Tensor, Tensor],
+        query: tuple[Tensor, Tensor],
+        steps: int,
+        lr: float,
+    ) -> Tensor:
+        """The same without second derivatives: the gradient (a, n) on the query where inner steps end."""
+        weights = first
+        for _ in range(steps):
+            weights = weights - lr * self.gradients(weights, *support)
+        return self.gradients(weights, *query)
+
+
+def clipped(gradients: Tensor, most: float | None) -> Tensor:
+    """Rows (a, n) shortened to the norm `most` where they are longer; None: as they are."""
+    if most is None:
+        return gradients
+    norms = gradients.norm(dim=1, keepdim=True)
+    return gradients * (most / norms.clamp(min=most))

@@ -1,0 +1,78 @@
+"""MAML among agents, of second and of first order (Finn et al. 2017, arXiv:1703.03400).
+
+    every round:  g_i = d f_i(P - lr grad f_i(P; support); query) / dP    agent i, through `steps` inner steps
+                  P = Adam(P, mean of C(g_i))                             the server
+
+First order takes the gradient on the query where the inner steps end, without second derivatives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from laconic.core import arguments
+from laconic.federated.meta.exchange import Exchange
+from laconic.federated.meta.learner import Learner
+from laconic.federated.meta.tasks import Tasks
+from laconic.federated.meta.trained import Trained, Work
+
+
+@dataclass(frozen=True)
+class MetaGradient:
+    """Rounds of meta-gradients.
+
+    Wire: for each round and agent, one message of `up` (with error feedback where it is biased) and one of
+    `down`.
+
+    Args:
+        rounds: Steps of the server's Adam.
+        order: 2: MAML; 1: first-order MAML.
+        inner_lr, inner_steps: Of the agents' descent.
+        outer_lr: Of Adam.
+        shots, queries: Examples of the inner and the outer gradient.
+    """
+
+    rounds: int = 1000
+    order: Literal[1, 2] = 2
+    inner_lr: float = 0.01
+    inner_steps: int = 1
+    outer_lr: float = 1e-3
+    shots: int = 10
+    queries: int = 10
+    up: Any = "dense()"
+    down: Any = "dense()"
+
+    def __post_init__(self) -> None:
+        arguments.whole("rounds", self.rounds, 1)
+        arguments.whole("order", self.order, 1, 2)
+        arguments.number("inner_lr", self.inner_lr, above=0)
+        arguments.whole("inner_steps", self.inner_steps, 1)
+        arguments.number("outer_lr", self.outer_lr, above=0)
+        arguments.whole("shots", self.shots, 1)
+        arguments.whole("queries", self.queries, 1)
+
+    def train(self, learner: Learner, tasks: Tasks, first: Tensor, seed: int = 0) -> Trained:
+        """The meta-model of these agents, from first weights float32 (n,) that all have."""
+        work = Work()
+        exchange = Exchange(learner.network.layout, first, tasks.count, self.up, self.down, seed)
+        model = first.clone()
+        adam = torch.optim.Adam([model], lr=self.outer_lr)
+        gradient = learner.meta_gradients if self.order == 2 else learner.first_order
+        for k in range(self.rounds):
+            start = exchange.public.repeat(tasks.count, 1)
+            support, query = tasks.episode(k, self.shots, self.queries)
+            made = work.do(
+                "meta",
+                lambda w=start, s=support, q=query: gradient(w, s, q, self.inner_steps, self.inner_lr),  # type: ignore[misc]
+            )
+            model.grad = exchange.updates(made, k).mean(dim=0)
+            adam.step()
+            exchange.answer(model.detach(), k)
+        agents = exchange.public.repeat(tasks.count, 1)
+        return Trained(
+            exchange.public, agents, self.rounds, exchange.up_nbytes, exchange.down_nbytes, work.flops
+        )

@@ -1,0 +1,55 @@
+"""Sinusoid regression (Finn et al. 2017, arXiv:1703.03400): y = A sin(x - p), one (A, p) for each agent.
+
+A is uniform in [0.1, 5], p in [0, pi], x in [-5, 5].
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic.core import arguments
+from laconic.core.turn import mix
+from laconic.federated.meta.tasks import Batch
+
+AMPLITUDES, PHASES, REACH = (0.1, 5.0), (0.0, math.pi), 5.0
+
+
+@dataclass(frozen=True)
+class Sinusoids:
+    """Sinusoids of `count` agents, drawn by `seed`. Each agent can draw as many points as it likes.
+
+    fresh: other agents meet at every step, as in MAML's own setting; else they stay the same.
+    """
+
+    count: int
+    seed: int = 0
+    fresh: bool = False
+
+    def __post_init__(self) -> None:
+        arguments.whole("count", self.count, 1, hint="there is no meta-model without agents")
+
+    def batch(self, step: int, size: int) -> Batch:
+        """x and y float32 (a, size, 1)."""
+        arguments.whole("size", size, 1)
+        amplitudes, phases = self.waves(step)
+        rng = torch.Generator().manual_seed(mix(self.seed, step, 2))
+        x = REACH * (2 * torch.rand(self.count, size, 1, generator=rng) - 1)
+        return x, amplitudes * torch.sin(x - phases)
+
+    def episode(self, step: int, shots: int, queries: int) -> tuple[Batch, Batch]:
+        """`shots` points to learn from, and `queries` others."""
+        arguments.whole("shots", shots, 1)
+        arguments.whole("queries", queries, 1)
+        x, y = self.batch(step, shots + queries)
+        return (x[:, :shots], y[:, :shots]), (x[:, shots:], y[:, shots:])
+
+    def waves(self, step: int = 0) -> tuple[Tensor, Tensor]:
+        """Amplitudes and phases of the agents of a step, float32 (a, 1, 1) each."""
+        rng = torch.Generator().manual_seed(mix(self.seed, step if self.fresh else 0, 1))
+        drawn = torch.rand(2, self.count, 1, 1, generator=rng)
+        low, high = AMPLITUDES
+        return low + (high - low) * drawn[0], PHASES[0] + (PHASES[1] - PHASES[0]) * drawn[1]
