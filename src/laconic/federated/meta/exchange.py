@@ -55,13 +55,13 @@ class Exchange:
         """What the server reads of the agents' updates (a, n)."""
         coding, read = self._updates, torch.zeros_like(values)
         for rank, value in enumerate(values):
-            residual = coding.correct_(self.residuals[rank], value)
-            wire = coding.encode(residual, self._turn(step, rank))
-            coding.decode_add_(wire, read[rank], step)
+            turn = self._turn(step, rank)
             if coding.remembers:
-                coding.settle_(residual, wire, step)
+                wire = coding.encode(coding.correct_(self.residuals[rank], value), turn)
+                coding.settle_(self.residuals[rank], wire, step)
             else:
-                residual.zero_()
+                wire = coding.encode(value, turn)
+            coding.decode_add_(wire, read[rank], step)
             self.up_nbytes += wire.numel()
         return read
 

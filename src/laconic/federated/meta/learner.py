@@ -18,6 +18,7 @@ from torch.nn import functional
 from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
+from laconic.federated.meta.tasks import Batch
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -92,28 +93,30 @@ class Learner:
             weights = weights.detach().requires_grad_()
         with torch.enable_grad():
             total = self.losses(weights, x, y).sum()
-            return torch.autograd.grad(total, weights, create_graph=create_graph)[0]
+            made: Tensor = torch.autograd.grad(total, weights, create_graph=create_graph)[0]
+            return made
 
     def meta_gradients(
         self,
         first: Tensor,
-        support: tuple[Tensor, Tensor],
-        query: tuple[Tensor, Tensor],
+        support: Batch,
+        query: Batch,
         steps: int,
         lr: float,
     ) -> Tensor:
-        """d f(w - lr grad f(w; support) - ...; query) / dw for each agent, (a, n): through all inner steps."""
+        """d f(w - lr grad f(w; support) - ...; query) / dw of each agent, (a, n), through all steps."""
         weights = start = first.detach().requires_grad_()
         with torch.enable_grad():
             for _ in range(steps):
                 weights = weights - lr * self.gradients(weights, *support, create_graph=True)
-            return torch.autograd.grad(self.losses(weights, *query).sum(), start)[0]
+            made: Tensor = torch.autograd.grad(self.losses(weights, *query).sum(), start)[0]
+            return made
 
     def first_order(
         self,
         first: Tensor,
-        support: tuple[Tensor, Tensor],
-        query: tuple[Tensor, Tensor],
+        support: Batch,
+        query: Batch,
         steps: int,
         lr: float,
     ) -> Tensor:
@@ -129,4 +132,5 @@ def clipped(gradients: Tensor, most: float | None) -> Tensor:
     if most is None:
         return gradients
     norms = gradients.norm(dim=1, keepdim=True)
-    return gradients * (most / norms.clamp(min=most))
+    made: Tensor = gradients * (most / norms.clamp(min=most))
+    return made

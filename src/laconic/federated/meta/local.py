@@ -34,7 +34,7 @@ class Local:
             arguments.number("clip", self.clip, above=0)
 
     def train(self, learner: Learner, tasks: Tasks, weights: Tensor, work: Work, begin: int = 0) -> Tensor:
-        """The agents' models (a, n) after training from weights (a, n); draws batches from step `begin` on."""
+        """The agents' models (a, n), trained from weights (a, n) on the batches from step `begin` on."""
         speed = weights.new_zeros(weights.shape)
         for step in range(begin, begin + self.steps):
             x, y = tasks.batch(step, self.batch)

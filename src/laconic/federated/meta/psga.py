@@ -70,9 +70,15 @@ class PSGA:
     def train(self, learner: Learner, tasks: Tasks, first: Tensor, seed: int = 0) -> Trained:
         """The meta-model of these agents, from first weights float32 (n,) that all have."""
         work = Work()
+        own = self.local.train(learner, tasks, first.repeat(tasks.count, 1), work)
+        return self.climb(learner, tasks, first, own, work, seed)
+
+    def climb(
+        self, learner: Learner, tasks: Tasks, first: Tensor, own: Tensor, work: Work, seed: int = 0
+    ) -> Trained:
+        """The same from the agents' own models, float32 (a, n), which cost `work`."""
         exchange = Exchange(learner.network.layout, first, tasks.count, self.up, self.down, seed)
-        agents = self.local.train(learner, tasks, first.repeat(tasks.count, 1), work)
-        unit = 0.0
+        agents, unit = own, 0.0
         for k in range(self.rounds):
             x, y = tasks.batch(self.local.steps + k, self.batch)
             uphill = work.do("ascent", lambda w=agents, x=x, y=y: learner.gradients(w, x, y))  # type: ignore[misc]

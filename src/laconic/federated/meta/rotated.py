@@ -42,9 +42,7 @@ class RotatedDigits:
         for digit in self.digits:
             arguments.whole("digits", digit, 0, 9)
         most = TURNS * len(set(self.digits))
-        arguments.whole(
-            "ways", self.ways, 2, most, hint=f"{len(set(self.digits))} digits make {most} classes"
-        )
+        arguments.whole("ways", self.ways, 2, most, hint=f"a digit makes {TURNS} classes")
 
     def classes(self) -> list[list[int]]:
         """Of each agent, its classes in the order of its labels: 4 * digit + turn."""
@@ -53,7 +51,7 @@ class RotatedDigits:
         return [rng.permutation(all_of_them)[: self.ways].tolist() for _ in range(self.count)]
 
     def batch(self, step: int, size: int) -> Batch:
-        """Images float32 (a, size, 64) and labels int64 (a, size); `size` is shared out evenly among classes."""
+        """Images float32 (a, size, 64) and labels int64 (a, size); classes take turns."""
         each = -(-size // self.ways)
         (x, y), _ = self._drawn(step, each, 0)
         return x[:, :size], y[:, :size]
