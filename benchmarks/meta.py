@@ -39,6 +39,7 @@ from laconic.federated.meta import (
 )
 from laconic.federated.meta.learner import cross_entropy
 from laconic.federated.meta.trained import Work
+from laconic.report.summary import plain
 
 FOLDER = Path(__file__).parent / "results" / "meta"
 SEEDS, AGENTS, ROUNDS = 3, 50, 50
@@ -91,12 +92,12 @@ SINUSOIDS: dict[str, Method] = {
     "P-SGA, topk": replace(CLIMB, up="topk(density=0.1)", down="topk(density=0.1)"),
     "P-SGA, K=10": replace(CLIMB, rounds=10),
     "P-SGA, K=200": replace(CLIMB, rounds=200),
-    "P-SGA, r=0.3": replace(CLIMB, radius=0.3),
+    "P-SGA, r=0.1": replace(CLIMB, radius=0.1),
     "P-SGA, r=3": replace(CLIMB, radius=3.0),
     "P-SGA, eta=0.001": replace(CLIMB, eta=0.001),
     "P-SGA, eta=0.1": replace(CLIMB, eta=0.1),
-    "P-SGA, eta=0.1, r=0.3": replace(CLIMB, eta=0.1, radius=0.3),
-    "P-SGA, eta=0.1, K=200": replace(CLIMB, eta=0.1, rounds=200),
+    "P-SGA, K=10, eta=0.1": replace(CLIMB, rounds=10, eta=0.1),
+    "P-SGA, K=200, eta=0.001": replace(CLIMB, rounds=200, eta=0.001),
     "Reptile, long": Averaging(rounds=LONG // 5, step=0.5, local=PLAIN),
     "MAML, long": MetaGradient(rounds=LONG, outer_lr=3e-3),
     "MAML, new agents every round": MetaGradient(rounds=8 * LONG),
@@ -170,9 +171,9 @@ def measured(trial: Trial, method: Method) -> dict[str, Any]:
         "seed": seed,
         "agents": agents.count,
         "rounds": trained.rounds,
-        "steps": found.steps,
-        "loss": found.loss,
-        "accuracy": found.accuracy,
+        "steps": list(found.steps),
+        "loss": list(found.loss),
+        "accuracy": None if found.accuracy is None else list(found.accuracy),
         "up": trained.up_nbytes,
         "down": trained.down_nbytes,
         "flops": trained.flops,
@@ -207,6 +208,7 @@ def main() -> None:
     parser.add_argument("--task", choices=sorted(PROBLEMS))
     parser.add_argument("--seed", type=int)
     parser.add_argument("--only", help="methods whose name contains this")
+    parser.add_argument("--but", help="no methods whose name contains this")
     parser.add_argument("--budget-minutes", type=float, default=float("inf"))
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args()
@@ -215,7 +217,9 @@ def main() -> None:
     seeds = [0] if asked.quick else [asked.seed] if asked.seed is not None else [*range(SEEDS)]
     end, longest = time.monotonic() + 60 * asked.budget_minutes, 0.0
     for trial in trials(tasks, seeds):
-        if (trial.file.exists() and not asked.quick) or (asked.only or "") not in trial.name:
+        if trial.file.exists() and not asked.quick:
+            continue
+        if (asked.only or "") not in trial.name or (asked.but is not None and asked.but in trial.name):
             continue
         start = time.monotonic()
         if start + longest > end:
@@ -233,7 +237,7 @@ def main() -> None:
         )
         if not asked.quick:
             trial.file.parent.mkdir(parents=True, exist_ok=True)
-            trial.file.write_text(json.dumps(found, indent=1) + "\n")
+            trial.file.write_text(json.dumps(plain(found), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from benchmarks.pages import activations as activations_page
 from benchmarks.pages import auto as auto_page
 from benchmarks.pages import entropy as entropy_page
 from benchmarks.pages import federated as federated_page
+from benchmarks.pages import meta as meta_page
 from benchmarks.pages import methods as methods_page
 from benchmarks.pages import partitions as partitions_page
 from benchmarks.pages import scaling as scaling_page
@@ -124,6 +125,9 @@ if activations_page.RESULTS.exists():
     WHOLE[ROOT / "docs" / "activations.md"] = activations_page.page
 if auto_page.RESULTS.exists():
     WHOLE[ROOT / "docs" / "auto.md"] = auto_page.page
+if meta_page.kept()["sinusoids"]:
+    WHOLE[ROOT / "docs" / "meta_learning.md"] = meta_page.page
+    WHOLE[ROOT / "docs" / "meta_learning.svg"] = meta_page.picture
 if straggler_page.RESULTS.exists():
     WHOLE[ROOT / "docs" / "straggler.md"] = straggler_page.page
 if federated_page.FOLDER.exists():
