@@ -20,10 +20,10 @@ LONGER = ("Reptile, long", "MAML, long", "MAML, new agents every round")
 DRAWN = ("mean of local models", "P-SGA", "Reptile", "MAML", "MAML, long")
 ANCHOR = ("3.27", "0.51", "0.19", "0.16")  # MAML after 8,000 rounds, measured once with another program
 JOINT = ("3.26", "2.69", "1.99", "1.73")  # the same network trained on all sinusoids together
-ABOUT = f"""Each of {AGENTS} agents has one task. Together they look for one first model from which a new task is
-learned in few steps. `laconic.federated.meta` has P-SGA (local models first, then projected gradient ascent
-from them until the agents agree), MAML of both orders, Reptile and the mean of local models, each with any
-codec up and down.
+ABOUT = f"""Each of {AGENTS} agents has one task. Together they look for one first model from which a new
+task is learned in few steps. `laconic.federated.meta` has P-SGA (local models first, then projected gradient
+ascent from them until the agents agree), MAML of both orders, Reptile and the mean of local models, each with
+any codec up and down.
 
 P-SGA here is **our reconstruction** from the abstract of arXiv:2105.14772: the paper's constraint set, step
 sizes and rounds were not available. What follows says nothing about the paper's own results.
@@ -37,15 +37,15 @@ seeds. MB are those of all agents' messages in all rounds, up and down, as encod
 SINES = """y = A sin(x - p), A in [0.1, 5], p in [0, pi], a network 1-40-40-1. Mean squared error on 600 new
 tasks after steps of gradient descent (rate 0.01) on 10 points each.
 """
-KNOWN = f"""Known values after 0, 1, 5 and 10 steps: MAML after 8,000 rounds of 25 new tasks {", ".join(ANCHOR)};
-the network trained on all sinusoids together {", ".join(JOINT)}.
+KNOWN = f"""Known values after 0, 1, 5 and 10 steps: {", ".join(ANCHOR)} for MAML after 8,000 rounds of 25
+new tasks; {", ".join(JOINT)} for the network trained on all sinusoids together.
 """
 SWEEP = f"""Unless a row says otherwise, K = {ROUNDS}, r = 1 (of the distance of the farthest agent) and
 eta = 0.01. "Diverged": a loss above 1,000 or none.
 """
-CLASSES = """scikit-learn's digits; a digit at one of four rotations is a class of its own. Agents have classes
-of the digits 0 to 6, new tasks those of 7, 8 and 9. A network 64-64-64-5. Accuracy in percent on 200 new tasks
-after steps of gradient descent (rate 0.1) on 5 images of each class.
+CLASSES = """scikit-learn's digits; a digit at one of four rotations is a class of its own. Agents have
+classes of the digits 0 to 6, new tasks those of 7, 8 and 9. A network 64-64-64-5. Accuracy in percent on 200
+new tasks after steps of gradient descent (rate 0.1) on 5 images of each class.
 """
 
 

@@ -98,6 +98,7 @@ def test_mamls_gradient_is_that_of_torch_func_for_each_agent_alone() -> None:
 points = st.lists(st.lists(st.floats(-50, 50, width=32), min_size=3, max_size=3), min_size=1, max_size=5)
 
 
+@settings(deadline=None)
 @given(points, st.lists(st.floats(-50, 50, width=32), min_size=3, max_size=3), st.floats(0, 60, width=32))
 def test_a_projection_is_the_nearest_point_of_the_ball(
     rows: list[list[float]], middle: list[float], radius: float
@@ -115,6 +116,7 @@ def test_a_projection_is_the_nearest_point_of_the_ball(
         assert (moved == centre).all()
 
 
+@settings(deadline=None)
 @given(points, st.floats(0.125, 100, width=32))
 def test_a_clipped_gradient_keeps_its_direction(rows: list[list[float]], most: float) -> None:
     gradients = torch.tensor(rows)
