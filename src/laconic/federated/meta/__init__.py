@@ -2,6 +2,15 @@
 
 Each agent has one task. `PSGA` climbs from the agents' own models to a common one; `Averaging` and
 `MetaGradient` are what it is compared with: the mean of local models, Reptile, and MAML of both orders.
+
+>>> import torch
+>>> learner, agents = Learner(Mlp((1, 20, 20, 1))), Sinusoids(count=5)
+>>> plan = PSGA(rounds=4, up="qsgd(levels=7)", down="qsgd(levels=7)", local=Local(steps=20))
+>>> found = plan.train(learner, agents, learner.network.first())
+>>> bool(torch.equal(found.agents, found.weights.repeat(5, 1)))  # all agree
+True
+>>> few_step(learner, Sinusoids(count=100, seed=1), found.weights, shots=10).steps
+(0, 1, 5, 10)
 """
 
 from laconic.federated.meta.averaging import Averaging as Averaging
