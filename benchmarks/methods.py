@@ -1,6 +1,7 @@
 """Every registered name on one real gradient: what it sends, what it loses, what it declares.
 
     python -m benchmarks.methods                  all names; writes src/laconic/cli/measured.json
+    python -m benchmarks.methods --new            only specs that are not in it yet; keeps the others' figures
     python -m benchmarks.methods --only topk      only specs that start with this; writes nothing
 
 The catalogue decides what is measured, and the picks of docs/choosing.md: registering a method, codec,
@@ -109,10 +110,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="how the specs begin")
-    only = parser.parse_args().only
+    parser.add_argument("--new", action="store_true", help="only specs without figures")
+    asked = parser.parse_args()
     torch.set_num_threads(1)
     gradient = stored()
-    rows = {spec: measure(spec, gradient) for spec in specs() if spec.startswith(only)}
+    kept = {spec: Measured(**row) for spec, row in json.loads(TARGET.read_text())["figures"].items()}
+    kept = kept if asked.new else {}
+    due = [spec for spec in specs() if spec.startswith(asked.only) and spec not in kept]
+    rows = {spec: measure(spec, gradient) for spec in due}
     table = Table(title=f"{FILE.name}, {STEPS} steps")
     for column in ("spec", "message", *(f"sent, {size}" for size in GROUPS), "error", "of it bias", "bound"):
         table.add_column(column)
@@ -122,8 +127,9 @@ def main() -> None:
         sent = (f"{each:.4g}" for each in row.sent)
         table.add_row(spec, f"{row.bits:.4g}", *sent, *map(str, lost[:2]), f"{lost[2]}{kind}")
     Console(width=130).print(table)
-    if not only:
-        write(rows, gradient)
+    if not asked.only:
+        every = kept | rows
+        write({spec: every[spec] for spec in specs()}, gradient)
 
 
 if __name__ == "__main__":
