@@ -80,10 +80,5 @@ def test_two_lines_make_it_fifty_times_cheaper(example: Any) -> None:
     strategy = laconic.federated.compressed(averaging(), up=stc, down=stc)
     ours, _ = trained(app, strategy, rounds)
     sent = strategy.traffic.down_nbytes + strategy.traffic.up_nbytes
-    print(f"accuracy {plain:.4f} -> {ours:.4f}, bytes {dense:,} -> {sent:,}: {dense / sent:.1f}")
-    first = sum(strategy.traffic.rounds[0].down.values())
-    print(
-        f"without the first model {(dense - first) / (sent - first):.0f}, up {strategy.traffic.up_nbytes:,}"
-    )
     assert dense / sent > 50
     assert ours > plain - 0.03
