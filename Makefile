@@ -40,12 +40,14 @@ test: check  ## all tests; a slice of the slow laws
 	$(BIN)/python -m pytest -q -m "not soak" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(MAKE) test-federated
 
-# Flower's pins do not go with those of constraints.txt: a venv of its own.
+# Flower's pins do not go with those of constraints.txt: a venv of its own. What is tested there needs no kernels, so
+# nothing is compiled again.
 venv-federated: $(FLOWER)/.ready
 
-$(FLOWER)/.ready: pyproject.toml constraints-federated.txt $(NATIVE)
+$(FLOWER)/.ready: pyproject.toml constraints-federated.txt
 	test -x $(FLOWER)/bin/python || $(PYTHON) -m venv $(FLOWER)
-	PIP_CONSTRAINT=constraints-federated.txt $(FLOWER)/bin/pip install --quiet --editable '.[federated]' pytest pytest-timeout
+	PIP_CONSTRAINT=constraints-federated.txt $(FLOWER)/bin/pip install --quiet --config-settings=wheel.cmake=false \
+	    --editable '.[federated]' pytest pytest-timeout
 	touch $@
 
 test-federated: venv-federated  ## the tests of federated training with Flower
