@@ -108,12 +108,18 @@ def test_a_projection_is_the_nearest_point_of_the_ball(
     away, before = (moved - centre).norm(dim=1), (at - centre).norm(dim=1)
     slack = 1e-4 * (1 + centre.norm())  # float32 around a far centre
     assert (away <= radius + slack).all()
-    assert torch.equal(moved[before <= radius], at[before <= radius])  # who is inside stays
+    if radius > 0:
+        assert torch.equal(moved[before <= radius], at[before <= radius])  # who is inside stays
     distance = (at - moved).norm(dim=1)  # the least there is: how far outside it was
     torch.testing.assert_close(distance, (before - radius).clamp(min=0), atol=float(slack), rtol=1e-4)
     torch.testing.assert_close(projected(moved, centre, radius), moved, atol=float(slack), rtol=1e-4)
     if radius == 0:
         assert (moved == centre).all()
+
+
+def test_at_radius_zero_even_the_nearest_agree() -> None:
+    """The norm of 1e-30 is 0 in float32."""
+    assert torch.equal(projected(torch.full((2, 3), 1e-30), torch.zeros(3), 0.0), torch.zeros(2, 3))
 
 
 @settings(deadline=None)

@@ -99,7 +99,7 @@ class PSGA:
 
 
 def projected(points: Tensor, centre: Tensor, radius: float) -> Tensor:
-    """The nearest points (a, n) of the ball around the centre (n,) to points (a, n).
+    """The nearest points (a, n) of the ball around the centre (n,) to points (a, n); of radius 0, the centre.
 
     >>> projected(torch.tensor([[3.0, 4.0], [0.5, 0.0]]), torch.zeros(2), 1.0)
     tensor([[0.6000, 0.8000],
@@ -108,4 +108,5 @@ def projected(points: Tensor, centre: Tensor, radius: float) -> Tensor:
     away = points - centre
     norms = away.norm(dim=1, keepdim=True)
     inside = centre + away * (radius / norms.clamp(min=torch.finfo(norms.dtype).tiny))
-    return torch.where(norms <= radius, points, inside)
+    stays = norms <= (radius if radius > 0 else -1.0)  # a norm can be 0 where squares underflow
+    return torch.where(stays, points, inside)
