@@ -51,7 +51,8 @@ KNOWN = f"""Known values after 0, 1, 5 and 10 steps: {", ".join(ANCHOR)} for MAM
 new tasks; {", ".join(JOINT)} for the network trained on all sinusoids together.
 """
 SWEEP = f"""Unless a row says otherwise, K = {ROUNDS}, r = 1 (of the distance of the farthest agent) and
-eta = 0.01. "Diverged": a loss above 1,000 or none.
+eta = 0.01. "Diverged": a loss above 1,000 or none. As r falls to 0, agents come to stand at their mean, where
+ascent climbs the loss of all of them together.
 """
 CLASSES = """scikit-learn's digits; a digit at one of four rotations is a class of its own. Agents have
 classes of the digits 0 to 6, new tasks those of 7, 8 and 9. A network 64-64-64-5. Accuracy in percent on 200
