@@ -180,12 +180,20 @@ def verdict(rows: Rows) -> list[str]:
     if not climbs:
         return []
     best = min(climbs, key=lambda name: climbs[name])
-    said = [f"The best of {len(climbs)} P-SGA runs is {best}: {climbs[best]:.2f} after 10 steps."]
+    said = [f"The best of {len(climbs)} variants of P-SGA is {best}: {climbs[best]:.2f} after 10 steps."]
     for name in ("mean of local models", "FedAvg", "Reptile", "MAML"):
         if name in known:
             word = "better" if climbs[best] < known[name] else "**worse**"
-            said.append(f"- {word} than {name} ({known[name]:.2f})")
+            wins, seeds = better_in(of(rows, best), of(rows, name))
+            said.append(f"- {word} than {name} ({known[name]:.2f}); better in {wins} of {seeds} seeds")
     return [said[0], "", *said[1:]]
+
+
+def better_in(runs: Rows, others: Rows) -> tuple[int, int]:
+    """In how many of the seeds that both have the first have the lower loss at the end."""
+    by_seed = {run["seed"]: run["loss"][-1] for run in others}
+    pairs = [(run["loss"][-1], by_seed[run["seed"]]) for run in runs if run["seed"] in by_seed]
+    return sum(loss < other for loss, other in pairs), len(pairs)
 
 
 def at_end(runs: Rows) -> float | None:

@@ -36,9 +36,9 @@ def test_a_row_holds_means_bytes_and_energy() -> None:
 
 def test_a_loss_is_called_worse_and_a_gain_better() -> None:
     said = verdict([MEAN, MAML, run("P-SGA", 4, 3, 2, 1.5), run("P-SGA, eta=0.1", None, None, None, None)])
-    assert said[0] == "The best of 1 P-SGA runs is P-SGA: 1.50 after 10 steps."
-    assert "- better than mean of local models (2.00)" in said
-    assert "- **worse** than MAML (0.10)" in said
+    assert said[0] == "The best of 1 variants of P-SGA is P-SGA: 1.50 after 10 steps."
+    assert "- better than mean of local models (2.00); better in 1 of 1 seeds" in said
+    assert "- **worse** than MAML (0.10); better in 0 of 1 seeds" in said
 
 
 def test_what_is_not_finite_has_diverged() -> None:
