@@ -38,7 +38,7 @@ def test_readme_is_short_and_its_specs_are_specs() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 180
     python = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
-    specs = re.findall(r'"(\w+\(.*\))"', python)
+    specs = re.findall(r'"(\w+\([^"]*\))"', python)
     assert len(specs) >= 8
     for spec in specs:
         assert laconic.parse(spec) is not None
