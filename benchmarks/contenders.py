@@ -81,6 +81,7 @@ CONTENDERS = (
         "server(natural(), natural())!",
         "sign()",
         "majority_vote()",
+        "auto()",
         "stc(density=0.01)",
         "stc(density=0.0025)",
         "dhqc(density=0.01)",
@@ -106,12 +107,14 @@ CONTENDERS = (
     *family(
         "QCMD AdaGrad",
         "qcmd_adagrad(dense())",
+        "qcmd_adagrad()",
         "qcmd_adagrad(cutoff())",
         rates={"cifar10": 0.01, "shakespeare": 0.02},
     ),
     *family(
         "QRDA AdaGrad",
         "qrda_adagrad(dense())",
+        "qrda_adagrad()",
         "qrda_adagrad(cutoff())",
         rates={"cifar10": 0.01, "shakespeare": 0.02},
     ),
