@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+IDENTITY = {"_run_id": 7, "_node_id": 1, "_task_id": 1}
 NOT_OURS = ("ignore:'click\\.:DeprecationWarning",)  # typer, of Flower's command line, with click 8.5
 
 
@@ -20,5 +21,5 @@ def identity(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages name their run and node, which the process of a ServerApp sets."""
     from flwr.supercore.task_identity import TaskIdentity
 
-    for name, value in {"_run_id": 7, "_node_id": 1, "_task_id": 1}.items():
+    for name, value in IDENTITY.items():
         monkeypatch.setattr(TaskIdentity, name, value)
