@@ -71,6 +71,19 @@ def test_values_that_would_ruin_the_model_are_refused() -> None:
         server.receive("a", rewritten(wire, body=spoilt))
 
 
+def test_an_update_that_half_precision_cannot_hold_is_refused() -> None:
+    """Its norm is no thousand times the model's, and yet the sum would be Inf and end the run."""
+    first = {"w": torch.full((200, 200), 0.5, dtype=torch.float16)}
+    server, client = Server(first), Client(first)
+    wire = client.reply(client.receive(server.message_for("a")))
+    values = torch.zeros(40_000)
+    values[0] = 9e4
+    body = torch.cat([Message.unpack(wire, 1 << 24).body[:4], values.view(torch.uint8)])
+    with pytest.raises(Refused, match=r"too large: 'w' and its update do not fit in torch\.float16"):
+        server.receive("a", rewritten(wire, body=body))
+    assert equal(server.receive("a", wire), first), "the honest answer is still welcome"
+
+
 def test_an_answer_counts_once() -> None:
     server, wire = answered()
     proposed = server.receive("a", wire)

@@ -191,9 +191,13 @@ class Server:
         if not all(bool(value.isfinite().all()) for value in others.values()):
             raise Refused("not finite", "a buffer holds NaN or Inf")
         self._check_size(update)
+        proposed = self.form.whole(self._target + update, {**self._others, **others})
+        for name in self.form.layout.names:
+            if not bool(proposed[name].isfinite().all()):
+                raise Refused("too large", f"{name!r} and its update do not fit in {proposed[name].dtype}")
         contact = self._contacts[client]
         contact.version, contact.accepted, contact.token = message.version, message.token, 0
-        return self.form.whole(self._target + update, {**self._others, **others})
+        return proposed
 
     def _checked(self, client: str, wire: Tensor, kind: Kind, most_nbytes: int) -> Message:
         contact = self._contacts.get(client, self._stranger())
