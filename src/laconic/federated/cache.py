@@ -65,9 +65,10 @@ class Cache:
         found = [(Kind.WHOLE, as_bytes(model))]
         if base > 0:
             missed = [(number, each) for number, each in self._updates if number > base]
-            if len(missed) == version - base:
+            if all_kept := len(missed) == version - base:
                 found.append((Kind.UPDATES, _packed(missed)))
-            if len(missed) != 1 and (entries := self._entries(base, model)) is not None:
+            one = all_kept and len(missed) == 1  # a codec's answer is shorter than its entries in float32
+            if not one and (entries := self._entries(base, model)) is not None:
                 found.append((Kind.ENTRIES, entries))
         return min(found, key=lambda each: each[1].numel())
 

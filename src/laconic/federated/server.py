@@ -113,7 +113,8 @@ class Server:
         else:
             update = self.down.encode(target - before, Turn(number, seed=self._seed))
             self._public = self.down.decode_add_(update, before.clone(), number)
-        self._cache.add(number, update, self._public != before)
+        changed = self._public.view(torch.int32) != before.view(torch.int32)  # 0.0 is not -0.0
+        self._cache.add(number, update, changed)
         self.version = number
         self.traffic.begin(number)
         return number
