@@ -15,7 +15,7 @@ from laconic.federated.cache import read_updates, write_entries_
 from laconic.federated.coding import Coding
 from laconic.federated.form import Buffers, Form, Tensors
 from laconic.federated.memory import InMemory, Memory
-from laconic.federated.message import Kind, Message, NeedsWhole, Refused
+from laconic.federated.message import Kind, Message, NeedsWhole, Refused, digest
 
 
 class Client:
@@ -79,7 +79,7 @@ class Client:
         """The model that a message leads to, in its own dtypes.
 
         Raises:
-            NeedsWhole: The message adds to a version that this client does not hold.
+            NeedsWhole: The message adds to a version that this client does not hold, or holds otherwise.
             Refused: The message is damaged, or of another model, spec or protocol.
         """
         form = self.form
@@ -103,6 +103,8 @@ class Client:
             raise
         except (WireError, SpecError) as error:
             raise Refused("malformed", str(error)) from error
+        if message.kind is not Kind.WHOLE and digest(public) != message.model:
+            raise NeedsWhole(f"version {self.version} of this client is not the model that it adds to")
         residual: Tensor | None = self._state.get("residual")
         pending = self._state.get("pending")
         if residual is not None and pending is not None and pending["token"] != message.accepted:
@@ -207,6 +209,7 @@ class Client:
             accepted=0,
             base=message.version,
             version=message.version,
+            model=message.model,
             up=message.up,
             down=message.down,
             body=body,

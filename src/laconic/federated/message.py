@@ -6,8 +6,9 @@
     fingerprint    8    of the model's form: names, shapes, dtypes, and what is done with buffers
     token          8    drawn by the server for this client's message; the client's answer repeats it
     accepted       8    down: the token of the last answer that the server accepted from this client, or 0
-    base           8    down: the version that the client must hold, or 0; up: the one it trained from
-    version        8    down: the version that it holds then; up: the same as base
+    base           4    down: the version that the client must hold, or 0; up: the one it trained from
+    version        4    down: the version that it holds then; up: the same as base
+    model          8    `digest` of the compressed tensors of that version
     specs          4 + t   two lengths uint16, then what goes up and what comes down, as text
     body           8 + m   its length uint64, then the bytes
     checksum       4    CRC-32 of all before it
@@ -18,6 +19,7 @@ allocated by it.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import zlib
 from dataclasses import dataclass
@@ -29,7 +31,7 @@ from torch import Tensor
 from laconic.core.errors import WireError
 
 MAGIC, VERSION = b"lacn", 1
-HEAD = struct.Struct("<4sBB8sQQQQHH")
+HEAD = struct.Struct("<4sBB8sQQIIQHH")
 LENGTH, CHECK = struct.Struct("<Q"), struct.Struct("<I")
 LONGEST_SPEC = 2000  # letters
 OVERHEAD = HEAD.size + LENGTH.size + CHECK.size  # bytes beside specs and body
@@ -72,6 +74,7 @@ class Message:
     accepted: int
     base: int
     version: int
+    model: int
     up: str
     down: str
     body: Tensor
@@ -88,6 +91,7 @@ class Message:
             self.accepted,
             self.base,
             self.version,
+            self.model,
             len(up),
             len(down),
         )
@@ -112,7 +116,7 @@ class Message:
         raw = memoryview(wire.numpy().tobytes())
         if len(raw) < OVERHEAD:
             raise Refused("truncated", f"a message has {OVERHEAD} bytes or more, got {len(raw)}")
-        magic, protocol, kind, fingerprint, token, accepted, base, version, up, down = HEAD.unpack_from(raw)
+        magic, protocol, kind, *fields, up, down = HEAD.unpack_from(raw)
         if magic != MAGIC:
             raise Refused("malformed", f"it starts with {bytes(magic)!r}, not {MAGIC!r}")
         if protocol != VERSION:
@@ -138,4 +142,12 @@ class Message:
         except UnicodeDecodeError as error:
             raise Refused("malformed", f"a spec is no text: {error}") from None
         body = wire[start + LENGTH.size : end].clone()
-        return cls(Kind(kind), bytes(fingerprint), token, accepted, base, version, goes_up, comes_down, body)
+        fingerprint, token, accepted, base, version, model = fields
+        return cls(Kind(kind), fingerprint, token, accepted, base, version, model, goes_up, comes_down, body)
+
+
+def digest(model: Tensor) -> int:
+    """64 bits of a model float32 (n,): both sides compare them, as equal numbers of versions do not tell that
+    the server has gone on from an older state in between.
+    """
+    return int.from_bytes(hashlib.blake2b(model.numpy().tobytes(), digest_size=8).digest(), "little")

@@ -24,7 +24,7 @@ from laconic.core.turn import Turn, mix, name_key
 from laconic.federated.cache import Cache
 from laconic.federated.coding import Coding
 from laconic.federated.form import Buffers, Form, Tensors
-from laconic.federated.message import Kind, Message, Refused
+from laconic.federated.message import Kind, Message, Refused, digest
 from laconic.federated.traffic import Traffic
 
 FORMAT = 1
@@ -85,6 +85,7 @@ class Server:
         self._max_norm, self._seed = max_norm, seed
         self._target = self.form.flat(model)
         self._public = self._target.clone()
+        self._digest = digest(self._public)
         self._others = self.form.pick(model, "sent", "local")
         self._cache = Cache(n, 4 * n if cache_nbytes is None else cache_nbytes)
         self._contacts: dict[str, Contact] = {}
@@ -113,6 +114,7 @@ class Server:
         else:
             update = self.down.encode(target - before, Turn(number, seed=self._seed))
             self._public = self.down.decode_add_(update, before.clone(), number)
+        self._digest = digest(self._public)
         changed = self._public.view(torch.int32) != before.view(torch.int32)  # 0.0 is not -0.0
         self._cache.add(number, update, changed)
         self.version = number
@@ -140,6 +142,7 @@ class Server:
             accepted=contact.accepted,
             base=0 if kind is Kind.WHOLE else contact.version,
             version=self.version,
+            model=self._digest,
             up=self.up.text,
             down="" if self.down is None else self.down.text,
             body=torch.cat([self.form.pack(self._others, *roles), part]),
@@ -256,14 +259,16 @@ class Server:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take it back. Raises `StateError` for another model's state."""
+        """Take it back. Rounds that were done since then are lost: a client that holds their model says so,
+        and needs the whole one. Raises `StateError` for another model's state.
+        """
         if state.get("format") != FORMAT or state.get("fingerprint") != self._identity.hex():
             raise StateError(
                 "the saved state is of a server of another model, buffers= or version of laconic"
             )
         self.version = int(state["version"])
         self._target, self._public = state["target"].clone(), state["public"].clone()
-        self._others = dict(state["others"])
+        self._digest, self._others = digest(self._public), dict(state["others"])
         self._cache.load_state_dict(state["cache"])
         self._contacts = {name: Contact(*values) for name, values in state["contacts"].items()}
         self.traffic.begin(self.version)

@@ -1,0 +1,66 @@
+"""A server that goes on from an older state: what happened since then is lost, and nobody is led astray."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from laconic.federated.client import Client
+from laconic.federated.message import Kind, Message, NeedsWhole
+from laconic.federated.rounds import deliver
+from laconic.federated.server import Server
+
+from .federated_world import equal, model, train
+
+WAYS = ("stc(density=0.05)", "stc(density=0.05)")
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["saved before", "met since"])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_client_of_lost_rounds_gets_the_model_whole(known: bool, rounds: int) -> None:
+    """Its version counts rounds that the server did otherwise the second time."""
+    first = model()
+    server, client = Server(first, *WAYS, shared_start=True), Client(first, shared_start=True)
+
+    def do(number: int, server: Server) -> None:
+        wire = client.reply(train(0, deliver(server, client, "a"), number)[0])
+        server.publish(server.receive("a", wire))
+
+    if known:
+        do(1, server)
+    saved = server.state_dict()
+    for number in range(rounds):
+        do(10 + number, server)
+    deliver(server, client, "a")
+    client.acknowledge()
+    again = Server(first, *WAYS, shared_start=True)
+    again.load_state_dict(saved)
+    for number in range(rounds + 1):
+        again.publish(train(1, again.public, 20 + number)[0])
+    with pytest.raises(NeedsWhole, match="not the model that it adds to"):
+        client.receive(again.message_for("a"))
+    assert equal(deliver(again, client, "a"), again.public)
+
+
+def test_who_lost_a_reply_is_not_sent_the_model_whole() -> None:
+    first = model()
+    server, client = Server(first, *WAYS), Client(first)
+    server.receive("a", client.reply(train(0, deliver(server, client, "a"), 1)[0]))
+    for number in (2, 3):
+        server.publish(train(1, server.public, number)[0])
+        client.reply(train(0, deliver(server, client, "a"), number)[0])  # it never arrives
+    server.publish(train(1, server.public, 4)[0])
+    wire = server.message_for("a")
+    assert Message.unpack(wire, 1 << 24).kind is not Kind.WHOLE
+    assert equal(client.receive(wire), server.public)
+
+
+def test_a_model_that_has_drifted_is_noticed() -> None:
+    first = model()
+    server, client = Server(first, *WAYS), Client(first)
+    server.receive("a", client.reply(train(0, deliver(server, client, "a"), 1)[0]))
+    server.publish(train(1, server.public, 2)[0])
+    client._state["public"] = torch.nextafter(client._state["public"], torch.tensor(torch.inf))
+    with pytest.raises(NeedsWhole):
+        client.receive(server.message_for("a"))
+    assert equal(deliver(server, client, "a"), server.public)
