@@ -182,7 +182,7 @@ def test_a_file_outlives_its_process(tmp_path: Path) -> None:
             replies.append(client.reply(train(0, deliver(server, client, "a"), number)[0]))
             server.publish(server.receive("a", replies[-1]))
         assert torch.equal(*replies)
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a_b.client"]
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a_b-82badf67.client"]
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,3 +213,18 @@ def test_a_damaged_file_says_what_to_do(tmp_path: Path) -> None:
     memory.path.write_bytes(memory.path.read_bytes()[:100])
     with pytest.raises(StateError, match="cannot read"):
         Client(model(), memory)
+
+
+def test_a_file_that_another_process_removes_is_no_error(tmp_path: Path) -> None:
+    """Several clients of one machine tidy up the same folder."""
+    old = tmp_path / "old run"
+    old.mkdir()
+    (old / "gone.client").symlink_to(tmp_path / "nowhere")  # it is listed, and not there when it is asked
+    InFile(tmp_path, "run", "a").save({"version": 1})
+    assert InFile(tmp_path, "run", "a").load() == {"version": 1}
+
+
+def test_clients_with_like_names_have_files_of_their_own(tmp_path: Path) -> None:
+    one, other = InFile(tmp_path, "run", "a/b"), InFile(tmp_path, "run", "a_b")
+    one.save({"version": 1})
+    assert one.path != other.path and other.load() == {}

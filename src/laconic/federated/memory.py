@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
@@ -59,7 +60,7 @@ class InFile(Memory):
 
     Args:
         folder: Of all runs.
-        run, client: Names; letters that a file name does not take are replaced.
+        run, client: Names; letters that a file name does not take are replaced, and a hash tells them apart.
         keep_days: Files of other runs that were not written for so long are removed; 0 removes none.
     """
 
@@ -99,16 +100,20 @@ class InFile(Memory):
 
 
 def _plain(name: str) -> str:
-    """A file name.
+    """A file name, another one for each name.
 
-    >>> _plain("run/7")
-    'run_7'
+    >>> _plain("run-7"), _plain("run/7")
+    ('run-7', 'run_7-66bcd4c3')
     """
-    return re.sub(r"[^A-Za-z0-9.-]", "_", name).lstrip(".") or "_"
+    plain = re.sub(r"[^A-Za-z0-9.-]", "_", name).lstrip(".")
+    if plain == name:
+        return plain
+    return f"{plain}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
 
 
 def _prune(folder: Path, ours: Path, keep_days: float) -> None:
     oldest = time.time() - keep_days * DAY_S
     for path in folder.glob(f"*/*{SUFFIX}*"):
-        if path.parent != ours and path.stat().st_mtime < oldest:
-            path.unlink(missing_ok=True)
+        with suppress(OSError):  # another client's process tidies up too, or owns it
+            if path.parent != ours and path.stat().st_mtime < oldest:
+                path.unlink()
