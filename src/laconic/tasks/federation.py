@@ -22,6 +22,7 @@ from laconic.core.turn import mix
 from laconic.data.partition import Deal, Partition
 from laconic.federated.form import Tensors as Model
 from laconic.federated.rounds import Outcome, simulate
+from laconic.federated.samplings import LEAST
 from laconic.federated.samplings.constant import Constant
 from laconic.federated.schemes import scheme_of
 from laconic.tasks.catalogue import find
@@ -51,7 +52,8 @@ class Federation:
     def __post_init__(self) -> None:
         for name in ("clients", "per_round", "rounds", "local_steps", "batch", "eval_every"):
             arguments.whole(f"--{name.replace('_', '-')}", getattr(self, name), 1)
-        arguments.whole("--per-round", self.per_round, 1, self.clients, "no more than --clients")
+        hint = "no more than --clients, and not one alone, whose update the next model would show"
+        arguments.whole("--per-round", self.per_round, min(LEAST, self.clients), self.clients, hint)
         arguments.number("--lr", self.lr, above=0)
         arguments.number("--momentum", self.momentum, least=0, below=1)
 
