@@ -93,7 +93,8 @@ def simulate(
 
     Args:
         model: The first model, which `server` was made with.
-        train: Trains one client's copy of the model for one round, and says on how many examples.
+        train: Trains one client's copy of the model for one round, and says on how many examples. Who had
+            none counts in no mean, and sends no update.
         server: Encodes what goes down and decodes what comes up.
         clients: How many there are; each is made when it is first chosen, and keeps its memory.
         sampling: Who takes part.
@@ -117,7 +118,10 @@ def simulate(
             client = _client(there, who, first, buffers, shared_start)
             try:
                 trained, examples = train(who, deliver(server, client, str(who)), number)
-                proposals.append((server.receive(str(who), client.reply(trained)), examples))
+                if examples:
+                    proposals.append((server.receive(str(who), client.reply(trained)), examples))
+                else:
+                    server.noted(str(who), client.acknowledge())
             except (Refused, ArithmeticError) as error:
                 failed[who] = str(error)
         if proposals:
