@@ -84,6 +84,19 @@ def test_an_update_that_half_precision_cannot_hold_is_refused() -> None:
     assert equal(server.receive("a", wire), first), "the honest answer is still welcome"
 
 
+def test_buffers_that_would_ruin_the_model_are_refused() -> None:
+    """They are finite, and a mean with them is no statistic any more."""
+    server, wire = answered()
+    body = Message.unpack(wire, 1 << 24).body
+    assert server.form.carried_nbytes == 20 + 8
+    far = torch.full((5,), 1e30).view(torch.uint8)
+    count = torch.tensor([1 << 62]).view(torch.uint8)
+    for spoilt in (torch.cat([far, body[20:]]), torch.cat([body[:20], count, body[28:]])):
+        with pytest.raises(Refused, match=r"too large: buffer 'norm\.\w+' moves by"):
+            server.receive("a", rewritten(wire, body=spoilt))
+    server.receive("a", wire)
+
+
 def test_an_answer_counts_once() -> None:
     server, wire = answered()
     proposed = server.receive("a", wire)

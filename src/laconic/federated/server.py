@@ -29,6 +29,7 @@ from laconic.federated.traffic import Traffic
 
 FORMAT = 1
 LARGEST = 1e3  # of an update's norm: so many norms of the model, or of 1
+FARTHEST = 1e6  # that an entry of a buffer moves: so many times the buffer's largest entry, or 1
 
 
 @dataclass
@@ -192,8 +193,7 @@ class Server:
             update = self.up.decode_add_(message.body[carried:], torch.zeros_like(self._public), message.base)
         except WireError as error:
             raise Refused("malformed", str(error)) from error
-        if not all(bool(value.isfinite().all()) for value in others.values()):
-            raise Refused("not finite", "a buffer holds NaN or Inf")
+        self._check_buffers(others)
         self._check_size(update)
         proposed = self.form.whole(self._target + update, {**self._others, **others})
         for name in self.form.layout.names:
@@ -221,6 +221,21 @@ class Server:
         if not contact.token or message.token != contact.token or message.base != self.version:
             raise Refused("wrong round", f"it answers version {message.base}, and {self.version} is due")
         return message
+
+    def _check_buffers(self, others: Tensors) -> None:
+        for name, value in others.items():
+            if not bool(value.isfinite().all()):
+                raise Refused("not finite", "a buffer holds NaN or Inf")
+            if value.numel():
+                before = self._others[name].double()
+                moved, most = (
+                    (value.double() - before).abs().max(),
+                    FARTHEST * before.abs().max().clamp(min=1),
+                )
+                if not moved <= most:
+                    raise Refused(
+                        "too large", f"buffer {name!r} moves by {moved:.4g}, at most {most:.4g} is taken"
+                    )
 
     def _check_size(self, update: Tensor) -> None:
         """Clip the update in place. Raises `Refused` where it is far larger than the model."""
