@@ -127,7 +127,7 @@ def test_what_is_no_number_of_this_kind_is_refused_by_its_name(
             "by_name({})",
             r"by_name: names must have a pattern, such as \{'\*norm\*': dense\(\)\}; or use dense",
         ),
-        ("signsgd()", r"unknown name 'signsgd': here it is called majority_vote\(\) or sign\(\)"),
+        ("one_bit()", r"unknown name 'one_bit': here it is called signmean\(\) or sign\(\)"),
         ("randk(density=0.1)", r"unknown name 'randk': here it is called randomk\(density=\.\.\.\)"),
         ("DGC()", r"unknown name 'DGC': did you mean dgc"),
         ("by_size(0, large=dense())", r"limit must be a whole number of 1 or more, below 2\^63, got 0"),

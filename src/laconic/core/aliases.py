@@ -43,8 +43,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
 def called_here(name: str) -> tuple[str, ...]:
     """What a name of the field is called here, as calls; nothing for one that is not known.
 
-    >>> called_here("SignSGD"), called_here("1x")
-    (('majority_vote()', 'sign()'), ())
+    >>> called_here("EF-SignSGD".replace("-", "_")), called_here("1x")
+    (('signmean()',), ())
     """
     plain = name.lower().replace("_", "")
     return next((calls for known, calls in ALIASES.items() if known.replace("_", "") == plain), ())

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from laconic.core import arguments
 from laconic.core.errors import SpecError
+from laconic.exchange.method import lift
 from laconic.federated.rounds import Aggregate, majority, mean, weighted_mean
 from laconic.federated.samplings import Sampling
 from laconic.federated.schemes import Scheme
@@ -42,6 +43,9 @@ class Updates(Scheme):
     )
 
     def __post_init__(self) -> None:
+        lift(self.up)  # raises for what is no spec
+        if self.down is not None:
+            lift(self.down)
         arguments.choice("updates: by", self.by, get_args(By))
         if self.sampling is not None and not isinstance(self.sampling, Sampling):
             raise SpecError(f"updates: sampling must be one such as falling(0.2), got {self.sampling!r}")
