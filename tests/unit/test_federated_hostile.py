@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from laconic.core.errors import StateError
+from laconic.core.errors import SpecError, StateError
 from laconic.federated.client import Client
 from laconic.federated.memory import InFile
 from laconic.federated.message import Kind, Message, Refused
@@ -95,6 +95,21 @@ def test_buffers_that_would_ruin_the_model_are_refused() -> None:
         with pytest.raises(Refused, match=r"too large: buffer 'norm\.\w+' moves by"):
             server.receive("a", rewritten(wire, body=spoilt))
     server.receive("a", wire)
+
+
+def test_a_spec_too_long_for_a_message_is_refused_at_once() -> None:
+    long = f"by_name({{'first{'*' * 2000}': dense()}}, rest=stc(density=0.05))"
+    for ways in ((long, None), ("dense()", long)):
+        with pytest.raises(SpecError, match="at most 2000 bytes have a place in a message"):
+            Server(model(), *ways)
+
+
+def test_a_client_accepts_a_spec_however_it_is_written() -> None:
+    first = model()
+    wire = Server(first, "topk(0.05)", "stc(density=0.05)").message_for("a")
+    Client(first, up="topk( density = 0.05 )", down="stc(0.05)").receive(wire)
+    with pytest.raises(SpecError, match="unknown name 'tpok'"):
+        Client(first, up="tpok(0.05)")
 
 
 def test_an_answer_counts_once() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from laconic.core.errors import NonFiniteError, SpecError, StateError, WireError
 from laconic.core.framing import as_numbers
 from laconic.core.turn import Turn
+from laconic.exchange.method import lift
 from laconic.federated.cache import read_updates, write_entries_
 from laconic.federated.coding import Coding
 from laconic.federated.form import Buffers, Form, Tensors
@@ -34,6 +35,10 @@ class Client:
         buffers: As the server's.
         up, down: The specs that it accepts; default: whatever the server asks for.
         shared_start: As the server's: `like` is the first model, and need not travel.
+
+    Raises:
+        SpecError: One of these specs is none, or `shared_start` has no tensors to start from.
+        StateError: The memory is damaged, or of another model.
     """
 
     def __init__(
@@ -48,7 +53,9 @@ class Client:
     ) -> None:
         self.form = like if isinstance(like, Form) else Form.of(like, buffers)
         self._memory = InMemory() if memory is None else memory
-        self._expected = {"up": up, "down": down}
+        self._expected = {
+            way: None if spec is None else lift(spec).text for way, spec in (("up", up), ("down", down))
+        }
         self._state: dict[str, Any] = self._memory.load()
         first = None if isinstance(like, Form) or not shared_start else like
         if shared_start and first is None:

@@ -33,7 +33,7 @@ from laconic.core.errors import WireError
 MAGIC, VERSION = b"lacn", 1
 HEAD = struct.Struct("<4sBB8sQQIIQHH")
 LENGTH, CHECK = struct.Struct("<Q"), struct.Struct("<I")
-LONGEST_SPEC = 2000  # letters
+LONGEST_SPEC = 2000  # bytes
 OVERHEAD = HEAD.size + LENGTH.size + CHECK.size  # bytes beside specs and body
 
 

@@ -24,7 +24,7 @@ from laconic.core.turn import Turn, mix, name_key
 from laconic.federated.cache import Cache
 from laconic.federated.coding import Coding
 from laconic.federated.form import Buffers, Form, Tensors
-from laconic.federated.message import Kind, Message, Refused, digest
+from laconic.federated.message import LONGEST_SPEC, Kind, Message, Refused, digest
 from laconic.federated.traffic import Traffic
 
 FORMAT = 1
@@ -79,6 +79,12 @@ class Server:
         if down is not None and answer is not None:
             raise SpecError(f"{self.up.text} says what comes down itself: leave down={down!r} out")
         self.down = answer if down is None else Coding.down(down, self.form.layout)
+        for text in (self.up.text, "" if self.down is None else self.down.text):
+            if len(text.encode()) > LONGEST_SPEC:
+                raise SpecError(
+                    f"at most {LONGEST_SPEC} bytes have a place in a message, this spec has"
+                    f" {len(text.encode())}: {arguments.shown(text)}; write fewer patterns"
+                )
         if max_norm is not None:
             arguments.number("max_norm", max_norm, above=0, hint="None clips nothing")
         arguments.whole("seed", seed)
