@@ -24,12 +24,11 @@ from laconic.core.turn import Turn, mix, name_key
 from laconic.federated.cache import Cache
 from laconic.federated.coding import Coding
 from laconic.federated.form import Buffers, Form, Tensors
+from laconic.federated.limits import check_buffers, check_fits, check_update
 from laconic.federated.message import LONGEST_SPEC, Kind, Message, Refused, digest
 from laconic.federated.traffic import Traffic
 
 FORMAT = 1
-LARGEST = 1e3  # of an update's norm: so many norms of the model, or of 1
-FARTHEST = 1e6  # that an entry of a buffer moves: so many times the buffer's largest entry, or 1
 
 
 @dataclass
@@ -199,12 +198,12 @@ class Server:
             update = self.up.decode_add_(message.body[carried:], torch.zeros_like(self._public), message.base)
         except WireError as error:
             raise Refused("malformed", str(error)) from error
-        self._check_buffers(others)
-        self._check_size(update)
+        check_buffers(others, self._others)
+        norm = check_update(update, self._public)
+        if self._max_norm is not None and norm > self._max_norm:
+            update.mul_(self._max_norm / norm)
         proposed = self.form.whole(self._target + update, {**self._others, **others})
-        for name in self.form.layout.names:
-            if not bool(proposed[name].isfinite().all()):
-                raise Refused("too large", f"{name!r} and its update do not fit in {proposed[name].dtype}")
+        check_fits({name: proposed[name] for name in self.form.layout.names})
         contact = self._contacts[client]
         contact.version, contact.accepted, contact.token = message.version, message.token, 0
         return proposed
@@ -227,30 +226,6 @@ class Server:
         if not contact.token or message.token != contact.token or message.base != self.version:
             raise Refused("wrong round", f"it answers version {message.base}, and {self.version} is due")
         return message
-
-    def _check_buffers(self, others: Tensors) -> None:
-        for name, value in others.items():
-            if not bool(value.isfinite().all()):
-                raise Refused("not finite", "a buffer holds NaN or Inf")
-            if value.numel():
-                before = self._others[name].double()
-                moved, most = (
-                    (value.double() - before).abs().max(),
-                    FARTHEST * before.abs().max().clamp(min=1),
-                )
-                if not moved <= most:
-                    raise Refused(
-                        "too large", f"buffer {name!r} moves by {moved:.4g}, at most {most:.4g} is taken"
-                    )
-
-    def _check_size(self, update: Tensor) -> None:
-        """Clip the update in place. Raises `Refused` where it is far larger than the model."""
-        norm = float(update.double().norm())
-        most = LARGEST * max(1.0, float(self._public.double().norm()))
-        if not norm <= most:
-            raise Refused("too large", f"the update's norm is {norm:.4g}, at most {most:.4g} is taken")
-        if self._max_norm is not None and norm > self._max_norm:
-            update.mul_(self._max_norm / norm)
 
     def forget(self, client: str) -> None:
         """Note that this client holds no version: its next message is the whole model."""
