@@ -7,18 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-import laconic
 from laconic.core.errors import NonFiniteError, SpecError, StateError, WireError
 from laconic.federated.client import Client
 from laconic.federated.form import Form
 from laconic.federated.memory import InFile, InMemory
 from laconic.federated.message import OVERHEAD, Kind, Message, NeedsWhole, Refused
-from laconic.federated.rounds import deliver, majority, mean, simulate, weighted_mean
+from laconic.federated.rounds import deliver, mean, simulate, weighted_mean
 from laconic.federated.samplings.constant import Constant
-from laconic.federated.samplings.falling import Falling
 from laconic.federated.server import Server
 
 from .federated_world import SHAPES, equal, model, train
@@ -225,13 +221,6 @@ def test_a_long_update_is_clipped() -> None:
     assert float((form.flat(proposed) - form.flat(first)).norm()) == pytest.approx(0.5, rel=1e-4)
 
 
-def test_a_vote_is_no_single_clients() -> None:
-    base = {"w": torch.zeros(4)}
-    honest = [({"w": torch.tensor([0.1, -0.1, 0.1, -0.1])}, 1)] * 3
-    hostile = [({"w": torch.tensor([-1e6, 1e6, -1e6, 1e6])}, 1)] * 2
-    assert torch.equal(majority(base, honest + hostile)["w"], torch.tensor([0.1, -0.1, 0.1, -0.1]))
-
-
 def test_what_cannot_be_used_is_refused() -> None:
     first = model()
     with pytest.raises(SpecError, match="needs all ranks at once"):
@@ -258,19 +247,6 @@ def test_what_cannot_be_used_is_refused() -> None:
     client.receive(Server(first).message_for("a"))
     with pytest.raises(NonFiniteError, match="diverged"):
         client.reply({**first, "first.weight": torch.full((40, 30), math.inf)})
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    share=st.floats(0.01, 1), rate=st.floats(0, 1), number=st.integers(1, 500), clients=st.integers(2, 300)
-)
-def test_falling_samples_fall_to_two(share: float, rate: float, number: int, clients: int) -> None:
-    sampling = Falling(share, rate)
-    now, later = (sampling.count(each, clients) for each in (number, number + 1))
-    assert clients >= now >= later >= 2
-    chosen = sampling.chosen(number, clients, 7)
-    assert chosen == sampling.chosen(number, clients, 7) == sorted(set(chosen)) and len(chosen) == now
-    assert laconic.parse(repr(sampling)) == sampling
 
 
 def test_kinds_of_messages_follow_the_length_of_an_absence() -> None:
