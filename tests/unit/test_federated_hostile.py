@@ -5,14 +5,12 @@ from __future__ import annotations
 import random
 import tracemalloc
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from laconic.core.errors import SpecError, StateError
+from laconic.core.errors import SpecError
 from laconic.federated.client import Client
-from laconic.federated.memory import InFile
 from laconic.federated.message import Kind, Message, Refused
 from laconic.federated.rounds import deliver, mean, simulate
 from laconic.federated.samplings.constant import Constant
@@ -197,62 +195,3 @@ def test_a_round_goes_on_without_who_is_refused() -> None:
     ):
         assert set(outcome.failed) == {1, 2} and "diverged" in outcome.failed[1]
     assert server.traffic.refusals == {("2", "too large"): 3}
-
-
-def test_a_file_outlives_its_process(tmp_path: Path) -> None:
-    first = model()
-    one, other = Server(first, SPEC, SPEC), Server(first, SPEC, SPEC)
-    held = Client(first)
-    for number in range(4):
-        restarted = Client(first, InFile(tmp_path, "run 1", "a/b"))
-        replies = []
-        for server, client in ((one, restarted), (other, held)):
-            replies.append(client.reply(train(0, deliver(server, client, "a"), number)[0]))
-            server.publish(server.receive("a", replies[-1]))
-        assert torch.equal(*replies)
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a_b-82badf67.client"]
-
-
-def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, memory = model(), InFile(tmp_path, "run", "a")
-    server, client = Server(first, SPEC), Client(first, memory)
-    server.receive("a", client.reply(train(0, deliver(server, client, "a"), 1)[0]))
-    kept = memory.path.read_bytes()
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    held = deliver(server, client, "a")
-    with monkeypatch.context() as patch:
-        patch.setattr("os.fsync", full)
-        with pytest.raises(StateError, match="No space left on device; make room on its disk"):
-            client.reply(train(0, held, 2)[0])
-    assert memory.path.read_bytes() == kept and len(list(tmp_path.rglob("*.client*"))) == 1
-    again = Client(first, memory)
-    assert equal(deliver(server, again, "a"), server.public)
-    server.receive("a", again.reply(train(0, held, 2)[0]))
-
-
-def test_a_damaged_file_says_what_to_do(tmp_path: Path) -> None:
-    memory = InFile(tmp_path, "run", "a")
-    memory.save({"fingerprint": "0"})
-    with pytest.raises(StateError, match=r"another model: delete .*a\.client"):
-        Client(model(), memory)
-    memory.path.write_bytes(memory.path.read_bytes()[:100])
-    with pytest.raises(StateError, match="cannot read"):
-        Client(model(), memory)
-
-
-def test_a_file_that_another_process_removes_is_no_error(tmp_path: Path) -> None:
-    """Several clients of one machine tidy up the same folder."""
-    old = tmp_path / "old run"
-    old.mkdir()
-    (old / "gone.client").symlink_to(tmp_path / "nowhere")  # it is listed, and not there when it is asked
-    InFile(tmp_path, "run", "a").save({"version": 1})
-    assert InFile(tmp_path, "run", "a").load() == {"version": 1}
-
-
-def test_clients_with_like_names_have_files_of_their_own(tmp_path: Path) -> None:
-    one, other = InFile(tmp_path, "run", "a/b"), InFile(tmp_path, "run", "a_b")
-    one.save({"version": 1})
-    assert one.path != other.path and other.load() == {}

@@ -61,7 +61,7 @@ class Client:
         if shared_start and first is None:
             raise SpecError("shared_start=True needs the first model, got its form: give its tensors")
         self._identity = self.form.identity(first)
-        if self._state and self._state["fingerprint"] != self._identity.hex():
+        if self._state and self._state.get("fingerprint") != self._identity.hex():
             raise StateError(f"{self._memory} is the memory of another model: {self._memory.way_out}")
         if first is not None and not self._state:
             self._state = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import time
@@ -20,6 +21,8 @@ from laconic.core.errors import StateError
 DAY_S = 86_400.0
 KEEP_DAYS = 30.0
 SUFFIX = ".client"
+MAGIC = b"lacnmem1"
+DIGEST = 16  # bytes of BLAKE2b
 
 
 class Memory(ABC):
@@ -56,12 +59,16 @@ class InFile(Memory):
     """In the file FOLDER/RUN/CLIENT.client.
 
     A new state is written beside the old one, brought to the disk, and renamed over it: a process that is
-    killed at any moment leaves the one or the other.
+    killed at any moment leaves the one or the other, and so does a machine that loses its power.
+
+    The file: b"lacnmem1", BLAKE2b of the rest (16 bytes), and what `torch.save` writes, whose own format does
+    not notice a changed bit.
 
     Args:
         folder: Of all runs.
         run, client: Names; letters that a file name does not take are replaced, and a hash tells them apart.
-        keep_days: Files of other runs that were not written for so long are removed; 0 removes none.
+        keep_days: Files of other runs that were not written for so long are removed, and what a killed
+            process left half written a day ago; 0 removes none.
     """
 
     def __init__(self, folder: Path | str, run: str, client: str, keep_days: float = KEEP_DAYS) -> None:
@@ -71,32 +78,59 @@ class InFile(Memory):
             _prune(Path(folder), self.path.parent, keep_days)
 
     def load(self) -> dict[str, Any]:
-        if not self.path.exists():
-            return {}
         try:
-            state: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True)
+            with self.path.open("rb") as file:
+                head, saved = file.read(len(MAGIC) + DIGEST), file.read()
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise StateError(f"cannot read {self.path}: {error}; {self.way_out}") from error
+        if head != _head(saved):
+            raise StateError(
+                f"{self.path} is damaged: its bytes are not those that were written; {self.way_out}"
+            )
+        try:
+            state: dict[str, Any] = torch.load(io.BytesIO(saved), map_location="cpu", weights_only=True)
         except (OSError, ValueError, RuntimeError, EOFError, KeyError, UnpicklingError) as error:
             raise StateError(f"cannot read {self.path}: {error}; {self.way_out}") from error
         return state
 
     def save(self, state: Mapping[str, Any]) -> None:
         beside = self.path.with_suffix(f"{SUFFIX}.{os.getpid()}")
+        written = io.BytesIO()
+        torch.save(dict(state), written)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with beside.open("wb") as file:
-                torch.save(dict(state), file)
+                file.write(_head(written.getbuffer()))
+                file.write(written.getbuffer())
                 file.flush()
                 os.fsync(file.fileno())
             beside.replace(self.path)
-        except (OSError, RuntimeError) as error:  # torch wraps some errors of the disk
+        except OSError as error:
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
             raise StateError(
                 f"cannot save {self.path}: {error}; make room on its disk; what was saved before is there"
             ) from error
+        _flush(self.path.parent)
 
     def __str__(self) -> str:
         return str(self.path)
+
+
+def _head(saved: bytes | memoryview) -> bytes:
+    return MAGIC + hashlib.blake2b(saved, digest_size=DIGEST).digest()
+
+
+def _flush(folder: Path) -> None:
+    """Bring a new name in a folder to the disk, where the file system can."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _plain(name: str) -> str:
@@ -112,8 +146,14 @@ def _plain(name: str) -> str:
 
 
 def _prune(folder: Path, ours: Path, keep_days: float) -> None:
-    oldest = time.time() - keep_days * DAY_S
+    now = time.time()
     for path in folder.glob(f"*/*{SUFFIX}*"):
         with suppress(OSError):  # another client's process tidies up too, or owns it
-            if path.parent != ours and path.stat().st_mtime < oldest:
+            if path.suffix != SUFFIX:
+                oldest = now - DAY_S  # half written
+            elif path.parent != ours:
+                oldest = now - keep_days * DAY_S
+            else:
+                continue
+            if path.stat().st_mtime < oldest:
                 path.unlink()
