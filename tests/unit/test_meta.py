@@ -95,6 +95,18 @@ def test_mamls_gradient_is_that_of_torch_func_for_each_agent_alone() -> None:
     torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-4)
 
 
+def test_maml_without_an_inner_step_is_joint_training() -> None:
+    model = FIRST.clone()
+    adam = torch.optim.Adam([model], lr=1e-3)
+    for k in range(3):
+        _, query = AGENTS.episode(k, 10, 10)
+        model.grad = LEARNER.gradients(model.detach().repeat(4, 1), *query).mean(dim=0)
+        adam.step()
+    for order in (1, 2):
+        plan = MetaGradient(rounds=3, order=order, inner_steps=0)  # type: ignore[arg-type]
+        assert torch.equal(plan.train(LEARNER, AGENTS, FIRST).weights, model)
+
+
 points = st.lists(st.lists(st.floats(-50, 50, width=32), min_size=3, max_size=3), min_size=1, max_size=5)
 
 
@@ -306,6 +318,7 @@ def test_a_rotated_digit_is_a_class_of_its_own() -> None:
         (lambda: PSGA(eta=-0.1), "eta must be .* got -0.1"),
         (lambda: PSGA(clip=0.0), "clip must be .* got 0.0"),
         (lambda: Averaging(step=1.5), "step must be .* got 1.5"),
+        (lambda: MetaGradient(inner_steps=-1), "inner_steps must be .* got -1"),
         (lambda: MetaGradient(order=3), "order must be .* got 3"),  # type: ignore[arg-type]
         (lambda: Mlp((3,)), "widths must name .* got \\(3,\\)"),
         (lambda: Energy(joules_per_bit=-1.0), "joules_per_bit must be .* got -1.0"),

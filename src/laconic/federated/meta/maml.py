@@ -3,7 +3,8 @@
     every round:  g_i = d f_i(P - lr grad f_i(P; support); query) / dP    agent i, through `steps` inner steps
                   P = Adam(P, mean of C(g_i))                             the server
 
-First order takes the gradient on the query where the inner steps end, without second derivatives.
+First order takes the gradient on the query where the inner steps end, without second derivatives. With no
+inner step it is joint training: one model for all tasks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class MetaGradient:
     Args:
         rounds: Steps of the server's Adam.
         order: 2: MAML; 1: first-order MAML.
-        inner_lr, inner_steps: Of the agents' descent.
+        inner_lr, inner_steps: Of the agents' descent; 0 steps: joint training.
         outer_lr: Of Adam.
         shots, queries: Examples of the inner and the outer gradient.
     """
@@ -50,7 +51,7 @@ class MetaGradient:
         arguments.whole("rounds", self.rounds, 1)
         arguments.whole("order", self.order, 1, 2)
         arguments.number("inner_lr", self.inner_lr, above=0)
-        arguments.whole("inner_steps", self.inner_steps, 1)
+        arguments.whole("inner_steps", self.inner_steps)
         arguments.number("outer_lr", self.outer_lr, above=0)
         arguments.whole("shots", self.shots, 1)
         arguments.whole("queries", self.queries, 1)
