@@ -78,6 +78,7 @@ PROBLEMS = {
     ),
 }
 OWN = Local(steps=1000, lr=0.01, momentum=0.9)  # local models on sinusoids
+FEW, MANY = replace(OWN, steps=100), replace(OWN, steps=3000)
 CLIMB = PSGA(rounds=ROUNDS, local=OWN)
 PLAIN = Local(steps=20, lr=0.01, momentum=0.0)  # local steps of a round
 LONG = 1000
@@ -98,9 +99,17 @@ SINUSOIDS: dict[str, Method] = {
     "P-SGA, eta=0.1": replace(CLIMB, eta=0.1),
     "P-SGA, K=10, eta=0.1": replace(CLIMB, rounds=10, eta=0.1),
     "P-SGA, K=200, eta=0.001": replace(CLIMB, rounds=200, eta=0.001),
+    "P-SGA, clip=10": replace(CLIMB, clip=10.0),
+    "P-SGA, power=0.3": replace(CLIMB, power=0.3),
+    "P-SGA, power=3": replace(CLIMB, power=3.0),
+    "mean of local models, steps=100": Averaging(rounds=1, local=FEW),
+    "P-SGA, steps=100": replace(CLIMB, local=FEW),
+    "mean of local models, steps=3000": Averaging(rounds=1, local=MANY),
+    "P-SGA, steps=3000": replace(CLIMB, local=MANY),
     "Reptile, long": Averaging(rounds=LONG // 5, step=0.5, local=PLAIN),
     "MAML, long": MetaGradient(rounds=LONG, outer_lr=3e-3),
     "MAML, new agents every round": MetaGradient(rounds=8 * LONG),
+    "joint training, new agents every round": MetaGradient(rounds=8 * LONG, order=1, inner_steps=0),
 }
 TURNED = Local(steps=200, lr=0.05, momentum=0.9)
 TURNED_PLAIN = Local(steps=10, lr=0.05, momentum=0.0)

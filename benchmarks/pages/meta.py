@@ -11,12 +11,18 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from benchmarks.meta import AGENTS, FOLDER, METHODS, ROUNDS
+from benchmarks.pages import meta_reasons as reasons
 from benchmarks.pages.tables import table
 from laconic.report.curves import Curve
 from laconic.report.picture import HEIGHT, WIDTH, legend, panel, style
 
 Rows = list[dict[str, Any]]
-LONGER = ("Reptile, long", "MAML, long", "MAML, new agents every round")
+LONGER = (
+    "Reptile, long",
+    "MAML, long",
+    "MAML, new agents every round",
+    "joint training, new agents every round",
+)
 DRAWN = ("mean of local models", "P-SGA", "FedAvg", "Reptile", "MAML", "MAML, long")
 ANCHOR = ("3.27", "0.51", "0.19", "0.16")  # MAML after 8,000 rounds, measured once with another program
 JOINT = ("3.26", "2.69", "1.99", "1.73")  # the same network trained on all sinusoids together
@@ -50,9 +56,9 @@ tasks after steps of gradient descent (rate 0.01) on 10 points each.
 KNOWN = f"""Known values after 0, 1, 5 and 10 steps: {", ".join(ANCHOR)} for MAML after 8,000 rounds of 25
 new tasks; {", ".join(JOINT)} for the network trained on all sinusoids together.
 """
-SWEEP = f"""Unless a row says otherwise, K = {ROUNDS}, r = 1 (of the distance of the farthest agent) and
-eta = 0.01. "Diverged": a loss above 1,000 or none. As r falls to 0, agents come to stand at their mean, where
-ascent climbs the loss of all of them together.
+SWEEP = f"""Unless a row says otherwise, K = {ROUNDS}, r = 1 (of the farthest agent's distance) falling by
+power 1, eta = 0.01, a gradient's norm is clipped at 1, and local models take 1,000 steps. "Diverged": a loss
+above 1,000 or none.
 """
 CLASSES = """scikit-learn's digits; a digit at one of four rotations is a class of its own. Agents have
 classes of the digits 0 to 6, new tasks those of 7, 8 and 9. A network 64-64-64-5. Accuracy in percent on 200
@@ -62,7 +68,7 @@ new tasks after steps of gradient descent (rate 0.1) on 5 images of each class.
 
 def page() -> str:
     """The whole page."""
-    return written(kept())
+    return written(kept(), reasons.kept())
 
 
 def kept() -> dict[str, Rows]:
@@ -73,19 +79,19 @@ def kept() -> dict[str, Rows]:
     }
 
 
-def written(found: dict[str, Rows]) -> str:
+def written(found: dict[str, Rows], why: Rows) -> str:
     """The page of these measurements."""
     lines = ["# Meta-learning among agents", "", ABOUT]
     if found.get("sinusoids"):
-        lines += sinusoids(found["sinusoids"])
+        lines += sinusoids(found["sinusoids"], why)
     if found.get("digits"):
         lines += digits(found["digits"])
     return "\n".join(lines).rstrip() + "\n"
 
 
-def sinusoids(rows: Rows) -> list[str]:
+def sinusoids(rows: Rows, why: Rows) -> list[str]:
     """The section of the regression."""
-    variants = {name for name in METHODS["sinusoids"] if name.startswith("P-SGA, ") and "=" in name}
+    variants = {name for name in METHODS["sinusoids"] if "=" in name}
     short = [name for name in METHODS["sinusoids"] if name not in variants and name not in LONGER]
     heads = columns(rows)
     return [
@@ -107,11 +113,12 @@ def sinusoids(rows: Rows) -> list[str]:
         *table(heads, cells(rows, [*LONGER], "loss")),
         "",
         KNOWN,
-        "### P-SGA's rounds K, radius r and step eta",
+        "### P-SGA's settings",
         "",
         SWEEP,
         *table(heads, cells(rows, ["mean of local models", "P-SGA", *sorted(variants)], "loss")),
         "",
+        *reasons.section(why),
     ]
 
 
