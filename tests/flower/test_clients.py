@@ -112,8 +112,8 @@ def test_a_memory_that_fails_is_named_and_the_others_go_on(what: str, tmp_path: 
     assert len(reasons) == (1 if what == "damaged" else 2), (
         "without its memory it needs the whole model first"
     )
-    verb = "cannot read" if what == "damaged" else "cannot save"
-    assert reasons[-1].startswith(f"StateError: {verb} {path}")
+    said = f"{path} is damaged" if what == "damaged" else f"cannot save {path}"
+    assert reasons[-1].startswith(f"StateError: {said}")
     assert set(result.train_metrics_clientapp) == {1, 2}
 
 

@@ -81,7 +81,7 @@ class InFile(Memory):
         try:
             with self.path.open("rb") as file:
                 head, saved = file.read(len(MAGIC) + DIGEST), file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except OSError as error:
             raise StateError(f"cannot read {self.path}: {error}; {self.way_out}") from error
