@@ -51,7 +51,7 @@ $(FLOWER)/.ready: pyproject.toml constraints-federated.txt
 	touch $@
 
 test-federated: venv-federated  ## the tests of federated training with Flower
-	$(FLOWER)/bin/python -m pytest -q -m "not soak" tests/flower
+	OMP_NUM_THREADS=1 $(FLOWER)/bin/python -m pytest -q -m "not soak" tests/flower
 
 # PYTHON=python3.10 takes another Python too. The package is installed as users install it, and nothing is pinned.
 venv-torch: $(OTHER)/.ready

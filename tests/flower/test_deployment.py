@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.soak  # minutes, and processes of Flower: `make soak`
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 APP = Path(__file__).parent / "deployed"
 LONGEST_S = 500.0
@@ -67,7 +69,6 @@ def restart_killed(deployment: Any, number: int) -> None:
         time.sleep(0.5)
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_a_run_with_a_killed_and_a_hostile_node_ends_with_the_same_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

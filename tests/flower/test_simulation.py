@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.soak  # minutes, and processes of Flower: `make soak`
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 CLIENTS, ROUNDS = 4, 2
 START_S, LONGEST_S, STOP_S = 120.0, 400.0, 20.0
