@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from laconic.core.errors import SpecError
+from laconic.core.errors import SpecError, WireError
 from laconic.federated.client import Client
 from laconic.federated.message import Kind, Message, Refused
 from laconic.federated.rounds import deliver, mean, simulate
@@ -108,6 +108,29 @@ def test_a_client_accepts_a_spec_however_it_is_written() -> None:
     Client(first, up="topk( density = 0.05 )", down="stc(0.05)").receive(wire)
     with pytest.raises(SpecError, match="unknown name 'tpok'"):
         Client(first, up="tpok(0.05)")
+
+
+@pytest.mark.parametrize("buffers", ["send", "local"])
+def test_a_first_model_that_is_not_finite_is_refused_by_its_name(buffers: str) -> None:
+    """Else every honest client would be told that its training has diverged."""
+    mask = torch.full((4, 4), -torch.inf).triu(1)
+    with pytest.raises(SpecError, match=r"'mask' of the first model holds NaN.*buffers=\['mask'\]"):
+        Server({**model(), "mask": mask}, buffers=buffers)
+    first = {**model(), "mask": mask}
+    server, client = Server(first, buffers=["mask"]), Client(first, buffers=["mask"])
+    assert equal(server.receive("a", client.reply(deliver(server, client, "a"))), first)
+    with pytest.raises(SpecError, match="'wide' of the first model"):
+        Server({"w": torch.ones(3, 3), "wide": torch.full((2, 2), 1e300, dtype=torch.float64)})
+    with pytest.raises(SpecError, match=r"'norm\.running_var' of the first model"):
+        Server({**model(), "norm.running_var": torch.full((5,), torch.inf)})
+
+
+def test_buffers_that_are_not_finite_are_not_published() -> None:
+    first = model()
+    server = Server(first)
+    with pytest.raises(WireError, match=r"NaN or Inf in 'norm\.running_mean'"):
+        server.publish({**first, "norm.running_mean": torch.full((5,), torch.nan)})
+    assert equal(server.public, first)
 
 
 def test_an_answer_counts_once() -> None:

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
+from laconic.federated.form import Form
 from laconic.federated.message import Refused
 
 LARGEST = 1e3  # of an update's norm: so many norms of the model, or of 1
 FARTHEST = 1e6  # that an entry of a buffer moves: so many times the buffer's largest entry, or 1
+
+
+def not_finite(form: Form, model: Mapping[str, Tensor]) -> str | None:
+    """The first tensor of a model that travels and holds NaN, Inf or, compressed, more than float32 can."""
+    for kind in form.kinds:
+        if kind.role != "local":
+            value = model[kind.name].detach()
+            if not bool((value.to(torch.float32) if kind.role == "coded" else value).isfinite().all()):
+                return kind.name
+    return None
 
 
 def check_update(update: Tensor, model: Tensor) -> float:

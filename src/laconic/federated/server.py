@@ -24,7 +24,7 @@ from laconic.core.turn import Turn, mix, name_key
 from laconic.federated.cache import Cache
 from laconic.federated.coding import Coding
 from laconic.federated.form import Buffers, Form, Tensors
-from laconic.federated.limits import check_buffers, check_fits, check_update
+from laconic.federated.limits import check_buffers, check_fits, check_update, not_finite
 from laconic.federated.message import LONGEST_SPEC, Kind, Message, Refused, digest
 from laconic.federated.traffic import Traffic
 
@@ -57,7 +57,8 @@ class Server:
             need not travel. A client whose values differ is refused.
 
     Raises:
-        SpecError: A spec cannot be used between a client and a server, or an argument is outside its range.
+        SpecError: A spec cannot be used between a client and a server, or an argument is outside its range;
+            or the model holds NaN or Inf in a tensor that travels.
     """
 
     def __init__(
@@ -87,6 +88,11 @@ class Server:
         if max_norm is not None:
             arguments.number("max_norm", max_norm, above=0, hint="None clips nothing")
         arguments.whole("seed", seed)
+        if (bad := not_finite(self.form, model)) is not None:
+            raise SpecError(
+                f"{bad!r} of the first model holds NaN, Inf or more than float32 can, to which nothing can be"
+                f" added: if it is a mask or the like, it stays with the clients by buffers=[{bad!r}]"
+            )
         n = self.form.layout.numel
         self._max_norm, self._seed = max_norm, seed
         self._target = self.form.flat(model)
@@ -109,8 +115,7 @@ class Server:
             WireError: It holds NaN or Inf. Nothing has changed then.
         """
         target = self.form.flat(model)
-        if not bool(target.isfinite().all()):
-            bad = next(name for name, value in model.items() if not bool(value.isfinite().all()))
+        if (bad := not_finite(self.form, model)) is not None:
             raise WireError(f"the strategy's model holds NaN or Inf in {bad!r}: it is not published")
         self._target, self._others = target, self.form.pick(model, "sent", "local")
         before, number = self._public, self.version + 1
