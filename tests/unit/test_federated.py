@@ -235,6 +235,8 @@ def test_what_cannot_be_used_is_refused() -> None:
         Server({"steps": torch.tensor(1)})
     with pytest.raises(SpecError, match="buffers must be"):
         Server(first, buffers="both")
+    with pytest.raises(SpecError, match=r"cache_nbytes must be a whole number of 0 or more.*, got -1"):
+        Server(first, cache_nbytes=-1)
     with pytest.raises(SpecError, match="it had"):
         Server(first).publish({**first, "first.bias": torch.zeros(3)})
     with pytest.raises(WireError, match=r"NaN or Inf in 'first\.bias'"):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
+from laconic.core.errors import StateError
 from laconic.federated.client import Client
-from laconic.federated.message import Kind, Message, NeedsWhole
+from laconic.federated.message import Kind, Message, NeedsWhole, Refused
 from laconic.federated.rounds import deliver
 from laconic.federated.server import Server
 
@@ -64,3 +68,32 @@ def test_a_model_that_has_drifted_is_noticed() -> None:
     with pytest.raises(NeedsWhole):
         client.receive(server.message_for("a"))
     assert equal(deliver(server, client, "a"), server.public)
+
+
+def test_bytes_and_refusals_are_counted_on(tmp_path: Path) -> None:
+    first = model()
+    one, client = Server(first, *WAYS), Client(first)
+    for number in range(3):
+        one.publish(one.receive("a", client.reply(train(0, deliver(one, client, "a"), number)[0])))
+    with pytest.raises(Refused):
+        one.receive("b", torch.zeros(9, dtype=torch.uint8))
+    torch.save(one.state_dict(), tmp_path / "server.pt")
+    other = Server(first, *WAYS)
+    other.load_state_dict(torch.load(tmp_path / "server.pt", weights_only=True))
+    for server in (one, other):
+        server.message_for("a")
+    assert other.traffic == one.traffic and other.traffic.refusals == {("b", "truncated"): 1}
+    assert json.loads(json.dumps(other.traffic.as_dict()))["down_nbytes"] == one.traffic.down_nbytes
+
+
+def test_a_saved_state_of_another_server_is_refused() -> None:
+    """With other specs its clients could not read the answers that it has kept."""
+    first = model()
+    state = Server(first, *WAYS).state_dict()
+    for other in (Server(first, WAYS[0]), Server(first, "topk(density=0.05)", WAYS[1])):
+        with pytest.raises(StateError, match=r"with up='stc\(density=0.05\)'.*give it the same specs"):
+            other.load_state_dict(state)
+    with pytest.raises(StateError, match="another model"):
+        Server({"w": torch.ones(3, 3)}, *WAYS).load_state_dict(state)
+    with pytest.raises(StateError, match="of no server"):
+        Server(first).load_state_dict({"version": 1})

@@ -28,7 +28,7 @@ from laconic.federated.limits import check_buffers, check_fits, check_update, no
 from laconic.federated.message import LONGEST_SPEC, Kind, Message, Refused, digest
 from laconic.federated.traffic import Traffic
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass
@@ -87,6 +87,8 @@ class Server:
                 )
         if max_norm is not None:
             arguments.number("max_norm", max_norm, above=0, hint="None clips nothing")
+        if cache_nbytes is not None:
+            arguments.whole("cache_nbytes", cache_nbytes, hint="None is the bytes of one model")
         arguments.whole("seed", seed)
         if (bad := not_finite(self.form, model)) is not None:
             raise SpecError(
@@ -247,7 +249,7 @@ class Server:
         """All that a server needs to go on where this one stands, beside its arguments."""
         return {
             "format": FORMAT,
-            "fingerprint": self._identity.hex(),
+            "of": self._described(),
             "version": self.version,
             "target": self._target.clone(),
             "public": self._public.clone(),
@@ -257,19 +259,30 @@ class Server:
                 name: (each.version, each.token, each.accepted, each.met)
                 for name, each in self._contacts.items()
             },
+            "traffic": self.traffic.as_dict(),
         }
+
+    def _described(self) -> tuple[str, str, str]:
+        """What a saved state must agree with."""
+        return self._identity.hex(), self.up.text, "" if self.down is None else self.down.text
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take it back. Rounds that were done since then are lost: a client that holds their model says so,
-        and needs the whole one. Raises `StateError` for another model's state.
+        and needs the whole one. Raises `StateError` for the state of another model or other specs.
         """
-        if state.get("format") != FORMAT or state.get("fingerprint") != self._identity.hex():
+        if state.get("format") != FORMAT:
+            raise StateError("the saved state is of no server, or of one of another version of laconic")
+        identity, up, down = state["of"]
+        if identity != self._identity.hex():
+            raise StateError("the saved state is of a server of another model or buffers=")
+        if tuple(state["of"]) != self._described():
             raise StateError(
-                "the saved state is of a server of another model, buffers= or version of laconic"
+                f"the saved state is of a server with up={up!r} and down={down!r}, whose answers it holds;"
+                f" this one has {self._described()[1:]}: give it the same specs"
             )
         self.version = int(state["version"])
         self._target, self._public = state["target"].clone(), state["public"].clone()
         self._digest, self._others = digest(self._public), dict(state["others"])
         self._cache.load_state_dict(state["cache"])
         self._contacts = {name: Contact(*values) for name, values in state["contacts"].items()}
-        self.traffic.begin(self.version)
+        self.traffic = Traffic.read(state["traffic"])

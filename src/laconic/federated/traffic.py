@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +62,22 @@ class Traffic:
         """How often each client was refused, for each reason."""
         return Counter((client, reason) for each in self.rounds for client, reason, _ in each.refused)
 
+    @classmethod
+    def read(cls, saved: Mapping[str, Any]) -> Traffic:
+        """What `as_dict` gave."""
+        return cls(
+            [
+                Round(
+                    each["round"],
+                    dict(each["down"]),
+                    dict(each["up"]),
+                    Counter(each["kinds"]),
+                    [(client, reason, details) for client, reason, details in each["refused"]],
+                )
+                for each in saved["rounds"]
+            ]
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """For a JSON file."""
         return {
@@ -69,10 +86,10 @@ class Traffic:
             "rounds": [
                 {
                     "round": each.number,
-                    "down": each.down,
-                    "up": each.up,
+                    "down": dict(each.down),
+                    "up": dict(each.up),
                     "kinds": dict(each.kinds),
-                    "refused": each.refused,
+                    "refused": list(each.refused),
                 }
                 for each in self.rounds
             ],
