@@ -221,6 +221,31 @@ def test_a_long_update_is_clipped() -> None:
     assert float((form.flat(proposed) - form.flat(first)).norm()) == pytest.approx(0.5, rel=1e-4)
 
 
+def test_dgcs_clip_limits_what_a_client_has_learned() -> None:
+    first = model()
+    server, memory = Server(first, "dgc(density=0.05, clip=0.5)"), InMemory()
+    for number in range(1, 3):
+        client = Client(first, memory)
+        held = deliver(server, client, "a")
+        before = memory.load().get("residual", torch.zeros(server.form.layout.numel))
+        proposed = server.receive("a", client.reply(train(0, held, number)[0]))
+        sent = server.form.flat(proposed) - server.form.flat(held)
+        learned = sent + memory.load()["residual"] - before
+        assert float(learned.norm()) == pytest.approx(0.5, rel=1e-4)
+
+
+def test_a_refused_spec_says_why_and_what_to_take() -> None:
+    first = model()
+    with pytest.raises(SpecError, match=r"a client has no buckets.*leave grain out"):
+        Server(first, "gather(sign(), grain='bucket')")
+    with pytest.raises(SpecError, match=r"begins with 2 dense steps.*begin with a density below 1"):
+        Server(first, "dgc(density=0.01, warmup_steps=4, warmup=(1.0, 0.1))")
+    with pytest.raises(SpecError, match=r"a server cannot answer with ternary\(\).*take one such as stc"):
+        Server(first, "stc()", "ternary()")
+    with pytest.raises(SpecError, match="clip limits what a client has learned: leave it out"):
+        Server(first, "stc()", "dgc(clip=1.0)")
+
+
 def test_what_cannot_be_used_is_refused() -> None:
     first = model()
     with pytest.raises(SpecError, match="needs all ranks at once"):

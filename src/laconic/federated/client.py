@@ -175,6 +175,7 @@ class Client:
             bad = next(name for name in form.layout.names if not bool(trained[name].isfinite().all()))
             raise NonFiniteError(f"training has diverged: {bad!r} holds NaN or Inf; lower the learning rate")
         coding = Coding.up(message.up, form.layout)
+        coding.limit_(update, message.version)
         residual = torch.zeros_like(update) if state["residual"] is None else state["residual"].clone()
         coding.correct_(residual, update)
         wire = coding.encode(residual, Turn(message.version, rank=message.token))

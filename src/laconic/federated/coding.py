@@ -7,7 +7,7 @@ which codec, and what is remembered of what was lost. A client and a server shar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,13 +21,17 @@ from laconic.core.framing import counts_bytes, read_bytes, unsigned
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.exchange.method import Method, Route, lift
+from laconic.feedback import Feedback
 from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.feedback.memory.contraction import safe_gain
 from laconic.feedback.momentum_correction import MomentumCorrection
 from laconic.feedback.no_feedback import NoFeedback
+from laconic.reducers.dense_first import DenseFirst
 from laconic.reducers.gather import Gather
 from laconic.reducers.server import Server
 from laconic.reducers.sum import Sum
+
+LATE = (1 << 63) - 1  # a step after all warm-ups
 
 
 @dataclass(frozen=True)
@@ -53,19 +57,21 @@ class Coding:
     text: str
     layout: Layout
     parts: tuple[Part, ...]
+    feedbacks: tuple[Feedback, ...] = ()
 
     @classmethod
     def up(cls, spec: Any, layout: Layout) -> Coding:
         """What a client sends: the codecs and memories of the method that `spec` stands for.
 
-        DGC's momentum correction is between steps, of which a round has many: of `dgc` its entries and its
-        memory remain. Warm-up and schedules count rounds.
+        DGC's momentum correction is between steps, of which a round has many: of `dgc` its entries, its
+        memory and its clipping remain. Warm-up and schedules count rounds.
 
         Raises:
             SpecError: The method needs all ranks at once, or its memory would grow without bound.
         """
         found = lift(spec)
-        return cls._of(found, layout, [_codec(found, route) for route in found.routes])
+        made = cls._of(found, layout, [_codec(found, route) for route in found.routes])
+        return replace(made, feedbacks=tuple(route.feedback for route in found.routes))
 
     @classmethod
     def down(cls, spec: Any, layout: Layout) -> Coding:
@@ -73,12 +79,12 @@ class Coding:
         codec that may lose more than it keeps is damped by 1 / (1 + omega).
         """
         found = lift(spec)
+        if any(route.feedback.clip_at(LATE) is not None for route in found.routes):
+            raise SpecError(
+                f"{found.text} comes down, and clip limits what a client has learned: leave it out"
+            )
         made = cls._of(found, layout, [_codec(found, route) for route in found.routes])
-        parts = [
-            Part(part.layout, part.codec, 1.0, safe_gain(part.codec, part.layout, damped=True))
-            for part in made.parts
-        ]
-        return cls(made.text, layout, tuple(parts))
+        return cls(found.text, layout, _answered(found, made.parts))
 
     @classmethod
     def answer(cls, spec: Any, layout: Layout) -> Coding | None:
@@ -90,11 +96,8 @@ class Coding:
             route.reducer.down if isinstance(route.reducer, Server) else _codec(found, route)
             for route in found.routes
         ]
-        parts = [
-            Part(part.layout, part.codec, 1.0, safe_gain(part.codec, part.layout, damped=True))
-            for part in cls._of(found, layout, codecs, check=False).parts
-        ]
-        return cls(found.text, layout, tuple(parts))
+        made = cls._of(found, layout, codecs, check=False)
+        return cls(found.text, layout, _answered(found, made.parts))
 
     @classmethod
     def _of(cls, method: Method, layout: Layout, codecs: Sequence[Codec], check: bool = True) -> Coding:
@@ -133,6 +136,13 @@ class Coding:
             codec.decode_segments_add_(piece, part.layout.segments, out, alpha * part.gain)
         return out
 
+    def limit_(self, update: Tensor, step: int) -> Tensor:
+        """Scale an update float32 (n,) to the norm that `clip` allows, in place."""
+        clips = [clip for each in self.feedbacks if (clip := each.clip_at(step)) is not None]
+        if clips and (norm := float(update.double().norm())) > min(clips):
+            update.mul_(min(clips) / norm)
+        return update
+
     def correct_(self, residual: Tensor, update: Tensor) -> Tensor:
         """residual = decay * residual + update, in place."""
         for part in self.parts:
@@ -162,10 +172,33 @@ class Coding:
         return torch.split(rest, lengths)
 
 
+def _answered(method: Method, parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Parts as a server answers them: all is remembered, and damped where that would grow."""
+    try:
+        return tuple(
+            Part(part.layout, part.codec, 1.0, safe_gain(part.codec, part.layout, damped=True))
+            for part in parts
+        )
+    except SpecError as error:
+        raise SpecError(
+            f"a server cannot answer with {method.text}: {error}; take one such as stc(density=0.01) or"
+            " qsgd(levels=7), or send the model as it is"
+        ) from None
+
+
 def _codec(method: Method, route: Route) -> Codec:
     reducer = route.reducer
     if isinstance(reducer, Gather) and reducer.grain == "tensor":
         return reducer.codec
+    if isinstance(reducer, Gather):
+        raise SpecError(
+            f"{method.text}: a client has no buckets, each tensor is encoded by itself: leave grain out"
+        )
+    if isinstance(reducer, DenseFirst) and isinstance(reducer.then, (Gather, Server)):
+        raise SpecError(
+            f"{method.text} begins with {reducer.steps} dense steps, and a client's rounds have one codec:"
+            " begin with a density below 1"
+        )
     if isinstance(reducer, Server):
         return reducer.up
     if isinstance(reducer, Sum):
