@@ -178,6 +178,37 @@ def test_flips_under_a_right_checksum_write_no_nonsense() -> None:
         assert all(proposed[name].shape == first[name].shape for name in first)
 
 
+@pytest.mark.parametrize("away", [1, 6])
+@pytest.mark.parametrize(
+    "down", ["stc(density=0.05)", "dhqc(density=0.05)", "sign()", "qsgd(levels=7)", None]
+)
+def test_a_client_takes_no_nonsense_from_a_server(down: str | None, away: int) -> None:
+    """Whatever it is sent, it holds the server's model or the one that it held."""
+    first, rng = model(), random.Random(2)
+    server, client, elsewhere = Server(first, SPEC, down), Client(first), model()
+    server.receive("a", client.reply(train(0, deliver(server, client, "a"), 0)[0]))
+    for number in range(away):
+        elsewhere = train(1, elsewhere, number)[0]
+        server.publish(elsewhere)
+    wire, held = server.message_for("a"), client.version
+    message = Message.unpack(wire, 1 << 24)
+    coded = message.body.numel() - server.form.carried_nbytes
+    for _ in range(100):
+        body = message.body.clone()
+        body[-rng.randint(1, coded)] ^= rng.randint(1, 255)
+        body = body[: rng.choice([len(body), len(body), rng.randrange(len(body))])]
+        if message.kind is Kind.WHOLE and len(body) == len(message.body):
+            continue  # any numbers are a model
+        try:
+            taken = client.receive(replace(message, body=body).pack())
+        except Refused:
+            assert client.version == held
+            continue
+        assert equal(taken, server.public), "a bit without a meaning"
+        held = client.version
+    assert equal(client.receive(wire), server.public)
+
+
 def test_a_message_that_announces_much_takes_no_memory() -> None:
     server, _ = answered()
     tracemalloc.start()

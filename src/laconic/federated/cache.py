@@ -9,6 +9,10 @@ floats is not what adding them one after the other gives: clients would drift ap
     whole     the model
 
 The first is shortest for a few rounds, the second for some, and none is longer than the model.
+
+For signs the paper sends the sum of those of s rounds, log2(2 s + 1) bits an entry, which needs one step size
+for all rounds. Our sign codecs send magnitudes with each answer, and a sum of signs does not tell which of
+them an entry got. So `sign` and `signmean` take the same three forms: s bits an entry, up to the model's 32.
 """
 
 from __future__ import annotations
