@@ -73,6 +73,8 @@ def test_the_exit_code_is_the_scripts_own(play: Play, spec: str | None, patience
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("spec", "patience_s"), REGISTRY, ids=str)
-def test_twenty_times_for_every_spec(play: Play, spec: str, patience_s: float | None) -> None:
-    for _ in range(20):
+def test_twenty_times_for_every_spec(
+    play: Play, spec: str, patience_s: float | None, repeats: int | None
+) -> None:
+    for _ in range(repeats or 20):
         check(play, spec, patience_s)

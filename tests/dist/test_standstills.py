@@ -117,12 +117,12 @@ def test_who_stood_still_comes_back(pool, spec, size, fault):
 @pytest.mark.parametrize("fault", [KILLED, STOPPED, HUNG, SHORT])
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("spec", specs(Strategy))
-def test_every_strategy_outlasts_every_standstill(pool, spec, size, fault):
+def test_every_strategy_outlasts_every_standstill(pool, spec, size, fault, repeats):
     if not fits(spec, size) or (fault != SHORT and size > 2 and not fits(spec, size - 1)):
         pytest.skip("does not fit the number of ranks, or of those that are left")
     if fault == HUNG and "adpsgd" in spec:
         pytest.skip("nobody waits for a rank, so nobody notices that it hangs before all finish")
-    for seed in range(10):
+    for seed in range(repeats or 10):
         outlast(pool, spec, size, fault, seed % size)
 
 
