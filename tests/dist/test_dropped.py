@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import sys
 import threading
 import time
 from pathlib import Path
@@ -89,3 +91,37 @@ def dropped(cases):
 )
 def test_a_dropped_model_leaves_nothing(pool, cases):
     assert pool.run(2, dropped, cases, timeout_s=150) == [[], []]
+
+
+def collected_while_groups_are_sorted(spec):
+    """The collector frees a compressed model when torch sorts all groups by name, to shut them down."""
+    destroying = inspect.unwrap(dist.destroy_process_group).__code__
+    collected = []
+
+    def collect(frame, event, argument):
+        within = frame.f_back is not None and frame.f_back.f_code is destroying
+        if event == "call" and within and frame.f_code.co_name == "<lambda>" and not collected:
+            threads, deadline = threading.active_count(), time.monotonic() + 20
+            collected.append(gc.collect())
+            while threading.active_count() >= threads and time.monotonic() < deadline:
+                time.sleep(0.01)  # the model's thread closes its group, and ends
+
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    cycle = [model, optimizer, laconic.compress(model, optimizer, spec)]
+    cycle.append(cycle)
+    gc.collect()
+    gc.disable()
+    try:
+        del model, optimizer, cycle
+        sys.setprofile(collect)
+        dist.destroy_process_group()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return collected[0] > 0, dist.is_initialized()
+
+
+@pytest.mark.parametrize("spec", [METHODS[0], METHODS[-1]])
+def test_a_model_may_be_freed_while_all_groups_are_destroyed(pool, spec):
+    assert pool.run(2, collected_while_groups_are_sorted, spec) == [(True, False)] * 2

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
+from types import FrameType
 
 import torch
 import torch.distributed as dist
+
+DESTROY = inspect.unwrap(dist.destroy_process_group).__code__
 
 
 def in_store(name: str) -> str:
@@ -58,6 +63,28 @@ def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -
 
 
 def destroy(group: dist.ProcessGroup) -> None:
-    """Destroy a process group, unless the script has destroyed all of them already."""
+    """Destroy a process group, unless the script destroys all of them, or has done so.
+
+    A model may be freed while `dist.destroy_process_group()` sorts all groups by their names: the name of one
+    that is destroyed meanwhile would be missing there, and that call destroys ours too.
+    """
+    if _all_are_being_destroyed():
+        return
     with suppress(ValueError, KeyError):  # KeyError: another thread is at it
         dist.destroy_process_group(group)
+
+
+def _all_are_being_destroyed() -> bool:
+    """Whether some thread is in `dist.destroy_process_group()`.
+
+    No name of this function holds a frame, which would hold itself, and the groups that its callers name.
+    """
+    return any(_destroys_all(frame) for frame in sys._current_frames().values())
+
+
+def _destroys_all(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code is DESTROY and frame.f_locals.get("group") in (None, dist.GroupMember.WORLD):
+            return True
+        frame = frame.f_back
+    return False
