@@ -8,15 +8,11 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import (
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    Result,
-    Strategy,
-)
+from flwr.serverapp.strategy import Result, Strategy
 
 from laconic.core.errors import SpecError, StateError
 from laconic.core.spec import parse
+from laconic.federated.flower.fitting import check_fits, innermost
 from laconic.federated.flower.grid import CompressingGrid
 from laconic.federated.form import Buffers, Tensors
 from laconic.federated.samplings import LEAST, Sampling
@@ -51,7 +47,6 @@ class Compressed(Strategy):
         if isinstance(strategy, Compressed):
             raise SpecError("this strategy is compressed already")
         self.strategy = strategy
-        self._check_privacy(max_norm)
         self._sampling = _sampling(sampling)
         if self._sampling is not None and self._chooser() is None:
             raise SpecError(
@@ -65,6 +60,7 @@ class Compressed(Strategy):
 
         # So that a wrong argument shows now, not when nodes are connected. Names of buffers are the model's.
         serve({"w": torch.zeros(1, 1)}, buffers if isinstance(buffers, str) else "send")
+        check_fits(strategy, up, max_norm)
         self._serve = serve
         self._grid: CompressingGrid | None = None
 
@@ -168,25 +164,9 @@ class Compressed(Strategy):
                 " compressed(wrapper(strategy))"
             )
 
-    def _check_privacy(self, max_norm: float | None) -> None:
-        if isinstance(self.strategy, DifferentialPrivacyClientSideAdaptiveClipping):
-            raise SpecError(
-                "clients' adaptive clipping bounds each update, and a compressed one carries what was held"
-                " back before too: take DifferentialPrivacyServerSideAdaptiveClipping"
-            )
-        if isinstance(self.strategy, DifferentialPrivacyClientSideFixedClipping):
-            norm = float(self.strategy.clipping_norm)
-            if max_norm is None or not max_norm <= norm:
-                raise SpecError(
-                    "clients clip each update, and a compressed one carries what was held back before too:"
-                    f" give max_norm={norm:g}, the clipping norm, got {max_norm}"
-                )
-
     def _chooser(self) -> Any:
         """The innermost strategy, if it chooses nodes as FedAvg does."""
-        found: Any = self.strategy
-        while isinstance(getattr(found, "strategy", None), Strategy):
-            found = found.strategy
+        found = innermost(self.strategy)
         return found if all(hasattr(found, name) for name in (*CHOICE, *FURTHER)) else None
 
 
