@@ -23,13 +23,13 @@ def at_least_zero(**given: Any) -> None:
     >>> at_least_zero(lr=0.1, l1=0)
     """
     for name, value in given.items():
-        arguments.number(name, _plain(value), least=0)
+        arguments.number(name, real_number(value), least=0)
 
 
 def above_zero(**given: Any) -> None:
     """Raise `SpecError` for the first value that is not a finite number above zero."""
     for name, value in given.items():
-        arguments.number(name, _plain(value), above=0)
+        arguments.number(name, real_number(value), above=0)
 
 
 def two_shares(name: str, given: Any) -> None:
@@ -37,9 +37,9 @@ def two_shares(name: str, given: Any) -> None:
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise SpecError(f"{name} must be two numbers, such as (0.9, 0.999), got {arguments.shown(given)}")
     for place, value in enumerate(given):
-        arguments.number(f"{name}[{place}]", _plain(value), least=0, below=1)
+        arguments.number(f"{name}[{place}]", real_number(value), least=0, below=1)
 
 
-def _plain(value: Any) -> Any:
+def real_number(value: Any) -> Any:
     """Another library's real number as Python's float; anything else unchanged."""
     return float(value) if isinstance(value, Real) and not isinstance(value, int) else value

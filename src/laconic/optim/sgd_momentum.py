@@ -3,6 +3,8 @@
 Just before `step`, this rule updates the tensors whose gradient holds velocity; SGD updates all others:
 
     w = w - lr * (G + d)     G: mean of the sent velocities; d: weight decay * w, with its own momentum
+
+With LARS in place of SGD the step has its trust ratio, from w and (1 - momentum) * G: ours, see `lars`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from laconic.core.errors import AttachError, StateError
 from laconic.core.layout import Layout
 from laconic.exchange.rule import BoundRule, OptimiserView, Rule, Site, refuse_settings
 from laconic.feedback import Feedback
+from laconic.optim.lars import LARS
+from laconic.optim.layerwise import adapted
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,13 @@ class SgdMomentum(Rule):
 
     @property
     def wants(self) -> str:
-        return "torch.optim.SGD"
+        return "torch.optim.SGD or laconic.optim.LARS"
 
     def check(self, optimiser: Optimizer, missing: Collection[str]) -> None:
-        if not isinstance(optimiser, SGD):
+        if not isinstance(optimiser, (SGD, LARS)):
             raise AttachError(
                 f"this method continues the momentum of torch.optim.SGD, got {type(optimiser).__name__}: use"
-                " SGD, or plain error feedback, such as 'sampled_topk(density=0.001)'"
+                " SGD or laconic.optim.LARS, or plain error feedback, such as 'sampled_topk(density=0.001)'"
             )
         refuse_settings(optimiser, ("fused", "differentiable", "dampening"), "applies SGD's momentum")
         if missing:
@@ -71,9 +75,13 @@ class _BoundSgdMomentum(BoundRule):
 
     @torch.no_grad()
     def _update_(self, name: str, parameter: Tensor, group: Mapping[str, Any]) -> None:
-        rate = float(group["lr"]) * (-1 if group["maximize"] else 1)
-        if group["weight_decay"]:
-            sign = -1 if group["maximize"] else 1
+        assert parameter.grad is not None
+        sign, optimiser, decays = (-1 if group.get("maximize") else 1), self._view.optimiser, True
+        rate = float(group["lr"]) * sign
+        if isinstance(optimiser, LARS):
+            rate *= optimiser.velocity_ratio(parameter, parameter.grad, group)
+            decays = adapted(parameter, group)
+        if group["weight_decay"] and decays:
             term = parameter * (sign * float(group["weight_decay"]))
             momentum = float(group["momentum"])
             if momentum:
@@ -83,7 +91,6 @@ class _BoundSgdMomentum(BoundRule):
                 self._decay[name] = held
                 term = term.add_(held, alpha=momentum) if group["nesterov"] else held
             parameter.add_(term, alpha=-rate)
-        assert parameter.grad is not None
         _add_(parameter, parameter.grad, -rate)
 
     def state_dict(self) -> dict[str, Tensor]:

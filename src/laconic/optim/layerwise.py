@@ -1,0 +1,120 @@
+"""Base of LARS and LAMB: the step of each tensor is as long as its weights say, by a trust ratio.
+
+Tensors with a ratio are updated together, by torch's multi-tensor functions. Which tensors have one is a rule
+of the parameter group: those of `least_dim` dimensions and more, 2 by default. So biases, the scales and
+shifts of norms and other vectors have neither a trust ratio nor weight decay, as in the published recipes of
+both papers. A layer whose weights or update have norm 0 takes the ratio 1, so that weights that start at zero
+move.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from laconic.core import arguments
+from laconic.core.errors import AttachError
+
+Tensors = list[Tensor]
+
+
+class Layerwise(Optimizer):
+    """Checks the settings of every group, and updates tensors of one kind, device and dtype together."""
+
+    @abstractmethod
+    def check(self, group: Mapping[str, Any]) -> None:
+        """Raise `SpecError` if a setting is outside its range."""
+
+    @abstractmethod
+    def update_(
+        self,
+        ws: Tensors,
+        gs: Tensors,
+        states: Sequence[dict[str, Any]],
+        group: Mapping[str, Any],
+        adapt: bool,
+    ) -> None:
+        """Update tensors `ws` by gradients `gs`, which may be kept but not changed.
+
+        `adapt`: whether they have a trust ratio and weight decay. Complex tensors come as pairs of reals.
+        """
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters. Raises `SpecError` if a setting is outside its range."""
+        settings = {**self.defaults, **param_group}
+        self.check(settings)
+        arguments.whole("least_dim", settings["least_dim"], hint="2 leaves vectors out, 0 leaves none out")
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient.
+
+        Args:
+            closure: Computes the loss again; called once, before the update. Default: none.
+
+        Returns:
+            The closure's result, or None.
+
+        Raises:
+            AttachError: A gradient is a sparse tensor.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            kinds: dict[tuple[bool, torch.device, torch.dtype], Tensors] = {}
+            for w in group["params"]:
+                if w.grad is not None:
+                    refuse_sparse(w.grad, type(self).__name__)
+                    kinds.setdefault((adapted(w, group), w.device, w.dtype), []).append(w)
+            for (adapt, *_), ws in kinds.items():
+                gs = [real(w.grad) for w in ws if w.grad is not None]
+                self.update_([real(w) for w in ws], gs, [self.state[w] for w in ws], group, adapt)
+        return loss
+
+
+def adapted(w: Tensor, group: Mapping[str, Any]) -> bool:
+    """Whether this tensor has a trust ratio and weight decay.
+
+    >>> adapted(torch.zeros(3, 4), {"least_dim": 2}), adapted(torch.zeros(3), {"least_dim": 2})
+    (True, False)
+    """
+    return w.dim() >= int(group["least_dim"])
+
+
+def trust_ratios(numerators: Tensors, denominators: Tensors, scale: float = 1.0) -> Tensors:
+    """scale * a / b for each pair of norms, scalars; 1 where one of them is 0.
+
+    >>> a, b = [torch.tensor(2.0), torch.tensor(0.0)], [torch.tensor(4.0), torch.tensor(1.0)]
+    >>> [ratio.item() for ratio in trust_ratios(a, b, scale=0.5)]
+    [0.25, 1.0]
+    """
+    over, under = torch.stack(numerators), torch.stack(denominators)
+    one = torch.ones_like(over)
+    return list(torch.where((over > 0) & (under > 0), scale * over / under, one).unbind())
+
+
+def norms(tensors: Tensors) -> Tensors:
+    """The Euclidean norm of each tensor, a scalar."""
+    return list(torch._foreach_norm(tensors))
+
+
+def real(x: Tensor) -> Tensor:
+    """The tensor itself, or a view of a complex one as pairs of reals."""
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
+def refuse_sparse(grad: Tensor, optimiser: str) -> None:
+    """Raise `AttachError` for a sparse gradient."""
+    if grad.is_sparse:
+        raise AttachError(
+            f"{optimiser} needs dense gradients, and this one, {tuple(grad.shape)}, is sparse: build the"
+            " Embedding without sparse=True, or give it to torch.optim.SparseAdam"
+        )
