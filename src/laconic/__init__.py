@@ -7,6 +7,7 @@ from laconic import activations as activations
 from laconic import federated as federated
 from laconic import lowbit as lowbit
 from laconic import optim as optim
+from laconic import recipes as recipes
 from laconic import sparsity as sparsity
 from laconic.core.codec import Codec as Codec
 from laconic.core.spec import parse as parse
@@ -25,6 +26,7 @@ __all__ = [
     "lowbit",
     "optim",
     "parse",
+    "recipes",
     "resize",
     "sparsity",
 ]

@@ -34,6 +34,7 @@ FLOORS = {
     "ddp": 8,
     "sparsity": 8,
     "activations": 9,
+    "recipes": 9,
     "strategies": 9,
     "federated": 9,
     "plan": 10,

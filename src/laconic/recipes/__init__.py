@@ -1,0 +1,6 @@
+"""Recipes: known good settings of several pieces at once, such as all that a large batch needs."""
+
+from laconic.recipes.accumulation import Accumulation as Accumulation
+from laconic.recipes.large_batch import large_batch as large_batch
+
+__all__ = ["Accumulation", "large_batch"]

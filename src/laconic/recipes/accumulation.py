@@ -1,0 +1,90 @@
+"""Accumulation: any global batch on any machine, as the mean over micro-batches that fit.
+
+A step's gradient is the sum of (size of the part / size of the whole) * its mean gradient: exactly that of
+the whole batch, but for BatchNorm, which sees one part at a time. Ranks exchange once a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from laconic.core import arguments
+from laconic.core.errors import SpecError
+from laconic.ddp.compress import inside
+
+
+class Accumulation:
+    """How a global batch comes apart: `per_rank` examples on each rank, in parts of `sizes`, largest first.
+
+    Args:
+        batch: Examples of a step over all ranks.
+        most: Most examples in one forward pass.
+        ranks: Number of ranks, which divides `batch`; default: the size of the default process group, or 1.
+
+    Raises:
+        SpecError: The batch does not divide, or a number is out of range.
+
+    >>> Accumulation(4096, most=600, ranks=2).sizes
+    (512, 512, 512, 512)
+    >>> Accumulation(10, most=4, ranks=1).sizes
+    (4, 3, 3)
+    """
+
+    def __init__(self, batch: int, *, most: int = 256, ranks: int | None = None) -> None:
+        if ranks is None:
+            ranks = dist.get_world_size() if dist.is_initialized() else 1
+        arguments.whole("ranks", ranks, 1)
+        arguments.whole("most", most, 1)
+        arguments.whole("batch", batch, 1)
+        if batch % ranks:
+            low, high = batch - batch % ranks, batch + ranks - batch % ranks
+            near = f"{low} or {high}" if low else str(high)
+            raise SpecError(
+                f"a global batch must be a multiple of the {ranks} ranks, so that each example counts alike,"
+                f" got {batch}: take {near}"
+            )
+        self.batch, self.ranks, self.most = batch, ranks, most
+        self.per_rank = batch // ranks
+        passes = -(-self.per_rank // most)
+        whole, more = divmod(self.per_rank, passes)
+        self.sizes = (whole + 1,) * more + (whole,) * (passes - more)
+
+    def __repr__(self) -> str:
+        return f"Accumulation({self.batch}, most={self.most}, ranks={self.ranks})"
+
+    def parts(self, model: nn.Module, *tensors: Tensor) -> Iterator[tuple[Any, ...]]:
+        """Micro-batches of this rank's tensors, each of `per_rank` rows; every part but the last is no_sync.
+
+        Give every part its backward pass, and leave no part out:
+
+            for share, x, y in accumulation.parts(model, x, y):
+                (share * loss_function(model(x), y)).backward()
+
+        Args:
+            model: Under DistributedDataParallel or plain; compressed or not.
+            tensors: Inputs, labels and the like; examples are rows.
+
+        Returns:
+            An iterator of (share, *rows), where share is the part's weight in the mean; they sum to 1.
+
+        Raises:
+            SpecError: A tensor has another number of rows.
+        """
+        for each in tensors:
+            if len(each) != self.per_rank:
+                raise SpecError(
+                    f"this rank's part of a batch of {self.batch} on {self.ranks} ranks is {self.per_rank}"
+                    f" examples, got {len(each)}: let the loader give batches of {self.per_rank}, without a"
+                    " shorter last one (drop_last=True)"
+                )
+        replicated, last = inside(model), len(self.sizes) - 1
+        pieces = zip(*(torch.split(each, list(self.sizes)) for each in tensors), strict=True)
+        for number, (size, rows) in enumerate(zip(self.sizes, pieces, strict=True)):
+            with nullcontext() if replicated is None or number == last else replicated.no_sync():
+                yield (size / self.per_rank, *rows)

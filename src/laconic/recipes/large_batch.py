@@ -1,0 +1,118 @@
+"""`large_batch`: optimiser and schedule for a batch many times the one that a model was tuned with.
+
+The toolbox of the surveys in one call: a rate scaled with the batch, gradual warm-up, layer-wise trust
+ratios, polynomial decay, and no weight decay on vectors. Goyal et al. 2017, arXiv:1706.02677; You et al.
+2017, arXiv:1708.03888 (LARS); You et al. 2020, arXiv:1904.00962 (LAMB).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from laconic.core import arguments
+from laconic.core.errors import AttachError
+from laconic.optim import LAMB, LARS
+from laconic.optim.schedule import Scaling, WarmUpThenDecay, rate_factor
+
+Kind = Literal["lamb", "lars", "sgd"]
+TRUST = 0.02  # LARS's eta: with it, rates are those of SGD, which suits the vectors too
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What an optimiser usually takes: its rate at the base batch, and the rest of the schedule."""
+
+    lr: float
+    weight_decay: float
+    scaling: Scaling
+    power: float
+
+
+USUAL = {
+    "lamb": Usual(lr=4e-3, weight_decay=0.01, scaling="sqrt", power=1.0),
+    "lars": Usual(lr=0.05, weight_decay=1e-4, scaling="linear", power=2.0),
+    "sgd": Usual(lr=0.05, weight_decay=1e-4, scaling="linear", power=2.0),
+}
+
+
+def large_batch(
+    model: nn.Module,
+    *,
+    batch: int,
+    base_batch: int,
+    steps: int,
+    optimizer: Kind = "lamb",
+    lr: float | None = None,
+    scaling: Scaling | None = None,
+    warmup_steps: int | None = None,
+    power: float | None = None,
+    weight_decay: float | None = None,
+    momentum: float = 0.9,
+) -> tuple[Optimizer, LambdaLR]:
+    """Optimiser and schedule to train `model` with `batch` examples a step, over all ranks together.
+
+    Call `schedule.step()` after each `optimizer.step()`. Both are ordinary: `laconic.compress` and
+    `laconic.distribute` take the optimiser, and each `state_dict` resumes exactly.
+
+    Args:
+        model: Its parameters are optimised.
+        batch: Examples of a step, over all ranks and micro-batches; see `Accumulation`.
+        base_batch: Examples of a step for which `lr` is right.
+        steps: Steps of the whole training: the rate is 0 after them.
+        optimizer: "lamb" (default), "lars", or "sgd": momentum SGD, whose vectors have no weight decay.
+        lr: Rate at `base_batch`; default: 0.004 for LAMB, 0.05 for LARS and SGD. LARS has the trust
+            coefficient 0.02 here, with which the rates of SGD suit it.
+        scaling: "linear", "sqrt" or "none"; default: "sqrt" for LAMB, "linear" otherwise.
+        warmup_steps: Steps in which the rate rises from `lr` to the scaled one; default: a tenth of `steps`,
+            0 where `batch` is not above `base_batch`.
+        power: Of the polynomial decay; default: 1 for LAMB, 2 otherwise.
+        weight_decay: Of matrices; default: 0.01 for LAMB, 1e-4 otherwise.
+        momentum: Of LARS and SGD, in [0, 1); default: 0.9.
+
+    Raises:
+        SpecError: A number is out of range.
+        AttachError: The model has nothing to train.
+
+    >>> model = nn.Linear(3, 2)
+    >>> optimizer, schedule = large_batch(model, batch=512, base_batch=128, steps=100, lr=0.01)
+    >>> type(optimizer).__name__, optimizer.defaults["lr"]
+    ('LAMB', 0.02)
+    """
+    arguments.choice("optimizer", optimizer, tuple(USUAL))
+    usual = USUAL[optimizer]
+    scaling = usual.scaling if scaling is None else scaling
+    lr = usual.lr if lr is None else lr
+    arguments.number("lr", lr, above=0)
+    factor = rate_factor(batch, base_batch, scaling)
+    if warmup_steps is None:
+        warmup_steps = steps // 10 if batch > base_batch else 0
+    rise = WarmUpThenDecay(steps, warmup_steps, 1 / factor, usual.power if power is None else power)
+    decay = usual.weight_decay if weight_decay is None else weight_decay
+    made = _made(model, optimizer, lr * factor, decay, momentum)
+    return made, LambdaLR(made, rise)
+
+
+def _made(model: nn.Module, kind: Kind, lr: float, decay: float, momentum: float) -> Optimizer:
+    trained = [each for each in model.parameters() if each.requires_grad]
+    if not trained:
+        raise AttachError(
+            f"{type(model).__name__} has no parameter that requires a gradient: give the model to train"
+        )
+    if kind == "lamb":
+        return LAMB(trained, lr=lr, weight_decay=decay)
+    if kind == "lars":
+        return LARS(trained, lr=lr, momentum=momentum, weight_decay=decay, trust=TRUST)
+    arguments.number("momentum", momentum, least=0, below=1)
+    arguments.number("weight_decay", decay, least=0)
+    groups = [
+        {"params": [each for each in trained if each.dim() > 1], "weight_decay": decay},
+        {"params": [each for each in trained if each.dim() <= 1], "weight_decay": 0.0},
+    ]
+    filled = [group for group in groups if group["params"]]
+    return torch.optim.SGD(filled, lr=lr, momentum=momentum, nesterov=momentum > 0)
