@@ -104,6 +104,7 @@ class Handle(Joinable):
             steps=exchange.step,
             dense=exchange.dense_bytes,
             buckets=self.buckets.per_step,
+            noise=exchange.noise.noise,
         )
 
     @overload

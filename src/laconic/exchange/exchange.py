@@ -25,11 +25,14 @@ from laconic.core.per_layout import PerLayout
 from laconic.core.turn import Turn
 from laconic.exchange.clip import Clip
 from laconic.exchange.method import Method, Route
+from laconic.exchange.noise_scale import NoiseMeter
 from laconic.exchange.sparse_gradients import sparse_mean
 from laconic.exchange.state import check_shapes
 from laconic.exchange.stats import Seconds
 from laconic.feedback import BoundFeedback, Optimised
+from laconic.feedback.no_feedback import NoFeedback
 from laconic.reducers import BoundReducer
+from laconic.reducers.sum import Sum
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,7 @@ class Exchange:
         kept = (route.feedback for route, part in zip(method.routes, whole, strict=True) if len(part))
         self._clipping = tuple(each for each in kept if each.clip_at(each.warm_at) is not None)
         self._clip = Clip(layout) if self._clipping else None
+        self.noise = NoiseMeter(exactly_summed(method, layout), layout, comm.size)
         self._parts = PerLayout(lambda layout: tuple(layout.named(part.names) for part in whole))
         self._settled: list[tuple[Leg, Layout]] = []
         self._owned: dict[tuple[bool, ...], frozenset[str]] = {}
@@ -126,6 +130,7 @@ class Exchange:
         """A new backward pass: its first bucket is about to come."""
         self.void = None
         self._settled.clear()
+        self.noise.begin()
         if self._clip is not None:
             self._clip.begin()
 
@@ -133,6 +138,8 @@ class Exchange:
         """The last bucket of this backward pass is done."""
         if self._clip is not None and self.void is None:
             self._clip.end()
+        if self.void is None and self.noise.due(self.step):
+            self.noise.end()
         self.step += 1
 
     def mean_(self, bucket: Tensor, layout: Layout, scale: float = 1.0) -> bool:
@@ -146,6 +153,8 @@ class Exchange:
         legs = [(leg, part) for leg, part in zip(self._legs, self._parts(layout), strict=True) if len(part)]
         self.comm.mark()
         given = self._clipped(bucket, layout, 1 / scale)
+        if measures := self.noise.due(self.step):
+            self.noise.local(bucket, layout, given)
         corrected = [leg.correct(bucket, part, turn, given) for leg, part in legs]
         finite = all(x is not None for x in corrected)
         if self.void is None:
@@ -157,6 +166,8 @@ class Exchange:
             self._reduce(reductions, suspect)
         if self.void is not None:
             bucket.fill_(torch.nan)
+        elif measures:
+            self.noise.mean(bucket, layout, 1 / scale)
         self.seconds.add(began, time.perf_counter(), *self.comm.since_mark())
         self.dense_bytes += self.comm.dense_sent(4 * layout.numel)
         return self.void is None
@@ -257,6 +268,16 @@ class Exchange:
             leg.reducer.load_state_dict({key: value for key, value in part.items() if key in reduced})
         self.step = step
         self.begin()
+
+
+def exactly_summed(method: Method, layout: Layout) -> Layout:
+    """The tensors whose mean is that of the ranks' gradients, but for rounding to fp16."""
+    parts = zip(method.routes, method.assign(layout), strict=True)
+    exact: set[str] = set()
+    for route, part in parts:
+        if isinstance(route.reducer, Sum) and isinstance(route.feedback, NoFeedback):
+            exact.update(part.names)
+    return layout.named(exact)
 
 
 def gain_of(route: Route, layout: Layout) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from laconic.comm.metered import Meter
+from laconic.exchange.noise_scale import Noise
 
 
 @dataclass
@@ -42,6 +43,9 @@ class Stats:
         decode_s: The remaining seconds of each exchange.
         buckets: DDP's buckets per step.
         phases: Payload sent, by reduction and collective, such as "sum() all_reduce".
+        noise: Gradient noise, in batches of a rank: `noise.examples(unit=64)` is the batch up to which a
+            larger one pays, where a rank has 64 examples. Measured on the tensors that the method sums as
+            they are; None where there are none, on one rank, and for strategies.
     """
 
     steps: int
@@ -55,9 +59,19 @@ class Stats:
     decode_s: float
     buckets: int = 0
     phases: Mapping[str, int] = field(default_factory=dict)
+    noise: Noise | None = None
 
     @classmethod
-    def of(cls, meter: Meter, seconds: Seconds, *, steps: int, dense: int, buckets: int = 0) -> Stats:
+    def of(
+        cls,
+        meter: Meter,
+        seconds: Seconds,
+        *,
+        steps: int,
+        dense: int,
+        buckets: int = 0,
+        noise: Noise | None = None,
+    ) -> Stats:
         """What a meter and a clock have counted."""
         return cls(
             steps=steps,
@@ -69,6 +83,7 @@ class Stats:
             **vars(seconds),
             buckets=buckets,
             phases={" ".join(key).strip(): part.payload_sent for key, part in meter.parts.items()},
+            noise=noise,
         )
 
     @property

@@ -2,6 +2,9 @@
 
 A step's gradient is the sum of (size of the part / size of the whole) * its mean gradient: exactly that of
 the whole batch, but for BatchNorm, which sees one part at a time. Ranks exchange once a step.
+
+On one rank the first part and the whole are the two batch sizes of the gradient noise scale; on several the
+exchange measures it, see `laconic.exchange.noise_scale`.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from torch import Tensor, nn
 from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.ddp.compress import inside
+from laconic.exchange.noise_scale import EVERY, Noise, NoiseScale
 
 
 class Accumulation:
@@ -54,9 +58,19 @@ class Accumulation:
         passes = -(-self.per_rank // most)
         whole, more = divmod(self.per_rank, passes)
         self.sizes = (whole + 1,) * more + (whole,) * (passes - more)
+        self._noise, self._steps = NoiseScale(), 0
 
     def __repr__(self) -> str:
         return f"Accumulation({self.batch}, most={self.most}, ranks={self.ranks})"
+
+    @property
+    def noise(self) -> Noise | None:
+        """Gradient noise in batches of `sizes[0]` examples, measured at every fifth step on a single rank.
+
+        None with one part a step, and before the first. `noise.examples(unit=sizes[0])` is the batch up to
+        which a larger one pays.
+        """
+        return self._noise.noise()
 
     def parts(self, model: nn.Module, *tensors: Tensor) -> Iterator[tuple[Any, ...]]:
         """Micro-batches of this rank's tensors, each of `per_rank` rows; every part but the last is no_sync.
@@ -84,7 +98,22 @@ class Accumulation:
                     " shorter last one (drop_last=True)"
                 )
         replicated, last = inside(model), len(self.sizes) - 1
+        trained = [each for each in model.parameters() if each.requires_grad]
+        due = self.ranks == 1 and last > 0 and self._steps % EVERY == 0
+        measures = due and all(each.grad is None for each in trained)  # nothing from before in the sum
         pieces = zip(*(torch.split(each, list(self.sizes)) for each in tensors), strict=True)
+        small = 0.0
         for number, (size, rows) in enumerate(zip(self.sizes, pieces, strict=True)):
             with nullcontext() if replicated is None or number == last else replicated.no_sync():
                 yield (size / self.per_rank, *rows)
+            if measures and number == 0:
+                small = squared_norm(trained) * (self.per_rank / size) ** 2
+        if measures:
+            self._noise.add(small, squared_norm(trained), self.per_rank / self.sizes[0])
+        self._steps += 1
+
+
+def squared_norm(parameters: list[nn.Parameter]) -> float:
+    """The squared norm of all gradients together."""
+    grads = [each.grad for each in parameters if each.grad is not None and not each.grad.is_sparse]
+    return float(torch.nn.utils.get_total_norm(grads)) ** 2 if grads else 0.0

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from laconic.report.curves import Curve, accuracy_by_step, consensus_by_step, loss_by_megabyte, loss_by_step
+from laconic.report.noise import noise_section
 from laconic.report.series import MethodSeries, Run
 from laconic.report.summary import Row, counted
 from laconic.report.together import together
@@ -49,7 +50,7 @@ def write_report(folder: Path, run: Run, rows: list[Row], interrupted: str | Non
         "@@LEDE@@": html.escape(f"{lede(run)} {counted(rows)}".rstrip()),
         "@@NOTICE@@": f'<p class="notice">{html.escape(interrupted)}</p>' if interrupted else "",
         "@@TABLE@@": table(rows),
-        "@@TOGETHER@@": together(run),
+        "@@TOGETHER@@": together(run) + noise(run),
         "@@FACTS@@": facts(run),
     }
     return write_page(folder / REPORT, "page.html", parts, data)
@@ -71,6 +72,12 @@ def write_page(path: Path, template: str, parts: Mapping[str, str], data: Any) -
         page = page.replace(mark, text)
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def noise(run: Run) -> str:
+    """The section on gradient noise."""
+    series = ((method.spec, method.seeds[0].noise) for method in run.methods)
+    return noise_section(series, run.config["batch"], run.config["workers"])
 
 
 def lede(run: Run) -> str:

@@ -14,8 +14,10 @@ Other events:
     "interface", ..., "sent": 123, "received": 120}   in a lab, at the end: bytes that the interface of
                                                                this rank's host has counted
 
-A strategy's steps may carry "notes" (see `notes.py`), and its evaluations a "consensus" above 0: the distance
-of ranks from their average. After a crash the last line may be cut: readers skip it.
+A method's steps may carry "noise", [tr(S), |G|^2, share of the entries], where it was measured (see
+`laconic.exchange.noise_scale`). A strategy's steps may carry "notes" (see `notes.py`), and its evaluations a
+"consensus" above 0: the distance of ranks from their average. After a crash the last line may be cut: readers
+skip it.
 """
 
 from __future__ import annotations

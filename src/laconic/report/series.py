@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laconic.report.ledger import CONFIG, read_events
+from laconic.report.noise import NoiseSeries, read_noise
 from laconic.report.notes import Notes, read_notes
 
 Array = NDArray[np.float64]
@@ -45,6 +46,7 @@ class SeedSeries:
     consensus: Array  # at each evaluation, distance of ranks from their average, relative to its norm
     notes: Notes
     counted: Array  # in a lab, bytes that each host's interface has sent, including headers
+    noise: NoiseSeries  # of the gradient, in batches of a worker
 
     def __getitem__(self, name: str) -> Array:
         return self.values[name]
@@ -131,4 +133,5 @@ def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
         consensus=np.array([evals[step][0].get("consensus", 0.0) for step in measured], dtype=np.float64),
         notes=read_notes(event for step in done for event in steps[step]),
         counted=np.array(counted, dtype=np.float64),
+        noise=read_noise(steps),
     )

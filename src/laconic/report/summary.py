@@ -56,6 +56,7 @@ class Row:
         optimiser: Its name and peak learning rate.
         consensus: Distance of ranks from their average at the last test, relative to its norm.
         counted_mb: MB that a host's interface sent in a lab, in total; 0 elsewhere.
+        noise_scale: Gradient noise scale in the second half, in batches of a worker; nan where not measured.
     """
 
     spec: str
@@ -74,6 +75,7 @@ class Row:
     optimiser: str = ""
     consensus: float = 0.0
     counted_mb: float = 0.0
+    noise_scale: float = math.nan
 
 
 def summarise(run: Run) -> list[Row]:
@@ -131,6 +133,7 @@ def _row(method: MethodSeries) -> Row:
         consensus=last_mean([seed.consensus for seed in method.seeds]),
         counted_mb=float(np.mean([seed.counted.mean() if len(seed.counted) else 0 for seed in method.seeds]))
         / MB,
+        noise_scale=Figure.of(seed.noise.scale(0.5) for seed in method.seeds).mean,
     )
 
 

@@ -154,7 +154,9 @@ def spent(before: Stats, now: Stats) -> dict[str, Any]:
     """Bytes, and seconds in each phase of the exchange, between two readings."""
     between = {name: getattr(now, name) - getattr(before, name) for name in COUNTED + TIMED}
     phases = {name: total - before.phases.get(name, 0) for name, total in now.phases.items()}
-    return between | {"phases": phases}
+    measured = now.noise if now.noise != before.noise else None
+    noise = {} if measured is None else {"noise": [measured.variance, measured.signal, measured.share]}
+    return between | {"phases": phases} | noise
 
 
 def share_buffers(model: nn.Module) -> None:

@@ -1,0 +1,129 @@
+"""Gradient noise scale: how large a batch still pays, from the norms of local and mean gradients.
+
+McCandlish et al. 2018, arXiv:1812.06162, section 2.2 and appendix A.1. With G the true gradient and S the
+covariance of the gradient of one unit batch, the squared norm over a batch of n units is |G|^2 + tr(S) / n in
+expectation. Two batch sizes give both:
+
+    |G|^2 = (n_big |g_big|^2 - n_small |g_small|^2) / (n_big - n_small)
+    tr(S) = (|g_small|^2 - |g_big|^2) / (1 / n_small - 1 / n_big)
+    noise scale = tr(S) / |G|^2                                              in unit batches
+
+An exchange has both at hand: a rank's own gradient is one unit, the mean that comes back is `size` of them.
+So no byte is sent for it, and no extra pass backward made; it costs two norms at every `EVERY`-th step. At a
+batch as large as the noise scale, training takes twice the fewest possible steps and twice the fewest
+possible examples: up to there a larger batch pays, and far beyond it hardly saves a step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic.core.layout import Layout
+
+EVERY = 5  # steps from one measurement to the next
+DECAY = 0.95  # of the running means, per measurement
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Running means of both parts, as this rank has measured them; average each over ranks for a better one.
+
+    Attributes:
+        variance: tr(S), of the gradient of one unit batch: a rank's batch, if an exchange has measured.
+        signal: |G|^2; noise can leave it below 0.
+        samples: How many steps were measured.
+        share: Share of the gradient's entries that were measured.
+    """
+
+    variance: float
+    signal: float
+    samples: int
+    share: float = 1.0
+
+    def examples(self, unit: int = 1) -> float:
+        """The noise scale in examples, for `unit` examples in a unit batch; infinite where no signal is left.
+
+        >>> Noise(variance=6.0, signal=2.0, samples=10).examples(unit=32)
+        96.0
+        """
+        return unit * max(self.variance, 0.0) / self.signal if self.signal > 0 else math.inf
+
+
+class NoiseScale:
+    """Running means of the estimates of single steps.
+
+    >>> scale = NoiseScale()
+    >>> scale.add(small=5.0, big=2.0, units=4.0)  # |G|^2 = 1, tr(S) = 4
+    >>> scale.noise().examples(unit=32)
+    128.0
+    """
+
+    def __init__(self) -> None:
+        self._variance = self._signal = self._weight = 0.0
+        self._samples = 0
+
+    def add(self, small: float, big: float, units: float) -> None:
+        """One step: squared norms of the gradient of one unit batch, and of the mean of `units` > 1."""
+        variance = (small - big) / (1 - 1 / units)
+        signal = (units * big - small) / (units - 1)
+        if math.isfinite(variance) and math.isfinite(signal):
+            self._variance = DECAY * self._variance + (1 - DECAY) * variance
+            self._signal = DECAY * self._signal + (1 - DECAY) * signal
+            self._weight = DECAY * self._weight + (1 - DECAY)
+            self._samples += 1
+
+    def noise(self, share: float = 1.0) -> Noise | None:
+        """What was measured so far; None before the first step."""
+        if not self._samples:
+            return None
+        return Noise(self._variance / self._weight, self._signal / self._weight, self._samples, share)
+
+
+class NoiseMeter:
+    """Measures an exchange of `size` ranks, on the tensors of `exact`: those whose mean is the true mean."""
+
+    def __init__(self, exact: Layout, model: Layout, size: int) -> None:
+        self._names, self._size = frozenset(exact.names), size
+        self._share = exact.numel / max(1, model.numel)
+        self._scale = NoiseScale()
+        self._small = self._big = 0.0
+
+    def due(self, step: int) -> bool:
+        """Whether this step is to be measured."""
+        return self._size > 1 and bool(self._names) and step % EVERY == 0
+
+    def begin(self) -> None:
+        """A new step: nothing of it has been measured."""
+        self._small = self._big = 0.0
+
+    def local(self, grad: Tensor, layout: Layout, scale: float) -> None:
+        """The rank's own gradient, as `scale` times what lies in this bucket."""
+        self._small += scale**2 * squared_norm(grad, layout.named(self._names))
+
+    def mean(self, mean: Tensor, layout: Layout, scale: float) -> None:
+        """The mean of all ranks, in the same bucket."""
+        self._big += scale**2 * squared_norm(mean, layout.named(self._names))
+
+    def end(self) -> None:
+        """All buckets of the step are done, and it counts."""
+        self._scale.add(self._small, self._big, self._size)
+
+    @property
+    def noise(self) -> Noise | None:
+        """What was measured so far, in batches of a rank."""
+        return self._scale.noise(self._share)
+
+
+def squared_norm(x: Tensor, layout: Layout) -> float:
+    """The squared Euclidean norm of these tensors of flat x, float32.
+
+    >>> layout = Layout.of([("a", (1,)), ("b", (1,)), ("c", (1,))])
+    >>> squared_norm(torch.tensor([3.0, 9.0, 4.0]), layout.named("ac"))
+    25.0
+    """
+    norms = [torch.linalg.vector_norm(view) for view in layout.segments.merged.views(x)]
+    return float(torch.stack(norms).double().square().sum()) if norms else 0.0
