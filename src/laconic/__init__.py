@@ -4,6 +4,7 @@ handle = laconic.compress(ddp_model, optimizer, "dgc(density=0.001, warmup_steps
 """
 
 from laconic import activations as activations
+from laconic import data as data
 from laconic import federated as federated
 from laconic import lowbit as lowbit
 from laconic import optim as optim
@@ -21,6 +22,7 @@ __all__ = [
     "activations",
     "catalogue",
     "compress",
+    "data",
     "distribute",
     "federated",
     "lowbit",

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
-from laconic.recipes import Accumulation, large_batch
+from laconic.recipes import Accumulation, Copies, large_batch
 from tests.dist.nets import agree, batch, flat, net
 
 STEPS, BATCH = 5, 28
@@ -45,3 +45,26 @@ def test_micro_batches_on_ranks_are_one_large_batch(pool: Any) -> None:
         assert equal
         assert exchanges == STEPS
         torch.testing.assert_close(many, alone, rtol=1e-3, atol=1e-4)  # LAMB's first steps are signs
+
+
+def copied() -> tuple[bool, float, torch.Tensor, int]:
+    """Two ranks with copies of their own examples: the factor is equal, and copies are exchanged once."""
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    handle = laconic.compress(model, optimizer, "dense()")
+    copies = Copies(3, correct_every=2)
+    for step in range(STEPS):
+        x, y = batch(dist.get_rank(), step, 6)
+        rng = torch.Generator().manual_seed(step)
+        noisy = x.repeat(3, 1) + 0.5 * torch.randn(18, 20, generator=rng)
+        optimizer.zero_grad()
+        copies.backward(model, F.cross_entropy, noisy, y.repeat(3))
+        optimizer.step()
+    return agree(model), copies.factor, flat(model), handle.stats().steps
+
+
+def test_copies_on_ranks_have_one_factor_and_one_exchange(pool: Any) -> None:
+    (equal, factor, _, exchanges), (_, other, _, _) = pool.run(2, copied)
+    assert equal
+    assert factor == other > 1
+    assert exchanges == STEPS

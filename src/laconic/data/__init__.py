@@ -1,1 +1,7 @@
-"""Data: which examples belong to whom."""
+"""Data: which examples belong to whom, and how often each is seen."""
+
+from laconic.data.batch_augmentation import batch_augmentation as batch_augmentation
+from laconic.data.copied_dataset import CopiedDataset as CopiedDataset
+from laconic.data.copies_sampler import CopiesSampler as CopiesSampler
+
+__all__ = ["CopiedDataset", "CopiesSampler", "batch_augmentation"]

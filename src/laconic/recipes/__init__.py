@@ -1,6 +1,7 @@
 """Recipes: known good settings of several pieces at once, such as all that a large batch needs."""
 
 from laconic.recipes.accumulation import Accumulation as Accumulation
+from laconic.recipes.copies import Copies as Copies
 from laconic.recipes.large_batch import large_batch as large_batch
 
-__all__ = ["Accumulation", "large_batch"]
+__all__ = ["Accumulation", "Copies", "large_batch"]

@@ -1,0 +1,161 @@
+"""`batch_augmentation`: several independent augmentations of each example in one step.
+
+Hoffer et al. 2020, arXiv:1901.09335: a batch of B examples with M copies of each takes as many steps as one
+of B, at the same learning rate (copies are correlated, so it is not scaled by M), and generalises better.
+Across ranks, groups of M ranks take the same examples, so that a step reads a M-th of the distinct examples.
+"""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import torch.distributed as dist
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
+
+from laconic.core import arguments
+from laconic.core.errors import SpecError
+from laconic.data.copied_dataset import Augment, CopiedDataset
+from laconic.data.copies_sampler import Across, CopiesSampler
+
+
+@overload
+def batch_augmentation(
+    source: DataLoader[Any],
+    copies: int = 4,
+    across: Across = "ranks",
+    *,
+    augment: Augment | None = None,
+    seed: int = 0,
+    rank: int | None = None,
+    size: int | None = None,
+) -> DataLoader[Any]: ...
+
+
+@overload
+def batch_augmentation(
+    source: Sampler[Any],
+    copies: int = 4,
+    across: Across = "ranks",
+    *,
+    batch: int,
+    seed: int = 0,
+    rank: int | None = None,
+    size: int | None = None,
+) -> CopiesSampler: ...
+
+
+def batch_augmentation(
+    source: DataLoader[Any] | Sampler[Any],
+    copies: int = 4,
+    across: Across = "ranks",
+    *,
+    augment: Augment | None = None,
+    batch: int | None = None,
+    seed: int = 0,
+    rank: int | None = None,
+    size: int | None = None,
+) -> DataLoader[Any] | CopiesSampler:
+    """A loader like this one, in which each example comes as `copies` independent augmentations.
+
+    It deals examples to ranks itself: give the loader that one process would use. Order and augmentation are
+    functions of (seed, epoch, index, copy), whatever the number of worker processes. Each iteration is the
+    next epoch; a resumed run calls `loader.batch_sampler.set_epoch(epoch, start=step)` first, and goes on as
+    if it had never stopped. What does not fill a step on all ranks is left out.
+
+    Args:
+        source: A DataLoader with a `batch_size`, which stays the number of distinct examples of a rank's
+            step; or a sampler of the examples, for a `CopiesSampler` to give, with a `CopiedDataset`, to a
+            DataLoader of your own.
+        copies: Augmented copies of each example, 1 or more; default: 4.
+        across: "ranks" (default): groups of `copies` ranks load the same examples, with other augmentations.
+            "batch": a batch holds all copies of its examples, `copies` times as many inputs, all of copy 0
+            first: let `laconic.recipes.Copies` take it apart.
+        augment: Makes an augmented example of a plain one: augment(example, generator); then no example is
+            read twice for a batch. Default: None, the data set's own random transforms are seeded.
+        batch: Distinct examples of a rank's step; only with a sampler.
+        seed: Equal on all ranks; default: 0.
+        rank: This rank; default: that of the default process group, or 0.
+        size: Number of ranks; default: that of the default process group, or 1.
+
+    Raises:
+        SpecError: The data set is an IterableDataset, the loader has a DistributedSampler, a sampler with a
+            generator of its own or no batch size, or `copies` do not divide the ranks.
+
+    >>> import torch
+    >>> loader = DataLoader(torch.arange(6.0), batch_size=3)
+    >>> def noise(x, rng):
+    ...     return x + torch.rand(1, generator=rng) / 9
+    >>> noisy = batch_augmentation(loader, 2, "batch", augment=noise)
+    >>> [[round(x) for x in batch.flatten().tolist()] for batch in noisy]
+    [[0, 1, 2, 0, 1, 2], [3, 4, 5, 3, 4, 5]]
+    """
+    known = dist.is_available() and dist.is_initialized()
+    rank = (dist.get_rank() if known else 0) if rank is None else rank
+    size = (dist.get_world_size() if known else 1) if size is None else size
+    settings: dict[str, Any] = {"rank": rank, "size": size, "seed": seed}
+    if isinstance(source, Sampler):
+        arguments.whole("batch", batch, 1, hint="distinct examples of a rank's step")
+        assert batch is not None
+        return CopiesSampler(source, batch, copies, across, **settings)
+    if not isinstance(source, DataLoader):
+        raise SpecError(
+            f"batch_augmentation takes a DataLoader or a sampler, got {type(source).__name__}: wrap the data"
+            " set, DataLoader(dataset, batch_size=...)"
+        )
+    if batch is not None:
+        raise SpecError(
+            f"batch={batch} goes with a sampler; a loader has its batch_size, {source.batch_size}"
+        )
+    dealt, shuffle = _dealt(source)
+    assert source.batch_size is not None
+    sampler = CopiesSampler(dealt, source.batch_size, copies, across, shuffle=shuffle, **settings)
+    return DataLoader(
+        CopiedDataset(source.dataset, augment),
+        batch_sampler=sampler,
+        num_workers=source.num_workers,
+        collate_fn=source.collate_fn,
+        pin_memory=source.pin_memory,
+        timeout=source.timeout,
+        worker_init_fn=source.worker_init_fn,
+        multiprocessing_context=source.multiprocessing_context,
+        generator=source.generator,
+        prefetch_factor=source.prefetch_factor,
+        persistent_workers=source.persistent_workers,
+    )
+
+
+def _dealt(loader: DataLoader[Any]) -> tuple[int | Sampler[Any], bool]:
+    """What a loader's examples are dealt from, and whether they are shuffled."""
+    data = loader.dataset
+    if isinstance(data, IterableDataset):
+        raise SpecError(
+            f"batch augmentation needs examples by number, and {type(data).__name__} is an IterableDataset,"
+            " whose next example cannot be drawn again: give a data set with __getitem__ and __len__, or"
+            " repeat and augment each example inside its own iteration"
+        )
+    if loader.batch_size is None:
+        raise SpecError(
+            "batch augmentation makes batches itself, and this DataLoader has a batch_sampler or no batches:"
+            " give one with batch_size=, or the sampler of single examples with batch="
+        )
+    sampler = loader.sampler
+    if isinstance(sampler, DistributedSampler):
+        raise SpecError(
+            "this loader has a DistributedSampler, and batch augmentation deals examples to ranks itself:"
+            " leave sampler= out, or give shuffle=True"
+        )
+    if type(sampler) is RandomSampler and not sampler.replacement:
+        total = len(sampler.data_source)
+        if sampler.num_samples == total:
+            return total, True
+    if type(sampler) is SequentialSampler:
+        return len(sampler), False
+    assert isinstance(sampler, Sampler)
+    return sampler, False

@@ -1,0 +1,166 @@
+"""Which example is drawn for which copy at which step: pure functions of (seed, epoch, index, copy).
+
+Across ranks, ranks g * copies to (g + 1) * copies - 1 are group g: its members take the same examples, each
+as another copy. Inside a batch, a rank's batch holds every copy of its examples, all examples of copy 0
+first, then all of copy 1: so each chunk of `batch` inputs has distinct examples, as ghost BatchNorm wants
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from laconic.core import arguments
+from laconic.core.errors import SpecError
+from laconic.core.turn import COMMON, mix
+from laconic.data.draws import order
+
+Across = Literal["ranks", "batch"]
+
+
+class Draw(NamedTuple):
+    """One input: the number of its example, of its copy, and the 64-bit key of its augmentation."""
+
+    example: int
+    copy: int
+    key: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a step reads, over all ranks: `inputs` to the model, made of `distinct` examples of the data."""
+
+    inputs: int
+    distinct: int
+
+
+class CopiesSampler(Sampler[list[Draw]]):
+    """Batches of draws for one rank; each iteration is the next epoch.
+
+    There is no state to save: `set_epoch(epoch, start)` goes on at any step, with the same draws. What does
+    not fill a step on all ranks is left out, other examples in each epoch.
+
+    Args:
+        source: Number of examples, which are shuffled; or a sampler of them, equal on all ranks.
+        batch: Distinct examples of a rank's step: its batch has `batch` inputs, or `copies * batch` with all
+            copies inside one.
+        copies: Augmented copies of each example, 1 or more.
+        across: "ranks", where groups of ranks share examples, or "batch".
+        rank: This rank.
+        size: Number of ranks; a multiple of `copies` where they are across ranks.
+        seed: Equal on all ranks; default: 0.
+        shuffle: Whether a number of examples is shuffled; default: True.
+
+    Raises:
+        SpecError: The copies do not divide the ranks, the data have fewer examples than a step, or an
+            argument is out of range.
+
+    >>> first, second = (CopiesSampler(4, 2, 2, "ranks", rank=r, size=2) for r in range(2))
+    >>> [[a.example == b.example, a.key == b.key] for a, b in zip(next(iter(first)), next(iter(second)))]
+    [[True, False], [True, False]]
+    >>> [(draw.example, draw.copy) for draw in next(iter(CopiesSampler(4, 2, 2, "batch", shuffle=False)))]
+    [(0, 0), (1, 0), (0, 1), (1, 1)]
+    """
+
+    def __init__(
+        self,
+        source: int | Sampler[Any],
+        batch: int,
+        copies: int,
+        across: Across = "ranks",
+        *,
+        rank: int = 0,
+        size: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+    ) -> None:
+        arguments.whole("copies", copies, 1)
+        arguments.choice("across", across, ("ranks", "batch"))
+        arguments.whole("batch", batch, 1)
+        arguments.whole("size", size, 1)
+        arguments.whole("rank", rank, 0, size - 1)
+        if across == "ranks" and size % copies:
+            low = max(d for d in range(1, copies + 1) if size % d == 0)
+            raise SpecError(
+                f"copies across ranks must divide their number, {size}, got {copies}: take {low} copies,"
+                f" {copies * (size // copies + 1)} ranks, or across='batch'"
+            )
+        self._groups = size // copies if across == "ranks" else size
+        self._group = rank // copies if across == "ranks" else rank
+        self._own = (rank % copies,) if across == "ranks" else tuple(range(copies))
+        self._n = source if isinstance(source, int) else _length(source)
+        if batch * self._groups > self._n:
+            raise SpecError(
+                f"batch must be in 1..{self._n // self._groups} for {self._n} examples among {self._groups}"
+                f" groups of ranks, got {batch}"
+            )
+        self.batch, self.copies, self.across, self.seed = batch, copies, across, seed
+        self._source, self._shuffle, self._size = source, shuffle, size
+        self._next = (0, 0)
+
+    @property
+    def reading(self) -> Reading:
+        """Of one step."""
+        each = self.batch * len(self._own)
+        return Reading(inputs=each * self._size, distinct=self.batch * self._groups)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Full steps in an epoch."""
+        return self._n // (self.batch * self._groups)
+
+    def set_epoch(self, epoch: int, start: int = 0) -> None:
+        """The next iteration is this epoch, from step `start` on."""
+        arguments.whole("epoch", epoch)
+        arguments.whole("start", start, 0, self.steps_per_epoch)
+        self._next = (epoch, start)
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch - self._next[1]
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        epoch, start = self._next  # at the first batch: DataLoader makes iterators that it does not use
+        self._next = (epoch + 1, 0)
+        mine = self._order(epoch)[self._group :: self._groups]
+        for step in range(start, self.steps_per_epoch):
+            chosen = mine[step * self.batch : (step + 1) * self.batch].tolist()
+            yield [Draw(i, c, mix(self.seed, epoch, i, c)) for c in self._own for i in chosen]
+
+    def _order(self, epoch: int) -> Tensor:
+        key = mix(self.seed, epoch, COMMON)
+        if isinstance(self._source, int):
+            return order(key, self._n) if self._shuffle else torch.arange(self._n)
+        if isinstance(self._source, DistributedSampler):
+            self._source.set_epoch(epoch)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key >> 1)
+            return torch.tensor([*self._source], dtype=torch.int64)
+
+
+def _length(sampler: Sampler[Any]) -> int:
+    """Its length. Raises `SpecError` for a sampler that draws from a generator of its own."""
+    drawing = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+    if isinstance(sampler, drawing) and sampler.generator is not None:
+        raise SpecError(
+            f"this {type(sampler).__name__} draws from a generator of its own, so that a resumed run would"
+            " see another order: build it without generator=, and the order comes from seed="
+        )
+    try:
+        return len(sampler)  # type: ignore[arg-type]
+    except TypeError:
+        raise SpecError(
+            f"batch augmentation needs a sampler with a length, and {type(sampler).__name__} has none: give"
+            " the number of its examples per epoch as __len__"
+        ) from None

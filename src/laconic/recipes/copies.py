@@ -1,0 +1,145 @@
+"""Copies: the training step of a batch that holds several augmentations of each example.
+
+Hoffer et al. 2020, arXiv:1901.09335, and the options of its code: chunks one after the other, the average of
+a model's outputs over an example's copies, and a correction of the gradient's norm. The gradients of copies
+partly cancel, so that their mean is shorter than each; the correction makes it as long as they are on
+average:
+
+    factor = mean_j |g_j| / |mean_j g_j|        of copy j's gradient g_j, at every `correct_every`-th step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from laconic.core import arguments
+from laconic.core.errors import SpecError, StateError
+from laconic.ddp.compress import inside
+
+Loss = Callable[[Any, Tensor], Tensor]
+
+
+class Copies:
+    """Takes duplicate-major batches, of `laconic.data.batch_augmentation(across="batch")`, apart.
+
+    Args:
+        copies: Copies of each example in a batch.
+        outputs: "each" (default): the loss is the mean over all inputs, one copy of all examples after the
+            other, so that memory is that of one copy, and BatchNorm sees distinct examples (ghost BatchNorm).
+            "averaged": the loss of the mean of the outputs over an example's copies, in one pass.
+        correct_every: Steps from one measurement of the norm's factor to the next, each of which costs a
+            forward and backward pass; 0 (default): no correction. Only with "each".
+
+    Raises:
+        SpecError: An argument is out of range.
+
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> x, y = torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.zeros(4, 1)
+    >>> loss = Copies(2).backward(model, nn.functional.mse_loss, x, y)
+    >>> torch.allclose(loss, nn.functional.mse_loss(model(x), y).detach())
+    True
+    """
+
+    def __init__(
+        self, copies: int, *, outputs: Literal["each", "averaged"] = "each", correct_every: int = 0
+    ) -> None:
+        arguments.whole("copies", copies, 1)
+        arguments.choice("outputs", outputs, ("each", "averaged"))
+        arguments.whole("correct_every", correct_every, hint="0 leaves the norm as it is")
+        if outputs == "averaged" and correct_every:
+            raise SpecError(
+                f"correct_every={correct_every} compares the gradients of copies, and outputs='averaged' has"
+                " one gradient for all: leave one of the two out"
+            )
+        self.copies, self.outputs, self.correct_every = copies, outputs, correct_every
+        self.factor = 1.0
+        self._step = 0
+
+    def backward(self, model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Tensor:
+        """Add this step's gradients to the model's parameters; DistributedDataParallel exchanges them once.
+
+        Args:
+            model: Under DistributedDataParallel or plain; compressed or not.
+            loss: Mean loss of outputs and labels.
+            x: Inputs, `copies` times B rows, all of copy 0 first.
+            y: Labels, in the same order.
+
+        Returns:
+            The mean loss, without the correction's factor; it needs no gradient.
+
+        Raises:
+            SpecError: `copies` does not divide the number of rows.
+        """
+        for each in (x, y):
+            if len(each) % self.copies:
+                raise SpecError(
+                    f"a batch of {self.copies} copies has a multiple of {self.copies} rows, got {len(each)}:"
+                    " take batches of batch_augmentation(..., across='batch') as they are"
+                )
+        xs, ys = x.chunk(self.copies), y.chunk(self.copies)
+        if self.correct_every and self._step % self.correct_every == 0:
+            self.factor = self._measured(model, loss, xs, ys)
+        self._step += 1
+        if self.outputs == "averaged":
+            found = model(x)
+            result = loss(found.unflatten(0, (self.copies, -1)).mean(0), ys[0])
+            torch.autograd.backward(result)
+            return result.detach()
+        replicated, total = inside(model), x.new_zeros(())
+        for number, (rows, labels) in enumerate(zip(xs, ys, strict=True)):
+            last = number == self.copies - 1
+            with nullcontext() if replicated is None or last else replicated.no_sync():
+                part = loss(model(rows), labels) / self.copies
+                torch.autograd.backward(part * self.factor)
+            total += part.detach()
+        return total
+
+    def _measured(
+        self, model: nn.Module, loss: Loss, xs: tuple[Tensor, ...], ys: tuple[Tensor, ...]
+    ) -> float:
+        """The factor, from these copies; averaged over the ranks of a DistributedDataParallel."""
+        replicated = inside(model)
+        trained = [each for each in model.parameters() if each.requires_grad]
+        buffers = [each.clone() for each in model.buffers()]
+        total = [torch.zeros_like(each) for each in trained]
+        lengths = []
+        with nullcontext() if replicated is None else replicated.no_sync():
+            for rows, labels in zip(xs, ys, strict=True):
+                grads = torch.autograd.grad(loss(model(rows), labels), trained, allow_unused=True)
+                lengths.append(norm([grad for grad in grads if grad is not None]))
+                for sum_, grad in zip(total, grads, strict=True):
+                    if grad is not None:
+                        sum_ += grad
+        with torch.no_grad():
+            for buffer, before in zip(model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+        together = norm(total)
+        factor = sum(lengths, torch.zeros(())) / together if together > 0 else torch.ones(())
+        if replicated is not None:
+            dist.all_reduce(factor, group=replicated.process_group)
+            factor /= dist.get_world_size(replicated.process_group)
+        return float(factor)
+
+    def state_dict(self) -> dict[str, float]:
+        """Plain numbers, with which a resumed training takes the same steps."""
+        return {"step": self._step, "factor": self.factor}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on from a saved state. Raises `StateError` for another object's."""
+        if set(state) != {"step", "factor"}:
+            raise StateError(
+                f"these are not the numbers of Copies.state_dict(), step and factor: {sorted(state)[:3]};"
+                " load what it returned"
+            )
+        self._step, self.factor = int(state["step"]), float(state["factor"])
+
+
+def norm(grads: list[Tensor]) -> Tensor:
+    """The norm of all of these together, float32 on the CPU."""
+    return torch.nn.utils.get_total_norm(grads).detach().float().cpu()
