@@ -1,9 +1,10 @@
-"""Optimisers for compressed gradients and large batches: each an ordinary `torch.optim.Optimizer`."""
+"""Optimisers for compressed gradients and large batches, each an ordinary one of torch; master weights for any."""
 
 from laconic.optim.amsgrad import AMSGrad as AMSGrad
 from laconic.optim.lamb import LAMB as LAMB
 from laconic.optim.lars import LARS as LARS
+from laconic.optim.master_weights import master_weights as master_weights
 from laconic.optim.qcmd_adagrad import QCMDAdaGrad as QCMDAdaGrad
 from laconic.optim.qrda_adagrad import QRDAAdaGrad as QRDAAdaGrad
 
-__all__ = ["LAMB", "LARS", "AMSGrad", "QCMDAdaGrad", "QRDAAdaGrad"]
+__all__ = ["LAMB", "LARS", "AMSGrad", "QCMDAdaGrad", "QRDAAdaGrad", "master_weights"]

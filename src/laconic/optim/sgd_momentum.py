@@ -109,7 +109,7 @@ class _BoundSgdMomentum(BoundRule):
         self.check_state(state)
         named = {key.removeprefix("decay/"): value for key, value in state.items()}
         self._decay = {
-            name: value.to(parameter.device, parameter.dtype).clone()
+            name: value.to(parameter.device).clone()
             for name, value in named.items()
             for parameter in (self._view.parameter(name),)
         }

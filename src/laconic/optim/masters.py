@@ -1,0 +1,191 @@
+"""Masters: the float32 weights that stand in for parameters in half precision while an optimiser steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from laconic.core.errors import StateError
+from laconic.core.turn import mix
+from laconic.optim.stochastic_rounding import HALF, round_at_random
+
+MASTER, ROUNDINGS = "master_weight", "roundings"  # in the state of a parameter
+SCALING = ("grad_scale", "found_inf")  # which a GradScaler sets
+
+
+class Masters:
+    """Of one optimiser. `at_random`: they are made for each step, and rounded at random after it.
+
+    State (momentum and the like) belongs to the parameter between steps, and to its master inside.
+    """
+
+    def __init__(self, optimizer: Optimizer, *, at_random: bool, seed: int) -> None:
+        self._optimizer = optimizer
+        self._at_random = at_random
+        self._seed = seed
+        self._kept: dict[Tensor, Tensor] = {}
+        self._roundings = 0  # so far
+        self._inside: dict[Tensor, Tensor] = {}  # a parameter's master, while groups hold masters
+        self._behind: dict[Tensor, Tensor] = {}  # and the other way round
+        for parameter in self._halves():
+            self.of(parameter)
+            if parameter in optimizer.state:  # Adagrad makes its state at once
+                optimizer.state[parameter] = {k: _single(v) for k, v in optimizer.state[parameter].items()}
+
+    def now(self, parameter: Tensor) -> Tensor:
+        """The tensor that the optimiser holds at present for this parameter of the model."""
+        return self._inside.get(parameter, parameter)
+
+    def kept(self, parameter: Tensor) -> Tensor | None:
+        """Its master, if one is kept already."""
+        return self._kept.get(parameter)
+
+    def behind(self, held: Tensor) -> Tensor:
+        """The parameter of the model for which the optimiser holds this tensor at present."""
+        return self._behind.get(held, held)
+
+    def of(self, parameter: Tensor) -> Tensor | None:
+        """The float32 master that is kept of a parameter in half precision; None where none is."""
+        if self._at_random or parameter.dtype not in HALF:
+            return None
+        if parameter not in self._kept:
+            self._kept[parameter] = parameter.detach().float()
+        return self._kept[parameter]
+
+    def step(self, step: Callable[..., Any], closure: Callable[[], Any] | None) -> Any:
+        """The optimiser's step on masters; skipped where a GradScaler found Inf or NaN."""
+        given = vars(self._optimizer)
+        scaling = {name: given.pop(name) for name in SCALING if name in given}  # no kernel is to apply it too
+        try:
+            if bool(scaling.get("found_inf", False)):
+                return None
+            with self.inside():
+                self._take_gradients(scaling.get("grad_scale"))
+                return step() if closure is None else step(lambda: self._evaluated(closure))
+        finally:
+            given.update(scaling)
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Groups hold masters, which are rounded to the model's parameters at the end."""
+        try:
+            for parameter in self._halves():
+                self._inside[parameter] = self._fresh(parameter)
+            self._behind = {master: parameter for parameter, master in self._inside.items()}
+            self._exchange(self._inside)
+            yield
+        finally:
+            self._exchange(self._behind)
+            held, self._inside, self._behind = self._inside, {}, {}
+            self._publish(held)
+
+    def _halves(self) -> list[Tensor]:
+        groups = self._optimizer.param_groups
+        held = (each for group in groups for each in group["params"])
+        return [each for each in held if each.dtype in HALF and each.requires_grad]
+
+    @torch.no_grad()
+    def _fresh(self, parameter: Tensor) -> Tensor:
+        """The master at the start of a step. What was written to the parameter from outside counts."""
+        master = self.of(parameter)
+        if master is None:
+            return parameter.detach().float()
+        same = master.to(parameter.dtype) == parameter
+        if not (same.is_cpu and bool(same.all())):  # elsewhere, asking costs more than copying
+            master.copy_(torch.where(same, master, parameter.float()))
+        return master
+
+    def _exchange(self, others: Mapping[Tensor, Tensor]) -> None:
+        """Put these in their keys' place, in groups (in the same lists: LBFGS keeps one) and in the state."""
+        for group in self._optimizer.param_groups:
+            group["params"][:] = [others.get(each, each) for each in group["params"]]
+        state = self._optimizer.state
+        for each in [key for key in state if isinstance(key, Tensor) and key in others]:
+            state[others[each]] = state.pop(each)
+
+    @torch.no_grad()
+    def _take_gradients(self, scale: Tensor | None = None) -> None:
+        for parameter, master in self._inside.items():
+            grad = None if parameter.grad is None else parameter.grad.float()
+            master.grad = grad if grad is None or scale is None else grad.div_(scale)
+
+    def _evaluated(self, closure: Callable[[], Any]) -> Any:
+        """The closure's result at the masters as they are now; its gradients become theirs."""
+        held, behind = self._inside, self._behind
+        with torch.no_grad():
+            for parameter, master in held.items():
+                parameter.copy_(master)
+        self._exchange(behind)  # so that the closure's zero_grad() meets the model's parameters
+        self._inside, self._behind = {}, {}
+        try:
+            result = closure()
+        finally:
+            self._exchange(held)
+            self._inside, self._behind = held, behind
+        self._take_gradients()
+        return result
+
+    @torch.no_grad()
+    def _publish(self, held: Mapping[Tensor, Tensor]) -> None:
+        self._roundings += 1
+        for place, parameter in enumerate(self._in_order()):
+            if (master := held.get(parameter)) is None:
+                continue
+            if self._at_random:
+                key = mix(self._seed, place, self._roundings)
+                parameter.copy_(round_at_random(master, parameter.dtype, key))
+            else:
+                parameter.copy_(master)
+            master.grad = None
+
+    def _in_order(self) -> list[Tensor]:
+        """All parameters, as a `state_dict` numbers them."""
+        return [each for group in self._optimizer.param_groups for each in group["params"]]
+
+    def added_to(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The optimiser's state with what is kept here, under the number of each parameter."""
+        state = dict(state_dict["state"])
+        for number, parameter in enumerate(self._in_order()):
+            if (master := self._kept.get(parameter)) is not None:
+                state[number] = {**state.get(number, {}), MASTER: master}
+            elif self._at_random and parameter.dtype in HALF:
+                state[number] = {**state.get(number, {}), ROUNDINGS: torch.tensor(self._roundings)}
+        return {**state_dict, "state": state}
+
+    def load(self, load: Callable[[dict[str, Any]], None], state_dict: dict[str, Any]) -> None:
+        """Take a state back, in float32. A state without masters leaves those of the parameters as they are.
+
+        Raises `StateError`, with nothing changed, where a master has another shape than its parameter.
+        """
+        parameters = self._in_order()
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        pairs = dict(zip(numbers, parameters, strict=False))
+        saved = {pairs[i]: one for i, one in state_dict["state"].items() if i in pairs}
+        for parameter, one in saved.items():
+            if MASTER in one and one[MASTER].shape != parameter.shape:
+                raise StateError(
+                    f"the saved state has a master weight of shape {tuple(one[MASTER].shape)} for a parameter"
+                    f" of shape {tuple(parameter.shape)}: load the state of the same model"
+                )
+        own = {
+            number: {key: value for key, value in one.items() if key not in (MASTER, ROUNDINGS)}
+            for number, one in state_dict["state"].items()
+        }
+        with self.inside():
+            load({**state_dict, "state": {number: one for number, one in own.items() if one}})
+            for parameter, one in saved.items():
+                master = self.of(parameter)
+                if master is not None and MASTER in one:
+                    with torch.no_grad():
+                        master.copy_(one[MASTER])
+        self._roundings = max((int(one[ROUNDINGS]) for one in saved.values() if ROUNDINGS in one), default=0)
+
+
+def _single(value: Any) -> Any:
+    """A tensor in half precision as float32; anything else as it is."""
+    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value

@@ -1,0 +1,298 @@
+"""Master weights: what 16 bits lose is kept, by any optimiser, and a resumed run does the same bits."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import weakref
+
+import pytest
+import torch
+from tests.dist.nets import batch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+from laconic.core.errors import AttachError, StateError
+from laconic.optim import master_weights
+from laconic.optim.master_weights import masters_of
+
+HALF = (torch.bfloat16, torch.float16)
+OPTIMISERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "plain sgd": lambda p: torch.optim.SGD(p, lr=0.05),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-3, amsgrad=True),
+    "adamw one by one": lambda p: torch.optim.AdamW(p, lr=1e-3, foreach=False),
+    "adamw fused": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=1e-3),
+    "radam": lambda p: torch.optim.RAdam(p, lr=1e-3),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-3),
+}
+
+
+def net(dtype=torch.bfloat16, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 5)).to(dtype)
+
+
+def give_gradients(model, step, scale=1.0):
+    """This step's gradients of the model as it is, times `scale`."""
+    x, y = batch(0, step)
+    model.zero_grad()
+    logits = model(x.to(next(model.parameters()).dtype)).float()
+    (nn.functional.cross_entropy(logits, y) * scale).backward()
+
+
+def twin(model):
+    """Float32 copies of a model's parameters."""
+    return [nn.Parameter(each.detach().float()) for each in model.parameters()]
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("kind", OPTIMISERS)
+def test_masters_are_what_the_optimiser_makes_of_float32_weights(dtype, kind):
+    """Brute force: a second optimiser on float32 tensors that get the same gradients. Equal bit for bit."""
+    model = net(dtype)
+    expected = twin(model)
+    ours, plain = (OPTIMISERS[kind](p) for p in (model.parameters(), expected))
+    master_weights(ours)
+    for step in range(5):
+        give_gradients(model, step)
+        for one, other in zip(expected, model.parameters(), strict=True):
+            one.grad = other.grad.float()
+        ours.step()
+        plain.step()
+        for one, other in zip(expected, model.parameters(), strict=True):
+            assert torch.equal(masters_of(ours).of(other), one)
+            assert torch.equal(other, one.to(dtype))
+    saved, known = ours.state_dict()["state"], plain.state_dict()["state"]
+    for number, its in known.items():
+        assert all(torch.equal(saved[number][key], value) for key, value in its.items())
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("dtype", HALF)
+def test_updates_of_1e_4_are_kept_that_16_bits_lose(dtype, rounding):
+    """1,000 weights at 1, 400 updates of 1e-4 each, relative: the mean falls to 0.96.
+
+    Alone, bfloat16 loses all of it: half a step at 1 is 2e-3, and 2.4e-4 in float16. Stochastic rounding: one
+    standard deviation of a weight is below sqrt(400 * 1e-4 * 2^-8) = 0.0125, of the mean 4e-4.
+    """
+    means = {}
+    for mastered in (False, True):
+        weight = nn.Parameter(torch.ones(1000, dtype=dtype))
+        optimizer = torch.optim.SGD([weight], lr=1e-4)
+        if mastered:
+            master_weights(optimizer, rounding=rounding, seed=3)
+        for _ in range(400):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        means[mastered] = float(weight.detach().float().mean())
+    assert means[False] == 1.0
+    assert abs(means[True] - 0.96) < 2e-3, (
+        "a step of the grid below 1 is 2^-8, and nearest errs by half of it"
+    )
+
+
+def test_stochastic_rounding_keeps_no_copy_and_draws_the_same_bits_on_every_rank():
+    ends = []
+    for _ in range(2):
+        model = net()
+        optimizer = master_weights(OPTIMISERS["sgd"](model.parameters()), rounding="stochastic", seed=1)
+        for step in range(5):
+            give_gradients(model, step)
+            optimizer.step()
+        ends.append([each.detach().clone() for each in model.parameters()])
+        state = optimizer.state_dict()["state"]
+        assert {key for its in state.values() for key in its} == {"momentum_buffer", "roundings"}
+        assert all(its["momentum_buffer"].dtype == torch.float32 for its in state.values())
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("kind", ["sgd", "plain sgd", "adam", "adamw fused", "adafactor"])
+def test_a_resumed_run_does_the_same_bits(kind, rounding):
+    """Through a file that is loaded under weights_only."""
+    model = net()
+    optimizer = master_weights(OPTIMISERS[kind](model.parameters()), rounding=rounding)
+    for step in range(8):
+        if step == 4:
+            file = io.BytesIO()
+            torch.save((model.state_dict(), optimizer.state_dict()), file)
+        give_gradients(model, step)
+        optimizer.step()
+    file.seek(0)
+    weights, state = torch.load(file, weights_only=True)
+    again = net(seed=9)
+    other = master_weights(OPTIMISERS[kind](again.parameters()), rounding=rounding)
+    again.load_state_dict(weights)
+    other.load_state_dict(state)
+    for step in range(4, 8):
+        give_gradients(again, step)
+        other.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    saved, found = optimizer.state_dict()["state"], other.state_dict()["state"]
+    for number, its in saved.items():
+        assert its.keys() == found[number].keys()
+        for key, value in its.items():
+            same = torch.equal(value, found[number][key]) if isinstance(value, torch.Tensor) else True
+            assert same, (number, key)
+
+
+def test_groups_schedules_clipping_and_new_groups_work():
+    """A schedule from before the masters, one from after, and a group that comes later, beside float32."""
+    model, plain = net(), nn.Linear(4, 2)
+    expected = twin(model)
+    first, rest = [*model.parameters()][:2], [*model.parameters()][2:]
+    ours = torch.optim.SGD([{"params": first}, {"params": plain.parameters(), "lr": 1.0}], lr=0.1)
+    theirs = torch.optim.SGD([{"params": expected[:2]}], lr=0.1)
+    early = torch.optim.lr_scheduler.StepLR(ours, 1, gamma=0.5)
+    master_weights(ours)
+    late = torch.optim.lr_scheduler.StepLR(ours, 1, gamma=0.5)
+    for step in range(4):
+        if step == 2:
+            ours.add_param_group({"params": rest, "lr": 0.02})
+            theirs.add_param_group({"params": expected[2:], "lr": 0.02})
+        theirs.param_groups[0]["lr"] = ours.param_groups[0]["lr"]
+        give_gradients(model, step)
+        plain(torch.ones(4)).sum().backward()
+        clip_grad_norm_(model.parameters(), 0.1)
+        for one, other in zip(expected, model.parameters(), strict=True):
+            one.grad = other.grad.float()
+        ours.step()
+        theirs.step()
+        if step < 2:
+            early.step()
+            late.step()
+    assert ours.param_groups[0]["lr"] == pytest.approx(0.1 / 16)
+    for one, other in zip(expected, model.parameters(), strict=True):
+        assert torch.equal(masters_of(ours).of(other), one)
+    assert ours.param_groups[0]["params"][0] is first[0]
+    ours.zero_grad()
+    assert all(each.grad is None for each in model.parameters())
+
+
+def test_what_others_write_to_a_parameter_counts():
+    """A mask's zeros and a loaded model stay; the entries that nobody touched keep their masters."""
+    weight = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = master_weights(torch.optim.SGD([weight], lr=1e-4))
+    for step in range(20):
+        if step == 10:
+            with torch.no_grad():
+                weight[0] = 0.0
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    master = masters_of(optimizer).of(weight)
+    torch.testing.assert_close(master[0].item(), -1e-3, rtol=1e-5, atol=0)
+    torch.testing.assert_close(master[1:], torch.full((3,), 1 - 2e-3), rtol=1e-6, atol=0)
+
+
+def test_closures_and_lbfgs_see_the_weights_of_the_moment():
+    """LBFGS needs ten evaluations a step: on its float32 masters it nears the minimum as float32 does."""
+    ends = {}
+    for dtype in (torch.float32, torch.float16):
+        weight = nn.Parameter(torch.tensor([3.0, -2.0], dtype=dtype))
+        optimizer = torch.optim.LBFGS([weight], lr=0.5)
+        if dtype in HALF:
+            master_weights(optimizer)
+
+        def closure(weight=weight, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = ((weight.float() - torch.tensor([0.5, 1.5])) ** 2).sum()
+            loss.backward()
+            return loss
+
+        for _ in range(5):
+            loss = optimizer.step(closure)
+        assert float(loss.detach()) < 1e-3
+        ends[dtype] = weight.detach().float()
+    torch.testing.assert_close(ends[torch.float16], ends[torch.float32], rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_a_grad_scaler_is_undone_in_float32_and_inf_is_skipped(dtype):
+    """Gradients of 2^-20, scaled by 2^16, are numbers in float16; unscaled there, most digits would go."""
+    model = net(dtype)
+    expected = twin(model)
+    ours, plain = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(expected, lr=0.1)
+    master_weights(ours)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    for step in range(4):
+        give_gradients(model, step, scale=2.0**-20 * scaler.get_scale())
+        if step == 2:
+            model[0].weight.grad[0, 0] = torch.inf
+        for one, other in zip(expected, model.parameters(), strict=True):
+            one.grad = other.grad.float() / scaler.get_scale()
+        before = [each.detach().clone() for each in model.parameters()]
+        scale = scaler.get_scale()
+        scaler.scale(torch.zeros(()))  # which makes the scaler's tensors
+        scaler.step(ours)
+        scaler.update()
+        if step == 2:
+            assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+            assert scaler.get_scale() == scale / 2
+        else:
+            plain.step()
+        for one, other in zip(expected, model.parameters(), strict=True):
+            assert torch.equal(masters_of(ours).of(other), one)
+
+
+def test_what_cannot_have_masters_is_refused_whole():
+    plain = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    with pytest.raises(AttachError, match=r"bfloat16 or float16, and this optimiser's are torch\.float32"):
+        master_weights(plain)
+    assert masters_of(plain) is None and "step" not in vars(plain)
+    frozen = net()
+    frozen.requires_grad_(False)
+    with pytest.raises(AttachError, match="trained parameters"):
+        master_weights(torch.optim.SGD(frozen.parameters(), lr=0.1))
+    half = torch.optim.SGD(net().parameters(), lr=0.1)
+    with pytest.raises(AttachError, match="rounding must be one of"):
+        master_weights(half, rounding="up")
+    assert masters_of(half) is None
+    master_weights(half)
+    step = half.step
+    with pytest.raises(AttachError, match="already"):
+        master_weights(half, rounding="stochastic")
+    assert half.step is step
+
+
+def test_a_state_of_another_model_changes_nothing():
+    model = net()
+    optimizer = master_weights(OPTIMISERS["sgd"](model.parameters()))
+    give_gradients(model, 0)
+    optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict())
+    wrong = copy.deepcopy(before)
+    wrong["state"][0]["master_weight"] = torch.zeros(3)
+    with pytest.raises(StateError, match=r"shape \(3,\)"):
+        optimizer.load_state_dict(wrong)
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        optimizer.load_state_dict({**before, "param_groups": []})
+    after = optimizer.state_dict()
+    for number, its in before["state"].items():
+        assert all(torch.equal(value, after["state"][number][key]) for key, value in its.items())
+    assert optimizer.param_groups[0]["params"][0] is model[0].weight
+
+
+def test_a_plain_state_loads_and_masters_start_from_the_parameters():
+    model = net()
+    plain = OPTIMISERS["sgd"](model.parameters())
+    give_gradients(model, 0)
+    plain.step()
+    state = plain.state_dict()
+    ours = master_weights(OPTIMISERS["sgd"](model.parameters()))
+    ours.load_state_dict(state)
+    found = ours.state_dict()["state"][0]
+    assert torch.equal(found["master_weight"], model[0].weight.float())
+    assert torch.equal(found["momentum_buffer"], state["state"][0]["momentum_buffer"].float())
+
+
+def test_masters_go_with_their_optimiser():
+    optimizer = master_weights(OPTIMISERS["sgd"](net().parameters()))
+    masters = weakref.ref(masters_of(optimizer))
+    del optimizer
+    gc.collect()
+    assert masters() is None
