@@ -20,6 +20,7 @@ from laconic.ddp.communication_thread import Answer, CommunicationThread
 from laconic.ddp.gradient_watch import GradientWatch
 from laconic.ddp.zeroed import ZeroedWatch
 from laconic.exchange.exchange import Exchange
+from laconic.optim.stochastic_rounding import HALF
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Mean:
 
     def as_gradient_of(self, parameter: Tensor) -> Tensor:
         """The unscaled mean in the parameter's shape."""
-        grad = self.view.detach() / self.scale
+        grad = (self.view.detach() / self.scale).to(parameter.dtype.to_real())
         if parameter.is_complex():
             return torch.view_as_complex(grad.view(*parameter.shape, 2))
         return grad.view(parameter.shape)
@@ -45,6 +46,7 @@ class Buckets:
         names: The name of each parameter of the model.
         scaler: The GradScaler in use, if any: memories are kept unscaled.
         keep_means: Whether to keep the means of a step for parameters that no rank has used.
+        masters: Whether an optimiser has float32 masters, which get means that are not rounded to 16 bits.
     """
 
     def __init__(
@@ -54,12 +56,15 @@ class Buckets:
         scaler: torch.amp.GradScaler | None,
         *,
         keep_means: bool,
+        masters: Callable[[], bool] = lambda: False,
     ) -> None:
         self.per_step = 0  # buckets of the present step so far
         self.exchange = exchange
         self._watch = GradientWatch()
         self.means: dict[str, Mean] = {}  # of the present step, by tensor name, if they are kept
         self._restores = self._keep_means = keep_means
+        self._masters = masters
+        self._float_means: dict[str, Mean] = {}  # of the present step, of parameters in 16 bits
         self._thread = CommunicationThread(f"laconic rank {exchange.comm.rank}")
         self._names = {id(parameter): name for parameter, name in names.items()}
         self._scaler = scaler
@@ -91,6 +96,7 @@ class Buckets:
             if first:
                 self.exchange.begin()
                 self.means.clear()
+                self._float_means.clear()
             mean = self._mean_(buffer, layout, scale)
             if self._zeroed is not None and self.exchange.void is not None:
                 self._zeroed.pending = False  # a void step is there to be skipped, and sends all of it later
@@ -108,6 +114,11 @@ class Buckets:
     def keep_all_means(self, always: bool) -> None:
         """Keep the means of each step from now on, or only where parameters can be unused."""
         self._keep_means = always or self._restores
+
+    def float_mean(self, name: str) -> Tensor | None:
+        """float32 (n,): the present step's mean of a parameter in 16 bits, unscaled; None if none is kept."""
+        mean = self._float_means.get(name)
+        return None if mean is None else mean.view / mean.scale
 
     def discard(self) -> None:
         """The means of the last backward pass are thrown away."""
@@ -184,6 +195,9 @@ class Buckets:
         finite = self.exchange.mean_(flat, layout, scale)
         if flat is not buffer:
             buffer.copy_(flat)
+            if buffer.dtype in HALF and self._masters():
+                views = zip(layout.names, layout.segments.views(flat), strict=True)
+                self._float_means |= {name: Mean(view, scale) for name, view in views}
             if finite and not bool(buffer.isfinite().all()):
                 self.exchange.cancel(f"the mean of {layout.names[0]} does not fit into {buffer.dtype}")
                 buffer.fill_(torch.nan)

@@ -58,13 +58,20 @@ class Handle(Joinable):
         optimizers = all_of(optimizer)
         hooks = [
             OptimiserHooks(
-                each, names, self._before_step, method.rules, [o for o in optimizers if o is not each]
+                each,
+                names,
+                self._before_step,
+                method.rules,
+                [o for o in optimizers if o is not each],
+                self._mean_of,
             )
             for each in optimizers
         ]
         self._optimisers = Optimisers(hooks)
         self.exchange = Exchange(method, self.layout, comm, self._optimisers, seed)
-        self.buckets = Buckets(self.exchange, names, scaler, keep_means=restore_unused)
+        self.buckets = Buckets(
+            self.exchange, names, scaler, keep_means=restore_unused, masters=self._optimisers.have_masters
+        )
         site = Site(comm, seed, self.exchange.seconds)
         self._rules: list[BoundRule] = []
         for each in hooks:
@@ -184,8 +191,9 @@ class Handle(Joinable):
         starts without any.
         """
         if self.buckets.failure is None:
-            for rule in self._rules:
-                rule.close()
+            with self._optimisers.on_masters():
+                for rule in self._rules:
+                    rule.close()
         for hooks in self._optimisers.hooks:
             hooks.remove()
         self.buckets.close()
@@ -217,6 +225,10 @@ class Handle(Joinable):
     def join_process_group(self) -> Any:
         """The model's process group."""
         return dist.group.WORLD if self._joined is None else self._joined.group
+
+    def _mean_of(self, name: str) -> Tensor | None:
+        """The present step's mean in float32, if DDP has it in 16 bits; None if it is not kept."""
+        return self.buckets.float_mean(name)
 
     def _before_step(self) -> int:
         """The step that the optimiser is about to take. Raises if it must not be taken."""

@@ -6,7 +6,8 @@ the step. The parameter groups are never rewritten, so schedulers see and set `l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -16,13 +17,15 @@ from torch.utils.hooks import RemovableHandle
 
 from laconic.core.errors import AttachError
 from laconic.exchange.rule import BoundRule, Rule
+from laconic.optim.master_weights import masters_of
 
 
 class OptimiserHooks:
     """Hooks on one optimiser. `names` maps each parameter of the model to its name.
 
     The optimiser may hold other parameters too, such as a loss's: they stay its own, as under DDP. `others`:
-    the model's other optimisers, each with tensors of its own.
+    the model's other optimisers, each with tensors of its own. `mean_of`: the mean of a tensor in 16 bits as
+    it was before it was rounded, if that is known.
     """
 
     def __init__(
@@ -32,9 +35,11 @@ class OptimiserHooks:
         before_step: Callable[[], int],
         rules: Sequence[Rule],
         others: Sequence[Optimizer] = (),
+        mean_of: Callable[[str], Tensor | None] = lambda name: None,
     ) -> None:
         self.optimiser = optimiser
         self._before_step = before_step
+        self._mean_of = mean_of
         self._names = names
         self._parameters = {name: parameter for parameter, name in names.items()}
         self._hidden: list[tuple[Tensor, Tensor]] = []
@@ -65,8 +70,9 @@ class OptimiserHooks:
         )
 
     def parameter(self, name: str) -> Tensor:
-        """The model's parameter of this name."""
-        return self._parameters[name]
+        """The model's parameter of this name; inside a step, its float32 master if there is one."""
+        parameter, masters = self._parameters[name], masters_of(self.optimiser)
+        return parameter if masters is None else masters.now(parameter)
 
     def settings(self, name: str) -> Mapping[str, Any]:
         """The current settings of this tensor's group, or the defaults if it is in none."""
@@ -84,13 +90,15 @@ class OptimiserHooks:
             a is not b for a, b in zip(groups, self._indexed, strict=True)
         ):
             self._indexed = list(groups)
-            pairs = ((p, group) for group in groups for p in group["params"])
+            masters = masters_of(self.optimiser)
+            held = ((p, group) for group in groups for p in group["params"])
+            pairs = held if masters is None else ((masters.behind(p), group) for p, group in held)
             self._group_of = {self._names[p]: group for p, group in pairs if p in self._names}
         return self._group_of
 
     def take_momentum(self, name: str) -> Tensor | None:
         """Take away the tensor's momentum buffer from SGD; None if there is none."""
-        state = self.optimiser.state.get(self._parameters[name])
+        state = self.optimiser.state.get(self.parameter(name))
         buffer = None if state is None else state.pop("momentum_buffer", None)
         return buffer if isinstance(buffer, Tensor) else None
 
@@ -109,13 +117,25 @@ class OptimiserHooks:
                 loss = closure()
             args, kwargs = (args[0], lambda: loss), {key: kwargs[key] for key in kwargs if key != "closure"}
         step = self._before_step()
+        self._refine()
         for rule in self._rules:
             for name in rule.step_(step):
-                parameter = self._parameters[name]
+                parameter = self.parameter(name)
                 if parameter.grad is not None:
                     self._hidden.append((parameter, parameter.grad))
                     parameter.grad = None
         return args, kwargs
+
+    def _refine(self) -> None:
+        """Give masters the mean itself, where the gradient is what rounding to the parameter left of it."""
+        masters = masters_of(self.optimiser)
+        for name, parameter in self._parameters.items() if masters is not None else ():
+            master, mean = self.parameter(name), self._mean_of(name)
+            if mean is None or master.grad is None or master is parameter:
+                continue
+            mean = mean.view(master.shape)
+            if torch.equal(mean.to(parameter.dtype).float(), master.grad):
+                master.grad = mean
 
     def _after(self, optimiser: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for parameter, grad in self._hidden:
@@ -137,6 +157,20 @@ class Optimisers:
     def of(self, name: str) -> OptimiserHooks:
         """The hooks on the optimiser that holds this tensor; on the first one if none does."""
         return next((each for each in self.hooks if each.holds(name)), self.hooks[0])
+
+    def have_masters(self) -> bool:
+        """Whether one of them has float32 master weights."""
+        return any(masters_of(each.optimiser) is not None for each in self.hooks)
+
+    @contextmanager
+    def on_masters(self) -> Iterator[None]:
+        """Inside, masters stand in for their parameters, as in a step."""
+        with ExitStack() as stack:
+            for each in self.hooks:
+                masters = masters_of(each.optimiser)
+                if masters is not None:
+                    stack.enter_context(masters.inside())
+            yield
 
     def settings(self, name: str) -> Mapping[str, Any]:
         """As `OptimiserHooks.settings`."""

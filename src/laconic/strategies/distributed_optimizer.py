@@ -16,10 +16,11 @@ from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError, NonFiniteError, StateError
 from laconic.exchange.stats import Stats
+from laconic.optim.master_weights import masters_of
 from laconic.strategies.controller import Controller, GradientController
-from laconic.strategies.gradients import all_finite, gradients, unscale_
+from laconic.strategies.gradients import all_finite, gradients, step_unscaled
 from laconic.strategies.parameter_controller import ParameterController
-from laconic.strategies.several import Several
+from laconic.strategies.several import Several, each_of
 from laconic.strategies.strategy import Notes, Update
 
 KEY = "laconic"  # where the optimiser's state holds the strategy's memory
@@ -53,7 +54,6 @@ class DistributedOptimizer(Optimizer, Joinable):
         self._replica = controller.replica if isinstance(controller, ParameterController) else None
         self._group = group
         self._loss: float | None = None
-        self._step_supports_amp_scaling = self._replica is not None
         self._share()
         named = () if model is None else model.named_parameters()
         self._names: dict[Tensor, str] = {each: name for name, each in named}
@@ -67,6 +67,11 @@ class DistributedOptimizer(Optimizer, Joinable):
         self.defaults = self.optimizer.defaults
         self.state = self.optimizer.state
         self.param_groups = self.optimizer.param_groups
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether a GradScaler is to leave its scale and its finding to `step`."""
+        return self._replica is not None or any(map(masters_of, each_of(self.optimizer)))
 
     def __repr__(self) -> str:
         return f"<{self.controller} over {self.optimizer!r}>"
@@ -92,13 +97,15 @@ class DistributedOptimizer(Optimizer, Joinable):
             self.note_loss(loss)
         noted_loss, self._loss = self._loss, None
         self._check_exchanged()
+        scaled: Tensor | None = getattr(self, "found_inf", None)  # which a GradScaler sets
+        update = partial(step_unscaled, self.optimizer, getattr(self, "grad_scale", None))
         if self._replica is None:
-            self.controller.step(self.optimizer.step, noted_loss)
+            if scaled is None or not bool(scaled):
+                self.controller.step(update, noted_loss)
             return loss
         Join.notify_join_context(self)
-        scaled: Tensor | None = getattr(self, "found_inf", None)  # which a GradScaler sets
-        skip = not all_finite(gradients(self)) if scaled is None else unscale_(self, bool(scaled))
-        self._round(_nothing if skip else partial(self._replica.update, self.optimizer.step), noted_loss)
+        skip = not all_finite(gradients(self)) if scaled is None else bool(scaled)
+        self._round(_nothing if skip else partial(self._replica.update, update), noted_loss)
         if skip and scaled is None:
             raise NonFiniteError(
                 "a gradient is NaN or infinite: this rank's update was skipped, and its round with the others"

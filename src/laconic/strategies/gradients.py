@@ -8,19 +8,31 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from laconic.optim.master_weights import masters_of
+from laconic.strategies.several import each_of
+
 
 def gradients(optimizer: Optimizer) -> list[Tensor]:
     """Of the parameters that have one."""
     return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
-def unscale_(optimizer: Optimizer, found_inf: bool) -> bool:
-    """Undo the scale that a GradScaler has set, unless it found Inf or NaN; returns whether it did."""
-    scale: Tensor | None = getattr(optimizer, "grad_scale", None)
-    if not found_inf and scale is not None:
-        for grad in gradients(optimizer):
-            grad.div_(scale)
-    return found_inf
+def step_unscaled(optimizer: Optimizer, scale: Tensor | None) -> None:
+    """The step of an optimiser or several, by gradients times `scale`; None: they are unscaled already.
+
+    Master weights take the scale away in float32.
+    """
+    for each in each_of(optimizer):
+        if scale is not None and masters_of(each) is not None:
+            each.grad_scale = scale  # type: ignore[attr-defined]  # as a GradScaler sets it
+        elif scale is not None:
+            for grad in gradients(each):
+                grad.div_(scale)
+    try:
+        optimizer.step()
+    finally:
+        for each in each_of(optimizer):
+            vars(each).pop("grad_scale", None)
 
 
 def all_finite(grads: Iterable[Tensor]) -> bool:

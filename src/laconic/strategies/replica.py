@@ -4,7 +4,8 @@ Strategies that exchange parameters send this tensor directly: nothing is gather
 is copied back. The parameters stay the same objects, so the optimiser and its state stay valid.
 
 A parameter in half precision cannot be a view of float32: it follows its part of the tensor, which keeps what
-float32 holds of averages and small steps, and its own updates are added to that part.
+float32 holds of averages and small steps, and its own updates are added to that part. Where the optimiser has
+`master_weights`, that part is the master, so its own updates lose nothing either.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from laconic.comm.comm import Comm
 from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
 from laconic.ddp.compress import is_sharded
-
-HALF = (torch.bfloat16, torch.float16)
+from laconic.optim.master_weights import masters_of
+from laconic.optim.stochastic_rounding import HALF
+from laconic.strategies.several import each_of
 
 
 class Replica:
@@ -41,6 +43,7 @@ class Replica:
         held = (each for group in optimizer.param_groups for each in group["params"] if each.requires_grad)
         outside = (each for each in held if each not in own)
         self.parameters |= {f"outside.{i}": each for i, each in enumerate(outside)}
+        self._optimizers = each_of(optimizer)
         self.statistics = tuple(each for each in model.buffers() if each.is_floating_point())
         self.layout = Layout.of((name, tuple(each.shape)) for name, each in self.parameters.items())
         self._check(model)
@@ -90,10 +93,23 @@ class Replica:
     def update(self, optimise: Callable[[], object]) -> None:
         """Let the optimiser do its step on the parameters as they are in `flat` now."""
         self.publish()
-        before = [each.detach().float() for each, _ in self.halves()]
+        pairs = [(each, view) for each, view in self.halves() if not self._lent(each, view)]
+        before = [each.detach().float() for each, _ in pairs]
         optimise()
-        for old, (each, view) in zip(before, self.halves(), strict=True):
+        for old, (each, view) in zip(before, pairs, strict=True):
             view.add_(each.detach().float().sub_(old))
+
+    def _lent(self, parameter: Tensor, view: Tensor) -> bool:
+        """Whether the optimiser steps this part of `flat` itself: it is where its master is."""
+        master = self._master(parameter)
+        if master is not None:
+            master.data = view
+        return master is not None
+
+    def _master(self, parameter: Tensor) -> Tensor | None:
+        known = (masters_of(each) for each in self._optimizers)
+        found = (None if masters is None else masters.kept(parameter) for masters in known)
+        return next((master for master in found if master is not None), None)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Each parameter's part of flat (n,), in its shape."""
@@ -124,6 +140,8 @@ class Replica:
         """Give every parameter its own memory again."""
         for parameter in self.parameters.values():
             parameter.data = parameter.detach().clone()
+            if (master := self._master(parameter)) is not None:
+                master.data = master.detach().clone()
 
     def adopt(self, comm: Comm, root: int = 0) -> None:
         """Copy the root's parameters and statistics. Called by all ranks."""
