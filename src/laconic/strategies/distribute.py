@@ -27,6 +27,7 @@ from laconic.strategies.membership import Membership
 from laconic.strategies.parameter_controller import ParameterController, Statistics
 from laconic.strategies.replica import Replica
 from laconic.strategies.several import as_one
+from laconic.strategies.shared_scaler import check_scaler
 from laconic.strategies.strategy import Strategy
 
 _distributed: weakref.WeakKeyDictionary[nn.Module, ParameterController] = weakref.WeakKeyDictionary()
@@ -71,8 +72,9 @@ def distribute(
         quorum: The fewest ranks that go on after a loss; with fewer, each of them raises `PeerError`. With
             more than half of all ranks, the smaller part of a group never trains alone. Needs `patience_s`;
             default: 1.
-        scaler: The GradScaler in use, if any, so that a method keeps its memory unscaled; strategies work
-            with any GradScaler.
+        scaler: The GradScaler in use, if any. A method keeps its memory unscaled by it. Under a strategy its
+            finding is shared, by 4 bytes a step: an overflow on one rank makes all skip that update, and
+            scales stay equal. Default: none; then each rank of a strategy skips by its own scaler.
         ddp_options: Options of DistributedDataParallel, if the spec is a method.
 
     Returns:
@@ -80,8 +82,9 @@ def distribute(
 
     Raises:
         SpecError: The spec is wrong, or does not fit the number of ranks.
-        AttachError: The model or the optimiser does not fit, the model is distributed already, or the ranks
-            disagree on spec, seed, statistics or model. Raised on every rank.
+        AttachError: The model or the optimiser does not fit, the model is distributed already, the scaler is
+            shared already or cannot be (`adpsgd`, `patience_s`), or the ranks disagree on spec, seed, scaler,
+            statistics or model. Raised on every rank.
     """
     if inside(model) is not None:
         raise AttachError(
@@ -116,7 +119,8 @@ def distribute(
     if ddp_options:
         option = next(iter(ddp_options))
         raise AttachError(f"{strategy!r} does not use DistributedDataParallel: leave {option}= out")
-    return model, _bind(model, optimizers, strategy, group, seed, statistics, patience_s, quorum)
+    scaler = scaler if scaler is not None and scaler.is_enabled() else None
+    return model, _bind(model, optimizers, strategy, group, seed, statistics, patience_s, quorum, scaler)
 
 
 def strategy_or_method(spec: Any) -> Strategy | Method:
@@ -138,6 +142,7 @@ def _bind(
     statistics: Statistics,
     patience_s: float | None,
     quorum: int | None,
+    scaler: torch.amp.GradScaler | None,
 ) -> DistributedOptimizer:
     membership = Membership(group, patience_s, quorum)
     try:
@@ -147,12 +152,17 @@ def _bind(
             replica = Replica(model, optimizer)
             for each in optimizers:
                 strategy.check(membership.comm.size, each)
+            if scaler is not None:
+                check_scaler(scaler, strategy, patience_s)
             hint = "it counts ranks, and these are all there are"
             arguments.whole("quorum", quorum or 1, 1, membership.comm.size, hint)
         except (AttachError, SpecError) as refused:
             error = refused
+        told = {"the scaler": "none" if scaler is None else "given"}
         alike = (
-            {} if error else _fingerprint(strategy, seed, statistics, quorum, model_digest(replica.layout))
+            {}
+            if error
+            else told | _fingerprint(strategy, seed, statistics, quorum, model_digest(replica.layout))
         )
         if not membership.rejoining:
             agree(membership.start_comm, alike, error)  # raises `error` itself
@@ -166,7 +176,7 @@ def _bind(
                 replica.adopt(membership.start_comm)
             membership.started()
             controller = ParameterController(
-                strategy, replica, optimizer, membership, seed=seed, statistics=statistics
+                strategy, replica, optimizer, membership, seed=seed, statistics=statistics, scaler=scaler
             )
         except BaseException:
             replica.release()
@@ -183,6 +193,8 @@ def _abandon(controller: ParameterController) -> None:
     """End what is at work for a model that was dropped without `remove()`; waits for nobody."""
     if not controller.removed:
         controller.bound.abandon()
+        if controller.shared_scaler is not None:
+            controller.shared_scaler.remove()
         controller.membership.abandon()
 
 

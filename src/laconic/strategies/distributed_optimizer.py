@@ -32,7 +32,7 @@ class DistributedOptimizer(Optimizer, Joinable):
 
     It shares the parameter groups and the state of the wrapped optimiser, so learning rate schedules work,
     and so does a GradScaler. A rank whose gradient holds Inf or NaN skips its update and still communicates:
-    no other waits for it.
+    no other waits for it. With `distribute(..., scaler=)` all skip that update.
 
     Args:
         optimizer: The wrapped optimiser.
@@ -233,6 +233,11 @@ class DistributedOptimizer(Optimizer, Joinable):
         """For torch's `Join`: a rank without further inputs goes on taking its rounds."""
         if isinstance(self.controller, GradientController):
             return self.controller.handle.join_hook_of(self)
+        if isinstance(self.controller, ParameterController) and self.controller.shared_scaler is not None:
+            raise AttachError(
+                "a shared GradScaler needs every rank at every step, and under Join some have run out of"
+                " inputs: call distribute() without scaler="
+            )
         return Rounds(self._round)
 
     @property

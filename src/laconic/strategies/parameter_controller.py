@@ -22,6 +22,7 @@ from laconic.strategies.membership import Membership
 from laconic.strategies.membership.average import Stand, average_
 from laconic.strategies.replica import Replica
 from laconic.strategies.several import each_of
+from laconic.strategies.shared_scaler import SharedScaler
 from laconic.strategies.strategy import Notes, Strategy, Update
 
 Statistics = Literal["average", "keep"]
@@ -46,6 +47,7 @@ class ParameterController(Controller):
         *,
         seed: int,
         statistics: Statistics,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         self.strategy = strategy
         self.replica = replica
@@ -63,6 +65,9 @@ class ParameterController(Controller):
         else:
             self.bound = strategy.bind(replica, optimizer, membership.comm, seed)
         membership.comm.reset()
+        self.shared_scaler: SharedScaler | None = None
+        if scaler is not None:
+            self.shared_scaler = SharedScaler(scaler, membership.comm.over(membership.side_comm))
 
     def _rejoin(self) -> None:
         """Replace a process that died: load the others' average at their next step."""
@@ -245,6 +250,8 @@ class ParameterController(Controller):
     def remove(self) -> None:
         self._collectively(lambda: self.bound.drain(self.membership.side_comm), last=True)
         self.bound.close()
+        if self.shared_scaler is not None:
+            self.shared_scaler.remove()
         self.replica.release()
         self.membership.close()
         self.removed = True

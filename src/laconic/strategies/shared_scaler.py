@@ -1,0 +1,74 @@
+"""A GradScaler whose finding all ranks share: where one rank's gradients overflow, all skip that update.
+
+Under DistributedDataParallel the mean carries one rank's Inf to all. A strategy's ranks step by their own
+gradients, so their scales would drift apart; here each check is one all-reduce of 4 bytes, the maximum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from laconic.comm.comm import Comm
+from laconic.core.errors import AttachError
+from laconic.strategies.strategy import Strategy
+
+_shared: WeakSet[torch.amp.GradScaler] = WeakSet()
+
+
+def check_scaler(scaler: torch.amp.GradScaler, strategy: Strategy, patience_s: float | None) -> None:
+    """Raise `AttachError` if ranks cannot share this scaler's finding under this strategy."""
+    if scaler in _shared:
+        raise AttachError(
+            "this GradScaler is given twice: it is shared by the ranks of another model already, so leave"
+            " scaler= out, or call the other optimizer's remove() first"
+        )
+    if strategy.clocked:
+        raise AttachError(
+            f"{strategy!r} lets ranks step at their own pace, and a shared GradScaler would make each wait"
+            " for all at every step: leave scaler= out, so that each rank skips by its own, or train in"
+            " bfloat16, which needs none"
+        )
+    if patience_s is not None:
+        raise AttachError(
+            "a shared GradScaler needs every rank at every step, and with patience_s= ranks may be lost:"
+            " leave scaler= out, so that each rank skips by its own, or train in bfloat16, which needs none"
+        )
+
+
+class SharedScaler:
+    """Makes a scaler's check for Inf and NaN the maximum over the ranks of `comm`, until `remove`.
+
+    Every rank must check every step: `scaler.step(optimizer)`, or `scaler.unscale_` before it.
+    """
+
+    def __init__(self, scaler: torch.amp.GradScaler, comm: Comm) -> None:
+        self._scaler = scaler
+        check = scaler._unscale_grads_  # private to torch, and the one place where it looks
+
+        def shared(
+            optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+        ) -> dict[torch.device, Tensor]:
+            found = check(optimizer, inv_scale, found_inf, allow_fp16)
+            own = [float(each) for each in found.values()]
+            flag = torch.tensor([max(own, default=0.0)], device=found_inf.device)
+            worst = float(comm.all_reduce(flag, "max"))
+            for each in found.values():
+                each.fill_(worst)
+            return found or {found_inf.device: found_inf.fill_(worst)}
+
+        patched: Any = scaler
+        patched._unscale_grads_ = shared
+        _shared.add(scaler)
+        self._live = True
+
+    def remove(self) -> None:
+        """The scaler looks at this rank's gradients alone again."""
+        if self._live:
+            self._live = False
+            del self._scaler._unscale_grads_
+            _shared.discard(self._scaler)
