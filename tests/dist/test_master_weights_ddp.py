@@ -1,4 +1,4 @@
-"""Master weights under DDP, `laconic.compress` and `laconic.distribute`: equal on all ranks, and resumable."""
+"""Master weights under DDP, `laconic.compress` and `laconic.distribute`: equal on all ranks, resumable."""
 
 from __future__ import annotations
 

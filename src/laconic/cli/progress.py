@@ -119,6 +119,11 @@ class Progress:
             self.print_line(f"{event['method']}  {event['message']}")
         elif event["kind"] == "step" and event["rank"] == row.first_living:
             row.add_step(event)
+            if event.get("skipped"):
+                self.print_line(
+                    f"{event['method']}  step {event['step']}: gradients overflow at a loss scale of"
+                    f" {event['loss_scale']:g}, so all workers skip it and halve the scale"
+                )
         elif (
             event["kind"] == "eval"
             and row.add_test(event, self.settings.workers - len(row.lost))

@@ -18,6 +18,7 @@ from laconic.report.ledger import read_events, slug
 from laconic.tasks import checkpoint, find
 from laconic.tasks.launcher import WorkerFailed, launch, prepare_to_launch
 from laconic.tasks.loading import prepare
+from laconic.tasks.precision import check_device
 from laconic.tasks.settings import TrainingSettings
 from laconic.tasks.shard import Shard
 
@@ -43,6 +44,7 @@ class Session:
             Shard(
                 len(tensors["train_y"]), settings.batch, 0, settings.workers, 0
             )  # raises if batch is too large
+            check_device(settings.precision, find(settings.task), settings.model, tensors)
             settings.open_folder()
             self.started = True
             with (
@@ -83,6 +85,7 @@ class Session:
             resume_from=resume_from,
             skew=settings.skew,
             bits=settings.bits,
+            precision=settings.precision,
             patience_s=settings.patience,
             quorum=settings.quorum,
             restarts=settings.restarts,

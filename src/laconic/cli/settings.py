@@ -20,12 +20,13 @@ from laconic.report.ledger import CONFIG
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.strategy import Strategy
 from laconic.tasks import find
+from laconic.tasks import precision as precisions
 from laconic.tasks.skew import check_skew
 from laconic.tasks.task import Recipe
 from laconic.tasks.training import built
 
 FIXED_ON_RESUME = (  # a different value would give different bits
-    *("task", "model", "workers", "steps", "batch", "lr", "skew", "bits"),
+    *("task", "model", "workers", "steps", "batch", "lr", "skew", "bits", "precision"),
     *("methods", "seeds", "first_seed"),
 )
 
@@ -52,6 +53,7 @@ class Settings:
     resume: bool
     skew: float | None = None
     bits: int | None = None
+    precision: str | None = None  # None: float32
     patience: float | None = None
     quorum: int | None = None
     restarts: int = 0
@@ -68,6 +70,7 @@ class Settings:
         batch: int | None,
         eval_every: int | None,
         name: str | None,
+        precision: str | None = None,
         **given: Any,
     ) -> Settings:
         """Settings, with the task's defaults for what is None. Raises `SpecError` if a value is wrong."""
@@ -82,6 +85,7 @@ class Settings:
             batch=its_task.batch if batch is None else batch,
             eval_every=max(1, total // 10) if eval_every is None else eval_every,
             name=name or f"{task}-{time.strftime('%Y%m%d-%H%M%S')}",
+            precision=precisions.normal(precision),
             **given,
         )
         if checked.resume and name is None:
@@ -133,6 +137,7 @@ class Settings:
             raise SpecError(f"--name must be the name of a folder in {self.out}, got {self.name!r}")
         for spec in self.specs:
             check_fit(spec, self.workers, recipe)
+            precisions.check_strategy(self.precision, strategy_or_method(spec), self.patience)
 
     @property
     def folder(self) -> Path:
@@ -162,6 +167,7 @@ class Settings:
             "lr": "default" if self.lr is None else self.lr,
             "skew": self.skew,
             "bits": self.bits,
+            "precision": self.precision,
             "patience": self.patience,
             "quorum": self.quorum,
             "restarts": self.restarts,

@@ -66,6 +66,10 @@ def train(
         int | None,
         typer.Option(help="train the model with layers of 2 to 8 bits, simulated [default: float32]"),
     ] = None,
+    precision: Annotated[
+        str,
+        typer.Option(help="of forward and backward: fp32, bf16 or fp16, by autocast; fp16 with loss scaling"),
+    ] = "fp32",
     patience: Annotated[
         float | None,
         typer.Option(
@@ -120,6 +124,7 @@ def train(
         resume=resume,
         skew=skew,
         bits=bits,
+        precision=precision,
         patience=patience,
         quorum=quorum,
         restarts=restarts,

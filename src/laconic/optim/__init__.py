@@ -1,4 +1,4 @@
-"""Optimisers for compressed gradients and large batches, each an ordinary one of torch; master weights for any."""
+"""Optimisers for compressed gradients and large batches, each an ordinary one; master weights for any."""
 
 from laconic.optim.amsgrad import AMSGrad as AMSGrad
 from laconic.optim.lamb import LAMB as LAMB

@@ -67,6 +67,15 @@ def consensus_by_step(method: MethodSeries) -> Curve | None:
     return Curve(method.seeds[0].eval_steps[:common], shown.mean(axis=0), _error(shown))
 
 
+def scale_by_step(method: MethodSeries) -> Curve | None:
+    """The loss scale of each step, mean over seeds; None without a GradScaler."""
+    if not all(len(seed.loss_scale) == len(seed.steps) for seed in method.seeds):
+        return None
+    values = np.stack([seed.loss_scale[: method.common] for seed in method.seeds])
+    edges = np.unique(np.linspace(0, values.shape[1] - 1, min(POINTS, values.shape[1])).astype(int))
+    return Curve(edges + 1.0, values.mean(axis=0)[edges], _error(values)[edges])
+
+
 def _binned(method: MethodSeries, x: Array) -> Curve:
     losses = trailing_mean(method.over_seeds("loss"), max(1, method.common // SMOOTHED))
     edges = np.unique(np.linspace(0, losses.shape[1], min(POINTS, losses.shape[1]) + 1).astype(int))

@@ -14,7 +14,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from laconic.report.curves import Curve, accuracy_by_step, consensus_by_step, loss_by_megabyte, loss_by_step
+from laconic.report.curves import (
+    Curve,
+    accuracy_by_step,
+    consensus_by_step,
+    loss_by_megabyte,
+    loss_by_step,
+    scale_by_step,
+)
+from laconic.report.loss_scale import loss_scale, precision_words
 from laconic.report.noise import noise_section
 from laconic.report.series import MethodSeries, Run
 from laconic.report.summary import Row, counted
@@ -51,6 +59,7 @@ def write_report(folder: Path, run: Run, rows: list[Row], interrupted: str | Non
         "@@NOTICE@@": f'<p class="notice">{html.escape(interrupted)}</p>' if interrupted else "",
         "@@TABLE@@": table(rows),
         "@@TOGETHER@@": together(run) + noise(run),
+        "@@PRECISION@@": loss_scale(run),
         "@@FACTS@@": facts(run),
     }
     return write_page(folder / REPORT, "page.html", parts, data)
@@ -90,7 +99,7 @@ def lede(run: Run) -> str:
     low = "" if config.get("bits") is None else f" Layers compute in {config['bits']} bits, simulated."
     return (
         f"{methods.capitalize()}, {seeds} each, {config['workers']} workers, {config['steps']:,} steps of "
-        f"{config['workers'] * config['batch']} examples.{own}{low}"
+        f"{config['workers'] * config['batch']} examples.{own}{low}{precision_words(config.get('precision'))}"
     )
 
 
@@ -114,6 +123,7 @@ def facts(run: Run) -> str:
         "lr",
         "skew",
         "bits",
+        "precision",
         "seeds",
         "versions",
         "machine",
@@ -162,6 +172,7 @@ def _method_data(method: MethodSeries) -> dict[str, Any]:
         "loss_by_megabyte": _curve_data(loss_by_megabyte(method)),
         "accuracy_by_step": _curve_data(accuracy_by_step(method)),
         "consensus_by_step": None if (apart := consensus_by_step(method)) is None else _curve_data(apart),
+        "scale_by_step": None if (scale := scale_by_step(method)) is None else _curve_data(scale),
         "talk": method.seeds[0].notes.talk,
         "ms": {name: 1000 * float(method.over_seeds(name)[:, late].mean()) for name in names},
     }

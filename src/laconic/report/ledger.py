@@ -18,6 +18,7 @@ A method's steps may carry "noise", [tr(S), |G|^2, share of the entries], where 
 `laconic.exchange.noise_scale`). A strategy's steps may carry "notes" (see `notes.py`), and its evaluations a
 "consensus" above 0: the distance of ranks from their average. After a crash the last line may be cut: readers
 skip it.
+With `--precision fp16` a step has "loss_scale", the scale of its loss, and "skipped".
 """
 
 from __future__ import annotations

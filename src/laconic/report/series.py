@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class SeedSeries:
     notes: Notes
     counted: Array  # in a lab, bytes that each host's interface has sent, including headers
     noise: NoiseSeries  # of the gradient, in batches of a worker
+    loss_scale: Array = field(default_factory=lambda: np.zeros(0))  # of each step; empty without a scaler
+    skipped: int = 0  # steps that a scaler skipped
 
     def __getitem__(self, name: str) -> Array:
         return self.values[name]
@@ -115,6 +117,7 @@ def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
         elif event["kind"] in ("step", "eval"):
             (steps if event["kind"] == "step" else evals)[event["step"]].append(event)
     done, measured = sorted(steps), sorted(evals)
+    scales = [steps[step][0].get("loss_scale") for step in done]
     answers = [sum(event["answers"] for event in evals[step]) for step in measured]
     right = [sum(event["right"] for event in evals[step]) for step in measured]
     losses = [sum(event["loss_sum"] for event in evals[step]) for step in measured]
@@ -134,4 +137,6 @@ def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
         notes=read_notes(event for step in done for event in steps[step]),
         counted=np.array(counted, dtype=np.float64),
         noise=read_noise(steps),
+        loss_scale=np.array([scale for scale in scales if scale is not None], dtype=np.float64),
+        skipped=sum(any(event.get("skipped") for event in steps[step]) for step in done),
     )

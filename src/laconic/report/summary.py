@@ -57,6 +57,8 @@ class Row:
         consensus: Distance of ranks from their average at the last test, relative to its norm.
         counted_mb: MB that a host's interface sent in a lab, in total; 0 elsewhere.
         noise_scale: Gradient noise scale in the second half, in batches of a worker; nan where not measured.
+        skipped: Steps that a GradScaler skipped, mean over seeds.
+        loss_scale: Of the last step, mean over seeds; 0 without a GradScaler.
     """
 
     spec: str
@@ -76,6 +78,8 @@ class Row:
     consensus: float = 0.0
     counted_mb: float = 0.0
     noise_scale: float = math.nan
+    skipped: float = 0.0
+    loss_scale: float = 0.0
 
 
 def summarise(run: Run) -> list[Row]:
@@ -134,6 +138,8 @@ def _row(method: MethodSeries) -> Row:
         counted_mb=float(np.mean([seed.counted.mean() if len(seed.counted) else 0 for seed in method.seeds]))
         / MB,
         noise_scale=Figure.of(seed.noise.scale(0.5) for seed in method.seeds).mean,
+        skipped=float(np.mean([seed.skipped for seed in method.seeds])),
+        loss_scale=last_mean([seed.loss_scale for seed in method.seeds]),
     )
 
 

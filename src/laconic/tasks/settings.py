@@ -36,6 +36,7 @@ class TrainingSettings:
     quorum: int | None = None  # the fewest workers that a strategy goes on with; None: one
     restarts: int = 0  # how many killed workers are restarted, in total
     bits: int | None = None  # of the layers, see `lowbit`; None: float32
+    precision: str | None = None  # bf16 or fp16, see `precision.py`; None: float32
     skew: float | None = None  # alpha of the shards, see `skew.py`; None: all draw from all examples
 
     def patience_of(self, spec: Strategy | Method) -> float | None:
@@ -59,4 +60,5 @@ class TrainingSettings:
             "lr": self.lr,
             "skew": self.skew,
             "bits": self.bits,
+            "precision": self.precision,
         }

@@ -28,6 +28,7 @@ from laconic.tasks import checkpoint
 from laconic.tasks.catalogue import find
 from laconic.tasks.decisions import Decisions
 from laconic.tasks.loading import mapped
+from laconic.tasks.precision import Precision
 from laconic.tasks.settings import Emit, Event, TrainingSettings
 from laconic.tasks.shard import Shard
 from laconic.tasks.skew import SkewedShard
@@ -49,8 +50,15 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
     spec = strategy_or_method(settings.spec)
     updates, patience_s = recipe.optimizer(plain, settings.lr, spec), settings.patience_of(spec)
     quorum = settings.quorum_of(spec)
+    precision = Precision(settings.precision)
     model, optimizer = distribute(
-        plain, updates, spec, seed=settings.seed, patience_s=patience_s, quorum=quorum
+        plain,
+        updates,
+        spec,
+        seed=settings.seed,
+        patience_s=patience_s,
+        quorum=quorum,
+        scaler=precision.scaler,
     )
     peak_lr = float(optimizer.param_groups[0]["lr"])
     shard = shard_of(settings, task, tensors, rank, size)
@@ -61,6 +69,7 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
     if settings.resume_from is not None:
         state = checkpoint.load(settings.resume_from, rank=rank, size=size)
         first = restore(settings, state, plain, optimizer)
+        precision.load_state_dict(state.get("precision", {}))
 
     if rank == 0:
         kind = type(optimizer.optimizer).__name__
@@ -73,13 +82,15 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
         chosen = shard.indices(step)
         x, y = task.inputs(tensors["train_x"][chosen], shard.rng(step)), tensors["train_y"][chosen]
         clock.append(time.perf_counter())
-        loss = cross_entropy(model(x), y)
+        scale = precision.scale
+        with precision.autocast():
+            loss = cross_entropy(model(x), y)
         clock.append(time.perf_counter())
         optimizer.zero_grad()
-        torch.autograd.backward(loss)
+        precision.backward(loss)
         clock.append(time.perf_counter())
         optimizer.note_loss(loss)
-        step_or_explain(optimizer, step + 1)
+        step_or_explain(optimizer, step + 1, precision)
         clock.append(time.perf_counter())
 
         now, notes, done = optimizer.stats(), optimizer.notes(), step + 1
@@ -91,6 +102,7 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
             {"kind": "step", "step": done, "loss": loss.item(), "step_s": clock[-1] - clock[0]}
             | seconds
             | spent(before, now)
+            | precision.told(scale)
             | ({"notes": notes} if notes else {})
         )
         for decision in decisions.pop_all():
@@ -101,10 +113,11 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
                 living = optimizer.notes().get("living", living)
                 if patience_s is None:
                     share_buffers(plain)
-                tested = evaluate(plain, task, tensors, living.index(rank), len(living))
+                with precision.autocast():
+                    tested = evaluate(plain, task, tensors, living.index(rank), len(living))
             emit(tested | {"step": done, "consensus": distance})
         if settings.checkpoint_every and done % settings.checkpoint_every == 0:
-            state = captured(settings, done, plain, optimizer)
+            state = captured(settings, done, plain, optimizer) | {"precision": precision.state_dict()}
             checkpoint.save(settings.folder, state, step=done, rank=rank, size=size, barrier=dist.barrier)
         step = done
     decisions.close()
@@ -138,10 +151,10 @@ def shard_of(
     return SkewedShard.of(task.kinds(labels), settings.batch, rank, size, settings.skew, settings.seed)
 
 
-def step_or_explain(optimizer: torch.optim.Optimizer, step: int) -> None:
+def step_or_explain(optimizer: torch.optim.Optimizer, step: int, precision: Precision) -> None:
     """The optimiser's step. If gradients are not finite, raises a `NonFiniteError` that names --lr."""
     try:
-        optimizer.step()
+        precision.step(optimizer)
     except NonFiniteError as error:
         rate = max(float(group["lr"]) for group in optimizer.param_groups)
         raise NonFiniteError(

@@ -1,0 +1,60 @@
+"""--precision: what cannot be is refused before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from laconic.core.errors import SpecError
+from laconic.strategies.distribute import strategy_or_method
+from laconic.tasks import find
+from laconic.tasks.precision import Precision, check_device, check_strategy, normal
+from laconic.tasks.task import Recipe
+
+TEXT = {"train_x": torch.zeros(4, 64, dtype=torch.uint8), "train_y": torch.zeros(4, 64, dtype=torch.uint8)}
+
+
+def test_an_unknown_precision_names_those_that_are():
+    with pytest.raises(SpecError, match="one of fp32, bf16, fp16, got 'fp8'"):
+        normal("fp8")
+    assert [normal(name) for name in ("fp32", None, "fp16")] == [None, None, "fp16"]
+
+
+@pytest.mark.parametrize(("spec", "patience"), [("adpsgd()", None), ("local_sgd()", 30.0)])
+def test_ranks_that_do_not_wait_cannot_share_a_loss_scale(spec, patience):
+    strategy = strategy_or_method(spec)
+    with pytest.raises(SpecError, match="--precision bf16"):
+        check_strategy("fp16", strategy, patience)
+    check_strategy("bf16", strategy, patience)
+    check_strategy("fp16", strategy_or_method("dgc()"), patience)
+
+
+def test_a_model_that_this_machine_cannot_train_in_float16_is_refused():
+    """The LSTM of CPUs without float16 kernels, played by an error."""
+
+    class Refuses(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(4, 4)
+
+        def forward(self, x):
+            raise RuntimeError("could not create a primitive descriptor. Run with more")
+
+    task = replace(find("shakespeare"), models={"lstm": Recipe(Refuses, lr=1.0)})
+    with pytest.raises(
+        SpecError, match=r"shakespeare's model lstm in it \(could not create a primitive desc"
+    ):
+        check_device("fp16", task, "lstm", TEXT)
+    check_device(None, task, "lstm", TEXT)
+
+
+def test_float16_alone_has_a_scaler_and_autocast_gives_its_dtype():
+    half, whole = Precision("bf16"), Precision(None)
+    assert half.scaler is None and whole.scaler is None and half.state_dict() == {}
+    with half.autocast():
+        assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == torch.bfloat16
+    with whole.autocast():
+        assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == torch.float32
