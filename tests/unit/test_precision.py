@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
+from laconic.cli import doctor
+from laconic.cli.main import app
 from laconic.core.errors import SpecError
 from laconic.strategies.distribute import strategy_or_method
 from laconic.tasks import find
@@ -58,3 +62,18 @@ def test_float16_alone_has_a_scaler_and_autocast_gives_its_dtype():
         assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == torch.bfloat16
     with whole.autocast():
         assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == torch.float32
+
+
+def test_doctor_says_how_fast_16_bits_are_here():
+    result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
+    row = next(line for line in result.output.splitlines() if line.split()[:1] == ["precision"])
+    assert re.search(r"bf16 (does not run|[\d.e+-]+ times as fast as fp32)", row)
+    assert re.search(r"fp16 (does not run|[\d.e+-]+ times as fast as fp32)", row)
+    words = precision_words(lambda dtype: None if dtype == torch.float16 else 2.0)
+    assert words == ["bf16 1 times as fast as fp32", "fp16 does not run"]
+
+
+def precision_words(seconds):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doctor, "_product_s", seconds)
+        return doctor._precisions()
