@@ -8,10 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 import laconic
+from laconic.core.errors import AttachError
 from laconic.optim import master_weights
 from laconic.optim.master_weights import masters_of
 from tests.dist.ddp_world import MANY
@@ -170,3 +172,30 @@ def test_a_strategy_and_its_masters_are_one_copy(pool, spec):
         for mean, published in pool.run(2, small_steps, spec, rounding, 160):
             assert abs(mean - expected) <= tolerance
             assert published
+
+
+def sharded(spec):
+    """A model in bfloat16 under fully_shard: its masters are sharded too."""
+    model = net().to(torch.bfloat16)
+    fully_shard(model)
+    optimizer = master_weights(torch.optim.SGD(model.parameters(), **SGD))
+    if spec is not None:
+        laconic.compress(model, optimizer, spec)
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = loss_of(model, 0)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    with pytest.raises(AttachError, match="these parameters are sharded"):
+        master_weights(torch.optim.SGD(model.parameters(), lr=0.1), rounding="stochastic")
+    shards = [each.to_local().numel() for each in model.parameters()]
+    masters = [masters_of(optimizer).of(each).to_local().numel() for each in model.parameters()]
+    return losses, shards == masters
+
+
+@pytest.mark.parametrize("spec", [None, "cgx(bits=8)"])
+def test_masters_of_a_sharded_model_are_shards(pool, spec):
+    for losses, equal in pool.run(2, sharded, spec, timeout_s=240):
+        assert equal and losses[-1] < 0.9 * losses[0]

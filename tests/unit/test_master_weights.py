@@ -296,3 +296,29 @@ def test_masters_go_with_their_optimiser():
     del optimizer
     gc.collect()
     assert masters() is None
+
+
+class Around(torch.optim.Optimizer):
+    """An optimiser that leaves the step to another one over the same parameters."""
+
+    def __init__(self, inner):
+        super().__init__([each for group in inner.param_groups for each in group["params"]], {})
+        self.inner = inner
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+def test_an_optimiser_that_hides_another_is_refused_at_its_first_step():
+    """Else its step would be undone when masters are published."""
+    model = net()
+    outer = master_weights(Around(torch.optim.SGD(model.parameters(), lr=0.1)))
+    before = [each.detach().clone() for each in model.parameters()]
+    give_gradients(model, 0)
+    with pytest.raises(AttachError, match="Around steps the model's parameters past its groups"):
+        outer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert outer.param_groups[0]["params"][0] is model[0].weight
+    within = Around(master_weights(torch.optim.SGD(model.parameters(), lr=0.1)))
+    within.step()
+    assert not torch.equal(before[0], model[0].weight)

@@ -14,6 +14,7 @@ clipping, DDP and `laconic.compress` see an ordinary optimiser; only inside `ste
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, get_args
@@ -55,7 +56,8 @@ def master_weights(optimizer: Kind, *, rounding: Rounding = "nearest", seed: int
 
     Raises:
         AttachError: With nothing changed: it has master weights already, holds no trained parameter in half
-            precision, is what `laconic.distribute` returned, or `rounding` is unknown.
+            precision, is what `laconic.distribute` returned, or `rounding` is unknown, or random for sharded
+            parameters. At the first step: it wraps another optimiser.
 
     >>> import torch
     >>> w = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
@@ -82,6 +84,12 @@ def master_weights(optimizer: Kind, *, rounding: Rounding = "nearest", seed: int
             "master_weights is for trained parameters in bfloat16 or float16, and this optimiser's are"
             f" {found}: convert the model first, model.to(torch.bfloat16), or leave it in float32 and use"
             " torch.autocast, where the parameters are the masters"
+        )
+    sharded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    if rounding == "stochastic" and any(isinstance(each, sharded) for each in held):
+        raise AttachError(
+            "these parameters are sharded, and rounding at random is for whole ones: take"
+            " rounding='nearest', whose masters are sharded too"
         )
     masters = Masters(optimizer, at_random=rounding == "stochastic", seed=seed)
     _masters[optimizer] = ref(masters)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from laconic.core.errors import StateError
+from laconic.core.errors import AttachError, StateError
 from laconic.core.turn import mix
 from laconic.optim.stochastic_rounding import HALF, round_at_random
 
@@ -30,6 +30,7 @@ class Masters:
         self._seed = seed
         self._kept: dict[Tensor, Tensor] = {}
         self._roundings = 0  # so far
+        self._versions: dict[Tensor, int] = {}  # of the parameters, which nobody writes in a step
         self._inside: dict[Tensor, Tensor] = {}  # a parameter's master, while groups hold masters
         self._behind: dict[Tensor, Tensor] = {}  # and the other way round
         for parameter in self._halves():
@@ -78,7 +79,13 @@ class Masters:
                 self._inside[parameter] = self._fresh(parameter)
             self._behind = {master: parameter for parameter, master in self._inside.items()}
             self._exchange(self._inside)
+            self._versions = {each: each._version for each in self._inside}
             yield
+            if any(each._version != self._versions[each] for each in self._inside):
+                raise AttachError(
+                    f"{type(self._optimizer).__name__} steps the model's parameters past its groups, as one"
+                    " that wraps another optimiser does: give master_weights the optimiser inside it"
+                )
         finally:
             self._exchange(self._behind)
             held, self._inside, self._behind = self._inside, {}, {}
@@ -127,6 +134,7 @@ class Masters:
         finally:
             self._exchange(held)
             self._inside, self._behind = held, behind
+        self._versions = {each: each._version for each in held}
         self._take_gradients()
         return result
 
