@@ -140,6 +140,44 @@ def test_a_resumed_run_does_the_same_bits(pool, spec, rounding):
         assert torch.equal(whole, resumed)
 
 
+def strategy_stop_and_go(spec):
+    """Eight steps, and four then four in new objects: this rank's float32 weights."""
+
+    def begun(seed):
+        model = net(seed).to(torch.bfloat16)
+        optimizer = master_weights(torch.optim.SGD(model.parameters(), **SGD))
+        return laconic.distribute(model, optimizer, spec)
+
+    ends = []
+    model, optimizer = begun(0)
+    for step in range(8):
+        if step == 4:
+            file = io.BytesIO()
+            state = optimizer.state_dict()
+            torch.save((model.state_dict(), state), file)
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    ends.append(optimizer.controller.replica.flat.clone())
+    optimizer.remove()
+    file.seek(0)
+    weights, state = torch.load(file, weights_only=True)
+    model, optimizer = begun(9)
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(state)
+    for step in range(4, 8):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    return [*ends, optimizer.controller.replica.flat.clone()]
+
+
+@pytest.mark.parametrize("spec", ["local_sgd(every=3, compressor=sign())", "sgp()", "diloco(every=3)"])
+def test_a_resumed_strategy_does_the_same_bits(pool, spec):
+    for whole, resumed in pool.run(2, strategy_stop_and_go, spec):
+        assert torch.equal(whole, resumed)
+
+
 def small_steps(spec, rounding, steps):
     """A thousand weights at 1 and updates of 1e-4; the group's model at the end, and float32's."""
     weight = nn.Parameter(torch.ones(1000, dtype=torch.bfloat16))

@@ -13,31 +13,40 @@ from torch import nn
 
 import laconic
 from laconic.core.errors import AttachError, NonFiniteError
+from laconic.optim import master_weights
 from laconic.report.loss_scale import loss_scale
 from laconic.report.series import MethodSeries, Run, seed_series
 from laconic.report.summary import summarise
 from laconic.tasks import checkpoint, precision, training
 from laconic.tasks.training import MODEL, train_rank
 from tests.dist.ddp_world import spike
-from tests.dist.nets import SGD, agree, loss_of, net
+from tests.dist.nets import SGD, agree, batch, loss_of, net
 from tests.dist.test_training import losses, plan  # noqa: F401  # a fixture
 
 STRATEGIES = ("local_sgd(every=2)", "diloco(every=3)", "sgp()", "osgp()", "dpsgd()", "easgd()")
 METHODS = ("dense()", "fp16()", "dgc(density=0.05)", "cgx()", "powersgd()", "topk(density=0.1)")
 
 
-def overflow(spec, when, given=True):
+def half_loss(model, step):
+    """The loss of this rank's batch by a model whose parameters may be float16."""
+    x, y = batch(dist.get_rank(), step)
+    return nn.functional.cross_entropy(model(x.to(next(model.parameters()).dtype)).float(), y)
+
+
+def overflow(spec, when, given=True, dtype=torch.float32):
     """Inf on the last rank at one step: where this rank moved, its scale, whether replicas are equal."""
-    model = net()
+    model = net().to(dtype)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
     plain = torch.optim.SGD(model.parameters(), **SGD)
+    if dtype != torch.float32:
+        master_weights(plain)
     weight = model[0].weight
     wrapped, optimizer = laconic.distribute(model, plain, spec, scaler=scaler if given else None)
     updates, scales, count = [], [], [0]
     plain.register_step_post_hook(lambda *_: count.__setitem__(0, count[0] + 1))
     for step in range(6):
         optimizer.zero_grad()
-        loss = loss_of(wrapped, step)
+        loss = half_loss(wrapped, step)
         if step == when and dist.get_rank() == dist.get_world_size() - 1:
             loss = loss + spike(weight)
         scaler.scale(loss).backward()
@@ -60,6 +69,15 @@ def test_an_overflow_on_one_rank_makes_all_skip(pool, spec, size):
         assert updates == [True, True, False, True, True, True]
         assert scales == [1024.0, 1024.0, 512.0, 512.0, 512.0, 512.0]
         assert together and not patched
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("spec", ["local_sgd(every=2)", "sgp()", "dense()", "dgc(density=0.05)"])
+def test_so_it_is_with_master_weights(pool, spec, dtype):
+    for updates, scales, together, _ in pool.run(2, overflow, spec, 2, True, dtype):
+        assert updates == [True, True, False, True, True, True]
+        assert scales == [1024.0, 1024.0, 512.0, 512.0, 512.0, 512.0]
+        assert together
 
 
 def test_without_the_scaler_a_strategys_ranks_skip_by_their_own(pool):

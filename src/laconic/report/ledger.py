@@ -114,6 +114,9 @@ class Ledger:
         for name in SCALARS:
             board.add_scalar(f"train/{name}", sum(event[name] for event in ranks) / len(ranks), first["step"])
 
+        if first.get("loss_scale") is not None:
+            board.add_scalar("train/loss_scale", first["loss_scale"], first["step"])
+
     def _board(self, method: str, seed: int) -> SummaryWriter:
         from torch.utils.tensorboard import SummaryWriter  # slow to import, so only here
 
