@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from laconic.cli.files import default_name
 from laconic.cli.main import app
 from laconic.report.ledger import CONFIG, EVENTS
 from laconic.report.summary import SUMMARY
@@ -64,3 +66,31 @@ def test_what_does_not_fit_is_refused_before_it_starts(args: list[str], words: s
     code, said = run("digits", *small, *args, "--out", str(tmp_path))
     assert code == 2 and words in " ".join(said.split()), said
     assert not list(tmp_path.iterdir())
+
+
+def test_two_spellings_are_one_scheme(tmp_path: Path) -> None:
+    args = ["--with", "fedavg", "--with", " fedavg( )", "--against", "fedavg()"]
+    code, said = run("digits", *SMALL, *args, "--out", str(tmp_path), "--name", "a")
+    assert code == 0, said
+    assert [row["spec"] for row in json.loads((tmp_path / "a" / SUMMARY).read_text())["rows"]] == ["fedavg()"]
+    config = json.loads((tmp_path / "a" / CONFIG).read_text())
+    assert config["schemes"] == config["against"] == ["fedavg()"]
+
+
+def test_a_sampling_of_its_own_is_told(tmp_path: Path) -> None:
+    """It takes the place of --per-round."""
+    spec = "updates(sampling=falling(1.0, rate=0.5))"
+    args = ["--with", spec, "--against", "fedavg()", "--out", str(tmp_path), "--name", "a"]
+    code, said = run("digits", *SMALL, *args)
+    assert code == 0, said
+    words = "6 of 6 in the first round and 2 in the last, not --per-round 3"
+    assert " ".join(said.split()).count(words) == 1, said
+    events = [json.loads(line) for line in (tmp_path / "a" / EVENTS).read_text().splitlines()]
+    assert [len(each["chosen"]) for each in events if each["scheme"] == "fedavg()"] == [3, 3, 3, 3]
+    assert [len(each["chosen"]) for each in events if each["scheme"] != "fedavg()"] == [6, 4, 2, 2]
+
+
+def test_runs_of_one_second_have_two_names() -> None:
+    first = default_name("digits")
+    time.sleep(0.002)
+    assert default_name("digits") != first

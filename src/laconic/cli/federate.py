@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from laconic.cli.console import console, errors
-from laconic.cli.files import fresh_folder
+from laconic.cli.files import default_name, fresh_folder
 from laconic.cli.interrupts import Interrupts
 from laconic.cli.versions import version_of
 from laconic.core.errors import SpecError
+from laconic.core.spec import parse
 from laconic.federated.schemes import scheme_of
 from laconic.report import check_packages
 from laconic.report.federation.page import HEADS, publish_federation
@@ -43,7 +44,9 @@ def federate(
         list[str] | None, typer.Option(help='a baseline, "fedavg()"; ratios compare with the first')
     ] = None,
     clients: Annotated[int, typer.Option(help="how many there are")] = 100,
-    per_round: Annotated[int, typer.Option(help="how many take part in a round")] = 10,
+    per_round: Annotated[
+        int, typer.Option(help="how many take part in a round, where a scheme has no sampling= of its own")
+    ] = 10,
     rounds: Annotated[int, typer.Option(help="how many")] = 200,
     local_steps: Annotated[int, typer.Option(help="of each client in each round")] = 5,
     by: Annotated[str, typer.Option(help="how examples are dealt: `laconic partition` shows it")] = "iid()",
@@ -72,7 +75,8 @@ def federate(
         if by != "iid()":
             raise SpecError(f"--classes-per-client says how examples are dealt: leave --by {by!r} out")
         by = f"classes_per_client({classes_per_client})"
-    texts = dict.fromkeys([*(against or ()), *(with_ or ())])
+    baselines = [_normal(text) for text in against or ()]
+    texts = dict.fromkeys([*baselines, *(_normal(text) for text in with_ or ())])
     if not texts:
         raise SpecError('no scheme given: choose one, such as --with "stc(density=0.01, down=0.01)"')
     if seeds < 1:
@@ -99,10 +103,12 @@ def federate(
     deal(plan, tensors)  # raises where the data cannot be dealt so
     for text in texts:  # raises where a scheme does not fit the model
         scheme_of(text).server(recipe.build().state_dict())
-    folder = fresh_folder(out / (name or f"{task}-{time.strftime('%Y%m%d-%H%M%S')}"))
-    config = _config(plan, folder.name, list(texts), list(against or ()), seeds, found.title)
+    folder = fresh_folder(out / (name or default_name(task)))
+    config = _config(plan, folder.name, list(texts), baselines, seeds, found.title)
     (folder / CONFIG).write_text(json.dumps(config, indent=1))
     screen, interrupts, reason = console(), Interrupts(), None
+    for text in texts:
+        _show_sampling(screen, text, plan)
     try:
         with interrupts, (folder / EVENTS).open("a", encoding="utf-8") as events:
             for number in range(seed, seed + seeds):
@@ -123,6 +129,11 @@ def federate(
         raise typer.Exit(INTERRUPTED)
 
 
+def _normal(text: str) -> str:
+    """A spec in the spelling of its `repr`: `fedavg` is `fedavg()`."""
+    return repr(parse(text))
+
+
 def _config(
     plan: Federation, name: str, schemes: list[str], against: list[str], seeds: int, title: str
 ) -> dict[str, Any]:
@@ -140,6 +151,17 @@ def _config(
         "machine": f"{platform.machine()}, {platform.system()}",
         "started": time.strftime("%Y-%m-%d %H:%M"),
     }
+
+
+def _show_sampling(screen: Console, text: str, plan: Federation) -> None:
+    """Say so where a scheme does not follow --per-round."""
+    if (sampling := scheme_of(text).sampling) is not None:
+        first, last = (sampling.count(number, plan.clients) for number in (1, plan.rounds))
+        screen.print(
+            f"{text}: {sampling} says how many take part, {first} of {plan.clients} in the first round and"
+            f" {last} in the last, not --per-round {plan.per_round}",
+            markup=False,
+        )
 
 
 def _show(screen: Console, text: str, seed: int, plan: Federation, event: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from datetime import datetime
 from pathlib import Path
 
 from laconic.core.errors import SpecError, StateError
@@ -24,6 +25,11 @@ def write_svg(path: Path, text: str) -> None:
     if path.suffix.lower() != ".svg":
         raise SpecError(f"--out must end in .svg, the only picture format, got {path}")
     write(path, text)
+
+
+def default_name(task: str) -> str:
+    """A run's name: the task and the time, in milliseconds, as two runs may begin in one second."""
+    return f"{task}-{datetime.now():%Y%m%d-%H%M%S-%f}"[:-3]
 
 
 def fresh_folder(folder: Path) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from laconic.cli.files import fresh_folder
+from laconic.cli.files import default_name, fresh_folder
 from laconic.cli.versions import version_of
 from laconic.core import arguments
 from laconic.core.errors import AttachError, LaconicError, SpecError, StateError
@@ -84,7 +84,7 @@ class Settings:
             steps=total,
             batch=its_task.batch if batch is None else batch,
             eval_every=max(1, total // 10) if eval_every is None else eval_every,
-            name=name or f"{task}-{time.strftime('%Y%m%d-%H%M%S')}",
+            name=name or default_name(task),
             precision=precisions.normal(precision),
             **given,
         )
