@@ -13,6 +13,7 @@ from laconic.federated.client import Client
 from laconic.federated.message import Kind, Message, NeedsWhole, Refused
 from laconic.federated.rounds import deliver
 from laconic.federated.server import Server
+from laconic.federated.traffic import Traffic
 
 from .federated_world import equal, model, train
 
@@ -84,6 +85,23 @@ def test_bytes_and_refusals_are_counted_on(tmp_path: Path) -> None:
         server.message_for("a")
     assert other.traffic == one.traffic and other.traffic.refusals == {("b", "truncated"): 1}
     assert json.loads(json.dumps(other.traffic.as_dict()))["down_nbytes"] == one.traffic.down_nbytes
+
+
+def test_counts_of_a_long_run_have_a_bound() -> None:
+    """A server that serves for years keeps the last rounds one by one, and the sums of all."""
+    traffic = Traffic()
+    for number in range(1, 5001):
+        traffic.begin(number)
+        traffic.sent_down("a", 3, "whole")
+        traffic.came_up("b", 2)
+        traffic.refuse("b", "truncated", "of 3 bytes")
+    for _ in range(5000):
+        traffic.refuse("c", "replayed", "again")
+    assert (traffic.down_nbytes, traffic.up_nbytes) == (15_000, 10_000)
+    assert traffic.refusals == {("b", "truncated"): 5000, ("c", "replayed"): 5000}
+    assert [each.number for each in traffic.rounds] == list(range(4001, 5001))
+    assert sum(len(each.refused) for each in traffic.rounds) == 999 + 100
+    assert Traffic.read(json.loads(json.dumps(traffic.as_dict()))) == traffic
 
 
 def test_a_saved_state_of_another_server_is_refused() -> None:

@@ -28,7 +28,7 @@ from laconic.federated.limits import check_buffers, check_fits, check_update, no
 from laconic.federated.message import LONGEST_SPEC, Kind, Message, Refused, digest
 from laconic.federated.traffic import Traffic
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass

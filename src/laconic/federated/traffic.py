@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+ROUNDS = 1000  # that are kept one by one
+REFUSED = 100  # messages of a round whose details are kept
+
 
 @dataclass
 class Round:
@@ -21,13 +24,21 @@ class Round:
 
 @dataclass
 class Traffic:
-    """All rounds of a run, the present one last."""
+    """The rounds of a run, the present one last, and what all of them come to.
+
+    Its memory has a bound: of rounds before the last `ROUNDS`, and of messages after the first `REFUSED` that
+    a round has refused, only the counts stay.
+    """
 
     rounds: list[Round] = field(default_factory=list)
+    down_nbytes: int = 0  # that the server has sent to all clients
+    up_nbytes: int = 0  # that all clients have sent to the server
+    refusals: Counter[tuple[str, str]] = field(default_factory=Counter)  # by client and reason
 
     def begin(self, number: int) -> None:
         """Start a round."""
         self.rounds.append(Round(number))
+        del self.rounds[:-ROUNDS]
 
     @property
     def now(self) -> Round:
@@ -38,29 +49,18 @@ class Traffic:
         """Count a message to a client."""
         self.now.down[client] = self.now.down.get(client, 0) + nbytes
         self.now.kinds[kind] += 1
+        self.down_nbytes += nbytes
 
     def came_up(self, client: str, nbytes: int) -> None:
         """Count a message from a client, taken or refused."""
         self.now.up[client] = self.now.up.get(client, 0) + nbytes
+        self.up_nbytes += nbytes
 
     def refuse(self, client: str, reason: str, details: str) -> None:
         """Note a refused message."""
-        self.now.refused.append((client, reason, details))
-
-    @property
-    def down_nbytes(self) -> int:
-        """Bytes that the server has sent to all clients."""
-        return sum(sum(each.down.values()) for each in self.rounds)
-
-    @property
-    def up_nbytes(self) -> int:
-        """Bytes that all clients have sent to the server."""
-        return sum(sum(each.up.values()) for each in self.rounds)
-
-    @property
-    def refusals(self) -> Counter[tuple[str, str]]:
-        """How often each client was refused, for each reason."""
-        return Counter((client, reason) for each in self.rounds for client, reason, _ in each.refused)
+        if len(self.now.refused) < REFUSED:
+            self.now.refused.append((client, reason, details))
+        self.refusals[client, reason] += 1
 
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> Traffic:
@@ -75,7 +75,10 @@ class Traffic:
                     [(client, reason, details) for client, reason, details in each["refused"]],
                 )
                 for each in saved["rounds"]
-            ]
+            ],
+            saved["down_nbytes"],
+            saved["up_nbytes"],
+            Counter({(client, reason): times for client, reason, times in saved["refusals"]}),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -83,6 +86,7 @@ class Traffic:
         return {
             "down_nbytes": self.down_nbytes,
             "up_nbytes": self.up_nbytes,
+            "refusals": [[client, reason, times] for (client, reason), times in self.refusals.items()],
             "rounds": [
                 {
                     "round": each.number,
