@@ -112,6 +112,8 @@ ATTACKS: dict[str, tuple[Callable[[Message], None], str]] = {
     "weights": (metrics(**{"num-examples": [1, 2], "loss": 1.0}), "malformed"),
     "negative weight": (metrics(**{"num-examples": -10, "loss": 1.0}), "malformed"),
     "nan weight": (metrics(**{"num-examples": float("nan"), "loss": 1.0}), "not finite"),
+    "huge weight": (metrics(**{"num-examples": 1.7e308, "loss": 1.0}), "too large"),
+    "more than all data": (metrics(**{"num-examples": 2**53 + 1, "loss": 1.0}), "too large"),
     "nan loss": (metrics(**{"num-examples": 3, "loss": float("nan")}), "not finite"),
     "two records": (twice, "malformed"),
     "an array more": (beside, "malformed"),
@@ -162,6 +164,21 @@ def test_a_hostile_reply_changes_nothing(
     assert compressed.traffic.refusals == {("3", reason): 3}
     assert caplog.text.count(f"laconic refused the reply of node {HOSTILE}: {reason}") == 3
     assert set(result.train_metrics_clientapp) == {1, 2, 3}
+
+
+def test_two_huge_weights_are_no_infinity(tmp_path: Path, undisturbed: dict[str, torch.Tensor]) -> None:
+    """1.7e308 + 1.7e308 is Inf: every client's share of the mean was then 0 or NaN."""
+
+    def arrives(node: int, message: Message, reply: Message) -> Message:
+        if node >= HOSTILE and message.metadata.message_type == "train":
+            reply.content["metrics"]["num-examples"] = 1.7e308
+        return reply
+
+    compressed = strategy(count=5)
+    grid = MemoryGrid(nodes(tmp_path, 5), arrives)
+    result = compressed.start(grid, ArrayRecord(model()), num_rounds=3)
+    assert equal(tensors_of(result.arrays), undisturbed)
+    assert compressed.traffic.refusals == {("3", "too large"): 3, ("4", "too large"): 3}
 
 
 def test_a_replayed_reply_is_refused(tmp_path: Path) -> None:

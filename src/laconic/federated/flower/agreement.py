@@ -14,6 +14,7 @@ from flwr.app import MetricRecord, RecordDict
 
 from laconic.federated.message import Refused
 
+MOST_EXAMPLES = 2**53  # that float64 counts one by one; sums of such weights are finite
 Signature = tuple[tuple[str, int], ...]  # names of metrics, and how many values: -1 for one that is no list
 
 
@@ -21,7 +22,8 @@ def metrics_of(content: RecordDict, weighted_by: str | None) -> tuple[str, Metri
     """The name of a reply's one MetricRecord, and the record.
 
     Raises:
-        Refused: There is another number of them, a value is not finite, or the weight is not above 0.
+        Refused: There is another number of them, a value is not finite, or the weight is not above 0, or more
+            than `MOST_EXAMPLES`.
     """
     records = list(content.metric_records.items())
     if len(records) != 1:
@@ -35,6 +37,10 @@ def metrics_of(content: RecordDict, weighted_by: str | None) -> tuple[str, Metri
         if isinstance(weight, list) or weight is None or not weight > 0:
             raise Refused(
                 "malformed", f"metric {weighted_by!r}, the weight, must be above 0, got {weight!s:.80}"
+            )
+        if weight > MOST_EXAMPLES:
+            raise Refused(
+                "too large", f"metric {weighted_by!r}, the weight, must be at most 2^53, got {weight!s:.80}"
             )
     return name, metrics
 
