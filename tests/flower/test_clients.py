@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 import laconic
+from laconic.core.errors import SpecError
 from laconic.federated.flower.mod import default_folder
 from laconic.federated.memory import InFile
 from tests.flower.flower_world import RUN, MemoryGrid, app, nodes, tensors_of
@@ -157,3 +158,20 @@ def test_the_default_folder_is_the_users_state(monkeypatch: pytest.MonkeyPatch, 
     assert (default_folder() / str(RUN) / "0.client").exists()
     monkeypatch.delenv("XDG_STATE_HOME")
     assert default_folder() == Path.home() / ".local" / "state" / "laconic" / "federated"
+
+
+@pytest.mark.parametrize(
+    ("specs", "words"),
+    [
+        ({"up": "stcc(density=0.1)"}, "unknown name 'stcc'"),
+        ({"up": "powersgd(rank=2)"}, "needs all ranks at once"),
+        ({"down": "stc(density=0)"}, "density must be a number"),
+        ({"down": "dgc(density=0.1, clip=1.0)"}, "limits what a client has learned"),
+        ({"up": 3}, "3"),
+    ],
+)
+def test_a_bad_spec_shows_when_the_mod_is_made(specs: dict[str, Any], words: str, tmp_path: Path) -> None:
+    """Not at the first message, on the clients' machines."""
+    with pytest.raises(SpecError, match=words):
+        laconic.federated.mod(tmp_path, **specs)
+    laconic.federated.mod(tmp_path, up="stc(density=0.1, down=0.1)", down="stc(density=0.1, down=0.1)")

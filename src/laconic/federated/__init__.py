@@ -88,6 +88,7 @@ def mod(
 
     Raises:
         ExtraError: Flower is not installed.
+        SpecError: `up` or `down` is no spec that goes between a client and a server.
     """
     require("flwr", "laconic.federated.mod", INSTALL_FEDERATED)
     from laconic.federated.flower.mod import Mod

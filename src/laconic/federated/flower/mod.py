@@ -19,7 +19,9 @@ from flwr.common.constant import ErrorCode
 from flwr.supercore import log
 
 from laconic.core.errors import LaconicError, SpecError, WireError
+from laconic.core.layout import Layout
 from laconic.federated.client import Client
+from laconic.federated.coding import Coding
 from laconic.federated.flower.records import (
     FORM,
     NEEDS_WHOLE,
@@ -37,6 +39,7 @@ from laconic.federated.form import Form
 from laconic.federated.memory import KEEP_DAYS, InFile
 from laconic.federated.message import NeedsWhole, Refused
 
+SMALL = Layout.of([("w", (1, 1))])  # a model that tells whether a spec can be used
 CallNext = Callable[[Message, Context], Message]
 
 
@@ -50,6 +53,9 @@ class Mod:
     """A client mod. See `laconic.federated.mod`.
 
     It holds nothing between messages: a client may be another process each time.
+
+    Raises:
+        SpecError: `up` or `down` is no spec that goes between a client and a server.
     """
 
     def __init__(
@@ -60,6 +66,10 @@ class Mod:
         down: str | None = None,
         keep_days: float = KEEP_DAYS,
     ) -> None:
+        if up is not None:
+            Coding.up(up, SMALL)
+        if down is not None and Coding.answer(down, SMALL) is None:
+            Coding.down(down, SMALL)
         self._folder = None if folder is None else Path(folder)
         self._up, self._down, self._keep_days = up, down, keep_days
 
