@@ -36,7 +36,7 @@ DTYPES = {
 
 
 @dataclass(frozen=True)
-class Kind:
+class Member:
     """A tensor's name, shape and dtype, and whether it is compressed, sent as it is, or local."""
 
     name: str
@@ -54,7 +54,7 @@ class Kind:
 class Form:
     """A model's tensors in order. Two sides understand each other where their fingerprints are equal."""
 
-    kinds: tuple[Kind, ...]
+    members: tuple[Member, ...]
 
     @classmethod
     def of(cls, model: Mapping[str, Tensor], buffers: Buffers = "send") -> Form:
@@ -83,10 +83,10 @@ class Form:
                 return "coded"
             return "local" if buffers == "local" else "sent"
 
-        kinds = tuple(
-            Kind(name, tuple(value.shape), value.dtype, role(name, value)) for name, value in model.items()
+        members = tuple(
+            Member(name, tuple(value.shape), value.dtype, role(name, value)) for name, value in model.items()
         )
-        form = cls(kinds)
+        form = cls(members)
         if not form.layout.numel:
             raise SpecError("this model has no parameter of floating point that could be compressed")
         return form
@@ -96,8 +96,8 @@ class Form:
         """All of it, for `read`."""
         return json.dumps(
             [
-                [kind.name, kind.shape, str(kind.dtype).removeprefix("torch."), kind.role]
-                for kind in self.kinds
+                [member.name, member.shape, str(member.dtype).removeprefix("torch."), member.role]
+                for member in self.members
             ],
             separators=(",", ":"),
         )
@@ -110,39 +110,39 @@ class Form:
             WireError: It is no form of a model.
         """
         try:
-            kinds = tuple(_kind(*each) for each in json.loads(text))
+            members = tuple(_member(*each) for each in json.loads(text))
         except (TypeError, ValueError, KeyError, RecursionError) as error:
             raise WireError(f"this is no form of a model: {error}") from error
-        form = cls(kinds)
-        if len({kind.name for kind in kinds}) != len(kinds) or not form.layout.numel:
+        form = cls(members)
+        if len({member.name for member in members}) != len(members) or not form.layout.numel:
             raise WireError("this is no form of a model: a name twice, or no parameter of floating point")
         return form
 
     @cached_property
     def layout(self) -> Layout:
         """The compressed tensors, one after the other."""
-        return Layout.of((kind.name, kind.shape) for kind in self._with("coded"))
+        return Layout.of((member.name, member.shape) for member in self._with("coded"))
 
     @cached_property
     def fingerprint(self) -> bytes:
         """8 bytes of names, shapes, dtypes and roles."""
-        text = repr([(kind.name, kind.shape, str(kind.dtype), kind.role) for kind in self.kinds])
+        text = repr([(member.name, member.shape, str(member.dtype), member.role) for member in self.members])
         return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
     @cached_property
     def local_names(self) -> frozenset[str]:
         """What stays local."""
-        return frozenset(kind.name for kind in self._with("local"))
+        return frozenset(member.name for member in self._with("local"))
 
     @cached_property
     def carried_nbytes(self) -> int:
         """Bytes of what travels as it is."""
-        return sum(kind.nbytes for kind in self._with("sent"))
+        return sum(member.nbytes for member in self._with("sent"))
 
     @cached_property
     def local_nbytes(self) -> int:
         """Bytes of what stays local: they travel once, as a client's first values."""
-        return sum(kind.nbytes for kind in self._with("local"))
+        return sum(member.nbytes for member in self._with("local"))
 
     def identity(self, first: Mapping[str, Tensor] | None) -> bytes:
         """8 bytes that both sides must agree on: the form, and the values of a first model that both have."""
@@ -161,25 +161,25 @@ class Form:
 
     def check(self, model: Mapping[str, Tensor]) -> None:
         """Raise `SpecError` unless the model has these tensors, in these shapes."""
-        if missing := [kind.name for kind in self.kinds if kind.name not in model]:
+        if missing := [member.name for member in self.members if member.name not in model]:
             raise SpecError(f"the model has no tensor {missing[0]!r}, which it had before")
-        if more := sorted(set(model) - {kind.name for kind in self.kinds}):
+        if more := sorted(set(model) - {member.name for member in self.members}):
             raise SpecError(f"the model has a tensor {more[0]!r}, which it did not have before")
-        for kind in self.kinds:
-            if tuple(model[kind.name].shape) != kind.shape:
+        for member in self.members:
+            if tuple(model[member.name].shape) != member.shape:
                 raise SpecError(
-                    f"{kind.name} has shape {tuple(model[kind.name].shape)}, before it had {kind.shape}"
+                    f"{member.name} has shape {tuple(model[member.name].shape)}, before it had {member.shape}"
                 )
 
     def shown(self, flat: Tensor) -> Tensor:
         """`flat` as a model of this form shows it: rounded where its parameters have fewer bits."""
-        if all(kind.dtype == torch.float32 for kind in self._with("coded")):
+        if all(member.dtype == torch.float32 for member in self._with("coded")):
             return flat
         return self.flat_of(self.coded(flat))
 
     def coded(self, flat: Tensor) -> Tensors:
         """The compressed tensors in their shapes and dtypes, copies of flat float32 (n,)."""
-        dtypes = {kind.name: kind.dtype for kind in self.kinds}
+        dtypes = {member.name: member.dtype for member in self.members}
         return {
             entry.name: flat[entry.offset : entry.offset + entry.numel]
             .view(entry.shape)
@@ -194,41 +194,41 @@ class Form:
     def whole(self, flat: Tensor, others: Mapping[str, Tensor]) -> Tensors:
         """The model in its own order: the compressed tensors from `flat`, the rest from `others`."""
         tensors = {**others, **self.coded(flat)}
-        return {kind.name: tensors[kind.name] for kind in self.kinds}
+        return {member.name: tensors[member.name] for member in self.members}
 
     def pack(self, model: Mapping[str, Tensor], *roles: str) -> Tensor:
         """The bytes of the tensors of these roles, uint8 (m,)."""
         parts = [
-            as_bytes(model[kind.name].detach().contiguous().reshape(-1).to(kind.dtype))
-            for kind in self._with(*roles)
+            as_bytes(model[member.name].detach().contiguous().reshape(-1).to(member.dtype))
+            for member in self._with(*roles)
         ]
         return torch.cat([torch.empty(0, dtype=torch.uint8), *parts])
 
     def unpack(self, wire: Tensor, *roles: str) -> Tensors:
         """The reverse of `pack`. Raises `WireError` for another number of bytes."""
-        kinds = self._with(*roles)
-        expected = sum(kind.nbytes for kind in kinds)
+        members = self._with(*roles)
+        expected = sum(member.nbytes for member in members)
         if wire.numel() != expected:
             raise WireError(f"buffers fill {expected} bytes, got {wire.numel()}")
-        parts = torch.split(wire, [kind.nbytes for kind in kinds]) if kinds else ()
+        parts = torch.split(wire, [member.nbytes for member in members]) if members else ()
         return {
-            kind.name: part.clone().view(kind.dtype).view(kind.shape)
-            for kind, part in zip(kinds, parts, strict=True)
+            member.name: part.clone().view(member.dtype).view(member.shape)
+            for member, part in zip(members, parts, strict=True)
         }
 
     def pick(self, model: Mapping[str, Tensor], *roles: str) -> Tensors:
         """Copies of the tensors of these roles."""
-        return {kind.name: model[kind.name].detach().clone() for kind in self._with(*roles)}
+        return {member.name: model[member.name].detach().clone() for member in self._with(*roles)}
 
-    def _with(self, *roles: str) -> tuple[Kind, ...]:
-        return tuple(kind for kind in self.kinds if kind.role in roles)
+    def _with(self, *roles: str) -> tuple[Member, ...]:
+        return tuple(member for member in self.members if member.role in roles)
 
 
-def _kind(name: Any, shape: Any, dtype: Any, role: Any) -> Kind:
+def _member(name: Any, shape: Any, dtype: Any, role: Any) -> Member:
     if not isinstance(name, str) or role not in ROLES:
         raise ValueError(f"a tensor {name!r} of role {role!r}")
     if not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f"{name} of shape {shape}")
     if role == "coded" and not DTYPES[dtype].is_floating_point:
         raise ValueError(f"{name} of {dtype} cannot be compressed")
-    return Kind(name, tuple(shape), DTYPES[dtype], role)
+    return Member(name, tuple(shape), DTYPES[dtype], role)

@@ -16,11 +16,11 @@ FARTHEST = 1e6  # that an entry of a buffer moves: so many times the buffer's la
 
 def not_finite(form: Form, model: Mapping[str, Tensor]) -> str | None:
     """The first tensor of a model that travels and holds NaN, Inf or, compressed, more than float32 can."""
-    for kind in form.kinds:
-        if kind.role != "local":
-            value = model[kind.name].detach()
-            if not bool((value.to(torch.float32) if kind.role == "coded" else value).isfinite().all()):
-                return kind.name
+    for member in form.members:
+        if member.role != "local":
+            value = model[member.name].detach()
+            if not bool((value.to(torch.float32) if member.role == "coded" else value).isfinite().all()):
+                return member.name
     return None
 
 

@@ -46,7 +46,7 @@ def record_of(tensors: Tensors) -> ArrayRecord:
 
 def rounded(tensors: Tensors, form: Form) -> Tensors:
     """A strategy's tensors in the model's dtypes: a mean of integers is no integer."""
-    dtypes = {kind.name: kind.dtype for kind in form.kinds}
+    dtypes = {member.name: member.dtype for member in form.members}
 
     def as_before(name: str, value: Tensor) -> Tensor:
         dtype = dtypes.get(name, value.dtype)

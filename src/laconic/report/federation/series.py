@@ -31,7 +31,7 @@ class Seed:
 
 
 @dataclass(frozen=True)
-class Scheme:
+class Trainings:
     """One scheme's trainings."""
 
     spec: str
@@ -78,7 +78,7 @@ class FederatedRun:
     """The content of a run's folder."""
 
     config: dict[str, Any]
-    schemes: tuple[Scheme, ...]
+    schemes: tuple[Trainings, ...]
 
     @property
     def complete(self) -> bool:
@@ -108,7 +108,7 @@ def read_federated_run(folder: Path) -> FederatedRun:
     for spec in config["schemes"]:
         seeds = [_seed(seed, found) for (scheme, seed), found in sorted(events.items()) if scheme == spec]
         if seeds:
-            schemes.append(Scheme(spec, tuple(seeds)))
+            schemes.append(Trainings(spec, tuple(seeds)))
     return FederatedRun(config, tuple(schemes))
 
 
@@ -131,7 +131,7 @@ def _seed(seed: int, events: list[dict[str, Any]]) -> Seed:
     )
 
 
-def _row(scheme: Scheme) -> Row:
+def _row(scheme: Trainings) -> Row:
     up, down = scheme.mean_mb("up").sum(), scheme.mean_mb("down").sum()
     each = max(1.0, float(np.mean([seed.asked[: scheme.rounds].sum() for seed in scheme.seeds])))
     return Row(
