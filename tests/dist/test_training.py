@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.core.errors import StateError
 from laconic.tasks import checkpoint, find
+from laconic.tasks.enlarged import Enlarged
 from laconic.tasks.settings import TrainingSettings
 from laconic.tasks.shard import Shard
 from laconic.tasks.task import cross_entropy
@@ -129,3 +130,24 @@ def test_the_saved_model_is_the_exact_average(pool, plan):
     net.load_state_dict(torch.load(plan.folder / MODEL))
     torch.testing.assert_close(flat(net), (one + other) / 2, rtol=1e-6, atol=1e-7)
     assert float((one - other).abs().max()) > 1e-3
+
+
+def micro_batches(plan):
+    whole, parted = (trained(replace(plan, enlarged=Enlarged(micro_batch=most))) for most in (None, 3))
+    return losses(whole), losses(parted)
+
+
+def test_micro_batches_train_like_whole_ones(pool, plan):
+    for whole, parted in pool.run(2, micro_batches, plan):
+        assert parted == pytest.approx(whole, rel=1e-4)
+
+
+@pytest.mark.parametrize("recipe", ["lamb", "lars", "sgd"])
+def test_a_recipe_with_copies_trains_and_resumes_with_the_same_bits(pool, plan, recipe):
+    whole = replace(plan, enlarged=Enlarged(recipe, copies=2, micro_batch=3), checkpoint_every=3)
+    found = pool.run(2, trained, whole)
+    assert all("noise" not in event for events in found for event in events)  # ranks share examples
+    place = checkpoint.complete(plan.folder)[0]
+    again = pool.run(2, trained, replace(whole, resume_from=place))
+    for first, second in zip(found, again, strict=True):
+        assert losses(first)[3:] == losses(second)

@@ -89,6 +89,7 @@ class Session:
             patience_s=settings.patience,
             quorum=settings.quorum,
             restarts=settings.restarts,
+            enlarged=settings.enlarged,
         )
         progress.begin(spec, seed)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,21 @@ from laconic.cli.files import default_name, fresh_folder
 from laconic.cli.versions import version_of
 from laconic.core import arguments
 from laconic.core.errors import AttachError, LaconicError, SpecError, StateError
+from laconic.data.copies_sampler import Across
+from laconic.recipes.large_batch import Kind
 from laconic.report.ledger import CONFIG
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.strategy import Strategy
 from laconic.tasks import find
 from laconic.tasks import precision as precisions
+from laconic.tasks.enlarged import Enlarged
 from laconic.tasks.skew import check_skew
 from laconic.tasks.task import Recipe
 from laconic.tasks.training import built
 
 FIXED_ON_RESUME = (  # a different value would give different bits
     *("task", "model", "workers", "steps", "batch", "lr", "skew", "bits", "precision"),
-    *("methods", "seeds", "first_seed"),
+    *("methods", "seeds", "first_seed", "recipe", "copies", "across", "micro_batch"),
 )
 
 
@@ -57,6 +60,10 @@ class Settings:
     patience: float | None = None
     quorum: int | None = None
     restarts: int = 0
+    recipe: Kind | None = None
+    copies: int = 1
+    across: Across = "ranks"
+    micro_batch: int | None = None
 
     @classmethod
     def of(
@@ -135,9 +142,15 @@ class Settings:
             )
         if not self.name or Path(self.name).name != self.name:
             raise SpecError(f"--name must be the name of a folder in {self.out}, got {self.name!r}")
+        self.enlarged.check(self.workers, self.skew)
         for spec in self.specs:
-            check_fit(spec, self.workers, recipe)
+            check_fit(spec, self.workers, recipe, self.enlarged)
             precisions.check_strategy(self.precision, strategy_or_method(spec), self.patience)
+
+    @property
+    def enlarged(self) -> Enlarged:
+        """Recipe, copies and micro-batches."""
+        return Enlarged(self.recipe, self.copies, self.across, self.micro_batch)
 
     @property
     def folder(self) -> Path:
@@ -171,6 +184,7 @@ class Settings:
             "patience": self.patience,
             "quorum": self.quorum,
             "restarts": self.restarts,
+            **asdict(self.enlarged),
             "seeds": self.seeds,
             "first_seed": self.seed,
             "methods": list(self.specs),
@@ -227,11 +241,19 @@ def normal(text: str) -> str:
         raise SpecError(f"{text}: {error}") from error
 
 
-def check_fit(spec: str, workers: int, recipe: Recipe) -> None:
-    """Raise `SpecError` or `AttachError` if the strategy rejects this number of workers or optimiser."""
-    strategy = strategy_or_method(spec)
-    if isinstance(strategy, Strategy):
-        strategy.check(workers, recipe.optimizer(nn.Linear(1, 1), by=strategy))
+def check_fit(spec: str, workers: int, recipe: Recipe, enlarged: Enlarged) -> None:
+    """Raise `SpecError` or `AttachError` if this number of workers or the optimiser is refused."""
+    found = strategy_or_method(spec)
+    sizes = {"batch": 1, "base_batch": 1, "steps": 1}
+    optimizer, _, _ = enlarged.optimizer(nn.Linear(1, 1), recipe, found, lr=None, **sizes)
+    if isinstance(found, Strategy):
+        found.check(workers, optimizer)
+    elif enlarged.recipe is not None:
+        for rule in found.rules:
+            try:
+                rule.check(optimizer, ())
+            except AttachError as error:
+                raise SpecError(f"--recipe {enlarged.recipe} does not go with {spec}: {error}") from error
 
 
 def check_bits(bits: int, recipe: Recipe) -> None:

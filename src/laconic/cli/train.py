@@ -70,6 +70,26 @@ def train(
         str,
         typer.Option(help="of forward and backward: fp32, bf16 or fp16, by autocast; fp16 with loss scaling"),
     ] = "fp32",
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="settings for large batches: lamb, lars or sgd, with a rate scaled from the task's batch to"
+            " --batch, gradual warm-up and polynomial decay [default: the task's own]"
+        ),
+    ] = None,
+    copies: Annotated[
+        int, typer.Option(help="batch augmentation: independent augmentations of each example")
+    ] = 1,
+    across: Annotated[
+        str,
+        typer.Option(
+            help="where copies are: 'ranks', where groups of workers draw the same examples, or 'batch'"
+        ),
+    ] = "ranks",
+    micro_batch: Annotated[
+        int | None,
+        typer.Option(help="most examples in a forward pass [default: all; with --recipe 256]"),
+    ] = None,
     patience: Annotated[
         float | None,
         typer.Option(
@@ -125,6 +145,10 @@ def train(
         skew=skew,
         bits=bits,
         precision=precision,
+        recipe=recipe,
+        copies=copies,
+        across=across,
+        micro_batch=micro_batch,
         patience=patience,
         quorum=quorum,
         restarts=restarts,

@@ -97,6 +97,8 @@ def lede(run: Run) -> str:
     skew = config.get("skew")
     own = "" if skew is None else f" Each worker has its own examples: Dirichlet({skew:g}) per label."
     low = "" if config.get("bits") is None else f" Layers compute in {config['bits']} bits, simulated."
+    if config.get("copies", 1) > 1:
+        low += f" Each example in {config['copies']} augmentations, across {config['across']}."
     return (
         f"{methods.capitalize()}, {seeds} each, {config['workers']} workers, {config['steps']:,} steps of "
         f"{config['workers'] * config['batch']} examples.{own}{low}{precision_words(config.get('precision'))}"
@@ -124,6 +126,7 @@ def facts(run: Run) -> str:
         "skew",
         "bits",
         "precision",
+        "recipe",
         "seeds",
         "versions",
         "machine",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from laconic.exchange.method import Method
 from laconic.strategies.strategy import Strategy
+from laconic.tasks.enlarged import Enlarged
 
 Event = dict[str, Any]
 Emit = Callable[[Event], None]
@@ -38,6 +39,7 @@ class TrainingSettings:
     bits: int | None = None  # of the layers, see `lowbit`; None: float32
     precision: str | None = None  # bf16 or fp16, see `precision.py`; None: float32
     skew: float | None = None  # alpha of the shards, see `skew.py`; None: all draw from all examples
+    enlarged: Enlarged = field(default_factory=Enlarged)  # recipe, copies and micro-batches
 
     def patience_of(self, spec: Strategy | Method) -> float | None:
         """The `patience_s` for `distribute`: None for a method, which needs every worker."""
@@ -61,4 +63,5 @@ class TrainingSettings:
             "skew": self.skew,
             "bits": self.bits,
             "precision": self.precision,
+            **asdict(self.enlarged),
         }

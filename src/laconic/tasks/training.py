@@ -9,6 +9,7 @@ computes the same bits.
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,9 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
     torch.manual_seed(settings.seed)  # every rank builds the same model
     plain = built(recipe, settings.bits, mix(settings.seed, rank))
     spec = strategy_or_method(settings.spec)
-    updates, patience_s = recipe.optimizer(plain, settings.lr, spec), settings.patience_of(spec)
+    sizes = {"batch": settings.batch * size, "base_batch": task.batch * size, "steps": settings.steps}
+    updates, peak_lr, rate = settings.enlarged.optimizer(plain, recipe, spec, lr=settings.lr, **sizes)
+    patience_s = settings.patience_of(spec)
     quorum = settings.quorum_of(spec)
     precision = Precision(settings.precision)
     model, optimizer = distribute(
@@ -60,8 +63,7 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
         quorum=quorum,
         scaler=precision.scaler,
     )
-    peak_lr = float(optimizer.param_groups[0]["lr"])
-    shard = shard_of(settings, task, tensors, rank, size)
+    shard = settings.enlarged.shard(partial(shard_of, settings, task, tensors), rank, size)
 
     first = optimizer.stats().steps  # above 0 if this worker replaces one that died
     if first:
@@ -77,19 +79,20 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
     before, step, living, decisions = optimizer.stats(), first, [*range(size)], Decisions()
     while step < settings.steps:
         for group in optimizer.param_groups:
-            group["lr"] = recipe.rate(peak_lr, step, settings.steps)
+            group["lr"] = rate(step)
         clock = [time.perf_counter()]
         chosen = shard.indices(step)
         x, y = task.inputs(tensors["train_x"][chosen], shard.rng(step)), tensors["train_y"][chosen]
         clock.append(time.perf_counter())
         scale = precision.scale
-        with precision.autocast():
-            loss = cross_entropy(model(x), y)
-        clock.append(time.perf_counter())
         optimizer.zero_grad()
+        x, y, share, earlier = settings.enlarged.ahead(model, x, y, precision)
+        with precision.autocast():
+            loss = share * cross_entropy(model(x), y)
+        clock.append(time.perf_counter())
         precision.backward(loss)
         clock.append(time.perf_counter())
-        optimizer.note_loss(loss)
+        optimizer.note_loss(loss.item() + earlier)
         step_or_explain(optimizer, step + 1, precision)
         clock.append(time.perf_counter())
 
@@ -99,9 +102,9 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
         names = ("data_s", "forward_s", "backward_s", "update_s")
         seconds = {name: end - start for name, start, end in zip(names, clock, clock[1:], strict=False)}
         emit(
-            {"kind": "step", "step": done, "loss": loss.item(), "step_s": clock[-1] - clock[0]}
+            {"kind": "step", "step": done, "loss": loss.item() + earlier, "step_s": clock[-1] - clock[0]}
             | seconds
-            | spent(before, now)
+            | spent(before, now, with_noise=not settings.enlarged.shares_examples)
             | precision.told(scale)
             | ({"notes": notes} if notes else {})
         )
@@ -163,11 +166,11 @@ def step_or_explain(optimizer: torch.optim.Optimizer, step: int, precision: Prec
         ) from error
 
 
-def spent(before: Stats, now: Stats) -> dict[str, Any]:
-    """Bytes, and seconds in each phase of the exchange, between two readings."""
+def spent(before: Stats, now: Stats, with_noise: bool = True) -> dict[str, Any]:
+    """Bytes, and seconds in each phase of the exchange, between two readings; and the gradient's noise."""
     between = {name: getattr(now, name) - getattr(before, name) for name in COUNTED + TIMED}
     phases = {name: total - before.phases.get(name, 0) for name, total in now.phases.items()}
-    measured = now.noise if now.noise != before.noise else None
+    measured = now.noise if with_noise and now.noise != before.noise else None
     noise = {} if measured is None else {"noise": [measured.variance, measured.signal, measured.share]}
     return between | {"phases": phases} | noise
 
