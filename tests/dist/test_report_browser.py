@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from laconic.report import publish
+from laconic.report.ledger import EVENTS, read_events
 
 from ..unit.test_report_summary import write_run
 from ..unit.test_report_together import GOSSIP, LOCAL, write
@@ -80,3 +82,19 @@ def test_a_browser_draws_how_replicas_stay_together(tmp_path: Path) -> None:
     matrix = matrix[: matrix.index("</figure>")]
     assert '<g class="hm">' in matrix and "<image" in matrix
     assert re.findall(r'class="heatmap-label"[^>]*>.*?(\d+)<', matrix) == ["4", "4"]
+
+
+def test_a_browser_draws_the_trace_of_a_loss_scale(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    events = read_events(tmp_path)
+    for event in events:
+        if event["kind"] == "step":
+            event |= {"loss_scale": 65536.0 if event["step"] <= 2 else 32768.0, "skipped": event["step"] == 2}
+    (tmp_path / EVENTS).write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    dom = browse(publish(tmp_path).report.resolve(), tmp_path / "profile", "--dump-dom")
+    body = dom[: dom.index("<script>")]
+    assert "1 of 4 steps skipped, scale 32768 at the last" in body
+    drawn = body[body.index('id="scale_by_step"') :]
+    drawn = drawn[: drawn.index("</figure>")]
+    assert len(re.findall(r'class="js-line"[^>]* d="M[^"]+L[^"]+"', drawn)) >= 2
+    assert re.findall(r">2[^0-9]*<tspan[^>]*>16<", drawn), "ticks are powers of two"
