@@ -48,11 +48,13 @@ KINDS = {
     "Federated schemes": "federated scheme: what goes up and down between clients and a server",
     "Samplings": "sampling: which clients take part in a round",
     "Activation codings": "activation coding: what waits for backward",
+    "Pipeline codings": "pipeline coding: what crosses between stages",
 }
 CALLS = {
     "strategy": 'model, optimizer = laconic.distribute(model, optimizer, "{spec}")',
     "Index codings": 'handle = laconic.compress(model, optimizer, "sparse(topk(0.01), indices={spec})")',
     "Activation codings": 'with laconic.activations.compress(model, "{spec}", optimizer):',
+    "Pipeline codings": 'handle = laconic.pipeline.compress(schedule, "{spec}", samples=len(dataset))',
     "Topologies": 'model, optimizer = laconic.distribute(model, optimizer, "sgp(topology={spec})")',
     "Partitions": 'shares = laconic.parse("{spec}").deal(labels, clients=100, seed=0)',
     "Federated schemes": 'laconic federate mnist --with "{spec}"',

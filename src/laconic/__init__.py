@@ -8,6 +8,7 @@ from laconic import data as data
 from laconic import federated as federated
 from laconic import lowbit as lowbit
 from laconic import optim as optim
+from laconic import pipeline as pipeline
 from laconic import recipes as recipes
 from laconic import sparsity as sparsity
 from laconic.core.codec import Codec as Codec
@@ -28,6 +29,7 @@ __all__ = [
     "lowbit",
     "optim",
     "parse",
+    "pipeline",
     "recipes",
     "resize",
     "sparsity",

@@ -35,6 +35,7 @@ FLOORS = {
     "sparsity": 8,
     "activations": 9,
     "recipes": 9,
+    "pipeline": 9,
     "strategies": 9,
     "federated": 9,
     "plan": 10,

@@ -29,6 +29,7 @@ from laconic.federated.samplings import Sampling
 from laconic.federated.schemes import Scheme
 from laconic.feedback import Feedback
 from laconic.methods import catalogue
+from laconic.pipeline.coding import PipelineCoding
 from laconic.plan.growth import Growth
 from laconic.reducers import Reducer
 from laconic.reducers.sum import Sum
@@ -58,6 +59,7 @@ PIECES: dict[str, type[Spec]] = {
     "Federated schemes: what goes up and down between clients and a server": Scheme,
     "Samplings: which clients take part in a round": Sampling,
     "Activation codings: what waits for backward": Coding,
+    "Pipeline codings: what crosses between stages": PipelineCoding,
 }
 
 

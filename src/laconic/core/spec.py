@@ -40,6 +40,7 @@ ROOMS = (
     "laconic.federated.schemes",
     "laconic.methods",
     "laconic.activations.codings",
+    "laconic.pipeline.codings",
 )
 READING = threading.Lock()  # ast.parse in several threads at once can fail, seen on CPython 3.11
 LONGEST = 10_000  # characters of a spec string

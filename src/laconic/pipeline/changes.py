@@ -1,0 +1,153 @@
+"""The channel of `change(codec)`: one side's buffer of samples, and what the next visit changes in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from laconic.core.codec import Codec
+from laconic.core.errors import WireError
+from laconic.core.framing import as_bytes, unsigned
+from laconic.pipeline.channel import Channel, Visit, as_vector
+from laconic.pipeline.codings.change import Change
+from laconic.pipeline.memory import Memory
+
+OpenMemory = Callable[[str, int], Memory]  # of a boundary's name and the bytes of a row
+
+
+class Changes(Channel):
+    """m[sample] for each sample, as bytes of the codec `keep`.
+
+    Body: the wires of the micro-batch's samples, in order; led by their lengths, uint32 (rows,), unless both
+    codecs have fixed sizes. Both sides keep decode(keep.encode(m + decoded change)), bit for bit the same.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        seed: int,
+        change: Change,
+        keep: Codec,
+        samples: int,
+        memory: OpenMemory,
+    ) -> None:
+        super().__init__(name, shape, dtype, seed)
+        self.change, self.keep = change, keep
+        self.rows, self.n = (shape[0] if shape else 1), shape[1:].numel()  # samples, and elements of each
+        self._open = memory
+        self.seen = torch.zeros(samples, dtype=torch.bool)
+        self.first_visits = self.changes = 0
+
+    @cached_property
+    def memory(self) -> Memory:
+        """The rows, opened at the first visit. Raises `StateError` or `OSError` if there is no room."""
+        return self._open(self.name, self.keep.nbytes(self.n))
+
+    @property
+    def opened(self) -> bool:
+        """Whether there is a memory yet."""
+        return "memory" in self.__dict__
+
+    @property
+    def fixed(self) -> bool:
+        """Whether a body's length follows from which samples are new."""
+        return self.change.codec.fixed_size and self.change.first_codec.fixed_size
+
+    @property
+    def most(self) -> int:
+        longest = max(self.change.codec.nbytes(self.n), self.change.first_codec.nbytes(self.n))
+        return self.rows * (longest + 4)
+
+    def room(self, visit: Visit) -> int:
+        new = self.rows - int(self._known(visit).sum())
+        old = self.rows - new
+        wires = new * self.change.first_codec.nbytes(self.n) + old * self.change.codec.nbytes(self.n)
+        return wires + (0 if self.fixed else 4 * self.rows)
+
+    def agreed(self, visit: Visit) -> tuple[bytes | str, ...]:
+        ids = b"" if visit.ids is None or not visit.training else visit.ids.numpy().tobytes()
+        return *super().agreed(visit), ids, self._known(visit).numpy().tobytes()
+
+    def encode(self, x: Tensor, visit: Visit) -> Tensor:
+        wires, values = [], []
+        for i, (row, known) in enumerate(zip(x, self._known(visit).tolist(), strict=True)):
+            sample, a = self._sample(visit, i), as_vector(row)
+            if known:
+                m = self._recall(sample, x.device)
+                wire = self.change.codec.encode(a - m, self.key(visit, sample))
+                values.append(self.change.codec.decode_add_(wire, m))
+            else:
+                wire = self.change.first_codec.encode(a, self.key(visit, sample))
+                values.append(self.change.first_codec.decode(wire, self.n))
+            wires.append(wire)
+        self._remember(values, visit)
+        if self.fixed:
+            return torch.cat(wires)
+        lengths = as_bytes(torch.tensor([wire.numel() for wire in wires], dtype=torch.int32))
+        return torch.cat([lengths.to(x.device), *wires])
+
+    def decode_(self, body: Tensor, out: Tensor, visit: Visit) -> None:
+        known = self._known(visit).tolist()
+        values = []
+        for i, (wire, old) in enumerate(zip(self._wires(body, known), known, strict=True)):
+            if old:
+                m = self._recall(self._sample(visit, i), out.device)
+                values.append(self.change.codec.decode_add_(wire, m))
+            else:
+                values.append(self.change.first_codec.decode(wire, self.n))
+        for i, value in enumerate(self._remember(values, visit)):
+            out[i].copy_(value.view(self.shape[1:]))
+
+    def forget(self) -> None:
+        """As if no sample had been seen."""
+        self.seen.zero_()
+
+    def digest(self) -> str:
+        """A short text of all that is remembered, equal on both sides."""
+        return self.memory.digest(self.seen) if self.opened else ""
+
+    def _known(self, visit: Visit) -> Tensor:
+        """bool (rows,): which samples have been seen. None of an evaluation's, which leaves no trace."""
+        if not visit.training:
+            return torch.zeros(self.rows, dtype=torch.bool)
+        assert visit.ids is not None
+        return self.seen[visit.ids]
+
+    def _sample(self, visit: Visit, row: int) -> int:
+        return row if visit.ids is None or not visit.training else int(visit.ids[row])
+
+    def _recall(self, sample: int, device: torch.device) -> Tensor:
+        return self.keep.decode(self.memory.read(sample).to(device), self.n)
+
+    def _remember(self, values: list[Tensor], visit: Visit) -> list[Tensor]:
+        """Keep the samples' new values; what is kept, which `keep` may have rounded."""
+        if not visit.training or visit.ids is None:
+            return values
+        known = self.seen[visit.ids]
+        self.seen[visit.ids] = False  # whatever fails now leaves no half-written sample
+        kept = []
+        for sample, value in zip(visit.ids.tolist(), values, strict=True):
+            wire = self.keep.encode(value, self.key(visit, sample))
+            self.memory.write(sample, wire)
+            kept.append(value if self.keep.lossless else self.keep.decode(wire, self.n))
+        self.seen[visit.ids] = True
+        self.changes += int(known.sum())
+        self.first_visits += int((~known).sum())
+        return kept
+
+    def _wires(self, body: Tensor, known: list[bool]) -> list[Tensor]:
+        """The samples' wires in a body. Raises `WireError` unless they fill it."""
+        sizes = [(self.change.codec if old else self.change.first_codec).nbytes(self.n) for old in known]
+        if not self.fixed:
+            head, body = body[: 4 * len(known)], body[4 * len(known) :]
+            if head.numel() < 4 * len(known):
+                raise WireError(f"the lengths of {len(known)} wires fill {4 * len(known)} bytes")
+            sizes = unsigned(head).tolist()
+        if sum(sizes) != body.numel():
+            raise WireError(f"wires of {sum(sizes)} bytes are announced, but {body.numel()} came")
+        return list(torch.split(body, sizes))

@@ -1,0 +1,1 @@
+"""What may cross the boundary between two pipeline stages: one file a name."""

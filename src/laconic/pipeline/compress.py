@@ -1,0 +1,221 @@
+"""`compress`: what crosses between the stages of torch's pipelines, in fewer bytes."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from laconic.comm.torch_comm import TorchComm
+from laconic.core import arguments
+from laconic.core.codec import Codec
+from laconic.core.errors import AttachError, SpecError
+from laconic.core.spec import parse
+from laconic.exchange.agreement import built_by_all
+from laconic.exchange.method import lift_codec
+from laconic.pipeline.codings.ac_sgd import AcSgd
+from laconic.pipeline.codings.change import LIMIT, Change
+from laconic.pipeline.handle import Handle, Plan
+
+TESTED = ((2, 13), (2, 13))  # torch's stages change between versions: widen it where the tests have run
+
+
+def compress(
+    schedule_or_stage: Any,
+    spec: str | AcSgd | None = None,
+    *,
+    forward: str | Change | Codec = "change(minmax(bits=4))",
+    backward: str | Codec = "minmax(bits=8)",
+    samples: int | None = None,
+    keep: str | Codec = "dense()",
+    folder: str | Path | None = None,
+    most_bytes: int | None = None,
+    seed: int = 0,
+) -> Handle:
+    """Pack the activations and gradients that cross between pipeline stages; the script stays as it is.
+
+        schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=loss_fn)
+        handle = laconic.pipeline.compress(schedule, "ac_sgd(forward=4, backward=8)", samples=len(dataset))
+        ...
+        handle.step(x, samples=ids)        # in place of schedule.step(x), with the same ids on every rank
+
+    For GPipe, 1F1B, interleaved and V schedules of `torch.distributed.pipelining`, and stages made with
+    `PipelineStage`. What crosses is bytes on the stages' own process group. `schedule.eval` sends what
+    `change(...)` would send at a first visit, and leaves no trace in buffers.
+
+    Called on every rank of the stages' group, after the schedule was made and before its first step.
+
+    Args:
+        schedule_or_stage: a schedule; or this rank's stage, or list of stages, before a schedule is made.
+        spec: a method for both directions, such as "ac_sgd(forward=4, backward=8)", in place of these two:
+        forward: of activations: `change(codec)`, or any codec or selector, directly. "dense()": as they are.
+        backward: of their gradients: any codec or selector.
+        samples: how many samples the dataset has, whose ids are 0..samples - 1. Only for `change(...)`.
+        keep: how a sample's activation is kept on both sides: any codec of fixed size, such as "dense()",
+            float32, "cast('fp16')" or "minmax(bits=8)".
+        folder: where buffers are files, one for each boundary; default: in RAM.
+        most_bytes: what this rank's buffers may take; default: the free memory, or the free disk.
+        seed: of random rounding.
+
+    Returns:
+        The handle of this rank: steps, figures, state, and `remove()`.
+
+    Raises:
+        AttachError: with nothing attached: an untested version of torch, no schedule or stage of this kind,
+            one that is compressed already, or ranks that disagree.
+        SpecError: for arguments that are wrong.
+    """
+    check_version(torch.__version__)
+    stages = stages_of(schedule_or_stage)
+    schedule = schedule_or_stage if hasattr(schedule_or_stage, "_step_microbatches") else None
+    comm = TorchComm.own(stages[0].group)
+    exact = dist.get_backend(stages[0].group) != "gloo"
+
+    def build() -> Handle:
+        plan = _plan(spec, forward, backward, samples, keep, folder, most_bytes, seed)
+        return _attached(Handle(plan, schedule, stages, comm, exact), schedule, stages)
+
+    try:
+        handle = built_by_all(comm, build)
+    except BaseException:
+        comm.close()
+        raise
+    handle.when_removed(comm.close, _warned_at_exit(handle))
+    return handle
+
+
+def check_version(version: str) -> None:
+    """Raise `AttachError` for a torch whose stages were not tested.
+
+    >>> check_version("2.7.1+cpu")
+    Traceback (most recent call last):
+    laconic.core.errors.AttachError: compressed pipelines override torch's stages, tested with 2.13, not \
+with 2.7.1+cpu: install torch==2.13.*
+    """
+    least, most = TESTED
+    if not least <= tuple(int(part) for part in version.split(".")[:2]) <= most:
+        known = " to ".join(dict.fromkeys(".".join(map(str, end)) for end in TESTED))
+        raise AttachError(
+            f"compressed pipelines override torch's stages, tested with {known}, not with {version}:"
+            f" install torch=={most[0]}.{most[1]}.*"
+        )
+
+
+def stages_of(given: Any) -> list[Any]:
+    """This rank's stages, of a schedule or as they are. Raises `AttachError` for anything else."""
+    from torch.distributed.pipelining import PipelineStage
+
+    from laconic.pipeline.stage import CompressedStage
+
+    stages = getattr(given, "_stages", None) or [getattr(given, "_stage", None)]
+    if isinstance(given, PipelineStage):
+        stages = [given]
+    elif isinstance(given, Sequence) and given:
+        stages = list(given)
+    for stage in stages:
+        if not isinstance(stage, PipelineStage):
+            got = type(given if stage is None else stage).__name__
+            raise AttachError(
+                "compress takes a schedule of torch.distributed.pipelining whose stages are PipelineStage, or"
+                f" such a stage, got {got}: cut the model by hand, PipelineStage(module, index, ...)"
+            )
+        if isinstance(stage, CompressedStage):
+            raise AttachError(
+                f"stage {stage.stage_index} is compressed already: call its handle.remove() first"
+            )
+    return stages
+
+
+def _plan(
+    spec: str | AcSgd | None,
+    forward: str | Change | Codec,
+    backward: str | Codec,
+    samples: int | None,
+    keep: str | Codec,
+    folder: str | Path | None,
+    most_bytes: int | None,
+    seed: int,
+) -> Plan:
+    """The arguments, parsed and checked."""
+    if spec is not None:
+        method = parse(spec) if isinstance(spec, str) else spec
+        if not isinstance(method, AcSgd):
+            raise SpecError(
+                f"a method between stages is ac_sgd(...), got {method!r}: give codecs by forward=, backward="
+            )
+        forward, backward = method.forward_coding, method.backward_coding
+    up = parse(forward) if isinstance(forward, str) else forward
+    up = up if isinstance(up, Change) else lift_codec(up)
+    kept = lift_codec(keep)
+    if not kept.fixed_size:
+        raise SpecError(f"keep takes a codec of fixed size, got {kept!r}: such as minmax(bits=8)")
+    if isinstance(up, Change):
+        if samples is None:
+            raise SpecError(f"{up!r} keeps a buffer for each sample: say how many, samples=len(dataset)")
+        arguments.whole("samples", samples, 1)
+        if (error := up.error()) >= LIMIT:
+            warnings.warn(
+                f"{up!r} leaves {error:.2f} of |x|^2 at each visit, and theory asks for less than {LIMIT}:"
+                " take more bits, or shorter blocks",
+                UserWarning,
+                stacklevel=5,
+            )
+    if most_bytes is not None:
+        arguments.whole("most_bytes", most_bytes, 1)
+    place = None if folder is None else Path(folder)
+    return Plan(up, lift_codec(backward), samples or 0, kept, place, most_bytes, seed)
+
+
+def _attached(handle: Handle, schedule: Any, stages: Sequence[Any]) -> Handle:
+    """Re-class the stages, and let the schedule's step end with an agreement of all ranks."""
+    from laconic.pipeline.stage import CompressedStage
+
+    def ends(stage: Any) -> None:
+        if schedule is None:
+            handle.end(stage)
+
+    for links in handle.links:
+        stage, kind = links.stage, type(links.stage)
+        stage._laconic, stage._laconic_begin, stage._laconic_end = links, handle.begin, ends
+        stage._laconic_ids = functools.partial(setattr, handle, "samples")
+        stage.__class__ = type(f"Compressed{kind.__name__}", (CompressedStage, kind), {})
+        handle.when_removed(functools.partial(_restored, stage, kind))
+    if schedule is not None:
+        plain = schedule._step_microbatches
+
+        @functools.wraps(plain)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            out = plain(*args, **kwargs)
+            handle.end()
+            return out
+
+        schedule._step_microbatches = step
+        handle.when_removed(functools.partial(delattr, schedule, "_step_microbatches"))
+    return handle
+
+
+def _restored(stage: Any, kind: type) -> None:
+    """Torch's own stage again."""
+    stage.__class__ = kind
+    for name in ("_laconic", "_laconic_begin", "_laconic_end", "_laconic_ids"):
+        delattr(stage, name)
+
+
+def _warned_at_exit(handle: Handle) -> Callable[[], None]:
+    """Let a script that ends without `remove` hear of buffers that were of no use; what undoes it."""
+    known = weakref.ref(handle)
+
+    def warn() -> None:
+        alive = known()
+        if alive is not None:
+            alive.warn_of_one_epoch()
+
+    atexit.register(warn)
+    return functools.partial(atexit.unregister, warn)

@@ -1,0 +1,293 @@
+"""The handle that `compress` returns: a pipeline's boundaries on one rank."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.codecs.dense import Dense
+from laconic.comm.comm import Comm
+from laconic.core.codec import Codec
+from laconic.core.errors import AttachError
+from laconic.pipeline import state
+from laconic.pipeline.changes import Changes
+from laconic.pipeline.channel import Channel, Coded, Plain
+from laconic.pipeline.codings.change import Change
+from laconic.pipeline.links import Direction, StageLinks
+from laconic.pipeline.memory import InRam, Memory, check_size, free_ram
+from laconic.pipeline.on_disk import OnDisk
+from laconic.pipeline.stats import Stats, Traffic
+from laconic.pipeline.step import Step, checked_ids
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `compress` was asked for, equal on all ranks but for `folder` and `most_bytes`."""
+
+    forward: Change | Codec
+    backward: Codec
+    samples: int
+    keep: Codec
+    folder: Path | None
+    most_bytes: int | None
+    seed: int
+
+
+class Handle:
+    """A compressed pipeline on one rank: steps with sample ids, figures, state, and the way back.
+
+    Whatever goes wrong inside a step, such as a NaN or an id that comes twice, is raised on every rank at
+    the end of that step. Buffers hold nothing of a micro-batch that failed: a script that catches the error
+    may go on with the next batch.
+    """
+
+    def __init__(self, plan: Plan, schedule: Any, stages: Sequence[Any], comm: Comm, exact: bool) -> None:
+        self.plan = plan
+        self._schedule, self._stages, self._comm, self._exact = schedule, list(stages), comm, exact
+        self._traffic, self._step = Traffic(), Step()
+        self._ids: Tensor | Sequence[int] | None = None
+        self._upcoming: Tensor | Sequence[int] | None = None
+        self._ended = 0  # stages whose part of the step is over
+        self._loaded: dict[str, state.Buffer] = {}  # of boundaries that nothing has crossed since
+        self._removers: list[Callable[[], None]] = []
+        self.links = [
+            StageLinks(stage, self._step, self._traffic, self._make, exact) for stage in self._stages
+        ]
+
+    def __repr__(self) -> str:
+        indices = ", ".join(str(stage.stage_index) for stage in self._stages)
+        return f"<forward {self.plan.forward!r}, backward {self.plan.backward!r}, stage {indices}>"
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """What all ranks must have alike."""
+        plan = self.plan
+        return {
+            "forward": repr(plan.forward),
+            "backward": repr(plan.backward),
+            "samples": str(plan.samples),
+            "keep": repr(plan.keep),
+            "the seed": str(plan.seed),
+            "the number of stages": str(self._stages[0].num_stages),
+            "the kind of schedule": type(self._schedule).__name__,
+        }
+
+    @property
+    def samples(self) -> Tensor | Sequence[int] | None:
+        """The ids of the next step's samples: set them before each step, equal on all ranks."""
+        return self._ids
+
+    @samples.setter
+    def samples(self, ids: Tensor | Sequence[int]) -> None:
+        self._ids = ids
+
+    @property
+    def upcoming(self) -> Tensor | Sequence[int] | None:
+        """The ids of the step after, if known: their buffers are read from the disk meanwhile."""
+        return self._upcoming
+
+    @upcoming.setter
+    def upcoming(self, ids: Tensor | Sequence[int] | None) -> None:
+        self._upcoming = ids
+
+    def step(
+        self,
+        *args: Any,
+        samples: Tensor | Sequence[int] | None = None,
+        upcoming: Tensor | Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """`schedule.step(*args, **kwargs)` with the ids of its samples. Called on every rank.
+
+        Args:
+            args: of the schedule's own step: the batch on the first rank.
+            samples: int64 (batch,), the samples' ids in 0..N-1, each once; equal on all ranks.
+            upcoming: the ids of the next step, which buffers in a folder then read ahead.
+            kwargs: of the schedule's own step, such as `target` and `losses`.
+
+        Returns:
+            What the schedule's own step returns.
+
+        Raises:
+            AttachError: `compress` was given stages: call the step of their schedule, after `handle.samples`.
+            StateError, NonFiniteError, WireError, OSError: on every rank: see the message.
+        """
+        if self._schedule is None:
+            raise AttachError(
+                "compress was given stages, not their schedule: set handle.samples = ids, then call"
+                " schedule.step; or give compress the schedule"
+            )
+        self._ids, self._upcoming = samples, upcoming
+        return self._schedule.step(*args, **kwargs)
+
+    def stats(self) -> Stats:
+        """Bytes and seconds of this rank since the start."""
+        buffers = list(self._changes())
+        return Stats.of(
+            self._traffic,
+            steps=self._step.number,
+            first_visits=sum(each.first_visits for each in buffers),
+            changes=sum(each.changes for each in buffers),
+            buffer_bytes=sum(each.memory.samples * each.memory.nbytes for each in buffers if each.opened),
+        )
+
+    def digests(self) -> dict[str, str]:
+        """Of each boundary's buffer on this rank, by name and side: equal on both sides, always."""
+        sides = {"send": "sent", "receive": "received"}
+        return {
+            f"{channel.name} {sides[side]}": channel.digest()
+            for links in self.links
+            for (_, side, _), channel in links.channels.items()
+            if isinstance(channel, Changes)
+        }
+
+    def forget(self) -> None:
+        """Empty all buffers: each sample's next visit is its first again. Called on every rank."""
+        self._loaded.clear()
+        for each in self._changes():
+            each.forget()
+
+    def state_dict(self, *, buffers: bool = True) -> dict[str, Any]:
+        """This rank's state, to be saved by this rank, between steps. The rank is in every key.
+
+        Args:
+            buffers: Whether to save the samples' activations, which may be large. Without them, every
+                sample's next visit after `load_state_dict` is a first one. Equal on all ranks.
+
+        Returns:
+            Plain numbers, strings and tensors, which load under `torch.load(weights_only=True)`.
+        """
+        kept = {each.name: state.Buffer.of(each) for each in self._changes()} | self._loaded
+        return state.saved(self._identity(), self._step.number, kept if buffers else {})
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken. Called on every rank, with states of one checkpoint.
+
+        Raises:
+            StateError: With nothing changed: the state is of another rank, pipeline or spec.
+        """
+        loaded = state.loaded(saved, self._identity())
+        self.forget()
+        self._step.number = int(saved["step"])
+        self._loaded = loaded
+        for each in self._changes():
+            self._restore(each)
+
+    def remove(self) -> None:
+        """Give torch its stages back, and free the buffers. Called on every rank, between steps."""
+        removers, self._removers = self._removers, []
+        for remove in reversed(removers):
+            remove()
+        if removers:
+            self.warn_of_one_epoch()
+        for each in self._changes():
+            if each.opened:
+                each.memory.close()
+        for links in self.links:
+            links.channels.clear()
+
+    def when_removed(self, *removers: Callable[[], None]) -> None:
+        """Call these once, the last one first, in `remove`."""
+        self._removers += removers
+
+    def warn_of_one_epoch(self) -> None:
+        """Warn if samples have crossed, but none a second time."""
+        stats = self.stats()
+        if stats.first_visits and not stats.changes:
+            warnings.warn(
+                f"{self.plan.forward!r} has sent {stats.first_visits} samples for the first time and none"
+                " again: its buffers were of no use. In training of one epoch, quantise directly: forward="
+                f"'{self._inner()!r}'",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    def begin(self, stage: Any) -> None:
+        """Called by each stage before a step."""
+        if stage is not self._stages[0]:
+            return
+        step, self._ended = self._step, 0
+        step.failure, step.heard, step.ids = None, False, None
+        ids, self._ids = self._ids, None
+        if not isinstance(self.plan.forward, Change) or not stage.has_backward:
+            return
+        try:
+            step.ids = checked_ids(ids, self.plan.samples)
+            self._read_ahead(step.ids)
+        except Exception as error:
+            step.fail(error, "")
+        if self._exact:  # lengths follow from the ids: agree on them before anything is sent
+            state.agree_on(self._comm, step, list(self._changes()))
+
+    def end(self, stage: Any = None) -> None:
+        """Called at the end of a step: by the schedule, or by each stage where no schedule is known."""
+        self._ended += 1
+        if stage is None or self._ended == len(self._stages):
+            self._step.end(self._comm)
+            if self._stages[0].has_backward:
+                self._step.number += 1
+
+    def _read_ahead(self, ids: Tensor) -> None:
+        soon = [] if self._upcoming is None else checked_ids(self._upcoming, self.plan.samples).tolist()
+        self._upcoming = None
+        for each in self._changes():
+            if each.opened:
+                each.memory.prefetch(list(dict.fromkeys([*ids.tolist(), *soon])))
+
+    def _changes(self) -> Iterator[Changes]:
+        for links in self.links:
+            for channel in links.channels.values():
+                if isinstance(channel, Changes):
+                    yield channel
+
+    def _make(self, direction: Direction, name: str, shape: torch.Size, dtype: torch.dtype) -> Channel:
+        plan = self.plan
+        coding = plan.forward if direction == "forward" else plan.backward
+        if isinstance(coding, Codec):
+            if isinstance(coding, Dense):
+                return Plain(name, shape, dtype, plan.seed)
+            return Coded(name, shape, dtype, plan.seed, coding)
+        made = Changes(name, shape, dtype, plan.seed, coding, plan.keep, plan.samples, self._open)
+        try:
+            self._restore(made)
+        except Exception as error:
+            self._step.fail(error, f"the saved buffer of {name}")
+        return made
+
+    def _restore(self, channel: Changes) -> None:
+        buffer = self._loaded.get(channel.name)
+        if buffer is not None:
+            buffer.into(channel)
+            del self._loaded[channel.name]
+
+    def _open(self, name: str, nbytes: int) -> Memory:
+        plan = self.plan
+        taken = sum(each.memory.samples * each.memory.nbytes for each in self._changes() if each.opened)
+        if plan.most_bytes is not None:
+            check_size(name, plan.samples, nbytes, taken, plan.most_bytes, "most_bytes")
+        if plan.folder is not None:
+            file = f"rank{self._comm.rank}-{name.replace('>', 'to').replace(':', '-')}.rows"
+            return OnDisk(plan.samples, nbytes, plan.folder / file)
+        if plan.most_bytes is None:
+            check_size(name, plan.samples, nbytes, 0, free_ram(), "this machine's free memory")
+        return InRam(plan.samples, nbytes)
+
+    def _inner(self) -> Codec:
+        return self.plan.forward.codec if isinstance(self.plan.forward, Change) else self.plan.forward
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "forward": repr(self.plan.forward),
+            "keep": repr(self.plan.keep),
+            "samples": self.plan.samples,
+            "rank": self._comm.rank,
+            "size": self._comm.size,
+            "seed": self.plan.seed,
+            "stages": [stage.stage_index for stage in self._stages],
+        }

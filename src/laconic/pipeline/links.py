@@ -1,0 +1,158 @@
+"""Links: what one stage sends and receives, packed. The six methods of torch's stage call it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from laconic.core.errors import AttachError, StateError
+from laconic.pipeline.changes import Changes
+from laconic.pipeline.channel import Channel, Plain, Visit
+from laconic.pipeline.message import HEADER, PeerFailed, digest, length, opened, sealed
+from laconic.pipeline.stats import Traffic
+from laconic.pipeline.step import Step
+
+Direction = Literal["forward", "backward"]
+Posted = tuple[Channel, Tensor, Tensor, Visit]  # where to decode to, and the message
+MakeChannel = Callable[[Direction, str, torch.Size, torch.dtype], Channel]
+
+
+@dataclass
+class StageLinks:
+    """One stage's channels, made when a tensor first crosses: neighbours on one rank need none.
+
+    Attributes:
+        exact: Whether both sides must name one length, as on NCCL. On gloo a receiver offers room for the
+            longest message instead; a message that is longer than its room ends the process there.
+    """
+
+    stage: Any
+    step: Step
+    traffic: Traffic
+    make: MakeChannel
+    exact: bool
+    channels: dict[tuple[Direction, str, int], Channel] = field(default_factory=dict)
+    _posted: dict[tuple[Direction, int], list[Posted]] = field(default_factory=dict)
+    _rooms: dict[tuple[Direction, int, int], Tensor] = field(default_factory=dict)
+    _sent: list[Tensor] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Before a step: nothing is on its way."""
+        self._posted.clear()
+        self._sent.clear()
+
+    def send(self, direction: Direction, micro: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
+        """The same sends with packed bytes."""
+        for slot, op in enumerate(ops):
+            x: Tensor = op.tensor
+            channel, visit = self._channel(direction, "send", slot, x), self._visit(micro)
+            began = time.perf_counter()
+            room = HEADER.size + channel.room(visit) if self.exact else None
+            agreed, body = self._encoded(channel, x, visit, direction)
+            op.tensor = sealed(body, agreed, x.device, room)
+            self.traffic.sent(direction, op.tensor.numel(), x.nbytes, time.perf_counter() - began)
+            self._sent.append(op.tensor)  # until it has gone
+        return ops
+
+    def post(self, direction: Direction, micro: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
+        """The same receives, of packed bytes. `fill` decodes them to where the ops were to receive."""
+        posted = self._posted[direction, micro] = []
+        for slot, op in enumerate(ops):
+            target: Tensor = op.tensor
+            channel, visit = self._channel(direction, "receive", slot, target), self._visit(micro)
+            key = (direction, slot, micro)
+            if key not in self._rooms:
+                most = HEADER.size + channel.most
+                self._rooms[key] = torch.empty(most, dtype=torch.uint8, device=target.device)
+            room = self._rooms[key]
+            op.tensor = room[: HEADER.size + channel.room(visit)] if self.exact else room
+            posted.append((channel, target, op.tensor, visit))
+        return ops
+
+    def fill(self, direction: Direction, micro: int) -> None:
+        """Decode what was received for this micro-batch; nothing where no receive was posted.
+
+        Schedules that give a rank two neighbouring stages pass tensors on without sending them.
+        """
+        for channel, target, message, visit in self._posted.pop((direction, micro), ()):
+            began = time.perf_counter()
+            with torch.no_grad():
+                try:
+                    if not self.step.failed:
+                        channel.decode_(opened(message, agreement(channel, visit)), target, visit)
+                except PeerFailed:
+                    self.step.heard = True
+                except Exception as error:
+                    self.step.fail(error, self._where(direction, visit))
+                if self.step.failed:
+                    target.zero_()
+            size = message.numel() if self.exact else length(message)
+            self.traffic.received(direction, size, time.perf_counter() - began)
+
+    def _encoded(
+        self, channel: Channel, x: Tensor, visit: Visit, direction: Direction
+    ) -> tuple[int, Tensor | None]:
+        """What the sides must agree on and the body; no body if this rank has failed, now or before."""
+        if self.step.failed:
+            return 0, None
+        try:
+            self._check(channel, x, visit)
+            with torch.no_grad():
+                return agreement(channel, visit), channel.encode(x, visit)
+        except Exception as error:
+            self.step.fail(error, self._where(direction, visit))
+            return 0, None
+
+    def _check(self, channel: Channel, x: Tensor, visit: Visit) -> None:
+        """Raise an error that says what to do unless this tensor fits its channel."""
+        if not (x.is_floating_point() or isinstance(channel, Plain)):
+            raise AttachError(
+                f"a tensor of {x.dtype} crosses this boundary, and codecs are about floating-point numbers:"
+                " let each stage compute what it needs of its kwargs, or cast it to float32"
+            )
+        if x.shape != channel.shape or x.dtype != channel.dtype:
+            raise StateError(
+                f"the tensor was {channel.dtype} of {tuple(channel.shape)}, now it is {x.dtype} of"
+                f" {tuple(x.shape)}: batches must be alike: pad or cut sequences, and drop a short last one"
+            )
+        ids = visit.ids
+        if visit.training and isinstance(channel, Changes) and (ids is None or len(ids) != channel.rows):
+            given = 0 if ids is None else len(ids)
+            raise StateError(
+                f"{given} sample ids for a micro-batch of {channel.rows}: give one id for each sample of the"
+                " batch, and let the first dimension of what crosses be that of samples"
+            )
+
+    def _channel(self, direction: Direction, side: str, slot: int, tensor: Tensor) -> Channel:
+        found = self.channels.get((direction, side, slot))
+        if found is None:
+            index, step = self.stage.stage_index, 1 if direction == "forward" else -1
+            source = index if side == "send" else index - step
+            shape, dtype = tensor.shape, tensor.dtype
+            if direction == "forward" and side == "send":  # what the next stage was told, whatever comes
+                told = self.stage._stage_meta.outputs[slot]
+                shape, dtype = told.shape, told.dtype
+            name = f"{source}>{source + step}:{slot}"
+            found = self.channels[direction, side, slot] = self.make(direction, name, shape, dtype)
+        return found
+
+    def _visit(self, micro: int) -> Visit:
+        ids = self.step.ids
+        if ids is not None:
+            ids = torch.tensor_split(ids, len(self.stage.args_recv_info))[micro]
+        return Visit(self.step.number, micro, ids, bool(self.stage.has_backward))
+
+    def _where(self, direction: Direction, visit: Visit) -> str:
+        what = "activation" if direction == "forward" else "gradient"
+        return f"stage {self.stage.stage_index}, micro-batch {visit.micro}, {what}"
+
+
+def agreement(channel: Channel, visit: Visit) -> int:
+    """A digest of what both sides must have alike before this visit."""
+    return digest(*channel.agreed(visit))

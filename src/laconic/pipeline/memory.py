@@ -1,0 +1,103 @@
+"""Memory: one row of bytes for each sample, in RAM."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import StateError
+
+
+class Memory(ABC):
+    """`samples` rows of `nbytes` each, on the CPU."""
+
+    def __init__(self, samples: int, nbytes: int) -> None:
+        self.samples, self.nbytes = samples, nbytes
+
+    @abstractmethod
+    def read(self, sample: int) -> Tensor:
+        """The row uint8 (nbytes,) of a sample, as it was last written. It is not to be changed."""
+
+    @abstractmethod
+    def write(self, sample: int, row: Tensor) -> None:
+        """Keep a row uint8 (nbytes,)."""
+
+    def prefetch(self, samples: list[int]) -> None:
+        """These are read soon."""
+        return
+
+    def flush(self) -> None:
+        """Wait until all is where it belongs. Raises `OSError` if it could not be written."""
+        return
+
+    def close(self) -> None:
+        """Free it. What it held is gone."""
+        return
+
+    def digest(self, seen: Tensor) -> str:
+        """Of the seen samples' rows, in order."""
+        hashed = hashlib.blake2b(digest_size=16)
+        for sample in seen.nonzero().flatten().tolist():
+            hashed.update(sample.to_bytes(8, "little"))
+            hashed.update(self.read(sample).numpy().tobytes())
+        return hashed.hexdigest()
+
+    def rows(self, seen: Tensor) -> Tensor:
+        """The seen samples' rows uint8 (k, nbytes), a copy."""
+        samples = seen.nonzero().flatten().tolist()
+        out = torch.empty(len(samples), self.nbytes, dtype=torch.uint8)
+        for row, sample in zip(out, samples, strict=True):
+            row.copy_(self.read(sample))
+        return out
+
+    def load(self, seen: Tensor, rows: Tensor) -> None:
+        """Write the rows of `rows`."""
+        for sample, row in zip(seen.nonzero().flatten().tolist(), rows, strict=True):
+            self.write(sample, row)
+        self.flush()
+
+
+class InRam(Memory):
+    """A tensor."""
+
+    def __init__(self, samples: int, nbytes: int) -> None:
+        super().__init__(samples, nbytes)
+        self._rows = torch.zeros(samples, nbytes, dtype=torch.uint8)  # untouched pages take no memory yet
+
+    def read(self, sample: int) -> Tensor:
+        return self._rows[sample]
+
+    def write(self, sample: int, row: Tensor) -> None:
+        self._rows[sample].copy_(row)
+
+
+def free_ram() -> int:
+    """Bytes that this machine could still give: what the system calls available."""
+    try:
+        with open("/proc/meminfo") as lines:  # noqa: PTH123 - a pseudo-file
+            known = dict(line.split(":") for line in lines)
+        return 1024 * int(known["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def check_size(what: str, samples: int, nbytes: int, taken: int, most: int, place: str) -> None:
+    """Raise `StateError`, with the size that is needed, if another buffer does not fit under a bound.
+
+    >>> check_size("0>1:0", 1000, 4096, taken=0, most=1_000_000, place="most_bytes")
+    Traceback (most recent call last):
+    laconic.core.errors.StateError: the buffer of 0>1:0 needs 4,096,000 bytes (1,000 samples of 4,096), 0 \
+are taken, and most_bytes allows 1,000,000: keep="cast('fp16')" halves it, keep="minmax(bits=8)" quarters \
+it, folder=... puts it on a disk
+    """
+    needed = samples * nbytes
+    if taken + needed > most:
+        raise StateError(
+            f"the buffer of {what} needs {needed:,} bytes ({samples:,} samples of {nbytes:,}), {taken:,} are"
+            f' taken, and {place} allows {most:,}: keep="cast(\'fp16\')" halves it, keep="minmax(bits=8)"'
+            " quarters it, folder=... puts it on a disk"
+        )

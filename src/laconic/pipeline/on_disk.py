@@ -1,0 +1,131 @@
+"""Memory in a file: rows of samples on a disk, read ahead and written back by a thread of its own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import StateError
+from laconic.pipeline.memory import Memory
+
+
+class OnDisk(Memory):
+    """A file of `samples * nbytes` bytes, reserved at once, which goes when it is closed.
+
+    Rows of the current mini-batch and the next one are in RAM. One thread does all reading ahead and all
+    writing, in the order of the calls, so a row that is still to be written is read from RAM. It reads and
+    writes by call, not by mapping: a full disk is then an `OSError`, where a mapped file would kill the
+    process with SIGBUS.
+
+    Raises:
+        OSError, StateError: The disk cannot hold it.
+    """
+
+    def __init__(self, samples: int, nbytes: int, path: Path) -> None:
+        super().__init__(samples, nbytes)
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        free, needed = shutil.disk_usage(path.parent).free, samples * nbytes
+        if needed > free:
+            raise StateError(
+                f"{path} needs {needed:,} bytes ({samples:,} samples of {nbytes:,}), the disk has {free:,}"
+                ' free: take another folder, or keep="minmax(bits=8)"'
+            )
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.posix_fallocate(self._file, 0, max(1, needed))
+        except OSError as error:
+            os.close(self._file)
+            path.unlink()
+            raise _told(error, path, needed) from error
+        self._rows: dict[int, Tensor] = {}  # of samples that are at hand
+        self._late: dict[int, int] = {}  # sample -> writes that wait
+        self._wanted: frozenset[int] = frozenset()
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="laconic-rows")
+        self._last: Future[None] | None = None
+        self._failure: OSError | None = None
+
+    def read(self, sample: int) -> Tensor:
+        with self._lock:
+            row = self._rows.get(sample)
+        return self._load(sample) if row is None else row
+
+    def write(self, sample: int, row: Tensor) -> None:
+        self._check()
+        own = row.to("cpu", copy=True)
+        with self._lock:
+            self._rows[sample] = own
+            self._late[sample] = self._late.get(sample, 0) + 1
+        self._last = self._thread.submit(self._store, sample, own)
+
+    def prefetch(self, samples: list[int]) -> None:
+        with self._lock:
+            self._wanted = frozenset(samples)
+            done = [
+                sample for sample in self._rows if sample not in self._late and sample not in self._wanted
+            ]
+            for sample in done:
+                del self._rows[sample]
+        self._last = self._thread.submit(self._fetch, samples)
+
+    def flush(self) -> None:
+        if self._last is not None:
+            self._last.result()  # the thread works in order
+        self._check()
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+        os.close(self._file)
+        self.path.unlink(missing_ok=True)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _fetch(self, samples: list[int]) -> None:
+        for sample in samples:
+            with self._lock:
+                known = sample in self._rows
+            if not known:
+                row = self._load(sample)
+                with self._lock:
+                    self._rows.setdefault(sample, row)  # a write may have come between
+
+    def _load(self, sample: int) -> Tensor:
+        data = os.pread(self._file, self.nbytes, sample * self.nbytes)
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+    def _store(self, sample: int, row: Tensor) -> None:
+        try:
+            if self._failure is None:
+                _write_all(self._file, row, sample * self.nbytes)
+        except OSError as error:
+            self._failure = _told(error, self.path, self.samples * self.nbytes)
+        with self._lock:
+            self._late[sample] -= 1
+            if not self._late[sample]:
+                del self._late[sample]
+                if sample not in self._wanted and self._failure is None:
+                    self._rows.pop(sample, None)
+
+
+def _write_all(file: int, row: Tensor, offset: int) -> None:
+    """A call may write less than it is given."""
+    data = memoryview(row.numpy())  # type: ignore[arg-type]  # numpy's stubs miss the protocol
+    while data:
+        done = os.pwrite(file, data, offset)
+        data, offset = data[done:], offset + done
+
+
+def _told(error: OSError, path: Path, needed: int) -> OSError:
+    """The same error, with the file and the size that is needed."""
+    reason = "the disk is full" if error.errno == errno.ENOSPC else os.strerror(error.errno or 0)
+    return OSError(error.errno, f"{reason}: buffers of {needed:,} bytes do not fit", str(path))

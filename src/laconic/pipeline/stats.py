@@ -1,0 +1,87 @@
+"""What crossing the boundaries has cost this rank so far."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Traffic:
+    """Running counts, by direction: "forward" for activations, "backward" for their gradients."""
+
+    sent_bytes: Counter[str] = field(default_factory=Counter)
+    received_bytes: Counter[str] = field(default_factory=Counter)
+    dense_bytes: Counter[str] = field(default_factory=Counter)
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+
+    def sent(self, direction: str, nbytes: int, dense: int, seconds: float) -> None:
+        """A message of this many bytes in place of a tensor of `dense`."""
+        self.sent_bytes[direction] += nbytes
+        self.dense_bytes[direction] += dense
+        self.encode_s += seconds
+
+    def received(self, direction: str, nbytes: int, seconds: float) -> None:
+        """A message of this many bytes."""
+        self.received_bytes[direction] += nbytes
+        self.decode_s += seconds
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Cumulative figures of this rank.
+
+    Attributes:
+        steps: Training steps so far.
+        forward_sent: Bytes of activations that this rank gave to its process group, headers included.
+        forward_received: Bytes of activations that came.
+        backward_sent: The same for gradients.
+        backward_received: The same for gradients.
+        dense_forward: What torch's own stage would have sent in place of `forward_sent`.
+        dense_backward: The same for `backward_sent`.
+        first_visits: Samples that crossed a boundary for the first time, over this rank's boundaries.
+        changes: Samples that crossed as a change.
+        buffer_bytes: Bytes of this rank's buffers, in RAM or on disk.
+        encode_s: Seconds of packing.
+        decode_s: Seconds of unpacking.
+    """
+
+    steps: int
+    forward_sent: int
+    forward_received: int
+    backward_sent: int
+    backward_received: int
+    dense_forward: int
+    dense_backward: int
+    first_visits: int
+    changes: int
+    buffer_bytes: int
+    encode_s: float
+    decode_s: float
+
+    @classmethod
+    def of(
+        cls, traffic: Traffic, *, steps: int, first_visits: int = 0, changes: int = 0, buffer_bytes: int = 0
+    ) -> Stats:
+        """What was counted so far."""
+        return cls(
+            steps=steps,
+            forward_sent=traffic.sent_bytes["forward"],
+            forward_received=traffic.received_bytes["forward"],
+            backward_sent=traffic.sent_bytes["backward"],
+            backward_received=traffic.received_bytes["backward"],
+            dense_forward=traffic.dense_bytes["forward"],
+            dense_backward=traffic.dense_bytes["backward"],
+            first_visits=first_visits,
+            changes=changes,
+            buffer_bytes=buffer_bytes,
+            encode_s=traffic.encode_s,
+            decode_s=traffic.decode_s,
+        )
+
+    @property
+    def ratio(self) -> float:
+        """How many times fewer bytes this rank has sent than torch's own stage; 1 before it has sent any."""
+        sent = self.forward_sent + self.backward_sent
+        return (self.dense_forward + self.dense_backward) / sent if sent else 1.0

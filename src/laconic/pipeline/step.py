@@ -1,0 +1,88 @@
+"""Step: what a rank knows about the step that it is in, and how all ranks end it together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic.comm.comm import Comm
+from laconic.core import errors
+from laconic.core.errors import LaconicError, PeerError, StateError
+
+
+@dataclass
+class Step:
+    """A step that fails is not left: its rank sends headers alone until the end, where all ranks raise.
+
+    Attributes:
+        number: of training steps before it.
+        ids: int64 (batch,) of its samples, on the CPU; None where none were given.
+        failure: what stopped it here, and the words for it.
+        heard: whether another rank has said that it failed.
+    """
+
+    number: int = 0
+    ids: Tensor | None = None
+    failure: tuple[Exception, str] | None = None
+    heard: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return self.failure is not None or self.heard
+
+    def fail(self, error: Exception, where: str) -> None:
+        """Note the first failure."""
+        if self.failure is None:
+            self.failure = error, f"{where}: {error}" if where else str(error)
+
+    def end(self, comm: Comm) -> None:
+        """Called by all ranks: raise the same error on each if one of them has failed."""
+        flag = comm.all_reduce(torch.tensor([self.failed], dtype=torch.int32), "max")
+        if not bool(flag):
+            return
+        kind, text = ("", "") if self.failure is None else (type(self.failure[0]).__name__, self.failure[1])
+        told = json.dumps([kind, text]).encode()
+        texts = comm.all_gather(torch.frombuffer(bytearray(told), dtype=torch.uint8))
+        cause = None if self.failure is None else self.failure[0]
+        self.failure, self.heard = None, False
+        for rank, (kind, text) in enumerate(json.loads(bytes(each.tolist())) for each in texts):
+            if kind:
+                message = f"rank {rank}: {text}; this step's gradients are void: optimizer.zero_grad()"
+                raise _class(kind)(message) from cause
+        raise PeerError("a message said that its sender had failed, but no rank has")
+
+
+def checked_ids(ids: Tensor | Sequence[int] | None, samples: int) -> Tensor:
+    """The ids of a batch, int64 (batch,) on the CPU. Raises `StateError` for those that cannot be used."""
+    if ids is None:
+        raise StateError(
+            "change(...) needs the ids of a batch's samples: handle.step(..., samples=ids), or handle"
+            ".samples = ids before schedule.step, on every rank; laconic.data.with_ids(dataset) gives them"
+        )
+    found = torch.as_tensor(ids)
+    if found.dim() != 1 or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        raise StateError(f"sample ids are a vector of integers, got {found.dtype} of {tuple(found.shape)}")
+    found = found.to("cpu", torch.int64, copy=True)
+    if len(found) and not 0 <= int(found.min()) <= int(found.max()) < samples:
+        wrong = int(found.max()) if int(found.max()) >= samples else int(found.min())
+        raise StateError(
+            f"sample ids must be in 0..{samples - 1}, got {wrong}: give compress the number of samples of the"
+            f" whole dataset, samples={max(wrong + 1, samples)} or more"
+        )
+    values, counts = torch.unique(found, return_counts=True)
+    if len(values) != len(found):
+        twice = int(values[counts > 1][0])
+        raise StateError(f"each sample comes once in a batch, but {twice} comes {int(counts.max())} times")
+    return found
+
+
+def _class(name: str) -> type[Exception]:
+    """An error of ours by its name, or `OSError`; whatever else went wrong is a `PeerError`."""
+    found = getattr(errors, name, None)
+    if isinstance(found, type) and issubclass(found, LaconicError):
+        return found
+    return OSError if name in ("OSError", "FileNotFoundError", "PermissionError") else PeerError
