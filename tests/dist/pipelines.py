@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -84,20 +85,30 @@ class Pipeline:
         return self.count - 1 in self.indices
 
     def train(
-        self, ids: Tensor, step: Callable[..., Any] | None = None, x: Tensor | None = None
+        self,
+        ids: Tensor,
+        step: Callable[..., Any] | None = None,
+        x: Tensor | None = None,
+        optimise: bool = True,
     ) -> float | None:
-        """One optimiser step on these samples; the loss, on the last stage's rank."""
+        """One step on these samples; the loss, on the last stage's rank."""
         inputs, targets = data()
         losses: list[Tensor] = []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            (step or self.schedule.step)(
-                *([inputs[ids] if x is None else x] if self.first else []),
-                **({"target": targets[ids], "losses": losses} if self.last else {}),
-            )
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        (step or self.schedule.step)(
+            *([inputs[ids] if x is None else x] if self.first else []),
+            **({"target": targets[ids], "losses": losses} if self.last else {}),
+        )
+        if optimise:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
         return torch.stack(losses).mean().item() if self.last else None
+
+    def evaluate(self, ids: Tensor) -> None:
+        """Forward alone."""
+        inputs, targets = data()
+        self.schedule.eval(
+            *([inputs[ids]] if self.first else []), **({"target": targets[ids]} if self.last else {})
+        )
 
     @property
     def weights(self) -> Tensor:
@@ -111,10 +122,22 @@ def order(step: int, batch: int = 8) -> Tensor:
     return torch.randperm(SAMPLES, generator=rng)[step % steps * batch :][:batch]
 
 
-def trained(kind: str, steps: int, **options: Any) -> tuple[Tensor, list[float | None], Any]:
+def compressed(pipeline: Pipeline, options: dict[str, Any], exact: bool = False) -> Any:
+    """Its handle. `exact`: with messages of the length that both sides name, as on NCCL."""
+    handle = laconic.pipeline.compress(pipeline.schedule, **options)
+    if exact:
+        handle._exact = True
+        for links in handle.links:
+            links.exact = True
+    return handle
+
+
+def trained(
+    kind: str, steps: int, exact: bool = False, **options: Any
+) -> tuple[Tensor, list[float | None], Any]:
     """Weights, losses and the handle after some steps; torch's own pipeline without options."""
     pipeline = Pipeline(kind)
-    handle = laconic.pipeline.compress(pipeline.schedule, **options) if options else None
+    handle = compressed(pipeline, options, exact) if options else None
     losses = []
     for step in range(steps):
         ids = order(step)
@@ -122,3 +145,34 @@ def trained(kind: str, steps: int, **options: Any) -> tuple[Tensor, list[float |
             handle.samples = ids
         losses.append(pipeline.train(ids))
     return pipeline.weights, losses, handle
+
+
+@contextmanager
+def metered() -> Iterator[Counter[str]]:
+    """Bytes that torch's schedules hand to the process group meanwhile, and offer it for what comes."""
+    from torch.distributed.pipelining import schedules
+
+    counter: Counter[str] = Counter()
+    plain = schedules._batch_p2p
+
+    def counting(ops: list[dist.P2POp], desc: str | None = None) -> list[dist.Work]:
+        for op in ops:
+            counter["sent" if op.op is dist.isend else "received"] += op.tensor.nbytes
+        return plain(ops, desc)
+
+    schedules._batch_p2p = counting
+    try:
+        yield counter
+    finally:
+        schedules._batch_p2p = plain
+
+
+def check_sides(ranks: list[dict[str, str]]) -> None:
+    """Each boundary has two sides on two ranks, which are equal."""
+    both: dict[str, list[str]] = {}
+    for digests in ranks:
+        for name, digest in digests.items():
+            both.setdefault(name.split()[0], []).append(digest)
+    assert both
+    for name, pair in both.items():
+        assert len(pair) == 2 and pair[0] == pair[1] != "", name

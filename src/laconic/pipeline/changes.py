@@ -11,7 +11,7 @@ from torch import Tensor
 from laconic.core.codec import Codec
 from laconic.core.errors import WireError
 from laconic.core.framing import as_bytes, unsigned
-from laconic.pipeline.channel import Channel, Visit, as_vector
+from laconic.pipeline.channel import Channel, Visit, as_vector, check_finite
 from laconic.pipeline.codings.change import Change
 from laconic.pipeline.memory import Memory
 
@@ -74,6 +74,7 @@ class Changes(Channel):
         return *super().agreed(visit), ids, self._known(visit).numpy().tobytes()
 
     def encode(self, x: Tensor, visit: Visit) -> Tensor:
+        check_finite(x)
         wires, values = [], []
         for i, (row, known) in enumerate(zip(x, self._known(visit).tolist(), strict=True)):
             sample, a = self._sample(visit, i), as_vector(row)

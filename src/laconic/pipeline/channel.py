@@ -70,8 +70,7 @@ class Plain(Channel):
         return self.shape.numel() * self.dtype.itemsize
 
     def encode(self, x: Tensor, visit: Visit) -> Tensor:
-        if not bool(x.isfinite().all()):
-            raise NonFiniteError("it holds NaN or Inf")
+        check_finite(x)
         return as_bytes(x.contiguous().view(-1))
 
     def decode_(self, body: Tensor, out: Tensor, visit: Visit) -> None:
@@ -92,10 +91,17 @@ class Coded(Channel):
         return self.codec.nbytes(self.shape.numel())
 
     def encode(self, x: Tensor, visit: Visit) -> Tensor:
+        check_finite(x)
         return self.codec.encode(as_vector(x), self.key(visit))
 
     def decode_(self, body: Tensor, out: Tensor, visit: Visit) -> None:
         out.copy_(self.codec.decode(body, self.shape.numel()).view(self.shape))
+
+
+def check_finite(x: Tensor) -> None:
+    """Raise `NonFiniteError` for NaN and Inf: not every codec does."""
+    if not bool(x.isfinite().all()):
+        raise NonFiniteError("it holds NaN or Inf")
 
 
 def as_vector(x: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ def compress(
     keep: str | Codec = "dense()",
     folder: str | Path | None = None,
     most_bytes: int | None = None,
+    group: dist.ProcessGroup | None = None,
     seed: int = 0,
 ) -> Handle:
     """Pack the activations and gradients that cross between pipeline stages; the script stays as it is.
@@ -50,6 +51,9 @@ def compress(
     `PipelineStage`. What crosses is bytes on the stages' own process group. `schedule.eval` sends what
     `change(...)` would send at a first visit, and leaves no trace in buffers.
 
+    A stage may be under `DistributedDataParallel`, with gradients compressed by `laconic.compress`: give all
+    replicas' ranks as `group`, so that one that fails does not leave the others alone.
+
     Called on every rank of the stages' group, after the schedule was made and before its first step.
 
     Args:
@@ -62,6 +66,7 @@ def compress(
             float32, "cast('fp16')" or "minmax(bits=8)".
         folder: where buffers are files, one for each boundary; default: in RAM.
         most_bytes: what this rank's buffers may take; default: the free memory, or the free disk.
+        group: the ranks that raise together; default: those of the stages' group.
         seed: of random rounding.
 
     Returns:
@@ -75,7 +80,7 @@ def compress(
     check_version(torch.__version__)
     stages = stages_of(schedule_or_stage)
     schedule = schedule_or_stage if hasattr(schedule_or_stage, "_step_microbatches") else None
-    comm = TorchComm.own(stages[0].group)
+    comm = TorchComm.own(group or stages[0].group)
     exact = dist.get_backend(stages[0].group) != "gloo"
 
     def build() -> Handle:
@@ -198,6 +203,16 @@ def _attached(handle: Handle, schedule: Any, stages: Sequence[Any]) -> Handle:
 
         schedule._step_microbatches = step
         handle.when_removed(functools.partial(delattr, schedule, "_step_microbatches"))
+        loss = schedule._compute_loss
+
+        @functools.wraps(loss)
+        def guarded(output: Any, *args: Any, **kwargs: Any) -> Any:
+            return handle.links[-1].guarded(
+                -1, "loss", lambda: loss(output, *args, **kwargs), lambda: torch.zeros(())
+            )
+
+        schedule._compute_loss = guarded
+        handle.when_removed(functools.partial(delattr, schedule, "_compute_loss"))
     return handle
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from laconic.codecs.dense import Dense
@@ -53,6 +54,7 @@ class Handle:
         self._traffic, self._step = Traffic(), Step()
         self._ids: Tensor | Sequence[int] | None = None
         self._upcoming: Tensor | Sequence[int] | None = None
+        self._first_rank = dist.get_process_group_ranks(self._stages[0].group or dist.group.WORLD)[0]
         self._ended = 0  # stages whose part of the step is over
         self._loaded: dict[str, state.Buffer] = {}  # of boundaries that nothing has crossed since
         self._removers: list[Callable[[], None]] = []
@@ -223,7 +225,7 @@ class Handle:
         except Exception as error:
             step.fail(error, "")
         if self._exact:  # lengths follow from the ids: agree on them before anything is sent
-            state.agree_on(self._comm, step, list(self._changes()))
+            state.agree_on(self._comm, step, list(self._changes()), self._first_rank)
 
     def end(self, stage: Any = None) -> None:
         """Called at the end of a step: by the schedule, or by each stage where no schedule is known."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from laconic.pipeline.step import Step
 
 Direction = Literal["forward", "backward"]
 Posted = tuple[Channel, Tensor, Tensor, Visit]  # where to decode to, and the message
+T = TypeVar("T")
 MakeChannel = Callable[[Direction, str, torch.Size, torch.dtype], Channel]
 
 
@@ -38,6 +39,7 @@ class StageLinks:
     make: MakeChannel
     exact: bool
     channels: dict[tuple[Direction, str, int], Channel] = field(default_factory=dict)
+    void: set[int] = field(default_factory=set)  # micro-batches whose forward pass has failed
     _posted: dict[tuple[Direction, int], list[Posted]] = field(default_factory=dict)
     _rooms: dict[tuple[Direction, int, int], Tensor] = field(default_factory=dict)
     _sent: list[Tensor] = field(default_factory=list)
@@ -46,6 +48,7 @@ class StageLinks:
         """Before a step: nothing is on its way."""
         self._posted.clear()
         self._sent.clear()
+        self.void.clear()
 
     def send(self, direction: Direction, micro: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
         """The same sends with packed bytes."""
@@ -83,14 +86,13 @@ class StageLinks:
         for channel, target, message, visit in self._posted.pop((direction, micro), ()):
             began = time.perf_counter()
             with torch.no_grad():
-                try:
-                    if not self.step.failed:
-                        channel.decode_(opened(message, agreement(channel, visit)), target, visit)
+                try:  # even after a failure: the sender's memory has changed, and so must ours
+                    channel.decode_(opened(message, agreement(channel, visit)), target, visit)
                 except PeerFailed:
                     self.step.heard = True
+                    target.zero_()
                 except Exception as error:
                     self.step.fail(error, self._where(direction, visit))
-                if self.step.failed:
                     target.zero_()
             size = message.numel() if self.exact else length(message)
             self.traffic.received(direction, size, time.perf_counter() - began)
@@ -147,6 +149,15 @@ class StageLinks:
         if ids is not None:
             ids = torch.tensor_split(ids, len(self.stage.args_recv_info))[micro]
         return Visit(self.step.number, micro, ids, bool(self.stage.has_backward))
+
+    def guarded(self, micro: int, what: str, call: Callable[[], T], instead: Callable[[], T]) -> T:
+        """`call()`, or `instead()` where it raises: the step goes on, and all ranks raise at its end."""
+        try:
+            return call()
+        except Exception as error:
+            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error  # torch wraps it
+            self.step.fail(cause, f"stage {self.stage.stage_index}, micro-batch {micro}, {what}")
+            return instead()
 
     def _where(self, direction: Direction, visit: Visit) -> str:
         what = "activation" if direction == "forward" else "gradient"

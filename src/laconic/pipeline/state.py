@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,19 +68,23 @@ def loaded(state: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, B
     return {name: Buffer(tensors[f"{name}/seen"], tensors[f"{name}/rows"]) for name in names}
 
 
-def agree_on(comm: Comm, step: Step, channels: Sequence[Changes]) -> None:
-    """Raise on every rank unless all have the same step, ids and visited samples, before anything is sent.
+def agree_on(comm: Comm, step: Step, channels: Sequence[Changes], pipeline: int) -> None:
+    """Raise on every rank unless all of a pipeline have the same step, ids and visited samples.
 
-    For backends on which a message of another length than its receiver expects is a hang.
+    Before anything is sent, for backends on which a message of another length than its receiver expects is a
+    hang. `pipeline`: its number, by which the ranks of its replicas are told apart.
     """
     step.end(comm)
     ids = b"" if step.ids is None else step.ids.numpy().tobytes()
     visited = sorted({digest(each.seen.numpy().tobytes()) for each in channels})
-    mine = f"{step.number} {digest(ids)} {visited}".encode()
-    others = comm.all_gather(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
-    for rank, other in enumerate(others):
-        if bytes(other.tolist()) != bytes(others[0].tolist()):
+    mine = json.dumps([pipeline, [step.number, digest(ids), visited]]).encode()
+    texts = comm.all_gather(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
+    known: dict[int, tuple[int, Any]] = {}
+    for rank, text in enumerate(texts):
+        which, said = json.loads(bytes(text.tolist()))
+        first, other = known.setdefault(which, (rank, said))
+        if said != other:
             raise StateError(
-                f"rank {rank} and rank 0 disagree about the step, the sample ids or which samples were seen:"
+                f"ranks {first} and {rank} disagree about the step, sample ids or which samples were seen:"
                 " give all ranks the same ids, and load all ranks' states of one checkpoint"
             )

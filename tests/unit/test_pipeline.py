@@ -1,0 +1,192 @@
+"""Change coding without processes: both sides of a boundary in one, and what specs say."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+import laconic
+from laconic.core.errors import AttachError, NonFiniteError, SpecError, StateError, WireError
+from laconic.pipeline.changes import Changes
+from laconic.pipeline.channel import Coded, Visit
+from laconic.pipeline.compress import check_version
+from laconic.pipeline.memory import InRam
+from laconic.pipeline.message import HEADER, PeerFailed, opened, sealed
+from laconic.pipeline.on_disk import OnDisk
+from laconic.pipeline.step import checked_ids
+
+ROWS, LONG, WIDE, SAMPLES = 4, 32, 64, 16
+CPU = torch.device("cpu")
+
+
+def side(spec, keep="dense()", shape=(ROWS, LONG, WIDE)):
+    """One side of a boundary."""
+    change, kept = laconic.parse(spec), laconic.parse(keep)
+    return Changes(
+        "0>1:0", torch.Size(shape), torch.float32, 7, change, kept, SAMPLES, lambda _, n: InRam(SAMPLES, n)
+    )
+
+
+def settling(epoch):
+    """Activations (samples, long, wide) whose change by epoch is 0.1 * 0.73^epoch of them."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(SAMPLES, LONG, WIDE, generator=rng)
+    for past in range(epoch + 1):
+        x = x + 0.1 * 0.73**past * torch.randn(SAMPLES, LONG, WIDE, generator=rng)
+    return x
+
+
+def errors(channels, epochs):
+    """Relative errors, by epoch, of what arrives."""
+    sender, receiver = channels
+    found = []
+    for epoch in range(epochs):
+        a, arrived = settling(epoch), torch.zeros(SAMPLES, LONG, WIDE)
+        for micro, ids in enumerate(torch.arange(SAMPLES).split(ROWS)):
+            visit = Visit(epoch, micro, ids)
+            receiver.decode_(sender.encode(a[ids], visit), arrived[ids[0] : ids[0] + ROWS], visit)
+        found.append(float((arrived - a).norm() / a.norm()))
+    return found
+
+
+def test_two_bit_changes_settle_while_two_bits_of_the_activation_do_not():
+    codec = "minmax(bits=2, block=64)"
+    change = errors((side(f"change({codec}, first='fp32')"), side(f"change({codec}, first='fp32')")), 9)
+    shape = torch.Size((ROWS, LONG, WIDE))
+    direct = errors([Coded("0>1:0", shape, torch.float32, 7, laconic.parse(codec)) for _ in range(2)], 9)
+    assert change[0] == 0
+    assert all(after < before for before, after in pairwise(change[1:]))
+    assert change[1] == pytest.approx(0.041, rel=0.3)
+    assert change[1] / change[8] > 5
+    assert all(error == pytest.approx(0.41, abs=0.05) for error in direct)
+    assert change[8] < direct[8] / 50
+
+
+@pytest.mark.parametrize(
+    "keep", ["dense()", "cast('fp16')", "cast('bf16')", "minmax(bits=8)", "minmax(8, 16, 'stochastic')"]
+)
+@pytest.mark.parametrize("spec", laconic.parse("change(dense())").examples)
+def test_what_arrives_is_what_both_sides_keep(spec, keep):
+    sender, receiver = side(spec, keep), side(spec, keep)
+    for epoch in range(3):
+        for micro, ids in enumerate(
+            torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(epoch)).split(ROWS)
+        ):
+            visit, out = Visit(epoch, micro, ids), torch.zeros(ROWS, LONG, WIDE)
+            body = sender.encode(settling(epoch)[ids], visit)
+            assert body.numel() <= receiver.room(visit) <= receiver.most
+            receiver.decode_(body, out, visit)
+            for row, sample in zip(out, ids.tolist(), strict=True):
+                kept = sender.keep.decode(sender.memory.read(sample), sender.n)
+                assert torch.equal(row.flatten(), kept)
+        assert sender.digest() == receiver.digest() != ""
+    assert sender.first_visits == SAMPLES and sender.changes == 2 * SAMPLES
+
+
+def test_a_body_of_fixed_codecs_fills_its_room_exactly():
+    channel = side("change(minmax(bits=4))")
+    ids = torch.tensor([3, 1, 0, 2])
+    for step in range(2):
+        visit = Visit(step, 0, ids)
+        room = channel.room(visit)
+        assert channel.encode(settling(0)[ids], visit).numel() == room
+    n = LONG * WIDE
+    assert room == ROWS * channel.change.codec.nbytes(n)
+
+
+def test_nan_leaves_no_trace():
+    channel = side("change(minmax(bits=4))")
+    visit = Visit(0, 0, torch.arange(ROWS))
+    x = settling(0)[:ROWS].clone()
+    x[2, 0, 0] = float("nan")
+    with pytest.raises(NonFiniteError):
+        channel.encode(x, visit)
+    assert not channel.seen.any() and not channel.changes and not channel.first_visits
+
+
+@pytest.mark.parametrize("spec", ["change(minmax(bits=4))", "change(sparse(topk(density=0.1)))"])
+def test_a_cut_or_lengthened_body_raises_and_writes_nothing(spec):
+    sender, receiver = side(spec), side(spec)
+    visit, out = Visit(0, 0, torch.arange(ROWS)), torch.zeros(ROWS, LONG, WIDE)
+    receiver.decode_(sender.encode(settling(0)[:ROWS], visit), out, visit)
+    body, before = sender.encode(settling(1)[:ROWS], visit), receiver.digest()
+    for wrong in (body[:-1], body[:3], torch.cat([body, body[:1]]), body[:0]):
+        with pytest.raises(WireError):
+            receiver.decode_(wrong.clone(), out, visit)
+        assert receiver.digest() == before
+
+
+def test_messages_are_checked():
+    body = torch.arange(5, dtype=torch.uint8)
+    assert torch.equal(opened(sealed(body, 9, CPU), 9), body)
+    assert torch.equal(opened(sealed(body, 9, CPU, room=HEADER.size + 11), 9), body)
+    with pytest.raises(WireError, match="disagree"):
+        opened(sealed(body, 9, CPU), 8)
+    with pytest.raises(PeerFailed):
+        opened(sealed(None, 0, CPU), 9)
+    with pytest.raises(WireError, match="announced"):
+        opened(sealed(body, 9, CPU)[:-1], 9)
+    with pytest.raises(WireError, match="no message"):
+        opened(torch.zeros(HEADER.size, dtype=torch.uint8), 9)
+
+
+def test_rows_on_disk_are_those_in_ram(tmp_path):
+    ram, disk = InRam(SAMPLES, 33), OnDisk(SAMPLES, 33, tmp_path / "deeper" / "rows")
+    rng = torch.Generator().manual_seed(0)
+    for turn in range(200):
+        now = torch.randperm(SAMPLES, generator=rng)[:5].tolist()
+        soon = torch.randperm(SAMPLES, generator=rng)[:5].tolist()
+        disk.prefetch([*now, *soon])
+        for sample in now:
+            assert torch.equal(ram.read(sample), disk.read(sample)), turn
+            row = torch.randint(256, (33,), dtype=torch.uint8, generator=rng)
+            ram.write(sample, row)
+            disk.write(sample, row)
+    disk.flush()
+    seen = torch.ones(SAMPLES, dtype=torch.bool)
+    assert ram.digest(seen) == disk.digest(seen)
+    assert torch.equal(ram.rows(seen), disk.rows(seen))
+    assert disk.path.stat().st_size == SAMPLES * 33
+    disk.close()
+    assert not disk.path.exists()
+
+
+def test_a_disk_without_room_says_the_size_needed(tmp_path):
+    with pytest.raises(StateError, match=r"needs 1,125,899,906,842,624 bytes"):
+        OnDisk(1 << 30, 1 << 20, tmp_path / "rows")
+
+
+def test_ac_sgd_is_its_pair_of_codings():
+    method = laconic.parse("ac_sgd(forward=2, backward=6, block=32, rounding='stochastic', first='fp16')")
+    assert (
+        repr(method.forward_coding) == "change(minmax(bits=2, block=32, rounding='stochastic'), first='fp16')"
+    )
+    assert repr(method.backward_coding) == "minmax(bits=6, block=32, rounding='stochastic')"
+    assert laconic.parse(repr(method)) == method
+    for wrong in ("ac_sgd(forward=0)", "ac_sgd(backward=9)", "ac_sgd(first='int8')", "change(sum())"):
+        with pytest.raises(SpecError):
+            laconic.parse(wrong)
+
+
+def test_only_tested_versions_of_torch_are_taken():
+    check_version(torch.__version__)
+    for other in ("2.12.1", "2.14.0+cpu", "3.0"):
+        with pytest.raises(AttachError, match="tested with"):
+            check_version(other)
+
+
+def test_ids_are_taken_as_tensors_and_lists():
+    assert torch.equal(checked_ids([3, 1], 4), checked_ids(torch.tensor([3, 1], dtype=torch.int32), 4))
+
+
+def test_items_come_with_their_index():
+    loader = torch.utils.data.DataLoader(
+        laconic.data.with_ids([(float(i), -i) for i in range(10)]), batch_size=5, shuffle=True
+    )
+    for ids, x, y in loader:
+        assert ids.dtype == torch.int64 and torch.equal(x, ids.double()) and torch.equal(y, -ids)
+    assert laconic.data.with_ids(["a", "b"])[1] == (1, "b")
+    with pytest.raises(TypeError, match="length"):
+        laconic.data.with_ids(iter([1]))
