@@ -88,3 +88,9 @@ from laconic.kernels.sketch import sketch_query as sketch_query
 from laconic.kernels.tally import packed_levels_add_ as packed_levels_add_
 from laconic.kernels.tally import packed_sum as packed_sum
 from laconic.kernels.vote import majority as majority
+from laconic.kernels.xnor import ConvShape as ConvShape
+from laconic.kernels.xnor import without_popcount as without_popcount
+from laconic.kernels.xnor import xnor_conv2d as xnor_conv2d
+from laconic.kernels.xnor import xnor_matmul as xnor_matmul
+from laconic.kernels.xnor import xnor_pack as xnor_pack
+from laconic.kernels.xnor import xnor_unpack as xnor_unpack

@@ -38,6 +38,7 @@ std::string features() {
   LACONIC_FEATURE(list, "avx512bw");
   LACONIC_FEATURE(list, "avx512dq");
   LACONIC_FEATURE(list, "avx512vl");
+  LACONIC_FEATURE(list, "avx512vpopcntdq");
 #endif
   return list;
 }
