@@ -1,19 +1,45 @@
-"""Simulated low-bit training: layers that round activations, weights and gradients, and `convert`."""
+"""Training in few bits: `convert` to 2 to 8 bits, `binarise` and `quantise` to 1 and more, and `pack` for
+use.
+"""
 
 from laconic.lowbit.add import Add as Add
 from laconic.lowbit.add import QuantAdd as QuantAdd
+from laconic.lowbit.binarise import binarise as binarise
+from laconic.lowbit.binarise import quantise as quantise
 from laconic.lowbit.convert import convert as convert
 from laconic.lowbit.evonorm import EvoNormS0 as EvoNormS0
 from laconic.lowbit.evonorm import RangeEvoNorm as RangeEvoNorm
+from laconic.lowbit.few_bit_handle import FewBitHandle as FewBitHandle
+from laconic.lowbit.few_bit_layers import FewBitConv2d as FewBitConv2d
+from laconic.lowbit.few_bit_layers import FewBitGRUCell as FewBitGRUCell
+from laconic.lowbit.few_bit_layers import FewBitLinear as FewBitLinear
+from laconic.lowbit.few_bit_layers import FewBitLSTMCell as FewBitLSTMCell
 from laconic.lowbit.grid import Precision as Precision
 from laconic.lowbit.layers import QuantConv2d as QuantConv2d
 from laconic.lowbit.layers import QuantLinear as QuantLinear
+from laconic.lowbit.pack import load_packed as load_packed
+from laconic.lowbit.pack import pack as pack
+from laconic.lowbit.pack import save_packed as save_packed
+from laconic.lowbit.packed_layers import PackedConv2d as PackedConv2d
+from laconic.lowbit.packed_layers import PackedGRUCell as PackedGRUCell
+from laconic.lowbit.packed_layers import PackedLinear as PackedLinear
+from laconic.lowbit.packed_layers import PackedLSTMCell as PackedLSTMCell
 from laconic.lowbit.range_norm import RangeGroupNorm as RangeGroupNorm
 from laconic.lowbit.range_norm import RangeNorm as RangeNorm
+from laconic.lowbit.shift_norm import ShiftBatchNorm as ShiftBatchNorm
 
 __all__ = [
     "Add",
     "EvoNormS0",
+    "FewBitConv2d",
+    "FewBitGRUCell",
+    "FewBitHandle",
+    "FewBitLSTMCell",
+    "FewBitLinear",
+    "PackedConv2d",
+    "PackedGRUCell",
+    "PackedLSTMCell",
+    "PackedLinear",
     "Precision",
     "QuantAdd",
     "QuantConv2d",
@@ -21,5 +47,11 @@ __all__ = [
     "RangeEvoNorm",
     "RangeGroupNorm",
     "RangeNorm",
+    "ShiftBatchNorm",
+    "binarise",
     "convert",
+    "load_packed",
+    "pack",
+    "quantise",
+    "save_packed",
 ]

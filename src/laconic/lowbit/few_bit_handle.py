@@ -1,0 +1,80 @@
+"""What `binarise` and `quantise` did to a model: its treated layers, their flips, and the way back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from laconic import kernels
+from laconic.core.errors import StateError
+from laconic.lowbit import clipping
+from laconic.lowbit.treated import FEW, place
+
+ONES = torch.tensor([byte.bit_count() for byte in range(256)])  # bits that are set in a byte
+
+
+class FewBitHandle:
+    """What was done to a model. `layers`: the layers in few bits, by name."""
+
+    def __init__(self, model: nn.Module, pairs: dict[str, tuple[nn.Module, Any]]) -> None:
+        self._model = model
+        self._before = {name: before for name, (before, _) in pairs.items()}
+        self.layers: dict[str, Any] = {name: new for name, (_, new) in pairs.items() if isinstance(new, FEW)}
+        place(model, {name: new for name, (_, new) in pairs.items()})
+        for layer in self.layers.values():
+            clipping.watch(layer)
+        self._signs = self._packed()
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Names of the weights in few bits, as in `model.named_parameters()`."""
+        parts = {id(part): name for name, part in self._model.named_parameters()}
+        return tuple(parts[id(part)] for layer in self.layers.values() for part in layer.masters())
+
+    def flips(self) -> float:
+        """Share of the weights in few bits whose sign is another one than at the last call; at first, at the
+        start.
+
+        It keeps a bit a weight for that.
+        """
+        before, self._signs = self._signs, self._packed()
+        changed = sum(int(ONES[(a ^ b).long()].sum()) for a, b in zip(before, self._signs, strict=True))
+        total = sum(part.numel() for layer in self.layers.values() for part in layer.masters())
+        return changed / total if total else 0.0
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """What random rounding depends on, by layer: this rank's own, beside the model's and the optimiser's
+        state.
+        """
+        return {name: layer.rounding.state_dict() for name, layer in self.layers.items()}
+
+    def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
+        """Go on from a saved state, with the same bits. Raises `StateError`, unchanged, for another one."""
+        if not isinstance(state, dict) or state.keys() != self.layers.keys():
+            other = sorted(map(str, set(state) ^ self.layers.keys())) if isinstance(state, dict) else []
+            raise StateError(
+                f"saved for other layers in few bits ({', '.join(other[:3])} differ): convert alike"
+            )
+        for name, layer in self.layers.items():
+            layer.rounding.check(state[name])
+        for name, layer in self.layers.items():
+            layer.rounding.load_state_dict(state[name])
+
+    def remove(self) -> None:
+        """Put the layers back as they were, with the master weights that they have now. A second call does
+        nothing.
+        """
+        for layer in self.layers.values():
+            clipping.leave(layer)
+        place(self._model, self._before)
+        self.layers, self._before, self._signs = {}, {}, []
+
+    @torch.no_grad()
+    def _packed(self) -> list[Tensor]:
+        return [
+            kernels.xnor_pack(part.detach().float().reshape(1, -1).contiguous()).cpu()
+            for layer in self.layers.values()
+            for part in layer.masters()
+        ]

@@ -1,0 +1,100 @@
+"""Numbers in [-1, 1] as a few levels, with the straight-through gradient of a hard tanh.
+
+    linear   L = 2^bits - 1;  u = clip(floor((x + 1) L / 2 + 1/2), 0, L);  Q(x) = (2 u - L) / L
+    log      Q(x) = sign(x) 2^e, e = clip(round(log2 |x|), 1 - 2^(bits - 1), 0)
+    both     dx = dQ where |x| <= 1, else 0
+
+One bit is the sign in both, with sign(0) = 1. At random, the linear form takes a number of [0, 1) in place of
+1/2, so that Q(x) is x on average; for one bit P(Q = 1) = clip((x + 1) / 2, 0, 1). Hubara et al. 2016,
+arXiv:1609.07061 (levels), and Courbariaux et al. 2016, arXiv:1602.02830 (signs). Our own: the 2^bits linear
+levels lie evenly from -1 to 1, both included, where the paper has clip(round(x / s) s, min, max) with ends of
+the user's; so one bit is no special case, a level is a sum of signs, and padding with zeros stays exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
+
+from laconic import kernels
+
+FINE = 2.0**-24  # spacing of the dither
+
+
+def top(bits: int) -> int:
+    """L: the largest of the 2^bits odd or even numbers that stand for levels, as `integers` has them.
+
+    >>> top(1), top(2)
+    (1, 3)
+    """
+    return (1 << bits) - 1
+
+
+def places(x: Tensor, bits: int, key: int | None = None) -> Tensor:
+    """u, whole numbers from 0 to 2^bits - 1 in the dtype of x: the linear level of each number, the lowest 0.
+
+    With a `key` it rounds at random. A NaN has the sign -1 in one bit, and stays NaN in more.
+
+    >>> places(torch.tensor([-2.0, -0.5, 0.0, 0.2, 1.0]), bits=2)
+    tensor([0., 1., 2., 2., 3.])
+    """
+    if key is None:
+        if bits == 1:
+            return (x >= 0).to(x.dtype)  # the sum below would round numbers just below 0 up to 1
+        moved = (x + 1) * (top(bits) / 2) + 0.5
+    else:
+        dither = kernels.dither24(key, x.numel(), device=x.device).view(x.shape)
+        moved = (x + 1) * (top(bits) / 2) + dither.to(x.dtype) * FINE
+    return moved.floor_().clamp_(0, top(bits))
+
+
+def integers(x: Tensor, bits: int, key: int | None = None) -> Tensor:
+    """L Q(x) in the linear form: odd whole numbers from -L to L. Its gradient is L times that of a hard tanh.
+
+    >>> integers(torch.tensor([-2.0, -0.5, 0.0, 0.2, 1.0]), bits=2)
+    tensor([-3., -1.,  1.,  1.,  3.])
+    """
+    out: Tensor = _Integers.apply(x, bits, key)  # type: ignore[no-untyped-call]
+    return out
+
+
+def logarithmic(x: Tensor, bits: int) -> Tensor:
+    """Q(x) in the logarithmic form: powers of two from 2^(1 - 2^(bits - 1)) to 1, signed.
+
+    >>> logarithmic(torch.tensor([-2.0, -0.3, 0.0, 0.7]), bits=2)
+    tensor([-1.0000, -0.5000,  0.5000,  0.5000])
+    """
+    out: Tensor = _Logarithmic.apply(x, bits)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Integers(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bits: int, key: int | None) -> Tensor:
+        ctx.save_for_backward(x.abs() <= 1)
+        ctx.top = top(bits)
+        return places(x, bits, key).mul_(2).sub_(top(bits))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (inside,) = ctx.saved_tensors
+        scaled = gradient if ctx.top == 1 else gradient * ctx.top
+        return scaled * inside, None, None
+
+
+class _Logarithmic(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bits: int) -> Tensor:
+        ctx.save_for_backward(x.abs() <= 1)
+        exponent = x.abs().log2_().round_().clamp_(1 - (1 << (bits - 1)), 0)
+        return torch.where(x >= 0, exponent.exp2(), -exponent.exp2())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (inside,) = ctx.saved_tensors
+        return gradient * inside, None

@@ -1,0 +1,226 @@
+"""Layers for use alone, with a bit a weight: the same results, bit for bit, as the simulated ones in
+evaluation.
+
+    u(x) = sum_i 2^i u_i,  u_i in {0, 1};  L Q(x) = sum_i 2^i s_i,  s_i = 2 u_i - 1
+    (L Q(w)) (L Q(x)) = sum_i sum_j 2^(i + j) (signs w_i) (signs x_j)
+
+So a product of levels of several bits is a sum of products of signs, each an XNOR and a popcount
+(`kernels.xnor`), and all of it whole numbers below 2^24, which float32 has exactly. What follows is done as
+in `few_bit_layers`: the division, the bias, then whatever the next layer is. A BatchNorm stays one in
+float32: to fold it and the next sign into a threshold would be exact only if its own rounding were, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from laconic import kernels
+from laconic.core.errors import AttachError, StateError
+from laconic.lowbit.few_bit_layers import FewBitConv2d, FewBitGRUCell, FewBitLinear, FewBitLSTMCell, gru, lstm
+from laconic.lowbit.few_bits import FewBits, Rounding
+from laconic.lowbit.levels import places
+
+EXACT = 1 << 24  # whole numbers up to this one are float32
+
+
+class Packed(nn.Module):
+    """Base: the bits of weights, `bits...` uint8, and biases, as buffers. `levels`: how many bits they
+    have.
+    """
+
+    levels: FewBits
+    packs: dict[str, int]  # buffers of bits, and how many weights a row of theirs holds
+
+    def __init__(self, levels: FewBits, entries: int) -> None:
+        super().__init__()
+        if levels.scale != "linear":
+            raise AttachError("logarithmic levels are no sums of signs: train with scale='linear' to pack")
+        if levels.activations is not None and levels.divisor * entries > EXACT:
+            raise AttachError(
+                f"{entries} products of {levels.weights} by {levels.activations} bits exceed 2^24, beyond"
+                " which float32 is not exact: keep the layer real with keep="
+            )
+        self.levels = levels
+        self.packs = {}
+
+    def keep(self, name: str, shape: tuple[int, ...], row: int) -> None:
+        """A buffer for the bits of weights: (planes, ..., ceil(row / 8))."""
+        self.packs[name] = row
+        whole = (self.levels.weights, *shape, (row + 7) // 8)
+        self.register_buffer(name, torch.zeros(whole, dtype=torch.uint8))
+
+    def keep_bias(self, name: str, bias: Tensor | None) -> None:
+        """A buffer for a bias, or none."""
+        self.register_buffer(name, None if bias is None else bias.detach().clone().float())
+
+    @torch.no_grad()
+    def fill(self, name: str, weight: Tensor) -> None:
+        """The bits of a weight whose last dimension is a row."""
+        at = places(weight.detach().float(), self.levels.weights).to(torch.int32)
+        for plane, bits in enumerate(getattr(self, name)):
+            signs = ((at >> plane & 1) - 0.5).reshape(-1, weight.shape[-1]).contiguous()
+            bits.copy_(kernels.xnor_pack(signs).view(bits.shape))
+
+    def check(self) -> None:
+        """Raise `StateError` if bits are set behind the last weight of a row."""
+        for name, row in self.packs.items():
+            if row % 8 and bool((getattr(self, name)[..., -1] >> row % 8).any()):
+                raise StateError(f"{name} has bits behind the {row} weights of a row: the file is damaged")
+
+    def signs(self, x: Tensor) -> list[Tensor]:
+        """Tensors whose signs are s_0, s_1, ... of x."""
+        count = self.levels.activations
+        if count == 1:
+            return [x]
+        at = places(x, count or 1).to(torch.int32)
+        return [(at >> plane & 1) - 0.5 for plane in range(count or 1)]
+
+    def product(self, name: str, x: Tensor, multiply: Any, real: Any) -> Tensor:
+        """The product of x with a weight. `multiply(signs, bits)` is one of signs, `real(x, weight)` of
+        numbers.
+        """
+        planes = getattr(self, name)
+        if self.levels.activations is None:
+            weight = sum(2**i * self._plane(name, bits) for i, bits in enumerate(planes))
+            total = real(x, weight)
+        else:
+            signs = self.signs(x)
+            total = None
+            for j, of_x in enumerate(signs):
+                of_x = of_x.contiguous()
+                for i, bits in enumerate(planes):
+                    one = multiply(of_x, bits)
+                    one = one if i + j == 0 else one.mul_(2 ** (i + j))
+                    total = one if total is None else total.add_(one)
+        out: Tensor = total
+        return out if self.levels.divisor == 1 else out * (1 / self.levels.divisor)
+
+    def _plane(self, name: str, bits: Tensor) -> Tensor:
+        row = self.packs[name]
+        return kernels.xnor_unpack(bits.reshape(-1, bits.shape[-1]).contiguous(), row).view(
+            *bits.shape[:-1], row
+        )
+
+    def extra_repr(self) -> str:
+        return str(Rounding(self.levels))
+
+
+class PackedLinear(Packed):
+    """A `FewBitLinear`: x (..., c) to (..., o). `bits` uint8 (planes, o, ceil(c / 8))."""
+
+    def __init__(self, layer: nn.Linear, levels: FewBits) -> None:
+        super().__init__(levels, layer.in_features)
+        self.keep("bits", (layer.out_features,), layer.in_features)
+        self.keep_bias("bias", layer.bias)
+
+    @classmethod
+    def of(cls, layer: FewBitLinear) -> PackedLinear:
+        """The layer with its weights in bits."""
+        made = cls(layer, layer.rounding.bits)
+        made.fill("bits", layer.weight)
+        return made
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = linear(self, "bits", x.float())
+        return y if self.bias is None else y + self.bias  # type: ignore[operator]
+
+
+class PackedConv2d(Packed):
+    """A `FewBitConv2d`: x (n, c, h, w). `bits` uint8 (planes, o, kh, kw, ceil(c / groups / 8))."""
+
+    def __init__(self, layer: nn.Conv2d, levels: FewBits) -> None:
+        channels = layer.in_channels // layer.groups
+        super().__init__(levels, channels * layer.kernel_size[0] * layer.kernel_size[1])
+        self.shape: Any = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
+        self.groups = layer.groups
+        self.keep("bits", (layer.out_channels, *layer.kernel_size), channels)
+        self.keep_bias("bias", layer.bias)
+
+    @classmethod
+    def of(cls, layer: FewBitConv2d) -> PackedConv2d:
+        """The layer with its weights in bits."""
+        made = cls(layer, layer.rounding.bits)
+        made.fill("bits", layer.weight.permute(0, 2, 3, 1))
+        return made
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 3:
+            return self.forward(x[None])[0]
+        y = self.product("bits", x.float(), self._multiply, self._real)
+        return y if self.bias is None else y + self.bias.view(-1, 1, 1)  # type: ignore[operator]
+
+    def _multiply(self, signs: Tensor, bits: Tensor) -> Tensor:
+        if self.groups == 1:
+            return kernels.xnor_conv2d(signs, bits, **self.shape)
+        parts = zip(signs.chunk(self.groups, 1), bits.chunk(self.groups), strict=True)
+        return torch.cat([kernels.xnor_conv2d(x.contiguous(), own, **self.shape) for x, own in parts], 1)
+
+    def _real(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.conv2d(x, weight.permute(0, 3, 1, 2).contiguous(), None, groups=self.groups, **self.shape)
+
+
+class _PackedCell(Packed):
+    """A cell's products. `bits_ih` and `bits_hh` uint8 (planes, gates, ceil(c / 8))."""
+
+    def __init__(self, layer: Any, levels: FewBits) -> None:
+        super().__init__(levels, max(layer.input_size, layer.hidden_size))
+        self.hidden_size = layer.hidden_size
+        for side in ("ih", "hh"):
+            weight, bias = getattr(layer, f"weight_{side}"), getattr(layer, f"bias_{side}")
+            self.keep(f"bits_{side}", (len(weight),), weight.shape[1])
+            self.keep_bias(f"bias_{side}", bias)
+
+    @classmethod
+    def of(cls, layer: Any) -> Any:
+        """The cell with its weights in bits."""
+        made = cls(layer, layer.rounding.bits)
+        for side in ("ih", "hh"):
+            made.fill(f"bits_{side}", getattr(layer, f"weight_{side}"))
+        return made
+
+    def gates(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        """W_ih x + b_ih and W_hh h + b_hh."""
+        found = []
+        for side, given in (("ih", x), ("hh", h)):
+            y, bias = linear(self, f"bits_{side}", given.float()), getattr(self, f"bias_{side}")
+            found.append(y if bias is None else y + bias)
+        return found[0], found[1]
+
+
+class PackedLSTMCell(_PackedCell):
+    """A `FewBitLSTMCell`."""
+
+    def forward(self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        if hx is None:
+            zeros = x.new_zeros(*x.shape[:-1], self.hidden_size)
+            hx = (zeros, zeros)
+        of_x, of_h = self.gates(x, hx[0])
+        return lstm(of_x + of_h, hx[1])
+
+
+class PackedGRUCell(_PackedCell):
+    """A `FewBitGRUCell`."""
+
+    def forward(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
+        if hx is None:
+            hx = x.new_zeros(*x.shape[:-1], self.hidden_size)
+        return gru(*self.gates(x, hx), hx)
+
+
+def linear(layer: Packed, name: str, x: Tensor) -> Tensor:
+    """The product of x (..., c) with the bits of a dense layer."""
+    flat = x.reshape(-1, x.shape[-1])
+    return layer.product(name, flat, kernels.xnor_matmul, F.linear).view(*x.shape[:-1], -1)
+
+
+FORMS: dict[type, type[Any]] = {
+    FewBitLinear: PackedLinear,
+    FewBitConv2d: PackedConv2d,
+    FewBitLSTMCell: PackedLSTMCell,
+    FewBitGRUCell: PackedGRUCell,
+}
+"""Simulated layers and their packed forms."""

@@ -1,0 +1,84 @@
+"""Batch normalisation whose products are shifts: factors are the nearest powers of two.
+
+    c = x - mean;  var = mean(c AP2(c));  y = c AP2(1 / sqrt(var + eps)) AP2(gamma) + beta
+
+Courbariaux et al. 2016, arXiv:1602.02830, as in the authors' Torch7 code: running values move by 0.125, eps
+is 1e-5. Gradients pass AP2 straight through, and follow from these equations: that is our reading, where the
+authors' code has a backward of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from laconic.core.errors import AttachError
+from laconic.core.powers import straight_power
+
+MOMENTUM, EPS = 0.125, 1e-5
+
+
+class ShiftBatchNorm(nn.Module):
+    """Normalises x (n, c) or (n, c, ...) by channel; parameters gamma `weight` and beta `bias`, (c,).
+
+    Its state has the names of `nn.BatchNorm2d`'s.
+
+    Args:
+        channels: c.
+
+    >>> x = 5 + 2 * torch.randn(256, 3, generator=torch.Generator().manual_seed(0))
+    >>> y = ShiftBatchNorm(3)(x)
+    >>> bool((y.mean(0).abs() < 0.01).all()), bool(((y.std(0) - 1).abs() < 0.42).all())
+    (True, True)
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+        self.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.int64))
+
+    @classmethod
+    def of(cls, norm: Any) -> ShiftBatchNorm:
+        """The form with shifts of a BatchNorm1d or BatchNorm2d, with its parameters and its running
+        values.
+        """
+        if not norm.affine or norm.running_mean is None:
+            raise AttachError(
+                "a norm with shifts has gamma, beta and running values, got a BatchNorm with"
+                f" affine={norm.affine}, track_running_stats={norm.track_running_stats}: keep it with keep="
+            )
+        made = cls(norm.num_features).train(norm.training)
+        for name in ("weight", "bias"):
+            setattr(made, name, getattr(norm, name))
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            setattr(made, name, getattr(norm, name))
+        return made
+
+    def forward(self, x: Tensor) -> Tensor:
+        along = (-1, *[1] * (x.dim() - 2))
+        if self.training:
+            over = [0, *range(2, x.dim())]
+            mean = x.mean(over)
+            centred = x - mean.view(along)
+            var = (centred * straight_power(centred)).mean(over)
+            with torch.no_grad():
+                self.num_batches_tracked += 1
+                self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), MOMENTUM)
+                self.running_var.lerp_(var.detach().to(self.running_var.dtype), MOMENTUM)
+        else:
+            centred, var = x - self.running_mean.view(along), self.running_var
+        scale = straight_power((var + EPS).rsqrt()) * straight_power(self.weight)
+        return centred * scale.view(along) + self.bias.view(along)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}"

@@ -1,0 +1,87 @@
+"""Which layers of a model get few bits: all of a kind, but the first, the last and what is to be kept."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from typing import Any
+
+from torch import nn
+
+from laconic.core.errors import AttachError
+from laconic.lowbit.few_bit_layers import FewBitConv2d, FewBitGRUCell, FewBitLinear, FewBitLSTMCell
+
+KINDS: dict[type, Any] = {
+    nn.Linear: FewBitLinear,
+    nn.Conv2d: FewBitConv2d,
+    nn.LSTMCell: FewBitLSTMCell,
+    nn.GRUCell: FewBitGRUCell,
+}
+FEW = tuple(KINDS.values())
+NAMES = "Linear, Conv2d, LSTMCell and GRUCell"
+
+
+def known(model: nn.Module, keep: Collection[str]) -> dict[str, nn.Module]:
+    """All modules by name. Raises `AttachError` if `keep` names none of them."""
+    names = dict(model.named_modules(remove_duplicate=False))
+    for name in keep:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "see model.named_modules()"
+            raise AttachError(f"keep: this model has no module {name!r}: {hint}")
+    return names
+
+
+def within(keep: Collection[str]) -> tuple[str, ...]:
+    """What the names of the modules inside of these begin with."""
+    return tuple(f"{name}." if name else "" for name in keep)
+
+
+def candidates(names: dict[str, nn.Module], keep: Collection[str]) -> list[str]:
+    """Names of the layers that can have few bits, in the model's own order.
+
+    Raises `AttachError` if a layer has them already, if the model is a layer itself, or if there is none.
+    """
+    inside = within(keep)
+    found = []
+    for name, module in names.items():
+        if isinstance(module, FEW):
+            raise AttachError(
+                f"{name!r} has few bits already: call the first handle's remove() before another"
+            )
+        if type(module) in KINDS and name not in keep and not name.startswith(inside):
+            found.append(name)
+    if "" in found:
+        raise AttachError(
+            "the model is a single layer, which cannot be replaced in place: wrap it in nn.Sequential"
+        )
+    if not found:
+        raise AttachError(f"no layer to treat: the model has no {NAMES} outside of keep=")
+    return found
+
+
+def refuse_unfit(names: dict[str, nn.Module], treated: Collection[str]) -> None:
+    """Raise `AttachError` if a layer to treat has hooks, or shares a weight with another module."""
+    owners: dict[int, str] = {}
+    for name, module in names.items():
+        if name in treated and (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks):
+            raise AttachError(
+                f"{name!r} has hooks, which its form in few bits would lose: add them afterwards"
+            )
+        for key, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            owner = owners.setdefault(id(parameter), name)
+            if owner != name and (name in treated or owner in treated):
+                raise AttachError(
+                    f"{owner!r} and {name!r} share their {key}, which cannot have few bits in one and 32 in"
+                    f" the other: keep both with keep=({owner!r}, {name!r})"
+                )
+
+
+def place(model: nn.Module, layers: dict[str, Any]) -> None:
+    """Put these layers in the places of these names, in the mode that those in the places are in."""
+    for name, layer in layers.items():
+        parent, _, key = name.rpartition(".")
+        layer.train(model.get_submodule(name).training)
+        setattr(model.get_submodule(parent), key, layer)

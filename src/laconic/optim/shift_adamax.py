@@ -1,0 +1,73 @@
+"""AdaMax whose products are shifts: the step and the divisor are the nearest powers of two.
+
+    m = b1 m + (1 - b1) g;  v = max(b2 v, |g|);  w = w - AP2(lr / (1 - b1^t)) m / (AP2(v) + 2^-27)
+
+Courbariaux et al. 2016, arXiv:1602.02830, from the authors' Torch7 code, with one change: theirs writes
+AP2(v) back into v, and as AP2(0.999 * 2^e) is 2^e again, v could then never fall. Here v stays as it is.
+AdaMax: Kingma and Ba 2015, arXiv:1412.6980. Weights are clipped by `laconic.lowbit`, after the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.core.powers import nearest_power
+from laconic.optim.settings import Parameters, at_least_zero, two_shares
+
+LEAST = 2.0**-27
+
+
+class ShiftAdaMax(torch.optim.Optimizer):
+    """The equations above. State: two tensors a parameter, and the step.
+
+    Args:
+        params: Parameters or parameter groups.
+        lr: Learning rate, 0 or more; default: 0.002.
+        betas: b1 and b2, in [0, 1); default: (0.9, 0.999).
+
+    Raises:
+        SpecError: A setting is outside its range.
+
+    >>> w = torch.nn.Parameter(torch.tensor([1.0]))
+    >>> w.grad = torch.tensor([0.25])
+    >>> ShiftAdaMax([w], lr=0.1).step()
+    >>> w
+    Parameter containing:
+    tensor([0.9000], requires_grad=True)
+    """
+
+    def __init__(
+        self, params: Parameters, lr: float = 0.002, betas: tuple[float, float] = (0.9, 0.999)
+    ) -> None:
+        at_least_zero(lr=lr)
+        two_shares("betas", betas)
+        super().__init__(params, {"lr": lr, "betas": betas})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step. With a `closure` it returns the loss that this computes."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for w in group["params"]:
+                if w.grad is not None:
+                    self._update_(w, w.grad, group)
+        return loss
+
+    def _update_(self, w: Tensor, g: Tensor, group: dict[str, Any]) -> None:
+        state, (b1, b2) = self.state[w], group["betas"]
+        if not state:
+            state.update(step=0, m=torch.zeros_like(w), v=torch.zeros_like(w))
+        state["step"] += 1
+        state["m"].lerp_(g, 1 - b1)
+        torch.maximum(state["v"].mul_(b2), g.abs(), out=state["v"])
+        size = float(
+            nearest_power(torch.tensor(group["lr"] / (1 - b1 ** state["step"]), dtype=torch.float64))
+        )
+        w.addcdiv_(state["m"], nearest_power(state["v"]).add_(LEAST), value=-size)
