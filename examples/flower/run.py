@@ -32,7 +32,9 @@ def main() -> int:
     if chosen.nodes < 2:
         parser.error("a round needs two nodes or more: --nodes 2")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    print("starts Flower's processes, each a Python of its own: a minute or so", flush=True)
     with tempfile.TemporaryDirectory() as folder, Deployment(Path(folder)) as deployment:
+        print(f"a SuperLink is up; keys and certificates for {chosen.nodes} SuperNodes", flush=True)
         for number in range(chosen.nodes):
             deployment.register(number)
             deployment.start_node(number, f"partition-id={number}")

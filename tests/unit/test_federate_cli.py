@@ -90,6 +90,15 @@ def test_a_sampling_of_its_own_is_told(tmp_path: Path) -> None:
     assert [len(each["chosen"]) for each in events if each["scheme"] != "fedavg()"] == [6, 4, 2, 2]
 
 
+def test_fewer_clients_than_the_default_all_take_part(tmp_path: Path) -> None:
+    """`--clients 5` alone was refused: "--per-round must be a whole number in 2..5, got 10"."""
+    args = ["--clients", "5", "--rounds", "1", "--with", "fedavg", "--out", str(tmp_path), "--name", "a"]
+    code, said = run("digits", *args)
+    assert code == 0, said
+    event = json.loads((tmp_path / "a" / EVENTS).read_text().splitlines()[0])
+    assert event["chosen"] == [0, 1, 2, 3, 4]
+
+
 def test_runs_of_one_second_have_two_names() -> None:
     first = default_name("digits")
     time.sleep(0.002)

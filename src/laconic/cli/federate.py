@@ -32,6 +32,7 @@ from laconic.tasks.federation import Federation, deal, partition_of
 INTERRUPTED = 130  # by Ctrl-C
 MOMENTUM = 0.0  # hurts where few take part: a client's would be of a model long past
 BATCH = 20
+PER_ROUND = 10
 
 
 def federate(
@@ -45,8 +46,12 @@ def federate(
     ] = None,
     clients: Annotated[int, typer.Option(help="how many there are")] = 100,
     per_round: Annotated[
-        int, typer.Option(help="how many take part in a round, where a scheme has no sampling= of its own")
-    ] = 10,
+        int | None,
+        typer.Option(
+            help="how many take part in a round, where a scheme has no sampling= of its own"
+            " [default: 10, or all of fewer clients]"
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(help="how many")] = 200,
     local_steps: Annotated[int, typer.Option(help="of each client in each round")] = 5,
     by: Annotated[str, typer.Option(help="how examples are dealt: `laconic partition` shows it")] = "iid()",
@@ -89,7 +94,7 @@ def federate(
         spec="",
         by=repr(partition_of(by)),
         clients=clients,
-        per_round=per_round,
+        per_round=min(PER_ROUND, clients) if per_round is None else per_round,
         rounds=rounds,
         local_steps=local_steps,
         batch=batch,
