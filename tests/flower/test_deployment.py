@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = pytest.mark.soak  # minutes, and processes of Flower: `make soak`
-
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 APP = Path(__file__).parent / "deployed"
 LONGEST_S = 500.0
@@ -69,6 +67,7 @@ def restart_killed(deployment: Any, number: int) -> None:
         time.sleep(0.5)
 
 
+@pytest.mark.soak  # minutes: two runs, and a node that is let in again after a minute
 @pytest.mark.timeout(1200)
 def test_a_run_with_a_killed_and_a_hostile_node_ends_with_the_same_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -111,7 +110,9 @@ def test_a_run_with_a_killed_and_a_hostile_node_ends_with_the_same_model(
 
 
 @pytest.mark.timeout(580)
-@pytest.mark.parametrize("interrupted", [False, True], ids=["finishes", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "interrupted", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["finishes", "Ctrl-C"]
+)
 def test_the_example_ends_all_that_it_starts(interrupted: bool, tmp_path: Path) -> None:
     command = [
         sys.executable,

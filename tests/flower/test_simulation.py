@@ -15,10 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = pytest.mark.soak  # minutes, and processes of Flower: `make soak`
-
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
-CLIENTS, ROUNDS = 4, 2
+ROUNDS = 2
 START_S, LONGEST_S, STOP_S = 120.0, 400.0, 20.0
 
 
@@ -83,26 +81,29 @@ def _of(home: Path) -> list[int]:
 
 
 @pytest.mark.timeout(580)
-def test_the_simulation_engine_runs_compressed_clients(environment: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("clients", [2, pytest.param(4, marks=pytest.mark.soak)])
+def test_the_simulation_engine_runs_compressed_clients(
+    clients: int, environment: dict[str, str], tmp_path: Path
+) -> None:
     command = [
         *("flwr", "run", str(EXAMPLE), "here", "--stream"),
         *(
             "--federation-config",
-            f"num-supernodes={CLIENTS} client-resources-num-cpus=1 init-args-num-cpus=2",
+            f"num-supernodes={clients} client-resources-num-cpus=1 init-args-num-cpus=2",
         ),
-        *("--run-config", f'num-server-rounds={ROUNDS} nodes={CLIENTS} save="{tmp_path}"'),
+        *("--run-config", f'num-server-rounds={ROUNDS} nodes={clients} save="{tmp_path}"'),
     ]
     run = subprocess.run(command, env=environment, capture_output=True, timeout=LONGEST_S)
     said = (run.stdout + run.stderr).decode(errors="replace")
     assert (tmp_path / "model.pt").exists(), said[-6000:]
     rounds = json.loads((tmp_path / "traffic.json").read_text())["rounds"]
-    assert [len(each["up"]) for each in rounds[:ROUNDS]] == [CLIENTS] * ROUNDS
+    assert [len(each["up"]) for each in rounds[:ROUNDS]] == [clients] * ROUNDS
     assert [each["kinds"] for each in rounds[:ROUNDS]] == [
-        {"form": CLIENTS, "whole": CLIENTS},
-        *[{"updates": CLIENTS}] * (ROUNDS - 1),
+        {"form": clients, "whole": clients},
+        *[{"updates": clients}] * (ROUNDS - 1),
     ]
     assert not any(each["refused"] for each in rounds)
     model = torch.load(tmp_path / "model.pt", weights_only=True)
     assert all(bool(value.isfinite().all()) for value in model.values())
     memories = list((tmp_path / "state" / "laconic" / "federated").glob("*/*.client"))
-    assert len(memories) == CLIENTS
+    assert len(memories) == clients
