@@ -26,6 +26,7 @@ from benchmarks.pages import federated as federated_page
 from benchmarks.pages import meta as meta_page
 from benchmarks.pages import methods as methods_page
 from benchmarks.pages import partitions as partitions_page
+from benchmarks.pages import precision as precision_page
 from benchmarks.pages import scaling as scaling_page
 from benchmarks.pages import situations
 from benchmarks.pages import steps as steps_page
@@ -146,6 +147,8 @@ if auto_page.RESULTS.exists():
 if meta_page.kept()["sinusoids"]:
     WHOLE[ROOT / "docs" / "meta_learning.md"] = meta_page.page
     WHOLE[ROOT / "docs" / "meta_learning.svg"] = meta_page.picture
+if precision_page.FOLDER.exists():
+    WHOLE[ROOT / "docs" / "precision.md"] = precision_page.page
 if straggler_page.RESULTS.exists():
     WHOLE[ROOT / "docs" / "straggler.md"] = straggler_page.page
 if federated_page.FOLDER.exists():

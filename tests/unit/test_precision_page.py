@@ -19,7 +19,8 @@ def test_a_cell_is_the_difference_from_float32_with_the_same_seeds() -> None:
     assert "| `dense()` | 2.000 | - | 2.100 (+0.100 ± 0.000) | - |" in text
     assert "| `dense()` | 12.3 | - | 12.3 | - |" in text
     assert "| `dense()` | 2.0 | - |" in text.partition("### Skipped steps")[2]
-    assert "mean over 3 seeds" in text
+    assert "mean over 3 seeds." in text
+    assert "mean over the 1 to 3 seeds that are done of 3." in written([*rows, run("bf16", method, 0, 1.0)])
 
 
 def test_without_a_run_there_is_no_table_of_results() -> None:
