@@ -322,3 +322,20 @@ def test_an_optimiser_that_hides_another_is_refused_at_its_first_step():
     within = Around(master_weights(torch.optim.SGD(model.parameters(), lr=0.1)))
     within.step()
     assert not torch.equal(before[0], model[0].weight)
+
+
+def test_a_scaler_reaches_the_float32_parameters_of_the_same_optimiser():
+    """A norm in float32 within a model in float16, beside the same model without scaling."""
+    ends = []
+    for scaled in (False, True):
+        half, whole = nn.Parameter(torch.ones(3, dtype=torch.float16)), nn.Parameter(torch.ones(3))
+        optimizer = master_weights(torch.optim.SGD([half, whole], lr=0.25))
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+        for _ in range(2):
+            optimizer.zero_grad()
+            scaler.scale((half.float() * whole).sum() / 8).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        ends.append((half.detach().clone(), whole.detach().clone()))
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+    assert ends[0][1].tolist() != [1.0] * 3

@@ -120,6 +120,9 @@ class Masters:
         for parameter, master in self._inside.items():
             grad = None if parameter.grad is None else parameter.grad.float()
             master.grad = grad if grad is None or scale is None else grad.div_(scale)
+        for other in self._in_order():
+            if scale is not None and other not in self._behind and other.grad is not None:  # in float32
+                other.grad.div_(scale)
 
     def _evaluated(self, closure: Callable[[], Any]) -> Any:
         """The closure's result at the masters as they are now; its gradients become theirs."""
