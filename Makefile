@@ -79,6 +79,8 @@ bench: setup  ## a short pass of every benchmark, which writes nothing; without 
 	$(BIN)/python -m benchmarks.straggler --quick
 	$(BIN)/python -m benchmarks.scaling --quick
 	$(BIN)/python -m benchmarks.accuracy --quick
+	$(BIN)/python -m benchmarks.large_batch --quick
+	$(BIN)/python -m benchmarks.augmentation --quick
 
 docs: setup  ## the tables that tests generate, and the site
 	$(BIN)/python -m tests.dist.composition_page > docs/composition.md.new && mv docs/composition.md.new docs/composition.md

@@ -23,6 +23,7 @@ from benchmarks.pages import activations as activations_page
 from benchmarks.pages import auto as auto_page
 from benchmarks.pages import entropy as entropy_page
 from benchmarks.pages import federated as federated_page
+from benchmarks.pages import large_batches as large_batches_page
 from benchmarks.pages import meta as meta_page
 from benchmarks.pages import methods as methods_page
 from benchmarks.pages import partitions as partitions_page
@@ -35,7 +36,14 @@ from benchmarks.pages import zerofl as zerofl_page
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-BLOCKED = ("index", "choosing", "federated_flower", "kernels", "partitions")  # pages with blocks in them
+BLOCKED = (
+    "index",
+    "choosing",
+    "federated_flower",
+    "kernels",
+    "large_batches",
+    "partitions",
+)  # pages with blocks in them
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in BLOCKED))
 
 
@@ -130,6 +138,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "flower": flower,
     "choices": situations.choices,
     "partitions": partitions_page.block,
+    "large_batches": large_batches_page.large,
+    "batch_augmentation": large_batches_page.copies,
 }
 
 WHOLE: dict[Path, Callable[[], str]] = {
