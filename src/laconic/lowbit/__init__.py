@@ -4,6 +4,11 @@ use.
 
 from laconic.lowbit.add import Add as Add
 from laconic.lowbit.add import QuantAdd as QuantAdd
+from laconic.lowbit.admm import Admm as Admm
+from laconic.lowbit.admm import StraightThrough as StraightThrough
+from laconic.lowbit.admm import admm as admm
+from laconic.lowbit.admm import load_tables as load_tables
+from laconic.lowbit.admm import straight_through as straight_through
 from laconic.lowbit.binarise import binarise as binarise
 from laconic.lowbit.binarise import quantise as quantise
 from laconic.lowbit.convert import convert as convert
@@ -30,6 +35,7 @@ from laconic.lowbit.shift_norm import ShiftBatchNorm as ShiftBatchNorm
 
 __all__ = [
     "Add",
+    "Admm",
     "EvoNormS0",
     "FewBitConv2d",
     "FewBitGRUCell",
@@ -48,10 +54,14 @@ __all__ = [
     "RangeGroupNorm",
     "RangeNorm",
     "ShiftBatchNorm",
+    "StraightThrough",
+    "admm",
     "binarise",
     "convert",
     "load_packed",
+    "load_tables",
     "pack",
     "quantise",
     "save_packed",
+    "straight_through",
 ]

@@ -1,0 +1,137 @@
+"""What every training towards a table shares: the model at its quantised weights, and the way out."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from laconic.core.errors import AttachError, StateError
+from laconic.lowbit.admm.packing import Size, packed_copy, size_of
+from laconic.lowbit.admm.tables import Table
+from laconic.lowbit.admm.weights import Quantised, check_optimizer, dense, treated_layers, treated_weights
+
+_treated: WeakSet[nn.Module] = WeakSet()  # layers that some training draws to a table now
+
+
+class Outcome(ABC):
+    """A model that trains towards a table. `weights`: the matrices that are quantised, by name."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, table: Table, keep: Collection[str]) -> None:
+        self.model = model.module if isinstance(model, DistributedDataParallel) else model
+        self.table = table
+        self._layers = treated_layers(self.model, keep)
+        self.weights = treated_weights(self._layers)
+        twice = next((name for name, layer in self._layers.items() if layer in _treated), None)
+        if twice is not None:
+            raise AttachError(f"{twice!r} is drawn to a table already: call the first handle's remove()")
+        check_optimizer(optimizer, self.weights)
+        self._ended = False
+        self._last: Quantised | None = None  # the solution that `finish` has written
+        self._hooks = (
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        )
+        _treated.update(self._layers.values())
+
+    @abstractmethod
+    def solution(self) -> Quantised:
+        """Scale and entries of each matrix as they are now, by name."""
+
+    @abstractmethod
+    def before(self) -> None:
+        """Just before the optimiser's step, when every gradient is there."""
+
+    @abstractmethod
+    def after(self) -> None:
+        """Just after the optimiser's step."""
+
+    def masters(self) -> Mapping[str, Tensor]:
+        """The float32 matrices that the optimiser trains, Theta, by name."""
+        return self.weights
+
+    def residual(self) -> float:
+        """|Theta - G| / |Theta| over all quantised matrices, now: the primal residual, relative."""
+        masters = self.masters()
+        apart = sum(
+            float((masters[name] - g).detach().square().sum()) for name, g in dense(self.solution()).items()
+        )
+        return math.sqrt(apart / max(1e-30, sum(float(w.detach().square().sum()) for w in masters.values())))
+
+    @contextmanager
+    def quantised(self) -> Iterator[None]:
+        """A block in which the model has its quantised weights: for a test, not for a step."""
+        before = {name: weight.detach().clone() for name, weight in self.weights.items()}
+        self._write(dense(self._found()))
+        try:
+            yield
+        finally:
+            self._write(before)
+
+    def finish(self) -> nn.Module:
+        """Put the quantised weights in the model, and take the hooks off. A second call does nothing.
+
+        Returns:
+            The model: float32 as before, and its packed form has the same outputs bit for bit.
+        """
+        if not self._ended:
+            last = self.solution()
+            self.remove()
+            self._last = last
+            self._write(dense(last))
+        return self.model
+
+    def pack(self) -> nn.Module:
+        """A copy of the model with packed layers, at its quantised weights; the model does not change."""
+        return packed_copy(self.model, self._found(), self.table)
+
+    def size(self) -> Size:
+        """Bytes of all that the packed model's `state_dict` holds, and of the same model in float32."""
+        return size_of(self.pack(), self.model)
+
+    def remove(self) -> None:
+        """Take the hooks off and leave float32 weights behind. A second call does nothing."""
+        if self._ended:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        for layer in self._layers.values():
+            _treated.discard(layer)
+        self._ended = True
+
+    def _found(self) -> Quantised:
+        if not self._ended:
+            return self.solution()
+        if self._last is None:
+            raise StateError("removed without finish(), so there is nothing to pack: attach and finish again")
+        return self._last
+
+    @torch.no_grad()
+    def _write(self, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            self.weights[name].copy_(value)
+
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of `step`; a closure has been called, and is replaced by its result."""
+        closure: Callable[[], Any] | None = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+            args, kwargs = (args[0], lambda: loss), {key: kwargs[key] for key in kwargs if key != "closure"}
+        with torch.no_grad():
+            self.before()
+        return args, kwargs
+
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with torch.no_grad():
+            self.after()

@@ -1,0 +1,158 @@
+"""From a model and its quantised matrices to a packed model; its size; and back from a file."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from laconic.core.errors import StateError, WireError
+from laconic.lowbit.admm.layers import PACKED, PackedMatrix
+from laconic.lowbit.admm.tables import Table, table_with
+from laconic.lowbit.admm.weights import Quantised, layer_weights
+
+PARTS = ("codes", "alpha", "values")
+
+
+@dataclass(frozen=True)
+class Size:
+    """Bytes of what a packed model's `state_dict` holds.
+
+    Attributes:
+        codes: The packed entries, padding of rows included.
+        scales: The alphas, and the tables' own values.
+        rest: What stays float32: biases, norms, layers that were kept.
+        dense: The whole model in float32.
+        weights: Number of quantised weights.
+    """
+
+    codes: int
+    scales: int
+    rest: int
+    dense: int
+    weights: int
+
+    @property
+    def packed(self) -> int:
+        """All bytes of the packed model."""
+        return self.codes + self.scales + self.rest
+
+    @property
+    def smaller(self) -> float:
+        """How many times smaller than float32, everything counted."""
+        return self.dense / self.packed
+
+    @property
+    def bits(self) -> float:
+        """Bits of a quantised weight, with its share of the scales."""
+        return 8 * (self.codes + self.scales) / self.weights
+
+
+def packed_copy(model: nn.Module, found: Quantised, table: Table) -> nn.Module:
+    """A copy of the model, in which layers with quantised matrices are packed ones, without their hooks."""
+    matrices: dict[str, dict[str, PackedMatrix]] = {}
+    for name, (alpha, q) in found.items():
+        layer, _, key = name.rpartition(".")
+        matrices.setdefault(layer, {})[key] = PackedMatrix.of(alpha, q, table)
+    return _with_packed(copy.deepcopy(model), matrices)
+
+
+def size_of(packed: nn.Module, model: nn.Module) -> Size:
+    """The size of a packed model and of the model that it was packed from."""
+    parts = [each for each in packed.modules() if isinstance(each, PackedMatrix)]
+    codes = sum(map(nbytes, (each.codes for each in parts)))
+    scales = sum(nbytes(each.alpha) + nbytes(each.values) for each in parts)
+    whole = sum(map(nbytes, packed.state_dict().values()))
+    dense = sum(map(nbytes, model.state_dict().values()))
+    return Size(codes, scales, whole - codes - scales, dense, sum(len(p.codes) * p.columns for p in parts))
+
+
+def nbytes(tensor: Tensor) -> int:
+    """Bytes of a tensor's elements."""
+    return tensor.numel() * tensor.element_size()
+
+
+def load_tables(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """A packed model from a file that was saved from another one's `state_dict`.
+
+    Args:
+        model: A float32 model built as the one that was packed, with any weights; it does not change.
+        state: `torch.load(path, weights_only=True)`.
+
+    Returns:
+        The packed model, with the outputs of the one that was saved, bit for bit.
+
+    Raises:
+        StateError: The state is of another model, or damaged.
+
+    >>> from laconic.lowbit import admm, load_tables
+    >>> net = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 10))
+    >>> packed = admm(net, torch.optim.SGD(net.parameters(), lr=0.1)).pack()
+    >>> again = load_tables(nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 10)), packed.state_dict())
+    >>> bool((again(torch.arange(10)) == packed(torch.arange(10))).all())
+    True
+    """
+    matrices: dict[str, dict[str, PackedMatrix]] = {}
+    layers = dict(model.named_modules())
+    for key in state:
+        weight, _, part = key.rpartition(".")
+        layer, _, name = weight.rpartition(".")
+        if part != "codes" or type(layers.get(layer)) not in PACKED:
+            continue
+        if name not in layer_weights(layers[layer]):
+            raise StateError(f"{key}: the layer {layer!r} of this model has no matrix {name!r}")
+        shape = tuple(layers[layer].get_parameter(name).shape)
+        matrices.setdefault(layer, {})[name] = _checked(weight, shape, state)
+    for layer, found in matrices.items():
+        missing = [name for name in layer_weights(layers[layer]) if name not in found]
+        if missing:
+            raise StateError(f"{layer}.{missing[0]}.codes is missing: the file is damaged")
+    if not matrices:
+        raise StateError("this state holds no packed layer of this model: load it with load_state_dict()")
+    packed = _with_packed(copy.deepcopy(model), matrices)
+    try:
+        packed.load_state_dict(dict(state))
+    except RuntimeError as error:
+        raise StateError(f"the state is of another model: {error}") from error
+    return packed
+
+
+def _with_packed(model: nn.Module, matrices: Mapping[str, dict[str, PackedMatrix]]) -> nn.Module:
+    """The model itself, with these layers replaced."""
+    for name, found in matrices.items():
+        layer: Any = model.get_submodule(name)
+        packed = PACKED[type(layer)](layer, found).train(layer.training)
+        if not name:
+            return packed
+        parent, _, key = name.rpartition(".")
+        setattr(model.get_submodule(parent), key, packed)
+    return model
+
+
+def _checked(name: str, shape: tuple[int, ...], state: Mapping[str, Tensor]) -> PackedMatrix:
+    """The matrix (rows, columns) of this name in a state. Raises `StateError` unless it can be unpacked."""
+    try:
+        codes, alpha, values = (state[f"{name}.{part}"] for part in PARTS)
+    except KeyError as error:
+        raise StateError(f"{error} is missing: the file is damaged") from None
+    rows, columns = shape
+    if (codes.dtype, alpha.dtype, values.dtype) != (torch.uint8, torch.float32, torch.int8):
+        raise StateError(
+            f"{name}: packed parts are uint8, float32 and int8, got {codes.dtype}, {alpha.dtype}"
+        )
+    table = table_with(tuple(values.tolist()))
+    wanted = (rows, table.row_nbytes(columns))
+    if tuple(codes.shape) != wanted or tuple(alpha.shape) not in ((rows, 1), (1, 1)):
+        raise StateError(
+            f"{name} {shape} has codes {wanted} and scales ({rows}, 1) or (1, 1), got"
+            f" {tuple(codes.shape)} and {tuple(alpha.shape)}: the state is of another model"
+        )
+    try:
+        table.unpack(codes, columns)
+    except WireError as error:
+        raise StateError(f"{name}: {error}; the file is damaged") from error
+    return PackedMatrix(codes, alpha, values, columns)

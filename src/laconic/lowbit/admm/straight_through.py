@@ -1,0 +1,114 @@
+"""Straight-through training towards a table: the baseline that ADMM is compared with.
+
+    y = f(G),  G the nearest to Theta;  Theta <- step of the optimiser with the gradient at G
+
+Bengio et al. 2013, arXiv:1308.3432; with "binary" and a scale as in Rastegari et al. 2016, arXiv:1603.05279,
+with "ternary" as in Li et al. 2016, arXiv:1605.04711, but with the scales that ADMM has. The model holds G
+between steps; during the optimiser's step it holds Theta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from laconic.core import arguments
+from laconic.core.errors import StateError
+from laconic.lowbit.admm.outcome import Outcome
+from laconic.lowbit.admm.tables import Name, table_of
+from laconic.lowbit.admm.weights import Quantised, Tie, dense, project_all
+
+
+def straight_through(
+    model: nn.Module,
+    optimizer: Optimizer,
+    table: Name = "ternary",
+    tie: Tie = "row",
+    *,
+    rounds: int = 5,
+    keep: Collection[str] = (),
+) -> StraightThrough:
+    """Train a model with its matrices rounded to a table in each forward pass, from now on.
+
+    Args:
+        model: Trained as before; its layers do not change, and hold G between steps. Load a checkpoint into
+            it before this call.
+        optimizer: Trains the matrices, with one gradient a step.
+        table: As in `laconic.lowbit.admm`; default: "ternary".
+        tie: As there; default: "row".
+        rounds: As there; default: 5.
+        keep: As there; default: none.
+
+    Returns:
+        The handle, with `quantised()`, `finish()` and `pack()` as that of `admm`.
+
+    Raises:
+        SpecError: An argument is out of range.
+        AttachError: As in `admm`. Nothing has changed then.
+
+    >>> import torch
+    >>> net = nn.Sequential(nn.Linear(6, 4))
+    >>> handle = straight_through(net, torch.optim.SGD(net.parameters(), lr=0.1), "binary", "layer")
+    >>> net[0].weight.abs().unique().numel()
+    1
+    """
+    arguments.choice("tie", tie, ("model", "layer", "row"))
+    arguments.whole("rounds", rounds, 1)
+    return StraightThrough(model, optimizer, table, tie, rounds, keep)
+
+
+class StraightThrough(Outcome):
+    """Straight-through training of one model. Made by `laconic.lowbit.straight_through`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        table: Name,
+        tie: Tie,
+        rounds: int,
+        keep: Collection[str],
+    ) -> None:
+        super().__init__(model, optimizer, table_of(table), keep)
+        self._tie, self._rounds = tie, rounds
+        self._masters = {name: weight.detach().clone() for name, weight in self.weights.items()}
+        self.after()
+
+    def masters(self) -> Mapping[str, Tensor]:
+        """Theta."""
+        return self._masters
+
+    def solution(self) -> Quantised:
+        """G, which is in the model."""
+        return self._near
+
+    def before(self) -> None:
+        """Put Theta in the model, beside the gradient at G."""
+        self._write(self._masters)
+
+    def after(self) -> None:
+        """Keep the new Theta, and put the nearest G in the model."""
+        self._masters = {name: weight.detach().clone() for name, weight in self.weights.items()}
+        self._near = project_all(self._masters, self.table, self._tie, self._rounds)
+        self._write(dense(self._near))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Theta, the same on all ranks, to be saved beside model and optimiser."""
+        return {"masters": {name: master.clone() for name, master in self._masters.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, with the same bits. Raises `StateError`, unchanged, for another one."""
+        found = state["masters"]
+        if {name: each.shape for name, each in found.items()} != {
+            n: w.shape for n, w in self.weights.items()
+        }:
+            raise StateError(
+                "saved for other matrices than these: attach to the same model, with the same keep="
+            )
+        with torch.no_grad():
+            self._write(found)
+            self.after()

@@ -1,0 +1,88 @@
+"""The tables that ADMM's weights are drawn from: small integers, the same for every alpha.
+
+Codes are indices into the ascending values. On disk and in memory: 1 bit a weight for "binary", 1.6 bits for
+"ternary" (five in a byte), 3 bits for "quinary" and "septenary". Rows are padded to whole bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.core import arguments
+from laconic.core.errors import StateError
+
+Name = Literal["binary", "ternary", "quinary", "septenary"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Values in ascending order, and how their codes lie in bytes: `group` codes fill `group_bytes` bytes."""
+
+    values: tuple[int, ...]
+    group: int
+    group_bytes: int
+
+    @property
+    def midpoints(self) -> tuple[float, ...]:
+        """Between neighbours: from one of these on, the upper one is taken."""
+        return tuple((a + b) / 2 for a, b in zip(self.values, self.values[1:], strict=False))
+
+    def row_nbytes(self, columns: int) -> int:
+        """Bytes of a row of codes: ceil(columns / group) * group_bytes."""
+        return -(-columns // self.group) * self.group_bytes
+
+    def pack(self, q: Tensor) -> Tensor:
+        """Entries int8 (rows, columns) as wire uint8 (rows, row_nbytes(columns))."""
+        rows, columns = q.shape
+        padded = torch.zeros(rows, -(-columns // self.group) * self.group, dtype=torch.int32, device=q.device)
+        if self.group == 5:  # base 3 takes the levels themselves
+            padded[:, :columns] = q
+            wire = kernels.pack_ternary(padded.flatten())
+        else:
+            values = torch.tensor(self.values, dtype=torch.int8, device=q.device)
+            padded[:, :columns] = torch.bucketize(q, values).int()
+            wire = kernels.pack_bits(padded.flatten(), self.group_bytes)
+        return wire.view(rows, self.row_nbytes(columns))
+
+    def unpack(self, wire: Tensor, columns: int) -> Tensor:
+        """The entries int8 (rows, columns) of a wire. `WireError` for one that `pack` cannot have made."""
+        rows, padded = wire.shape[0], -(-columns // self.group) * self.group
+        if self.group == 5:
+            levels = kernels.unpack_ternary(wire.flatten(), rows * padded).to(torch.int8)
+        else:
+            codes = kernels.unpack_bits(wire.flatten(), self.group_bytes, rows * padded)
+            values = torch.tensor(self.values, dtype=torch.int8, device=wire.device)
+            if codes.numel() and int(codes.max()) >= len(self.values):
+                raise StateError(
+                    f"a packed code is {int(codes.max())}, but its table has {len(self.values)} entries: the"
+                    " file is damaged"
+                )
+            levels = values[codes.long()]
+        return levels.view(rows, padded)[:, :columns]
+
+
+TABLES: dict[str, Table] = {
+    "binary": Table((-1, 1), 8, 1),
+    "ternary": Table((-1, 0, 1), 5, 1),
+    "quinary": Table((-2, -1, 0, 1, 2), 8, 3),
+    "septenary": Table((-4, -2, -1, 0, 1, 2, 4), 8, 3),
+}
+
+
+def table_of(name: str) -> Table:
+    """The table of this name. Raises `SpecError` if it is unknown."""
+    arguments.choice("table", name, tuple(TABLES))
+    return TABLES[name]
+
+
+def table_with(values: tuple[int, ...]) -> Table:
+    """The table of these values. Raises `StateError` if there is none."""
+    for table in TABLES.values():
+        if table.values == values:
+            return table
+    raise StateError(f"no table has the values {values}: the packed model is damaged, or newer than this")

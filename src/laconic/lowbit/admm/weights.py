@@ -1,0 +1,138 @@
+"""Which weights of a model are drawn from a table, and how they share scales."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from laconic.core.errors import AttachError, NonFiniteError
+from laconic.lowbit.admm.projection import project
+from laconic.lowbit.admm.tables import Table
+
+LAYERS = (nn.Embedding, nn.LSTM, nn.GRU, nn.Linear)
+KINDS = ", ".join(kind.__name__ for kind in LAYERS)
+Tie = Literal["model", "layer", "row"]
+Quantised = dict[str, tuple[Tensor, Tensor]]  # alpha float32 (rows or 1, 1), q int8 (rows, columns), by name
+
+
+def layer_weights(layer: nn.Module) -> list[str]:
+    """Names of a layer's matrices: what its own table entries replace; biases are not among them."""
+    return [name for name, each in layer.named_parameters(recurse=False) if each.dim() == 2]
+
+
+def treated_layers(model: nn.Module, keep: Collection[str] = ()) -> dict[str, nn.Module]:
+    """The layers to quantise, by name. Raises `AttachError` if there are none, or they cannot be treated."""
+    names = dict(model.named_modules(remove_duplicate=False))
+    for name in keep:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "see model.named_modules()"
+            raise AttachError(f"keep: this model has no module {name!r}: {hint}")
+    inside = tuple(f"{name}." for name in keep)
+    found = {
+        name: layer
+        for name, layer in names.items()
+        if type(layer) in LAYERS and name not in keep and not name.startswith(inside)
+    }
+    if not found:
+        left = "" if not keep else f" outside keep={tuple(keep)!r}"
+        raise AttachError(f"no layer to quantise: this model has no {KINDS}{left}")
+    _refuse_unfit(found)
+    _refuse_tied(names, found)
+    return found
+
+
+def treated_weights(layers: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    """The layers' matrices, by their names in `model.named_parameters()`."""
+    return {
+        f"{name}.{key}" if name else key: layer.get_parameter(key)
+        for name, layer in layers.items()
+        for key in layer_weights(layer)
+    }
+
+
+def check_optimizer(optimizer: Optimizer, weights: Mapping[str, nn.Parameter]) -> None:
+    """Raise `AttachError` unless this optimiser trains all of these weights, with one gradient a step."""
+    if isinstance(optimizer, LBFGS):
+        raise AttachError(
+            "LBFGS computes many gradients in one step, between which the penalty would have to change: use"
+            " SGD, Adam or another optimiser with one gradient per step"
+        )
+    held = {each for group in optimizer.param_groups for each in group["params"]}
+    missing = [name for name, each in weights.items() if each not in held or not each.requires_grad]
+    if len(missing) == len(weights):
+        raise AttachError(
+            f"this {type(optimizer).__name__} trains no weight that would be quantised: build the optimiser"
+            " from model.parameters() of this very model"
+        )
+    if missing:
+        layer = missing[0].rpartition(".")[0]
+        raise AttachError(
+            f"{missing[0]!r} is not trained by this {type(optimizer).__name__}, so nothing would draw it to"
+            f" the table: give it to the optimiser, or keep its layer in float32 with keep=({layer!r},)"
+        )
+
+
+@torch.no_grad()
+def project_all(values: Mapping[str, Tensor], table: Table, tie: Tie, rounds: int) -> Quantised:
+    """The nearest quantised matrices (rows, columns); scales shared as `tie` says, one value if by model."""
+    for name, value in values.items():
+        if not value.isfinite().all():
+            raise NonFiniteError(f"{name} is not finite, so it has no nearest table entries: lower the rate")
+    if tie == "row":
+        return {name: project(value, table, rounds) for name, value in values.items()}
+    if tie == "layer":
+        return {name: _flat(value, table, rounds) for name, value in values.items()}
+    alpha, q = project(torch.cat([each.flatten() for each in values.values()])[None], table, rounds)
+    parts = torch.split(q[0], [each.numel() for each in values.values()])
+    pairs = zip(values.items(), parts, strict=True)
+    return {name: (alpha.clone(), part.view(value.shape)) for (name, value), part in pairs}
+
+
+def _flat(value: Tensor, table: Table, rounds: int) -> tuple[Tensor, Tensor]:
+    alpha, q = project(value.reshape(1, -1), table, rounds)
+    return alpha, q.view(value.shape)
+
+
+def _refuse_unfit(layers: Mapping[str, nn.Module]) -> None:
+    for name, layer in layers.items():
+        if isinstance(layer, nn.Embedding) and (layer.sparse or layer.max_norm is not None):
+            raise AttachError(
+                f"{name!r} is an Embedding with sparse gradients or max_norm, which the penalty would undo:"
+                f" use neither, or keep it in float32 with keep=({name!r},)"
+            )
+        if isinstance(layer, nn.LSTM) and layer.proj_size:
+            raise AttachError(
+                f"{name!r} is an LSTM with proj_size, whose packed form would differ in the last bits: use"
+                f" none, or keep it in float32 with keep=({name!r},)"
+            )
+        for key in layer_weights(layer):
+            weight = layer.get_parameter(key)
+            if weight.dtype != torch.float32:
+                raise AttachError(f"{name}.{key} is {weight.dtype}, but tables take float32: model.float()")
+        if getattr(layer, "parametrizations", None) is not None:
+            raise AttachError(f"{name!r} has parametrizations, whose weights are computed: remove them first")
+
+
+def _refuse_tied(names: Mapping[str, nn.Module], layers: Mapping[str, nn.Module]) -> None:
+    owners: dict[int, tuple[str, str]] = {}
+    for name, module in names.items():
+        for key, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            owner, its_key = owners.setdefault(id(parameter), (name, key))
+            if (owner, its_key) != (name, key) and (name in layers or owner in layers):
+                raise AttachError(
+                    f"{owner + '.' + its_key!r} and {name + '.' + key!r} are one tensor, and packed layers"
+                    f" hold their own: untie them, or keep both in float32 with keep=({owner!r}, {name!r})"
+                )
+
+
+def dense(found: Quantised) -> dict[str, Tensor]:
+    """The float32 matrices alpha * q (rows, columns), by name."""
+    return {name: alpha * q for name, (alpha, q) in found.items()}

@@ -1,0 +1,409 @@
+"""ADMM towards a table: its step by hand, its end, its files, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from laconic.core.errors import AttachError, NonFiniteError, SpecError, StateError
+from laconic.core.spec import parse
+from laconic.lowbit import admm, straight_through
+from laconic.lowbit.admm.projection import project
+from laconic.lowbit.admm.tables import TABLES
+
+LETTERS = 12
+
+
+class Net(nn.Module):
+    """A small language model. `cell`: its recurrent layer."""
+
+    def __init__(self, cell: type[nn.LSTM] | type[nn.GRU] = nn.LSTM, **shape: object) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(LETTERS, 6)
+        self.cell = cell(6, 9, batch_first=True, **shape)
+        self.head = nn.Linear(18 if shape.get("bidirectional") else shape.get("proj_size", 9), LETTERS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cell(self.embed(x))[0])
+
+
+def net(seed: int = 0, **shape) -> Net:
+    torch.manual_seed(seed)
+    return Net(**shape)
+
+
+def sgd(model: nn.Module, **settings) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), **({"lr": 0.5, "momentum": 0.9, "nesterov": True} | settings))
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    """Sequences that go up by one, and what comes next."""
+    first = torch.randint(0, LETTERS, (8, 1), generator=torch.Generator().manual_seed(step))
+    x = (first + torch.arange(7)) % LETTERS
+    return x[:, :-1], x[:, 1:]
+
+
+def backward(model: nn.Module, step: int) -> Tensor:
+    x, y = batch(step)
+    loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    model.zero_grad()
+    loss.backward()
+    return loss.detach()
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> float:
+    loss = torch.tensor(0.0)
+    for step in steps:
+        loss = backward(model, step)
+        optimizer.step()
+    return float(loss)
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([each.detach().flatten() for each in model.parameters()])
+
+
+def test_each_step_is_that_of_the_equations() -> None:
+    """Two models, one with the hooks and one with ADMM written out: the same bits for 23 steps."""
+    model, twin = net(), net()
+    optimizer = sgd(model)
+    handle = admm(model, optimizer, gamma=0.01, growth=1.5, every=5, start=3)
+    twins, plain = sgd(twin), {name: each for name, each in twin.named_parameters() if each.dim() == 2}
+    gamma, g, dual = 0.01, {}, {}
+    for step in range(23):
+        backward(model, step)
+        optimizer.step()
+        backward(twin, step)
+        if step == 3:
+            g = {name: torch.mul(*project(each.detach(), TABLES["ternary"])) for name, each in plain.items()}
+            dual = {name: torch.zeros_like(each) for name, each in g.items()}
+        for name in g:
+            aim = g[name] - dual[name]
+            plain[name].grad.add_(plain[name].detach() - aim, alpha=gamma)
+        twins.step()
+        if g and (step + 1 - 3) % 5 == 0:
+            raised = min(0.1, gamma * 1.5)
+            for name, each in plain.items():
+                g[name] = torch.mul(*project(each.detach() + dual[name], TABLES["ternary"]))
+                dual[name] = (dual[name] + (each.detach() - g[name])) * (gamma / raised)
+            gamma = raised
+        assert torch.equal(flat(model), flat(twin)), step
+    assert handle.updates == 4 and handle.gamma == gamma
+    for name, (alpha, q) in handle.solution().items():
+        assert torch.equal(alpha * q, g[name])
+
+
+def test_the_residual_falls_and_the_model_still_learns() -> None:
+    model = net()
+    optimizer = sgd(model)
+    handle = admm(model, optimizer, gamma=0.003, every=10, growth=1.2)
+    first, before = float(backward(model, 0)), handle.residual()
+    train(model, optimizer, range(300))
+    assert handle.residual() < 0.05 < 0.3 < before
+    with handle.quantised():
+        assert float(backward(model, 0)) < first / 10
+
+
+def test_every_weight_ends_in_the_table() -> None:
+    for table in TABLES:
+        model = net()
+        handle = admm(model, sgd(model), table)
+        assert handle.finish() is model
+        for name, each in model.named_parameters():
+            if each.dim() == 2:
+                assert all(len(row.unique()) <= len(TABLES[table].values) for row in each.detach())
+            else:
+                assert torch.equal(each, dict(net().named_parameters())[name])
+
+
+def test_the_penalty_comes_after_accumulation_and_clipping() -> None:
+    """Two half batches give the same step as a whole one: the penalty is added once a step."""
+    model, twin = net(), net()
+    whole, halves = sgd(model), sgd(twin)
+    admm(model, whole, gamma=0.05, every=2)
+    admm(twin, halves, gamma=0.05, every=2)
+    for step in range(6):
+        backward(model, step)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        whole.step()
+        twin.zero_grad()
+        x, y = batch(step)
+        for part in (slice(0, 4), slice(4, 8)):
+            (F.cross_entropy(twin(x[part]).flatten(0, 1), y[part].flatten()) / 2).backward()
+        nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
+        halves.step()
+    torch.testing.assert_close(flat(model), flat(twin))
+
+
+def test_a_closure_is_called_once_and_before_the_penalty() -> None:
+    model, twin = net(), net()
+    optimizer, plain = sgd(model), sgd(twin)
+    admm(model, optimizer, gamma=0.05)
+    admm(twin, plain, gamma=0.05)
+    calls = []
+
+    def closure() -> Tensor:
+        calls.append(len(calls))
+        return backward(model, 0)
+
+    loss = optimizer.step(closure)
+    assert calls == [0] and loss == backward(twin, 0)
+    plain.step()
+    assert torch.equal(flat(model), flat(twin))
+
+
+def test_the_extra_gradient_step_is_that_of_korpelevich() -> None:
+    """By hand with plain SGD: each pair of calls steps from the same place with the gradient ahead."""
+    model, twin = net(), net()
+    optimizer = sgd(model, momentum=0.0, nesterov=False)
+    handle = admm(model, optimizer, gamma=0.05, every=1000, extragradient=True)
+    theta = {name: each.detach().clone() for name, each in twin.named_parameters()}
+    g = {n: torch.mul(*project(v, TABLES["ternary"])) for n, v in theta.items() if v.dim() == 2}
+
+    def gradient(at: dict[str, Tensor], step: int) -> dict[str, Tensor]:
+        twin.load_state_dict(at)
+        backward(twin, step)
+        return {n: p.grad + (0.05 * (at[n] - g[n]) if n in g else 0) for n, p in twin.named_parameters()}
+
+    for step in range(0, 8, 2):
+        train(model, optimizer, range(step, step + 2))
+        slopes = gradient(theta, step)
+        ahead = {name: value - 0.5 * slopes[name] for name, value in theta.items()}
+        slopes = gradient(ahead, step + 1)
+        theta = {name: value - 0.5 * slopes[name] for name, value in theta.items()}
+        for name, each in model.named_parameters():
+            torch.testing.assert_close(each.detach(), theta[name])
+    assert handle.steps == 4
+
+
+@pytest.mark.parametrize("make", [sgd, lambda model: torch.optim.Adam(model.parameters(), lr=0.01)])
+def test_a_prediction_leaves_no_trace_in_the_optimiser(make) -> None:
+    """Where prediction and step see one gradient of zero rate, its momentum is that of plain steps."""
+    model, twin = nn.Sequential(nn.Linear(3, 2)), nn.Sequential(nn.Linear(3, 2))
+    optimizer, plain = make(model), make(twin)
+    admm(model, optimizer, gamma=1e-12, extragradient=True)
+    for step in range(6):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, step // 2 + 1.0)
+        optimizer.step()
+        if step % 2:
+            for parameter in twin.parameters():
+                parameter.grad = torch.full_like(parameter, step // 2 + 1.0)
+            plain.step()
+    for ours, other in zip(optimizer.state.values(), plain.state.values(), strict=True):
+        assert ours.keys() == other.keys()
+        for key, value in other.items():
+            torch.testing.assert_close(ours[key], value)
+
+
+@pytest.mark.parametrize("stop", [2, 3, 10, 14])
+@pytest.mark.parametrize("options", [{}, {"extragradient": True, "tie": "model"}, {"start": 3}])
+def test_a_resumed_run_has_the_same_bits(stop, options) -> None:
+    def start() -> tuple[Net, torch.optim.Optimizer, object]:
+        model = net()
+        optimizer = sgd(model)
+        return model, optimizer, admm(model, optimizer, every=3, **options)
+
+    stop = stop + stop % 2 if options.get("extragradient") else stop
+    model, optimizer, handle = start()
+    train(model, optimizer, range(20))
+    half, its, first = start()
+    train(half, its, range(stop))
+    file = io.BytesIO()
+    torch.save({"model": half.state_dict(), "optimizer": its.state_dict(), "admm": first.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    again, other, second = start()
+    again.load_state_dict(saved["model"])
+    other.load_state_dict(saved["optimizer"])
+    second.load_state_dict(saved["admm"])
+    train(again, other, range(stop, 20))
+    assert torch.equal(flat(again), flat(model))
+    assert second.residual() == handle.residual() and second.gamma == handle.gamma
+    assert torch.equal(flat(second.finish()), flat(handle.finish()))
+
+
+def test_another_state_is_refused_with_nothing_changed() -> None:
+    model = net()
+    handle = admm(model, sgd(model), every=3)
+    other = net()
+    state = admm(other, sgd(other), "binary").state_dict()
+    with pytest.raises(StateError, match="saved with another settings"):
+        handle.load_state_dict(state)
+    bigger = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(StateError, match="saved with another weights"):
+        handle.load_state_dict(admm(bigger, sgd(bigger), every=3).state_dict())
+    assert handle.steps == 0
+
+
+def test_a_state_is_not_saved_in_the_middle_of_an_extra_gradient_step() -> None:
+    model = net()
+    optimizer = sgd(model)
+    handle = admm(model, optimizer, extragradient=True)
+    train(model, optimizer, range(1))
+    with pytest.raises(StateError, match="after an even number of calls"):
+        handle.state_dict()
+
+
+def test_a_scaler_that_divides_in_the_optimiser_divides_the_penalty_too() -> None:
+    model, twin = net(), net()
+    fused = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+    plain = torch.optim.SGD(twin.parameters(), lr=0.5)
+    admm(model, fused, gamma=0.05, every=2)
+    admm(twin, plain, gamma=0.05, every=2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    for step in range(6):
+        x, y = batch(step)
+        model.zero_grad()
+        scaler.scale(F.cross_entropy(model(x).flatten(0, 1), y.flatten())).backward()
+        scaler.step(fused)
+        scaler.update()
+        train(twin, plain, range(step, step + 1))
+    torch.testing.assert_close(flat(model), flat(twin))
+
+
+def test_straight_through_takes_the_gradient_at_the_rounded_weights() -> None:
+    model, twin = net(), net()
+    optimizer, plain = sgd(model), sgd(twin)
+    handle = straight_through(model, optimizer, "binary", "layer")
+    masters = {name: each.detach().clone() for name, each in twin.named_parameters()}
+    for step in range(5):
+        train(model, optimizer, range(step, step + 1))
+        for name, each in twin.named_parameters():
+            alpha = masters[name].abs().mean()
+            rounded = alpha * torch.where(masters[name] >= 0, 1.0, -1.0)
+            each.data.copy_(rounded if each.dim() == 2 else masters[name])
+        backward(twin, step)
+        for name, each in twin.named_parameters():
+            each.data.copy_(masters[name])
+        plain.step()
+        masters = {name: each.detach().clone() for name, each in twin.named_parameters()}
+        for name, master in handle.masters().items():
+            torch.testing.assert_close(master, masters[name])
+    assert handle.residual() > 0.1
+
+
+def test_straight_through_resumes_with_the_same_bits() -> None:
+    model, again = net(), net()
+    optimizer, other = sgd(model), sgd(again)
+    handle = straight_through(model, optimizer)
+    train(model, optimizer, range(4))
+    state = copy.deepcopy((model.state_dict(), optimizer.state_dict(), handle.state_dict()))
+    train(model, optimizer, range(4, 9))
+    second = straight_through(again, other)
+    for each, saved in zip((again, other, second), state, strict=True):
+        each.load_state_dict(saved)
+    train(again, other, range(4, 9))
+    assert torch.equal(flat(model), flat(again))
+    with pytest.raises(StateError, match="saved for other matrices"):
+        second.load_state_dict({"masters": {}})
+
+
+def tied() -> nn.Module:
+    model = net()
+    model.cell = nn.LSTM(6, 6, batch_first=True)
+    model.head = nn.Linear(6, LETTERS)
+    model.head.weight = model.embed.weight
+    return model
+
+
+def frozen() -> nn.Module:
+    model = net()
+    model.head.weight.requires_grad_(False)
+    return model
+
+
+REFUSED: list[tuple[Callable[[], nn.Module], dict, type[Exception], str]] = [
+    (net, {"table": "quaternary"}, SpecError, "table must be 'binary', .* got 'quaternary'"),
+    (net, {"tie": "column"}, SpecError, "tie must be 'model', 'layer' or 'row', got 'column'"),
+    (net, {"gamma": 0}, SpecError, "gamma must be a finite number above 0, got 0"),
+    (net, {"growth": 0.9}, SpecError, "growth must be a finite number of 1 or more, got 0.9"),
+    (net, {"most": 1e-6}, SpecError, "most must be a finite number of 0.001 or more"),
+    (net, {"every": 0}, SpecError, "every must be a whole number of 1 or more"),
+    (net, {"keep": ("cel",)}, AttachError, "no module 'cel': did you mean 'cell'"),
+    (net, {"keep": ("embed", "cell", "head")}, AttachError, "no layer to quantise"),
+    (lambda: nn.Sequential(nn.Conv2d(3, 3, 3)), {}, AttachError, "has no Embedding, LSTM, GRU, Linear"),
+    (tied, {}, AttachError, r"'embed.weight' and 'head.weight' are one tensor.*keep=\('embed', 'head'\)"),
+    (frozen, {}, AttachError, r"'head.weight' is not trained.*keep=\('head',\)"),
+    (lambda: net(proj_size=4), {}, AttachError, r"an LSTM with proj_size.*keep=\('cell',\)"),
+    (lambda: net().double(), {}, AttachError, "torch.float64, but tables take float32"),
+    (lambda: nn.Sequential(nn.Embedding(4, 4, sparse=True)), {}, AttachError, "sparse gradients or max_norm"),
+]
+
+
+@pytest.mark.parametrize(("make", "options", "error", "words"), REFUSED)
+def test_what_cannot_work_is_refused_and_nothing_changes(make, options, error, words) -> None:
+    model = make()
+    optimizer, before = sgd(model), copy.deepcopy(model.state_dict())
+    with pytest.raises(error, match=words):
+        admm(model, optimizer, **options)
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+    after = model.state_dict()
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+
+
+def test_a_foreign_optimiser_is_refused() -> None:
+    with pytest.raises(AttachError, match="trains no weight that would be quantised"):
+        admm(net(), sgd(net()))
+    model = net()
+    with pytest.raises(AttachError, match="LBFGS"):
+        admm(model, torch.optim.LBFGS(model.parameters()))
+
+
+@pytest.mark.parametrize("second", [admm, straight_through])
+def test_a_model_is_drawn_to_one_table_at_a_time(second) -> None:
+    model = net()
+    optimizer = sgd(model)
+    handle = admm(model, optimizer)
+    with pytest.raises(AttachError, match="drawn to a table already"):
+        second(model, optimizer)
+    with pytest.raises(AttachError, match="drawn to a table already"):
+        second(nn.Sequential(model.cell, nn.Linear(2, 2)), optimizer)
+    handle.remove()
+    handle.remove()
+    second(model, optimizer).remove()
+    assert not optimizer._optimizer_step_pre_hooks
+    with pytest.raises(StateError, match="removed without finish"):
+        handle.pack()
+
+
+def test_what_is_kept_stays_as_trained() -> None:
+    model = net()
+    optimizer = sgd(model)
+    handle = admm(model, optimizer, keep=("head",))
+    train(model, optimizer, range(3))
+    head = model.head.weight.detach().clone()
+    handle.finish()
+    assert torch.equal(model.head.weight, head)
+    assert set(handle.weights) == {"embed.weight", "cell.weight_ih_l0", "cell.weight_hh_l0"}
+
+
+def test_weights_that_have_diverged_are_named() -> None:
+    model = net()
+    optimizer = sgd(model)
+    admm(model, optimizer, every=1)
+    backward(model, 0)
+    model.head.weight.grad.fill_(math.inf)
+    with pytest.raises(NonFiniteError, match=r"head\.weight is not finite"):
+        optimizer.step()
+
+
+def test_a_spec_is_the_same_training() -> None:
+    model, twin = net(), net()
+    ours, other = sgd(model), sgd(twin)
+    spec = parse("admm(table='binary', tie='layer', every=3, keep=['head'])")
+    assert parse(repr(spec)) == spec
+    spec.attach(model, ours)
+    admm(twin, other, "binary", "layer", every=3, keep=["head"])
+    for a, b in ((model, ours), (twin, other)):
+        train(a, b, range(7))
+    assert torch.equal(flat(model), flat(twin))
+    with pytest.raises(SpecError, match="table must be"):
+        parse("admm(table='ternry')")
