@@ -49,10 +49,12 @@ KINDS = {
     "Samplings": "sampling: which clients take part in a round",
     "Activation codings": "activation coding: what waits for backward",
     "Pipeline codings": "pipeline coding: what crosses between stages",
+    "Low-bit trainings": "low-bit training: a model whose weights end in a few bits",
 }
 CALLS = {
     "strategy": 'model, optimizer = laconic.distribute(model, optimizer, "{spec}")',
     "Index codings": 'handle = laconic.compress(model, optimizer, "sparse(topk(0.01), indices={spec})")',
+    "Low-bit trainings": 'laconic train shakespeare --model lstm --with "dense()" --lowbit "{spec}"',
     "Activation codings": 'with laconic.activations.compress(model, "{spec}", optimizer):',
     "Pipeline codings": 'handle = laconic.pipeline.compress(schedule, "{spec}", samples=len(dataset))',
     "Topologies": 'model, optimizer = laconic.distribute(model, optimizer, "sgp(topology={spec})")',

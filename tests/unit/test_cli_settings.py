@@ -46,6 +46,19 @@ def invoke(*arguments: str) -> Result:
             ["shakespeare", "--with", "dgc()", "--bits", "8"],
             ["--bits 8 does not work with this model", "is a GPT", "use cifar10, mnist or digits"],
         ),
+        (
+            ["shakespeare", "--with", "dense()", "--lowbit", "admm(table='ternry')"],
+            ["table must be 'binary'", "got 'ternry'"],
+        ),
+        (["digits", "--with", "dense()", "--lowbit", "dgc()"], ["--lowbit takes a low-bit training"]),
+        (
+            ["digits", "--with", "local_sgd()", "--lowbit", "admm()"],
+            ["--lowbit needs replicas that are equal", "a method that exchanges gradients"],
+        ),
+        (
+            ["digits", "--with", "dense()", "--lowbit", "admm(keep=['x'])"],
+            ["--lowbit admm(keep=['x']) does not work with this model", "no module 'x'"],
+        ),
         (["digits", "--with", "local_sgd(every=0)"], ["every must be a whole number of 1 or more"]),
         (
             ["digits", "--with", "dpsgd(bipartite_exponential())", "--workers", "3"],

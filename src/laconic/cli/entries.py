@@ -28,6 +28,7 @@ from laconic.exchange.method import Method, Paper, Route
 from laconic.federated.samplings import Sampling
 from laconic.federated.schemes import Scheme
 from laconic.feedback import Feedback
+from laconic.lowbit.training import LowBitTraining
 from laconic.methods import catalogue
 from laconic.pipeline.coding import PipelineCoding
 from laconic.plan.growth import Growth
@@ -60,6 +61,7 @@ PIECES: dict[str, type[Spec]] = {
     "Samplings: which clients take part in a round": Sampling,
     "Activation codings: what waits for backward": Coding,
     "Pipeline codings: what crosses between stages": PipelineCoding,
+    "Low-bit trainings: models whose weights end in a few bits": LowBitTraining,
 }
 
 

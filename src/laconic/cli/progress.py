@@ -30,6 +30,7 @@ class Shown:
     step_s: float | None = None
     megabytes: float = 0.0  # on the wire, from rank 0, for this seed
     accuracy: float | None = None
+    residual: float | None = None  # of a low-bit training, at the last test
     tested: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)  # lost workers, for this seed
 
@@ -47,6 +48,7 @@ class Shown:
 
     def add_test(self, event: dict[str, Any], workers: int) -> bool:
         """Add a rank's part of a test; True if it was the last part."""
+        self.residual = event.get("residual", self.residual)
         parts = self.tested.setdefault(event["step"], [])
         parts.append((event["right"], event["answers"]))
         if len(parts) < workers:
@@ -156,8 +158,12 @@ class Progress:
         _, seed, step, loss, accuracy, megabytes, step_s, left = self._cells(spec)
         return (
             f"{spec}  seed {seed}  step {step}  loss {loss}  accuracy {accuracy}  sent {megabytes} MB  "
-            f"step {step_s}  left {left}"
+            f"step {step_s}  left {left}{self._residual(spec)}"
         )
+
+    def _residual(self, spec: str) -> str:
+        residual = self.rows[spec].residual
+        return "" if residual is None else f"  residual {residual:.4f}"
 
     def _table(self) -> Table:
         settings = self.settings

@@ -86,6 +86,7 @@ class Session:
             skew=settings.skew,
             bits=settings.bits,
             precision=settings.precision,
+            lowbit=settings.lowbit,
             patience_s=settings.patience,
             quorum=settings.quorum,
             restarts=settings.restarts,

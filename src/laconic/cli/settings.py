@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,10 @@ from laconic.tasks import precision as precisions
 from laconic.tasks.enlarged import Enlarged
 from laconic.tasks.skew import check_skew
 from laconic.tasks.task import Recipe
-from laconic.tasks.training import built
+from laconic.tasks.training import built, lowbit_attached
 
 FIXED_ON_RESUME = (  # a different value would give different bits
-    *("task", "model", "workers", "steps", "batch", "lr", "skew", "bits", "precision"),
+    *("task", "model", "workers", "steps", "batch", "lr", "skew", "bits", "precision", "lowbit"),
     *("methods", "seeds", "first_seed", "recipe", "copies", "across", "micro_batch"),
 )
 
@@ -57,6 +58,7 @@ class Settings:
     skew: float | None = None
     bits: int | None = None
     precision: str | None = None  # None: float32
+    lowbit: str | None = None
     patience: float | None = None
     quorum: int | None = None
     restarts: int = 0
@@ -143,6 +145,8 @@ class Settings:
         if not self.name or Path(self.name).name != self.name:
             raise SpecError(f"--name must be the name of a folder in {self.out}, got {self.name!r}")
         self.enlarged.check(self.workers, self.skew)
+        if self.lowbit is not None:
+            check_lowbit(self.lowbit, recipe, self.bits, self.specs)
         for spec in self.specs:
             check_fit(spec, self.workers, recipe, self.enlarged)
             precisions.check_strategy(self.precision, strategy_or_method(spec), self.patience)
@@ -181,6 +185,7 @@ class Settings:
             "skew": self.skew,
             "bits": self.bits,
             "precision": self.precision,
+            "lowbit": self.lowbit,
             "patience": self.patience,
             "quorum": self.quorum,
             "restarts": self.restarts,
@@ -263,3 +268,16 @@ def check_bits(bits: int, recipe: Recipe) -> None:
         built(recipe, bits)
     except AttachError as error:
         raise SpecError(f"{error}; use cifar10, mnist or digits, or convert the model in a script") from error
+
+
+def check_lowbit(text: str, recipe: Recipe, bits: int | None, specs: Iterable[str]) -> None:
+    """Raise `SpecError` unless this low-bit training takes the model, and its replicas stay equal."""
+    for spec in specs:
+        made = strategy_or_method(spec)
+        if isinstance(made, Strategy):
+            raise SpecError(
+                f"--lowbit needs replicas that are equal after every step, and those of {spec} differ: take a"
+                ' method that exchanges gradients, such as --with "dgc(density=0.01)"'
+            )
+        model = built(recipe, bits)
+        lowbit_attached(text, model, recipe.optimizer(model, by=made))

@@ -90,6 +90,14 @@ def train(
         int | None,
         typer.Option(help="most examples in a forward pass [default: all; with --recipe 256]"),
     ] = None,
+    lowbit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="train towards weights of a few bits: \"admm(table='ternary')\"; tests are of the few bits"
+            " [default: float32]",
+        ),
+    ] = None,
     patience: Annotated[
         float | None,
         typer.Option(
@@ -149,6 +157,7 @@ def train(
         copies=copies,
         across=across,
         micro_batch=micro_batch,
+        lowbit=lowbit,
         patience=patience,
         quorum=quorum,
         restarts=restarts,

@@ -41,6 +41,7 @@ ROOMS = (
     "laconic.methods",
     "laconic.activations.codings",
     "laconic.pipeline.codings",
+    "laconic.lowbit.trainings",
 )
 READING = threading.Lock()  # ast.parse in several threads at once can fail, seen on CPython 3.11
 LONGEST = 10_000  # characters of a spec string

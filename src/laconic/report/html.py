@@ -25,7 +25,7 @@ from laconic.report.curves import (
 from laconic.report.loss_scale import loss_scale, precision_words
 from laconic.report.noise import noise_section
 from laconic.report.series import MethodSeries, Run
-from laconic.report.summary import Row, counted
+from laconic.report.summary import Row, counted, residuals
 from laconic.report.together import together
 
 REPORT = "report.html"
@@ -55,7 +55,7 @@ def write_report(folder: Path, run: Run, rows: list[Row], interrupted: str | Non
     data = {"methods": [_method_data(method) for method in run.methods], "phases": PHASES}
     parts = {
         "@@TITLE@@": html.escape(f"{run.config['name']}: {run.config['title']}"),
-        "@@LEDE@@": html.escape(f"{lede(run)} {counted(rows)}".rstrip()),
+        "@@LEDE@@": html.escape(f"{lede(run)} {residuals(rows)} {counted(rows)}".rstrip()),
         "@@NOTICE@@": f'<p class="notice">{html.escape(interrupted)}</p>' if interrupted else "",
         "@@TABLE@@": table(rows),
         "@@TOGETHER@@": together(run) + noise(run),
@@ -99,6 +99,7 @@ def lede(run: Run) -> str:
     low = "" if config.get("bits") is None else f" Layers compute in {config['bits']} bits, simulated."
     if config.get("copies", 1) > 1:
         low += f" Each example in {config['copies']} augmentations, across {config['across']}."
+    low += f" Weights trained by {config['lowbit']}." if config.get("lowbit") else ""
     return (
         f"{methods.capitalize()}, {seeds} each, {config['workers']} workers, {config['steps']:,} steps of "
         f"{config['workers'] * config['batch']} examples.{own}{low}{precision_words(config.get('precision'))}"
@@ -127,6 +128,7 @@ def facts(run: Run) -> str:
         "bits",
         "precision",
         "recipe",
+        "lowbit",
         "seeds",
         "versions",
         "machine",

@@ -44,6 +44,7 @@ class SeedSeries:
     zeros: Array  # share of the weights that are exactly zero
     optimiser: str  # its name and peak learning rate; "" if there is no start event
     consensus: Array  # at each evaluation, distance of ranks from their average, relative to its norm
+    residual: Array  # at each evaluation, a low-bit training's distance from few bits; 0 for float32
     notes: Notes
     counted: Array  # in a lab, bytes that each host's interface has sent, including headers
     noise: NoiseSeries  # of the gradient, in batches of a worker
@@ -134,6 +135,7 @@ def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
         zeros=np.array([evals[step][0].get("zeros", 0.0) for step in measured], dtype=np.float64),
         optimiser=optimiser,
         consensus=np.array([evals[step][0].get("consensus", 0.0) for step in measured], dtype=np.float64),
+        residual=np.array([evals[step][0].get("residual", 0.0) for step in measured], dtype=np.float64),
         notes=read_notes(event for step in done for event in steps[step]),
         counted=np.array(counted, dtype=np.float64),
         noise=read_noise(steps),

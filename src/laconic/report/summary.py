@@ -55,6 +55,7 @@ class Row:
         zeros: Share of the weights that are exactly zero.
         optimiser: Its name and peak learning rate.
         consensus: Distance of ranks from their average at the last test, relative to its norm.
+        residual: Of a low-bit training at the last test: |weights - few bits| / |weights|; 0 for float32.
         counted_mb: MB that a host's interface sent in a lab, in total; 0 elsewhere.
         noise_scale: Gradient noise scale in the second half, in batches of a worker; nan where not measured.
         skipped: Steps that a GradScaler skipped, mean over seeds.
@@ -76,6 +77,7 @@ class Row:
     zeros: float = 0.0
     optimiser: str = ""
     consensus: float = 0.0
+    residual: float = 0.0
     counted_mb: float = 0.0
     noise_scale: float = math.nan
     skipped: float = 0.0
@@ -99,6 +101,12 @@ def counted(rows: list[Row]) -> str:
     """One sentence about what interfaces counted in a lab; "" elsewhere."""
     sent = [f"{row.counted_mb:.4g} MB with {row.spec}" for row in rows if row.counted_mb]
     return f"Bytes that a host's interface sent, including tests: {', '.join(sent)}." if sent else ""
+
+
+def residuals(rows: list[Row]) -> str:
+    """One sentence about how far low-bit trainings ended from few bits; "" if there are none."""
+    apart = [f"{row.residual:.4f} with {row.spec}" for row in rows if row.residual]
+    return f"Primal residual at the last test: {', '.join(apart)}." if apart else ""
 
 
 def write_summary(folder: Path, run: Run, rows: list[Row], interrupted: str | None) -> None:
@@ -135,6 +143,7 @@ def _row(method: MethodSeries) -> Row:
         zeros=last_mean([seed.zeros for seed in method.seeds]),
         optimiser=method.seeds[0].optimiser,
         consensus=last_mean([seed.consensus for seed in method.seeds]),
+        residual=last_mean([seed.residual for seed in method.seeds]),
         counted_mb=float(np.mean([seed.counted.mean() if len(seed.counted) else 0 for seed in method.seeds]))
         / MB,
         noise_scale=Figure.of(seed.noise.scale(0.5) for seed in method.seeds).mean,

@@ -38,6 +38,7 @@ class TrainingSettings:
     restarts: int = 0  # how many killed workers are restarted, in total
     bits: int | None = None  # of the layers, see `lowbit`; None: float32
     precision: str | None = None  # bf16 or fp16, see `precision.py`; None: float32
+    lowbit: str | None = None  # spec of a low-bit training; None: float32
     skew: float | None = None  # alpha of the shards, see `skew.py`; None: all draw from all examples
     enlarged: Enlarged = field(default_factory=Enlarged)  # recipe, copies and micro-batches
 
@@ -64,4 +65,5 @@ class TrainingSettings:
             "bits": self.bits,
             "precision": self.precision,
             **asdict(self.enlarged),
+            "lowbit": self.lowbit,
         }

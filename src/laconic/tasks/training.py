@@ -8,6 +8,7 @@ computes the same bits.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from laconic.core.errors import AttachError, NonFiniteError, StateError
+from laconic.core.errors import AttachError, NonFiniteError, SpecError, StateError
+from laconic.core.spec import parse
 from laconic.core.turn import mix
 from laconic.exchange.stats import Stats
 from laconic.lowbit import convert
+from laconic.lowbit.training import LowBitTraining, Trained
 from laconic.optim.prox import zero_share
 from laconic.strategies.distribute import distribute, strategy_or_method
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
@@ -39,6 +42,7 @@ TEST_BATCH = 500
 COUNTED = ("payload_sent", "payload_received", "network_sent", "network_received", "dense")
 TIMED = ("encode_s", "communicate_s", "decode_s")
 MODEL = "model.pt"  # in the training's folder: the group's model after the last step
+PACKED = "packed.pt"  # beside it: the same with its weights in a few bits
 
 
 def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
@@ -54,6 +58,7 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
     patience_s = settings.patience_of(spec)
     quorum = settings.quorum_of(spec)
     precision = Precision(settings.precision)
+    lowbit = None if settings.lowbit is None else lowbit_attached(settings.lowbit, plain, updates)
     model, optimizer = distribute(
         plain,
         updates,
@@ -72,6 +77,8 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
         state = checkpoint.load(settings.resume_from, rank=rank, size=size)
         first = restore(settings, state, plain, optimizer)
         precision.load_state_dict(state.get("precision", {}))
+        if lowbit is not None:
+            lowbit.load_state_dict(state["lowbit"])
 
     if rank == 0:
         kind = type(optimizer.optimizer).__name__
@@ -116,15 +123,22 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
                 living = optimizer.notes().get("living", living)
                 if patience_s is None:
                     share_buffers(plain)
-                with precision.autocast():
+                quantised = contextlib.nullcontext() if lowbit is None else lowbit.quantised()
+                with precision.autocast(), quantised:
                     tested = evaluate(plain, task, tensors, living.index(rank), len(living))
-            emit(tested | {"step": done, "consensus": distance})
+            apart = {} if lowbit is None else {"residual": lowbit.residual()}
+            emit(tested | {"step": done, "consensus": distance} | apart)
         if settings.checkpoint_every and done % settings.checkpoint_every == 0:
             state = captured(settings, done, plain, optimizer) | {"precision": precision.state_dict()}
+            state |= {} if lowbit is None else {"lowbit": lowbit.state_dict()}
             checkpoint.save(settings.folder, state, step=done, rank=rank, size=size, barrier=dist.barrier)
         step = done
     decisions.close()
     optimizer.finish()
+    if lowbit is not None:
+        lowbit.finish()
+        if rank == 0:
+            emit({"kind": "decision", "step": step, "message": save_packed(settings.folder, plain, lowbit)})
     if settings.checkpoint_every and rank == 0:
         save_model(settings.folder, plain)
     return optimizer.notes().get("living", living)  # type: ignore[no-any-return]  # notes are of any type
@@ -142,6 +156,17 @@ def built(recipe: Recipe, bits: int | None, seed: int = 0) -> nn.Module:
         return convert(model, bits, seed=seed)
     except AttachError as error:
         raise AttachError(f"--bits {bits} does not work with this model: {error}") from error
+
+
+def lowbit_attached(text: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Trained:
+    """The low-bit training of this spec, at work. Raises `SpecError` or `AttachError`, naming --lowbit."""
+    training = parse(text)
+    if not isinstance(training, LowBitTraining):
+        raise SpecError(f"--lowbit takes a low-bit training such as admm(table='ternary'), got {training!r}")
+    try:
+        return training.attach(model, optimizer)
+    except AttachError as error:
+        raise AttachError(f"--lowbit {text} does not work with this model: {error}") from error
 
 
 def shard_of(
@@ -223,6 +248,15 @@ def restore(
     optimizer.load_state_dict(state["optimizer"])
     done: int = state["step"]
     return done
+
+
+def save_packed(folder: Path, model: nn.Module, lowbit: Trained) -> str:
+    """Write the packed model's state, and say how large its tensors are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state, dense = lowbit.pack().state_dict(), model.state_dict()
+    torch.save(state, folder / PACKED)
+    small, large = (sum(each.numel() * each.element_size() for each in d.values()) for d in (state, dense))
+    return f"packed: {small:,} bytes, {large / small:.1f} times smaller, in {folder / PACKED}"
 
 
 def save_model(folder: Path, model: nn.Module) -> None:

@@ -1,0 +1,1 @@
+"""What `laconic train --lowbit` takes: each file is a registered name."""
