@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.pages import accuracy as accuracy_page
 from benchmarks.pages import activations as activations_page
+from benchmarks.pages import admm as admm_page
 from benchmarks.pages import auto as auto_page
 from benchmarks.pages import entropy as entropy_page
 from benchmarks.pages import federated as federated_page
@@ -145,11 +146,14 @@ BLOCKS: dict[str, Callable[[], str]] = {
 WHOLE: dict[Path, Callable[[], str]] = {
     ROOT / "docs" / "methods.md": methods_page.page,
     ROOT / "docs" / "accuracy.md": accuracy_page.page,
+    ROOT / "docs" / "admm.md": admm_page.page,
     ROOT / "docs" / "entropy.md": entropy_page.page,
     ROOT / "docs" / "scaling.md": scaling_page.page,
     ROOT / "docs" / "scaling.svg": scaling_page.picture,
     **partitions_page.pictures(ROOT / "docs"),
 }
+if admm_page.grouped():
+    WHOLE[ROOT / "docs" / "admm.svg"] = admm_page.picture
 if activations_page.RESULTS.exists():
     WHOLE[ROOT / "docs" / "activations.md"] = activations_page.page
 if auto_page.RESULTS.exists():

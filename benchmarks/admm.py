@@ -1,0 +1,163 @@
+"""ADMM towards tables: an LSTM on Shakespeare beside float32, straight-through training and plain rounding.
+
+    python -m benchmarks.admm              every run that is missing
+    python -m benchmarks.admm --quick      30 steps of each in a scratch folder, to see that all works
+
+Each run is a file in benchmarks/results/admm/, so a stopped benchmark goes on where it stopped; `make docs`
+writes page and picture. All runs of a seed see the same batches and learning rates, for equal steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.machine import machine
+from laconic.lowbit import admm, straight_through
+from laconic.tasks.shakespeare import LSTM, inputs, load
+from laconic.tasks.task import Recipe, cross_entropy
+
+RUNS = Path(__file__).parent / "results" / "admm"
+WIDTH, BATCH, STEPS, SEEDS, TESTS = 200, 16, 3000, (0, 1, 2), 15
+PART = 400  # windows of the test set for the curve; the last figure is of all
+RECIPE = Recipe(lambda: LSTM(WIDTH), lr=3.0, weight_decay=0.0)  # as of the task's LSTM of 128
+FLOOR = 0.05  # of the peak rate: G moves on to the end, and the weights have to be able to follow
+GAMMA = {"gamma": 5e-4, "growth": 1.14, "every": 60, "start": 900}  # as of one seed, in shorter runs
+VARIANTS: dict[str, Any] = {
+    "float": None,
+    "admm, ternary": lambda m, o: admm(m, o, "ternary", **GAMMA),
+    "straight-through, ternary": lambda m, o: straight_through(m, o, "ternary"),
+    "admm, binary": lambda m, o: admm(m, o, "binary", **GAMMA),
+    "straight-through, binary": lambda m, o: straight_through(m, o, "binary"),
+    "admm, quinary": lambda m, o: admm(m, o, "quinary", **GAMMA),
+    "admm, ternary, one scale a layer": lambda m, o: admm(m, o, "ternary", "layer", **GAMMA),
+    "admm, ternary, extra-gradient": lambda m, o: admm(
+        m, o, "ternary", gamma=5e-4, growth=1.14, every=30, start=450, extragradient=True
+    ),
+}
+ROUNDED = ("binary", "ternary", "quinary")  # the float run's weights, rounded afterwards
+
+
+def train(variant: str, seed: int, steps: int) -> dict[str, Any]:
+    """One training; its losses in nats a letter, in float32 and quantised, and the packed model's size."""
+    torch.set_num_threads(1)
+    data, rng = load(), torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    model = RECIPE.build()
+    optimizer = RECIPE.optimizer(model)
+    attach = VARIANTS[variant]
+    handle = None if attach is None else attach(model, optimizer)
+    curve, began = [], time.thread_time()
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = max(FLOOR * RECIPE.lr, RECIPE.rate(RECIPE.lr, step, steps))
+        chosen = torch.randint(0, len(data["train_x"]), (BATCH,), generator=rng)
+        loss = cross_entropy(model(inputs(data["train_x"][chosen], None)), data["train_y"][chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if (step + 1) % max(1, steps // TESTS) == 0:
+            x, y = data["test_x"][:PART], data["test_y"][:PART]
+            point = {"step": step + 1, "loss": tested(model, x, y)}
+            if handle is not None:
+                with handle.quantised():
+                    point["quantised"] = tested(model, x, y)
+                point["residual"] = handle.residual()
+            curve.append(point)
+    spent = time.thread_time() - began
+    row = {"variant": variant, "seed": seed, "steps": steps, "cpu_s": round(spent, 1), "curve": curve}
+    x, y = data["test_x"], data["test_y"]
+    row["float"] = tested(model, x, y)
+    if handle is None:
+        row["rounded"] = {table: rounded(model, table, x, y) for table in ROUNDED}
+        row["dense"] = sum(4 * each.numel() for each in model.parameters())
+    else:
+        row |= packed(handle, x, y)
+    return row | {"machine": machine()}
+
+
+def packed(handle: Any, x: Tensor, y: Tensor) -> dict[str, Any]:
+    """The packed model's loss, its bytes in memory and on disk, and whether it equals G in float32."""
+    handle.finish()
+    small, size = handle.pack(), handle.size()
+    assert torch.equal(small(inputs(x[:20], None)), handle.model(inputs(x[:20], None)))
+    files = {"file": stored(small), "dense_file": stored(handle.model)}
+    about = {"smaller": size.smaller, "bits": size.bits, "packed": size.packed}
+    return {"quantised": tested(small, x, y)} | about | asdict(size) | files
+
+
+def rounded(model: nn.Module, table: Any, x: Tensor, y: Tensor) -> float:
+    """The loss after rounding to a table, without training."""
+    handle = admm(model, torch.optim.SGD(model.parameters(), lr=1.0), table)
+    with handle.quantised():
+        loss = tested(model, x, y)
+    handle.remove()
+    return loss
+
+
+def tested(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Mean cross-entropy in nats over these windows."""
+    model.eval()
+    with torch.no_grad():
+        parts = zip(x.split(250), y.split(250), strict=True)
+        total = sum(len(a) * float(cross_entropy(model(inputs(a, None)), b)) for a, b in parts)
+    model.train()
+    return total / len(x)
+
+
+def stored(model: nn.Module) -> int:
+    """Bytes of the file of a `state_dict`, with all that torch adds."""
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    return file.tell()
+
+
+def path_of(folder: Path, variant: str, seed: int) -> Path:
+    """The file of a run."""
+    return folder / f"{variant.replace(', ', '-').replace(' ', '-')}-{seed}.json"
+
+
+def run_all(folder: Path, steps: int, seeds: tuple[int, ...], variants: list[str]) -> None:
+    """Every run that has no file yet: first all of one seed, then the next."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed in seeds:
+        for variant in variants:
+            path = path_of(folder, variant, seed)
+            if path.exists() and json.loads(path.read_text())["steps"] == steps:
+                continue
+            row = train(variant, seed, steps)
+            path.write_text(json.dumps(row, indent=1) + "\n")
+            print(variant, seed, round(row["float"], 4), row.get("quantised"), row["cpu_s"], flush=True)
+
+
+def read(folder: Path = RUNS) -> list[dict[str, Any]]:
+    """All runs that are there."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*-[0-9].json"))]
+
+
+def main() -> None:
+    """Run what is missing."""
+    options = argparse.ArgumentParser(prog="benchmarks.admm")
+    options.add_argument("--quick", action="store_true", help="few steps, one seed, in a scratch folder")
+    options.add_argument("--only", action="append", choices=tuple(VARIANTS), help="this; may be repeated")
+    options.add_argument("--seeds", type=int, default=len(SEEDS), help="how many seeds")
+    given = options.parse_args()
+    variants = given.only or list(VARIANTS)
+    if given.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            run_all(Path(folder), 30, SEEDS[:1], variants)
+        return
+    run_all(RUNS, STEPS, SEEDS[: given.seeds], variants)
+
+
+if __name__ == "__main__":
+    main()
