@@ -22,6 +22,7 @@ from benchmarks.pages import accuracy as accuracy_page
 from benchmarks.pages import activations as activations_page
 from benchmarks.pages import admm as admm_page
 from benchmarks.pages import auto as auto_page
+from benchmarks.pages import change_coding as change_coding_page
 from benchmarks.pages import entropy as entropy_page
 from benchmarks.pages import federated as federated_page
 from benchmarks.pages import large_batches as large_batches_page
@@ -44,6 +45,7 @@ BLOCKED = (
     "kernels",
     "large_batches",
     "partitions",
+    "pipelines",
 )  # pages with blocks in them
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in BLOCKED))
 
@@ -141,6 +143,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "partitions": partitions_page.block,
     "large_batches": large_batches_page.large,
     "batch_augmentation": large_batches_page.copies,
+    "change_coding": change_coding_page.block,
 }
 
 WHOLE: dict[Path, Callable[[], str]] = {

@@ -31,6 +31,20 @@ def test_dense_is_bit_equal_to_the_plain_schedule(pool, kind, size):
         assert stats.forward_sent + stats.backward_sent > stats.dense_forward + stats.dense_backward
 
 
+def by_one_spec(spec):
+    handle = trained("GPipe", 1, spec=spec, samples=SAMPLES)[2]
+    return repr(handle.plan.forward), repr(handle.plan.backward)
+
+
+def test_one_spec_says_both_directions(pool):
+    for spec, forward, backward in (
+        ("ac_sgd(forward=2)", "change(minmax(bits=2, block=128))", "minmax(bits=8, block=128)"),
+        ("change(dense())", "change(dense())", "minmax(bits=8)"),
+        ("cast('fp16')", "cast(dtype='fp16')", "cast(dtype='fp16')"),
+    ):
+        assert pool.run(2, by_one_spec, spec) == [(forward, backward)] * 2
+
+
 def sides(kind, steps, options):
     handle = trained(kind, steps, **options)[2]
     return handle.digests(), handle.stats()

@@ -36,6 +36,7 @@ PAGES = (
     "quick_start",
     "how_it_works",
     "faults",
+    "pipelines",
     "sparse_training",
     "writing_a_codec",
     "partitions",

@@ -17,9 +17,11 @@ from laconic.comm.torch_comm import TorchComm
 from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.errors import AttachError, SpecError
+from laconic.core.selector import Selector
 from laconic.core.spec import parse
 from laconic.exchange.agreement import built_by_all
 from laconic.exchange.method import lift_codec
+from laconic.pipeline.coding import PipelineCoding
 from laconic.pipeline.codings.ac_sgd import AcSgd
 from laconic.pipeline.codings.change import LIMIT, Change
 from laconic.pipeline.handle import Handle, Plan
@@ -29,7 +31,7 @@ TESTED = ((2, 13), (2, 13))  # torch's stages change between versions: widen it 
 
 def compress(
     schedule_or_stage: Any,
-    spec: str | AcSgd | None = None,
+    spec: str | PipelineCoding | Codec | Selector | None = None,
     *,
     forward: str | Change | Codec = "change(minmax(bits=4))",
     backward: str | Codec = "minmax(bits=8)",
@@ -58,7 +60,8 @@ def compress(
 
     Args:
         schedule_or_stage: a schedule; or this rank's stage, or list of stages, before a schedule is made.
-        spec: a method for both directions, such as "ac_sgd(forward=4, backward=8)", in place of these two:
+        spec: a method for both directions, such as "ac_sgd(forward=4, backward=8)", or one codec for both, or
+            a `change(...)` for activations; in place of these two:
         forward: of activations: `change(codec)`, or any codec or selector, directly. "dense()": as they are.
         backward: of their gradients: any codec or selector.
         samples: how many samples the dataset has, whose ids are 0..samples - 1. Only for `change(...)`.
@@ -139,7 +142,7 @@ def stages_of(given: Any) -> list[Any]:
 
 
 def _plan(
-    spec: str | AcSgd | None,
+    spec: str | PipelineCoding | Codec | Selector | None,
     forward: str | Change | Codec,
     backward: str | Codec,
     samples: int | None,
@@ -151,11 +154,16 @@ def _plan(
     """The arguments, parsed and checked."""
     if spec is not None:
         method = parse(spec) if isinstance(spec, str) else spec
-        if not isinstance(method, AcSgd):
+        if isinstance(method, AcSgd):
+            forward, backward = method.forward_coding, method.backward_coding
+        elif isinstance(method, Change):
+            forward = method
+        elif isinstance(method, (Codec, Selector)):
+            forward = backward = lift_codec(method)
+        else:
             raise SpecError(
-                f"a method between stages is ac_sgd(...), got {method!r}: give codecs by forward=, backward="
+                f"between stages go ac_sgd(...), change(...), codecs and selectors, got {method!r}"
             )
-        forward, backward = method.forward_coding, method.backward_coding
     up = parse(forward) if isinstance(forward, str) else forward
     up = up if isinstance(up, Change) else lift_codec(up)
     kept = lift_codec(keep)

@@ -1,0 +1,31 @@
+"""The block of docs/pipelines.md: errors of change coding by epoch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.pages.tables import table
+
+RESULT = Path(__file__).parents[1] / "results" / "change_coding.json"
+SHOWN = (1, 2, 4, 8)  # epochs after the first
+NOTE = (
+    "Relative error of the activation that arrives, |arrived - a| / |a|, on normal activations that change by"
+    " 0.1 · 0.73^epoch of themselves in each epoch; mean over {seeds} seeds, `python -m"
+    " benchmarks.change_coding`. No network is trained here."
+)
+
+
+def block() -> str:
+    """One row for each coding, dropout and way of keeping."""
+    found: dict[str, list[dict[str, Any]]] = json.loads(RESULT.read_text())
+    rows = []
+    for name in ("settling", "dropout", "keeping"):
+        for each in found[name]:
+            if name != "settling" and not each["drop"] and each["keep"] == "dense()":
+                continue  # shown above
+            cells = [f"`{each['spec']}`", f"{100 * each['drop']:g} %", f"`{each['keep']}`"]
+            rows.append([*cells, *(f"{each['errors'][epoch]:.4f}" for epoch in SHOWN)])
+    heads = ["coding", "dropout", "keep", *(f"epoch {epoch + 1}" for epoch in SHOWN)]
+    return "\n".join([NOTE.format(seeds=found["settling"][0]["seeds"]), "", *table(heads, rows)])
