@@ -7,12 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 import laconic
+from laconic.pipeline.compress import TESTED as TESTED_WITH
 
+TESTED = pytest.mark.skipif(
+    not TESTED_WITH[0] <= tuple(map(int, torch.__version__.split(".")[:2])) <= TESTED_WITH[1],
+    reason="pipelines are refused with this version of torch",
+)
 WIDE, LONG, SAMPLES, MICROS = 16, 6, 24, 4
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B")
 ROOM = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "ZBVZeroBubble": 2}  # stages on a rank

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import laconic
-from tests.dist.pipelines import SAMPLES, SCHEDULES, Pipeline, check_sides, metered, order, trained
+from tests.dist.pipelines import SAMPLES, SCHEDULES, TESTED, Pipeline, check_sides, metered, order, trained
+
+pytestmark = TESTED
 
 CASES = [(kind, size) for kind in (*SCHEDULES, "ZBVZeroBubble") for size in (2, 4)]
 TWO_BITS = {"forward": "change(minmax(bits=2))", "samples": SAMPLES}

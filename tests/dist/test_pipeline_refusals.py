@@ -10,7 +10,19 @@ from torch import nn
 
 import laconic
 from laconic.core.errors import AttachError, LaconicError, SpecError
-from tests.dist.pipelines import SAMPLES, SCHEDULES, Pipeline, block, check_sides, compressed, order, trained
+from tests.dist.pipelines import (
+    SAMPLES,
+    SCHEDULES,
+    TESTED,
+    Pipeline,
+    block,
+    check_sides,
+    compressed,
+    order,
+    trained,
+)
+
+pytestmark = TESTED
 
 CHANGE = {"forward": "change(minmax(bits=4))", "samples": SAMPLES}
 

@@ -10,7 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.core.errors import NonFiniteError
-from tests.dist.pipelines import LONG, SAMPLES, WIDE, block, check_sides, data, loss_fn
+from tests.dist.pipelines import LONG, SAMPLES, TESTED, WIDE, block, check_sides, data, loss_fn
+
+pytestmark = TESTED
 
 
 def grid():
