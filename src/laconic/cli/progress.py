@@ -43,8 +43,11 @@ class Shown:
         """Add a step of the first living worker."""
         self.step = event["step"]
         self.megabytes += event["network_sent"] / 1e6
-        self.loss = _smooth(self.loss, event["loss"])
         self.step_s = _smooth(self.step_s, event["step_s"])
+
+    def add_loss(self, loss: float) -> None:
+        """Add a loss of the first living worker that knows it."""
+        self.loss = _smooth(self.loss, loss)
 
     def add_test(self, event: dict[str, Any], workers: int) -> bool:
         """Add a rank's part of a test; True if it was the last part."""
@@ -70,6 +73,8 @@ class Progress:
             else None
         )
         self._drawn = 0.0
+        pipeline = settings.pipeline
+        self._loss_at = 0 if pipeline is None else pipeline.stages - 1  # the rank of the first last stage
 
     def __enter__(self) -> Progress:
         if self._live:
@@ -119,13 +124,16 @@ class Progress:
             self.print_line(f"{event['method']}  rank {event['rank']} is back, from step {event['step']} on")
         elif event["kind"] == "decision":
             self.print_line(f"{event['method']}  {event['message']}")
-        elif event["kind"] == "step" and event["rank"] == row.first_living:
-            row.add_step(event)
-            if event.get("skipped"):
-                self.print_line(
-                    f"{event['method']}  step {event['step']}: gradients overflow at a loss scale of"
-                    f" {event['loss_scale']:g}, so all workers skip it and halve the scale"
-                )
+        elif event["kind"] == "step":
+            if event["rank"] == row.first_living:
+                row.add_step(event)
+                if event.get("skipped"):
+                    self.print_line(
+                        f"{event['method']}  step {event['step']}: gradients overflow at a loss scale of"
+                        f" {event['loss_scale']:g}, so all workers skip it and halve the scale"
+                    )
+            if event["rank"] == row.first_living + self._loss_at:
+                row.add_loss(event["loss"])
         elif (
             event["kind"] == "eval"
             and row.add_test(event, self.settings.workers - len(row.lost))
@@ -167,8 +175,9 @@ class Progress:
 
     def _table(self) -> Table:
         settings = self.settings
+        cut = "" if settings.pipeline is None else f", {settings.pipeline}"
         table = Table(
-            title=f"{settings.task}, {settings.workers} workers",
+            title=f"{settings.task}, {settings.workers} workers{cut}",
             title_justify="left",
             box=None,
             padding=(0, 2),

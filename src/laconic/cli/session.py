@@ -40,10 +40,11 @@ class Session:
         prepare_to_launch()
         with tempfile.TemporaryDirectory(prefix="laconic-") as scratch:
             data = Path(scratch) / "data.pt"
-            tensors = prepare(find(settings.task), settings.data, data)
-            Shard(
-                len(tensors["train_y"]), settings.batch, 0, settings.workers, 0
-            )  # raises if batch is too large
+            tensors = prepare(
+                find(settings.task), settings.data, data, model=settings.model, examples=settings.examples
+            )
+            sharers = settings.workers if settings.pipeline is None else settings.pipeline.replicas
+            Shard(len(tensors["train_y"]), settings.batch, 0, sharers, 0)  # raises if batch is too large
             check_device(settings.precision, find(settings.task), settings.model, tensors)
             settings.open_folder()
             self.started = True
@@ -91,6 +92,8 @@ class Session:
             quorum=settings.quorum,
             restarts=settings.restarts,
             enlarged=settings.enlarged,
+            pipeline=settings.pipeline,
+            activations=settings.activations,
         )
         progress.begin(spec, seed)
         try:

@@ -5,34 +5,36 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from laconic.cli.files import default_name, fresh_folder
+from laconic.cli.fits import check_bits, check_fit, check_lowbit, normal
+from laconic.cli.pipelining import PipelineOptions, check_alone, check_cut, warm_at
 from laconic.cli.versions import version_of
 from laconic.core import arguments
-from laconic.core.errors import AttachError, LaconicError, SpecError, StateError
+from laconic.core.errors import SpecError, StateError
 from laconic.data.copies_sampler import Across
 from laconic.recipes.large_batch import Kind
 from laconic.report.ledger import CONFIG
 from laconic.strategies.distribute import strategy_or_method
-from laconic.strategies.strategy import Strategy
 from laconic.tasks import find
 from laconic.tasks import precision as precisions
+from laconic.tasks.crossing import crossing
 from laconic.tasks.enlarged import Enlarged
+from laconic.tasks.settings import Pipeline
 from laconic.tasks.skew import check_skew
 from laconic.tasks.task import Recipe
-from laconic.tasks.training import built, lowbit_attached
 
 FIXED_ON_RESUME = (  # a different value would give different bits
     *("task", "model", "workers", "steps", "batch", "lr", "skew", "bits", "precision", "lowbit"),
     *("methods", "seeds", "first_seed", "recipe", "copies", "across", "micro_batch"),
+    *("pipeline", "examples", "activations"),
 )
+WORKERS = 2
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,9 @@ class Settings:
     copies: int = 1
     across: Across = "ranks"
     micro_batch: int | None = None
+    pipeline: Pipeline | None = None
+    examples: int | None = None
+    activations: str | None = None
 
     @classmethod
     def of(
@@ -80,18 +85,27 @@ class Settings:
         eval_every: int | None,
         name: str | None,
         precision: str | None = None,
+        workers: int | None,
+        pipelining: PipelineOptions = PipelineOptions(),  # noqa: B008  # frozen
         **given: Any,
     ) -> Settings:
         """Settings, with the task's defaults for what is None. Raises `SpecError` if a value is wrong."""
         its_task = find(task)
         total = its_task.steps if steps is None else steps
+        size = its_task.batch if batch is None else batch
+        pipeline = pipelining.pipeline(workers, size)
+        spelled = normal if pipeline is None else lambda spec: crossing(spec).spec
+        if workers is None:
+            workers = WORKERS if pipeline is None else pipeline.workers
         checked = cls(
             task=its_task.name,
             model=model or next(iter(its_task.models)),
-            methods=tuple(normal(spec) for spec in methods),
-            against=tuple(normal(spec) for spec in against),
+            methods=tuple(spelled(spec) for spec in methods),
+            against=tuple(spelled(spec) for spec in against),
             steps=total,
-            batch=its_task.batch if batch is None else batch,
+            batch=size,
+            workers=workers,
+            pipeline=pipeline,
             eval_every=max(1, total // 10) if eval_every is None else eval_every,
             name=name or default_name(task),
             precision=precisions.normal(precision),
@@ -107,6 +121,8 @@ class Settings:
             raise SpecError(
                 'no method given: choose one, such as --with "dgc(density=0.01)"; `laconic methods` lists all'
             )
+        if self.pipeline is not None:
+            check_alone(self)
         for option, least in (("workers", 1), ("seeds", 1), ("steps", 1), ("batch", 1), ("eval_every", 0)):
             if getattr(self, option) < least:
                 raise SpecError(
@@ -116,6 +132,8 @@ class Settings:
             raise SpecError(f"--checkpoint-every must be 0 (none) or more, got {self.checkpoint_every}")
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise SpecError(f"--lr must be a number above 0, got {self.lr}")
+        if self.examples is not None:
+            arguments.whole("--examples", self.examples, 1)
         if self.skew is not None:
             check_skew(self.skew)
         if self.bits is not None:
@@ -147,6 +165,9 @@ class Settings:
         self.enlarged.check(self.workers, self.skew)
         if self.lowbit is not None:
             check_lowbit(self.lowbit, recipe, self.bits, self.specs)
+        if self.pipeline is not None:
+            check_cut(self.pipeline, find(self.task), self.model, recipe)
+            return
         for spec in self.specs:
             check_fit(spec, self.workers, recipe, self.enlarged)
             precisions.check_strategy(self.precision, strategy_or_method(spec), self.patience)
@@ -190,6 +211,9 @@ class Settings:
             "quorum": self.quorum,
             "restarts": self.restarts,
             **asdict(self.enlarged),
+            "pipeline": None if self.pipeline is None else asdict(self.pipeline),
+            "examples": self.examples,
+            "activations": self.activations,
             "seeds": self.seeds,
             "first_seed": self.seed,
             "methods": list(self.specs),
@@ -202,7 +226,7 @@ class Settings:
 
     def warnings(self) -> list[str]:
         """One line for each method that would still be warming up at the last step."""
-        warm = {spec: strategy_or_method(spec).warm_at for spec in self.specs}
+        warm = warm_at(self.pipeline, self.specs)
         return [
             f"{spec} warms up for {first:,} steps and this run has {self.steps:,}, so it never gets past its"
             " warm-up; give it a shorter warm-up, or more --steps"
@@ -234,50 +258,3 @@ class Settings:
                     f"--resume: {self.folder} started with {name}={before.get(name)!r}, not {now[name]!r};"
                     " give the same settings, or another --name"
                 )
-
-
-def normal(text: str) -> str:
-    """A spec in the spelling of its `repr`. Raises `SpecError` if it is not a method or strategy."""
-    try:
-        return repr(strategy_or_method(text))
-    except SpecError:
-        raise
-    except LaconicError as error:
-        raise SpecError(f"{text}: {error}") from error
-
-
-def check_fit(spec: str, workers: int, recipe: Recipe, enlarged: Enlarged) -> None:
-    """Raise `SpecError` or `AttachError` if this number of workers or the optimiser is refused."""
-    found = strategy_or_method(spec)
-    sizes = {"batch": 1, "base_batch": 1, "steps": 1}
-    optimizer, _, _ = enlarged.optimizer(nn.Linear(1, 1), recipe, found, lr=None, **sizes)
-    if isinstance(found, Strategy):
-        found.check(workers, optimizer)
-    elif enlarged.recipe is not None:
-        for rule in found.rules:
-            try:
-                rule.check(optimizer, ())
-            except AttachError as error:
-                raise SpecError(f"--recipe {enlarged.recipe} does not go with {spec}: {error}") from error
-
-
-def check_bits(bits: int, recipe: Recipe) -> None:
-    """Raise `SpecError` unless `bits` is in 2..8 and the model can be converted to low-bit layers."""
-    arguments.whole("--bits", bits, 2, 8)
-    try:
-        built(recipe, bits)
-    except AttachError as error:
-        raise SpecError(f"{error}; use cifar10, mnist or digits, or convert the model in a script") from error
-
-
-def check_lowbit(text: str, recipe: Recipe, bits: int | None, specs: Iterable[str]) -> None:
-    """Raise `SpecError` unless this low-bit training takes the model, and its replicas stay equal."""
-    for spec in specs:
-        made = strategy_or_method(spec)
-        if isinstance(made, Strategy):
-            raise SpecError(
-                f"--lowbit needs replicas that are equal after every step, and those of {spec} differ: take a"
-                ' method that exchanges gradients, such as --with "dgc(density=0.01)"'
-            )
-        model = built(recipe, bits)
-        lowbit_attached(text, model, recipe.optimizer(model, by=made))

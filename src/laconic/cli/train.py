@@ -11,6 +11,7 @@ from rich.console import Console
 
 from laconic.cli.console import console, errors
 from laconic.cli.interrupts import Interrupts
+from laconic.cli.pipelining import PipelineOptions
 from laconic.cli.session import Session
 from laconic.cli.settings import Settings
 from laconic.cli.tables import print_summary
@@ -37,7 +38,10 @@ class Ended:
 
 def train(
     task: Annotated[str, typer.Argument(help="digits, mnist, cifar10 or shakespeare")],
-    workers: Annotated[int, typer.Option(help="number of processes on this machine")] = 2,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="number of processes on this machine [default: 2, or stages times replicas]"),
+    ] = None,
     with_: Annotated[
         list[str] | None,
         typer.Option(
@@ -51,7 +55,9 @@ def train(
     seeds: Annotated[int, typer.Option(help="trainings per method, with seeds from --seed upwards")] = 1,
     seed: Annotated[int, typer.Option(help="the first seed")] = 0,
     steps: Annotated[int | None, typer.Option(help="steps per training [default: the task's]")] = None,
-    batch: Annotated[int | None, typer.Option(help="batch size per worker [default: the task's]")] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="batch size per worker, or per replica [default: the task's]")
+    ] = None,
     lr: Annotated[float | None, typer.Option(help="peak learning rate [default: by optimiser]")] = None,
     skew: Annotated[
         float | None,
@@ -117,6 +123,41 @@ def train(
         int,
         typer.Option(help="with --patience: restart up to this many killed workers, from the others' model"),
     ] = 0,
+    stages: Annotated[
+        int | None,
+        typer.Option(
+            help="cut the model into this many stages, one a worker; --with is then what crosses them, such"
+            ' as "ac_sgd(forward=4, backward=8)" [default: every worker has the whole model]'
+        ),
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(help="with --stages: how many pipelines, each on its own examples")
+    ] = None,
+    replicas_with: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="with --replicas: the method or strategy that keeps them together [default: dense()]",
+        ),
+    ] = None,
+    micro_batches: Annotated[
+        int | None,
+        typer.Option(
+            help="with --stages: parts of a replica's batch [default: two a stage, if they divide it]"
+        ),
+    ] = None,
+    schedule: Annotated[str | None, typer.Option(help="with --stages: 1f1b or gpipe [default: 1f1b]")] = None,
+    activations: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help='keep what backward needs as coded bytes, such as "comet()" [default: as it is]',
+        ),
+    ] = None,
+    examples: Annotated[
+        int | None,
+        typer.Option(help="train on so many examples, spread evenly over all [default: all]"),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="one of the task's models [default: its first]")] = None,
     data: Annotated[Path | None, typer.Option(help="folder of the data set [default: $LACONIC_DATA]")] = None,
     out: Annotated[Path, typer.Option(help="folder for all runs")] = Path("runs"),
@@ -161,6 +202,9 @@ def train(
         patience=patience,
         quorum=quorum,
         restarts=restarts,
+        pipelining=PipelineOptions(stages, replicas, replicas_with, micro_batches, schedule),
+        activations=activations,
+        examples=examples,
     )
     for line in settings.warnings():
         errors().print(f"laconic: {line}", style="yellow", markup=False)

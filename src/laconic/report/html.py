@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from laconic.report.between_stages import between_stages
 from laconic.report.curves import (
     Curve,
     accuracy_by_step,
@@ -58,7 +59,7 @@ def write_report(folder: Path, run: Run, rows: list[Row], interrupted: str | Non
         "@@LEDE@@": html.escape(f"{lede(run)} {residuals(rows)} {counted(rows)}".rstrip()),
         "@@NOTICE@@": f'<p class="notice">{html.escape(interrupted)}</p>' if interrupted else "",
         "@@TABLE@@": table(rows),
-        "@@TOGETHER@@": together(run) + noise(run),
+        "@@TOGETHER@@": between_stages(run, rows) + together(run) + noise(run),
         "@@PRECISION@@": loss_scale(run),
         "@@FACTS@@": facts(run),
     }
@@ -100,9 +101,12 @@ def lede(run: Run) -> str:
     if config.get("copies", 1) > 1:
         low += f" Each example in {config['copies']} augmentations, across {config['across']}."
     low += f" Weights trained by {config['lowbit']}." if config.get("lowbit") else ""
+    pipeline = config.get("pipeline")
+    sharers = config["workers"] if pipeline is None else pipeline["replicas"]
+    cut = "" if pipeline is None else f" as {pipeline['replicas']} x {pipeline['stages']} stages"
     return (
-        f"{methods.capitalize()}, {seeds} each, {config['workers']} workers, {config['steps']:,} steps of "
-        f"{config['workers'] * config['batch']} examples.{own}{low}{precision_words(config.get('precision'))}"
+        f"{methods.capitalize()}, {seeds} each, {config['workers']} workers{cut}, {config['steps']:,} steps "
+        f"of {sharers * config['batch']} examples.{own}{low}{precision_words(config.get('precision'))}"
     )
 
 

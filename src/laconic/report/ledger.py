@@ -14,11 +14,15 @@ Other events:
     "interface", ..., "sent": 123, "received": 120}   in a lab, at the end: bytes that the interface of
                                                                this rank's host has counted
 
+In a pipeline, "loss" is null except on last stages, and "network_sent" is the sum of "activations_sent",
+"gradients_sent" (of activations, to the stage before) and "replicas_sent". With coded activations, a test has
+"kept" and "kept_dense": bytes that a batch keeps for backward, and would keep as it is. With `--precision
+fp16` a step has "loss_scale", the scale of its loss, and "skipped".
+
 A method's steps may carry "noise", [tr(S), |G|^2, share of the entries], where it was measured (see
 `laconic.exchange.noise_scale`). A strategy's steps may carry "notes" (see `notes.py`), and its evaluations a
 "consensus" above 0: the distance of ranks from their average. After a crash the last line may be cut: readers
 skip it.
-With `--precision fp16` a step has "loss_scale", the scale of its loss, and "skipped".
 """
 
 from __future__ import annotations
@@ -112,7 +116,8 @@ class Ledger:
                 board.add_scalar("test/consensus", first["consensus"], first["step"])
             return
         for name in SCALARS:
-            board.add_scalar(f"train/{name}", sum(event[name] for event in ranks) / len(ranks), first["step"])
+            known = [event[name] for event in ranks if event[name] is not None]
+            board.add_scalar(f"train/{name}", sum(known) / len(known), first["step"])
 
         if first.get("loss_scale") is not None:
             board.add_scalar("train/loss_scale", first["loss_scale"], first["step"])

@@ -29,6 +29,8 @@ PER_STEP = (
     "communicate_s",
     "decode_s",
 )
+WIRE = ("activations_sent", "gradients_sent", "replicas_sent")  # parts of network_sent, in a pipeline
+WAITED = ("waited_s",)  # of a pipeline's step: for messages of other stages
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,8 @@ def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
         seed=seed,
         steps=np.array(done, dtype=np.float64),
         values={
-            name: np.array([np.mean([event[name] for event in steps[step]]) for step in done])
-            for name in PER_STEP
+            name: np.array([_mean(name, steps[step]) for step in done])
+            for name in (*PER_STEP, *WIRE, *WAITED)
         },
         eval_steps=np.array(measured, dtype=np.float64),
         accuracy=np.array(right, dtype=np.float64) / np.array(answers, dtype=np.float64),
@@ -142,3 +144,9 @@ def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
         loss_scale=np.array([scale for scale in scales if scale is not None], dtype=np.float64),
         skipped=sum(any(event.get("skipped") for event in steps[step]) for step in done),
     )
+
+
+def _mean(name: str, events: list[dict[str, Any]]) -> float:
+    """Mean over the ranks that know this quantity; 0 if none does."""
+    known = [event[name] for event in events if event.get(name) is not None]
+    return float(np.mean(known)) if known else 0.0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from laconic.report.series import Array, MethodSeries, Run
+from laconic.report.series import WIRE, Array, MethodSeries, Run
 
 SUMMARY = "summary.json"
 MB = 1e6
@@ -60,6 +61,9 @@ class Row:
         noise_scale: Gradient noise scale in the second half, in batches of a worker; nan where not measured.
         skipped: Steps that a GradScaler skipped, mean over seeds.
         loss_scale: Of the last step, mean over seeds; 0 without a GradScaler.
+        activations_mb, gradients_mb, replicas_mb: Parts of `wire_mb` in a pipeline: activations to the next
+            stage, their gradients back, and what replicas exchange. Sums over all workers; 0 elsewhere.
+        waiting: Share of the step that a stage of a pipeline waits for others, mean over stages.
     """
 
     spec: str
@@ -82,11 +86,15 @@ class Row:
     noise_scale: float = math.nan
     skipped: float = 0.0
     loss_scale: float = 0.0
+    activations_mb: float = 0.0
+    gradients_mb: float = 0.0
+    replicas_mb: float = 0.0
+    waiting: float = 0.0
 
 
 def summarise(run: Run) -> list[Row]:
     """The rows of a run's table, in the order of its methods."""
-    rows = [_row(method) for method in run.methods]
+    rows = [_row(method, run.config) for method in run.methods]
     first = next(
         (row for row in rows if row.spec in run.config.get("against", [])), rows[0] if rows else None
     )
@@ -120,7 +128,7 @@ def write_summary(folder: Path, run: Run, rows: list[Row], interrupted: str | No
     (folder / SUMMARY).write_text(json.dumps(plain(content), indent=1))
 
 
-def _row(method: MethodSeries) -> Row:
+def _row(method: MethodSeries, config: dict[str, Any]) -> Row:
     late = slice(method.common // 2, None)
 
     def late_mean(name: str) -> float:
@@ -149,7 +157,16 @@ def _row(method: MethodSeries) -> Row:
         noise_scale=Figure.of(seed.noise.scale(0.5) for seed in method.seeds).mean,
         skipped=float(np.mean([seed.skipped for seed in method.seeds])),
         loss_scale=last_mean([seed.loss_scale for seed in method.seeds]),
+        **_pipelined(config, late_mean),
     )
+
+
+def _pipelined(config: dict[str, Any], late_mean: Callable[[str], float]) -> dict[str, float]:
+    """The figures of a pipeline, in a run of one."""
+    if config.get("pipeline") is None:
+        return {}
+    parts = {name.replace("_sent", "_mb"): config["workers"] * late_mean(name) / MB for name in WIRE}
+    return parts | {"waiting": late_mean("waited_s") / late_mean("step_s")}
 
 
 def last_mean(series: Iterable[Array]) -> float:

@@ -26,13 +26,14 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public; 
 
 from laconic.core.errors import LaconicError, PeerError
 from laconic.strategies.distribute import strategy_or_method
+from laconic.tasks.pipelined import train_stage
 from laconic.tasks.place import Hosts
 from laconic.tasks.settings import Event, TrainingSettings
 from laconic.tasks.training import train_rank
 
 TIMEOUT = timedelta(seconds=120)  # of a collective: a worker that hangs for this long fails the run
 # imported once for all workers; creating an optimiser imports torch._dynamo, which takes seconds
-PRELOADED = ["__main__", "laconic.tasks.training", "torch._dynamo"]
+PRELOADED = ["__main__", "laconic.tasks.pipelined", "torch._dynamo"]
 LEAVE_S = 30.0  # how long a finished worker waits for the other living ones
 GRACE_S = 1.0  # after a failure: peers report theirs too, and the earliest one is the cause
 
@@ -69,7 +70,9 @@ def launch(settings: TrainingSettings) -> Generator[Event, None, None]:
     try:
         for rank in range(settings.workers):
             workers.start(rank)
-        survives_loss = settings.patience_of(strategy_or_method(settings.spec)) is not None
+        survives_loss = settings.patience_s is not None and (
+            settings.patience_of(strategy_or_method(settings.spec)) is not None
+        )
         yield from _listen(workers, survives_loss, settings.restarts if survives_loss else 0)
     finally:
         workers.end()
@@ -231,7 +234,8 @@ def work(settings: TrainingSettings, rank: int, port: int, pipe: Connection) -> 
         before = hosts.counted(rank, settings.workers)
         store = TCPStore(hosts.addresses[0], port, timeout=TIMEOUT)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=settings.workers, timeout=TIMEOUT)
-        living = train_rank(settings, pipe.send)
+        train = train_rank if settings.pipeline is None else train_stage
+        living = train(settings, pipe.send)
         if before and (after := hosts.counted(rank, settings.workers)):
             sent, received = (end - start for start, end in zip(before, after, strict=True))
             pipe.send({"kind": "interface", "step": settings.steps, "sent": sent, "received": received})

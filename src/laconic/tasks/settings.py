@@ -16,6 +16,44 @@ Emit = Callable[[Event], None]
 
 
 @dataclass(frozen=True)
+class Pipeline:
+    """The model is cut into stages, one a worker: rank `stage + stages * replica` has one."""
+
+    stages: int
+    replicas: int
+    micro_batches: int  # that a replica's batch is cut into
+    schedule: str  # "1f1b" or "gpipe"
+    between: str  # the method that the replicas' gradients go through
+
+    def __str__(self) -> str:
+        """In words.
+
+        >>> print(Pipeline(2, 2, 4, "1f1b", "cgx()"))
+        2 stages, 4 micro-batches, 1f1b, 2 replicas with cgx()
+        """
+        replicas = f", {self.replicas} replicas with {self.between}" if self.replicas > 1 else ""
+        return f"{self.stages} stages, {self.micro_batches} micro-batches, {self.schedule}{replicas}"
+
+    @property
+    def workers(self) -> int:
+        """Processes."""
+        return self.stages * self.replicas
+
+    def stage(self, rank: int) -> int:
+        """The stage of a rank.
+
+        >>> pipeline = Pipeline(2, 2, 4, "1f1b", "dense()")
+        >>> [(pipeline.replica(rank), pipeline.stage(rank)) for rank in range(4)]
+        [(0, 0), (0, 1), (1, 0), (1, 1)]
+        """
+        return rank % self.stages
+
+    def replica(self, rank: int) -> int:
+        """The replica of a rank."""
+        return rank // self.stages
+
+
+@dataclass(frozen=True)
 class TrainingSettings:
     """One training. Sent to every worker."""
 
@@ -41,6 +79,8 @@ class TrainingSettings:
     lowbit: str | None = None  # spec of a low-bit training; None: float32
     skew: float | None = None  # alpha of the shards, see `skew.py`; None: all draw from all examples
     enlarged: Enlarged = field(default_factory=Enlarged)  # recipe, copies and micro-batches
+    pipeline: Pipeline | None = None  # None: every worker has the whole model
+    activations: str | None = None  # spec of `laconic.activations.compress`; None: backward keeps all
 
     def patience_of(self, spec: Strategy | Method) -> float | None:
         """The `patience_s` for `distribute`: None for a method, which needs every worker."""
@@ -66,4 +106,6 @@ class TrainingSettings:
             "precision": self.precision,
             **asdict(self.enlarged),
             "lowbit": self.lowbit,
+            "pipeline": None if self.pipeline is None else asdict(self.pipeline),
+            "activations": self.activations,
         }

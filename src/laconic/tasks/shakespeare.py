@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from laconic.core.errors import DataError
+from laconic.core.errors import DataError, SpecError
 from laconic.tasks.source import read_first, tensor
 from laconic.tasks.task import Recipe, Task, Tensors
 
@@ -117,10 +117,10 @@ class Layer(nn.Module):
 class GPT(nn.Module):
     """Decoder-only transformer with pre-normalisation: (b, t) letters to (b, t, 128) logits."""
 
-    def __init__(self, width: int = 128, depth: int = 3, heads: int = 4) -> None:
+    def __init__(self, width: int = 128, depth: int = 3, heads: int = 4, window: int = WINDOW) -> None:
         super().__init__()
         self.embed = nn.Embedding(LETTERS, width)
-        self.place = nn.Parameter(0.1 * torch.randn(WINDOW, width))
+        self.place = nn.Parameter(0.1 * torch.randn(window, width))
         self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, LETTERS, bias=False)
@@ -129,6 +129,55 @@ class GPT(nn.Module):
         hidden = self.layers(self.embed(x) + self.place[: x.shape[1]])
         logits: Tensor = self.head(self.norm(hidden))
         return logits
+
+
+class GPTStage(nn.Module):
+    """Some consecutive layers of a GPT, with its own parameters and their names.
+
+    The first stage takes letters (b, t), the last gives logits (b, t, 128); between them goes (b, t, width).
+    """
+
+    def __init__(self, whole: GPT, start: int, end: int) -> None:
+        super().__init__()
+        self.first, self.last = start == 0, end == len(whole.layers)
+        if self.first:
+            self.embed, self.place = whole.embed, whole.place
+        self.layers = nn.ModuleDict({str(i): whole.layers[i] for i in range(start, end)})
+        if self.last:
+            self.norm, self.head = whole.norm, whole.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.embed(x) + self.place[: x.shape[1]] if self.first else x
+        for layer in self.layers.values():
+            hidden = layer(hidden)
+        return self.head(self.norm(hidden)) if self.last else hidden
+
+
+def cut_gpt(model: nn.Module, stage: int, stages: int) -> nn.Module:
+    """Stage `stage` of `stages`, with as many layers as the others, or one fewer or more."""
+    assert isinstance(model, GPT)
+    depth = len(model.layers)
+    if stages > depth:
+        raise SpecError(
+            f"--stages must be at most {depth}, the layers of this model, got {stages}: give fewer stages, or"
+            " a deeper --model"
+        )
+    return GPTStage(model, stage * depth // stages, (stage + 1) * depth // stages)
+
+
+def wide_windows(tensors: Tensors) -> Tensors:
+    """Windows of 256 letters, each made of four neighbours of 64."""
+    return {name: part[: len(part) // 4 * 4].reshape(-1, 4 * WINDOW) for name, part in tensors.items()}
+
+
+def gpt_10m() -> nn.Module:
+    """Six layers, 384 wide, six heads, windows of 256 letters: 10.8 million parameters."""
+    return GPT(384, 6, 6, 4 * WINDOW)
+
+
+def gpt_6_layers() -> nn.Module:
+    """Six layers, 128 wide, four heads: 1.2 million parameters, to be cut into up to six stages."""
+    return GPT(128, 6, 4)
 
 
 READERS = {"tinyshakespeare.txt": _from_text, "input.txt": _from_text}
@@ -140,7 +189,12 @@ SHAKESPEARE = Task(
     steps=2000,
     load=load,
     inputs=inputs,
-    models={"gpt": Recipe(GPT, lr=0.1, weight_decay=0.0), "lstm": Recipe(LSTM, lr=3.0, weight_decay=0.0)},
+    models={
+        "gpt": Recipe(GPT, lr=0.1, weight_decay=0.0, cut=cut_gpt),
+        "lstm": Recipe(LSTM, lr=3.0, weight_decay=0.0),
+        "gpt6": Recipe(gpt_6_layers, lr=0.1, weight_decay=0.0, cut=cut_gpt),
+        "gpt10m": Recipe(gpt_10m, lr=0.1, weight_decay=0.0, cut=cut_gpt, arranged=wide_windows),
+    },
     files=tuple(READERS),
     how=HOW,
     kinds=passages,

@@ -28,9 +28,16 @@ Kinds = Callable[[Tensor], Tensor]
 PARTS = ("train_x", "train_y", "test_x", "test_y")
 
 
+Cut = Callable[[nn.Module, int, int], nn.Module]
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """A model and the settings that go with it."""
+    """A model and the settings that go with it.
+
+    `cut`: gives stage i of n of a model, with the parameters and their names in the whole model; it raises
+    `SpecError` if there are too many stages. `arranged`: makes the task's tensors fit the model.
+    """
 
     build: Callable[[], nn.Module]
     lr: float
@@ -38,6 +45,8 @@ class Recipe:
     nesterov: bool = True
     weight_decay: float = 1e-4
     warmup: float = 0.05  # share of the steps in which the rate rises; then it falls as a cosine
+    cut: Cut | None = None  # None: the model cannot be cut into stages
+    arranged: Callable[[Tensors], Tensors] | None = None
 
     def optimizer(
         self, model: nn.Module, lr: float | None = None, by: Method | Strategy | None = None

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,7 +102,8 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
         precision.backward(loss)
         clock.append(time.perf_counter())
         optimizer.note_loss(loss.item() + earlier)
-        step_or_explain(optimizer, step + 1, precision)
+        with explained(optimizer, step + 1):
+            precision.step(optimizer)
         clock.append(time.perf_counter())
 
         now, notes, done = optimizer.stats(), optimizer.notes(), step + 1
@@ -179,10 +182,11 @@ def shard_of(
     return SkewedShard.of(task.kinds(labels), settings.batch, rank, size, settings.skew, settings.seed)
 
 
-def step_or_explain(optimizer: torch.optim.Optimizer, step: int, precision: Precision) -> None:
-    """The optimiser's step. If gradients are not finite, raises a `NonFiniteError` that names --lr."""
+@contextmanager
+def explained(optimizer: torch.optim.Optimizer, step: int) -> Iterator[None]:
+    """Around the optimiser's step: if gradients are not finite, raises an error that names --lr."""
     try:
-        precision.step(optimizer)
+        yield
     except NonFiniteError as error:
         rate = max(float(group["lr"]) for group in optimizer.param_groups)
         raise NonFiniteError(
@@ -238,14 +242,20 @@ def restore(
     settings: TrainingSettings, state: dict[str, Any], model: nn.Module, optimizer: DistributedOptimizer
 ) -> int:
     """Restore a captured state; returns the number of steps done. Raises `StateError` if settings differ."""
+    done = check_same(settings, state)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return done
+
+
+def check_same(settings: TrainingSettings, state: dict[str, Any]) -> int:
+    """The number of steps that a state has done. Raises `StateError` if it is of other settings."""
     for name, value in settings.signature.items():
         if state["settings"].get(name) != value:
             raise StateError(
                 f"{settings.resume_from} was trained with {name}={state['settings'].get(name)!r}, not"
                 f" {value!r}; give the same settings, or another --name"
             )
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
     done: int = state["step"]
     return done
 

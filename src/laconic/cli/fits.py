@@ -1,0 +1,62 @@
+"""Whether the methods of `laconic train` fit the workers, the model and the optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from laconic.core import arguments
+from laconic.core.errors import AttachError, LaconicError, SpecError
+from laconic.strategies.distribute import strategy_or_method
+from laconic.strategies.strategy import Strategy
+from laconic.tasks.enlarged import Enlarged
+from laconic.tasks.task import Recipe
+from laconic.tasks.training import built, lowbit_attached
+
+
+def normal(text: str) -> str:
+    """A spec in the spelling of its `repr`. Raises `SpecError` if it is not a method or strategy."""
+    try:
+        return repr(strategy_or_method(text))
+    except SpecError:
+        raise
+    except LaconicError as error:
+        raise SpecError(f"{text}: {error}") from error
+
+
+def check_fit(spec: str, workers: int, recipe: Recipe, enlarged: Enlarged) -> None:
+    """Raise `SpecError` or `AttachError` if this number of workers or the optimiser is refused."""
+    found = strategy_or_method(spec)
+    sizes = {"batch": 1, "base_batch": 1, "steps": 1}
+    optimizer, _, _ = enlarged.optimizer(nn.Linear(1, 1), recipe, found, lr=None, **sizes)
+    if isinstance(found, Strategy):
+        found.check(workers, optimizer)
+    elif enlarged.recipe is not None:
+        for rule in found.rules:
+            try:
+                rule.check(optimizer, ())
+            except AttachError as error:
+                raise SpecError(f"--recipe {enlarged.recipe} does not go with {spec}: {error}") from error
+
+
+def check_bits(bits: int, recipe: Recipe) -> None:
+    """Raise `SpecError` unless `bits` is in 2..8 and the model can be converted to low-bit layers."""
+    arguments.whole("--bits", bits, 2, 8)
+    try:
+        built(recipe, bits)
+    except AttachError as error:
+        raise SpecError(f"{error}; use cifar10, mnist or digits, or convert the model in a script") from error
+
+
+def check_lowbit(text: str, recipe: Recipe, bits: int | None, specs: Iterable[str]) -> None:
+    """Raise `SpecError` unless this low-bit training takes the model, and its replicas stay equal."""
+    for spec in specs:
+        made = strategy_or_method(spec)
+        if isinstance(made, Strategy):
+            raise SpecError(
+                f"--lowbit needs replicas that are equal after every step, and those of {spec} differ: take a"
+                ' method that exchanges gradients, such as --with "dgc(density=0.01)"'
+            )
+        model = built(recipe, bits)
+        lowbit_attached(text, model, recipe.optimizer(model, by=made))

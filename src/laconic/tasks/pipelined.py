@@ -1,0 +1,115 @@
+"""One rank's training loop where the model is cut into stages: steps, measurements, tests, checkpoints.
+
+Every rank emits one event per step and one per test. Only last stages know the loss. A replica sees the same
+examples in every epoch, in another order: what a method remembers of an example stays of use. For a test,
+every rank gets the whole model, so what crosses stages is not compressed there.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from laconic.core.turn import mix
+from laconic.strategies.distributed_optimizer import DistributedOptimizer
+from laconic.tasks import checkpoint
+from laconic.tasks.catalogue import find
+from laconic.tasks.decisions import Decisions
+from laconic.tasks.loading import mapped
+from laconic.tasks.settings import Emit, TrainingSettings
+from laconic.tasks.shard import Shard
+from laconic.tasks.stage import Passed, StageAtWork
+from laconic.tasks.training import check_same, evaluate, explained, save_model, spent
+
+
+def train_stage(settings: TrainingSettings, emit: Emit) -> list[int]:
+    """Train as one rank of the default process group and emit events; returns all ranks."""
+    rank, size, pipeline = dist.get_rank(), dist.get_world_size(), settings.pipeline
+    assert pipeline is not None
+    task, tensors = find(settings.task), mapped(settings.data)
+    recipe = task.recipe(settings.model)
+    torch.manual_seed(settings.seed)  # every rank builds the same model
+    whole = recipe.build()
+    replica = pipeline.replica(rank)
+    own = torch.arange(len(tensors["train_y"]))[replica :: pipeline.replicas]
+    order = Shard(len(own), settings.batch, 0, 1, mix(settings.seed, replica))
+    example = task.inputs(tensors["train_x"][: settings.batch], None)
+    work = StageAtWork(pipeline, recipe, whole, example, lr=settings.lr, seed=settings.seed)
+    peak_lr = float(work.optimizer.param_groups[0]["lr"])
+
+    first = 0
+    if settings.resume_from is not None:
+        state = checkpoint.load(settings.resume_from, rank=rank, size=size)
+        first = check_same(settings, state)
+        work.load_state_dict(state)
+    if rank == 0:
+        inner = work.optimizer
+        kind = type(inner.optimizer if isinstance(inner, DistributedOptimizer) else inner).__name__
+        emit({"kind": "start", "step": first, "optimiser": kind, "lr": peak_lr})
+
+    decisions = Decisions()
+    for step in range(first, settings.steps):
+        for group in work.optimizer.param_groups:
+            group["lr"] = recipe.rate(peak_lr, step, settings.steps)
+        before, exchanged = replace(work.stage.passed), work.replicas()
+        clock = [time.perf_counter()]
+        ids = order.indices(step)
+        chosen = own[ids]
+        x, y = task.inputs(tensors["train_x"][chosen], None), tensors["train_y"][chosen]
+        clock.append(time.perf_counter())
+        work.optimizer.zero_grad()
+        loss = work.step(x, y, ids)
+        clock.append(time.perf_counter())
+        with explained(work.optimizer, step + 1):
+            work.update()
+        clock.append(time.perf_counter())
+
+        done, passed = step + 1, work.stage.passed.minus(before)
+        event = {"kind": "step", "step": done, "loss": loss, "step_s": clock[-1] - clock[0]}
+        event |= {"data_s": clock[1] - clock[0], "update_s": clock[3] - clock[2]}
+        emit(event | _spent(passed, clock[2] - clock[1], spent(exchanged, work.replicas())))
+        for decision in decisions.pop_all():
+            emit({"kind": "decision", "step": done, "message": decision})
+        if done == settings.steps or (settings.eval_every and done % settings.eval_every == 0):
+            with work.averaged() as distance:
+                work.gather()
+                tested = evaluate(whole, task, tensors, rank, size)
+            emit(tested | {"step": done, "consensus": distance})
+        if settings.checkpoint_every and done % settings.checkpoint_every == 0:
+            kept = {"settings": settings.signature, "step": done} | work.state_dict()
+            checkpoint.save(settings.folder, kept, step=done, rank=rank, size=size, barrier=dist.barrier)
+    decisions.close()
+    if isinstance(work.optimizer, DistributedOptimizer):
+        work.optimizer.finish()
+    if settings.checkpoint_every:
+        work.gather()
+        if rank == 0:
+            save_model(settings.folder, whole)
+    return [*range(size)]
+
+
+def _spent(passed: Passed, schedule_s: float, exchanged: dict[str, Any]) -> dict[str, Any]:
+    """A step's seconds and bytes. `schedule_s`: forward, backward, and what is left: waiting for others."""
+    waited = max(schedule_s - passed.forward_s - passed.backward_s, 0.0)
+    network = passed.forward_wire + passed.backward_wire
+    return {
+        "forward_s": passed.forward_s,
+        "backward_s": passed.backward_s,
+        "encode_s": exchanged["encode_s"],
+        "communicate_s": waited + exchanged["communicate_s"],
+        "decode_s": exchanged["decode_s"],
+        "waited_s": waited,
+        "payload_sent": passed.activations + passed.gradients + exchanged["payload_sent"],
+        "payload_received": passed.received + exchanged["payload_received"],
+        "network_sent": network + exchanged["network_sent"],
+        "network_received": passed.received + exchanged["network_received"],
+        "dense": network + exchanged["dense"],
+        "activations_sent": passed.forward_wire,
+        "gradients_sent": passed.backward_wire,
+        "replicas_sent": exchanged["network_sent"],
+        "phases": exchanged["phases"],
+    }

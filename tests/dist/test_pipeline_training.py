@@ -1,0 +1,164 @@
+"""Training in stages: dense stages are the whole model, and a resumed training does the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from laconic.core.errors import StateError
+from laconic.core.turn import mix
+from laconic.tasks import checkpoint, find
+from laconic.tasks.pipelined import train_stage
+from laconic.tasks.settings import Pipeline, TrainingSettings
+from laconic.tasks.shard import Shard
+from laconic.tasks.task import cross_entropy
+from laconic.tasks.training import MODEL
+from tests.dist.nets import flat
+
+STEPS, BATCH, N = 5, 4, 12
+AGAIN = [(1, "dense()"), (2, "cgx(bits=4)"), (2, "local_sgd(every=3)")]
+
+
+@pytest.fixture
+def plan(tmp_path):
+    """Letters that are noise, by a small GPT in two stages."""
+    rng = torch.Generator().manual_seed(0)
+    shapes = {"train_x": N, "train_y": N, "test_x": 5, "test_y": 5}
+    tensors = {
+        name: torch.randint(0, 128, (n, 64), dtype=torch.uint8, generator=rng) for name, n in shapes.items()
+    }
+    torch.save(tensors, tmp_path / "data.pt")
+    return TrainingSettings(
+        task="shakespeare", model="gpt", spec="dense()", seed=3, workers=2, steps=STEPS, batch=BATCH, lr=None,
+        eval_every=0, checkpoint_every=0, data=tmp_path / "data.pt", folder=tmp_path, threads=1,
+        pipeline=Pipeline(2, 1, 2, "1f1b", "dense()"),
+    )  # fmt: skip
+
+
+def trained(plan):
+    events = []
+    train_stage(plan, events.append)
+    return events
+
+
+def told(events, kind="step", name="loss"):
+    return [event[name] for event in events if event["kind"] == kind]
+
+
+def by_hand(plan):
+    """The losses of each replica, and the model's parameters, where one process does all."""
+    task, recipe, tensors = find("shakespeare"), find("shakespeare").recipe("gpt"), torch.load(plan.data)
+    torch.manual_seed(plan.seed)
+    model = recipe.build()
+    optimizer = recipe.optimizer(model)
+    replicas = range(plan.pipeline.replicas)
+    owned = [torch.arange(N)[r :: len(replicas)] for r in replicas]
+    orders = [Shard(len(own), BATCH, 0, 1, mix(plan.seed, r)) for r, own in enumerate(owned)]
+    found = [[] for _ in replicas]
+    for step in range(STEPS):
+        optimizer.param_groups[0]["lr"] = recipe.rate(recipe.lr, step, STEPS)
+        optimizer.zero_grad()
+        for r in replicas:
+            chosen = owned[r][orders[r].indices(step)]
+            logits = model(task.inputs(tensors["train_x"][chosen], None))
+            loss = cross_entropy(logits, tensors["train_y"][chosen])
+            (loss / len(replicas)).backward()
+            found[r].append(loss.item())
+        optimizer.step()
+    return found, flat(model)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(("stages", "replicas"), [(2, 1), (3, 1), (2, 2)])
+def test_dense_stages_and_replicas_are_one_model(pool, plan, stages, replicas, schedule):
+    """But for the order of sums: gradients add up micro-batch by micro-batch."""
+    pipeline = Pipeline(stages, replicas, 4 if stages == 3 else 2, schedule, "dense()")
+    plan = replace(plan, pipeline=pipeline, checkpoint_every=STEPS)
+    events = pool.run(stages * replicas, trained, plan)
+    losses, parameters = by_hand(plan)
+    for rank, its in enumerate(events):
+        if pipeline.stage(rank) == stages - 1:
+            assert told(its) == pytest.approx(losses[pipeline.replica(rank)], rel=1e-5)
+        else:
+            assert told(its) == [None] * STEPS
+    model = find("shakespeare").recipe("gpt").build()
+    model.load_state_dict(torch.load(plan.folder / MODEL))
+    torch.testing.assert_close(flat(model), parameters, rtol=1e-4, atol=1e-6)
+
+
+def test_the_wire_is_that_of_the_activations_and_their_gradients(pool, plan):
+    """float32 (4, 64, 128) each way in two messages: 131 kB and the headers of the model of packets."""
+    first, last = pool.run(2, trained, plan)
+    assert set(told(first, name="payload_sent")) == set(told(last, name="payload_sent")) == {4 * 64 * 128 * 4}
+    assert told(first, name="activations_sent") == told(last, name="gradients_sent")
+    assert set(told(first, name="gradients_sent") + told(last, name="activations_sent")) == {0}
+    assert all(1 < wire / (4 * 64 * 128 * 4) < 1.06 for wire in told(first, name="network_sent"))
+
+
+def test_all_test_the_same_whole_model(pool, plan):
+    """The parts of a test add up to one on the whole set, by the model that was saved."""
+    events = pool.run(2, trained, replace(plan, eval_every=STEPS, checkpoint_every=STEPS))
+    tensors, model = torch.load(plan.data), find("shakespeare").recipe("gpt").build()
+    model.load_state_dict(torch.load(plan.folder / MODEL))
+    with torch.no_grad():
+        expected = cross_entropy(model(tensors["test_x"].long()), tensors["test_y"]).item()
+    total = sum(told(its, "eval", "loss_sum")[0] for its in events)
+    assert total / sum(told(its, "eval", "answers")[0] for its in events) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("replicas", "between"), AGAIN)
+def test_a_resumed_pipeline_does_the_same_bits(pool, plan, replicas, between):
+    pipeline = Pipeline(2, replicas, 2, "1f1b", between)
+    plan = replace(plan, pipeline=pipeline, checkpoint_every=1)
+    whole = pool.run(2 * replicas, trained, plan)
+    model = torch.load(plan.folder / MODEL)
+    again = replace(plan, resume_from=plan.folder / f"step-{STEPS - 1:06d}")
+    rest = pool.run(2 * replicas, trained, again)
+    for events, later in zip(whole, rest, strict=True):
+        assert told(events)[STEPS - 1 :] == told(later)
+    found = torch.load(plan.folder / MODEL)
+    assert all(torch.equal(model[key], found[key]) for key in model)
+    other = replace(again, pipeline=replace(pipeline, micro_batches=4))
+    with pytest.raises(StateError, match="trained with pipeline="):
+        pool.run(2 * replicas, trained, other)
+
+
+def laconic_train(folder, *arguments):
+    command = [sys.executable, "-m", "laconic.cli.main", "train", "shakespeare", "--out", str(folder)]
+    return subprocess.run(
+        [*command, "--name", "run", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A folder with a text of 12 kB."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "input.txt").write_text("To be, or not to be: that is the question.\n" * 300)
+    return folder
+
+
+def test_the_command_trains_stages_from_end_to_end(tmp_path, text):
+    done = laconic_train(
+        tmp_path, "--stages", "2", "--with", "dense()", "--data", str(text), "--steps", "6",
+        "--examples", "32", "--batch", "8", "--checkpoint-every", "3",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    (row,) = summary["rows"]
+    assert summary["complete"] and row["steps"] == 6
+    assert row["activations_mb"] == row["gradients_mb"] > 0
+    assert row["replicas_mb"] == 0
+    assert "Between stages" in (tmp_path / "run" / "report.html").read_text()
+    assert checkpoint.latest(tmp_path / "run" / "dense" / "seed0") is not None

@@ -1,0 +1,110 @@
+"""What is asked of a pipeline is checked before anything starts, and every error shows the way out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from laconic.cli.main import app
+from laconic.cli.pipelining import PipelineOptions
+from laconic.core.errors import SpecError
+from laconic.tasks import find
+from laconic.tasks.settings import Pipeline
+from laconic.tasks.shakespeare import GPT, wide_windows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--stages", "3", "--workers", "2"], ["needs 3 workers", "got --workers 2", "leave --workers out"]),
+        (["--stages", "2", "--workers", "5"], ["needs 4 workers", "got --workers 5"]),
+        (
+            ["--stages", "2", "--replicas", "2", "--workers", "2"],
+            ["--stages 2 and --replicas 2 needs 4 workers", "give --workers 4"],
+        ),
+        (["--stages", "1"], ["--stages must be a whole number of 2 or more", "every worker has the whole"]),
+        (["--stages", "4"], ["--stages must be at most 3", "the layers of this model", "a deeper --model"]),
+        (["--stages", "2", "--model", "lstm"], ["cannot be cut", "use --model gpt or gpt6 or gpt10m"]),
+        (["--replicas", "2"], ["--replicas is for a pipeline", "--stages 2"]),
+        (["--schedule", "gpipe"], ["--schedule is for a pipeline"]),
+        (["--micro-batches", "2"], ["--micro-batches is for a pipeline"]),
+        (["--stages", "2", "--schedule", "zb"], ["--schedule must be 1f1b or gpipe, got 'zb'"]),
+        (["--stages", "2", "--micro-batches", "3"], ["got 3", "give 2, 4, 8, 16"]),
+        (["--stages", "2", "--micro-batches", "32"], ["--micro-batches must divide --batch 16", "got 32"]),
+        (["--stages", "2", "--batch", "1"], ["--batch 1 cannot be cut into 2", "or --schedule gpipe"]),
+        (["--stages", "2", "--replicas-with", "cgx()"], ["--replicas-with needs --replicas of 2 or more"]),
+        (
+            ["--stages", "2", "--replicas", "2", "--replicas-with", "cxg()"],
+            ["unknown name 'cxg'", "did you mean cgx"],
+        ),
+        (["--stages", "2", "--bits", "8"], ["--bits and --stages cannot be combined"]),
+        (["--stages", "2", "--skew", "1"], ["--skew and --stages cannot be combined"]),
+        (["--stages", "2", "--patience", "9"], ["--patience and --stages cannot be combined"]),
+        (["--examples", "0"], ["--examples must be", "got 0"]),
+    ],
+)
+def test_wrong_options_are_refused_with_the_way_out(
+    arguments: list[str], words: list[str], tmp_path: object
+) -> None:
+    given = ["train", "shakespeare", "--with", "dense()", "--out", str(tmp_path), *arguments]
+    refused = CliRunner().invoke(app, given)
+    assert refused.exit_code == 2
+    assert len(refused.output.strip().splitlines()) == 1
+    for word in words:
+        assert word in refused.output
+
+
+def test_a_task_without_a_pipeline_names_one_that_has() -> None:
+    refused = CliRunner().invoke(app, ["train", "digits", "--with", "dense()", "--stages", "2"])
+    assert refused.exit_code == 2
+    assert "digits's model" in refused.output and "shakespeare" in refused.output
+
+
+def test_a_method_for_whole_models_is_told_where_it_belongs() -> None:
+    refused = CliRunner().invoke(app, ["train", "shakespeare", "--with", "dgc()", "--stages", "2"])
+    assert refused.exit_code == 2
+    assert "--replicas-with" in refused.output
+
+
+@pytest.mark.parametrize(("batch", "micro_batches"), [(16, 4), (6, 3), (7, 7), (2, 2)])
+def test_micro_batches_divide_the_batch(batch: int, micro_batches: int) -> None:
+    made = PipelineOptions(stages=2).pipeline(None, batch)
+    assert made == Pipeline(2, 1, micro_batches, "1f1b", "dense()")
+
+
+def test_workers_that_are_left_over_are_replicas() -> None:
+    made = PipelineOptions(stages=2).pipeline(6, 8)
+    assert made is not None and made.replicas == 3
+    with pytest.raises(SpecError):
+        PipelineOptions(stages=4).pipeline(6, 8)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_stages_one_after_the_other_are_the_model(stages: int) -> None:
+    torch.manual_seed(0)
+    recipe = find("shakespeare").recipe("gpt")
+    model = recipe.build()
+    assert isinstance(model, GPT) and recipe.cut is not None
+    parts = [recipe.cut(model, stage, stages) for stage in range(stages)]
+    x = torch.randint(0, 128, (2, 64), generator=torch.Generator().manual_seed(1))
+    hidden = x
+    for part in parts:
+        hidden = part(hidden)
+    assert torch.equal(hidden, model(x))
+    names = [name for part in parts for name in part.state_dict()]
+    assert sorted(names) == sorted(model.state_dict())  # each once, under the whole model's name
+
+
+def test_wide_windows_are_the_same_letters() -> None:
+    x = torch.arange(10 * 64).view(10, 64)
+    wide = wide_windows({"train_x": x, "train_y": x + 1})
+    assert wide["train_x"].shape == (2, 256)
+    assert torch.equal(wide["train_x"].flatten(), x.flatten()[: 8 * 64])
+    assert torch.equal(wide["train_y"][:, :-1], wide["train_x"][:, 1:])
+
+
+def test_the_large_gpt_has_10_8_million_parameters() -> None:
+    with torch.device("meta"):
+        model = find("shakespeare").recipe("gpt10m").build()
+    assert sum(each.numel() for each in model.parameters()) == pytest.approx(10.8e6, rel=0.01)
