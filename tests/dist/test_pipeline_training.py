@@ -97,8 +97,9 @@ def test_the_wire_is_that_of_the_activations_and_their_gradients(pool, plan):
     first, last = pool.run(2, trained, plan)
     assert set(told(first, name="payload_sent")) == set(told(last, name="payload_sent")) == {4 * 64 * 128 * 4}
     assert told(first, name="activations_sent") == told(last, name="gradients_sent")
-    assert set(told(first, name="gradients_sent") + told(last, name="activations_sent")) == {0}
-    assert all(1 < wire / (4 * 64 * 128 * 4) < 1.06 for wire in told(first, name="network_sent"))
+    assert told(first, name="gradients_sent") == told(last, name="activations_sent")  # acknowledgements
+    assert max(told(first, name="gradients_sent")) < 0.05 * min(told(first, name="activations_sent"))
+    assert all(1 < wire / (4 * 64 * 128 * 4) < 1.09 for wire in told(first, name="network_sent"))
 
 
 def test_all_test_the_same_whole_model(pool, plan):
@@ -158,7 +159,7 @@ def test_the_command_trains_stages_from_end_to_end(tmp_path, text):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     (row,) = summary["rows"]
     assert summary["complete"] and row["steps"] == 6
-    assert row["activations_mb"] == row["gradients_mb"] > 0
+    assert row["activations_mb"] == pytest.approx(row["gradients_mb"]) and row["gradients_mb"] > 0
     assert row["replicas_mb"] == 0
     assert "Between stages" in (tmp_path / "run" / "report.html").read_text()
     assert checkpoint.latest(tmp_path / "run" / "dense" / "seed0") is not None

@@ -151,3 +151,21 @@ def test_a_recipe_with_copies_trains_and_resumes_with_the_same_bits(pool, plan, 
     again = pool.run(2, trained, replace(whole, resume_from=place))
     for first, second in zip(found, again, strict=True):
         assert losses(first)[3:] == losses(second)
+
+
+@pytest.mark.parametrize("spec", ["dense()", "local_sgd(every=3)"])
+def test_coded_activations_go_on_from_a_checkpoint_with_the_same_bits(pool, plan, spec):
+    plan = replace(plan, model="cnn", spec=spec, activations="comet()", checkpoint_every=1)
+    again = replace(plan, resume_from=plan.folder / f"step-{STEPS - 1:06d}")
+    whole = pool.run(2, trained, plan)
+    rest = pool.run(2, trained, again)
+    for events, later in zip(whole, rest, strict=True):
+        assert losses(events)[STEPS - 1 :] == losses(later)
+        tests = [event for event in events if event["kind"] == "eval"]
+        assert all(0 < 2 * test["kept"] < test["kept_dense"] for test in tests)
+    with pytest.raises(StateError, match=r"trained with activations='comet\(\)', not None"):
+        pool.run(2, trained, replace(again, activations=None))
+
+
+def test_activations_as_they_are_say_nothing(pool, plan):
+    assert all("kept" not in event for events in pool.run(2, trained, plan) for event in events)

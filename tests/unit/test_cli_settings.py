@@ -59,6 +59,12 @@ def invoke(*arguments: str) -> Result:
             ["digits", "--with", "dense()", "--lowbit", "admm(keep=['x'])"],
             ["--lowbit admm(keep=['x']) does not work with this model", "no module 'x'"],
         ),
+        (
+            ["digits", "--with", "dense()", "--bits", "8", "--activations", "comet()"],
+            ["--activations and --bits cannot be combined", "give one of the two"],
+        ),
+        (["digits", "--with", "dense()", "--activations", "comte()"], ["unknown name 'comte'", "comet"]),
+        (["digits", "--with", "dense()", "--activations", "dense()"], ["take comet(...) or blocks(...)"]),
         (["digits", "--with", "local_sgd(every=0)"], ["every must be a whole number of 1 or more"]),
         (
             ["digits", "--with", "dpsgd(bipartite_exponential())", "--workers", "3"],

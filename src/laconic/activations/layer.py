@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from laconic.kernels.error_bound import LEAST, MOST
 EARLY = (0, 3, 10, 30)  # steps: momentum grows in them
 COARSEST = 0.5  # of the input's rms: beyond that errors are no noise any more
 A = 0.32  # the paper's factor
+STATE = ("calls", "spread", "limit", "rms", "support", "mean_grad", "bound", "_fresh")
 Geometry = tuple[tuple[int, int, int], ...]  # stride, padding, dilation of each dimension
 Momentum = Callable[[Tensor], Tensor | None]
 
@@ -33,6 +35,15 @@ class Layer:
         self.bound: float | None = None
         self._fresh = False
         self._removable: RemovableHandle | None = None
+
+    def state(self) -> dict[str, Any]:
+        """All that it has learned, as numbers."""
+        return {name: getattr(self, name) for name in STATE}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        for name in STATE:
+            setattr(self, name, state[name])
 
     def begin(self, x: Tensor) -> bool:
         """One more forward pass with this input; whether its statistics are due."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -18,7 +18,7 @@ from laconic.activations.kept import Coded, Exact, Kept, Shape, Stale, Support, 
 from laconic.activations.layer import Layer, terms
 from laconic.activations.ledger import Ledger, Watch
 from laconic.activations.windows import Places, Windows
-from laconic.core.errors import AttachError, NonFiniteError
+from laconic.core.errors import AttachError, NonFiniteError, StateError
 
 Watched = Callable[[Tensor], None]
 Key = tuple[int, int, int, int, torch.dtype]
@@ -79,6 +79,25 @@ class Session(TorchFunctionMode):
     def bounds(self) -> dict[str, float | None]:
         """The error bound of each layer that was called; None before its first statistics."""
         return {layer.name: layer.bound for layer in self._layers.values() if layer.calls}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the layers' bounds follow from, and the key of the next rounding. Numbers only."""
+        return {"key": self._key, "layers": [layer.state() for layer in self._layers.values()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where `state_dict` was taken, with the same model.
+
+        Raises:
+            StateError: The state is of a model with another number of parameters. Nothing has changed.
+        """
+        if len(state["layers"]) != len(self._layers):
+            raise StateError(
+                f"this state is of a model with {len(state['layers'])} parameters, and this one has"
+                f" {len(self._layers)}: load it with the model that it was saved with"
+            )
+        self._key = state["key"]
+        for layer, its in zip(self._layers.values(), state["layers"], strict=True):
+            layer.load(its)
 
     def __enter__(self) -> Session:
         if torch.compiler.is_compiling():

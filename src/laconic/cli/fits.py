@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from laconic import activations
 from laconic.core import arguments
 from laconic.core.errors import AttachError, LaconicError, SpecError
 from laconic.strategies.distribute import strategy_or_method
@@ -60,3 +61,16 @@ def check_lowbit(text: str, recipe: Recipe, bits: int | None, specs: Iterable[st
             )
         model = built(recipe, bits)
         lowbit_attached(text, model, recipe.optimizer(model, by=made))
+
+
+def check_activations(spec: str, bits: int | None, recipe: Recipe) -> None:
+    """Raise `SpecError` unless these activations can be kept as coded bytes for this model."""
+    if bits is not None:
+        raise SpecError(
+            "--activations and --bits cannot be combined: low-bit layers keep what they have rounded; give"
+            " one of the two"
+        )
+    try:
+        activations.compress(recipe.build(), spec)
+    except LaconicError as error:
+        raise SpecError(f"--activations: {error}") from error

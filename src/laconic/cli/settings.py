@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from laconic.cli.files import default_name, fresh_folder
-from laconic.cli.fits import check_bits, check_fit, check_lowbit, normal
+from laconic.cli.fits import check_activations, check_bits, check_fit, check_lowbit, normal
 from laconic.cli.pipelining import PipelineOptions, check_alone, check_cut, warm_at
 from laconic.cli.versions import version_of
 from laconic.core import arguments
@@ -138,6 +138,8 @@ class Settings:
             check_skew(self.skew)
         if self.bits is not None:
             check_bits(self.bits, recipe)
+        if self.activations is not None:
+            check_activations(self.activations, self.bits, recipe)
         if self.patience is not None:
             arguments.number("--patience", self.patience, above=0)
             if self.checkpoint_every:

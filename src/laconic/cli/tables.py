@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.report.html import ratio
-from laconic.report.summary import Row, counted
+from laconic.report.summary import Row, between, counted, kept_bytes
 
 HEADS = ("accuracy %", "test loss", "MB / step", "smaller", "payload", "step ms")
 SPARSE = 0.001  # share of zero weights above which the table shows it
@@ -46,5 +46,6 @@ def print_summary(console: Console, rows: list[Row]) -> None:
             "than a dense all-reduce among as many workers; payload: MB with each message counted once.",
             style="dim",
         )
-    if sentence := counted(rows):
-        console.print(sentence, style="dim", markup=False)
+    for sentence in (counted(rows), between(rows), kept_bytes(rows)):
+        if sentence:
+            console.print(sentence, style="dim", markup=False)

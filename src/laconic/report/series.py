@@ -48,6 +48,8 @@ class SeedSeries:
     consensus: Array  # at each evaluation, distance of ranks from their average, relative to its norm
     residual: Array  # at each evaluation, a low-bit training's distance from few bits; 0 for float32
     notes: Notes
+    kept: Array  # at each evaluation, bytes that a worker keeps for backward, with coded activations
+    kept_dense: Array  # what they would be as they are
     counted: Array  # in a lab, bytes that each host's interface has sent, including headers
     noise: NoiseSeries  # of the gradient, in batches of a worker
     loss_scale: Array = field(default_factory=lambda: np.zeros(0))  # of each step; empty without a scaler
@@ -138,6 +140,8 @@ def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
         optimiser=optimiser,
         consensus=np.array([evals[step][0].get("consensus", 0.0) for step in measured], dtype=np.float64),
         residual=np.array([evals[step][0].get("residual", 0.0) for step in measured], dtype=np.float64),
+        kept=np.array([_mean("kept", evals[step]) for step in measured], dtype=np.float64),
+        kept_dense=np.array([_mean("kept_dense", evals[step]) for step in measured], dtype=np.float64),
         notes=read_notes(event for step in done for event in steps[step]),
         counted=np.array(counted, dtype=np.float64),
         noise=read_noise(steps),

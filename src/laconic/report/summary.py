@@ -61,6 +61,8 @@ class Row:
         noise_scale: Gradient noise scale in the second half, in batches of a worker; nan where not measured.
         skipped: Steps that a GradScaler skipped, mean over seeds.
         loss_scale: Of the last step, mean over seeds; 0 without a GradScaler.
+        kept_mb, kept_dense_mb: MB that a worker keeps for backward at the last test, and what they would be
+            as they are; 0 unless activations are coded.
         activations_mb, gradients_mb, replicas_mb: Parts of `wire_mb` in a pipeline: activations to the next
             stage, their gradients back, and what replicas exchange. Sums over all workers; 0 elsewhere.
         waiting: Share of the step that a stage of a pipeline waits for others, mean over stages.
@@ -86,6 +88,8 @@ class Row:
     noise_scale: float = math.nan
     skipped: float = 0.0
     loss_scale: float = 0.0
+    kept_mb: float = 0.0
+    kept_dense_mb: float = 0.0
     activations_mb: float = 0.0
     gradients_mb: float = 0.0
     replicas_mb: float = 0.0
@@ -115,6 +119,29 @@ def residuals(rows: list[Row]) -> str:
     """One sentence about how far low-bit trainings ended from few bits; "" if there are none."""
     apart = [f"{row.residual:.4f} with {row.spec}" for row in rows if row.residual]
     return f"Primal residual at the last test: {', '.join(apart)}." if apart else ""
+
+
+def between(rows: list[Row]) -> str:
+    """One sentence about what stages of a pipeline send; "" without stages."""
+    sent = [
+        f"{row.activations_mb:.4g} + {row.gradients_mb:.4g} + {row.replicas_mb:.4g} MB with {row.spec}"
+        for row in rows
+        if row.activations_mb
+    ]
+    if not sent:
+        return ""
+    return f"All workers send, per step, activations + their gradients + among replicas: {', '.join(sent)}."
+
+
+def kept_bytes(rows: list[Row]) -> str:
+    """One sentence about bytes kept for backward; "" if no activations are coded."""
+    kept = [
+        f"{row.kept_mb:.4g} of {row.kept_dense_mb:.4g} MB with {row.spec}"
+        f" ({row.kept_dense_mb / row.kept_mb:.1f} times smaller)"
+        for row in rows
+        if row.kept_mb
+    ]
+    return f"A worker keeps for backward, at the last test: {', '.join(kept)}." if kept else ""
 
 
 def write_summary(folder: Path, run: Run, rows: list[Row], interrupted: str | None) -> None:
@@ -157,6 +184,8 @@ def _row(method: MethodSeries, config: dict[str, Any]) -> Row:
         noise_scale=Figure.of(seed.noise.scale(0.5) for seed in method.seeds).mean,
         skipped=float(np.mean([seed.skipped for seed in method.seeds])),
         loss_scale=last_mean([seed.loss_scale for seed in method.seeds]),
+        kept_mb=last_mean([seed.kept for seed in method.seeds]) / MB,
+        kept_dense_mb=last_mean([seed.kept_dense for seed in method.seeds]) / MB,
         **_pipelined(config, late_mean),
     )
 

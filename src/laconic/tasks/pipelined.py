@@ -8,7 +8,6 @@ every rank gets the whole model, so what crosses stages is not compressed there.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from laconic.tasks.loading import mapped
 from laconic.tasks.settings import Emit, TrainingSettings
 from laconic.tasks.shard import Shard
 from laconic.tasks.stage import Passed, StageAtWork
-from laconic.tasks.training import check_same, evaluate, explained, save_model, spent
+from laconic.tasks.training import check_same, due, evaluate, explained, save_model, spent
 
 
 def train_stage(settings: TrainingSettings, emit: Emit) -> list[int]:
@@ -55,7 +54,7 @@ def train_stage(settings: TrainingSettings, emit: Emit) -> list[int]:
     for step in range(first, settings.steps):
         for group in work.optimizer.param_groups:
             group["lr"] = recipe.rate(peak_lr, step, settings.steps)
-        before, exchanged = replace(work.stage.passed), work.replicas()
+        before, exchanged = work.passed(), work.replicas()
         clock = [time.perf_counter()]
         ids = order.indices(step)
         chosen = own[ids]
@@ -68,13 +67,13 @@ def train_stage(settings: TrainingSettings, emit: Emit) -> list[int]:
             work.update()
         clock.append(time.perf_counter())
 
-        done, passed = step + 1, work.stage.passed.minus(before)
+        done, passed = step + 1, work.passed().minus(before)
         event = {"kind": "step", "step": done, "loss": loss, "step_s": clock[-1] - clock[0]}
         event |= {"data_s": clock[1] - clock[0], "update_s": clock[3] - clock[2]}
         emit(event | _spent(passed, clock[2] - clock[1], spent(exchanged, work.replicas())))
         for decision in decisions.pop_all():
             emit({"kind": "decision", "step": done, "message": decision})
-        if done == settings.steps or (settings.eval_every and done % settings.eval_every == 0):
+        if due(settings, done):
             with work.averaged() as distance:
                 work.gather()
                 tested = evaluate(whole, task, tensors, rank, size)
@@ -94,22 +93,24 @@ def train_stage(settings: TrainingSettings, emit: Emit) -> list[int]:
 
 def _spent(passed: Passed, schedule_s: float, exchanged: dict[str, Any]) -> dict[str, Any]:
     """A step's seconds and bytes. `schedule_s`: forward, backward, and what is left: waiting for others."""
-    waited = max(schedule_s - passed.forward_s - passed.backward_s, 0.0)
-    network = passed.forward_wire + passed.backward_wire
+    busy_s = passed.forward_s + passed.backward_s + passed.encode_s + passed.decode_s
+    waited = max(schedule_s - busy_s, 0.0)
+    up, down = passed.activations, passed.gradients
+    dense = passed.dense_activations.wire + passed.dense_gradients.wire
     return {
         "forward_s": passed.forward_s,
         "backward_s": passed.backward_s,
-        "encode_s": exchanged["encode_s"],
+        "encode_s": passed.encode_s + exchanged["encode_s"],
         "communicate_s": waited + exchanged["communicate_s"],
-        "decode_s": exchanged["decode_s"],
+        "decode_s": passed.decode_s + exchanged["decode_s"],
         "waited_s": waited,
-        "payload_sent": passed.activations + passed.gradients + exchanged["payload_sent"],
-        "payload_received": passed.received + exchanged["payload_received"],
-        "network_sent": network + exchanged["network_sent"],
-        "network_received": passed.received + exchanged["network_received"],
-        "dense": network + exchanged["dense"],
-        "activations_sent": passed.forward_wire,
-        "gradients_sent": passed.backward_wire,
+        "payload_sent": up.sent_bytes + down.sent_bytes + exchanged["payload_sent"],
+        "payload_received": up.received_bytes + down.received_bytes + exchanged["payload_received"],
+        "network_sent": up.wire + down.wire + exchanged["network_sent"],
+        "network_received": up.received_bytes + down.received_bytes + exchanged["network_received"],
+        "dense": dense + exchanged["dense"],
+        "activations_sent": up.wire,
+        "gradients_sent": down.wire,
         "replicas_sent": exchanged["network_sent"],
         "phases": exchanged["phases"],
     }

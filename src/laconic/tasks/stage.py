@@ -7,7 +7,8 @@ by micro-batch. Equal stages of all replicas exchange the gradients of their par
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from laconic.comm.wire_model import Messages, PacketModel
+from laconic.comm.wire_model import PacketModel
 from laconic.core.errors import NonFiniteError
 from laconic.exchange.stats import Stats
 from laconic.strategies.distribute import distribute, strategy_or_method
@@ -31,64 +32,95 @@ SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 PACKETS = PacketModel()
 
 
-@dataclass
+@dataclass(frozen=True)
+class Messages:
+    """Messages in one direction, over all neighbours: how many, and their bytes."""
+
+    sent: int = 0
+    sent_bytes: int = 0
+    received: int = 0
+    received_bytes: int = 0
+
+    def minus(self, before: Messages) -> Messages:
+        """Those since `before`."""
+        pairs = zip(vars(self).values(), vars(before).values(), strict=True)
+        return Messages(*(now - then for now, then in pairs))
+
+    @property
+    def wire(self) -> int:
+        """Network bytes that this rank sends for them: with headers, announcements and acknowledgements."""
+        forth = self.sent * PACKETS.forth(-(-self.sent_bytes // max(self.sent, 1)))
+        return forth + self.received * PACKETS.back(-(-self.received_bytes // max(self.received, 1)))
+
+
+@dataclass(frozen=True)
 class Passed:
-    """What a stage has done so far: seconds, and bytes of messages."""
+    """What a stage has done so far. `dense`: what messages would be in float32."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
-    activations: int = 0  # bytes sent to the next stage
-    gradients: int = 0  # bytes sent to the stage before
-    received: int = 0
-    forward_wire: int = 0  # network bytes that this rank sends because of messages to the next stage
-    backward_wire: int = 0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    activations: Messages = Messages()
+    gradients: Messages = Messages()
+    dense_activations: Messages = Messages()
+    dense_gradients: Messages = Messages()
 
     def minus(self, before: Passed) -> Passed:
         """What was done since `before`."""
         return Passed(
-            *(now - then for now, then in zip(vars(self).values(), vars(before).values(), strict=True))
+            self.forward_s - before.forward_s,
+            self.backward_s - before.backward_s,
+            self.encode_s - before.encode_s,
+            self.decode_s - before.decode_s,
+            self.activations.minus(before.activations),
+            self.gradients.minus(before.gradients),
+            self.dense_activations.minus(before.dense_activations),
+            self.dense_gradients.minus(before.dense_gradients),
         )
 
 
 class MeasuredStage(PipelineStage):
-    """A stage that counts seconds of its computation, and bytes of its messages."""
+    """A stage that counts the seconds of its computation, and the messages that torch would send."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.passed = Passed()
+        self.forward_s = self.backward_s = 0.0
+        self.counts: Counter[str] = Counter()
+        self.decoding: Callable[[], float] = float  # seconds of decoding so far, which chunks begin with
 
     def forward_one_chunk(self, *given: Any, **named: Any) -> Any:
-        began = time.perf_counter()
+        began = time.perf_counter() - self.decoding()
         found = super().forward_one_chunk(*given, **named)
-        self.passed.forward_s += time.perf_counter() - began
+        self.forward_s += time.perf_counter() - self.decoding() - began
         return found
 
     def backward_one_chunk(self, *given: Any, **named: Any) -> Any:
-        began = time.perf_counter()
+        began = time.perf_counter() - self.decoding()
         found = super().backward_one_chunk(*given, **named)
-        self.passed.backward_s += time.perf_counter() - began
+        self.backward_s += time.perf_counter() - self.decoding() - began
         return found
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        ops = super().get_fwd_send_ops(fwd_chunk_id)
-        self.passed.activations += sum(map(_nbytes, ops))
-        self.passed.forward_wire += sum(PACKETS.sent(Messages((_nbytes(op),))) for op in ops)
-        return ops
+        return self._counted("activations sent", super().get_fwd_send_ops(fwd_chunk_id))
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        ops = super().get_bwd_send_ops(bwd_chunk_id)
-        self.passed.gradients += sum(map(_nbytes, ops))
-        self.passed.backward_wire += sum(PACKETS.sent(Messages((_nbytes(op),))) for op in ops)
-        return ops
+        return self._counted("gradients sent", super().get_bwd_send_ops(bwd_chunk_id))
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        return self._receiving(super().get_fwd_recv_ops(fwd_chunk_id))
+        return self._counted("activations received", super().get_fwd_recv_ops(fwd_chunk_id))
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        return self._receiving(super().get_bwd_recv_ops(bwd_chunk_id))
+        return self._counted("gradients received", super().get_bwd_recv_ops(bwd_chunk_id))
 
-    def _receiving(self, ops: list[dist.P2POp]) -> list[dist.P2POp]:
-        self.passed.received += sum(map(_nbytes, ops))
+    def dense(self, kind: str) -> Messages:
+        """What torch would have sent and received of these."""
+        names = ("sent", "sent bytes", "received", "received bytes")
+        return Messages(*(self.counts[f"{kind} {name}"] for name in names))
+
+    def _counted(self, kind: str, ops: list[dist.P2POp]) -> list[dist.P2POp]:
+        self.counts[kind] += len(ops)
+        self.counts[f"{kind} bytes"] += sum(op.tensor.numel() * op.tensor.element_size() for op in ops)
         return ops
 
 
@@ -166,6 +198,12 @@ class StageAtWork:
             raise NonFiniteError("a gradient is NaN or infinite")
         self.optimizer.step()
 
+    def passed(self) -> Passed:
+        """Seconds and messages of this stage so far."""
+        stage = self.stage
+        up, down = stage.dense("activations"), stage.dense("gradients")
+        return Passed(stage.forward_s, stage.backward_s, 0.0, 0.0, up, down, up, down)
+
     def replicas(self) -> Stats:
         """What the exchange among replicas has cost so far."""
         if isinstance(self.optimizer, DistributedOptimizer):
@@ -198,7 +236,7 @@ class StageAtWork:
     def _loss(self, logits: Tensor, y: Tensor) -> Tensor:
         began = time.perf_counter()
         loss = cross_entropy(logits, y) / self.pipeline.micro_batches
-        self.stage.passed.forward_s += time.perf_counter() - began
+        self.stage.forward_s += time.perf_counter() - began
         return loss
 
 
@@ -226,7 +264,3 @@ def shapes(whole: nn.Module, recipe: Recipe, pipeline: Pipeline, example: Tensor
             out = recipe.cut(model, stage, pipeline.stages)(found[-1])
             found.append(out.requires_grad_())  # so that its gradient is sent back
     return found
-
-
-def _nbytes(op: dist.P2POp) -> int:
-    return op.tensor.numel() * op.tensor.element_size()

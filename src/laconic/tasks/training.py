@@ -33,6 +33,7 @@ from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from laconic.tasks import checkpoint
 from laconic.tasks.catalogue import find
 from laconic.tasks.decisions import Decisions
+from laconic.tasks.keeping import Keeping
 from laconic.tasks.loading import mapped
 from laconic.tasks.precision import Precision
 from laconic.tasks.settings import Emit, Event, TrainingSettings
@@ -71,6 +72,7 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
         scaler=precision.scaler,
     )
     shard = settings.enlarged.shard(partial(shard_of, settings, task, tensors), rank, size)
+    keeping = Keeping(plain, settings.activations, updates)
 
     first = optimizer.stats().steps  # above 0 if this worker replaces one that died
     if first:
@@ -81,61 +83,66 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
         precision.load_state_dict(state.get("precision", {}))
         if lowbit is not None:
             lowbit.load_state_dict(state["lowbit"])
+        keeping.load_state_dict(state["keeping"])
 
     if rank == 0:
         kind = type(optimizer.optimizer).__name__
         emit({"kind": "start", "step": first, "optimiser": kind, "lr": peak_lr})
     before, step, living, decisions = optimizer.stats(), first, [*range(size)], Decisions()
-    while step < settings.steps:
-        for group in optimizer.param_groups:
-            group["lr"] = rate(step)
-        clock = [time.perf_counter()]
-        chosen = shard.indices(step)
-        x, y = task.inputs(tensors["train_x"][chosen], shard.rng(step)), tensors["train_y"][chosen]
-        clock.append(time.perf_counter())
-        scale = precision.scale
-        optimizer.zero_grad()
-        x, y, share, earlier = settings.enlarged.ahead(model, x, y, precision)
-        with precision.autocast():
-            loss = share * cross_entropy(model(x), y)
-        clock.append(time.perf_counter())
-        precision.backward(loss)
-        clock.append(time.perf_counter())
-        optimizer.note_loss(loss.item() + earlier)
-        with explained(optimizer, step + 1):
-            precision.step(optimizer)
-        clock.append(time.perf_counter())
+    with keeping.open():
+        while step < settings.steps:
+            for group in optimizer.param_groups:
+                group["lr"] = rate(step)
+            clock = [time.perf_counter()]
+            chosen = shard.indices(step)
+            x, y = task.inputs(tensors["train_x"][chosen], shard.rng(step)), tensors["train_y"][chosen]
+            clock.append(time.perf_counter())
+            if due(settings, step + 1):
+                keeping.count()
+            scale = precision.scale
+            optimizer.zero_grad()
+            x, y, share, earlier = settings.enlarged.ahead(model, x, y, precision)
+            with precision.autocast():
+                loss = share * cross_entropy(model(x), y)
+            clock.append(time.perf_counter())
+            precision.backward(loss)
+            clock.append(time.perf_counter())
+            optimizer.note_loss(loss.item() + earlier)
+            with explained(optimizer, step + 1):
+                precision.step(optimizer)
+            clock.append(time.perf_counter())
 
-        now, notes, done = optimizer.stats(), optimizer.notes(), step + 1
-        if patience_s is not None:
-            done = max(done, now.steps)  # after a loss, all continue from the most advanced rank's step
-        names = ("data_s", "forward_s", "backward_s", "update_s")
-        seconds = {name: end - start for name, start, end in zip(names, clock, clock[1:], strict=False)}
-        emit(
-            {"kind": "step", "step": done, "loss": loss.item() + earlier, "step_s": clock[-1] - clock[0]}
-            | seconds
-            | spent(before, now, with_noise=not settings.enlarged.shares_examples)
-            | precision.told(scale)
-            | ({"notes": notes} if notes else {})
-        )
-        for decision in decisions.pop_all():
-            emit({"kind": "decision", "step": done, "message": decision})
-        before = now
-        if done == settings.steps or (settings.eval_every and done % settings.eval_every == 0):
-            with optimizer.averaged() as distance:
-                living = optimizer.notes().get("living", living)
-                if patience_s is None:
-                    share_buffers(plain)
-                quantised = contextlib.nullcontext() if lowbit is None else lowbit.quantised()
-                with precision.autocast(), quantised:
-                    tested = evaluate(plain, task, tensors, living.index(rank), len(living))
-            apart = {} if lowbit is None else {"residual": lowbit.residual()}
-            emit(tested | {"step": done, "consensus": distance} | apart)
-        if settings.checkpoint_every and done % settings.checkpoint_every == 0:
-            state = captured(settings, done, plain, optimizer) | {"precision": precision.state_dict()}
-            state |= {} if lowbit is None else {"lowbit": lowbit.state_dict()}
-            checkpoint.save(settings.folder, state, step=done, rank=rank, size=size, barrier=dist.barrier)
-        step = done
+            now, notes, done = optimizer.stats(), optimizer.notes(), step + 1
+            if patience_s is not None:
+                done = max(done, now.steps)  # after a loss, all continue from the most advanced rank's step
+            names = ("data_s", "forward_s", "backward_s", "update_s")
+            seconds = {name: end - start for name, start, end in zip(names, clock, clock[1:], strict=False)}
+            emit(
+                {"kind": "step", "step": done, "loss": loss.item() + earlier, "step_s": clock[-1] - clock[0]}
+                | seconds
+                | spent(before, now, with_noise=not settings.enlarged.shares_examples)
+                | precision.told(scale)
+                | ({"notes": notes} if notes else {})
+            )
+            for decision in decisions.pop_all():
+                emit({"kind": "decision", "step": done, "message": decision})
+            before = now
+            if due(settings, done):
+                with optimizer.averaged() as distance:
+                    living = optimizer.notes().get("living", living)
+                    if patience_s is None:
+                        share_buffers(plain)
+                    quantised = contextlib.nullcontext() if lowbit is None else lowbit.quantised()
+                    with precision.autocast(), quantised:
+                        tested = evaluate(plain, task, tensors, living.index(rank), len(living))
+                apart = {} if lowbit is None else {"residual": lowbit.residual()}
+                emit(tested | keeping.counted() | {"step": done, "consensus": distance} | apart)
+            if settings.checkpoint_every and done % settings.checkpoint_every == 0:
+                state = captured(settings, done, plain, optimizer)
+                state |= {"precision": precision.state_dict(), "keeping": keeping.state_dict()}
+                state |= {} if lowbit is None else {"lowbit": lowbit.state_dict()}
+                checkpoint.save(settings.folder, state, step=done, rank=rank, size=size, barrier=dist.barrier)
+            step = done
     decisions.close()
     optimizer.finish()
     if lowbit is not None:
@@ -145,6 +152,11 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
     if settings.checkpoint_every and rank == 0:
         save_model(settings.folder, plain)
     return optimizer.notes().get("living", living)  # type: ignore[no-any-return]  # notes are of any type
+
+
+def due(settings: TrainingSettings, done: int) -> bool:
+    """Whether the model is tested after so many steps."""
+    return done == settings.steps or bool(settings.eval_every and done % settings.eval_every == 0)
 
 
 def built(recipe: Recipe, bits: int | None, seed: int = 0) -> nn.Module:
