@@ -13,6 +13,7 @@ import torch
 
 from laconic.core.errors import StateError
 from laconic.core.turn import mix
+from laconic.report.ledger import slug
 from laconic.tasks import checkpoint, find
 from laconic.tasks.pipelined import train_stage
 from laconic.tasks.settings import Pipeline, TrainingSettings
@@ -22,7 +23,15 @@ from laconic.tasks.training import MODEL
 from tests.dist.nets import flat
 
 STEPS, BATCH, N = 5, 4, 12
-AGAIN = [(1, "dense()"), (2, "cgx(bits=4)"), (2, "local_sgd(every=3)")]
+AC = "ac_sgd(forward=2, backward=6, block=32, rounding='stochastic')"
+AGAIN = [
+    ("dense()", 1, "dense()"),
+    ("dense()", 2, "cgx(bits=4)"),
+    ("dense()", 2, "local_sgd(every=3)"),
+    (AC, 1, "dense()"),
+    (AC, 2, "onebit_adam(warmup_steps=2)"),
+    ("direct(qsgd(levels=7))", 1, "dense()"),
+]
 
 
 @pytest.fixture
@@ -113,10 +122,10 @@ def test_all_test_the_same_whole_model(pool, plan):
     assert total / sum(told(its, "eval", "answers")[0] for its in events) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(("replicas", "between"), AGAIN)
-def test_a_resumed_pipeline_does_the_same_bits(pool, plan, replicas, between):
+@pytest.mark.parametrize(("spec", "replicas", "between"), AGAIN)
+def test_a_resumed_pipeline_does_the_same_bits(pool, plan, spec, replicas, between):
     pipeline = Pipeline(2, replicas, 2, "1f1b", between)
-    plan = replace(plan, pipeline=pipeline, checkpoint_every=1)
+    plan = replace(plan, spec=spec, pipeline=pipeline, checkpoint_every=1)
     whole = pool.run(2 * replicas, trained, plan)
     model = torch.load(plan.folder / MODEL)
     again = replace(plan, resume_from=plan.folder / f"step-{STEPS - 1:06d}")
@@ -128,6 +137,28 @@ def test_a_resumed_pipeline_does_the_same_bits(pool, plan, replicas, between):
     other = replace(again, pipeline=replace(pipeline, micro_batches=4))
     with pytest.raises(StateError, match="trained with pipeline="):
         pool.run(2 * replicas, trained, other)
+
+
+def test_after_the_first_visits_changes_cross_in_few_bits(pool, plan):
+    """Twelve samples in batches of four: three steps of bf16, then 4 bits and scales, and 8 bits back."""
+    first, last = pool.run(2, trained, replace(plan, spec="ac_sgd()", steps=6))
+    n = 4 * 64 * 128
+    for step, (up, down) in enumerate(
+        zip(told(first, name="payload_sent"), told(last, name="payload_sent"), strict=True)
+    ):
+        bits = 16 if step < 3 else 4 + 64 / 128
+        assert 8 * up / n == pytest.approx(bits, rel=0.01)
+        assert 8 * down / n == pytest.approx(8 + 64 / 128, rel=0.01)
+    assert told(first, name="dense")[0] > 1.9 * told(first, name="network_sent")[0]
+
+
+@pytest.mark.parametrize("spec", ["ac_sgd(forward=8)", "cast('fp16')", "direct(minmax(bits=8))"])
+def test_many_bits_train_as_dense_stages_do(pool, plan, spec):
+    """Relative to the loss: 8 bits leave 1/255 of a block's range, and two steps let it grow."""
+    _, dense = pool.run(2, trained, replace(plan, steps=10))
+    _, coded = pool.run(2, trained, replace(plan, steps=10, spec=spec))
+    assert told(coded) == pytest.approx(told(dense), rel=0.01)
+    assert told(coded) != told(dense)
 
 
 def laconic_train(folder, *arguments):
@@ -150,16 +181,18 @@ def text(tmp_path):
     return folder
 
 
-def test_the_command_trains_stages_from_end_to_end(tmp_path, text):
+@pytest.mark.parametrize("spec", ["dense()", "ac_sgd(forward=4, backward=8)"])
+def test_the_command_trains_stages_from_end_to_end(tmp_path, text, spec):
     done = laconic_train(
-        tmp_path, "--stages", "2", "--with", "dense()", "--data", str(text), "--steps", "6",
+        tmp_path, "--stages", "2", "--with", spec, "--data", str(text), "--steps", "6",
         "--examples", "32", "--batch", "8", "--checkpoint-every", "3",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     (row,) = summary["rows"]
     assert summary["complete"] and row["steps"] == 6
-    assert row["activations_mb"] == pytest.approx(row["gradients_mb"]) and row["gradients_mb"] > 0
+    assert row["spec"].startswith(spec.partition("(")[0])
+    assert 0 < row["activations_mb"] <= 1.001 * row["gradients_mb"]
     assert row["replicas_mb"] == 0
     assert "Between stages" in (tmp_path / "run" / "report.html").read_text()
-    assert checkpoint.latest(tmp_path / "run" / "dense" / "seed0") is not None
+    assert checkpoint.latest(tmp_path / "run" / slug(row["spec"]) / "seed0") is not None

@@ -11,6 +11,7 @@ from laconic.core import arguments
 from laconic.core.errors import AttachError, LaconicError, SpecError
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.strategy import Strategy
+from laconic.tasks.crossing import for_stages
 from laconic.tasks.enlarged import Enlarged
 from laconic.tasks.task import Recipe
 from laconic.tasks.training import built, lowbit_attached
@@ -18,6 +19,11 @@ from laconic.tasks.training import built, lowbit_attached
 
 def normal(text: str) -> str:
     """A spec in the spelling of its `repr`. Raises `SpecError` if it is not a method or strategy."""
+    if for_stages(text):
+        raise SpecError(
+            f"{text} is for what crosses between the stages of a pipeline, and here every worker has the"
+            " whole model: give --stages too, such as --stages 2"
+        )
     try:
         return repr(strategy_or_method(text))
     except SpecError:

@@ -24,6 +24,7 @@ from laconic.exchange.method import lift_codec
 from laconic.pipeline.coding import PipelineCoding
 from laconic.pipeline.codings.ac_sgd import AcSgd
 from laconic.pipeline.codings.change import LIMIT, Change
+from laconic.pipeline.codings.direct import Direct
 from laconic.pipeline.handle import Handle, Plan
 
 TESTED = ((2, 13), (2, 13))  # torch's stages change between versions: widen it where the tests have run
@@ -82,7 +83,7 @@ def compress(
     """
     check_version(torch.__version__)
     stages = stages_of(schedule_or_stage)
-    schedule = schedule_or_stage if is_schedule(schedule_or_stage) else None
+    schedule = schedule_or_stage if hasattr(schedule_or_stage, "_step_microbatches") else None
     comm = TorchComm.own(group or stages[0].group)
     exact = dist.get_backend(stages[0].group) != "gloo"
 
@@ -116,27 +117,20 @@ with 2.7.1+cpu: install torch==2.13.*
         )
 
 
-def is_schedule(given: Any) -> bool:
-    """Whether this is a schedule of torch, and no stage."""
-    from torch.distributed.pipelining import schedules
-
-    return isinstance(given, schedules._PipelineSchedule)
-
-
 def stages_of(given: Any) -> list[Any]:
     """This rank's stages, of a schedule or as they are. Raises `AttachError` for anything else."""
     from torch.distributed.pipelining import PipelineStage
 
     from laconic.pipeline.stage import CompressedStage
 
-    stages = [given]
-    if is_schedule(given):
-        stages = list(vars(given).get("_stages") or [given._stage])
+    stages = getattr(given, "_stages", None) or [getattr(given, "_stage", None)]
+    if isinstance(given, PipelineStage):
+        stages = [given]
     elif isinstance(given, Sequence) and given:
         stages = list(given)
     for stage in stages:
         if not isinstance(stage, PipelineStage):
-            got = type(stage).__name__
+            got = type(given if stage is None else stage).__name__
             raise AttachError(
                 "compress takes a schedule of torch.distributed.pipelining whose stages are PipelineStage, or"
                 f" such a stage, got {got}: cut the model by hand, PipelineStage(module, index, ...)"
@@ -161,7 +155,7 @@ def _plan(
     """The arguments, parsed and checked."""
     if spec is not None:
         method = parse(spec) if isinstance(spec, str) else spec
-        if isinstance(method, AcSgd):
+        if isinstance(method, AcSgd | Direct):
             forward, backward = method.forward_coding, method.backward_coding
         elif isinstance(method, Change):
             forward = method
@@ -169,7 +163,8 @@ def _plan(
             forward = backward = lift_codec(method)
         else:
             raise SpecError(
-                f"between stages go ac_sgd(...), change(...), codecs and selectors, got {method!r}"
+                "between stages go ac_sgd(...), direct(...), change(...), codecs and selectors, got"
+                f" {method!r}"
             )
     up = parse(forward) if isinstance(forward, str) else forward
     up = up if isinstance(up, Change) else lift_codec(up)

@@ -1,35 +1,71 @@
-"""What crosses from stage to stage of a pipeline: a spec where there are `--stages`."""
+"""What crosses from stage to stage of a pipeline: a spec of `--with` where there are `--stages`.
+
+| spec | activations | their gradients |
+|---|---|---|
+| `dense()` | float32 | float32 |
+| `ac_sgd(forward=4, backward=8)` | changes, in 4 bits | in 8 bits |
+| `direct(minmax(bits=4))` | in 4 bits | in 8 bits |
+| a codec, `cast('fp16')` | by it | by it |
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from laconic.codecs.dense import Dense
+from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
 from laconic.core.spec import parse
-
-DENSE = "dense()"
+from laconic.pipeline.coding import PipelineCoding
+from laconic.pipeline.codings.ac_sgd import AcSgd
+from laconic.pipeline.codings.change import Change
+from laconic.pipeline.codings.direct import Direct
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """`spec`: its canonical text. `forward`, `backward`: specs for `laconic.pipeline`; "": float32."""
+    """`spec`: its canonical text. `forward`, `backward`: what codes activations, and their gradients."""
 
     spec: str
-    forward: str = ""
-    backward: str = ""
+    forward: Codec | Change
+    backward: Codec
 
     @property
     def dense(self) -> bool:
-        """Whether float32 crosses in both directions."""
-        return not self.forward and not self.backward
+        """Whether torch's own stages do."""
+        return self.forward == self.backward == Dense()
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it keeps a buffer for each sample."""
+        return isinstance(self.forward, Change)
 
 
 def crossing(text: str) -> Crossing:
-    """The crossing of a spec. Raises `SpecError` if it is of something else."""
+    """The crossing of a spec. Raises `SpecError` if it is of something else.
+
+    >>> crossing("ac_sgd(2, 6)").forward, crossing("cast('fp16')").backward
+    (change(minmax(bits=2, block=128)), cast(dtype='fp16'))
+    """
     found = parse(text)
-    if repr(found) != DENSE:
+    if isinstance(found, AcSgd | Direct):
+        return Crossing(repr(found), found.forward_coding, found.backward_coding)
+    if isinstance(found, Codec):
+        return Crossing(repr(found), found, found)
+    if isinstance(found, Change):
         raise SpecError(
-            f"{text} is for workers that each have the whole model: with --stages give {DENSE}, and methods"
-            " for gradients of weights to --replicas-with"
+            f"{text} says nothing of the gradients on their way back: give ac_sgd(forward=4, backward=8)"
         )
-    return Crossing(DENSE)
+    raise SpecError(
+        f"{text} is for workers that each have the whole model: with --stages give what crosses them, such as"
+        " ac_sgd(forward=4, backward=8), a codec or dense(), and methods for gradients of weights to"
+        " --replicas-with"
+    )
+
+
+def for_stages(text: str) -> bool:
+    """Whether a spec means something between stages alone."""
+    try:
+        return isinstance(parse(text), PipelineCoding)
+    except SpecError:
+        return False

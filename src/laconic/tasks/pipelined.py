@@ -17,11 +17,13 @@ from laconic.core.turn import mix
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from laconic.tasks import checkpoint
 from laconic.tasks.catalogue import find
+from laconic.tasks.crossing import crossing
 from laconic.tasks.decisions import Decisions
 from laconic.tasks.loading import mapped
+from laconic.tasks.measured_stage import Passed
 from laconic.tasks.settings import Emit, TrainingSettings
 from laconic.tasks.shard import Shard
-from laconic.tasks.stage import Passed, StageAtWork
+from laconic.tasks.stage import StageAtWork
 from laconic.tasks.training import check_same, due, evaluate, explained, save_model, spent
 
 
@@ -37,7 +39,16 @@ def train_stage(settings: TrainingSettings, emit: Emit) -> list[int]:
     own = torch.arange(len(tensors["train_y"]))[replica :: pipeline.replicas]
     order = Shard(len(own), settings.batch, 0, 1, mix(settings.seed, replica))
     example = task.inputs(tensors["train_x"][: settings.batch], None)
-    work = StageAtWork(pipeline, recipe, whole, example, lr=settings.lr, seed=settings.seed)
+    work = StageAtWork(
+        pipeline,
+        recipe,
+        whole,
+        example,
+        crossing=crossing(settings.spec),
+        samples=len(own),
+        lr=settings.lr,
+        seed=settings.seed,
+    )
     peak_lr = float(work.optimizer.param_groups[0]["lr"])
 
     first = 0
@@ -61,7 +72,8 @@ def train_stage(settings: TrainingSettings, emit: Emit) -> list[int]:
         x, y = task.inputs(tensors["train_x"][chosen], None), tensors["train_y"][chosen]
         clock.append(time.perf_counter())
         work.optimizer.zero_grad()
-        loss = work.step(x, y, ids)
+        with explained(work.optimizer, step + 1, "activations or gradients"):
+            loss = work.step(x, y, ids)
         clock.append(time.perf_counter())
         with explained(work.optimizer, step + 1):
             work.update()

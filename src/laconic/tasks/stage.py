@@ -7,121 +7,30 @@ by micro-batch. Equal stages of all replicas exchange the gradients of their par
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
-from laconic.comm.wire_model import PacketModel
 from laconic.core.errors import NonFiniteError
+from laconic.core.turn import mix
 from laconic.exchange.stats import Stats
+from laconic.pipeline import Handle, compress
 from laconic.strategies.distribute import distribute, strategy_or_method
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from laconic.strategies.gradients import all_finite, gradients
+from laconic.tasks.crossing import Crossing
+from laconic.tasks.measured_stage import MeasuredStage, Passed
 from laconic.tasks.settings import Pipeline
 from laconic.tasks.task import Recipe, cross_entropy
 
 SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
-PACKETS = PacketModel()
-
-
-@dataclass(frozen=True)
-class Messages:
-    """Messages in one direction, over all neighbours: how many, and their bytes."""
-
-    sent: int = 0
-    sent_bytes: int = 0
-    received: int = 0
-    received_bytes: int = 0
-
-    def minus(self, before: Messages) -> Messages:
-        """Those since `before`."""
-        pairs = zip(vars(self).values(), vars(before).values(), strict=True)
-        return Messages(*(now - then for now, then in pairs))
-
-    @property
-    def wire(self) -> int:
-        """Network bytes that this rank sends for them: with headers, announcements and acknowledgements."""
-        forth = self.sent * PACKETS.forth(-(-self.sent_bytes // max(self.sent, 1)))
-        return forth + self.received * PACKETS.back(-(-self.received_bytes // max(self.received, 1)))
-
-
-@dataclass(frozen=True)
-class Passed:
-    """What a stage has done so far. `dense`: what messages would be in float32."""
-
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    encode_s: float = 0.0
-    decode_s: float = 0.0
-    activations: Messages = Messages()
-    gradients: Messages = Messages()
-    dense_activations: Messages = Messages()
-    dense_gradients: Messages = Messages()
-
-    def minus(self, before: Passed) -> Passed:
-        """What was done since `before`."""
-        return Passed(
-            self.forward_s - before.forward_s,
-            self.backward_s - before.backward_s,
-            self.encode_s - before.encode_s,
-            self.decode_s - before.decode_s,
-            self.activations.minus(before.activations),
-            self.gradients.minus(before.gradients),
-            self.dense_activations.minus(before.dense_activations),
-            self.dense_gradients.minus(before.dense_gradients),
-        )
-
-
-class MeasuredStage(PipelineStage):
-    """A stage that counts the seconds of its computation, and the messages that torch would send."""
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.forward_s = self.backward_s = 0.0
-        self.counts: Counter[str] = Counter()
-        self.decoding: Callable[[], float] = float  # seconds of decoding so far, which chunks begin with
-
-    def forward_one_chunk(self, *given: Any, **named: Any) -> Any:
-        began = time.perf_counter() - self.decoding()
-        found = super().forward_one_chunk(*given, **named)
-        self.forward_s += time.perf_counter() - self.decoding() - began
-        return found
-
-    def backward_one_chunk(self, *given: Any, **named: Any) -> Any:
-        began = time.perf_counter() - self.decoding()
-        found = super().backward_one_chunk(*given, **named)
-        self.backward_s += time.perf_counter() - self.decoding() - began
-        return found
-
-    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        return self._counted("activations sent", super().get_fwd_send_ops(fwd_chunk_id))
-
-    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        return self._counted("gradients sent", super().get_bwd_send_ops(bwd_chunk_id))
-
-    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        return self._counted("activations received", super().get_fwd_recv_ops(fwd_chunk_id))
-
-    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        return self._counted("gradients received", super().get_bwd_recv_ops(bwd_chunk_id))
-
-    def dense(self, kind: str) -> Messages:
-        """What torch would have sent and received of these."""
-        names = ("sent", "sent bytes", "received", "received bytes")
-        return Messages(*(self.counts[f"{kind} {name}"] for name in names))
-
-    def _counted(self, kind: str, ops: list[dist.P2POp]) -> list[dist.P2POp]:
-        self.counts[kind] += len(ops)
-        self.counts[f"{kind} bytes"] += sum(op.tensor.numel() * op.tensor.element_size() for op in ops)
-        return ops
 
 
 class StageAtWork:
@@ -132,6 +41,8 @@ class StageAtWork:
         recipe: Its model is cut.
         whole: The model, equal on all ranks; this rank trains its own stage of it.
         example: A batch of the model's inputs.
+        crossing: What crosses from stage to stage.
+        samples: How many examples this replica has, with ids from 0.
         lr: Peak learning rate; None: the default.
         seed: For the method between the replicas.
     """
@@ -143,6 +54,8 @@ class StageAtWork:
         whole: nn.Module,
         example: Tensor,
         *,
+        crossing: Crossing,
+        samples: int,
         lr: float | None = None,
         seed: int = 0,
     ) -> None:
@@ -174,6 +87,17 @@ class StageAtWork:
         self.schedule = SCHEDULES[pipeline.schedule](
             self.stage, pipeline.micro_batches, loss_fn=self._loss, scale_grads=False
         )
+        self.handle: Handle | None = None
+        if not crossing.dense:
+            self.handle = compress(
+                self.schedule,
+                forward=crossing.forward,
+                backward=crossing.backward,
+                samples=samples if crossing.remembers else None,
+                seed=mix(seed, pipeline.replica(rank)),
+            )
+            handle = self.handle
+            self.stage.decoding = lambda: handle.stats().decode_s
 
     def step(self, x: Tensor, y: Tensor, samples: Tensor) -> float | None:
         """Forward and backward of a batch; returns its mean loss on the last stage.
@@ -184,6 +108,8 @@ class StageAtWork:
             samples: Their ids, int64 (batch,).
         """
         losses: list[Tensor] = []
+        if self.handle is not None:
+            self.handle.samples = samples
         if self.first:
             self.schedule.step(x)
         elif self.last:
@@ -202,7 +128,19 @@ class StageAtWork:
         """Seconds and messages of this stage so far."""
         stage = self.stage
         up, down = stage.dense("activations"), stage.dense("gradients")
-        return Passed(stage.forward_s, stage.backward_s, 0.0, 0.0, up, down, up, down)
+        if self.handle is None:
+            return Passed(stage.forward_s, stage.backward_s, 0.0, 0.0, up, down, up, down)
+        coded = self.handle.stats()
+        return Passed(
+            stage.forward_s,
+            stage.backward_s,
+            coded.encode_s,
+            coded.decode_s,
+            replace(up, sent_bytes=coded.forward_sent, received_bytes=coded.forward_received),
+            replace(down, sent_bytes=coded.backward_sent, received_bytes=coded.backward_received),
+            up,
+            down,
+        )
 
     def replicas(self) -> Stats:
         """What the exchange among replicas has cost so far."""
@@ -226,12 +164,15 @@ class StageAtWork:
     def state_dict(self) -> dict[str, Any]:
         """The stage's parameters, its optimiser's state, and that of the exchange among replicas."""
         optimizer = self.optimizer.state_dict()  # first: it receives pending messages into the model
-        return {"model": self.own.state_dict(), "optimizer": optimizer}
+        coded = {} if self.handle is None else {"crossing": self.handle.state_dict()}
+        return {"model": self.own.state_dict(), "optimizer": optimizer} | coded
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
         self.own.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.handle is not None:
+            self.handle.load_state_dict(state["crossing"])
 
     def _loss(self, logits: Tensor, y: Tensor) -> Tensor:
         began = time.perf_counter()

@@ -195,14 +195,14 @@ def shard_of(
 
 
 @contextmanager
-def explained(optimizer: torch.optim.Optimizer, step: int) -> Iterator[None]:
-    """Around the optimiser's step: if gradients are not finite, raises an error that names --lr."""
+def explained(optimizer: torch.optim.Optimizer, step: int, what: str = "gradients") -> Iterator[None]:
+    """Around the optimiser's step: if gradients, or `what`, are not finite, raises an error with --lr."""
     try:
         yield
     except NonFiniteError as error:
         rate = max(float(group["lr"]) for group in optimizer.param_groups)
         raise NonFiniteError(
-            f"training has diverged: the gradients of step {step} are not finite, at a learning rate of"
+            f"training has diverged: the {what} of step {step} are not finite, at a learning rate of"
             f" {rate:g}; give a lower --lr"
         ) from error
 

@@ -1,0 +1,51 @@
+"""Direct coding: what crosses between stages by one codec up and one down, without memory.
+
+The baseline that AC-SGD compares itself with (Wang et al. 2022, arXiv:2206.01299): at equal bits its error
+stays a fixed share of the activation for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from laconic.codecs.minmax import MinMax
+from laconic.core import arguments
+from laconic.core.codec import Codec
+from laconic.core.spec import Status
+from laconic.pipeline.coding import PipelineCoding
+
+EIGHT = MinMax(8)
+
+
+@dataclass(frozen=True, repr=False)
+class Direct(PipelineCoding):
+    """Between stages: `forward` codes every activation, `backward` every gradient of one.
+
+    >>> Direct(MinMax(4)).backward_coding
+    minmax(bits=8)
+    """
+
+    forward: Codec
+    backward: Codec = EIGHT
+
+    paper: ClassVar[str] = "-"
+    status: ClassVar[Status] = "-"
+    examples: ClassVar[tuple[str, ...]] = (
+        "direct(minmax(bits=4))",
+        "direct(cast('fp16'), backward=cast('fp16'))",
+    )
+
+    def __post_init__(self) -> None:
+        arguments.piece("direct: forward", self.forward, Codec, "minmax(bits=4)")
+        arguments.piece("direct: backward", self.backward, Codec, "minmax(bits=8)")
+
+    @property
+    def forward_coding(self) -> Codec:
+        """Of activations."""
+        return self.forward
+
+    @property
+    def backward_coding(self) -> Codec:
+        """Of gradients."""
+        return self.backward

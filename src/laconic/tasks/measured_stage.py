@@ -1,0 +1,108 @@
+"""A pipeline's stage of torch that counts: seconds of its computation, and messages to its neighbours."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage
+
+from laconic.comm.wire_model import PacketModel
+
+PACKETS = PacketModel()
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Messages in one direction, over all neighbours: how many, and their bytes."""
+
+    sent: int = 0
+    sent_bytes: int = 0
+    received: int = 0
+    received_bytes: int = 0
+
+    def minus(self, before: Messages) -> Messages:
+        """Those since `before`."""
+        pairs = zip(vars(self).values(), vars(before).values(), strict=True)
+        return Messages(*(now - then for now, then in pairs))
+
+    @property
+    def wire(self) -> int:
+        """Network bytes that this rank sends for them: with headers, announcements and acknowledgements."""
+        forth = self.sent * PACKETS.forth(-(-self.sent_bytes // max(self.sent, 1)))
+        return forth + self.received * PACKETS.back(-(-self.received_bytes // max(self.received, 1)))
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What a stage has done so far. `dense`: what messages would be in float32."""
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    activations: Messages = Messages()
+    gradients: Messages = Messages()
+    dense_activations: Messages = Messages()
+    dense_gradients: Messages = Messages()
+
+    def minus(self, before: Passed) -> Passed:
+        """What was done since `before`."""
+        return Passed(
+            self.forward_s - before.forward_s,
+            self.backward_s - before.backward_s,
+            self.encode_s - before.encode_s,
+            self.decode_s - before.decode_s,
+            self.activations.minus(before.activations),
+            self.gradients.minus(before.gradients),
+            self.dense_activations.minus(before.dense_activations),
+            self.dense_gradients.minus(before.dense_gradients),
+        )
+
+
+class MeasuredStage(PipelineStage):
+    """A stage that counts the seconds of its computation, and the messages that torch would send."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.forward_s = self.backward_s = 0.0
+        self.counts: Counter[str] = Counter()
+        self.decoding: Callable[[], float] = float  # seconds of decoding so far, which chunks begin with
+
+    def forward_one_chunk(self, *given: Any, **named: Any) -> Any:
+        began = time.perf_counter() - self.decoding()
+        found = super().forward_one_chunk(*given, **named)
+        self.forward_s += time.perf_counter() - self.decoding() - began
+        return found
+
+    def backward_one_chunk(self, *given: Any, **named: Any) -> Any:
+        began = time.perf_counter() - self.decoding()
+        found = super().backward_one_chunk(*given, **named)
+        self.backward_s += time.perf_counter() - self.decoding() - began
+        return found
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted("activations sent", super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted("gradients sent", super().get_bwd_send_ops(bwd_chunk_id))
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted("activations received", super().get_fwd_recv_ops(fwd_chunk_id))
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted("gradients received", super().get_bwd_recv_ops(bwd_chunk_id))
+
+    def dense(self, kind: str) -> Messages:
+        """What torch would have sent and received of these."""
+        names = ("sent", "sent bytes", "received", "received bytes")
+        return Messages(*(self.counts[f"{kind} {name}"] for name in names))
+
+    def _counted(self, kind: str, ops: list[dist.P2POp]) -> list[dist.P2POp]:
+        self.counts[kind] += len(ops)
+        self.counts[f"{kind} bytes"] += sum(op.tensor.numel() * op.tensor.element_size() for op in ops)
+        return ops
