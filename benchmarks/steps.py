@@ -184,14 +184,14 @@ def line(
 class Ranks:
     """One process on each host of a lab, which does what it is told."""
 
-    def __init__(self, lab: Lab, workload: str) -> None:
-        self.lab, self._workload = lab, workload
+    def __init__(self, lab: Lab, workload: str, module: str = "benchmarks.steps_rank") -> None:
+        self.lab, self._workload, self._module = lab, workload, module
         self._ends = ExitStack()
         self._processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Ranks:
         cores = (os.cpu_count() or 1) / self.lab.hosts
-        command = [sys.executable, "-m", "benchmarks.steps_rank", self._workload, str(cores)]
+        command = [sys.executable, "-m", self._module, self._workload, str(cores)]
         path = os.pathsep.join(map(str, (ROOT, installed.folder())))
         fixed = {"TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": path}
         for host in range(self.lab.hosts):
