@@ -9,9 +9,10 @@
 Each stage is a process with one thread on a host of a lab (`laconic.lab`), so each has its own link. Speed:
 the GPT of 10.8 million parameters (`pipeline_workloads.py` says how workers may be faster than this machine),
 whose samples have all been visited; a round's figure is the mean step between two barriers, and the result
-the median over rounds. `forecast_s` is the time line of `laconic.plan.pipeline` for what dense and coded stages
-were measured to compute and send. Loss: a smaller GPT in two stages, over a fixed set of windows for several
-epochs, on links of 10 Mbit/s; seconds are those of its own steps. Needs what `laconic lab` needs.
+the median over rounds. `forecast_s` is the time line of `laconic.plan.pipeline`, for what the stages of that
+row compute and send. A file of fewer rounds than asked for is measured again. Loss: a smaller GPT in two
+stages, over a fixed set of windows for several epochs, on links of 10 Mbit/s; seconds are those of its own
+steps. Needs what `laconic lab` needs.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Case:
 
     @property
     def file(self) -> Path:
-        """Where it is kept in the folder of results; where the file is, it is done."""
+        """Where it is kept in the folder of results; see `done`."""
         replicas = "" if self.replicas == 1 else f"-{self.replicas}-{slug(self.between)}"
         name = f"{self.workload}-{self.stages}{replicas}-{self.schedule}-{self.link}-{slug(self.spec)}.json"
         return Path("speed") / name
@@ -109,7 +110,7 @@ def options() -> argparse.Namespace:
 
 def speed(folder: Path, quick: bool, rounds: int) -> None:
     """Step times of all cases that are not kept yet, a lab for each number of hosts."""
-    due = [case for case in cases(quick) if quick or not (folder / case.file).exists()]
+    due = [case for case in cases(quick) if quick or not done(folder / case.file, rounds)]
     for workload, hosts in dict.fromkeys((case.workload, case.hosts) for case in due):
         group = [case for case in due if (case.workload, case.hosts) == (workload, hosts)]
         with Lab(hosts) as lab, Ranks(lab, workload, "benchmarks.pipeline_rank") as ranks:
@@ -118,6 +119,11 @@ def speed(folder: Path, quick: bool, rounds: int) -> None:
                     file = folder / case.file
                     file.parent.mkdir(parents=True, exist_ok=True)
                     file.write_text(json.dumps(row, indent=1) + "\n")
+
+
+def done(file: Path, rounds: int) -> bool:
+    """Whether a case has been measured in so many rounds."""
+    return file.exists() and len(json.loads(file.read_text())["steps_s"]) >= rounds
 
 
 def measured(group: list[Case], ranks: Ranks, rounds: int, most: int) -> Iterator[tuple[Case, Row]]:
@@ -179,7 +185,8 @@ def forecast(case: Case, row: Row) -> float | None:
         sum(row["decode_s"]) / messages,
     )
     network = Network(bits_a_second("link", case.link) / 8)
-    return pipeline_step(stages, crossed, network, micro, schedule=case.schedule).step_s
+    duplex = case.schedule != "1f1b"  # see plan/pipeline.py: torch's 1F1B over gloo
+    return pipeline_step(stages, crossed, network, micro, schedule=case.schedule, duplex=duplex).step_s
 
 
 def line(case: Case, number: int, row: Row) -> None:

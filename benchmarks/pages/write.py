@@ -29,6 +29,7 @@ from benchmarks.pages import large_batches as large_batches_page
 from benchmarks.pages import meta as meta_page
 from benchmarks.pages import methods as methods_page
 from benchmarks.pages import partitions as partitions_page
+from benchmarks.pages import pipelines as pipelines_page
 from benchmarks.pages import precision as precision_page
 from benchmarks.pages import scaling as scaling_page
 from benchmarks.pages import situations
@@ -171,6 +172,10 @@ if straggler_page.RESULTS.exists():
 if federated_page.FOLDER.exists():
     WHOLE[ROOT / "docs" / "federated_accuracy.md"] = federated_page.page
     WHOLE.update(federated_page.pictures(ROOT / "docs"))
+if pipelines_page.rows("speed"):
+    WHOLE[ROOT / "docs" / "pipelines_measured.md"] = pipelines_page.page
+if pipelines_page.rows("loss"):
+    WHOLE[ROOT / "docs" / "pipelines.svg"] = pipelines_page.picture
 if zerofl_page.FOLDER.exists():
     WHOLE[ROOT / "docs" / "zerofl.md"] = zerofl_page.page
 if steps_page.RESULTS.exists():

@@ -1,0 +1,195 @@
+"""docs/pipelines_measured.md and its picture, from the files in benchmarks/results/pipeline."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+import numpy as np
+
+from benchmarks.pages.tables import table
+from benchmarks.pipeline_workloads import BETWEEN, CROSSINGS, DENSE
+from laconic.report.curves import Curve
+from laconic.report.picture import HEIGHT, WIDTH, legend, panel, style
+
+FOLDER = Path(__file__).parents[1] / "results" / "pipeline"
+NAMES = {spec.replace(" ", ""): name for name, spec in CROSSINGS.items()}
+Row = dict[str, Any]
+HEAD = """# Pipelines, measured
+
+`make docs` writes this page from the results of `python -m benchmarks.pipeline` in
+`benchmarks/results/pipeline`. What is measured is [AC-SGD between pipeline stages](pipelines.md) and, for
+comparison, float32, half precision, and the same bits without memory ("direct"). *4/8*: 4 bits an activation,
+8 bits a gradient of one."""
+
+
+def page() -> str:
+    """The whole page."""
+    speed, loss = rows("speed"), rows("loss")
+    lines = [HEAD]
+    for part in (_fast(speed), _replicas(speed), _forecasts(speed), _computed(speed), _loss(loss)):
+        found = [*part]
+        lines += ["", *found] if found else []
+    return "\n".join([*lines, ""])
+
+
+def rows(part: str) -> list[Row]:
+    """The files of a part."""
+    return [json.loads(file.read_text()) for file in sorted((FOLDER / part).glob("*.json"))]
+
+
+def name_of(spec: str) -> str:
+    """How a spec is called here."""
+    return NAMES.get(spec.replace(" ", ""), spec)
+
+
+def pick(found: list[Row], **wanted: Any) -> Row | None:
+    """The row of these values."""
+    return next((row for row in found if all(row[key] == value for key, value in wanted.items())), None)
+
+
+def against(row: Row | None, dense: Row | None) -> str:
+    """`seconds (times faster than dense)`."""
+    if row is None:
+        return "-"
+    times = "" if dense is None or row is dense else f" ({dense['step_s'] / row['step_s']:.1f} x)"
+    return f"{row['step_s']:.2f}{times}"
+
+
+def _fast(speed: list[Row]) -> Iterator[str]:
+    found = [row for row in speed if row["workload"] == "fast" and row["replicas"] == 1]
+    if not found:
+        return
+    about, rounds = found[0], max(len(row["steps_s"]) for row in found)
+    yield from ("## Step time", "")
+    windows, micro = about["batch"], about["micro_batches"]
+    yield "GPT of 10.8 million parameters, 6 layers 384 wide, windows of 256 letters, a stage on each host,"
+    yield f"each with its own emulated link. {windows} windows a step in {micro} micro-batches, 1F1B, all"
+    yield "samples visited before. Two cores compute a layer for so long that no such link is slow, so here"
+    yield f"workers are as if they were fast: {about['about']}, slept; messages"
+    yield f"and coding are real. Seconds of a step, median of {rounds} round{'s' * (rounds != 1)}, and times"
+    yield "faster than dense"
+    yield f"({about['machine']['processor']}, {about['machine']['cores']} cores, shared)."
+    yield ""
+    columns = sorted({(row["stages"], row["link"]) for row in found if row["schedule"] == "1f1b"})
+    cells = []
+    for name, spec in CROSSINGS.items():
+        picked = [_of(found, spec, stages=stages, link=link, schedule="1f1b") for stages, link in columns]
+        dense = [_of(found, DENSE, stages=stages, link=link, schedule="1f1b") for stages, link in columns]
+        megabytes = next((sum(row["sent"]) / 1e6 for row in picked if row is not None), None)
+        sent = "-" if megabytes is None else f"{megabytes:.1f}"
+        cells.append([name, sent, *(against(*pair) for pair in zip(picked, dense, strict=True))])
+    heads = [f"{stages} stages, {link.replace('mbit', ' Mbit/s')}" for stages, link in columns]
+    yield from table(("between stages", f"MB a step, {columns[0][0]} stages", *heads), cells)
+
+
+def _of(found: list[Row], spec: str, **wanted: Any) -> Row | None:
+    alike = [row for row in found if name_of(row["spec"]) == name_of(spec)]
+    return pick(alike, **wanted)
+
+
+def _replicas(speed: list[Row]) -> Iterator[str]:
+    found = [row for row in speed if row["replicas"] > 1]
+    if not found:
+        return
+    links = sorted({row["link"] for row in found})
+    yield from ("## With replicas", "")
+    yield "Two replicas of two stages: equal stages exchange the gradients of their weights by a method."
+    yield ""
+    cells = []
+    for between, called in BETWEEN.items():
+        for name, spec in CROSSINGS.items():
+            picked = [_of(found, spec, between=between, link=link) for link in links]
+            if all(row is None for row in picked):
+                continue
+            dense = [_of(found, DENSE, between=DENSE, link=link) for link in links]
+            times = (against(*pair) for pair in zip(picked, dense, strict=True))
+            cells.append([name, called, *times])
+    yield from table(
+        ("between stages", "between replicas", *(link.replace("mbit", " Mbit/s") for link in links)), cells
+    )
+
+
+def _forecasts(speed: list[Row]) -> Iterator[str]:
+    found = [row for row in speed if row.get("forecast_s") is not None and row["workload"] == "fast"]
+    if not found:
+        return
+    ratios = [row["forecast_s"] / row["step_s"] for row in found]
+    low, high, middle = min(ratios), max(ratios), statistics.median(ratios)
+    yield "`laconic.plan.pipeline` forecasts a step from what stages compute and send. Over these"
+    yield f"{len(ratios)} pipelines without replicas its forecast is {low:.2f} to {high:.2f} of what was"
+    yield f"measured, {middle:.2f} in the median: it knows nothing of other load on the machine."
+
+
+def _computed(speed: list[Row]) -> Iterator[str]:
+    found = [row for row in speed if row["workload"] == "computed"]
+    if not found:
+        return
+    yield from ("## Computed by two cores", "")
+    yield "The same GPT with every layer computed, two stages: what two cores compute hides most messages."
+    yield ""
+    cells = []
+    for row in sorted(found, key=lambda row: (row["link"], row["spec"] != DENSE)):
+        dense = _of(found, DENSE, link=row["link"])
+        cells.append([row["link"].replace("mbit", " Mbit/s"), name_of(row["spec"]), against(row, dense)])
+    yield from table(("link", "between stages", "step, s"), cells)
+
+
+def _loss(loss: list[Row]) -> Iterator[str]:
+    if not loss:
+        return
+    one = loss[0]["settings"]
+    epochs = loss[0]["steps"][-1] * one["batch"] // one["examples"]
+    yield from ("## Loss", "")
+    link = one["link"].replace("mbit", " Mbit/s")
+    yield f"A smaller GPT (`{one['model']}`: 3 layers, 128 wide, windows of 64) in two stages, over a fixed"
+    yield f"set of {one['examples']} windows, {epochs} epochs in batches of {one['batch']}, links of {link}."
+    yield "Loss of the last epoch and on the test set, mean over seeds and"
+    yield "standard deviation; the test has nothing compressed."
+    yield ""
+    cells = []
+    for name, spec in CROSSINGS.items():
+        each = [row for row in loss if name_of(row["spec"]) == name_of(spec)]
+        if each:
+            figures = [_spread([row[key] for row in each]) for key in ("train_loss", "test_loss")]
+            seconds = statistics.median(row["seconds"][-1] for row in each)
+            cells.append([name, *figures, f"{seconds:.0f}", str(len(each))])
+    yield from table(("between stages", "training loss", "test loss", "seconds", "seeds"), cells)
+    yield ""
+    yield "![Loss by steps and by seconds](pipelines.svg)"
+
+
+def _spread(values: list[float]) -> str:
+    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.4f}{spread}"
+
+
+def picture() -> str:
+    """Loss against steps and against seconds, mean over seeds, as an SVG."""
+    loss = rows("loss")
+    by_step, by_second, shown = [], [], []
+    for name, spec in CROSSINGS.items():
+        each = [row for row in loss if name_of(row["spec"]) == name_of(spec)]
+        if each:
+            shown.append(name)
+            mean = np.mean([row["loss"] for row in each], axis=0)
+            none = np.zeros_like(mean)
+            by_step.append(Curve(np.array(each[0]["steps"], dtype=np.float64), mean, none))
+            by_second.append(Curve(np.mean([row["seconds"] for row in each], axis=0), mean, none))
+    title = "Two stages over links of 10 Mbit/s, the same windows in every epoch"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
+        f"<title>{escape(title)}: training loss by step and by seconds</title>",
+        f"<style>{style()}</style>",
+        f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}" rx="10"/>',
+        f'<text class="head" x="56" y="32">{escape(title)}</text>',
+        panel(by_step, 56, "training loss by step", log_x=False),
+        panel(by_second, 482, "training loss by seconds", log_x=False),
+        legend(shown),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"

@@ -1,0 +1,84 @@
+"""The page of pipelines compares within a link and a number of stages, and shows only what was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks import pipeline
+from benchmarks.pages import pipelines
+from benchmarks.pipeline_workloads import AC48, CROSSINGS, DENSE, WORKLOADS
+
+MACHINE = {"processor": "any", "cores": 2}
+
+
+def speed(case: pipeline.Case, step_s: float) -> dict[str, Any]:
+    hosts = case.hosts
+    round_ = {name: [0.01] * hosts for name in ("forward_s", "backward_s", "encode_s", "decode_s")}
+    round_ |= {"up": [1e6] * (hosts - 1) + [0], "down": [0] + [2e6] * (hosts - 1), "sent": [3e6] * hosts}
+    return pipeline.summary(case, [round_ | {"step_s": step_s}] * 3) | {"machine": MACHINE}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(pipelines, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def keep(folder: Path, case: pipeline.Case, step_s: float) -> None:
+    file = folder / case.file
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(speed(case, step_s)))
+
+
+def test_every_way_is_compared_with_dense_on_the_same_link(folder: Path) -> None:
+    for stages, link, dense_s, coded_s in ((2, "100mbit", 2.0, 0.5), (4, "500mbit", 1.2, 0.8)):
+        keep(folder, pipeline.Case("fast", stages, link, DENSE), dense_s)
+        keep(folder, pipeline.Case("fast", stages, link, AC48), coded_s)
+    text = pipelines.page()
+    assert "| AC-SGD 4/8 | 6.0 | 0.50 (4.0 x) | 0.80 (1.5 x) |" in text
+    assert "| dense | 6.0 | 2.00 | 1.20 |" in text
+    assert "## With replicas" not in text and "## Loss" not in text
+    assert "median of 3 rounds" in text
+
+
+def test_replicas_are_compared_with_dense_stages_and_dense_replicas(folder: Path) -> None:
+    keep(folder, pipeline.Case("fast", 2, "100mbit", DENSE, 2), 3.0)
+    keep(folder, pipeline.Case("fast", 2, "100mbit", AC48, 2, "cgx(bits=4)"), 0.6)
+    assert "| AC-SGD 4/8 | cgx | 0.60 (5.0 x) |" in pipelines.page()
+
+
+def test_losses_are_means_over_seeds(folder: Path) -> None:
+    (folder / "loss").mkdir()
+    for seed, loss in enumerate((1.0, 1.2)):
+        row = {
+            "spec": DENSE, "seed": seed, "steps": [32, 64], "seconds": [3.0, 6.0], "loss": [2.0, loss],
+            "train_loss": loss, "test_loss": 2 * loss, "machine": MACHINE,
+            "settings": {"model": "gpt", "examples": 512, "batch": 16, "stages": 2, "link": "10mbit"},
+        }  # fmt: skip
+        (folder / "loss" / f"{seed}.json").write_text(json.dumps(row))
+    assert "| dense | 1.1000 ± 0.1414 | 2.2000 ± 0.2828 | 6 | 2 |" in pipelines.page()
+    assert pipelines.picture().count("<polyline") == 2
+
+
+def test_a_file_of_fewer_rounds_is_measured_again(tmp_path: Path) -> None:
+    case = pipeline.Case("fast", 2, "100mbit", DENSE)
+    assert not pipeline.done(tmp_path / "none.json", 1)
+    keep(tmp_path, case, 1.0)
+    assert pipeline.done(tmp_path / case.file, 3) and not pipeline.done(tmp_path / case.file, 4)
+
+
+def test_cases_have_files_of_their_own() -> None:
+    cases = pipeline.cases(quick=False)
+    assert len({case.file for case in cases}) == len(cases) == len(set(cases))
+    assert {case.spec for case in cases} == set(CROSSINGS.values())
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_has_10_8_million_parameters_and_batches_that_micro_batches_divide(name: str) -> None:
+    workload = WORKLOADS[name]
+    model = workload.recipe.build()
+    assert sum(each.numel() for each in model.parameters()) == pytest.approx(10.8e6, rel=0.01)
+    assert workload.batch % workload.micro_batches == 0
