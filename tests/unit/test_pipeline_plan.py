@@ -35,6 +35,13 @@ def test_a_slow_link_carries_every_byte_one_after_the_other(schedule: str) -> No
     assert split.waiting == 1.0
 
 
+def test_neighbours_that_take_turns_need_the_time_of_all_bytes() -> None:
+    link, nothing = Network(1.0, 0.0), [StageWork(0.0, 0.0)] * 2
+    split = pipeline_step(nothing, Crossed(10, 10), link, 8, duplex=False)
+    assert split.step_s == pytest.approx(160)
+    assert pipeline_step(nothing, Crossed(10, 10), link, 8).step_s == pytest.approx(90)
+
+
 def test_latency_and_coding_count_once_a_message() -> None:
     link, work = Network(1.0, 0.5), [StageWork(1.0, 1.0)] * 2
     coded = Crossed(3, 2, encode_s=0.25, decode_s=0.125)

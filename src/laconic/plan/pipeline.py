@@ -6,7 +6,9 @@
 
 GPipe does all forwards, then all backwards. 1F1B (Narayanan et al. 2019, SOSP, arXiv:1806.03377) begins with
 as many forwards as stages lie ahead, then alternates. Torch's 1F1B waits until a message is sent before the
-stage goes on; its GPipe does not. With equal stages and free messages both leave a bubble of
+stage goes on; its GPipe does not. It posts sends before receives, and then a pair of gloo's ranks sends in
+one direction at a time (`duplex=False`): 1.57 MB both ways over 100 Mbit/s take 0.26 s, and 0.14 s with
+receives posted first. With equal stages and free messages both leave a bubble of
 (stages - 1) / (stages - 1 + micro-batches) of a step.
 """
 
@@ -60,8 +62,11 @@ def pipeline_step(
     *,
     schedule: str = "1f1b",
     update_s: float = 0.0,
+    duplex: bool = True,
 ) -> PipelineSplit:
     """The forecast of a step of equal boundaries. Each stage is a worker of its own link.
+
+    `duplex`: whether neighbours send each other at the same time.
 
     Raises `SpecError` for an unknown schedule, or for 1F1B with fewer micro-batches than stages.
 
@@ -71,7 +76,7 @@ def pipeline_step(
     (33.0, 0.2727, 0.2727)
     """
     orders = [_order(schedule, len(stages), stage, micro_batches) for stage in range(len(stages))]
-    line = _Line(stages, crossed, network, blocking=schedule == "1f1b")
+    line = _Line(stages, crossed, network, blocking=schedule == "1f1b", duplex=duplex)
     left = [list(order) for order in orders]
     while any(left):
         nexts = [(stage, operations[0]) for stage, operations in enumerate(left) if operations]
@@ -88,9 +93,17 @@ class _Line:
     """When each stage and each link is free, and when each message has arrived."""
 
     def __init__(
-        self, stages: Sequence[StageWork], crossed: Crossed, network: Network, *, blocking: bool
+        self,
+        stages: Sequence[StageWork],
+        crossed: Crossed,
+        network: Network,
+        *,
+        blocking: bool,
+        duplex: bool,
     ) -> None:
-        self.stages, self.crossed, self.network, self.blocking = stages, crossed, network, blocking
+        self.stages, self.crossed, self.network = stages, crossed, network
+        self.blocking, self.duplex = blocking, duplex
+        self._pairs = [0.0] * len(stages)  # of each stage and the next one
         self.free = [0.0] * len(stages)
         self._up, self._down = [0.0] * len(stages), [0.0] * len(stages)  # of each worker's link
         self._arrived: dict[tuple[int, str, int], float] = {}
@@ -114,9 +127,11 @@ class _Line:
             return
         encoded = done + self.crossed.encode_s
         begins = max(encoded, self._up[stage], self._down[to])
+        if not self.duplex:
+            begins = max(begins, self._pairs[min(stage, to)])
         nbytes = self.crossed.up if forward else self.crossed.down
         sent = begins + nbytes / self.network.bytes_a_second
-        self._up[stage] = self._down[to] = sent
+        self._up[stage] = self._down[to] = self._pairs[min(stage, to)] = sent
         self._arrived[to, kind, micro] = sent + self.network.latency_s
         self.free[stage] = sent if self.blocking else encoded
 
