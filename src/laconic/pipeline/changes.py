@@ -77,7 +77,7 @@ class Changes(Channel):
         check_finite(x)
         wires, values = [], []
         for i, (row, known) in enumerate(zip(x, self._known(visit).tolist(), strict=True)):
-            sample, a = self._sample(visit, i), as_vector(row)
+            sample, a = self._sample(visit, i), self._vector(row)
             if known:
                 m = self._recall(sample, x.device)
                 wire = self.change.codec.encode(a - m, self.key(visit, sample))
@@ -102,7 +102,7 @@ class Changes(Channel):
             else:
                 values.append(self.change.first_codec.decode(wire, self.n))
         for i, value in enumerate(self._remember(values, visit)):
-            out[i].copy_(value.view(self.shape[1:]))
+            self._along(out[i]).copy_(value.view(self._along(out[i]).shape))
 
     def forget(self) -> None:
         """As if no sample had been seen."""
@@ -121,6 +121,13 @@ class Changes(Channel):
 
     def _sample(self, visit: Visit, row: int) -> int:
         return row if visit.ids is None or not visit.training else int(visit.ids[row])
+
+    def _along(self, row: Tensor) -> Tensor:
+        """A sample's view with its elements in the order in which they are encoded."""
+        return row.movedim(-1, 0) if self.change.along == "channels" and row.dim() > 1 else row
+
+    def _vector(self, row: Tensor) -> Tensor:
+        return as_vector(self._along(row))
 
     def _recall(self, sample: int, device: torch.device) -> Tensor:
         return self.keep.decode(self.memory.read(sample).to(device), self.n)

@@ -83,7 +83,7 @@ def compress(
     """
     check_version(torch.__version__)
     stages = stages_of(schedule_or_stage)
-    schedule = schedule_or_stage if hasattr(schedule_or_stage, "_step_microbatches") else None
+    schedule = schedule_or_stage if is_schedule(schedule_or_stage) else None
     comm = TorchComm.own(group or stages[0].group)
     exact = dist.get_backend(stages[0].group) != "gloo"
 
@@ -117,20 +117,27 @@ with 2.7.1+cpu: install torch==2.13.*
         )
 
 
+def is_schedule(given: Any) -> bool:
+    """Whether this is a schedule of torch, and no stage."""
+    from torch.distributed.pipelining import schedules
+
+    return isinstance(given, schedules._PipelineSchedule)
+
+
 def stages_of(given: Any) -> list[Any]:
     """This rank's stages, of a schedule or as they are. Raises `AttachError` for anything else."""
     from torch.distributed.pipelining import PipelineStage
 
     from laconic.pipeline.stage import CompressedStage
 
-    stages = getattr(given, "_stages", None) or [getattr(given, "_stage", None)]
-    if isinstance(given, PipelineStage):
-        stages = [given]
+    stages = [given]
+    if is_schedule(given):
+        stages = list(vars(given).get("_stages") or [given._stage])
     elif isinstance(given, Sequence) and given:
         stages = list(given)
     for stage in stages:
         if not isinstance(stage, PipelineStage):
-            got = type(given if stage is None else stage).__name__
+            got = type(stage).__name__
             raise AttachError(
                 "compress takes a schedule of torch.distributed.pipelining whose stages are PipelineStage, or"
                 f" such a stage, got {got}: cut the model by hand, PipelineStage(module, index, ...)"

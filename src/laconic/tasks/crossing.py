@@ -5,7 +5,8 @@
 | `dense()` | float32 | float32 |
 | `ac_sgd(forward=4, backward=8)` | changes, in 4 bits | in 8 bits |
 | `direct(minmax(bits=4))` | in 4 bits | in 8 bits |
-| a codec, `cast('fp16')` | by it | by it |
+| `change(minmax(bits=4))` | changes, by its codec | in 8 bits |
+| a codec or selector, `cast('fp16')` | by it | by it |
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from dataclasses import dataclass
 from laconic.codecs.dense import Dense
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
+from laconic.core.selector import Selector
 from laconic.core.spec import parse
+from laconic.exchange.method import lift_codec
 from laconic.pipeline.coding import PipelineCoding
 from laconic.pipeline.codings.ac_sgd import AcSgd
 from laconic.pipeline.codings.change import Change
-from laconic.pipeline.codings.direct import Direct
+from laconic.pipeline.codings.direct import EIGHT, Direct
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,11 @@ def crossing(text: str) -> Crossing:
     found = parse(text)
     if isinstance(found, AcSgd | Direct):
         return Crossing(repr(found), found.forward_coding, found.backward_coding)
-    if isinstance(found, Codec):
-        return Crossing(repr(found), found, found)
+    if isinstance(found, Codec | Selector):
+        codec = lift_codec(found)
+        return Crossing(repr(found), codec, codec)
     if isinstance(found, Change):
-        raise SpecError(
-            f"{text} says nothing of the gradients on their way back: give ac_sgd(forward=4, backward=8)"
-        )
+        return Crossing(repr(found), found, EIGHT)
     raise SpecError(
         f"{text} is for workers that each have the whole model: with --stages give what crosses them, such as"
         " ac_sgd(forward=4, backward=8), a codec or dense(), and methods for gradients of weights to"

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
 from laconic.core.errors import NonFiniteError
-from laconic.core.turn import mix
 from laconic.exchange.stats import Stats
 from laconic.pipeline import Handle, compress
 from laconic.strategies.distribute import distribute, strategy_or_method
@@ -42,9 +41,9 @@ class StageAtWork:
         whole: The model, equal on all ranks; this rank trains its own stage of it.
         example: A batch of the model's inputs.
         crossing: What crosses from stage to stage.
-        samples: How many examples this replica has, with ids from 0.
+        samples: How many examples a replica has at most, with ids from 0.
         lr: Peak learning rate; None: the default.
-        seed: For the method between the replicas.
+        seed: Of random rounding.
     """
 
     def __init__(
@@ -94,7 +93,8 @@ class StageAtWork:
                 forward=crossing.forward,
                 backward=crossing.backward,
                 samples=samples if crossing.remembers else None,
-                seed=mix(seed, pipeline.replica(rank)),
+                seed=seed,
+                group=dist.group.WORLD,
             )
             handle = self.handle
             self.stage.decoding = lambda: handle.stats().decode_s

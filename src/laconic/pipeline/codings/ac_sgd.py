@@ -14,12 +14,14 @@ bf16 unless `first` says otherwise. Its buffers are fp16, here float32 unless `k
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from laconic.codecs.minmax import MinMax, Rounding
+from laconic.core import arguments
 from laconic.core.spec import Status
+from laconic.kernels.minmax import LONGEST, WIDEST
 from laconic.pipeline.coding import PipelineCoding
-from laconic.pipeline.codings.change import Change
+from laconic.pipeline.codings.change import FIRST, Change
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,7 +51,11 @@ class AcSgd(PipelineCoding):
     examples: ClassVar[tuple[str, ...]] = ("ac_sgd()", "ac_sgd(forward=2, backward=6)")
 
     def __post_init__(self) -> None:
-        assert self.forward_coding and self.backward_coding  # they refuse what is wrong
+        arguments.whole("ac_sgd: forward", self.forward, 1, WIDEST)
+        arguments.whole("ac_sgd: backward", self.backward, 1, WIDEST)
+        arguments.whole("ac_sgd: block", self.block, 1, LONGEST)
+        arguments.choice("ac_sgd: rounding", self.rounding, get_args(Rounding))
+        arguments.choice("ac_sgd: first", self.first, tuple(FIRST))
 
     @property
     def forward_coding(self) -> Change:

@@ -14,7 +14,7 @@ quantisation stays a fixed share of the activation itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 
@@ -25,6 +25,7 @@ from laconic.core.codec import Codec
 from laconic.core.spec import Status
 from laconic.pipeline.coding import PipelineCoding
 
+Along = Literal["rows", "channels"]
 FIRST: dict[str, Codec] = {"fp32": Dense(), "bf16": Cast("bf16"), "fp16": Cast("fp16")}
 LIMIT = 0.5  # E|x - C(x)|^2 / |x|^2 below which AC-SGD is proven to converge: c < sqrt(1/2), c^2 = 1/2
 SHOWN = 4096  # elements of the normal vector that a codec is tried on
@@ -39,8 +40,10 @@ class Change(PipelineCoding):
     training of one epoch, all is first visits. Whatever makes a sample's activation jump from epoch to epoch
     (dropout, augmentation) is a floor under the change, and so under the error.
 
-    Scales belong to the codec: `minmax(bits=4, block=hidden)` has one for each row of a (sequence, hidden)
-    activation. The paper's theory asks for E|x - C(x)|^2 < |x|^2 / 2.
+    Scales belong to the codec, and `along` says in which order it sees a (sequence, hidden) activation: one
+    for each row is `minmax(bits=4, block=hidden)`, one for each channel, as in the release,
+    `minmax(bits=4, block=sequence)` with along='channels', the last dimension first. The paper's theory asks
+    for E|x - C(x)|^2 < |x|^2 / 2.
 
     >>> Change(Cast("fp16"), first="fp32")
     change(cast(dtype='fp16'), first='fp32')
@@ -48,6 +51,7 @@ class Change(PipelineCoding):
 
     codec: Codec
     first: str = "bf16"
+    along: Along = "rows"
 
     paper: ClassVar[str] = "Wang et al. 2022, arXiv:2206.01299"
     status: ClassVar[Status] = "verified"
@@ -56,11 +60,13 @@ class Change(PipelineCoding):
         "change(minmax(bits=4))",
         "change(minmax(bits=2, block=64, rounding='stochastic'), first='fp32')",
         "change(sparse(topk(density=0.1)))",
+        "change(minmax(bits=3, block=32), along='channels')",
     )
 
     def __post_init__(self) -> None:
         arguments.piece("change: codec", self.codec, Codec, "minmax(bits=4)")
         arguments.choice("change: first", self.first, tuple(FIRST))
+        arguments.choice("change: along", self.along, get_args(Along))
 
     @property
     def first_codec(self) -> Codec:
