@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from laconic.core.errors import AttachError
 from laconic.exchange.rule import BoundRule, Rule
+from laconic.optim.closure import evaluated
 from laconic.optim.master_weights import masters_of
 
 
@@ -106,16 +106,7 @@ class OptimiserHooks:
         self, optimiser: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of `step`; a closure has been called, and is replaced by its result."""
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is not None:
-            if isinstance(optimiser, torch.optim.LBFGS):
-                raise AttachError(
-                    "LBFGS calls its closure many times in one step, and each call would be an exchange of"
-                    " its own: use SGD, Adam or another optimiser with one gradient per step"
-                )
-            with torch.enable_grad():
-                loss = closure()
-            args, kwargs = (args[0], lambda: loss), {key: kwargs[key] for key in kwargs if key != "closure"}
+        args, kwargs = evaluated(optimiser, args, kwargs)
         step = self._before_step()
         self._refine()
         for rule in self._rules:
