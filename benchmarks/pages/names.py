@@ -50,6 +50,7 @@ KINDS = {
     "Activation codings": "activation coding: what waits for backward",
     "Pipeline codings": "pipeline coding: what crosses between stages",
     "Low-bit trainings": "low-bit training: a model whose weights end in a few bits",
+    "Sparsifiers": "sparsifier: which weights are in use",
 }
 CALLS = {
     "strategy": 'model, optimizer = laconic.distribute(model, optimizer, "{spec}")',
@@ -57,6 +58,7 @@ CALLS = {
     "Low-bit trainings": 'laconic train shakespeare --model lstm --with "dense()" --lowbit "{spec}"',
     "Activation codings": 'with laconic.activations.compress(model, "{spec}", optimizer):',
     "Pipeline codings": 'handle = laconic.pipeline.compress(schedule, "{spec}", samples=len(dataset))',
+    "Sparsifiers": 'sparse = laconic.sparsity.sparsify(model, optimizer, "{spec}", steps=steps)',
     "Topologies": 'model, optimizer = laconic.distribute(model, optimizer, "sgp(topology={spec})")',
     "Partitions": 'shares = laconic.parse("{spec}").deal(labels, clients=100, seed=0)',
     "Federated schemes": 'laconic federate mnist --with "{spec}"',

@@ -34,6 +34,7 @@ from laconic.pipeline.coding import PipelineCoding
 from laconic.plan.growth import Growth
 from laconic.reducers import Reducer
 from laconic.reducers.sum import Sum
+from laconic.sparsity.sparsifier import Sparsifier
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.gossip.topologies import Topology
 from laconic.strategies.strategy import Strategy
@@ -62,6 +63,7 @@ PIECES: dict[str, type[Spec]] = {
     "Activation codings: what waits for backward": Coding,
     "Pipeline codings: what crosses between stages": PipelineCoding,
     "Low-bit trainings: models whose weights end in a few bits": LowBitTraining,
+    "Sparsifiers: which weights are in use": Sparsifier,
 }
 
 

@@ -42,6 +42,7 @@ ROOMS = (
     "laconic.activations.codings",
     "laconic.pipeline.codings",
     "laconic.lowbit.trainings",
+    "laconic.sparsity.sparsifiers",
 )
 READING = threading.Lock()  # ast.parse in several threads at once can fail, seen on CPython 3.11
 LONGEST = 10_000  # characters of a spec string

@@ -1,8 +1,29 @@
-"""Sparse training: layers that compute with a few of their weights and keep a few of their inputs."""
+"""Sparse training: models that compute with a few of their weights, or keep a few of their inputs."""
 
+from laconic.sparsity.exported import SparseConv2d as SparseConv2d
+from laconic.sparsity.exported import SparseLinear as SparseLinear
+from laconic.sparsity.exported import export as export
+from laconic.sparsity.exported import nbytes as nbytes
 from laconic.sparsity.layers import SwatConv2d as SwatConv2d
 from laconic.sparsity.layers import SwatLinear as SwatLinear
+from laconic.sparsity.sparse_training import SparseTraining as SparseTraining
+from laconic.sparsity.sparsifier import Sparsifier as Sparsifier
+from laconic.sparsity.sparsify import rigl as rigl
+from laconic.sparsity.sparsify import sparsify as sparsify
 from laconic.sparsity.swat import Swat as Swat
 from laconic.sparsity.swat import swat as swat
 
-__all__ = ["Swat", "SwatConv2d", "SwatLinear", "swat"]
+__all__ = [
+    "SparseConv2d",
+    "SparseLinear",
+    "SparseTraining",
+    "Sparsifier",
+    "Swat",
+    "SwatConv2d",
+    "SwatLinear",
+    "export",
+    "nbytes",
+    "rigl",
+    "sparsify",
+    "swat",
+]

@@ -14,6 +14,7 @@ from typing import Literal
 from laconic.core import arguments
 
 Layout = Literal["uniform", "erk"]
+LAYOUTS: tuple[Layout, ...] = ("uniform", "erk")
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -33,8 +34,17 @@ def densities(shapes: Shapes, density: float, layout: Layout = "uniform") -> dic
     {'wide': 0.092, 'narrow': 0.918}
     """
     arguments.number("density", density, above=0, most=1)
-    arguments.choice("layout", layout, ("uniform", "erk"))
+    arguments.choice("layout", layout, LAYOUTS)
     return dict.fromkeys(shapes, float(density)) if layout == "uniform" else _erk(shapes, density)
+
+
+def entries(density: float, n: int) -> int:
+    """How many of n entries a density in (0, 1] keeps: all but floor((1 - density) * n), as the authors do.
+
+    >>> entries(0.5, 120), entries(0.2, 8), entries(0.9, 30)  # from the authors' tests
+    (60, 2, 27)
+    """
+    return n - math.floor(round((1 - density) * n, 6))  # rounded: 1 - 0.9 is a little less than 0.1
 
 
 def _erk(shapes: Shapes, density: float) -> dict[str, float]:

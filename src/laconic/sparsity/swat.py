@@ -7,7 +7,6 @@ computed every tenth batch and reused in between. The equations are in `layers`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from laconic.core.errors import AttachError, StateError
 from laconic.sparsity.densities import Layout, densities
 from laconic.sparsity.layers import SwatConv2d, SwatLinear
 from laconic.sparsity.thresholds import Thresholds
+from laconic.sparsity.treated import check_kept, named, refuse_tied
 
 LAYERS: dict[type, Callable[[Any, Thresholds], SwatConv2d | SwatLinear]] = {
     nn.Conv2d: SwatConv2d.of,
@@ -71,12 +71,8 @@ def swat(
     arguments.number("sparsity", sparsity, above=0, below=1)
     arguments.whole("refresh", refresh, 1)
     arguments.choice("first", first, ("dense", "sparse"))
-    names = dict(model.named_modules(remove_duplicate=False))
-    for name in keep:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "see model.named_modules()"
-            raise AttachError(f"keep: this model has no module {name!r}: {hint}")
+    names = named(model)
+    check_kept(names, keep)
     treated = _treated(names, first, keep)
     weights = {name: tuple(layer.weight.shape) for name, layer in treated.items()}
     shares = densities(weights, round(1 - sparsity, 12), layout)
@@ -173,20 +169,8 @@ def _treated(
             f"no layer to treat: of {len(found)} Conv2d and Linear layers, first={first!r} and keep= leave"
             " none; give the model another one, or first='sparse'"
         )
-    _refuse_tied(names, treated)
+    refuse_tied(names, treated)
     return treated
-
-
-def _refuse_tied(names: dict[str, nn.Module], treated: dict[str, Any]) -> None:
-    owners: dict[int, str] = {}
-    for name, module in names.items():
-        for key, parameter in module._parameters.items():
-            owner = owners.setdefault(id(parameter), name)
-            if parameter is not None and owner != name and (name in treated or owner in treated):
-                raise AttachError(
-                    f"{owner!r} and {name!r} share their {key}, and one threshold cannot serve both:"
-                    f" keep both dense with keep=({owner!r}, {name!r})"
-                )
 
 
 def _made(name: str, layer: Any, thresholds: Thresholds) -> SwatConv2d | SwatLinear:

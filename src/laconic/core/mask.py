@@ -1,0 +1,82 @@
+"""Mask: which entries of a parameter are in use; all others are zero, and get no gradient.
+
+Sparse training sets it, and what works on gradients of the same parameter looks it up: all ranks have the
+same masks, so positions need not travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """The entries of one parameter that are in use. A change of the mask is another object.
+
+    Attributes:
+        used: bool, in the parameter's shape.
+        positions: int64 (k,), ascending: where these entries lie in the parameter's memory, which is how
+            they lie in a bucket of gradients.
+
+    >>> Mask.of(torch.zeros(2, 2), torch.tensor([[True, False], [False, True]])).positions
+    tensor([0, 3])
+    """
+
+    used: Tensor
+    positions: Tensor
+
+    @classmethod
+    def of(cls, parameter: Tensor, used: Tensor) -> Mask:
+        """The mask `used`, bool in the parameter's shape."""
+        by_stride = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
+        return cls(used, used.permute(by_stride).flatten().nonzero().flatten())
+
+    def clear_(self, x: Tensor) -> Tensor:
+        """Set to zero the entries of x, in the parameter's shape, that are not in use."""
+        return x.masked_fill_(~self.used, 0)
+
+
+_masks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def mask_of(parameter: Tensor) -> Mask | None:
+    """The parameter's mask; None where all entries are in use."""
+    found: Mask | None = _masks.get(parameter)  # type: ignore[no-untyped-call]
+    return found
+
+
+def set_mask(parameter: Tensor, mask: Mask | None) -> None:
+    """Make this the parameter's mask from now on; None: all entries are in use."""
+    if mask is None:
+        _masks.pop(parameter, None)  # type: ignore[no-untyped-call]
+    else:
+        _masks[parameter] = mask
+
+
+def cleared(state: Mapping[str, Tensor], masks: Mapping[str, Mask]) -> dict[str, Tensor] | None:
+    """A state with zero for entries that are not in use; None where that changes nothing.
+
+    Args:
+        state: "<kind>/<tensor name>" to a tensor. One of a masked tensor's size lies as in a bucket.
+        masks: By tensor name.
+
+    >>> import torch
+    >>> mask = Mask.of(torch.zeros(2), torch.tensor([True, False]))
+    >>> cleared({"residual/w": torch.tensor([1.0, 2.0])}, {"w": mask})
+    {'residual/w': tensor([1., 0.])}
+    """
+    made, any_changed = dict(state), False
+    for key, value in state.items():
+        mask = masks.get(key.rpartition("/")[2])
+        if mask is None or value.numel() != mask.used.numel():
+            continue
+        flat, kept = value.flatten(), value.new_zeros(value.numel())
+        positions = mask.positions.to(value.device)
+        kept[positions] = flat[positions]
+        if bool((kept != flat).any()):
+            made[key], any_changed = kept.view(value.shape), True
+    return made if any_changed else None

@@ -1,0 +1,61 @@
+"""Dense gradients of masked weights, by which new entries are chosen: summed over passes, turns and ranks.
+
+A hook on a gradient runs before DistributedDataParallel takes its mean over ranks, and what is masked never
+gets there: so the sum over ranks is taken here, once for an update of the masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from laconic.comm.comm import Comm
+
+
+class DenseGradients:
+    """What counts for the next update, in float32, by the weight's name.
+
+    `turns`: of the steps since the last update. Gradients of a step that is not taken, as a GradScaler's may
+    be, leave no trace.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        self._weights = weights
+        self.turns: dict[str, Tensor] = {}
+        self._passes: dict[str, Tensor] = {}  # the backward passes since the last step
+
+    def note(self, name: str, grad: Tensor) -> None:
+        """A backward pass has this gradient, which is about to be added to the weight's."""
+        held = self._weights[name].grad
+        first = held is None or not bool(held.any())  # of this step
+        before = None if first else self._passes.get(name)
+        dense = grad.detach().to(torch.float32)
+        self._passes[name] = dense.clone() if before is None else before + dense
+
+    def stepped(self, counts: bool) -> None:
+        """The step is done; its gradients count for a later update, or not any more."""
+        for name, dense in self._passes.items() if counts else ():
+            self.turns[name] = self.turns[name] + dense if name in self.turns else dense
+        self._passes.clear()
+
+    def summed(self, comm: Comm | None) -> dict[str, Tensor]:
+        """All that counts, summed over the ranks of `comm`: flat, by name. Called by all of them."""
+        parts = []
+        for name, weight in self._weights.items():
+            total = torch.zeros_like(weight, dtype=torch.float32, memory_format=torch.contiguous_format)
+            for found in (self.turns, self._passes):
+                if name in found:
+                    total += found[name]
+            parts.append(total.flatten())
+        flat = torch.cat(parts)
+        if comm is not None:
+            comm.all_reduce(flat)
+        views = torch.split(flat, [part.numel() for part in parts])
+        return dict(zip(self._weights, views, strict=True))
+
+    def forget(self) -> None:
+        """Nothing counts any more."""
+        self.turns.clear()
+        self._passes.clear()

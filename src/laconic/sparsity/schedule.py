@@ -1,0 +1,32 @@
+"""When masks are updated, and how much changes: every so many turns, less and less, until a share of them."""
+
+from __future__ import annotations
+
+import math
+
+from laconic.core import arguments
+
+
+def check(every: int, drop: float, until: float) -> None:
+    """Raise `SpecError` unless these can be a schedule."""
+    arguments.whole("every", every, 1)
+    arguments.number("drop", drop, above=0, most=1)
+    arguments.number("until", until, above=0, most=1)
+
+
+def due(turn: int, steps: int, every: int, until: float) -> bool:
+    """Whether masks are updated at this turn: at 0, every, 2 * every, ... up to until * steps.
+
+    >>> [turn for turn in range(10) if due(turn, 10, every=3, until=0.7)]
+    [0, 3, 6]
+    """
+    return turn % every == 0 and turn <= until * steps
+
+
+def fraction(turn: int, steps: int, drop: float, until: float) -> float:
+    """The share of the entries in use that drop: drop / 2 * (1 + cos(pi * turn / (until * steps))).
+
+    >>> [round(fraction(turn, 100, drop=0.3, until=0.8), 3) for turn in (0, 40, 80)]
+    [0.3, 0.15, 0.0]
+    """
+    return drop / 2 * (1 + math.cos(math.pi * min(1.0, turn / (until * steps))))

@@ -1,0 +1,280 @@
+"""Sparse training at work: masks on a model's weights, kept by hooks on its gradients and its optimiser.
+
+backward      each weight's gradient is masked before anyone sees it; where it counts, its dense form is kept
+before step   the dense gradients, summed over ranks, choose new masks, in the place of the step
+after step    or so, where updates follow the step; entries that are not in use are zero
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from laconic import kernels
+from laconic.comm.metered import Metered
+from laconic.comm.torch_comm import TorchComm
+from laconic.core.errors import PeerError, StateError
+from laconic.core.mask import Mask, set_mask
+from laconic.core.turn import Turn
+from laconic.optim.closure import evaluated
+from laconic.sparsity.dense_gradients import DenseGradients
+from laconic.sparsity.densities import entries
+from laconic.sparsity.drop_and_grow import shuffled
+from laconic.sparsity.slots import clear_
+from laconic.sparsity.sparsifier import Moment, Sparsifier
+
+START = -1  # in the place of the turn, in the keys of the first masks
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class SparsityStats:
+    """Figures of a sparse training.
+
+    Attributes:
+        turn: Steps so far.
+        updates: Updates of the masks so far.
+        density: Share of the treated layers' weights that are in use.
+        changed: Share of the entries in use that the last update brought.
+        score_bytes: Payload that this rank has sent for the scores: the dense gradients of the updates.
+    """
+
+    turn: int
+    updates: int
+    density: float
+    changed: float
+    score_bytes: int
+
+
+class SparseTraining:
+    """What `laconic.sparsity.sparsify` did to a model.
+
+    `masks`: the masked weights' entries in use, bool in the weight's shape, by parameter name.
+    """
+
+    def __init__(
+        self,
+        sparsifier: Sparsifier,
+        weights: Mapping[str, Tensor],
+        shares: Mapping[str, float],
+        optimizer: Optimizer,
+        *,
+        steps: int,
+        seed: int,
+        comm: Metered | None,
+    ) -> None:
+        self.sparsifier = sparsifier
+        self.steps, self.seed = steps, seed
+        self.turn = self.updates = 0
+        self.masks: dict[str, Tensor] = {}
+        self._dense = sum(weight.numel() for name, weight in weights.items() if shares[name] == 1)
+        self._shares = {name: share for name, share in shares.items() if share < 1}
+        self._weights = {name: weights[name] for name in self._shares}
+        self._optimizer = optimizer
+        self._comm = comm
+        self._changed = 0.0
+        self._warned = False
+        self._dense_gradients = DenseGradients(self._weights)
+        self._hidden: list[tuple[Tensor, Tensor]] = []
+        self._hooks: list[RemovableHandle] = []
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """What all ranks must have alike."""
+        return {
+            "the sparsifier": repr(self.sparsifier),
+            "steps=": str(self.steps),
+            "the seed": str(self.seed),
+            "the masked weights": str({name: tuple(each.shape) for name, each in self._weights.items()}),
+        }
+
+    @property
+    def densities(self) -> dict[str, float]:
+        """Share of each masked weight's entries that are in use now."""
+        return {name: float(mask.sum()) / mask.numel() for name, mask in self.masks.items()}
+
+    def stats(self) -> SparsityStats:
+        """Figures of this rank since the start."""
+        whole = self._dense + sum(mask.numel() for mask in self.masks.values())
+        used = self._dense + sum(int(mask.sum()) for mask in self.masks.values())
+        sent = 0 if self._comm is None else self._comm.snapshot().payload_sent
+        density = used / whole if whole else 1.0
+        return SparsityStats(self.turn, self.updates, density, self._changed, sent)
+
+    def start(self) -> None:
+        """Draw the first masks, and keep them from now on."""
+        for name, weight in self._weights.items():
+            n = weight.numel()
+            count = entries(self.sparsifier.first_density(self._shares[name]), n)
+            used = torch.zeros(n, dtype=torch.bool)
+            used[shuffled(n, self._key(name, START))[:count]] = True
+            self._use(name, used.view(weight.shape).to(weight.device))
+            self._hooks.append(weight.register_hook(self._masked_gradient(name)))  # type: ignore[no-untyped-call]
+        if self._weights:
+            before = self._optimizer.register_step_pre_hook(self._before)
+            hooks = before.hooks_dict_ref()
+            assert hooks is not None
+            hooks.move_to_end(before.id, last=False)  # others before the step are to find masked gradients
+            self._hooks += [before, self._optimizer.register_step_post_hook(self._after)]
+
+    def remove(self) -> None:
+        """Let all weights train again, from what they are: those not in use from zero. Call it on every rank.
+
+        A second call does nothing.
+        """
+        for hook in self._hooks:
+            hook.remove()
+        for weight in self._weights.values() if self._hooks else ():
+            set_mask(weight, None)
+        self._hooks.clear()
+        if self._comm is not None and isinstance(self._comm.comm, TorchComm):
+            self._comm.comm.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Masks by parameter name, one bit an entry, and the turn; equal on all ranks but for `scores`.
+
+        Plain numbers, strings and tensors, which load under `torch.load(weights_only=True)`. Save it between
+        steps, beside the states of the model and the optimiser. With `accumulate` above 1 it holds scores of
+        this rank's own, in float32.
+        """
+        bits = {name: kernels.pack_bits(mask.flatten().int().cpu(), 1) for name, mask in self.masks.items()}
+        return {
+            "format": FORMAT,
+            "sparsifier": repr(self.sparsifier),
+            "steps": self.steps,
+            "seed": self.seed,
+            "turn": self.turn,
+            "updates": self.updates,
+            "changed": self._changed,
+            "masks": bits,
+            "scores": {name: score.clone() for name, score in self._dense_gradients.turns.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, with the same bits, once the model's and the optimiser's are loaded.
+
+        Raises:
+            StateError: With nothing changed, for the state of another sparsifier, length, seed or model.
+        """
+        own = self.state_dict()
+        if state.keys() != own.keys():
+            raise StateError(f"this is no state of a sparse training: it has {', '.join(sorted(state)[:3])}")
+        for key in ("format", "sparsifier", "steps", "seed"):
+            if state[key] != own[key]:
+                raise StateError(f"saved with {key} {state[key]!r}, but this training has {own[key]!r}")
+        if {name: bits.numel() for name, bits in state["masks"].items()} != {
+            name: bits.numel() for name, bits in own["masks"].items()
+        }:
+            raise StateError("saved for other weights: make the same model sparse, with the same keep=")
+        self.masks.clear()  # the first masks do not count: a saved entry keeps its value
+        for name, bits in state["masks"].items():
+            weight = self._weights[name]
+            used = kernels.unpack_bits(bits, 1, weight.numel()).bool()
+            self._use(name, used.view(weight.shape).to(weight.device))
+        self.turn, self.updates, self._changed = state["turn"], state["updates"], state["changed"]
+        self._dense_gradients.forget()
+        for name, score in state["scores"].items():
+            self._dense_gradients.turns[name] = score.to(self._weights[name].device)
+
+    def _key(self, name: str, turn: int) -> int:
+        return Turn(turn, seed=self.seed).common(name)
+
+    def _use(self, name: str, used: Tensor) -> None:
+        """Make this the weight's mask. What is new in it, and all outside it, is zero: weight and slots."""
+        weight, before = self._weights[name], self.masks.get(name, used)
+        self.masks[name] = used
+        set_mask(weight, Mask.of(weight, used))
+        clear_(self._optimizer, weight, ~(used & before))
+
+    def _masked_gradient(self, name: str) -> Callable[[Tensor], Tensor]:
+        def hook(grad: Tensor) -> Tensor:
+            if self.sparsifier.counts(self.turn, self.steps):
+                self._dense_gradients.note(name, grad)
+            return grad.masked_fill(~self.masks[name], 0)
+
+        return hook
+
+    def _before(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self._hidden.clear()
+        args, kwargs = evaluated(optimizer, args, kwargs)
+        if self.sparsifier.replaces_step and self._due() and self._update():
+            groups = (group["params"] for group in optimizer.param_groups)
+            present = [each for group in groups for each in group if each.grad is not None]
+            self._hidden = [(each, each.grad) for each in present]
+            for each in present:
+                each.grad = None  # which an optimiser leaves alone
+        for name, weight in self._weights.items():
+            if weight.grad is not None:
+                weight.grad.masked_fill_(~self.masks[name], 0)
+        return args, kwargs
+
+    @torch.no_grad()
+    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for parameter, grad in self._hidden:
+            parameter.grad = grad
+        self._hidden.clear()
+        for name, weight in self._weights.items():
+            weight.masked_fill_(~self.masks[name], 0)
+        if not self.sparsifier.replaces_step and self._due():
+            self._update()
+        self._dense_gradients.stepped(self.sparsifier.counts(self.turn, self.steps) and not self._due())
+        self.turn += 1
+
+    def _due(self) -> bool:
+        return self.sparsifier.due(self.turn, self.steps)
+
+    @torch.no_grad()
+    def _update(self) -> bool:
+        """Choose new masks. False, with nothing changed, where the score is not finite."""
+        counts = self.sparsifier.counts(self.turn, self.steps)
+        scores = self._dense_gradients.summed(self._comm) if counts else {}
+        if not all(bool(score.isfinite().all()) for score in scores.values()):
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"the dense gradients of turn {self.turn} are not finite: the masks stay as they are"
+                    " until the next update",
+                    stacklevel=2,
+                )
+            self._dense_gradients.forget()
+            return False
+        chosen = {}
+        for name, weight in self._weights.items():
+            at = Moment(self.turn, self.steps, self._key(name, self.turn))
+            share, score = self._shares[name], scores.get(name)
+            used = self.masks[name].flatten()
+            chosen[name] = self.sparsifier.updated(weight.detach().flatten(), used, score, share, at)
+        self._compare(chosen)
+        new = sum(int((used & ~self.masks[name].flatten()).sum()) for name, used in chosen.items())
+        self._changed = new / max(1, sum(int(used.sum()) for used in chosen.values()))
+        for name, used in chosen.items():
+            self._use(name, used.view(self.masks[name].shape))
+        self._dense_gradients.forget()
+        self.updates += 1
+        return True
+
+    def _compare(self, chosen: Mapping[str, Tensor]) -> None:
+        """Raise `PeerError` unless all ranks have chosen the same masks: 8 bytes a rank."""
+        if self._comm is None:
+            return
+        digest = hashlib.blake2b(digest_size=8)
+        for used in chosen.values():
+            digest.update(kernels.pack_bits(used.int().cpu(), 1).numpy().tobytes())
+        mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.int64)
+        for rank, other in enumerate(self._comm.all_gather(mine)):
+            if not torch.equal(mine, other):
+                raise PeerError(
+                    f"rank {self._comm.rank}: rank {rank} has chosen other masks at turn {self.turn}, as"
+                    " replicas differ: sparse training needs replicas that are equal at every step, as under"
+                    " DistributedDataParallel; for replicas that are meant to differ take static_masks()"
+                )

@@ -1,0 +1,1 @@
+"""Sparsifiers by name: one file a paper."""

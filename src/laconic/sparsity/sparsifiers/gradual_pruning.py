@@ -1,0 +1,73 @@
+"""Gradual pruning: a dense model that loses its smallest weights step by step.
+
+Zhu and Gupta 2017, arXiv:1710.01878 [recalled]. From `begin` to `until` of the training, every `every` turns,
+after the optimiser's step:
+
+    density = share + (1 - share) * (1 - progress)^3
+
+The largest |w| stay, layer by layer. What is pruned stays pruned: with zero and without a gradient it cannot
+become large again, where the paper's weights keep their value under the mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from laconic.core import arguments
+from laconic.core.spec import Status
+from laconic.sparsity import schedule
+from laconic.sparsity.densities import LAYOUTS, Layout, entries
+from laconic.sparsity.drop_and_grow import largest
+from laconic.sparsity.sparsifier import Moment, Sparsifier
+
+
+@dataclass(frozen=True, repr=False)
+class GradualPruning(Sparsifier):
+    """From dense to sparse by magnitude.
+
+    Args:
+        density: Share of the weights that are in use at the end, in (0, 1]; default: 0.1.
+        every: Turns from one update to the next; default: 100.
+        begin: Share of the training before the first weights go, in [0, until); default: 0.25.
+        until: Share of the training after which masks stay, in (0, 1]; default: 0.75.
+        layout: "erk" (default): narrow layers keep more; "uniform": all the same, and the first is dense.
+
+    >>> GradualPruning(density=0.2)
+    gradual_pruning(density=0.2)
+    """
+
+    density: float = 0.1
+    every: int = 100
+    begin: float = 0.25
+    until: float = 0.75
+    layout: Layout = "erk"
+
+    paper: ClassVar[str] = "Zhu and Gupta 2017, arXiv:1710.01878"
+    status: ClassVar[Status] = "recalled"
+    examples: ClassVar[tuple[str, ...]] = ("gradual_pruning(density=0.1)",)
+
+    def __post_init__(self) -> None:
+        arguments.number("density", self.density, above=0, most=1)
+        arguments.whole("every", self.every, 1)
+        arguments.number("until", self.until, above=0, most=1)
+        arguments.number("begin", self.begin, least=0, below=self.until)
+        arguments.choice("layout", self.layout, LAYOUTS)
+
+    def first_density(self, share: float) -> float:
+        return 1.0
+
+    def due(self, turn: int, steps: int) -> bool:
+        last = int(self.until * steps)
+        return turn == last or (
+            turn >= self.begin * steps and schedule.due(turn, steps, self.every, self.until)
+        )
+
+    def updated(self, weight: Tensor, used: Tensor, score: Tensor | None, share: float, at: Moment) -> Tensor:
+        first, last = self.begin * at.steps, int(self.until * at.steps)
+        progress = 1.0 if at.turn >= last else max(0.0, (at.turn - first) / (last - first))
+        density = share + (1 - share) * (1 - progress) ** 3
+        count = min(int(used.sum()), entries(density, used.numel()))
+        return largest(weight.abs().masked_fill(~used, -1), count, at.key)

@@ -1,0 +1,40 @@
+"""Static masks: weights chosen at random before the first step, and never again. A baseline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from laconic.core import arguments
+from laconic.sparsity.densities import LAYOUTS, Layout
+from laconic.sparsity.sparsifier import Moment, Sparsifier
+
+
+@dataclass(frozen=True, repr=False)
+class StaticMasks(Sparsifier):
+    """The masks of the start, throughout.
+
+    Args:
+        density: Share of the weights that are in use, in (0, 1]; default: 0.1.
+        layout: "erk" (default): narrow layers keep more; "uniform": all the same, and the first is dense.
+
+    >>> StaticMasks(density=0.2)
+    static_masks(density=0.2)
+    """
+
+    density: float = 0.1
+    layout: Layout = "erk"
+
+    examples: ClassVar[tuple[str, ...]] = ("static_masks(density=0.1)",)
+
+    def __post_init__(self) -> None:
+        arguments.number("density", self.density, above=0, most=1)
+        arguments.choice("layout", self.layout, LAYOUTS)
+
+    def due(self, turn: int, steps: int) -> bool:
+        return False
+
+    def updated(self, weight: Tensor, used: Tensor, score: Tensor | None, share: float, at: Moment) -> Tensor:
+        return used

@@ -1,0 +1,134 @@
+"""`sparsify` and `rigl`: a model that trains with few of its weights from the first step to the last."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from laconic.comm.metered import Metered
+from laconic.comm.torch_comm import TorchComm
+from laconic.core import arguments
+from laconic.core.errors import AttachError, SpecError
+from laconic.core.spec import parse
+from laconic.exchange.agreement import built_by_all
+from laconic.sparsity.densities import Layout, densities
+from laconic.sparsity.sparse_training import SparseTraining
+from laconic.sparsity.sparsifier import Sparsifier
+from laconic.sparsity.sparsifiers.rigl import Rigl
+from laconic.sparsity.treated import masked_weights
+
+
+def rigl(
+    model: nn.Module,
+    optimizer: Optimizer,
+    density: float = 0.1,
+    *,
+    steps: int,
+    every: int = 100,
+    drop: float = 0.3,
+    until: float = 0.75,
+    layout: Layout = "erk",
+    accumulate: int = 1,
+    keep: Collection[str] = (),
+    seed: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> SparseTraining:
+    """`sparsify` with RigL (Evci et al. 2020), whose arguments these are: see `sparsifiers.rigl`.
+
+    >>> import torch
+    >>> net = nn.Sequential(nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))
+    >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    >>> sparse = rigl(net, optimizer, density=0.1, steps=1000)
+    >>> {name: round(share, 2) for name, share in sparse.densities.items()}
+    {'0.weight': 0.07, '2.weight': 0.39}
+    """
+    spec = Rigl(density, every, drop, until, layout, accumulate)
+    return sparsify(model, optimizer, spec, steps=steps, keep=keep, seed=seed, group=group)
+
+
+def sparsify(
+    model: nn.Module,
+    optimizer: Optimizer,
+    spec: str | Sparsifier,
+    *,
+    steps: int,
+    keep: Collection[str] = (),
+    seed: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> SparseTraining:
+    """Train a model's Linear and convolution layers with few of their weights, from now on.
+
+    The model stays an ordinary one: its parameters are the same objects, with zeros where a mask says so, and
+    the same mask is kept on their gradients and on what the optimiser keeps for them. The optimiser is your
+    own. Biases, and the weights of other layers, stay dense.
+
+    Under DistributedDataParallel and `laconic.compress` all ranks have the same masks; call this before or
+    after either, on every rank. Dense gradients are summed over ranks at the updates of the masks, in
+    float32, and only then. With `compress(model, optimizer, "masked(...)")` gradients travel without
+    positions.
+
+    Args:
+        model: A plain module, a `DistributedDataParallel` or a module around one. It changes in place.
+        optimizer: Holds the weights that are made sparse. Its steps are counted.
+        spec: Such as "rigl(density=0.1)", "sparse_evolution(density=0.1)", "static_masks(density=0.1)" or
+            "gradual_pruning(density=0.1)"; the same on all ranks.
+        steps: Steps of the whole training, by which the updates are spread.
+        keep: Names of modules that stay dense with everything inside; default: none.
+        seed: Seed of the first masks and of all that is random later; equal on all ranks. Default: 0.
+        group: The ranks that train together. Default: those of the DistributedDataParallel; for a plain model
+            all ranks, if torch.distributed is initialised, else this process alone.
+
+    Returns:
+        The handle: masks, figures, state, and `remove()`.
+
+    Raises:
+        SpecError: The spec or an argument is wrong.
+        AttachError: On every rank, with nothing changed: the model has no such layers, or masks already; two
+            modules share a weight; `keep` names no module; the optimiser lacks a weight; ranks disagree.
+    """
+    wrapped = next((each for each in model.modules() if isinstance(each, DistributedDataParallel)), None)
+    plain = model if wrapped is None else wrapped.module
+    comm = _comm(group if wrapped is None else wrapped.process_group)
+
+    def build() -> SparseTraining:
+        arguments.whole("steps", steps, 1)
+        arguments.whole("seed", seed)
+        made = parse(spec) if isinstance(spec, str) else spec
+        if not isinstance(made, Sparsifier):
+            raise SpecError(f"sparsify takes a sparsifier, such as rigl(density=0.1), got {made!r}")
+        weights = masked_weights(plain, keep, first=made.layout == "erk")
+        held = {each for one in optimizer.param_groups for each in one["params"]}
+        missing = [name for name, weight in weights.items() if weight not in held]
+        if missing:
+            raise AttachError(
+                f"this {type(optimizer).__name__} lacks {missing[0]}, and {len(missing)} of the"
+                f" {len(weights)} weights to make sparse: build it from model.parameters() of this very"
+                " model, or name the others' modules in keep="
+            )
+        shares = densities(
+            {name: tuple(each.shape) for name, each in weights.items()}, made.density, made.layout
+        )
+        metered = None if comm is None else Metered(comm)
+        return SparseTraining(made, weights, shares, optimizer, steps=steps, seed=seed, comm=metered)
+
+    if comm is None:
+        training = build()
+    else:
+        try:
+            training = built_by_all(Metered(comm), build)
+        except BaseException:
+            comm.close()
+            raise
+    training.start()
+    return training
+
+
+def _comm(group: dist.ProcessGroup | None) -> TorchComm | None:
+    """A process group of our own among these ranks; None for one process alone."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
+        return None
+    return TorchComm.own(group)

@@ -1,0 +1,98 @@
+"""Which layers of a model are made sparse, and what speaks against it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+
+from torch import Tensor, nn
+
+from laconic.core.errors import AttachError
+from laconic.core.mask import mask_of
+from laconic.sparsity.layers import SwatConv2d, SwatLinear
+
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def check_kept(names: Mapping[str, nn.Module], keep: Collection[str]) -> None:
+    """Raise `AttachError` if `keep` names no module."""
+    for name in keep:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "see model.named_modules()"
+            raise AttachError(f"keep: this model has no module {name!r}: {hint}")
+
+
+def masked_weights(model: nn.Module, keep: Collection[str], *, first: bool) -> dict[str, nn.Parameter]:
+    """The weights to mask, by the name of the parameter, in the model's own order.
+
+    Args:
+        model: A plain module.
+        keep: Names of modules that stay dense with everything inside.
+        first: Whether the first of these layers is masked too.
+
+    Raises:
+        AttachError: There is none; one is masked already, shared with another module, or sharded.
+    """
+    names = {each.replace("_orig_mod.", ""): module for each, module in named(model).items()}
+    check_kept(names, keep)
+    for name, module in names.items():
+        if isinstance(module, (SwatConv2d, SwatLinear)):
+            raise AttachError(f"{name!r} is sparse already, by swat(): call its handle's remove() first")
+    found = {
+        name: module
+        for name, module in names.items()
+        if type(module) in LAYERS
+        and (weight := module._parameters.get("weight")) is not None
+        and weight.requires_grad
+    }
+    inside = tuple(f"{name}." for name in keep)
+    treated = {
+        name: module
+        for name, module in list(found.items())[0 if first else 1 :]
+        if name not in keep and not name.startswith(inside)
+    }
+    if not treated:
+        spared = "" if first else ", and layout='uniform' leaves the first dense: take layout='erk'"
+        raise AttachError(
+            f"no layer to treat: this model has {len(found)} Linear and convolution layers to train, keep="
+            f" leaves none{spared}"
+        )
+    weights: dict[str, nn.Parameter] = {}
+    for name, module in treated.items():
+        weight = module._parameters["weight"]
+        assert weight is not None
+        weights[f"{name}.weight" if name else "weight"] = weight
+        if mask_of(weight) is not None:
+            raise AttachError(f"{name!r} is masked already: call the first handle's remove() before another")
+        kind = type(weight.data).__name__
+        if weight.is_complex() or kind == "DTensor":
+            raise AttachError(
+                f"the weight of {name!r} is {weight.dtype}, {kind}: masks are for real weights that every"
+                " rank has whole, alone or under DistributedDataParallel"
+            )
+    refuse_tied(names, treated, ("weight",))
+    return weights
+
+
+def named(model: nn.Module) -> dict[str, nn.Module]:
+    """All modules by name; one that has several names is there under each."""
+    return dict(model.named_modules(remove_duplicate=False))
+
+
+def refuse_tied(
+    names: Mapping[str, nn.Module], treated: Collection[str], keys: Collection[str] | None = None
+) -> None:
+    """Raise `AttachError` if a treated layer shares a parameter with another; `keys`: only these of it."""
+    owners: dict[int, tuple[str, Tensor]] = {}
+    for name, module in names.items():
+        for key, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            owner, _ = owners.setdefault(id(parameter), (name, parameter))
+            matters = (name in treated and (keys is None or key in keys)) or owner in treated
+            if owner != name and matters:
+                raise AttachError(
+                    f"{owner!r} and {name!r} share their {key}, and one mask or threshold cannot serve both:"
+                    f" keep both dense with keep=({owner!r}, {name!r})"
+                )

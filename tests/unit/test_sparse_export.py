@@ -1,0 +1,106 @@
+"""Exported models: the same outputs, fewer bytes, saved and loaded."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from laconic.core.errors import AttachError, SpecError
+from laconic.sparsity import SparseConv2d, SparseLinear, export, nbytes
+from laconic.sparsity.exported import SparseWeight
+from laconic.tasks.cifar10 import resnet20
+
+
+def thinned(model: nn.Module, density: float, seed: int = 0) -> nn.Module:
+    rng = torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.data.masked_fill_(torch.rand(weight.shape, generator=rng) >= density, 0)
+    return model.eval()
+
+
+CONVS = [
+    {"in_channels": 3, "out_channels": 5, "kernel_size": 3},
+    {"in_channels": 4, "out_channels": 8, "kernel_size": (1, 3), "stride": (2, 1), "padding": (0, 2)},
+    {"in_channels": 4, "out_channels": 4, "kernel_size": 3, "dilation": 2, "padding": 2, "bias": False},
+]
+
+
+@pytest.mark.parametrize("form", ["csr", "auto"])
+@pytest.mark.parametrize("shape", CONVS)
+def test_a_convolution_is_the_same(form, shape) -> None:
+    torch.manual_seed(0)
+    layer = thinned(nn.Conv2d(**shape), 0.2)
+    made, x = export(layer, form), torch.randn(2, shape["in_channels"], 9, 8)
+    assert isinstance(made, SparseConv2d)
+    torch.testing.assert_close(made(x), layer(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(made(x[0]), layer(x[0]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("ahead", [(), (6,), (2, 3)])
+@pytest.mark.parametrize("form", ["csr", "2:4"])
+def test_a_dense_layer_is_the_same(ahead, form) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(16, 5)
+    fours = layer.weight.data.view(-1, 4)
+    fours.scatter_(1, torch.rand(fours.shape).topk(2).indices, 0)
+    made, x = export(layer, form), torch.randn(*ahead, 16)
+    assert isinstance(made, SparseLinear) and made.weight.form == form
+    assert torch.equal(made.weight.dense(), layer.weight)
+    torch.testing.assert_close(made(x), layer(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("entries", [0, 1, 2])
+def test_two_of_four_keeps_fours_with_fewer(entries) -> None:
+    weight = torch.zeros(4, 8)
+    for row in weight.view(-1, 4):
+        row[torch.randperm(4)[:entries]] = torch.randn(entries)
+    made = SparseWeight(weight, "2:4")
+    assert torch.equal(made.dense(), weight)
+    assert nbytes(made) == 16 * 4 + 16 // 4
+
+
+def test_bytes_are_counted() -> None:
+    layer = thinned(nn.Linear(100, 50), 0.1)
+    entries = int((layer.weight != 0).sum())
+    assert nbytes(export(layer)) == 8 * entries + 4 * 51 + 4 * 50
+
+
+def test_a_network_is_saved_and_loads_into_another_export() -> None:
+    torch.manual_seed(0)
+    one, other = thinned(resnet20(), 0.1, seed=1), thinned(resnet20(), 0.1, seed=2)
+    x = torch.randn(2, 3, 32, 32)
+    made = export(one)
+    torch.testing.assert_close(made(x), one(x), rtol=1e-4, atol=1e-4)
+    assert nbytes(made) < 0.25 * nbytes(one)
+    file = io.BytesIO()
+    torch.save(made.state_dict(), file)
+    assert file.tell() < 0.5 * nbytes(one)
+    file.seek(0)
+    loaded = export(other)
+    loaded.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(loaded(x), made(x))
+
+
+def test_what_cannot_be_exported_is_refused() -> None:
+    with pytest.raises(AttachError, match="no layer of this model is sparse"):
+        export(nn.Linear(8, 8))
+    with pytest.raises(AttachError, match="more than two of four"):
+        weight = nn.Linear(16, 2)
+        weight.weight.data[:, 4:] = 0
+        export(weight, "2:4")
+    with pytest.raises(SpecError, match="form must be"):
+        export(nn.Linear(8, 8), "coo")
+    grouped = thinned(nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Linear(9, 9)), 0.1)
+    assert isinstance(export(grouped)[0], nn.Conv2d)  # stays dense
+
+
+def test_a_model_is_not_changed_by_its_export() -> None:
+    net = thinned(nn.Sequential(nn.Linear(20, 20), nn.ReLU()), 0.1)
+    before = net[0].weight.clone()
+    made = export(net)
+    made[0].weight.values.zero_()
+    assert torch.equal(net[0].weight, before) and isinstance(net[0], nn.Linear)
