@@ -47,6 +47,7 @@ ROUNDING = {
     "powersgd(rank=4)": 2.0**-22,
     "scatter_reduce(minmax(bits=2, block=16), feedback='both')": 2.0**-22,
     "scatter_reduce(minmax(bits=2, block=16), pattern='ring', feedback='both')": 2.0**-22,
+    "masked(scatter_reduce(minmax(bits=2, block=16), feedback='both'))": 2.0**-22,
 }
 DENSE = (
     "sum()",

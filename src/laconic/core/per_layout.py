@@ -28,6 +28,10 @@ class PerLayout(Generic[T]):
             known = self._made[id(layout)] = layout, self._make(layout)
         return known[1]
 
+    def refresh(self, make: Callable[[Layout, T], T]) -> None:
+        """Replace each result by `make(layout, result)`."""
+        self._made = {key: (layout, make(layout, known)) for key, (layout, known) in self._made.items()}
+
     def clear(self) -> None:
         """Forget all results."""
         self._made.clear()

@@ -14,12 +14,14 @@ from torch.optim import Optimizer
 from laconic.comm.metered import Metered
 from laconic.core.errors import AttachError, NonFiniteError, PeerError
 from laconic.core.layout import Layout
+from laconic.core.mask import cleared, mask_of
 from laconic.ddp.buckets import Buckets, real_shape
 from laconic.ddp.optimiser import OptimiserHooks, Optimisers, all_of
 from laconic.ddp.save_watch import SaveWatch
 from laconic.ddp.uneven import JoinedModel, UnevenInputs
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.gathered import GatheredState, gather_states, own_part
+from laconic.exchange.masks import MaskWatch
 from laconic.exchange.method import Method
 from laconic.exchange.rule import BoundRule, Site
 from laconic.exchange.state import FORMAT, Identity, RankState, label, model_digest, unlabel
@@ -68,7 +70,10 @@ class Handle(Joinable):
             for each in optimizers
         ]
         self._optimisers = Optimisers(hooks)
-        self.exchange = Exchange(method, self.layout, comm, self._optimisers, seed)
+        self.exchange = Exchange(
+            method, self.layout, comm, self._optimisers, seed, mask_of=lambda name: mask_of(dense[name])
+        )
+        self._masks = MaskWatch(self.layout.names, lambda name: mask_of(dense[name]))
         self.buckets = Buckets(
             self.exchange, names, scaler, keep_means=restore_unused, masters=self._optimisers.have_masters
         )
@@ -244,9 +249,25 @@ class Handle(Joinable):
         if self._uneven is not None:
             self._uneven.check(repr(self.method))
             self._uneven.stepped(exchange.step - 1)
+        self._follow_masks()
         self._saves.check(exchange.step - 1)
         self.buckets.before_step(self._optimisers.hooks[0].parameter)
         return exchange.step - 1
+
+    def _follow_masks(self) -> None:
+        """Let the rules forget what they keep for entries that are no longer in use."""
+        masks = self._masks.changed()
+        if not masks:
+            return
+        if any(rule.exchanges_in_step for rule in self.method.rules):
+            raise AttachError(
+                f"{self.method} exchanges inside optimizer.step(), and sparse training wants gradients that"
+                " are exchanged before it: take another method, such as 'dgc(density=0.01)' or 'cgx()'"
+            )
+        for rule in self._rules:
+            kept = cleared(rule.state_dict(), masks)
+            if kept is not None:
+                rule.load_state_dict(kept)
 
 
 def refuse_complex(method: Method, layout: Layout, parameters: Mapping[str, Tensor]) -> None:

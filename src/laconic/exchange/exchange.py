@@ -21,9 +21,11 @@ from laconic.comm.metered import Metered
 from laconic.comm.sent import Sent
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
+from laconic.core.mask import Mask, cleared
 from laconic.core.per_layout import PerLayout
 from laconic.core.turn import Turn
 from laconic.exchange.clip import Clip
+from laconic.exchange.masks import MaskWatch
 from laconic.exchange.method import Method, Route
 from laconic.exchange.noise_scale import NoiseMeter
 from laconic.exchange.sparse_gradients import sparse_mean
@@ -103,6 +105,7 @@ class Exchange:
         optimised: Optimised,
         seed: int = 0,
         seconds: Seconds | None = None,
+        mask_of: Callable[[str], Mask | None] = lambda name: None,
     ) -> None:
         self.method = method
         self.layout = layout
@@ -123,11 +126,23 @@ class Exchange:
         self._clip = Clip(layout) if self._clipping else None
         self.noise = NoiseMeter(exactly_summed(method, layout), layout, comm.size)
         self._parts = PerLayout(lambda layout: tuple(layout.named(part.names) for part in whole))
+        self.masks = MaskWatch(layout.names, mask_of)
         self._settled: list[tuple[Leg, Layout]] = []
         self._owned: dict[tuple[bool, ...], frozenset[str]] = {}
 
     def begin(self) -> None:
-        """A new backward pass: its first bucket is about to come."""
+        """A new backward pass: its first bucket is about to come. All ranks begin it."""
+        self._reset()
+        masks = self.masks.changed()
+        if masks is None:
+            return
+        for leg in self._legs:
+            leg.reducer.remask(masks)
+            kept = cleared(leg.feedback.state_dict(), masks)
+            if kept is not None:
+                leg.feedback.load_state_dict(kept)
+
+    def _reset(self) -> None:
         self.void = None
         self._settled.clear()
         self.noise.begin()
@@ -267,7 +282,7 @@ class Exchange:
             leg.feedback.load_state_dict({key: value for key, value in part.items() if key not in reduced})
             leg.reducer.load_state_dict({key: value for key, value in part.items() if key in reduced})
         self.step = step
-        self.begin()
+        self._reset()
 
 
 def exactly_summed(method: Method, layout: Layout) -> Layout:

@@ -21,6 +21,7 @@ from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.feedback.no_feedback import NoFeedback
 from laconic.reducers import Composition, Reducer
 from laconic.reducers.gather import Gather
+from laconic.reducers.masked import Masked
 from laconic.reducers.sum import Sum
 from laconic.reducers.two_level import TwoLevel
 
@@ -181,6 +182,9 @@ def lift(spec: Any) -> Method:
     if isinstance(spec, Method):
         return spec
     text = repr(spec)
+    if isinstance(spec, Masked):
+        inner = lift(spec.inner)
+        return Method(text, tuple(replace(each, reducer=Masked(each.reducer)) for each in inner.routes))
     if isinstance(spec, (Codec, Selector)):
         codec = lift_codec(spec)
         spec = Sum() if codec.lossless else Gather(codec)

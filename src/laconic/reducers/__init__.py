@@ -12,6 +12,7 @@ from laconic.comm.sent import Sent
 from laconic.core.codec import Codec
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
+from laconic.core.mask import Mask, cleared
 from laconic.core.spec import Spec
 from laconic.core.turn import Turn
 
@@ -132,6 +133,15 @@ class BoundReducer(ABC):
     def discard(self) -> None:
         """Forget what is held back of the means so far, between steps."""
         assert not self.holds_back, f"{type(self).__name__} holds back, and must forget"
+
+    def remask(self, masks: Mapping[str, Mask]) -> None:
+        """Other entries of the tensors are in use from now on: memory of those that are not is to go.
+
+        Called on every rank, between two backward passes. State from which nothing comes back stays.
+        """
+        kept = cleared(self.state_dict(), masks) if self.holds_back else None
+        if kept is not None:
+            self.load_state_dict(kept)
 
     def state_dict(self) -> dict[str, Tensor]:
         """State of this rank: "<kind>/<tensor name>" to a tensor; empty where there is none."""

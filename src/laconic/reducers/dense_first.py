@@ -12,9 +12,11 @@ from laconic.comm.comm import Comm
 from laconic.comm.sent import Sent
 from laconic.core import arguments
 from laconic.core.codec import Codec
+from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, Reducer
+from laconic.reducers.masked import Masked
 from laconic.reducers.sum import Sum
 
 
@@ -34,6 +36,8 @@ class DenseFirst(Reducer):
 
     def __post_init__(self) -> None:
         arguments.piece("dense_first: then", self.then, Reducer, "gather(sign())")
+        if isinstance(self.then, Masked):
+            raise SpecError("masked stands outermost: write masked(dense_first(...)), without masked inside")
         arguments.whole("dense_first: steps", self.steps, 1)
 
     @property

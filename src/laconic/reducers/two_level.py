@@ -36,6 +36,7 @@ from laconic.core.spec import Status
 from laconic.core.turn import Turn, mix
 from laconic.feedback.memory.contraction import safe_gain
 from laconic.reducers import BoundReducer, Composition, Reducer
+from laconic.reducers.masked import Masked
 from laconic.reducers.sum import DenseShare
 
 BETWEEN = 0x2E7E1  # sets the leaders' keys apart from those inside machines
@@ -75,6 +76,8 @@ class TwoLevel(Reducer):
         arguments.piece("two_level: inner", self.inner, Reducer, "sum()")
         if not isinstance(self.outer, Composition):
             arguments.piece("two_level: outer", self.outer, Reducer, "gather(sparse(topk(density=0.01)))")
+        if isinstance(self.outer, Masked) or isinstance(self.inner, Masked):
+            raise SpecError("masked stands outermost: write masked(two_level(...)), without masked inside")
         arguments.flag("two_level: tells", self.tells)
         arguments.whole("two_level: ranks_per_node", self.ranks_per_node)
 

@@ -1,0 +1,271 @@
+"""Masked: a reduction of the entries in use alone, as values without positions, for sparse training.
+
+Between two updates of the masks all ranks know which entries are in use (`laconic.sparsity`): these are
+packed one after the other, any reduction takes the mean of that, and it is unpacked. So bytes are those of a
+model of this density. Without masks, as before `sparsify`, everything is in use.
+
+When masks change, memory follows: what a rank holds of an entry that stays in use stays, what it holds of a
+dropped one is cleared, and a new one starts from zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic.codecs.indices.golomb import GOLOMB
+from laconic.codecs.sparse import Sparse
+from laconic.comm.comm import Comm
+from laconic.comm.sent import Sent
+from laconic.core import arguments
+from laconic.core.codec import Codec
+from laconic.core.errors import SpecError
+from laconic.core.layout import Entry, Layout
+from laconic.core.mask import Mask
+from laconic.core.per_layout import PerLayout
+from laconic.core.selector import Selector
+from laconic.core.turn import Turn
+from laconic.reducers import BoundReducer, Composition, Reducer
+from laconic.reducers.gather import Gather
+from laconic.reducers.sum import Sum
+
+HELD_FOR_ALL = "once/"  # state of which one rank holds each entry: see `laconic.resize`
+
+
+@dataclass(frozen=True, repr=False)
+class Masked(Reducer):
+    """The mean of what is in use by `inner`: a codec, selector or reducer, or, for `compress`, a method.
+
+    Payload: that of `inner` for the entries in use; at density d about d times that of the dense tensors. A
+    masked tensor is a vector to `inner`: `powersgd` finds no matrix in it. It stands outermost:
+    masked(two_level(...)), not the other way round.
+
+    >>> from laconic.core.spec import parse
+    >>> parse("masked(gather(cast('bf16')))"), parse("masked(cgx(bits=4))")
+    (masked(gather(cast(dtype='bf16'))), masked(inner=cgx()))
+    """
+
+    inner: Codec | Selector | Reducer | Composition
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "masked(sum())",
+        "masked(gather(cast('bf16')))",
+        "masked(scatter_reduce(minmax(bits=2, block=16), feedback='both'))",
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, (Codec, Selector, Composition)):
+            arguments.piece("masked: inner", self.inner, Reducer, "sum(), or a codec such as cast('bf16')")
+        if isinstance(self.inner, Masked):
+            raise SpecError(f"masked takes what is not masked yet, got {self.inner!r}: leave one of them out")
+
+    @property
+    def reducer(self) -> Reducer:
+        """The reduction of what is in use. Raises `SpecError` where that is a method's choice."""
+        if isinstance(self.inner, Composition):
+            raise SpecError(
+                f"masked with a method, {self.inner!r}, is a method: `compress` and `distribute` take it,"
+                " and a reducer is wanted here, such as gather(cast('bf16'))"
+            )
+        if isinstance(self.inner, Reducer):
+            return self.inner
+        codec = Sparse(self.inner, indices=GOLOMB) if isinstance(self.inner, Selector) else self.inner
+        return Sum() if codec.lossless else Gather(codec)
+
+    @property
+    def exact_mean(self) -> bool:
+        return self.reducer.exact_mean
+
+    @property
+    def unaccountable(self) -> str | None:
+        return self.reducer.unaccountable
+
+    @property
+    def adaptive(self) -> bool:
+        return self.reducer.adaptive
+
+    @property
+    def needs_feedback(self) -> bool:
+        return self.reducer.needs_feedback
+
+    def feedback_codec(self) -> Codec | None:
+        return self.reducer.feedback_codec()
+
+    def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
+        return BoundMasked(self.reducer, layout, comm)
+
+    def nbytes(self, layout: Layout) -> int:
+        """With everything in use, the most that it can be."""
+        return self.reducer.nbytes(layout)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where entries in use lie. `layout`: of the packed ones; `positions` int64 (k,): in the flat buffer."""
+
+    layout: Layout
+    positions: Tensor
+
+
+@dataclass(frozen=True)
+class PackedShare(Sent):
+    """A share of packed entries."""
+
+    share: Sent
+    packing: Packing
+
+    def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
+        packed = self.share.add_to_(x[self.packing.positions], alpha)
+        return x.index_copy_(0, self.packing.positions, packed)
+
+    def clear_(self, memory: Tensor) -> Tensor:
+        packed = self.share.clear_(memory[self.packing.positions])
+        return memory.index_copy_(0, self.packing.positions, packed)
+
+
+class BoundMasked(BoundReducer):
+    """At work on these tensors; it keeps the state of `spec`, which others see in the tensors' own shapes."""
+
+    def __init__(self, spec: Reducer, layout: Layout, comm: Comm) -> None:
+        self._spec, self._layout, self._comm = spec, layout, comm
+        self._masks: dict[str, Mask] = {}
+        self._packings: PerLayout[Packing] = PerLayout(self._packing)
+        self._loaded: dict[str, Tensor] | None = None  # a state that no step has followed yet
+        self._inner = spec.bind(layout, comm)
+
+    @property
+    def detects_non_finite(self) -> bool:
+        return self._inner.detects_non_finite
+
+    @property
+    def holds_back(self) -> bool:
+        return self._inner.holds_back
+
+    def reduce(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Sent | None:
+        self._loaded = None
+        if self._masks.keys().isdisjoint(layout.names):
+            return self._inner.reduce(x, layout, turn, out, alpha)
+        packing = self._packings(layout)
+        packed, mean = self._packed(x, out, packing)
+        share = self._inner.reduce(packed, packing.layout, turn, mean, alpha)
+        return self._unpacked(share, mean, layout, packing, out)
+
+    def begin(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Callable[[], Sent | None] | None:
+        if type(self._inner).begin is BoundReducer.begin:  # which begins nothing: spare the packing
+            return None
+        self._loaded = None
+        if self._masks.keys().isdisjoint(layout.names):
+            return self._inner.begin(x, layout, turn, out, alpha)
+        packing = self._packings(layout)
+        packed, mean = self._packed(x, out, packing)
+        end = self._inner.begin(packed, packing.layout, turn, mean, alpha)
+        if end is None:
+            return None
+        return lambda: self._unpacked(end(), mean, layout, packing, out)
+
+    def put_back(self, layout: Layout) -> None:
+        masked = not self._masks.keys().isdisjoint(layout.names)
+        self._inner.put_back(self._packings(layout).layout if masked else layout)
+
+    def discard(self) -> None:
+        self._inner.discard()
+
+    def remask(self, masks: Mapping[str, Mask]) -> None:
+        state = self.state_dict()
+        before = self._whole().layout
+        self._masks = {name: mask for name, mask in masks.items() if name in self._layout.names}
+        after = self._whole().layout
+        if after == before:
+            self._packings.refresh(self._again)
+        else:
+            self._packings.clear()
+            self._inner = self._spec.bind(after if self._masks else self._layout, self._comm)
+        self._loaded = None
+        if state:
+            self._inner.load_state_dict(self._narrowed(self._agreed(state)))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        if self._loaded is not None:
+            return dict(self._loaded)
+        return self._widened(self._inner.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._inner.load_state_dict(self._narrowed(state))
+        self._loaded = dict(state)  # the masks it belongs to may come after it
+
+    def _packed(self, x: Tensor | None, out: Tensor, packing: Packing) -> tuple[Tensor | None, Tensor]:
+        """The entries in use of x, and where their mean comes to be: in the same place where x is `out`."""
+        packed = None if x is None else x[packing.positions]
+        return packed, packed if packed is not None and x is out else out[packing.positions]
+
+    def _unpacked(
+        self, share: Sent | None, mean: Tensor, layout: Layout, packing: Packing, out: Tensor
+    ) -> Sent | None:
+        layout.segments.zero_(out).index_copy_(0, packing.positions, mean)
+        return None if share is None else PackedShare(share, packing)
+
+    def _packing(self, layout: Layout) -> Packing:
+        shapes = ((entry.name, self._shape(entry)) for entry in layout)
+        return Packing(Layout.of(shapes), self._positions(layout))
+
+    def _again(self, layout: Layout, packing: Packing) -> Packing:
+        """Of other masks with as many entries: `inner` knows its layouts by identity."""
+        return Packing(packing.layout, self._positions(layout))
+
+    def _whole(self) -> Packing:
+        return self._packing(self._layout)
+
+    def _shape(self, entry: Entry) -> tuple[int, ...]:
+        mask = self._masks.get(entry.name)
+        return entry.shape if mask is None else (mask.positions.numel(),)
+
+    def _positions(self, layout: Layout) -> Tensor:
+        device = next((mask.positions.device for mask in self._masks.values()), torch.device("cpu"))
+        parts = [
+            self._masks[entry.name].positions + entry.offset
+            if entry.name in self._masks
+            else torch.arange(entry.offset, entry.offset + entry.numel, device=device)
+            for entry in layout
+        ]
+        return torch.cat([torch.empty(0, dtype=torch.int64, device=device), *parts])
+
+    def _widened(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A state of packed tensors in the tensors' own shapes, with zero where not in use."""
+        made = dict(state)
+        for key, value in state.items():
+            name = key.rpartition("/")[2]
+            mask = self._masks.get(name)
+            if mask is not None and value.shape == mask.positions.shape:
+                whole = value.new_zeros(self._layout[name].numel)
+                made[key] = whole.index_copy_(0, mask.positions.to(value.device), value).view(
+                    self._layout[name].shape
+                )
+        return made
+
+    def _narrowed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The other way round."""
+        made = dict(state)
+        for key, value in state.items():
+            name = key.rpartition("/")[2]
+            mask = self._masks.get(name)
+            if mask is not None and tuple(value.shape) == self._layout[name].shape:
+                made[key] = value.flatten()[mask.positions.to(value.device)]
+        return made
+
+    def _agreed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What one rank holds of an entry for all, on every rank: with other masks it may be another's."""
+        made = dict(state)
+        for key in sorted(state):
+            if key.startswith(HELD_FOR_ALL) and state[key].is_floating_point():
+                highest = self._comm.all_reduce(state[key].flatten().clamp(min=0), "max")
+                lowest = self._comm.all_reduce(state[key].flatten().clamp(max=0), "min")
+                made[key] = (highest + lowest).view(state[key].shape)
+        return made
