@@ -115,6 +115,30 @@ def test_a_strategy_goes_on_from_a_checkpoint_with_the_same_bits(pool, plan):
         pool.run(2, trained, replace(again, skew=None))
 
 
+@pytest.mark.parametrize("spec", ["masked(topk(density=0.3))", "dgc(density=0.1)"])
+def test_a_sparse_training_goes_on_with_the_same_bits(pool, plan, spec):
+    """Stopped after two updates of the masks."""
+    plan = replace(plan, spec=spec, sparsity="rigl(density=0.2, every=3, until=1.0)", checkpoint_every=1)
+    whole = pool.run(2, trained, plan)
+    states = [checkpoint.load(plan.folder / f"step-{STEPS:06d}", rank=rank, size=2) for rank in (0, 1)]
+    masks, model = states[0]["sparsity"]["masks"], torch.load(plan.folder / MODEL)
+    assert all(torch.equal(masks[name], states[1]["sparsity"]["masks"][name]) for name in masks)
+    again = replace(plan, resume_from=plan.folder / "step-000005")
+    rest = pool.run(2, trained, again)
+    for events, later in zip(whole, rest, strict=True):
+        assert losses(events)[5:] == losses(later)
+    told = [event for event in whole[0] if event["kind"] == "masks"]
+    assert [event["step"] for event in told] == [1, 4] and whole[1] != whole[0]
+    assert told[0]["density"] == pytest.approx(0.2, abs=1e-3) and told[0]["changed"] > 0
+    again = checkpoint.load(plan.folder / f"step-{STEPS:06d}", rank=0, size=2)["sparsity"]["masks"]
+    assert all(torch.equal(masks[name], again[name]) for name in masks)
+    found = torch.load(plan.folder / MODEL)
+    assert all(torch.equal(model[key], found[key]) for key in model)
+    weights = [each for each in found.values() if each.dim() > 1]
+    used = sum(int((weight != 0).sum()) for weight in weights)
+    assert used <= 0.2 * sum(weight.numel() for weight in weights) + len(weights)
+
+
 def at_the_end(plan):
     """This rank's parameters after the last step, as in its own memory, and the model that was saved."""
     trained(plan)

@@ -9,6 +9,8 @@ from torch import nn
 from laconic import activations
 from laconic.core import arguments
 from laconic.core.errors import AttachError, LaconicError, SpecError
+from laconic.core.spec import parse
+from laconic.sparsity import Sparsifier, sparsify
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.strategy import Strategy
 from laconic.tasks.crossing import for_stages
@@ -80,3 +82,26 @@ def check_activations(spec: str, bits: int | None, recipe: Recipe) -> None:
         activations.compress(recipe.build(), spec)
     except LaconicError as error:
         raise SpecError(f"--activations: {error}") from error
+
+
+def normal_sparsity(text: str) -> str:
+    """A sparsifier in the spelling of its `repr`. Raises `SpecError`, naming --sparsity, if it is none."""
+    found = parse(text)
+    if not isinstance(found, Sparsifier):
+        raise SpecError(f"--sparsity takes a sparsifier, such as rigl(density=0.1), got {found!r}")
+    return repr(found)
+
+
+def check_sparsity(text: str, specs: Iterable[str], bits: int | None, steps: int, recipe: Recipe) -> None:
+    """Raise `SpecError` unless all methods exchange gradients, and the model can be made sparse."""
+    for spec in specs:
+        if isinstance(strategy_or_method(spec), Strategy):
+            raise SpecError(
+                f"--sparsity needs replicas that are equal at every step, and with the strategy {spec} they"
+                ' are not: take a method, such as "masked(dense())" or "cgx()"'
+            )
+    model = built(recipe, bits)
+    try:
+        sparsify(model, recipe.optimizer(model), text, steps=steps).remove()
+    except AttachError as error:
+        raise SpecError(f"--sparsity {text} does not work with this model: {error}") from error

@@ -22,7 +22,18 @@ if TYPE_CHECKING:
 SCHEDULES = ("1f1b", "gpipe")
 PER_STAGE = 2  # micro-batches, by default
 ALONE = (  # options that a pipeline does not take
-    *("bits", "skew", "patience", "activations", "precision", "lowbit", "recipe", "copies", "micro_batch"),
+    *(
+        "bits",
+        "skew",
+        "patience",
+        "activations",
+        "precision",
+        "lowbit",
+        "sparsity",
+        "recipe",
+        "copies",
+        "micro_batch",
+    ),
 )
 
 

@@ -31,6 +31,8 @@ class Shown:
     megabytes: float = 0.0  # on the wire, from rank 0, for this seed
     accuracy: float | None = None
     residual: float | None = None  # of a low-bit training, at the last test
+    density: float | None = None  # of the masks, and what their last update changed
+    changed: float = 0.0
     tested: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)  # lost workers, for this seed
 
@@ -122,6 +124,8 @@ class Progress:
         elif event["kind"] == "back":
             row.lost.discard(event["rank"])
             self.print_line(f"{event['method']}  rank {event['rank']} is back, from step {event['step']} on")
+        elif event["kind"] == "masks":
+            row.density, row.changed = event["density"], event["changed"]
         elif event["kind"] == "decision":
             self.print_line(f"{event['method']}  {event['message']}")
         elif event["kind"] == "step":
@@ -160,13 +164,19 @@ class Progress:
             f"{row.megabytes:.2f}",
             "-" if row.step_s is None else f"{1000 * row.step_s:.1f} ms",
             "-" if row.step_s is None else duration(max(0, left) * row.step_s),
+            *(() if settings.sparsity is None else (self._density(row),)),
         )
 
+    def _density(self, row: Shown) -> str:
+        """Share of the weights in use, and of these the share that the last update of the masks brought."""
+        return "-" if row.density is None else f"{100 * row.density:.1f} % ({100 * row.changed:.1f} % new)"
+
     def _line(self, spec: str) -> str:
-        _, seed, step, loss, accuracy, megabytes, step_s, left = self._cells(spec)
+        _, seed, step, loss, accuracy, megabytes, step_s, left, *density = self._cells(spec)
         return (
             f"{spec}  seed {seed}  step {step}  loss {loss}  accuracy {accuracy}  sent {megabytes} MB  "
             f"step {step_s}  left {left}{self._residual(spec)}"
+            + "".join(f"  density {each}" for each in density)
         )
 
     def _residual(self, spec: str) -> str:
@@ -183,7 +193,8 @@ class Progress:
             padding=(0, 2),
         )
         table.add_column("method", style="cyan", no_wrap=True)
-        for name in ("seed", "step", "loss", "accuracy", "MB sent", "step time", "left"):
+        heads = ("seed", "step", "loss", "accuracy", "MB sent", "step time", "left")
+        for name in heads if settings.sparsity is None else (*heads, "density"):
             table.add_column(name, justify="right", no_wrap=True)
         for spec in self.rows:
             table.add_row(*self._cells(spec))

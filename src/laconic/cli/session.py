@@ -88,6 +88,7 @@ class Session:
             bits=settings.bits,
             precision=settings.precision,
             lowbit=settings.lowbit,
+            sparsity=settings.sparsity,
             patience_s=settings.patience,
             quorum=settings.quorum,
             restarts=settings.restarts,

@@ -12,7 +12,15 @@ from typing import Any
 import torch
 
 from laconic.cli.files import default_name, fresh_folder
-from laconic.cli.fits import check_activations, check_bits, check_fit, check_lowbit, normal
+from laconic.cli.fits import (
+    check_activations,
+    check_bits,
+    check_fit,
+    check_lowbit,
+    check_sparsity,
+    normal,
+    normal_sparsity,
+)
 from laconic.cli.pipelining import PipelineOptions, check_alone, check_cut, warm_at
 from laconic.cli.versions import version_of
 from laconic.core import arguments
@@ -31,6 +39,7 @@ from laconic.tasks.task import Recipe
 
 FIXED_ON_RESUME = (  # a different value would give different bits
     *("task", "model", "workers", "steps", "batch", "lr", "skew", "bits", "precision", "lowbit"),
+    "sparsity",
     *("methods", "seeds", "first_seed", "recipe", "copies", "across", "micro_batch"),
     *("pipeline", "examples", "activations"),
 )
@@ -61,6 +70,7 @@ class Settings:
     bits: int | None = None
     precision: str | None = None  # None: float32
     lowbit: str | None = None
+    sparsity: str | None = None
     patience: float | None = None
     quorum: int | None = None
     restarts: int = 0
@@ -87,6 +97,7 @@ class Settings:
         precision: str | None = None,
         workers: int | None,
         pipelining: PipelineOptions = PipelineOptions(),  # noqa: B008  # frozen
+        sparsity: str | None = None,
         **given: Any,
     ) -> Settings:
         """Settings, with the task's defaults for what is None. Raises `SpecError` if a value is wrong."""
@@ -109,6 +120,7 @@ class Settings:
             eval_every=max(1, total // 10) if eval_every is None else eval_every,
             name=name or default_name(task),
             precision=precisions.normal(precision),
+            sparsity=None if sparsity is None else normal_sparsity(sparsity),
             **given,
         )
         if checked.resume and name is None:
@@ -140,6 +152,13 @@ class Settings:
             check_bits(self.bits, recipe)
         if self.activations is not None:
             check_activations(self.activations, self.bits, recipe)
+        if self.sparsity is not None:
+            check_sparsity(self.sparsity, self.specs, self.bits, self.steps, recipe)
+        elif masked := [spec for spec in self.specs if spec.startswith("masked(")]:
+            raise SpecError(
+                f"{masked[0]} sends what masks say is in use, and without --sparsity there are none: give it"
+                ' too, such as --sparsity "rigl(density=0.1)"'
+            )
         if self.patience is not None:
             arguments.number("--patience", self.patience, above=0)
             if self.checkpoint_every:
@@ -209,6 +228,7 @@ class Settings:
             "bits": self.bits,
             "precision": self.precision,
             "lowbit": self.lowbit,
+            "sparsity": self.sparsity,
             "patience": self.patience,
             "quorum": self.quorum,
             "restarts": self.restarts,

@@ -104,6 +104,14 @@ def train(
             " [default: float32]",
         ),
     ] = None,
+    sparsity: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPARSIFIER",
+            help='train with few of the weights: "rigl(density=0.1)", "static_masks(density=0.1)";'
+            ' methods only, which then go inside "masked(...)" [default: all weights]',
+        ),
+    ] = None,
     patience: Annotated[
         float | None,
         typer.Option(
@@ -199,6 +207,7 @@ def train(
         across=across,
         micro_batch=micro_batch,
         lowbit=lowbit,
+        sparsity=sparsity,
         patience=patience,
         quorum=quorum,
         restarts=restarts,

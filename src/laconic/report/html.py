@@ -98,6 +98,7 @@ def lede(run: Run) -> str:
     methods = f"{len(config['methods'])} methods" if len(config["methods"]) > 1 else "one method"
     skew = config.get("skew")
     own = "" if skew is None else f" Each worker has its own examples: Dirichlet({skew:g}) per label."
+    masks = "" if config.get("sparsity") is None else f" Weights in use by {config['sparsity']}."
     low = "" if config.get("bits") is None else f" Layers compute in {config['bits']} bits, simulated."
     if config.get("copies", 1) > 1:
         low += f" Each example in {config['copies']} augmentations, across {config['across']}."
@@ -107,7 +108,7 @@ def lede(run: Run) -> str:
     cut = "" if pipeline is None else f" as {pipeline['replicas']} x {pipeline['stages']} stages"
     return (
         f"{methods.capitalize()}, {seeds} each, {config['workers']} workers{cut}, {config['steps']:,} steps "
-        f"of {sharers * config['batch']} examples.{own}{low}{precision_words(config.get('precision'))}"
+        f"of {sharers * config['batch']} examples.{own}{low}{masks}{precision_words(config.get('precision'))}"
     )
 
 
@@ -136,6 +137,7 @@ def facts(run: Run) -> str:
         "lowbit",
         "activations",
         "examples",
+        "sparsity",
         "seeds",
         "versions",
         "machine",

@@ -8,11 +8,14 @@ A line of `events.jsonl` is one step or one evaluation of one rank:
 Other events:
 
     {"kind": "start", ..., "optimiser": "SGD", "lr": 0.1}      rank 0, before its first step and after a
-    resume {"kind": "decision", ..., "step": 20, "message": "..."}    rank 0: what a method has decided
-    {"kind": "lost", ..., "rank": 2, "step": 17}               a lost worker, with its last step {"kind":
-    "back", ..., "rank": 2, "step": 31}               a new process replaces it, from this step on {"kind":
-    "interface", ..., "sent": 123, "received": 120}   in a lab, at the end: bytes that the interface of
-                                                               this rank's host has counted
+                                                               resume
+    {"kind": "decision", ..., "step": 20, "message": "..."}    rank 0: what a method has decided
+    {"kind": "masks", ..., "step": 20, "density": 0.1, ...}    rank 0: share of weights in use, and of these
+                                                               what the last update of the masks has "changed"
+    {"kind": "lost", ..., "rank": 2, "step": 17}               a lost worker, with its last step
+    {"kind": "back", ..., "rank": 2, "step": 31}               a new process replaces it, from this step on
+    {"kind": "interface", ..., "sent": 123, "received": 120}   in a lab, at the end: bytes that the interface
+                                                               of this rank's host has counted
 
 In a pipeline, "loss" is null except on last stages, and "network_sent" is the sum of "activations_sent",
 "gradients_sent" (of activations, to the stage before) and "replicas_sent". With coded activations, a test has

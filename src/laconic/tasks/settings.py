@@ -77,6 +77,7 @@ class TrainingSettings:
     bits: int | None = None  # of the layers, see `lowbit`; None: float32
     precision: str | None = None  # bf16 or fp16, see `precision.py`; None: float32
     lowbit: str | None = None  # spec of a low-bit training; None: float32
+    sparsity: str | None = None  # a sparsifier, see `laconic.sparsity`; None: all weights are in use
     skew: float | None = None  # alpha of the shards, see `skew.py`; None: all draw from all examples
     enlarged: Enlarged = field(default_factory=Enlarged)  # recipe, copies and micro-batches
     pipeline: Pipeline | None = None  # None: every worker has the whole model
@@ -108,4 +109,5 @@ class TrainingSettings:
             "lowbit": self.lowbit,
             "pipeline": None if self.pipeline is None else asdict(self.pipeline),
             "activations": self.activations,
+            "sparsity": self.sparsity,
         }

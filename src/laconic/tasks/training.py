@@ -28,6 +28,7 @@ from laconic.exchange.stats import Stats
 from laconic.lowbit import convert
 from laconic.lowbit.training import LowBitTraining, Trained
 from laconic.optim.prox import zero_share
+from laconic.sparsity import SparseTraining, sparsify
 from laconic.strategies.distribute import distribute, strategy_or_method
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from laconic.tasks import checkpoint
@@ -71,6 +72,7 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
         quorum=quorum,
         scaler=precision.scaler,
     )
+    sparse = sparsified(settings, model, updates)
     shard = settings.enlarged.shard(partial(shard_of, settings, task, tensors), rank, size)
     keeping = Keeping(plain, settings.activations, updates)
 
@@ -79,7 +81,7 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
         emit({"kind": "back", "step": first})
     if settings.resume_from is not None:
         state = checkpoint.load(settings.resume_from, rank=rank, size=size)
-        first = restore(settings, state, plain, optimizer)
+        first = restore(settings, state, plain, optimizer, sparse)
         precision.load_state_dict(state.get("precision", {}))
         if lowbit is not None:
             lowbit.load_state_dict(state["lowbit"])
@@ -89,6 +91,7 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
         kind = type(optimizer.optimizer).__name__
         emit({"kind": "start", "step": first, "optimiser": kind, "lr": peak_lr})
     before, step, living, decisions = optimizer.stats(), first, [*range(size)], Decisions()
+    updated = -1 if sparse is None or first == 0 else sparse.updates
     with keeping.open():
         while step < settings.steps:
             for group in optimizer.param_groups:
@@ -124,6 +127,10 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
                 | precision.told(scale)
                 | ({"notes": notes} if notes else {})
             )
+            if sparse is not None and rank == 0 and sparse.updates > updated:
+                updated = sparse.updates
+                figures = sparse.stats()
+                emit({"kind": "masks", "step": done, "density": figures.density, "changed": figures.changed})
             for decision in decisions.pop_all():
                 emit({"kind": "decision", "step": done, "message": decision})
             before = now
@@ -138,7 +145,7 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
                 apart = {} if lowbit is None else {"residual": lowbit.residual()}
                 emit(tested | keeping.counted() | {"step": done, "consensus": distance} | apart)
             if settings.checkpoint_every and done % settings.checkpoint_every == 0:
-                state = captured(settings, done, plain, optimizer)
+                state = captured(settings, done, plain, optimizer, sparse)
                 state |= {"precision": precision.state_dict(), "keeping": keeping.state_dict()}
                 state |= {} if lowbit is None else {"lowbit": lowbit.state_dict()}
                 checkpoint.save(settings.folder, state, step=done, rank=rank, size=size, barrier=dist.barrier)
@@ -182,6 +189,18 @@ def lowbit_attached(text: str, model: nn.Module, optimizer: torch.optim.Optimize
         return training.attach(model, optimizer)
     except AttachError as error:
         raise AttachError(f"--lowbit {text} does not work with this model: {error}") from error
+
+
+def sparsified(
+    settings: TrainingSettings, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> SparseTraining | None:
+    """The masks on the model, if any are wanted. Raises `AttachError`, naming --sparsity, if it fails."""
+    if settings.sparsity is None:
+        return None
+    try:
+        return sparsify(model, optimizer, settings.sparsity, steps=settings.steps, seed=settings.seed)
+    except AttachError as error:
+        raise AttachError(f"--sparsity {settings.sparsity} does not work with this model: {error}") from error
 
 
 def shard_of(
@@ -243,20 +262,32 @@ def evaluate(model: nn.Module, task: Task, tensors: Tensors, rank: int, size: in
 
 
 def captured(
-    settings: TrainingSettings, step: int, model: nn.Module, optimizer: DistributedOptimizer
+    settings: TrainingSettings,
+    step: int,
+    model: nn.Module,
+    optimizer: DistributedOptimizer,
+    sparse: SparseTraining | None = None,
 ) -> dict[str, Any]:
     """All that this rank needs to resume after `step` steps. Collective."""
     memory = optimizer.state_dict()  # first: it receives pending messages into the model
-    return {"settings": settings.signature, "step": step, "model": model.state_dict(), "optimizer": memory}
+    masks = {} if sparse is None else {"sparsity": sparse.state_dict()}
+    state = {"settings": settings.signature, "step": step, "model": model.state_dict(), "optimizer": memory}
+    return state | masks
 
 
 def restore(
-    settings: TrainingSettings, state: dict[str, Any], model: nn.Module, optimizer: DistributedOptimizer
+    settings: TrainingSettings,
+    state: dict[str, Any],
+    model: nn.Module,
+    optimizer: DistributedOptimizer,
+    sparse: SparseTraining | None = None,
 ) -> int:
     """Restore a captured state; returns the number of steps done. Raises `StateError` if settings differ."""
     done = check_same(settings, state)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
+    if sparse is not None:
+        sparse.load_state_dict(state["sparsity"])
     return done
 
 
