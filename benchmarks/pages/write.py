@@ -31,6 +31,7 @@ from benchmarks.pages import methods as methods_page
 from benchmarks.pages import partitions as partitions_page
 from benchmarks.pages import pipelines as pipelines_page
 from benchmarks.pages import precision as precision_page
+from benchmarks.pages import rigl as rigl_page
 from benchmarks.pages import scaling as scaling_page
 from benchmarks.pages import situations
 from benchmarks.pages import steps as steps_page
@@ -167,6 +168,8 @@ if meta_page.kept()["sinusoids"]:
     WHOLE[ROOT / "docs" / "meta_learning.svg"] = meta_page.picture
 if precision_page.FOLDER.exists():
     WHOLE[ROOT / "docs" / "precision.md"] = precision_page.page
+if rigl_page.FOLDER.exists():
+    WHOLE[ROOT / "docs" / "rigl.md"] = rigl_page.page
 if straggler_page.RESULTS.exists():
     WHOLE[ROOT / "docs" / "straggler.md"] = straggler_page.page
 if federated_page.FOLDER.exists():

@@ -1,0 +1,119 @@
+"""docs/rigl.md: accuracy, bytes, size and speed of sparse training, from benchmarks/results/rigl."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.pages.tables import table
+
+FOLDER = Path(__file__).parents[1] / "results" / "rigl"
+HEAD = """# Sparse training, measured
+
+`make docs` writes this page from the results of `python -m benchmarks.rigl` in `benchmarks/results/rigl`.
+What the names mean and how to use them is under [sparse training](sparse_training.md).
+"""
+ACCURACY = """## Accuracy
+
+CIFAR-10, a ResNet of three blocks with {weights:,} weights, {steps:,} steps at batch {batch}, rate {lr:g},
+the same batches for all; layers by ERK, masks updated every {every} steps until three quarters of the
+training. Mean over seeds and standard deviation, in % of the test set, and points below the dense net. The
+net is small for its task, and the training short: at low density it lacks weights that a large one can spare.
+"""
+TRAFFIC = """## Bytes
+
+ResNet-20 at density 0.1 by `rigl(density=0.1, every=100)`, {workers} processes over gloo, {steps} steps.
+*Gradients*: bytes on the wire with headers, as a share of DDP's own dense sum; *payload*: each message
+counted once, without headers; *scores*: the dense gradients that are summed at the updates of the masks,
+beside them, as a share of the dense gradients of all steps.
+"""
+FORWARD = """## Export
+
+Least of many forward passes on one thread, in milliseconds of processor time, and bytes of all parameters and
+buffers, of the dense model and of its `export(model, "csr")`. A convolution pays for its patches, which a
+dense one never writes down.
+"""
+SPECS = ("rigl", "sparse_evolution", "static_masks", "gradual_pruning")
+WEIGHTS = 74_800  # of the net's convolutions and its linear layer
+
+
+def page() -> str:
+    """The whole page, of the results that are there."""
+    return "\n".join([HEAD, *_accuracy(), *_traffic(), *_forward()]).rstrip("\n") + "\n"
+
+
+def runs() -> list[dict[str, Any]]:
+    """All trainings."""
+    return [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*-seed*.json"))]
+
+
+def _accuracy() -> Iterator[str]:
+    found = runs()
+    dense = [run for run in found if run["spec"] == "dense"]
+    if not dense:
+        return
+    first = dense[0]
+    yield ACCURACY.format(weights=WEIGHTS, every=50, **{key: first[key] for key in ("steps", "batch", "lr")})
+    specs = sorted({run["spec"] for run in found}, key=_order)
+    rows = []
+    for spec in specs:
+        mine = {run["seed"]: 100 * run["accuracy"] for run in found if run["spec"] == spec}
+        lost = [100 * run["accuracy"] - mine[run["seed"]] for run in dense if run["seed"] in mine]
+        density = next(run["density"] for run in found if run["spec"] == spec)
+        below = "-" if spec == "dense" or not lost else f"{statistics.mean(lost):.2f}"
+        rows.append([f"`{spec}`", f"{density:.2f}", _spread([*mine.values()]), below, str(len(mine))])
+    yield from table(("training", "density", "accuracy, %", "points below dense", "seeds"), rows)
+    yield ""
+
+
+def _order(spec: str) -> tuple[float, int]:
+    if spec == "dense":
+        return (-1.0, 0)
+    density = float(spec.partition("density=")[2].split(",")[0].rstrip(")"))
+    return (-density, SPECS.index(spec.partition("(")[0])) if density < 1 else (0.0, 0)
+
+
+def _spread(values: list[float]) -> str:
+    mean = f"{statistics.mean(values):.2f}"
+    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.2f}"
+
+
+def _traffic() -> Iterator[str]:
+    path = FOLDER / "traffic.json"
+    if not path.exists():
+        return
+    found = json.loads(path.read_text())
+    yield TRAFFIC.format(**found)
+    rows = [
+        [f"`{row['spec']}`", *(f"{row[key]:.4f}" for key in ("gradients", "payload", "scores"))]
+        for row in found["rows"]
+    ]
+    yield from table(("method", "gradients", "payload", "scores"), rows)
+    yield ""
+
+
+def _forward() -> Iterator[str]:
+    path = FOLDER / "forward.json"
+    if not path.exists():
+        return
+    found = json.loads(path.read_text())
+    yield FORWARD
+    yield f"Measured on {found['machine']['processor']}, torch {found['machine']['torch']}.\n"
+    rows = [
+        [
+            row["what"],
+            f"{row['density']:g}",
+            f"{row['dense_bytes'] / 1e3:.0f}",
+            f"{row['csr_bytes'] / 1e3:.0f}",
+            f"{row['dense_bytes'] / row['csr_bytes']:.2f}",
+            f"{row['dense_ms']:.3f}",
+            f"{row['csr_ms']:.3f}",
+            f"{row['dense_ms'] / row['csr_ms']:.2f}",
+        ]
+        for row in found["rows"]
+    ]
+    heads = ("model", "density", "dense, kB", "CSR, kB", "smaller", "dense, ms", "CSR, ms", "faster")
+    yield from table(heads, rows)
