@@ -65,6 +65,13 @@ def invoke(*arguments: str) -> Result:
         ),
         (["digits", "--with", "dense()", "--activations", "comte()"], ["unknown name 'comte'", "comet"]),
         (["digits", "--with", "dense()", "--activations", "dense()"], ["take comet(...) or blocks(...)"]),
+        (["digits", "--with", "dense()", "--lowbit", "dgc()"], ["--lowbit takes a low-bit training"]),
+        (["digits", "--with", "dense()", "--lowbit", "binarise(first=1)"], ["first must be 'real'"]),
+        (["digits", "--with", "dense()", "--lowbit", "binarize()"], ["did you mean", "binarise"]),
+        (
+            ["digits", "--with", "dense()", "--lowbit", "quantise(keep=('x',))"],
+            ["does not work with this model", "no module 'x'"],
+        ),
         (["digits", "--with", "local_sgd(every=0)"], ["every must be a whole number of 1 or more"]),
         (
             ["digits", "--with", "dpsgd(bipartite_exponential())", "--workers", "3"],

@@ -31,6 +31,7 @@ class Shown:
     megabytes: float = 0.0  # on the wire, from rank 0, for this seed
     accuracy: float | None = None
     residual: float | None = None  # of a low-bit training, at the last test
+    flips: float | None = None  # share of signs that changed between the last two tests
     density: float | None = None  # of the masks, and what their last update changed
     changed: float = 0.0
     tested: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
@@ -54,6 +55,7 @@ class Shown:
     def add_test(self, event: dict[str, Any], workers: int) -> bool:
         """Add a rank's part of a test; True if it was the last part."""
         self.residual = event.get("residual", self.residual)
+        self.flips = event.get("flips", self.flips)
         parts = self.tested.setdefault(event["step"], [])
         parts.append((event["right"], event["answers"]))
         if len(parts) < workers:
@@ -180,7 +182,9 @@ class Progress:
         )
 
     def _residual(self, spec: str) -> str:
-        residual = self.rows[spec].residual
+        residual, flips = self.rows[spec].residual, self.rows[spec].flips
+        if flips is not None:
+            return f"  flips {100 * flips:.2f} %"
         return "" if residual is None else f"  residual {residual:.4f}"
 
     def _table(self) -> Table:

@@ -100,7 +100,8 @@ def train(
         str | None,
         typer.Option(
             metavar="SPEC",
-            help="train towards weights of a few bits: \"admm(table='ternary')\"; tests are of the few bits"
+            help="train towards weights of a few bits: \"admm(table='ternary')\", or with few bits in"
+            ' products: "binarise()", which --model bnn of mnist and cifar10 suits; tests are of the few bits'
             " [default: float32]",
         ),
     ] = None,

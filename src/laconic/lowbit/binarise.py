@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import nn
 
@@ -24,6 +24,7 @@ from laconic.lowbit.treated import KINDS, candidates, known, refuse_unfit, withi
 First = Literal["real", "weights", "binary"]
 Last = Literal["real", "binary"]
 Norm = Literal["float", "shift"]
+FIRSTS, LASTS, NORMS = get_args(First), get_args(Last), get_args(Norm)
 
 
 def binarise(
@@ -121,9 +122,9 @@ def quantise(
 def _attach(
     model: nn.Module, bits: FewBits, first: First, last: Last, norm: Norm, keep: Collection[str]
 ) -> FewBitHandle:
-    arguments.choice("first", first, ("real", "weights", "binary"))
-    arguments.choice("last", last, ("real", "binary"))
-    arguments.choice("norm", norm, ("float", "shift"))
+    arguments.choice("first", first, FIRSTS)
+    arguments.choice("last", last, LASTS)
+    arguments.choice("norm", norm, NORMS)
     names = known(model, keep)
     found = candidates(names, keep)
     treated = found[1 if first == "real" else 0 : len(found) - 1 if last == "real" else None]

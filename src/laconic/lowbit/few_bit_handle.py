@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from laconic import kernels
 from laconic.core.errors import StateError
 from laconic.lowbit import clipping
+from laconic.lowbit.pack import pack
 from laconic.lowbit.treated import FEW, place
 
 ONES = torch.tensor([byte.bit_count() for byte in range(256)])  # bits that are set in a byte
@@ -44,16 +47,32 @@ class FewBitHandle:
         total = sum(part.numel() for layer in self.layers.values() for part in layer.masters())
         return changed / total if total else 0.0
 
+    def residual(self) -> float:
+        """0: the model always computes with its few bits."""
+        return 0.0
+
+    def quantised(self) -> AbstractContextManager[None]:
+        """A block in which the model has its few bits, as it always has."""
+        return nullcontext()
+
+    def finish(self) -> nn.Module:
+        """The model, whose products have few bits as before."""
+        return self._model
+
+    def pack(self) -> nn.Module:
+        """What `laconic.lowbit.pack` makes of the model."""
+        return pack(self._model)
+
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """What random rounding depends on, by layer: this rank's own, beside the model's and the optimiser's
         state.
         """
         return {name: layer.rounding.state_dict() for name, layer in self.layers.items()}
 
-    def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, with the same bits. Raises `StateError`, unchanged, for another one."""
-        if not isinstance(state, dict) or state.keys() != self.layers.keys():
-            other = sorted(map(str, set(state) ^ self.layers.keys())) if isinstance(state, dict) else []
+        if not isinstance(state, Mapping) or state.keys() != self.layers.keys():
+            other = sorted(map(str, set(state) ^ self.layers.keys())) if isinstance(state, Mapping) else []
             raise StateError(
                 f"saved for other layers in few bits ({', '.join(other[:3])} differ): convert alike"
             )

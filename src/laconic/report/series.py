@@ -47,6 +47,7 @@ class SeedSeries:
     optimiser: str  # its name and peak learning rate; "" if there is no start event
     consensus: Array  # at each evaluation, distance of ranks from their average, relative to its norm
     residual: Array  # at each evaluation, a low-bit training's distance from few bits; 0 for float32
+    flips: Array  # at each evaluation, share of few-bit weights' signs that changed since the one before
     notes: Notes
     kept: Array  # at each evaluation, bytes that a worker keeps for backward, with coded activations
     kept_dense: Array  # what they would be as they are
@@ -140,6 +141,7 @@ def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
         optimiser=optimiser,
         consensus=np.array([evals[step][0].get("consensus", 0.0) for step in measured], dtype=np.float64),
         residual=np.array([evals[step][0].get("residual", 0.0) for step in measured], dtype=np.float64),
+        flips=np.array([evals[step][0].get("flips", 0.0) for step in measured], dtype=np.float64),
         kept=np.array([_mean("kept", evals[step]) for step in measured], dtype=np.float64),
         kept_dense=np.array([_mean("kept_dense", evals[step]) for step in measured], dtype=np.float64),
         notes=read_notes(event for step in done for event in steps[step]),

@@ -57,6 +57,7 @@ class Row:
         optimiser: Its name and peak learning rate.
         consensus: Distance of ranks from their average at the last test, relative to its norm.
         residual: Of a low-bit training at the last test: |weights - few bits| / |weights|; 0 for float32.
+        flips: Share of the signs of few-bit weights that changed between the last two tests; 0 for float32.
         counted_mb: MB that a host's interface sent in a lab, in total; 0 elsewhere.
         noise_scale: Gradient noise scale in the second half, in batches of a worker; nan where not measured.
         skipped: Steps that a GradScaler skipped, mean over seeds.
@@ -84,6 +85,7 @@ class Row:
     optimiser: str = ""
     consensus: float = 0.0
     residual: float = 0.0
+    flips: float = 0.0
     counted_mb: float = 0.0
     noise_scale: float = math.nan
     skipped: float = 0.0
@@ -119,6 +121,12 @@ def residuals(rows: list[Row]) -> str:
     """One sentence about how far low-bit trainings ended from few bits; "" if there are none."""
     apart = [f"{row.residual:.4f} with {row.spec}" for row in rows if row.residual]
     return f"Primal residual at the last test: {', '.join(apart)}." if apart else ""
+
+
+def flips(rows: list[Row]) -> str:
+    """One sentence about the signs that changed at the end; "" without weights in few bits."""
+    found = [f"{100 * row.flips:.2f} % with {row.spec}" for row in rows if row.flips]
+    return f"Signs that changed between the last two tests: {', '.join(found)}." if found else ""
 
 
 def between(rows: list[Row]) -> str:
@@ -179,6 +187,7 @@ def _row(method: MethodSeries, config: dict[str, Any]) -> Row:
         optimiser=method.seeds[0].optimiser,
         consensus=last_mean([seed.consensus for seed in method.seeds]),
         residual=last_mean([seed.residual for seed in method.seeds]),
+        flips=last_mean([seed.flips for seed in method.seeds]),
         counted_mb=float(np.mean([seed.counted.mean() if len(seed.counted) else 0 for seed in method.seeds]))
         / MB,
         noise_scale=Figure.of(seed.noise.scale(0.5) for seed in method.seeds).mean,

@@ -83,6 +83,17 @@ def small_cnn() -> nn.Module:
     )
 
 
+def bnn() -> nn.Module:
+    """An MLP for `--lowbit "binarise()"`: 3 x 1,024 with batch norms, and no ReLU, as signs take its
+    place.
+    """
+    layers, inside = list[nn.Module]([nn.Flatten()]), 784
+    for _ in range(3):
+        layers += [nn.Linear(inside, 1024, bias=False), nn.BatchNorm1d(1024), nn.Hardtanh()]
+        inside = 1024
+    return nn.Sequential(*layers, nn.Linear(1024, 10))
+
+
 READERS = {"mnist.npz": _from_npz, IDX[0]: _from_idx, f"{IDX[0]}.gz": _from_idx}
 
 MNIST = Task(
@@ -92,7 +103,7 @@ MNIST = Task(
     steps=600,
     load=load,
     inputs=inputs,
-    models={"cnn": Recipe(small_cnn, lr=0.05)},
+    models={"cnn": Recipe(small_cnn, lr=0.05), "bnn": Recipe(bnn, lr=0.05, weight_decay=0.0)},
     files=tuple(READERS),
     how=HOW,
 )

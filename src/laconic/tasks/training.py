@@ -25,7 +25,7 @@ from laconic.core.errors import AttachError, NonFiniteError, SpecError, StateErr
 from laconic.core.spec import parse
 from laconic.core.turn import mix
 from laconic.exchange.stats import Stats
-from laconic.lowbit import convert
+from laconic.lowbit import FewBitHandle, convert
 from laconic.lowbit.training import LowBitTraining, Trained
 from laconic.optim.prox import zero_share
 from laconic.sparsity import SparseTraining, sparsify
@@ -143,6 +143,8 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
                     with precision.autocast(), quantised:
                         tested = evaluate(plain, task, tensors, living.index(rank), len(living))
                 apart = {} if lowbit is None else {"residual": lowbit.residual()}
+                if isinstance(lowbit, FewBitHandle):
+                    apart["flips"] = lowbit.flips()
                 emit(tested | keeping.counted() | {"step": done, "consensus": distance} | apart)
             if settings.checkpoint_every and done % settings.checkpoint_every == 0:
                 state = captured(settings, done, plain, optimizer, sparse)
