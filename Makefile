@@ -74,6 +74,7 @@ bench: setup  ## a short pass of every benchmark, which writes nothing; without 
 	$(BIN)/python -m benchmarks.kernels --quick
 	$(BIN)/python -m benchmarks.quantisers --quick
 	$(BIN)/python -m benchmarks.entropy --quick
+	$(BIN)/python -m benchmarks.xnor --quick
 	$(BIN)/python -m benchmarks.wire --quick
 	$(BIN)/python -m benchmarks.steps --quick
 	$(BIN)/python -m benchmarks.straggler --quick

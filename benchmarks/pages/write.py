@@ -26,6 +26,7 @@ from benchmarks.pages import change_coding as change_coding_page
 from benchmarks.pages import entropy as entropy_page
 from benchmarks.pages import federated as federated_page
 from benchmarks.pages import large_batches as large_batches_page
+from benchmarks.pages import low_bit as low_bit_page
 from benchmarks.pages import meta as meta_page
 from benchmarks.pages import methods as methods_page
 from benchmarks.pages import partitions as partitions_page
@@ -153,6 +154,7 @@ WHOLE: dict[Path, Callable[[], str]] = {
     ROOT / "docs" / "accuracy.md": accuracy_page.page,
     ROOT / "docs" / "admm.md": admm_page.page,
     ROOT / "docs" / "entropy.md": entropy_page.page,
+    ROOT / "docs" / "low_bit.md": low_bit_page.page,
     ROOT / "docs" / "scaling.md": scaling_page.page,
     ROOT / "docs" / "scaling.svg": scaling_page.picture,
     **partitions_page.pictures(ROOT / "docs"),

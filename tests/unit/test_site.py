@@ -38,6 +38,7 @@ PAGES = (
     "faults",
     "pipelines",
     "sparse_training",
+    "low_bit",
     "writing_a_codec",
     "partitions",
 )

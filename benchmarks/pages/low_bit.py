@@ -1,0 +1,136 @@
+"""docs/low_bit.md: signs and few bits, with figures of benchmarks/results/xnor.json and lowbit/."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from benchmarks.pages.tables import table
+
+FOLDER = Path(__file__).parents[1] / "results"
+HEAD = """# Signs and few bits
+
+`laconic.lowbit` trains models whose layers compute with the signs of their weights and inputs, or with a
+few bits of them, and packs them for use: a bit a weight, and products that are XNOR and popcount. `make
+docs` writes this page.
+
+```python
+import torch
+from torch import nn
+
+import laconic
+
+first, last = [nn.Linear(784, 1024), nn.BatchNorm1d(1024)], [nn.BatchNorm1d(1024), nn.Linear(1024, 10)]
+net = nn.Sequential(*first, nn.Linear(1024, 1024), *last)
+handle = laconic.lowbit.binarise(net)  # the first and the last layer stay real
+optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+loss = nn.functional.cross_entropy(net(torch.randn(100, 784)), torch.randint(0, 10, (100,)))
+loss.backward()
+optimizer.step()  # and the weights of the middle layer are clipped to [-1, 1]
+flips = handle.flips()  # share of its signs that changed
+
+packed = laconic.lowbit.pack(net)
+assert packed[2].bits.nbytes * 32 == net[2].weight.nbytes
+x = torch.randn(3, 784)
+assert torch.equal(packed(x), net.eval()(x))  # the same bits
+```
+
+On the command line: `laconic train mnist --model bnn --lowbit "binarise()" --with "dgc(density=0.01)"`.
+
+## What is trained
+
+| | forward | backward |
+|---|---|---|
+| weight w | sign(w), sign(0) = 1 | the gradient where abs(w) <= 1; each step clips w to [-1, 1] |
+| input x | sign(x) | the gradient where abs(x) <= 1 |
+| `quantise(weights=k)` | 2^k even levels from -1 to 1; `scale="log"`: powers of two | the same |
+| `quantise(gradients=6)` | - | powers of two, rounded at random so that the mean is kept |
+
+- Linear, Conv2d, LSTMCell and GRUCell are treated, in place. The parameters are the same objects under the
+  same names: optimisers, DistributedDataParallel, `laconic.compress` and `state_dict` work as before.
+- **Clipping follows every optimiser**, by one hook of the process, on copies of the model too. It ends with
+  `handle.remove()`, which gives the plain layers back with their master weights.
+- **Signs need both signs**: put a BatchNorm before a treated layer, and no ReLU between them.
+- `stochastic=True` draws the signs of inputs in training; random bits depend on a seed and a count of
+  calls, which `handle.state_dict()` saves. Give each rank its own `seed=`.
+- `norm="shift"` and `laconic.optim.ShiftAdaMax` replace factors by powers of two, as the paper has it.
+- Training computes in float32 and takes no less time or memory than before.
+
+Ours, not the papers': the evenly spaced levels from -1 to 1 (one bit is then the sign, and padding stays
+exact), the ends and the zero of the gradients' levels, and ShiftAdaMax's stored maximum, which the authors'
+code rounds in place so that it can never fall.
+
+## What is packed
+
+`pack(net)` copies the model. Weights take `weights` bits each, rows filled up to whole bytes; biases,
+BatchNorms and real layers stay float32. Results are bit for bit those of the model in evaluation, because
+products of levels are whole numbers that float32 has exactly, and all that follows is done in the same
+order. So a BatchNorm and a sign are not folded into a threshold: that is exact only up to the rounding of
+the BatchNorm. Inputs of several bits are sums of signs, and take one product for each bit. Padding with
+zeros is exact. A layer whose products could exceed 2^24, and logarithmic levels, are refused.
+
+`save_packed(packed, path)` writes tensors and numbers alone. `load_packed(path, model)` takes the plain
+model, reads with `weights_only=True`, trusts nothing, and leaves `model` as it is.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([HEAD, *_speed(), *_accuracy()]) + "\n"
+
+
+def _speed() -> Iterator[str]:
+    found = json.loads((FOLDER / "xnor.json").read_text())
+    yield "## Speed"
+    yield ""
+    yield (
+        f"One thread of a shared machine ({found['machine']['processor']}), medians over {found['rounds']}"
+        " rounds of `python -m benchmarks.xnor`, packing of inputs included. torch's products are measured in"
+        " the same rounds: float32 by `torch.mm` or `conv2d`, and int8 by `torch._int_mm`, of inputs that are"
+        " int8 already. How the kernels count is in `src/laconic/kernels/xnor/README.md`."
+    )
+    yield ""
+    heads = ["product", "kernel", "ms", "GOP/s", "faster than float32", "than int8", "aimed at"]
+    yield from table(heads, map(_product, found["rows"]))
+    yield ""
+
+
+def _product(row: dict[str, Any]) -> list[str]:
+    bars = " and ".join(f"{bar:g}" for bar in row["bars"]) if row["bars"] else ""
+    int8 = "-" if row["times_int8"] is None else f"{row['times_int8']:.1f} x"
+    speed = [f"{row['ms']:.3f}", f"{row['gop_s']:,}", f"{row['times_float32']:.1f} x", int8, bars]
+    return [row["what"], row["kernel"], *speed]
+
+
+def _accuracy() -> Iterator[str]:
+    rows = [json.loads(path.read_text()) for path in sorted((FOLDER / "lowbit").glob("*.json"))]
+    if not rows:
+        return
+    yield "## Accuracy"
+    yield ""
+    yield (
+        "Test error of `python -m benchmarks.lowbit`, mean over seeds: an MLP of 3 x 1024 on MNIST, four"
+        " convolutions and two dense layers on CIFAR-10, Adam with a rate that falls exponentially."
+    )
+    yield ""
+    heads = ["task", "bits", "epochs", "error, %", "of the packed", "same bits", "MB", "packed, MB", "seeds"]
+    yield from table(heads, _trained(rows))
+
+
+def _trained(rows: list[dict[str, Any]]) -> Iterator[list[str]]:
+    def key(row: dict[str, Any]) -> tuple[str, str]:
+        return row["task"], row["method"]
+
+    for (task, method), group in groupby(sorted(rows, key=key), key):
+        each = list(group)
+        error = f"{100 * statistics.mean(row['error'] for row in each):.2f}"
+        ends = ["-"] * 4
+        if "packed_error" in each[0]:
+            packed = f"{100 * statistics.mean(row['packed_error'] for row in each):.2f}"
+            same = "yes" if all(row["same_bits"] for row in each) else "no"
+            ends = [packed, same, f"{each[0]['bytes'] / 1e6:.2f}", f"{each[0]['packed_bytes'] / 1e6:.2f}"]
+        yield [task, f"`{method}`", str(each[0]["epochs"]), error, *ends, str(len(each))]
