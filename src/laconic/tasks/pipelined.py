@@ -45,7 +45,7 @@ def train_stage(settings: TrainingSettings, emit: Emit) -> list[int]:
         whole,
         example,
         crossing=crossing(settings.spec),
-        samples=len(own),
+        samples=-(-len(tensors["train_y"]) // pipeline.replicas),  # the same on all ranks
         lr=settings.lr,
         seed=settings.seed,
     )
