@@ -11,87 +11,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from laconic import kernels
 from laconic.comm.metered import Metered
-from laconic.comm.sent import Sent
-from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.mask import Mask, cleared
 from laconic.core.per_layout import PerLayout
 from laconic.core.turn import Turn
 from laconic.exchange.clip import Clip
+from laconic.exchange.leg import Leg, Reduction, gain_of
 from laconic.exchange.masks import MaskWatch
-from laconic.exchange.method import Method, Route
+from laconic.exchange.method import Method
 from laconic.exchange.noise_scale import NoiseMeter
 from laconic.exchange.sparse_gradients import sparse_mean
 from laconic.exchange.state import check_shapes
 from laconic.exchange.stats import Seconds
-from laconic.feedback import BoundFeedback, Optimised
+from laconic.feedback import Optimised
 from laconic.feedback.no_feedback import NoFeedback
-from laconic.reducers import BoundReducer
 from laconic.reducers.sum import Sum
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """A share times a gain: what damped feedback counts as sent."""
-
-    share: Sent
-    gain: float
-
-    def subtract_from_(self, x: Tensor) -> Tensor:
-        """x -= gain * share, in place."""
-        return self.share.add_to_(x, -self.gain)
-
-    def clear_(self, memory: Tensor) -> Tensor:
-        """Set to zero the entries of memory that were sent."""
-        return self.share.clear_(memory)
-
-
-@dataclass(frozen=True)
-class Leg:
-    """One route at work on all of its tensors."""
-
-    name: str
-    feedback: BoundFeedback
-    reducer: BoundReducer
-    gain: float
-
-    def correct(self, grad: Tensor, part: Layout, turn: Turn, scale: float) -> Tensor | None:
-        """What the feedback makes of scale * grad; None if it is not finite and the reducer cannot tell."""
-        x = self.feedback.correct(grad, part, turn, scale)
-        if x is None or self.feedback.detects_non_finite or self.reducer.detects_non_finite:
-            return x
-        return x if kernels.all_finite(x, part.segments) else None
-
-    def settle(self, sent: Sent, part: Layout, turn: Turn) -> None:
-        """Tell the feedback what was sent, as damped."""
-        self.feedback.settle(sent if self.gain == 1 else Scaled(sent, self.gain), part, turn)
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """One leg's reduction of its part of one bucket; `x` is None where this rank has nothing finite."""
-
-    leg: Leg
-    part: Layout
-    x: Tensor | None
-    turn: Turn
-    out: Tensor
-    alpha: float
-
-    def begin(self) -> Callable[[], Sent | None] | None:
-        """Begin what can go on by itself, if this leg can; the call that is returned ends it."""
-        return self.leg.reducer.begin(self.x, self.part, self.turn, self.out, self.alpha)
-
-    def reduce(self) -> Sent | None:
-        """All of it at once."""
-        return self.leg.reducer.reduce(self.x, self.part, self.turn, self.out, self.alpha)
 
 
 class Exchange:
@@ -293,14 +232,6 @@ def exactly_summed(method: Method, layout: Layout) -> Layout:
         if isinstance(route.reducer, Sum) and isinstance(route.feedback, NoFeedback):
             exact.update(part.names)
     return layout.named(exact)
-
-
-def gain_of(route: Route, layout: Layout) -> float:
-    """By how much a route's mean is multiplied. Raises `SpecError` where its feedback is not safe."""
-    why = route.reducer.unaccountable
-    if why is not None and route.feedback.keeps_unsent:
-        raise SpecError(f"{route.reducer!r} takes no {route.feedback!r}: {why}; use it without feedback")
-    return route.feedback.gain(route.reducer.feedback_codec(), layout)
 
 
 def first_not_finite(x: Tensor, layout: Layout) -> str | None:
