@@ -15,11 +15,11 @@ from laconic.core.errors import StateError
 from laconic.core.turn import mix
 from laconic.report.ledger import slug
 from laconic.tasks import checkpoint, find
+from laconic.tasks.group_model import MODEL
 from laconic.tasks.pipelined import train_stage
 from laconic.tasks.settings import Pipeline, TrainingSettings
 from laconic.tasks.shard import Shard
 from laconic.tasks.task import cross_entropy
-from laconic.tasks.training import MODEL
 from tests.dist.nets import flat
 
 STEPS, BATCH, N = 5, 4, 12

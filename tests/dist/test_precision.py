@@ -18,7 +18,8 @@ from laconic.report.loss_scale import loss_scale
 from laconic.report.series import MethodSeries, Run, seed_series
 from laconic.report.summary import summarise
 from laconic.tasks import checkpoint, precision, training
-from laconic.tasks.training import MODEL, train_rank
+from laconic.tasks.group_model import MODEL
+from laconic.tasks.training import train_rank
 from tests.dist.ddp_world import spike
 from tests.dist.nets import SGD, agree, batch, loss_of, net
 from tests.dist.test_training import losses, plan  # noqa: F401  # a fixture

@@ -13,10 +13,11 @@ import laconic
 from laconic.core.errors import StateError
 from laconic.tasks import checkpoint, find
 from laconic.tasks.enlarged import Enlarged
+from laconic.tasks.group_model import MODEL
 from laconic.tasks.settings import TrainingSettings
 from laconic.tasks.shard import Shard
 from laconic.tasks.task import cross_entropy
-from laconic.tasks.training import MODEL, train_rank
+from laconic.tasks.training import train_rank
 from tests.dist.nets import flat
 
 STEPS, BATCH = 6, 4

@@ -15,8 +15,9 @@ from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.strategy import Strategy
 from laconic.tasks.crossing import for_stages
 from laconic.tasks.enlarged import Enlarged
+from laconic.tasks.few_bits import lowbit_attached
+from laconic.tasks.group_model import built
 from laconic.tasks.task import Recipe
-from laconic.tasks.training import built, lowbit_attached
 
 
 def normal(text: str) -> str:

@@ -26,9 +26,9 @@ from laconic.federated.samplings import LEAST
 from laconic.federated.samplings.constant import Constant
 from laconic.federated.schemes import scheme_of
 from laconic.tasks.catalogue import find
+from laconic.tasks.evaluation import evaluate
 from laconic.tasks.shard import Shard
 from laconic.tasks.task import Task, Tensors, cross_entropy
-from laconic.tasks.training import evaluate
 
 
 @dataclass(frozen=True)

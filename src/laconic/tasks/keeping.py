@@ -1,45 +1,59 @@
-"""What backward keeps in a training: as it is, or as coded bytes (`laconic.activations`), and how much."""
+"""What backward keeps in a training, as coded bytes (`laconic.activations`), and how much it is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from laconic import activations
 from laconic.activations.ledger import Ledger
+from laconic.tasks.companion import Companion
+from laconic.tasks.settings import Event, TrainingSettings
 
 
-class Keeping:
-    """A rank's session of `laconic.activations`, or nothing where `spec` is None."""
+class Keeping(Companion):
+    """A rank's session of `laconic.activations`."""
 
-    def __init__(self, model: nn.Module, spec: str | None, optimizer: torch.optim.Optimizer) -> None:
-        self.session = None if spec is None else activations.compress(model, spec, optimizer)
+    key: ClassVar[str] = "keeping"
+
+    def __init__(self, model: nn.Module, spec: str, optimizer: torch.optim.Optimizer) -> None:
+        self.session = activations.compress(model, spec, optimizer)
 
     def open(self) -> AbstractContextManager[Any]:
-        """Around all steps."""
-        return nullcontext() if self.session is None else self.session
+        """The session."""
+        return self.session
 
-    def count(self) -> None:
-        """Count what the next forward pass keeps."""
-        if self.session is not None:
+    def before_step(self, *, tested: bool) -> None:
+        """Count what the forward pass before a test keeps."""
+        if tested:
             self.session.ledger = Ledger()
 
-    def counted(self) -> dict[str, int]:
-        """Bytes kept since `count`, and what they would be as they are; empty without a session."""
-        if self.session is None or self.session.ledger is None:
+    def told(self) -> Event:
+        """Bytes kept since `before_step`, and what they would be as they are.
+
+        Empty where the step was not to be tested, but a loss has made ranks go on from a later one.
+        """
+        ledger, self.session.ledger = self.session.ledger, None
+        if ledger is None:
             return {}
-        rows, self.session.ledger = self.session.ledger.rows.values(), None
+        rows = ledger.rows.values()
         return {"kept": sum(kept for _, kept in rows), "kept_dense": sum(dense for dense, _ in rows)}
 
     def state_dict(self) -> dict[str, Any]:
         """What bounds follow from."""
-        return {} if self.session is None else self.session.state_dict()
+        return self.session.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
-        if self.session is not None:
-            self.session.load_state_dict(state)
+        """Go on with the same bounds."""
+        self.session.load_state_dict(state)
+
+
+def kept_in_code(
+    settings: TrainingSettings, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> list[Keeping]:
+    """The session of --activations, or none."""
+    return [] if settings.activations is None else [Keeping(model, settings.activations, optimizer)]

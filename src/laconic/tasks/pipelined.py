@@ -19,12 +19,15 @@ from laconic.tasks import checkpoint
 from laconic.tasks.catalogue import find
 from laconic.tasks.crossing import crossing
 from laconic.tasks.decisions import Decisions
+from laconic.tasks.evaluation import evaluate
+from laconic.tasks.group_model import save_model
 from laconic.tasks.loading import mapped
 from laconic.tasks.measured_stage import Passed
+from laconic.tasks.resuming import check_same
 from laconic.tasks.settings import Emit, TrainingSettings
 from laconic.tasks.shard import Shard
 from laconic.tasks.stage import StageAtWork
-from laconic.tasks.training import check_same, due, evaluate, explained, save_model, spent
+from laconic.tasks.steps import due, explained, spent
 
 
 def train_stage(settings: TrainingSettings, emit: Emit) -> list[int]:
