@@ -13,6 +13,7 @@ from laconic.cli.settings import Settings
 from laconic.core.errors import SpecError
 from laconic.tasks import find
 from laconic.tasks.enlarged import Enlarged
+from laconic.tasks.precision import Precision
 from laconic.tasks.shard import Shard
 from laconic.tasks.task import cross_entropy
 
@@ -79,7 +80,7 @@ def test_micro_batches_add_up_to_the_batch() -> None:
     parted.load_state_dict(whole.state_dict())
     x, y = torch.randn(10, 4), torch.randint(3, (10,))
     cross_entropy(whole(x), y).backward()
-    rows, labels, share, earlier = Enlarged(micro_batch=4).ahead(parted, x, y)
+    rows, labels, share, earlier = Enlarged(micro_batch_size=4).ahead(parted, x, y, Precision(None))
     loss = share * cross_entropy(parted(rows), labels)
     loss.backward()
     assert loss.item() + earlier == pytest.approx(cross_entropy(whole(x), y).item(), rel=1e-6)
@@ -100,7 +101,7 @@ def settings(folder: Path, **changes: Any) -> Settings:
         ({"copies": 0}, "--copies must be"),
         ({"across": "epochs"}, "--across must be 'ranks' or 'batch'"),
         ({"recipe": "adam"}, "--recipe must be 'lamb', 'lars' or 'sgd'"),
-        ({"micro_batch": 0}, "--micro-batch must be"),
+        ({"micro_batch_size": 0}, "--micro-batch-size must be"),
         ({"copies": 2, "skew": 0.5}, "leave one of the two out"),
         ({"recipe": "lamb", "methods": ("dgc(density=0.01)",)}, "--recipe lamb does not go with dgc"),
     ],
@@ -114,5 +115,5 @@ def test_what_does_not_fit_is_refused_before_anything_starts(
 
 def test_a_run_knows_its_recipe_again(tmp_path: Path) -> None:
     made = settings(tmp_path, recipe="lars", copies=2, methods=("dgc(density=0.01)", "local_sgd(every=4)"))
-    told = {"recipe": "lars", "copies": 2, "across": "ranks", "micro_batch": None}
+    told = {"recipe": "lars", "copies": 2, "across": "ranks", "micro_batch_size": None}
     assert told.items() <= made.config().items()

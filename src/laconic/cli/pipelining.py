@@ -32,7 +32,7 @@ ALONE = (  # options that a pipeline does not take
         "sparsity",
         "recipe",
         "copies",
-        "micro_batch",
+        "micro_batch_size",
     ),
 )
 

@@ -40,7 +40,7 @@ from laconic.tasks.task import Recipe
 FIXED_ON_RESUME = (  # a different value would give different bits
     *("task", "model", "workers", "steps", "batch", "lr", "skew", "bits", "precision", "lowbit"),
     "sparsity",
-    *("methods", "seeds", "first_seed", "recipe", "copies", "across", "micro_batch"),
+    *("methods", "seeds", "first_seed", "recipe", "copies", "across", "micro_batch_size"),
     *("pipeline", "examples", "activations"),
 )
 WORKERS = 2
@@ -77,7 +77,7 @@ class Settings:
     recipe: Kind | None = None
     copies: int = 1
     across: Across = "ranks"
-    micro_batch: int | None = None
+    micro_batch_size: int | None = None
     pipeline: Pipeline | None = None
     examples: int | None = None
     activations: str | None = None
@@ -196,7 +196,7 @@ class Settings:
     @property
     def enlarged(self) -> Enlarged:
         """Recipe, copies and micro-batches."""
-        return Enlarged(self.recipe, self.copies, self.across, self.micro_batch)
+        return Enlarged(self.recipe, self.copies, self.across, self.micro_batch_size)
 
     @property
     def folder(self) -> Path:

@@ -92,7 +92,7 @@ def train(
             help="where copies are: 'ranks', where groups of workers draw the same examples, or 'batch'"
         ),
     ] = "ranks",
-    micro_batch: Annotated[
+    micro_batch_size: Annotated[
         int | None,
         typer.Option(help="most examples in a forward pass [default: all; with --recipe 256]"),
     ] = None,
@@ -206,7 +206,7 @@ def train(
         recipe=recipe,
         copies=copies,
         across=across,
-        micro_batch=micro_batch,
+        micro_batch_size=micro_batch_size,
         lowbit=lowbit,
         sparsity=sparsity,
         patience=patience,

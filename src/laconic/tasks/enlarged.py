@@ -1,4 +1,4 @@
-"""Large batches and batch augmentation of a built-in task: --recipe, --copies and --micro-batch."""
+"""Large batches and batch augmentation of a built-in task: --recipe, --copies and --micro-batch-size."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from laconic.tasks.skew import SkewedShard
 from laconic.tasks.task import Recipe, cross_entropy
 
 Rate = Callable[[int], float]
-MICRO_BATCH = 256  # of --recipe: what a small machine holds of a small network
+MICRO_BATCH_SIZE = 256  # of --recipe: what a small machine holds of a small network
 
 
 @dataclass(frozen=True)
 class Enlarged:
-    """`recipe`: of `large_batch`, or None, the task's own. `micro_batch`: most examples in a forward pass."""
+    """`recipe`: of `large_batch`, or None, the task's own. `micro_batch_size`: most examples of a forward."""
 
     recipe: Kind | None = None
     copies: int = 1
     across: Across = "ranks"
-    micro_batch: int | None = None
+    micro_batch_size: int | None = None
 
     def check(self, workers: int, skew: float | None) -> None:
         """Raise `SpecError` if the options do not fit each other."""
@@ -43,8 +43,8 @@ class Enlarged:
             arguments.choice("--recipe", self.recipe, tuple(USUAL))
         arguments.whole("--copies", self.copies, 1)
         arguments.choice("--across", self.across, ("ranks", "batch"))
-        if self.micro_batch is not None:
-            arguments.whole("--micro-batch", self.micro_batch, 1)
+        if self.micro_batch_size is not None:
+            arguments.whole("--micro-batch-size", self.micro_batch_size, 1)
         if self.shares_examples and workers % self.copies:
             raise SpecError(
                 f"--copies across ranks must divide --workers {workers}, got {self.copies}: give --workers"
@@ -109,7 +109,7 @@ class Enlarged:
             The last micro-batch's inputs and labels, its share in the mean, and what the others add to the
             step's loss.
         """
-        most = self.micro_batch or (len(x) if self.recipe is None else MICRO_BATCH)
+        most = self.micro_batch_size or (len(x) if self.recipe is None else MICRO_BATCH_SIZE)
         accumulation = Accumulation(len(x), most=most, ranks=1)
         earlier, last = 0.0, len(accumulation.sizes) - 1
         for number, (share, rows, labels) in enumerate(accumulation.parts(model, x, y)):
