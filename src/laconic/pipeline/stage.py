@@ -18,6 +18,7 @@ class CompressedStage(PipelineStage):
     """What a stage becomes in `compress`: its class is replaced, and restored by `remove`.
 
     Receives are posted with bytes, and decoded when torch reads the buffer that it believes it received in.
+    A chunk first waits for its own, outside of what is guarded: a rank that is gone ends it as in torch.
     """
 
     _laconic: StageLinks
@@ -67,6 +68,7 @@ class CompressedStage(PipelineStage):
         save_forward_output: bool = True,
     ) -> Any:
         plain = super().forward_one_chunk
+        self._laconic.arrived("forward", fwd_chunk_id)
 
         def zeros() -> Any:
             metas = self._stage_meta.outputs or ()
@@ -86,6 +88,7 @@ class CompressedStage(PipelineStage):
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
         plain = super().backward_one_chunk
+        self._laconic.arrived("backward", bwd_chunk_id)
 
         def backward() -> None:
             if bwd_chunk_id in self._laconic.void:
