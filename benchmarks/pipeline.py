@@ -2,7 +2,8 @@
 
     python -m benchmarks.pipeline                 all parts; one file a run in results/pipeline, goes on there
     python -m benchmarks.pipeline --part speed    step times: 20 min
-    python -m benchmarks.pipeline --part loss     trainings: 6 ways x 3 seeds, some minutes each
+    python -m benchmarks.pipeline --part loss     trainings: 6 ways x 3 seeds, 1 to 4 minutes each
+    python -m benchmarks.pipeline --part loss --only "AC-SGD 4/8" --seeds 1
     python -m benchmarks.pipeline --quick         a few steps of each part; keeps nothing
     python -m benchmarks.pipeline --folder DIR    keep the files in another folder
 
@@ -94,7 +95,7 @@ def main() -> None:
     if given.part in (None, "speed"):
         speed(given.folder, given.quick, given.rounds)
     if given.part in (None, "loss"):
-        pipeline_loss.measure(given.folder, given.quick)
+        pipeline_loss.measure(given.folder, given.quick, given.only, given.seeds)
 
 
 def options() -> argparse.Namespace:
@@ -103,6 +104,12 @@ def options() -> argparse.Namespace:
     parser.add_argument("--part", choices=("speed", "loss"), help="[default: both]")
     parser.add_argument("--quick", action="store_true", help="a pass of two minutes; keeps nothing")
     parser.add_argument("--rounds", type=int, help=f"of the part speed [default: {ROUNDS}]")
+    parser.add_argument(
+        "--only", action="append", default=[], choices=pipeline_loss.WAYS, help="of loss; may be repeated"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=pipeline_loss.SEEDS, help="of loss [default: %(default)s]"
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of the files")
     given = parser.parse_args()
     given.rounds = given.rounds or (1 if given.quick else ROUNDS)
