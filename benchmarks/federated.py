@@ -40,6 +40,7 @@ SCHEMES = (
     "updates(dhqc(density=0.01), down=dhqc(density=0.01), sampling=falling(0.2))",
 )
 RATES = {"mnist": 0.05, "cifar10": 0.05}  # of plain SGD, without momentum
+MODELS = {"mnist": None, "cifar10": "cnn"}  # small ones: devices train them
 ROUNDS, LOCAL_STEPS, EVAL_EVERY = 200, 5, 10
 PLAN = Federation(
     task="mnist",
@@ -74,7 +75,8 @@ class Trial:
     @property
     def plan(self) -> Federation:
         """Its settings."""
-        return replace(PLAN, task=self.task, spec=self.spec, seed=self.seed, lr=RATES[self.task])
+        settings = {"model": MODELS[self.task], "lr": RATES[self.task]}
+        return replace(PLAN, task=self.task, spec=self.spec, seed=self.seed, **settings)
 
 
 def trials(tasks: list[str], seeds: list[int]) -> Iterator[Trial]:

@@ -126,7 +126,7 @@ def check_cut(pipeline: Pipeline, task: Task, model: str, recipe: Recipe) -> Non
 def check_alone(settings: Settings) -> None:
     """Raise `SpecError` for an option that does not go with a pipeline."""
     for name in ALONE:
-        if getattr(settings, name) not in (None, 1):
+        if getattr(settings, name) != (1 if name == "copies" else None):
             option = name.replace("_", "-")
             raise SpecError(f"--{option} and --stages cannot be combined: give one of the two")
 

@@ -83,6 +83,12 @@ def piece(name: str, value: Any, kind: type, example: str) -> None:
         _refuse(name, f"a {kind.__name__.lower()}, such as {example}", value, "")
 
 
+def names(name: str, value: Any, example: str) -> None:
+    """Raise `SpecError` unless value is a list or tuple of strings."""
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        raise SpecError(f"{name} must be a list of names, such as {name}=[{example!r}], got {shown(value)}")
+
+
 def shown(value: Any) -> str:
     """A value for a message: its repr, shortened if it is long."""
     if isinstance(value, int) and value.bit_length() > 4 * FAR:  # Python refuses to write very long ones

@@ -22,6 +22,7 @@ class Mask:
         positions: int64 (k,), ascending: where these entries lie in the parameter's memory, which is how
             they lie in a bucket of gradients.
 
+    >>> import torch
     >>> Mask.of(torch.zeros(2, 2), torch.tensor([[True, False], [False, True]])).positions
     tensor([0, 3])
     """

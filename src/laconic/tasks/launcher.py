@@ -26,9 +26,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public; 
 
 from laconic.core.errors import LaconicError, PeerError
 from laconic.strategies.distribute import strategy_or_method
-from laconic.tasks.pipelined import train_stage
 from laconic.tasks.place import Hosts
-from laconic.tasks.settings import Event, TrainingSettings
+from laconic.tasks.settings import Emit, Event, TrainingSettings
 from laconic.tasks.training import train_rank
 
 TIMEOUT = timedelta(seconds=120)  # of a collective: a worker that hangs for this long fails the run
@@ -200,6 +199,15 @@ def _silent_death(rank: int, process: BaseProcess) -> Event:
     return {"rank": rank, "at": 0.0, "error": "", "message": message, "details": "", "expected": False}
 
 
+def _trained(settings: TrainingSettings, emit: Emit) -> list[int]:
+    """Train this rank, or its stage; the ranks that are there at the end."""
+    if settings.pipeline is None:
+        return train_rank(settings, emit)
+    from laconic.tasks.pipelined import train_stage  # torch's pipelines take seconds to import
+
+    return train_stage(settings, emit)
+
+
 def _leave_together(store: TCPStore, rank: int, living: list[int]) -> None:
     """Wait until no other worker needs this one. Uses the store, since a lost worker breaks the group."""
     store.set(f"done/{rank}", "")
@@ -234,8 +242,7 @@ def work(settings: TrainingSettings, rank: int, port: int, pipe: Connection) -> 
         before = hosts.counted(rank, settings.workers)
         store = TCPStore(hosts.addresses[0], port, timeout=TIMEOUT)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=settings.workers, timeout=TIMEOUT)
-        train = train_rank if settings.pipeline is None else train_stage
-        living = train(settings, pipe.send)
+        living = _trained(settings, pipe.send)
         if before and (after := hosts.counted(rank, settings.workers)):
             sent, received = (end - start for start, end in zip(before, after, strict=True))
             pipe.send({"kind": "interface", "step": settings.steps, "sent": sent, "received": received})

@@ -12,6 +12,7 @@ from typing import ClassVar
 from torch import nn
 from torch.optim import Optimizer
 
+from laconic.core import arguments
 from laconic.core.spec import Status
 from laconic.lowbit.admm import Admm
 from laconic.lowbit.admm.settings import AdmmSettings
@@ -28,6 +29,10 @@ class AdmmTraining(LowBitTraining, AdmmSettings):
     examples: ClassVar[tuple[str, ...]] = ("admm()", "admm(table='binary', tie='layer')")
 
     keep: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        arguments.names("keep", self.keep, "head")
 
     def attach(self, model: nn.Module, optimizer: Optimizer) -> Admm:
         return Admm(model, optimizer, self, self.keep)

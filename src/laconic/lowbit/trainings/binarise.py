@@ -37,6 +37,7 @@ class BinariseTraining(LowBitTraining):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        arguments.names("keep", self.keep, "head")
         arguments.choice("first", self.first, FIRSTS)
         arguments.choice("last", self.last, LASTS)
         arguments.choice("norm", self.norm, NORMS)

@@ -35,6 +35,7 @@ class StraightThroughTraining(LowBitTraining):
     keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        arguments.names("keep", self.keep, "head")
         table_of(self.table)
         arguments.choice("tie", self.tie, ("model", "layer", "row"))
         arguments.whole("rounds", self.rounds, 1)
