@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -125,8 +125,9 @@ def check_cut(pipeline: Pipeline, task: Task, model: str, recipe: Recipe) -> Non
 
 def check_alone(settings: Settings) -> None:
     """Raise `SpecError` for an option that does not go with a pipeline."""
+    defaults = {each.name: each.default for each in fields(settings)}
     for name in ALONE:
-        if getattr(settings, name) != (1 if name == "copies" else None):
+        if getattr(settings, name) != defaults[name]:
             option = name.replace("_", "-")
             raise SpecError(f"--{option} and --stages cannot be combined: give one of the two")
 
