@@ -77,6 +77,8 @@ def _fast(speed: list[Row]) -> Iterator[str]:
     yield "*Dense* is torch's own pipeline, whose 1F1B over gloo sends in one direction at a time. *Dense,"
     yield "receives first* sends the same float32 by our stages, both ways at once: what compression adds is"
     yield "against it."
+    if rounds == 1:
+        yield "A single round: whatever else the machine did meanwhile shows in single figures."
     yield ""
     columns = sorted({(row["stages"], row["link"]) for row in found if row["schedule"] == "1f1b"})
     cells = []
