@@ -155,6 +155,8 @@ def _loss(loss: list[Row]) -> Iterator[str]:
     yield f"set of {one['examples']} windows, {epochs} epochs in batches of {one['batch']}, links of {link}."
     yield "Loss of the last epoch and on the test set, mean over seeds and"
     yield "standard deviation; the test has nothing compressed."
+    if len({row["seed"] for row in loss}) == 1:
+        yield "One seed, and seconds of trainings that ran beside each other and other work: compare losses."
     yield ""
     cells = []
     for name, spec in CROSSINGS.items():
