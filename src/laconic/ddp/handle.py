@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, overload
 
@@ -74,8 +75,13 @@ class Handle(Joinable):
             method, self.layout, comm, self._optimisers, seed, mask_of=lambda name: mask_of(dense[name])
         )
         self._masks = MaskWatch(self.layout.names, lambda name: mask_of(dense[name]))
+        masters = weakref.WeakMethod(self._optimisers.have_masters)  # the thread must not keep this handle
         self.buckets = Buckets(
-            self.exchange, names, scaler, keep_means=restore_unused, masters=self._optimisers.have_masters
+            self.exchange,
+            names,
+            scaler,
+            keep_means=restore_unused,
+            masters=lambda: bool((found := masters()) and found()),
         )
         site = Site(comm, seed, self.exchange.seconds)
         self._rules: list[BoundRule] = []
