@@ -17,6 +17,7 @@ WIDTH, HEIGHT = 860, 372
 PANEL_WIDTH, PANEL_HEIGHT, TOP = 350, 226, 64
 LIGHT = ("#3b6fb6", "#c2571a", "#2c8a57", "#8c4fb0", "#b03a5b", "#7a6a17", "#1d7f8c", "#77736a")
 DARK = ("#7fb0f0", "#f0a35e", "#6fce9a", "#c79ae6", "#ee8aa5", "#d3c25a", "#66c7d4", "#b3b0a6")
+LEAST_TICKS = 3  # of a logarithmic axis below a decade; with fewer at 1, 2, 5, ticks are evenly spaced
 Scale = Callable[[Array], Array]
 
 
@@ -81,18 +82,29 @@ def axis(low: float, high: float, start: int, length: int, *, log: bool) -> tupl
     """A map from values to pixels, and the values of the ticks."""
     high = high if high > low else low + 1.0
     if not log:
-        step = 10 ** math.floor(math.log10(high - low))
-        step = next(step * factor for factor in (0.2, 0.5, 1, 2, 5) if (high - low) / (step * factor) <= 6)
-        marks = [low + step * i for i in range(int((high - low) / step) + 1)]
-        return (lambda values: start + (values - low) / (high - low) * length), marks
+        return (lambda values: start + (values - low) / (high - low) * length), _even(
+            low, high, _step(low, high)
+        )
     bottom, top = math.log10(low), math.log10(high)
     decades = range(math.floor(bottom), math.ceil(top) + 1)
     factors = (1, 2, 5) if top - bottom < 1.5 else (1,)
     marks = [factor * 10.0**power for power in decades for factor in factors]
-    return (
-        lambda values: start + (np.log10(values) - bottom) / (top - bottom) * length,
-        [mark for mark in marks if low <= mark * (1 + 1e-9) and mark <= high * (1 + 1e-9)],
-    )
+    marks = [mark for mark in marks if low <= mark * (1 + 1e-9) and mark <= high * (1 + 1e-9)]
+    if len(marks) < LEAST_TICKS and high < 10 * low:
+        step = _step(low, high)
+        marks = _even(math.ceil(low / step - 1e-9) * step, high, step)
+    return (lambda values: start + (np.log10(values) - bottom) / (top - bottom) * length), marks
+
+
+def _even(first: float, high: float, step: float) -> list[float]:
+    """Ticks from `first` on, evenly spaced."""
+    return [round(first + step * i, 12) for i in range(int((high - first) / step + 1e-9) + 1)]
+
+
+def _step(low: float, high: float) -> float:
+    """A round distance of at most 7 ticks between low and high."""
+    step: float = 10.0 ** math.floor(math.log10(high - low))
+    return next(step * factor for factor in (0.2, 0.5, 1, 2, 5) if (high - low) / (step * factor) <= 6)
 
 
 def legend(specs: list[str]) -> str:
