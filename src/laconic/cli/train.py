@@ -25,6 +25,12 @@ INTERRUPTED = 130  # by Ctrl-C
 FAILED = 1
 REFUSED = 2  # before it started
 
+# headings of --help
+SMALL = "Few bits, few weights, little memory"
+LARGE = "Large batches"
+LOST = "Lost workers"
+STAGES = "Pipelines"
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -70,35 +76,49 @@ def train(
     ] = None,
     bits: Annotated[
         int | None,
-        typer.Option(help="train the model with layers of 2 to 8 bits, simulated [default: float32]"),
+        typer.Option(
+            rich_help_panel=SMALL,
+            help="train the model with layers of 2 to 8 bits, simulated [default: float32]",
+        ),
     ] = None,
     precision: Annotated[
         str,
-        typer.Option(help="of forward and backward: fp32, bf16 or fp16, by autocast; fp16 with loss scaling"),
+        typer.Option(
+            rich_help_panel=SMALL,
+            help="of forward and backward: fp32, bf16 or fp16, by autocast; fp16 with loss scaling",
+        ),
     ] = "fp32",
     recipe: Annotated[
         str | None,
         typer.Option(
+            rich_help_panel=LARGE,
             help="settings for large batches: lamb, lars or sgd, with a rate scaled from the task's batch to"
-            " --batch, gradual warm-up and polynomial decay [default: the task's own]"
+            " --batch, gradual warm-up and polynomial decay [default: the task's own]",
         ),
     ] = None,
     copies: Annotated[
-        int, typer.Option(help="batch augmentation: independent augmentations of each example")
+        int,
+        typer.Option(
+            rich_help_panel=LARGE, help="batch augmentation: independent augmentations of each example"
+        ),
     ] = 1,
     across: Annotated[
         str,
         typer.Option(
-            help="where copies are: 'ranks', where groups of workers draw the same examples, or 'batch'"
+            rich_help_panel=LARGE,
+            help="where copies are: 'ranks', where groups of workers draw the same examples, or 'batch'",
         ),
     ] = "ranks",
     micro_batch_size: Annotated[
         int | None,
-        typer.Option(help="most examples in a forward pass [default: all; with --recipe 256]"),
+        typer.Option(
+            rich_help_panel=LARGE, help="most examples in a forward pass [default: all; with --recipe 256]"
+        ),
     ] = None,
     lowbit: Annotated[
         str | None,
         typer.Option(
+            rich_help_panel=SMALL,
             metavar="SPEC",
             help="train towards weights of a few bits: \"admm(table='ternary')\", or with few bits in"
             ' products: "binarise()", which --model bnn of mnist and cifar10 suits; tests are of the few bits'
@@ -108,6 +128,7 @@ def train(
     sparsity: Annotated[
         str | None,
         typer.Option(
+            rich_help_panel=SMALL,
             metavar="SPARSIFIER",
             help='train with few of the weights: "rigl(density=0.1)", "static_masks(density=0.1)";'
             ' methods only, which then go inside "masked(...)" [default: all weights]',
@@ -116,6 +137,7 @@ def train(
     patience: Annotated[
         float | None,
         typer.Option(
+            rich_help_panel=LOST,
             metavar="SECONDS",
             help="strategies go on when a worker is killed, or silent for this long; methods need all"
             " workers [default: a lost worker ends the run]",
@@ -124,27 +146,36 @@ def train(
     quorum: Annotated[
         int | None,
         typer.Option(
+            rich_help_panel=LOST,
             help="with --patience: the fewest workers that a strategy goes on with; fewer end the run with an"
             " error [default: 1]",
         ),
     ] = None,
     restarts: Annotated[
         int,
-        typer.Option(help="with --patience: restart up to this many killed workers, from the others' model"),
+        typer.Option(
+            rich_help_panel=LOST,
+            help="with --patience: restart up to this many killed workers, from the others' model",
+        ),
     ] = 0,
     stages: Annotated[
         int | None,
         typer.Option(
+            rich_help_panel=STAGES,
             help="cut the model into this many stages, one a worker; --with is then what crosses them, such"
-            ' as "ac_sgd(forward=4, backward=8)" [default: every worker has the whole model]'
+            ' as "ac_sgd(forward=4, backward=8)" [default: every worker has the whole model]',
         ),
     ] = None,
     replicas: Annotated[
-        int | None, typer.Option(help="with --stages: how many pipelines, each on its own examples")
+        int | None,
+        typer.Option(
+            rich_help_panel=STAGES, help="with --stages: how many pipelines, each on its own examples"
+        ),
     ] = None,
     replicas_with: Annotated[
         str | None,
         typer.Option(
+            rich_help_panel=STAGES,
             metavar="SPEC",
             help="with --replicas: the method or strategy that keeps them together [default: dense()]",
         ),
@@ -152,13 +183,17 @@ def train(
     micro_batches: Annotated[
         int | None,
         typer.Option(
-            help="with --stages: parts of a replica's batch [default: two a stage, if they divide it]"
+            rich_help_panel=STAGES,
+            help="with --stages: parts of a replica's batch [default: two a stage, if they divide it]",
         ),
     ] = None,
-    schedule: Annotated[str | None, typer.Option(help="with --stages: 1f1b or gpipe [default: 1f1b]")] = None,
+    schedule: Annotated[
+        str | None, typer.Option(rich_help_panel=STAGES, help="with --stages: 1f1b or gpipe [default: 1f1b]")
+    ] = None,
     activations: Annotated[
         str | None,
         typer.Option(
+            rich_help_panel=SMALL,
             metavar="SPEC",
             help='keep what backward needs as coded bytes, such as "comet()" [default: as it is]',
         ),
