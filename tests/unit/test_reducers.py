@@ -87,7 +87,7 @@ def test_the_exchange_looks_at_a_gradient_once_if_nobody_else_does(spec, looks, 
     method = routes(Route(everything, parse(spec)))
     (comm,) = Loopback.world(1)
     assert Exchange(method, LAYOUT, Metered(comm), StandIn()).mean_(torch.ones(LAYOUT.numel), LAYOUT)
-    assert seen.count("laconic.exchange.exchange") == looks
+    assert sum(name.startswith("laconic.exchange.") for name in seen) == looks
 
 
 def test_an_fp32_sum_that_overflows_is_void():
