@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ def test_a_run_compares_schemes_and_writes_a_page(tmp_path: Path) -> None:
     ("args", "words"),
     [
         ([], "no scheme given"),
+        (["--with", "fedavg()", "--engine", "ray"], "--engine"),
         (["--with", "powersgd(rank=2)"], "needs all ranks at once"),
         (["--with", "diloco()"], "compress takes a method"),
         (["--with", "fedavg()", "--by", "ring()"], "is not a partition"),
@@ -103,3 +105,10 @@ def test_runs_of_one_second_have_two_names() -> None:
     first = default_name("digits")
     time.sleep(0.002)
     assert default_name("digits") != first
+
+
+@pytest.mark.skipif(find_spec("flwr") is not None, reason="Flower is installed here")
+def test_flower_s_engine_says_how_to_install_it(tmp_path: Path) -> None:
+    code, said = run("digits", *SMALL, "--with", "fedavg()", "--engine", "flower", "--out", str(tmp_path))
+    assert code == 2 and "pip install 'laconic[federated]'" in " ".join(said.split())
+    assert not list(tmp_path.iterdir()), "a folder was made for a run that cannot begin"

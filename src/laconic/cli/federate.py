@@ -18,6 +18,7 @@ from laconic.cli.console import console, errors
 from laconic.cli.files import default_name, fresh_folder
 from laconic.cli.interrupts import Interrupts
 from laconic.cli.versions import version_of
+from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.spec import parse
 from laconic.federated.schemes import scheme_of
@@ -28,11 +29,14 @@ from laconic.report.html import ratio
 from laconic.report.ledger import CONFIG, EVENTS, read_events
 from laconic.tasks import federation, find
 from laconic.tasks.federation import Federation, deal, partition_of
+from laconic.tasks.on_flower import check_engine, federate_on_flower
 
 INTERRUPTED = 130  # by Ctrl-C
 MOMENTUM = 0.0  # hurts where few take part: a client's would be of a model long past
 BATCH = 20
 PER_ROUND = 10
+ENGINES = ("here", "flower")
+FLOWER_LOG = "flower.log"
 
 
 def federate(
@@ -67,15 +71,22 @@ def federate(
     data: Annotated[Path | None, typer.Option(help="folder of the data set [default: $LACONIC_DATA]")] = None,
     out: Annotated[Path, typer.Option(help="folder for all runs")] = Path("runs"),
     name: Annotated[str | None, typer.Option(help="name of the run's folder [default: task, time]")] = None,
+    engine: Annotated[
+        str,
+        typer.Option(help="here: all clients in this process; flower: Flower's simulation engine, in Ray's"),
+    ] = ENGINES[0],
     eval_every: Annotated[
         int | None, typer.Option(help="rounds between tests [default: a twentieth of --rounds]")
     ] = None,
 ) -> None:
     """Train TASK among clients with each scheme, and write runs/NAME/report.html: accuracy against bytes.
 
-    All clients are in this process; messages are those of a real run, and their bytes are counted. Baselines
-    come first; all schemes run with one seed before the next seed. Ctrl-C keeps what was measured.
+    All clients are in this process; messages are those of a real run, and their bytes are counted. With
+    --engine flower they are nodes of Flower's simulation engine, each in a process of Ray: the same updates,
+    at seconds a round, and the first model travels too. Baselines come first; all schemes run with one seed
+    before the next seed. Ctrl-C keeps what was measured.
     """
+    arguments.choice("--engine", engine, ENGINES)
     if classes_per_client is not None:
         if by != "iid()":
             raise SpecError(f"--classes-per-client says how examples are dealt: leave --by {by!r} out")
@@ -104,6 +115,8 @@ def federate(
         eval_every=max(1, rounds // 20) if eval_every is None else eval_every,
     )
     check_packages()
+    if engine == "flower":
+        check_engine()
     tensors = found.load(data)
     deal(plan, tensors)  # raises where the data cannot be dealt so
     for text in texts:  # raises where a scheme does not fit the model
@@ -118,7 +131,12 @@ def federate(
         with interrupts, (folder / EVENTS).open("a", encoding="utf-8") as events:
             for number in range(seed, seed + seeds):
                 for text in texts:
-                    for event in federation.federate(replace(plan, spec=text, seed=number), tensors):
+                    settings = replace(plan, spec=text, seed=number)
+                    if engine == "flower":
+                        told = federate_on_flower(settings, data, folder / FLOWER_LOG)
+                    else:
+                        told = federation.federate(settings, tensors)
+                    for event in told:
                         with interrupts.held():
                             events.write(json.dumps({"scheme": text, "seed": number, **event}) + "\n")
                             events.flush()

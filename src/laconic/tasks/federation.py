@@ -104,7 +104,7 @@ def federate(settings: Federation, tensors: Tensors) -> Iterator[dict[str, Any]]
         seed=settings.seed,
     )
     for outcome in rounds:
-        yield _told(settings, task, tensors, net, outcome)
+        yield told_of(settings, task, tensors, net, outcome)
 
 
 def local_training(
@@ -140,9 +140,10 @@ def local_training(
     return {name: value.detach().clone() for name, value in net.state_dict().items()}, len(own)
 
 
-def _told(
+def told_of(
     settings: Federation, task: Task, tensors: Tensors, net: nn.Module, outcome: Outcome
 ) -> dict[str, Any]:
+    """What `federate` tells of one round, which it tests where `eval_every` says so."""
     event: dict[str, Any] = {
         "round": outcome.number,
         "chosen": list(outcome.chosen),

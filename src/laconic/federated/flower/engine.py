@@ -1,0 +1,191 @@
+"""Flower's simulation engine, which runs each client in a process of Ray, on one of our schemes.
+
+Numbered    a strategy that asks the clients that a scheme's sampling names
+app_of      a client app of a `Train` function
+simulate    rounds of both, as `federated.rounds.simulate` is in one process
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Strategy
+
+from laconic.core.errors import LaconicError
+from laconic.federated.flower.mod import Mod
+from laconic.federated.flower.records import record_of, rounded, tensors_of
+from laconic.federated.flower.strategy import Compressed
+from laconic.federated.form import Form, Tensors
+from laconic.federated.rounds import Aggregate, Outcome, Train
+from laconic.federated.samplings import Sampling
+from laconic.federated.schemes import Scheme
+
+ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
+CLIENT, ROUND, EXAMPLES = "client", "server-round", "num-examples"
+START_S, POLL_S = 120.0, 0.1  # for all nodes to be there
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+class EngineError(LaconicError):
+    """Flower's engine ended before the last round."""
+
+
+class Numbered(Strategy):
+    """Asks clients by their number: client k is the k-th of the nodes in the order of their ids."""
+
+    def __init__(
+        self, model: Tensors, sampling: Sampling, aggregate: Aggregate, clients: int, seed: int
+    ) -> None:
+        self._form = Form.of(model)
+        self._sampling, self._aggregate, self._clients, self._seed = sampling, aggregate, clients, seed
+        self._model = model
+        self._numbers: dict[int, int] = {}
+        self.chosen: list[int] = []
+        self.failed: dict[int, str] = {}
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """One message for each client of the round. Raises `EngineError` where nodes are missing."""
+        nodes = self._nodes(grid)
+        self._numbers = {node: number for number, node in enumerate(nodes)}
+        self._model = tensors_of(arrays)
+        self.chosen = self._sampling.chosen(server_round, self._clients, self._seed)
+        for number in self.chosen:
+            asked = ConfigRecord({CLIENT: number, ROUND: server_round})
+            content = RecordDict({ARRAYS: arrays, CONFIG: asked})
+            yield Message(content, message_type="train", dst_node_id=nodes[number])
+
+    def _nodes(self, grid: Grid) -> list[int]:
+        until = time.monotonic() + START_S
+        while len(nodes := sorted(grid.get_node_ids())) < self._clients:
+            if time.monotonic() > until:
+                raise EngineError(f"{len(nodes)} of {self._clients} nodes were there after {START_S:g} s")
+            time.sleep(POLL_S)
+        return nodes
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The scheme's mean, over clients in the order of their numbers."""
+        came, self.failed = {}, {}
+        for reply in replies:
+            number = self._numbers[reply.metadata.src_node_id]
+            if reply.has_error():
+                self.failed[number] = reply.error.reason
+            else:
+                proposal = rounded(tensors_of(reply.content[ARRAYS]), self._form)
+                came[number] = (proposal, int(reply.content[METRICS][EXAMPLES]))
+        proposals = [came[number] for number in self.chosen if number in came]
+        if not proposals:
+            return None, None
+        return record_of(self._aggregate(self._model, proposals)), None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """No client tests: the server does."""
+        return ()
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        return None
+
+    def summary(self) -> None:
+        """Flower asks for it when a run begins."""
+
+
+def app_of(train: Train, folder: Path) -> ClientApp:
+    """A client app whose clients train by this function and keep their memory in this folder.
+
+    Args:
+        train: It travels to the engine's processes by pickle.
+        folder: See `laconic.federated.mod`.
+    """
+
+    def answer(message: Message, context: Context) -> Message:
+        asked = message.content[CONFIG]
+        model = tensors_of(message.content[ARRAYS])
+        trained, examples = train(int(asked[CLIENT]), model, int(asked[ROUND]))
+        if not examples:
+            none = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"client {asked[CLIENT]} has no examples")
+            return Message(none, reply_to=message)
+        counted = MetricRecord({EXAMPLES: examples})
+        return Message(RecordDict({ARRAYS: record_of(trained), METRICS: counted}), reply_to=message)
+
+    app = ClientApp(mods=[Mod(folder)])
+    app.train()(answer)
+    return app
+
+
+def simulate(
+    model: Tensors,
+    train: Train,
+    scheme: Scheme,
+    tell: Callable[[Outcome], None],
+    folder: Path,
+    *,
+    clients: int,
+    sampling: Sampling,
+    rounds: int,
+    seed: int = 0,
+    cores: Mapping[str, float] | None = None,
+) -> None:
+    """Train for so many rounds in Flower's engine. Clients get the first model by message, not by seed.
+
+    Args:
+        model: The first model.
+        train: Trains one client's copy of the model for one round; it must go through pickle.
+        scheme: What goes up and down, and how updates become a model.
+        tell: Called after each round, in a thread of the engine.
+        folder: For what clients hold back, a file each.
+        clients: How many there are, each a node.
+        sampling: Who takes part.
+        rounds: How many.
+        seed: Of who takes part and of random codecs.
+        cores: What Ray gives one client, such as {"num_cpus": 1}.
+
+    Raises:
+        EngineError: The engine ended before the last round.
+    """
+    os.environ.update(QUIET)
+    from flwr.simulation import run_simulation  # it takes a second, as Ray is imported
+
+    numbered = Numbered(model, sampling, scheme.aggregate, clients, seed)
+    strategy = Compressed(
+        numbered,
+        scheme.up,
+        scheme.down,
+        buffers="send",
+        max_norm=scheme.max_norm,
+        sampling=None,
+        seed=seed,
+        cache_nbytes=None,
+    )
+    told = {"down": 0, "up": 0, "rounds": 0}
+
+    def after(number: int, arrays: ArrayRecord) -> None:
+        if not number:
+            return
+        down, up = strategy.traffic.down_nbytes, strategy.traffic.up_nbytes
+        failed = dict(numbered.failed)
+        sent, came = down - told["down"], up - told["up"]
+        tell(Outcome(number, tuple(numbered.chosen), sent, came, tensors_of(arrays), failed))
+        told.update(down=down, up=up, rounds=number)
+
+    def main(grid: Grid, context: Context) -> None:
+        strategy.start(grid, record_of(model), num_rounds=rounds, evaluate_fn=after)
+
+    server = ServerApp()
+    server.main()(main)
+    resources: dict[str, Any] = dict(cores or {"num_cpus": 1, "num_gpus": 0.0})
+    run_simulation(server, app_of(train, folder), clients, backend_config={"client_resources": resources})
+    if told["rounds"] < rounds:
+        raise EngineError(f"Flower's engine ended after {told['rounds']} of {rounds} rounds")
