@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg, QFedAvg
 
 import laconic
 from laconic.core.framing import as_bytes, counts_bytes
@@ -179,6 +179,23 @@ def test_two_huge_weights_are_no_infinity(tmp_path: Path, undisturbed: dict[str,
     result = compressed.start(grid, ArrayRecord(model()), num_rounds=3)
     assert equal(tensors_of(result.arrays), undisturbed)
     assert compressed.traffic.refusals == {("3", "too large"): 3, ("4", "too large"): 3}
+
+
+@pytest.mark.parametrize(("loss", "reason"), [(-1.0, "malformed"), (1e300, "too large")])
+def test_q_fedavg_takes_no_power_of_such_a_loss(loss: float, reason: str, tmp_path: Path) -> None:
+    """(-1) ** 0.1 is NaN, and so was every parameter of the next model."""
+
+    def arrives(node: int, message: Message, reply: Message) -> Message:
+        if node == HOSTILE and message.metadata.message_type == "train":
+            reply.content["metrics"]["loss"] = loss
+        return reply
+
+    inner = QFedAvg(client_learning_rate=0.1, train_loss_key="loss", min_train_nodes=4, min_available_nodes=4)
+    compressed = laconic.federated.compressed(inner, up="dense()")
+    floating = {name: value for name, value in model().items() if value.is_floating_point()}
+    result = compressed.start(MemoryGrid(nodes(tmp_path), arrives), ArrayRecord(floating), num_rounds=2)
+    assert all(bool(value.isfinite().all()) for value in tensors_of(result.arrays).values())
+    assert compressed.traffic.refusals == {("3", reason): 2}
 
 
 def test_a_replayed_reply_is_refused(tmp_path: Path) -> None:

@@ -14,16 +14,18 @@ from flwr.app import MetricRecord, RecordDict
 
 from laconic.federated.message import Refused
 
-MOST_EXAMPLES = 2**53  # that float64 counts one by one; sums of such weights are finite
+MOST = 2**53  # that float64 counts one by one; sums of such weights are finite
 Signature = tuple[tuple[str, int], ...]  # names of metrics, and how many values: -1 for one that is no list
 
 
-def metrics_of(content: RecordDict, weighted_by: str | None) -> tuple[str, MetricRecord]:
+def metrics_of(
+    content: RecordDict, weighted_by: str | None, loss: str | None = None
+) -> tuple[str, MetricRecord]:
     """The name of a reply's one MetricRecord, and the record.
 
     Raises:
-        Refused: There is another number of them, a value is not finite, or the weight is not above 0, or more
-            than `MOST_EXAMPLES`.
+        Refused: There is another number of them, a value is not finite, the weight is not above 0, the loss,
+            whose power weighs a reply in q-FedAvg, is below 0, or one of the two is more than `MOST`.
     """
     records = list(content.metric_records.items())
     if len(records) != 1:
@@ -32,16 +34,17 @@ def metrics_of(content: RecordDict, weighted_by: str | None) -> tuple[str, Metri
     for key, value in metrics.items():
         if not all(math.isfinite(each) for each in (value if isinstance(value, list) else [value])):
             raise Refused("not finite", f"metric {key[:80]!r} is {str(value)[:80]}")
-    if weighted_by is not None:
-        weight = metrics.get(weighted_by)
-        if isinstance(weight, list) or weight is None or not weight > 0:
-            raise Refused(
-                "malformed", f"metric {weighted_by!r}, the weight, must be above 0, got {weight!s:.80}"
-            )
-        if weight > MOST_EXAMPLES:
-            raise Refused(
-                "too large", f"metric {weighted_by!r}, the weight, must be at most 2^53, got {weight!s:.80}"
-            )
+    for key, of, least in ((weighted_by, "the weight", "above 0"), (loss, "the loss", "0 or more")):
+        if key is None:
+            continue
+        value = metrics.get(key)
+        fits = (
+            value is not None and not isinstance(value, list) and (value > 0 or (key == loss and value == 0))
+        )
+        if not fits:
+            raise Refused("malformed", f"metric {key!r}, {of}, must be {least}, got {value!s:.80}")
+        if value > MOST:
+            raise Refused("too large", f"metric {key!r}, {of}, must be at most 2^53, got {value!s:.80}")
     return name, metrics
 
 

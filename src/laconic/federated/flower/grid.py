@@ -35,6 +35,7 @@ class CompressingGrid(Grid):
         grid: Which carries the messages.
         serve: Makes the server of the first model.
         weighted_by: The metric that weighs replies, which must be above 0; None: none is asked for.
+        loss: The metric whose power weighs replies, which must not be below 0; None: none is asked for.
         least_nodes: Node ids are told when so many nodes are connected.
         trained: Called when a round of training is over.
     """
@@ -45,11 +46,12 @@ class CompressingGrid(Grid):
         serve: Callable[[Tensors], Server],
         *,
         weighted_by: str | None = None,
+        loss: str | None = None,
         least_nodes: int = 0,
         trained: Callable[[], None] = lambda: None,
     ) -> None:
         self._grid, self._serve, self._trained = grid, serve, trained
-        self._weighted_by, self._least_nodes = weighted_by, least_nodes
+        self._weighted_by, self._loss, self._least_nodes = weighted_by, loss, least_nodes
         self._last: dict[str, bytes] = {}
         self.server: Server | None = None
 
@@ -117,7 +119,7 @@ class CompressingGrid(Grid):
             return replies
         if not others:
             replies = self._again(replies, asked, until)
-        result = checked(replies, asked, self._made(), self._weighted_by, bool(others))
+        result = checked(replies, asked, self._made(), self._weighted_by, self._loss, bool(others))
         if any(each.action == "train" for each in asked.values()):
             self._trained()
         return result

@@ -55,6 +55,7 @@ def checked(
     asked: Mapping[int, Asked],
     server: Server,
     weighted_by: str | None,
+    loss: str | None,
     others: bool,
 ) -> list[Message]:
     """The replies as the strategy can take them, in the order of their nodes' ids.
@@ -62,6 +63,7 @@ def checked(
     Args:
         asked: What was sent, by node.
         weighted_by: The metric that weighs a reply, if one does.
+        loss: The metric of a reply of training whose power weighs it, if one does.
         others: Whether plain messages were sent too, whose replies pass as they are.
     """
     result: list[Message] = []
@@ -78,7 +80,8 @@ def checked(
             result.append(_failed(reply, asked[node], server))
         else:
             try:
-                found = agreement.metrics_of(reply.content, weighted_by)
+                of_training = asked[node].action == "train"
+                found = agreement.metrics_of(reply.content, weighted_by, loss if of_training else None)
                 agreeing.append((reply, agreement.signature(*found)))
             except Refused as error:
                 _count(server, reply, error)

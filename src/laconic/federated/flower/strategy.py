@@ -115,6 +115,7 @@ class Compressed(Strategy):
             grid,
             self._serve,
             weighted_by=None if chooser is None else chooser.weighted_by_key,
+            loss=getattr(chooser, "train_loss_key", None),
             least_nodes=0 if chooser is None else chooser.min_available_nodes,
             trained=trained,
         )
