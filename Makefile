@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	touch $@
 
 demo: setup  ## the main job on real data: digits, 4 workers, 3 seeds, against dense and fp16
-	$(BIN)/laconic train digits --workers 4 --seeds 3 --name demo \
+	$(BIN)/laconic train digits --workers 4 --seeds 3 --name demo --overwrite \
 	    --with "dgc(density=0.01)" --against "dense()" --against "fp16()"
 
 check: setup  ## what the linters and the types say

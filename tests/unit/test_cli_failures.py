@@ -85,6 +85,17 @@ def test_a_refused_resume_leaves_the_older_report_as_it_is(
     assert files == {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
 
 
+def test_a_run_in_the_way_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, WorkerFailed(REASON, expected=True), steps=3)
+    train(tmp_path)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    monkeypatch.setattr(session, "prepare", None)  # no data is read
+    result = train(tmp_path)
+    assert result.exit_code == 2 and result.stdout == "" and result.stderr.count("\n") == 1
+    assert "holds a run already: give another --name, --resume" in result.stderr
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+
 def test_the_cause_is_the_fault_that_another_rank_reports() -> None:
     heard = {"at": 1.0, "message": "nothing was attached: rank 1 says: no such key", "details": ""}
     fault = {"at": 1.1, "message": "no such key", "details": "Traceback ..."}

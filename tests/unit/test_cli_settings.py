@@ -79,6 +79,10 @@ def invoke(*arguments: str) -> Result:
         ),
         (["digits", "--with", "dgc()", "--batch", "800"], ["batch must be in [1, 718]", "got 800"]),
         (["digits", "--with", "dgc()", "--name", "a/b"], ["--name must be the name of a folder", "'a/b'"]),
+        (
+            ["digits", "--with", "dgc()", "--name", "x", "--resume", "--overwrite"],
+            ["--overwrite deletes it: give one of the two"],
+        ),
         (["digits", "--with", "dgc()", "--resume"], ["--resume needs the --name"]),
         (
             ["digits", "--with", "dgc()", "--resume", "--name", "x"],
@@ -163,16 +167,23 @@ def test_a_run_with_other_shards_is_not_gone_on_with(tmp_path: Path) -> None:
         settings(tmp_path, resume=True, skew=0.1).open_folder()
 
 
-def test_an_older_run_moves_aside_and_other_folders_are_left_alone(tmp_path: Path) -> None:
+def test_an_older_run_is_kept_unless_its_user_says_so(tmp_path: Path) -> None:
     made = settings(tmp_path)
     made.open_folder()
     (made.folder / "config.json").write_text("{}")
-    (made.folder / "mark").touch()
-    made.open_folder()
-    assert (tmp_path / "run.old" / "mark").exists() and not any(made.folder.iterdir())
+    made.open_folder()  # it has measured nothing
+    (made.folder / "config.json").write_text("{}")
+    (made.folder / "events.jsonl").write_text("{}\n")
+    with pytest.raises(
+        StateError, match=r"holds a run already: give another --name, --resume .* or --overwrite"
+    ):
+        made.open_folder()
+    assert (made.folder / "events.jsonl").read_text() == "{}\n"
+    settings(tmp_path, overwrite=True).open_folder()
+    assert not any(made.folder.iterdir())
     (made.folder / "thesis.tex").touch()
     with pytest.raises(StateError, match="is not a run of Laconic"):
-        made.open_folder()
+        settings(tmp_path, overwrite=True).open_folder()
 
 
 def test_methods_lists_every_name_with_its_bits() -> None:

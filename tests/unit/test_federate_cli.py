@@ -41,7 +41,8 @@ def test_a_run_compares_schemes_and_writes_a_page(tmp_path: Path) -> None:
     )
     assert "plotly" in (tmp_path / "a" / "report.html").read_text()
     code, said = run("digits", *SMALL, "--with", "fedavg()", "--out", str(tmp_path), "--name", "a")
-    assert code == 0 and (tmp_path / "a.old" / CONFIG).exists()
+    assert code == 2 and "holds a run already: give another --name, or --overwrite" in said
+    assert rows == json.loads((tmp_path / "a" / SUMMARY).read_text())["rows"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from laconic.cli.console import console, errors
-from laconic.cli.files import default_name, fresh_folder
+from laconic.cli.files import check_free, default_name, fresh_folder
 from laconic.cli.interrupts import Interrupts
 from laconic.cli.versions import version_of
 from laconic.core import arguments
@@ -32,6 +32,7 @@ from laconic.tasks.federation import Federation, deal, partition_of
 from laconic.tasks.on_flower import check_engine, federate_on_flower
 
 INTERRUPTED = 130  # by Ctrl-C
+WAY_OUT = "give another --name, or --overwrite to delete it"
 MOMENTUM = 0.0  # hurts where few take part: a client's would be of a model long past
 BATCH = 20
 PER_ROUND = 10
@@ -78,6 +79,9 @@ def federate(
     eval_every: Annotated[
         int | None, typer.Option(help="rounds between tests [default: a twentieth of --rounds]")
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="delete the run that --name has, if there is one")
+    ] = False,
 ) -> None:
     """Train TASK among clients with each scheme, and write runs/NAME/report.html: accuracy against bytes.
 
@@ -117,11 +121,13 @@ def federate(
     check_packages()
     if engine == "flower":
         check_engine()
+    folder = out / (name or default_name(task))
+    check_free(folder, overwrite=overwrite, way_out=WAY_OUT)
     tensors = found.load(data)
     deal(plan, tensors)  # raises where the data cannot be dealt so
     for text in texts:  # raises where a scheme does not fit the model
         scheme_of(text).server(recipe.build().state_dict())
-    folder = fresh_folder(out / (name or default_name(task)))
+    fresh_folder(folder, overwrite=overwrite, way_out=WAY_OUT)
     config = _config(plan, folder.name, list(texts), baselines, seeds, found.title)
     (folder / CONFIG).write_text(json.dumps(config, indent=1))
     screen, interrupts, reason = console(), Interrupts(), None

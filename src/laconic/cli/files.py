@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from laconic.core.errors import SpecError, StateError
-from laconic.report.ledger import CONFIG
+from laconic.report.ledger import CONFIG, EVENTS
 
 
 def write(path: Path, text: str) -> None:
@@ -32,17 +32,25 @@ def default_name(task: str) -> str:
     return f"{task}-{datetime.now():%Y%m%d-%H%M%S-%f}"[:-3]
 
 
-def fresh_folder(folder: Path) -> Path:
-    """Make a run's folder and return it. An older run in its place moves to NAME.old.
+def check_free(folder: Path, *, overwrite: bool, way_out: str) -> None:
+    """Raise `StateError` if a run cannot begin in this folder: it holds another one, or is no run at all.
 
-    Raises `StateError` if what is in its place is no run.
+    `overwrite`: an older run may be deleted; `way_out`: what else to do about it. A run that has measured
+    nothing is nobody's loss.
     """
+    if not folder.exists():
+        return
+    if not (folder / CONFIG).exists():
+        raise StateError(f"{folder} exists and is not a run of Laconic: give another --name")
+    events = folder / EVENTS
+    if not overwrite and events.exists() and events.stat().st_size:
+        raise StateError(f"{folder} holds a run already: {way_out}")
+
+
+def fresh_folder(folder: Path, *, overwrite: bool, way_out: str) -> Path:
+    """Make a run's folder and return it; deletes an older run that `check_free` lets go."""
+    check_free(folder, overwrite=overwrite, way_out=way_out)
     if folder.exists():
-        if not (folder / CONFIG).exists():
-            raise StateError(f"{folder} exists and is not a run of Laconic: give another --name")
-        aside = folder.with_name(f"{folder.name}.old")
-        if aside.exists():
-            shutil.rmtree(aside)
-        folder.rename(aside)
+        shutil.rmtree(folder)
     folder.mkdir(parents=True)
     return folder

@@ -37,6 +37,7 @@ class Session:
         """Train every method with every seed. However it ends, no worker and no scratch file is left."""
         check_packages()
         settings = self.settings
+        settings.check_folder()
         prepare_to_launch()
         with tempfile.TemporaryDirectory(prefix="laconic-") as scratch:
             data = Path(scratch) / "data.pt"

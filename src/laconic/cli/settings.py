@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from laconic.cli.files import default_name, fresh_folder
+from laconic.cli.files import check_free, default_name, fresh_folder
 from laconic.cli.fits import (
     check_activations,
     check_bits,
@@ -44,6 +44,7 @@ FIXED_ON_RESUME = (  # a different value would give different bits
     *("pipeline", "examples", "activations"),
 )
 WORKERS = 2
+WAY_OUT = "give another --name, --resume to go on with it, or --overwrite to delete it"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Settings:
     out: Path
     name: str
     resume: bool
+    overwrite: bool = False
     skew: float | None = None
     bits: int | None = None
     precision: str | None = None  # None: float32
@@ -125,6 +127,10 @@ class Settings:
         )
         if checked.resume and name is None:
             raise SpecError("--resume needs the --name of the run to resume")
+        if checked.resume and checked.overwrite:
+            raise SpecError(
+                "--resume keeps the run of this --name and --overwrite deletes it: give one of the two"
+            )
         checked._check(its_task.recipe(model))  # raises if the model is unknown
         return checked
 
@@ -256,12 +262,19 @@ class Settings:
             if first >= self.steps
         ]
 
-    def open_folder(self) -> None:
-        """Make the run's folder. An older run moves to NAME.old; with `resume` its settings must be equal."""
+    def check_folder(self) -> None:
+        """Raise `StateError` if this run's folder holds another run, or cannot be resumed."""
         if self.resume:
             self._check_same()
         else:
-            fresh_folder(self.folder)
+            check_free(self.folder, overwrite=self.overwrite, way_out=WAY_OUT)
+
+    def open_folder(self) -> None:
+        """Make the run's folder, unless this run resumes. Raises `StateError` as `check_folder` does."""
+        if self.resume:
+            self._check_same()
+        else:
+            fresh_folder(self.folder, overwrite=self.overwrite, way_out=WAY_OUT)
 
     def _check_same(self) -> None:
         path = self.folder / CONFIG

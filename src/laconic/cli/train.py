@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from laconic.cli.console import console, errors
+from laconic.cli.ended import FAILED, INTERRUPTED, REFUSED, Ended, complain, show_report, to_resume
 from laconic.cli.interrupts import Interrupts
 from laconic.cli.pipelining import PipelineOptions
 from laconic.cli.session import Session
 from laconic.cli.settings import Settings
-from laconic.cli.tables import print_summary
 from laconic.core.errors import LaconicError
-from laconic.report import publish
-from laconic.report.ledger import EVENTS, read_events
 from laconic.tasks.launcher import WorkerFailed
-
-# exit codes
-INTERRUPTED = 130  # by Ctrl-C
-FAILED = 1
-REFUSED = 2  # before it started
 
 # headings of --help
 SMALL = "Few bits, few weights, little memory"
 LARGE = "Large batches"
 LOST = "Lost workers"
 STAGES = "Pipelines"
-
-
-@dataclass(frozen=True)
-class Ended:
-    """Why a run ended early. `fault`: it was an unexpected error; `details`: a worker's traceback."""
-
-    reason: str
-    code: int
-    fault: bool = False
-    details: str = ""
 
 
 def train(
@@ -212,6 +194,9 @@ def train(
     ] = None,
     checkpoint_every: Annotated[int, typer.Option(help="steps between checkpoints; 0: none")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="resume the run of this --name")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="delete the run that --name has, if there is one")
+    ] = False,
 ) -> None:
     """Train TASK with each method on several workers, and write runs/NAME/report.html.
 
@@ -235,6 +220,7 @@ def train(
         out=out,
         name=name,
         resume=resume,
+        overwrite=overwrite,
         skew=skew,
         bits=bits,
         precision=precision,
@@ -266,30 +252,11 @@ def train(
     except LaconicError as error:
         ended = Ended(str(error), FAILED if session.started else REFUSED)
     if session.started:
-        _publish(settings.folder, session.console, ended)
+        show_report(settings.folder, session.console, ended)
     if ended is not None:
-        _complain(ended, settings.folder)
+        complain(ended, settings.folder)
+        if ended.code == INTERRUPTED and session.started:
+            session.console.print(
+                to_resume(settings, sys.argv[1:]), style="yellow", markup=False, soft_wrap=True
+            )
         raise typer.Exit(ended.code)
-
-
-def _publish(folder: Path, screen: Console, ended: Ended | None) -> None:
-    """Write and show the report; nothing if no step was done."""
-    if ended and ended.code == INTERRUPTED:
-        screen.print(ended.reason, style="yellow", markup=False)
-    if ended and not read_events(folder):
-        return
-    published = publish(folder, ended.reason if ended else None)
-    print_summary(screen, published.rows)
-    screen.print(f"\nreport: {published.report}", markup=False)
-
-
-def _complain(ended: Ended, folder: Path) -> None:
-    """Print the reason as the last line of standard error, after a traceback if it is a fault."""
-    if ended.code == INTERRUPTED:
-        return
-    stderr = errors()
-    if ended.details:
-        stderr.print(ended.details.rstrip(), markup=False)
-    if ended.fault:
-        stderr.print(f"all steps before this error are in {folder / EVENTS}", markup=False)
-    stderr.print(f"laconic: {ended.reason}", style="bold red", markup=False)

@@ -1,0 +1,71 @@
+"""How `laconic train` ends: its report, why it ended early, and how to go on."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from laconic.cli.console import errors
+from laconic.cli.settings import Settings
+from laconic.cli.tables import print_summary
+from laconic.report import publish
+from laconic.report.ledger import EVENTS, read_events
+
+# exit codes
+INTERRUPTED = 130  # by Ctrl-C
+FAILED = 1
+REFUSED = 2  # before it started
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Why a run ended early. `fault`: it was an unexpected error; `details`: a worker's traceback."""
+
+    reason: str
+    code: int
+    fault: bool = False
+    details: str = ""
+
+
+def show_report(folder: Path, screen: Console, ended: Ended | None) -> None:
+    """Write and show the report; nothing if no step was done."""
+    if ended and ended.code == INTERRUPTED:
+        screen.print(ended.reason, style="yellow", markup=False)
+    if ended and not read_events(folder):
+        return
+    published = publish(folder, ended.reason if ended else None)
+    print_summary(screen, published.rows)
+    screen.print(f"\nreport: {published.report}", markup=False)
+
+
+def complain(ended: Ended, folder: Path) -> None:
+    """Print the reason as the last line of standard error, after a traceback if it is a fault."""
+    if ended.code == INTERRUPTED:
+        return
+    stderr = errors()
+    if ended.details:
+        stderr.print(ended.details.rstrip(), markup=False)
+    if ended.fault:
+        stderr.print(f"all steps before this error are in {folder / EVENTS}", markup=False)
+    stderr.print(f"laconic: {ended.reason}", style="bold red", markup=False)
+
+
+def to_resume(settings: Settings, arguments: Sequence[str]) -> str:
+    """The command that goes on with an interrupted run, and from where it does.
+
+    Args:
+        settings: Of the run.
+        arguments: Of the command that was interrupted, from `train` on.
+    """
+    words = [word for word in arguments if word not in ("--overwrite", "--resume")]
+    if not any(word.split("=")[0] == "--name" for word in words):
+        words += ["--name", settings.name]
+    from_ = "its last checkpoint" if settings.checkpoint_every else "its start, as there are no checkpoints"
+    return (
+        f"to go on: {shlex.join(['laconic', *words, '--resume'])}\n"
+        f"finished trainings are kept; the interrupted one goes on from {from_}"
+    )
