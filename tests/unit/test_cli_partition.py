@@ -75,7 +75,7 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
         (("digits", "--by", "classes_per_client(11)"), "classes must be in 1..10"),
         (("digits", "--seed", -1), "seed must be a whole number"),
         (("digits", "-o", "deal.png"), "--out must end in .svg, the only picture format, got deal.png"),
-        (("digits", "-o", "/nowhere/deal.svg"), "cannot write /nowhere/deal.svg: No such file or directory"),
+        (("digits", "-o", "/nowhere/deal.svg"), "--out: there is no folder /nowhere; make it first"),
     ],
 )
 def test_bad_input_is_one_clear_line(arguments: tuple[object, ...], words: str) -> None:

@@ -78,7 +78,7 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
         (("bipartite_exponential()", "--size", 7), "even number of ranks, got 7"),
         (("graph(((0, 1), (2, 3)))", "--size", 4), "no path leads from rank 0 to rank 2"),
         (("ring()", "-o", "ring.png"), "--out must end in .svg, the only picture format, got ring.png"),
-        (("ring()", "-o", "/nowhere/ring.svg"), "cannot write /nowhere/ring.svg: No such file or directory"),
+        (("ring()", "-o", "/nowhere/ring.svg"), "--out: there is no folder /nowhere; make it first"),
     ],
 )
 def test_bad_input_is_one_clear_line(arguments: tuple[object, ...], words: str) -> None:

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from datetime import datetime
 from pathlib import Path
 
 from laconic.core.errors import SpecError, StateError
 from laconic.report.ledger import CONFIG, EVENTS
+
+
+def check_file(path: Path) -> None:
+    """Raise `SpecError` if `path` cannot be written, before any work is done for it."""
+    if path.is_dir():
+        raise SpecError(f"--out: {path} is a folder; choose a file in it, such as {path / 'plan.svg'}")
+    if not path.parent.is_dir():
+        raise SpecError(f"--out: there is no folder {path.parent}; make it first, or choose another")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise SpecError(f"--out: cannot write {path}: choose a file in a folder that you can write to")
+
+
+def check_svg(path: Path | None) -> None:
+    """Like `check_file`, for a picture: also if it does not end in .svg. None: no picture was asked for."""
+    if path is None:
+        return
+    if path.suffix.lower() != ".svg":
+        raise SpecError(f"--out must end in .svg, the only picture format, got {path}")
+    check_file(path)
 
 
 def write(path: Path, text: str) -> None:
@@ -21,9 +41,8 @@ def write(path: Path, text: str) -> None:
 
 
 def write_svg(path: Path, text: str) -> None:
-    """Write a picture. Raises `SpecError` if `path` does not end in .svg, or if writing fails."""
-    if path.suffix.lower() != ".svg":
-        raise SpecError(f"--out must end in .svg, the only picture format, got {path}")
+    """Write a picture. Raises `SpecError` as `check_svg` does, or if writing fails."""
+    check_svg(path)
     write(path, text)
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.cli.console import console
-from laconic.cli.files import write_svg
+from laconic.cli.files import check_svg, write_svg
 from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.spec import parse
@@ -36,6 +36,7 @@ def partition(
     data: Annotated[Path | None, typer.Option(help="folder of the data set [default: $LACONIC_DATA]")] = None,
 ) -> None:
     """Show how a task's training examples are dealt to clients, as in federated learning; and draw it."""
+    check_svg(out)
     made = parse(by)
     if not isinstance(made, Partition):
         raise SpecError(

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.cli.console import console
-from laconic.cli.files import write_svg
+from laconic.cli.files import check_svg, write_svg
 from laconic.core import units
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
@@ -50,6 +50,7 @@ def plan(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="draw the curves to this SVG file")] = None,
 ) -> None:
     """Forecast step time, bytes and scaling of each method, and say which one to use and why."""
+    check_svg(out)
     probed = None if probe is None else Probe.load(probe)
     given = {"--params": params, "--workers": workers, "--link": link, "--backward": backward}
     if probed is None and (missing := [name for name, value in given.items() if value is None]):
@@ -67,11 +68,11 @@ def plan(
         for each in rehearse_all([each for each in asked if repr(each) not in rehearsed], layout):
             rehearsed[each.spec] = each
             status.update(f"rehearsed {each.spec}")
-    shown = [rehearsed[repr(each)] for each in asked]
+    found = [rehearsed[repr(each)] for each in asked]
     if out is not None:
         title = f"{layout.numel / 1e6:,.3g} M parameters, {units.format_rate(8 * network.bytes_a_second)}"
-        write_svg(out, picture(shown, sizes, work, network, title))
-    show(screen, shown, sizes, work, network)
+        write_svg(out, picture(found, sizes, work, network, title))
+    show(screen, found, sizes, work, network)
     if out is not None:
         screen.print(Text(f"picture: {out}", "dim"))
 
@@ -148,17 +149,25 @@ def show(screen: Console, rehearsed: list[Rehearsed], sizes: list[int], work: Wo
     last = sizes[-1]
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column("method", style="cyan", overflow="fold")
+    table.add_column("points lost", justify="right")
     table.add_column(f"MB a step, {last} workers", justify="right")
     for size in sizes:
         table.add_column(f"ms, {size}", justify="right")
+    table.add_column("spread", justify="right")
     table.add_column(f"efficiency, {last}", justify="right")
     for best in ranked[last]:
         cells = [_cell(_of(best.spec, ranked[size]), chosen[size]) for size in sizes]
-        table.add_row(best.spec, f"{best.nbytes / 1e6:.3g}", *cells, f"{best.split.efficiency:.0%}")
+        lost = "-" if best.lost is None else f"{best.lost:.1f}"
+        spread = f"± {best.spread_s / best.split.step_s:.0%}"
+        table.add_row(
+            best.spec, lost, shown(best.nbytes / 1e6), *cells, spread, f"{best.split.efficiency:.0%}"
+        )
     screen.print(table)
     screen.print(
         f"A step with no communication takes {units.format_seconds(work.alone_s)}. MB: on the wire, each way."
-        " Encoding and decoding are assumed to be as fast as on this machine.",
+        " Encoding and decoding are assumed to be as fast as on this machine; spread: how much a step differs"
+        " as they do from one rehearsal to the next. Points lost: of test accuracy, on the worse of two small"
+        " models in short trainings (docs/accuracy.md); -: not measured.",
         style="dim",
     )
     for spec, group in groupby(sizes, key=lambda size: chosen[size].spec):
@@ -182,4 +191,13 @@ def _of(spec: str, found: list[Forecast]) -> Forecast:
 
 
 def _cell(each: Forecast, chosen: Forecast) -> Text:
-    return Text(f"{1e3 * each.split.step_s:,.4g}", "bold green" if each is chosen else "")
+    return Text(shown(1e3 * each.split.step_s), "bold green" if each is chosen else "")
+
+
+def shown(value: float) -> str:
+    """A figure with three digits or more, never with an exponent.
+
+    >>> shown(0.4551), shown(12.345), shown(28662.1)
+    ('0.455', '12.3', '28,662')
+    """
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"

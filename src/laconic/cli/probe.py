@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from laconic.cli.console import console
-from laconic.cli.files import write
+from laconic.cli.files import check_file, write
 from laconic.cli.run import run
 from laconic.core import arguments
 from laconic.core.units import format_rate, format_seconds
@@ -38,6 +38,7 @@ def probe(
     out: Annotated[Path, typer.Option("--out", "-o", help="the file to write")] = Path("probe.json"),
 ) -> None:
     """Measure links, a training step and codecs on this machine, or on several by torchrun or in a lab."""
+    check_file(out)
     chosen = find(task)
     recipe = chosen.recipe(model)
     contenders(with_ or ())  # raises if a spec is wrong, before anything starts

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.cli.console import console
-from laconic.cli.files import write_svg
+from laconic.cli.files import check_svg, write_svg
 from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.spec import parse
@@ -32,6 +32,7 @@ def topology(
     step: Annotated[int | None, typer.Option(help="draw only this step, not the whole period")] = None,
 ) -> None:
     """Show a gossip topology: its period, its messages and how fast it averages; and draw it."""
+    check_svg(out)
     made = parse(spec)
     if not isinstance(made, Topology):
         raise SpecError(

@@ -13,17 +13,18 @@ from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.strategy import Strategy
 
 DENSE = "dense()"
-USUAL = (
+USUAL = (  # those of docs/choosing.md, at densities whose loss was measured
     "fp16()",
     "natural()",
-    "qsgd(levels=7)",
-    "cgx(bits=4)",
+    "qsgd()",
+    "cgx()",
     "terngrad()",
-    "powersgd(rank=4)",
+    "powersgd()",
+    "sign()",
     "stc(density=0.01)",
-    "dgc(density=0.001)",
-    "deft(density=0.001)",
-    "oktopk(density=0.001)",
+    "dgc(density=0.01, warmup_steps=100)",
+    "deft(density=0.01)",
+    "oktopk(density=0.01)",
 )
 
 

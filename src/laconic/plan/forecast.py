@@ -1,28 +1,35 @@
 """A forecast: every method's step at every number of workers, and which one to take.
 
-The advice is the least compression that the link allows: of all methods within a twentieth of the fastest
-step, the one that sends most, since what is not sent is lost or late. Where that is dense, nothing is to be
-gained. Strategies are forecast but not advised: what they send tells nothing of what they lose.
+The advice weighs time against what trainings have lost. It begins with the methods that keep accuracy: the
+fastest of them, and of those about as fast the one that sends most, since what is not sent is lost or late.
+Where that is dense, nothing is to be gained. Only where another method is `FASTER` times as fast does the
+advice trade accuracy for time: then it is the one that loses least of those within that factor of the
+fastest. What was not measured counts as the greatest loss. Strategies are forecast but not advised.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from laconic.core.units import format_seconds
+from laconic.plan.losses import points_lost
 from laconic.plan.network import Network
 from laconic.plan.rehearsal import Rehearsed
 from laconic.plan.step import Split, Work, time_line
 
 NEAR = 1.05  # times the fastest step
+KEEPS = 0.5  # points of accuracy that a method may lose and still keep it
+FASTER = 3.0  # times as fast as what keeps accuracy: what must be gained to lose some
 
 
 @dataclass(frozen=True)
 class Forecast:
     """One method among `size` workers. `nbytes`: on the wire, a step and worker, of the fuller direction.
 
-    `strategy`: whether it is a strategy, which exchanges parameters.
+    `strategy`: whether it is a strategy, which exchanges parameters. `spread_s`: how far off `split.step_s`
+    may be, as repeated rehearsals differ. `lost`: points of accuracy, see `points_lost`.
     """
 
     spec: str
@@ -30,6 +37,13 @@ class Forecast:
     nbytes: float
     split: Split
     strategy: bool = False
+    spread_s: float = 0.0
+    lost: float | None = None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it was measured to keep accuracy."""
+        return self.lost is not None and self.lost <= KEEPS
 
 
 def forecasts(rehearsed: Sequence[Rehearsed], size: int, work: Work, network: Network) -> list[Forecast]:
@@ -41,17 +55,28 @@ def forecasts(rehearsed: Sequence[Rehearsed], size: int, work: Work, network: Ne
             each.nbytes(size),
             time_line(work, each, network, size),
             strategy=each.when != "backward",
+            spread_s=_spread_s(work, each, network, size),
+            lost=points_lost(each.spec),
         )
         for each in rehearsed
     ]
     return sorted(found, key=lambda each: each.split.step_s)
 
 
+def _spread_s(work: Work, each: Rehearsed, network: Network, size: int) -> float:
+    slow, quick = (time_line(work, each.scaled(1 + sign * each.spread), network, size) for sign in (1, -1))
+    return (slow.step_s - quick.step_s) / 2
+
+
 def choice(ranked: Sequence[Forecast]) -> Forecast:
-    """What to take: of the methods about as fast as the fastest of them, the one that sends most."""
+    """What to take, of forecasts with the fastest step first; one of them is dense."""
     methods = [each for each in ranked if not each.strategy]
-    limit = NEAR * methods[0].split.step_s
-    return max((each for each in methods if each.split.step_s <= limit), key=lambda each: each.nbytes)
+    fastest, keepers = methods[0], [each for each in methods if each.keeps]
+    if not keepers or keepers[0].split.step_s > FASTER * fastest.split.step_s:
+        near = [each for each in methods if each.split.step_s <= FASTER * fastest.split.step_s]
+        return min(near, key=lambda each: math.inf if each.lost is None else each.lost)
+    limit = NEAR * keepers[0].split.step_s
+    return max((each for each in keepers if each.split.step_s <= limit), key=lambda each: each.nbytes)
 
 
 def faster_strategies(chosen: Forecast, ranked: Sequence[Forecast]) -> list[Forecast]:
@@ -62,18 +87,31 @@ def faster_strategies(chosen: Forecast, ranked: Sequence[Forecast]) -> list[Fore
 def reason(chosen: Forecast, ranked: Sequence[Forecast], dense: Forecast) -> str:
     """Why, in one sentence."""
     step = format_seconds(chosen.split.step_s)
-    ranked = [each for each in ranked if not each.strategy]
+    ranked = [each for each in ranked if not each.strategy and each.keeps]
     if chosen.spec == dense.spec:
         gain = 1 - ranked[0].split.step_s / dense.split.step_s
         faster = f"is faster by more than {gain:.1%}" if gain else "is faster"
-        return f"dense takes {step} a step and nothing {faster}: this link needs no compression"
+        return f"dense takes {step} a step and nothing as accurate {faster}: this link needs no compression"
     times = dense.split.step_s / chosen.split.step_s
     waits = chosen.split.step_s - chosen.split.alone_s
     if waits < 0.05 * chosen.split.alone_s:
         rest = "its exchange hides behind the backward pass"
     else:
         rest = f"{format_seconds(waits)} of it wait for the exchange"
-    return (
-        f"{step} a step, {times:.1f} times as fast as dense; {rest};"
-        " of all that are about as fast it sends most, so it loses least"
-    )
+    if chosen.keeps:
+        lost = "it keeps accuracy" if chosen.lost == 0 else f"it lost {chosen.lost:.1f} points of accuracy"
+        lost += ", and of those about as fast it sends most"
+    else:
+        keeper = ranked[0]
+        lost = (
+            f"{_lost(chosen)}; {keeper.spec} keeps accuracy and takes {format_seconds(keeper.split.step_s)}"
+            if ranked
+            else _lost(chosen)
+        )
+    return f"{step} a step, {times:.1f} times as fast as dense; {rest}; {lost}"
+
+
+def _lost(each: Forecast) -> str:
+    if each.lost is None:
+        return "what it loses was not measured, so try it on your task first"
+    return f"it lost {each.lost:.1f} points of accuracy in short trainings"

@@ -91,6 +91,8 @@ class Probe:
         """Read a file that `write` made. Raises `StateError` if it is not one."""
         try:
             return cls.read(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise StateError(f"there is no file {path}; laconic probe -o {path} writes one") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StateError(f"{path} is not a file of laconic probe: {error}; write one with -o") from None
 
@@ -109,7 +111,9 @@ def _rehearsed(fields: dict[str, Any]) -> Rehearsed:
         for kind, each in fields["traffic"].items()
     }
     coding = growth(fields["encode_s"]), growth(fields["decode_s"])
-    return Rehearsed(fields["spec"], traffic, *coding, fields.get("when", "backward"))
+    return Rehearsed(
+        fields["spec"], traffic, *coding, fields.get("when", "backward"), fields.get("spread", 0.0)
+    )
 
 
 def probe_pairs(comm: Comm) -> tuple[Pair, ...]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Literal, TypeVar
 
@@ -28,6 +29,7 @@ from laconic.plan.stage import Gradients, InTurn, StandIn, Watch
 SIZES = (2, 4, 8)
 STEPS = 3  # in each group; the first is not counted
 MAX_ELEMENTS = 1 << 23  # a larger model rehearses with some of its tensors
+STEADY, PLAYS = 0.1, 3  # a rehearsal whose steps differ by more is repeated, up to so many in all
 CLOCK = 0.3  # relative error allowed between measured seconds and the fitted growth
 
 T = TypeVar("T")
@@ -48,7 +50,8 @@ class Rehearsed:
 
     `traffic`: by collective; `encode_s`: before the first message; `decode_s`: between and after messages;
     `when`: when messages travel. Gradients do during backward, parameters after the update or, where nobody
-    waits for them, during the next step.
+    waits for them, during the next step. `spread`: how far the computing of one rehearsal is from that
+    of another, as a share of their median.
     """
 
     spec: str
@@ -56,6 +59,11 @@ class Rehearsed:
     encode_s: Growth
     decode_s: Growth
     when: When = "backward"
+    spread: float = 0.0
+
+    def scaled(self, factor: float) -> Rehearsed:
+        """The same with `factor` times the computing."""
+        return replace(self, encode_s=self.encode_s * factor, decode_s=self.decode_s * factor)
 
     def nbytes(self, size: int) -> float:
         """Wire bytes per step and worker."""
@@ -84,7 +92,7 @@ def rehearse(methods: Iterable[Method], layout: Layout, sizes: Sequence[int] = S
         )
     gradients = Gradients(part)
     for method in methods:
-        played = {size: costliest(play(method, part, size, gradients)) for size in sizes}
+        played = {size: steadily(partial(play, method, part, size, gradients)) for size in sizes}
         yield fitted(repr(method), played, layout.numel / part.numel)
 
 
@@ -100,7 +108,8 @@ def fitted(spec: str, played: Mapping[int, Played], scale: float, when: When = "
     }
     encode_s = Growth.fit({size: each.encode_s for size, each in played.items()}, CLOCK)
     decode_s = Growth.fit({size: each.decode_s for size, each in played.items()}, CLOCK)
-    return Rehearsed(spec, traffic, encode_s * scale, decode_s * scale, when)
+    spread = max(each.spread for each in played.values())
+    return Rehearsed(spec, traffic, encode_s * scale, decode_s * scale, when, spread)
 
 
 def excerpt(layout: Layout, max_elements: int = MAX_ELEMENTS) -> Layout:
@@ -128,6 +137,28 @@ class Played:
     nbytes: Mapping[str, float]
     encode_s: float
     decode_s: float
+    coding_s: tuple[float, ...] = ()  # of each counted step
+
+    @property
+    def spread(self) -> float:
+        """How far the steps' seconds of coding are from their median: the median of that, as a share."""
+        middle = median(self.coding_s or (0.0,))
+        return median(abs(each - middle) for each in self.coding_s) / middle if middle else 0.0
+
+
+def steadily(play: Callable[[], Sequence[Played]]) -> Played:
+    """The costliest rank's figures; of several plays if they differ much, those of the median one."""
+    plays = [costliest(play())]
+    while pooled(plays).spread > STEADY and len(plays) < PLAYS:
+        plays.append(costliest(play()))
+    return pooled(plays)
+
+
+def pooled(plays: Sequence[Played]) -> Played:
+    """The play of median seconds, with the steps of all."""
+    ordered = sorted(plays, key=lambda each: each.encode_s + each.decode_s)
+    steps = tuple(step_s for each in plays for step_s in each.coding_s)
+    return replace(ordered[(len(ordered) - 1) // 2], coding_s=steps)
 
 
 def costliest(ranks: Sequence[Played]) -> Played:
@@ -142,6 +173,7 @@ def costliest(ranks: Sequence[Played]) -> Played:
         largest([each.nbytes for each in ranks]),
         max(each.encode_s for each in ranks),
         max(each.decode_s for each in ranks),
+        tuple(map(max, zip(*(each.coding_s for each in ranks), strict=True))),
     )
 
 
@@ -193,4 +225,5 @@ def _one(method: Method, layout: Layout, inner: InTurn, gradients: Gradients) ->
         watch.stop()
         encode_s.append(watch.before_s)
         decode_s.append(watch.after_s)
-    return Played(*figures(comm, STEPS - 1), median(encode_s[1:]), median(decode_s[1:]))
+    coding_s = tuple(map(sum, zip(encode_s[1:], decode_s[1:], strict=True)))
+    return Played(*figures(comm, STEPS - 1), median(encode_s[1:]), median(decode_s[1:]), coding_s)

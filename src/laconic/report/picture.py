@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -17,6 +17,7 @@ WIDTH, HEIGHT = 860, 372
 PANEL_WIDTH, PANEL_HEIGHT, TOP = 350, 226, 64
 LIGHT = ("#3b6fb6", "#c2571a", "#2c8a57", "#8c4fb0", "#b03a5b", "#7a6a17", "#1d7f8c", "#77736a")
 DARK = ("#7fb0f0", "#f0a35e", "#6fce9a", "#c79ae6", "#ee8aa5", "#d3c25a", "#66c7d4", "#b3b0a6")
+DASHES = ("", "7 4", "2 4")
 LEAST_TICKS = 3  # of a logarithmic axis below a decade; with fewer at 1, 2, 5, ticks are evenly spaced
 Scale = Callable[[Array], Array]
 
@@ -48,13 +49,18 @@ def picture(run: Run) -> str:
     return "\n".join(parts) + "\n"
 
 
-def panel(curves: list[Curve], left: int, title: str, *, log_x: bool) -> str:
-    """A plot with its left edge at `left`: lines of positive values, on a logarithmic y axis."""
+def panel(
+    curves: list[Curve], left: int, title: str, *, log_x: bool, x_ticks: Sequence[float] | Array = ()
+) -> str:
+    """A plot with its left edge at `left`: lines of positive values, on a logarithmic y axis.
+
+    `x_ticks`: where the x axis has ticks, if not at round numbers.
+    """
     xs = np.concatenate([curve.x for curve in curves] or [np.array([1.0, 10.0])])
     ys = np.concatenate([curve.y for curve in curves] or [np.array([0.1, 1.0])])
     ys = ys[np.isfinite(ys) & (ys > 0)]
     x_low = float(xs.min(initial=1e9)) if log_x else 0.0
-    to_x, x_ticks = axis(x_low, float(xs.max(initial=1e-9)), left, PANEL_WIDTH, log=log_x)
+    to_x, found = axis(x_low, float(xs.max(initial=1e-9)), left, PANEL_WIDTH, log=log_x)
     down, y_ticks = axis(float(ys.min(initial=1e9)), float(ys.max(initial=1e-9)), 0, PANEL_HEIGHT, log=True)
 
     def to_y(values: Array) -> Array:
@@ -62,20 +68,30 @@ def panel(curves: list[Curve], left: int, title: str, *, log_x: bool) -> str:
         return flipped
 
     drawn = [f'<text class="label" x="{left}" y="{TOP - 10}">{escape(title)}</text>']
-    for value in x_ticks:
+    for value in x_ticks if len(x_ticks) else found:
         at = float(to_x(np.array([value]))[0])
         drawn.append(f'<path class="grid" d="M{at:.1f} {TOP}V{TOP + PANEL_HEIGHT}"/>')
         drawn.append(f'<text class="tick" x="{at:.1f}" y="{TOP + PANEL_HEIGHT + 17}">{value:,g}</text>')
     for value in y_ticks:
         at = float(to_y(np.array([value]))[0])
         drawn.append(f'<path class="grid" d="M{left} {at:.1f}h{PANEL_WIDTH}"/>')
-        drawn.append(f'<text class="tick y" x="{left - 7}" y="{at + 4:.1f}">{value:g}</text>')
+        drawn.append(f'<text class="tick y" x="{left - 7}" y="{at + 4:.1f}">{value:,g}</text>')
     for i, curve in enumerate(curves):
         kept = np.isfinite(curve.y) & (curve.y > 0)
         points = zip(to_x(curve.x[kept]), to_y(curve.y[kept]), strict=True)
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        drawn.append(f'<polyline class="c{i % len(LIGHT)}" points="{line}"/>')
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        drawn.append(f'<polyline {line(i)} points="{path}"/>')
     return "\n".join(drawn)
+
+
+def line(i: int) -> str:
+    """The attributes of the i-th line: a colour, and dashes once all colours have been used.
+
+    >>> line(1), line(9), line(17)
+    ('class="c1"', 'class="c1" stroke-dasharray="7 4"', 'class="c1" stroke-dasharray="2 4"')
+    """
+    dashes = DASHES[min(i // len(LIGHT), len(DASHES) - 1)]
+    return f'class="c{i % len(LIGHT)}"' + (f' stroke-dasharray="{dashes}"' if dashes else "")
 
 
 def axis(low: float, high: float, start: int, length: int, *, log: bool) -> tuple[Scale, list[float]]:
@@ -112,7 +128,7 @@ def legend(specs: list[str]) -> str:
     drawn, left = [], 56.0
     for i, spec in enumerate(specs):
         y = HEIGHT - 24
-        drawn.append(f'<path class="c{i % len(LIGHT)}" d="M{left:.0f} {y - 4}h18"/>')
+        drawn.append(f'<path {line(i)} d="M{left:.0f} {y - 4}h18"/>')
         drawn.append(f'<text class="spec" x="{left + 25:.0f}" y="{y}">{escape(spec)}</text>')
         left += 25 + 7.9 * len(spec) + 26
     return "\n".join(drawn)

@@ -11,19 +11,19 @@ from laconic.plan.network import Network
 from laconic.plan.rehearsal import Rehearsed
 from laconic.plan.step import Work, time_line
 from laconic.report.curves import Curve
-from laconic.report.picture import LIGHT, WIDTH, panel, style
+from laconic.report.picture import WIDTH, line, panel, style
 
 LEGEND, LINE, COLUMN = 340, 20, 268  # top of the legend, heights of its lines, widths of its columns
-MAX_LINES = len(LIGHT)  # with distinct colours
+SHORT = 29  # characters of a spec in the legend, which has it in full as a title
 
 
 def picture(
     rehearsed: Sequence[Rehearsed], sizes: Sequence[int], work: Work, network: Network, title: str
 ) -> str:
-    """The SVG document: the first method and the fastest others at the most workers, MAX_LINES in total."""
+    """The SVG document: every method, the first and then those with the fastest step at the most workers."""
     first, *others = rehearsed
     others.sort(key=lambda each: time_line(work, each, network, sizes[-1]).step_s)
-    shown = [first, *others[: MAX_LINES - 1]]
+    shown = [first, *others]
     x = np.array(sizes, dtype=np.float64)
     steps = [
         _curve(x, [1e3 * time_line(work, each, network, size).step_s for size in sizes]) for each in shown
@@ -36,13 +36,15 @@ def picture(
         f"<style>{style()}</style>",
         f'<rect class="paper" width="{WIDTH}" height="{height}" rx="10"/>',
         f'<text class="head" x="56" y="32">{escape(title)}</text>',
-        panel(steps, 56, "milliseconds per step, by workers", log_x=True),
-        panel(nbytes, 482, "MB per step on a worker's link, each way, by workers", log_x=True),
+        panel(steps, 56, "milliseconds per step, by workers", log_x=True, x_ticks=x),
+        panel(nbytes, 482, "MB per step on a worker's link, each way, by workers", log_x=True, x_ticks=x),
     ]
     for i, each in enumerate(shown):
         left, y = 56 + COLUMN * (i % 3), LEGEND + LINE * (i // 3)
-        parts.append(f'<path class="c{i}" d="M{left} {y - 4}h18"/>')
-        parts.append(f'<text class="spec" x="{left + 25}" y="{y}">{escape(each.spec)}</text>')
+        name = each.spec if len(each.spec) <= SHORT else f"{each.spec[: SHORT - 3]}..."
+        parts.append(f'<path {line(i)} d="M{left} {y - 4}h18"/>')
+        label = f"<title>{escape(each.spec)}</title>{escape(name)}"
+        parts.append(f'<text class="spec" x="{left + 25}" y="{y}">{label}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

@@ -1,0 +1,42 @@
+"""What methods lose in test accuracy, as measured: the second half of the advice of a plan.
+
+The figures come from `losses.json` beside this file. `python -m benchmarks.losses` writes it from the
+trainings of docs/accuracy.md: points of test accuracy below dense training with the same optimiser, mean
+over seeds. They are of small models and short trainings, which are hard on methods that hold entries back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from importlib.resources import files
+
+FIGURES = "losses.json"
+WARM_UP = re.compile(r"(?:, )?warmup_steps=\d+")  # whose length says little of what is lost after it
+
+
+def points_lost(spec: str) -> float | None:
+    """Points of accuracy that this spec loses, on the task where it loses most; None: not measured.
+
+    >>> points_lost("dense()"), points_lost("topk(density=0.5)")
+    (0.0, None)
+    >>> points_lost("dgc(density=0.01)") == points_lost("dgc(density=0.01, warmup_steps=100)")
+    True
+    """
+    return _losses().get(without_warm_up(spec))
+
+
+def without_warm_up(spec: str) -> str:
+    """A spec without the length of its warm-up.
+
+    >>> without_warm_up("dgc(warmup_steps=100)"), without_warm_up("dgc(density=0.01, warmup_steps=100)")
+    ('dgc()', 'dgc(density=0.01)')
+    """
+    return WARM_UP.sub("", spec)
+
+
+@lru_cache(maxsize=1)
+def _losses() -> dict[str, float]:
+    found = json.loads((files("laconic.plan") / FIGURES).read_text(encoding="utf-8"))["lost"]
+    return {without_warm_up(spec): max(0.0, *tasks.values()) for spec, tasks in found.items()}
