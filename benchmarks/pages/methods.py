@@ -17,7 +17,8 @@ HEAD = """\
 # Every method: what it sends, what it loses
 
 `make docs` writes this page from the registry and the figures of `python -m benchmarks.methods`.
-`laconic methods` shows the same list, and `laconic methods NAME` all about one name.
+`laconic methods --all` shows the same list, `laconic methods` one line a name, and `laconic methods NAME`
+all about one name.
 
 **Measured** on the gradient in `benchmarks/results/{gradient}` (`python -m benchmarks.gradient`): one
 worker's batch after 100 training steps on handwritten digits, with a network of {parameters:,} parameters.

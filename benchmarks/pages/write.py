@@ -38,6 +38,7 @@ from benchmarks.pages import situations
 from benchmarks.pages import steps as steps_page
 from benchmarks.pages import straggler as straggler_page
 from benchmarks.pages import zerofl as zerofl_page
+from laconic.cli.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -49,6 +50,7 @@ BLOCKED = (
     "large_batches",
     "partitions",
     "pipelines",
+    "quick_start",
 )  # pages with blocks in them
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in BLOCKED))
 
@@ -62,6 +64,12 @@ def read(name: str) -> dict[str, Any]:
 def plus_minus(figure: dict[str, float], scale: float = 1.0, digits: int = 2) -> str:
     """`mean ± standard error` of a figure."""
     return f"{scale * figure['mean']:.{digits}f} ± {scale * figure['error']:.{digits}f}"
+
+
+def presets() -> str:
+    """The specs to begin with."""
+    rows = [f"| `{each.spec}` | {each.when} |" for each in PRESETS]
+    return "\n".join(["| begin with | when |", "|---|---|", *rows])
 
 
 def demo() -> str:
@@ -135,6 +143,7 @@ def flower() -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
+    "presets": presets,
     "demo": demo,
     "accuracy": accuracy,
     "kernels": lambda: bars("kernels"),

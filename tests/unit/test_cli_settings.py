@@ -12,6 +12,7 @@ import laconic
 from laconic.cli.entries import entries
 from laconic.cli.main import app
 from laconic.cli.methods import LISTED
+from laconic.cli.presets import PRESETS
 from laconic.cli.run import torchrun_arguments
 from laconic.cli.settings import Settings
 from laconic.core.errors import StateError
@@ -195,12 +196,40 @@ def test_methods_lists_every_name_with_its_bits() -> None:
     assert "arXiv:1712.01887" in listed["dgc()"].paper
     assert all(entry.sends for entry in listed.values())
     assert all(repr(strategy_or_method(spec)) == spec for spec in listed)
-    result = invoke("methods")
+    result = invoke("methods", "--all")
     assert result.exit_code == 0 and "arXiv:1712.01887" in result.output
 
 
+def test_methods_is_short_with_the_presets_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = invoke("methods").output.splitlines()
+    assert len(lines) < 70
+    assert [line.split()[0] for line in lines[1:5]] == ["auto()", "cgx()", "dgc(density=0.01)", "diloco()"]
+    assert all(repr(strategy_or_method(preset.spec)) for preset in PRESETS)
+    (dgc,) = (line for line in lines if line.split()[:1] == ["dgc"])
+    assert dgc.split()[1] == "0.14" and "the largest entries of the accumulated velocity" in dgc
+    listed = " ".join(" ".join(lines).replace(",", " ").split())
+    assert all(f" {name} " in f" {listed} " for name in laconic.catalogue()), "every name is there"
+
+
+def test_methods_can_be_searched() -> None:
+    found = invoke("methods", "--find", "sign").output
+    assert "signum" in found and "stc" in found and "powersgd" not in found
+    assert "arXiv:1810.05291" in invoke("methods", "--all", "--find", "1810.05291").output
+    nothing = invoke("methods", "--find", "xyzzy")
+    assert nothing.exit_code == 2 and "no method has 'xyzzy'" in nothing.stderr
+
+
+def test_help_names_the_presets_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    for arguments in (["--help"], ["train", "--help"]):
+        said = " ".join(invoke(*arguments).output.replace("│", " ").split())
+        places = [said.index(f'"{preset.spec}"') for preset in PRESETS]
+        assert places == sorted(places), arguments
+
+
 def test_methods_come_under_headings_by_kind() -> None:
-    lines = [line.strip() for line in invoke("methods").output.splitlines()]
+    lines = [line.strip() for line in invoke("methods", "--all").output.splitlines()]
     heads = ("Methods", "Strategies:", "Selectors:", "Codecs:", "Reducers:")
     heads += ("Index codings:", "Feedback:", "Topologies:")
     places = [next(i for i, line in enumerate(lines) if line.startswith(head)) for head in heads]
@@ -215,7 +244,9 @@ def test_a_strategy_is_listed_and_shown_without_figures() -> None:
     found = {entry.name: entry for entry in entries()}
     assert found["local_sgd"].kind == "strategy" and found["local_sgd"].max_bits is None
     (line,) = (
-        line for line in invoke("methods").output.splitlines() if line.strip().startswith("local_sgd()")
+        line
+        for line in invoke("methods", "--all").output.splitlines()
+        if line.strip().startswith("local_sgd()")
     )
     assert line.split()[1:] == ["-"] * LISTED
     shown = invoke("methods", "local_sgd").output

@@ -14,6 +14,7 @@ from laconic.cli.lab import lab
 from laconic.cli.methods import methods
 from laconic.cli.partition import partition
 from laconic.cli.plan import plan
+from laconic.cli.presets import BRIEFLY
 from laconic.cli.probe import probe
 from laconic.cli.run import PASS_THROUGH, run
 from laconic.cli.topology import topology
@@ -38,7 +39,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # rich's own markup would swallow "[default: ...]"
-    help="Distributed deep learning in few words: send what matters, count every byte, keep the accuracy.",
+    help="Distributed deep learning in few words: send what matters, count every byte, keep the accuracy.\n\n"
+    f"Methods: {BRIEFLY}.",
 )
 app.command()(train)
 app.command()(federate)

@@ -1,4 +1,4 @@
-"""`laconic methods`: every name that can follow --with, what it sends and what it loses; or all about one."""
+"""`laconic methods`: the names that can follow --with, one line each; all figures; or all about one name."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from rich.text import Text
 
 from laconic.cli.console import console
 from laconic.cli.entries import FEW, MANY, TITLES, CatalogueEntry, entries, pieces
+from laconic.cli.shortlist import print_short
+from laconic.core.errors import SpecError
 from laconic.core.spec import find, signature_text
 from laconic.exchange.method import Paper
 
@@ -41,17 +43,41 @@ LEGEND = (
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="show all about this name")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="list selectors, codecs and pieces too, with papers and all figures")
+    ] = False,
+    find_: Annotated[
+        str | None,
+        typer.Option("--find", metavar="WORD", help="list only what has this word in it: momentum"),
+    ] = None,
 ) -> None:
-    """List methods and strategies: what each sends, its measured loss, its paper; or show one in full."""
+    """List the methods, what each sends and how many bits; or show one in full."""
     screen = console()
-    if name is None:
-        screen.print(listing(entries()))
+    if name is not None:
+        return show(screen, name.partition("(")[0].strip())
+    found = entries() if find_ is None else matching(find_)
+    if not found:
+        raise SpecError(
+            f"no method has {find_!r} in its name, description or paper: `laconic methods` lists all"
+        )
+    if every:
+        screen.print(listing(found, with_pieces=find_ is None))
         screen.print(LEGEND, style="dim")
     else:
-        show(screen, name.partition("(")[0].strip())
+        print_short(screen, found, with_presets=find_ is None)
+    return None
 
 
-def listing(found: Sequence[CatalogueEntry]) -> Table:
+def matching(word: str) -> list[CatalogueEntry]:
+    """The entries with this word in their name, description or paper."""
+    return [
+        each
+        for each in entries()
+        if word.lower() in f"{each.name} {each.sends} {each.paper} {each.kind}".lower()
+    ]
+
+
+def listing(found: Sequence[CatalogueEntry], *, with_pieces: bool = True) -> Table:
     """The table: a heading per kind, a description per name, figures per spec."""
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column("name, what it sends, paper", ratio=1)
@@ -65,7 +91,7 @@ def listing(found: Sequence[CatalogueEntry]) -> Table:
                 table.add_row(
                     _words(entry.spec, "" if nth else f"{entry.sends}{cited}"), *cells(entry)[:LISTED]
                 )
-    for title, named in pieces().items():
+    for title, named in pieces().items() if with_pieces else ():
         table.add_row(_heading(title))
         for name, description in named.items():
             table.add_row(_words(f"{name}()", description))

@@ -137,7 +137,7 @@ class Settings:
     def _check(self, recipe: Recipe) -> None:
         if not self.specs:
             raise SpecError(
-                'no method given: choose one, such as --with "dgc(density=0.01)"; `laconic methods` lists all'
+                'no method given: choose one, such as --with "auto()" or "cgx()"; `laconic methods` lists all'
             )
         if self.pipeline is not None:
             check_alone(self)

@@ -12,6 +12,7 @@ from laconic.cli.console import console, errors
 from laconic.cli.ended import FAILED, INTERRUPTED, REFUSED, Ended, complain, show_report, to_resume
 from laconic.cli.interrupts import Interrupts
 from laconic.cli.pipelining import PipelineOptions
+from laconic.cli.presets import BRIEFLY
 from laconic.cli.session import Session
 from laconic.cli.settings import Settings
 from laconic.core.errors import LaconicError
@@ -32,9 +33,7 @@ def train(
     ] = None,
     with_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--with", help='a method, "dgc(density=0.01)", or a strategy, "local_sgd()"; may be repeated'
-        ),
+        typer.Option("--with", help=f"a method or strategy; may be repeated: {BRIEFLY}"),
     ] = None,
     against: Annotated[
         list[str] | None,

@@ -1,0 +1,30 @@
+"""The four specs to begin with: they come first in README, in the docs and in --help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A spec that parses as it stands, and when to begin with it."""
+
+    spec: str
+    when: str
+
+
+PRESETS = (
+    Preset(
+        "auto()", "you do not know your link: it compresses only what saves time, and nothing on a fast one"
+    ),
+    Preset("cgx()", "you want a safe choice: 4 bits a value, the accuracy of dense training"),
+    Preset("dgc(density=0.01)", "the link is very slow: one value in a hundred, the rest is kept for later"),
+    Preset(
+        "diloco()",
+        "machines are far apart: ranks train alone and meet every 100 steps, by `laconic.distribute`",
+    ),
+)
+BRIEFLY = (  # for --help
+    'begin with "auto()"; safe: "cgx()"; extreme: "dgc(density=0.01)"; without a barrier: "diloco()";'
+    " `laconic methods` lists all"
+)

@@ -1,0 +1,55 @@
+"""The short list of `laconic methods`: where to begin, then one line a name with its bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from laconic.cli.entries import FEW, TITLES, CatalogueEntry
+from laconic.cli.presets import PRESETS
+
+NAMED_ONLY = ("selector", "codec", "reducer")  # kinds of which the short list has the names alone
+
+
+def print_short(screen: Console, found: Sequence[CatalogueEntry], *, with_presets: bool) -> None:
+    """Print presets if asked for, then the entries: without them, kinds of NAMED_ONLY have lines too."""
+    if with_presets:
+        screen.print("Begin with", style="bold")
+        first = Table(box=None, padding=(0, 1), show_header=False)
+        first.add_column(style="cyan", no_wrap=True)
+        first.add_column(ratio=1)
+        for preset in PRESETS:
+            first.add_row(preset.spec, f"when {preset.when.replace('`', '')}")
+        screen.print(first)
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    table.add_column("name", style="cyan", no_wrap=True)
+    table.add_column("bits sent", justify="right", no_wrap=True)
+    table.add_column("what it sends", ratio=1, no_wrap=True, overflow="ellipsis")
+    named: list[tuple[str, str]] = []
+    for kind, group in groupby(found, key=lambda entry: entry.kind):
+        each = {entry.name: entry for entry in reversed(list(group))}  # the first spec of a name
+        if kind in NAMED_ONLY and with_presets:
+            named.append((TITLES[kind].partition(":")[0], ", ".join(reversed(each))))
+            continue
+        table.add_row(Text(TITLES[kind].partition(":")[0], "bold"), "", "", style="")
+        for name in reversed(each):
+            table.add_row(f"  {name}", bits(each[name]), each[name].sends)
+    screen.print()
+    screen.print(table)
+    for title, names in named:
+        screen.print(Text.assemble((f"{title} ", "bold"), (names, "cyan")))
+    screen.print(
+        f"bits sent: per parameter, by a worker in a step among {FEW}; dense sends 48."
+        " laconic methods NAME: all about one; --find WORD: those with a word; --all: everything, with papers and figures",
+        style="dim",
+        markup=False,
+    )
+
+
+def bits(entry: CatalogueEntry) -> str:
+    """What a worker puts on the wire among FEW, in bits per parameter; "-" where a link or graph decides."""
+    return "-" if entry.measured is None else f"{entry.measured.sent_at(FEW):.3g}"
