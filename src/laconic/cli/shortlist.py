@@ -44,7 +44,8 @@ def print_short(screen: Console, found: Sequence[CatalogueEntry], *, with_preset
         screen.print(Text.assemble((f"{title} ", "bold"), (names, "cyan")))
     screen.print(
         f"bits sent: per parameter, by a worker in a step among {FEW}; dense sends 48."
-        " laconic methods NAME: all about one; --find WORD: those with a word; --all: everything, with papers and figures",
+        " laconic methods NAME: all about one; --find WORD: those with a word; --all: everything, with papers"
+        " and figures",
         style="dim",
         markup=False,
     )
