@@ -38,6 +38,10 @@ def invoke(*arguments: str) -> Result:
         (["digits", "--model", "cn", "--with", "dgc()"], ["no model 'cn'", "cnn"]),
         (["digits", "--with", "dgc()", "--workers", "0"], ["--workers must be 1 or more, got 0"]),
         (["digits", "--with", "dgc()", "--seeds", "0"], ["--seeds must be 1 or more, got 0"]),
+        (
+            ["digits", "--with", "dgc()", "--target", "101"],
+            ["--target must be a percentage in (0, 100], got 101"],
+        ),
         (["digits", "--with", "dgc()", "--steps", "0"], ["--steps must be 1 or more, got 0"]),
         (["digits", "--with", "dgc()", "--lr", "-1"], ["--lr must be a number above 0, got -1"]),
         (["digits", "--with", "dgc()", "--skew", "0"], ["--skew must be a finite number above 0, got 0.0"]),

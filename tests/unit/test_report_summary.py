@@ -197,6 +197,25 @@ def test_the_picture_is_svg_with_a_line_a_method_and_panel(tmp_path: Path) -> No
     assert all(len(line.attrib["points"].split()) == 4 for line in lines)
 
 
+def test_time_to_accuracy_is_the_seconds_of_steps_until_a_test_reaches_it(tmp_path: Path) -> None:
+    """Tests after steps 2 and 4: seed 0 has 90 % at once, after 2 steps of 10 ms; seed 1 stays at 70 %."""
+    write_run(tmp_path / "low", CONFIG | {"target": 70, "name": "low"})
+    published = publish(tmp_path / "low")
+    dense, _ = published.rows
+    assert (dense.reach_s.mean, dense.reach_s.error) == pytest.approx((0.03, 0.01)), "2 x 10 ms and 2 x 20 ms"
+    screen = Console(width=120, file=io.StringIO(), color_system=None)
+    print_summary(screen, published.rows, published.target)
+    assert isinstance(screen.file, io.StringIO)
+    shown = " ".join(screen.file.getvalue().split())
+    assert "s to 70 %" in shown and "70 % are reached 1.0 times as fast with" in shown
+    drawn = (tmp_path / "low" / "loss.svg").read_text()
+    assert "test accuracy, %, by seconds of training" in drawn and ">70 %</text>" in drawn
+
+    write_run(tmp_path / "high", CONFIG | {"target": 80, "name": "high"})
+    assert math.isnan(publish(tmp_path / "high").rows[0].reach_s.mean), "not every seed has reached it"
+    assert json.loads((tmp_path / "high" / "summary.json").read_text())["rows"][0]["reach_s"]["mean"] is None
+
+
 def test_scalars_reach_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -38,7 +38,7 @@ def show_report(folder: Path, screen: Console, ended: Ended | None) -> None:
     if ended and not read_events(folder):
         return
     published = publish(folder, ended.reason if ended else None)
-    print_summary(screen, published.rows)
+    print_summary(screen, published.rows, published.target)
     screen.print(f"\nreport: {published.report}", markup=False)
 
 

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from laconic.cli.console import errors
+from laconic.cli.demo import demo
 from laconic.cli.doctor import doctor
 from laconic.cli.federate import federate
 from laconic.cli.lab import lab
@@ -42,6 +43,7 @@ app = typer.Typer(
     help="Distributed deep learning in few words: send what matters, count every byte, keep the accuracy.\n\n"
     f"Methods: {BRIEFLY}.",
 )
+app.command()(demo)
 app.command()(train)
 app.command()(federate)
 app.command(context_settings=PASS_THROUGH)(run)

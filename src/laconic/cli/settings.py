@@ -83,6 +83,7 @@ class Settings:
     pipeline: Pipeline | None = None
     examples: int | None = None
     activations: str | None = None
+    target: float | None = None  # percent of test accuracy
 
     @classmethod
     def of(
@@ -150,6 +151,8 @@ class Settings:
             raise SpecError(f"--checkpoint-every must be 0 (none) or more, got {self.checkpoint_every}")
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise SpecError(f"--lr must be a number above 0, got {self.lr}")
+        if self.target is not None and not 0 < self.target <= 100:
+            raise SpecError(f"--target must be a percentage in (0, 100], got {self.target:g}")
         if self.examples is not None:
             arguments.whole("--examples", self.examples, 1)
         if self.skew is not None:
@@ -244,6 +247,7 @@ class Settings:
             "activations": self.activations,
             "seeds": self.seeds,
             "first_seed": self.seed,
+            "target": self.target,
             "methods": list(self.specs),
             "against": list(self.against),
             "versions": f"laconic {version_of('laconic')}, torch {torch.__version__}, "

@@ -7,28 +7,31 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.report.html import ratio
+from laconic.report.reaching import faster
 from laconic.report.summary import Row, between, counted, kept_bytes
 
 HEADS = ("accuracy %", "test loss", "MB / step", "smaller", "payload", "step ms")
 SPARSE = 0.001  # share of zero weights above which the table shows it
 
 
-def print_summary(console: Console, rows: list[Row]) -> None:
-    """Print one row per method. Bytes and times per step are those of the second half of the steps.
+def print_summary(console: Console, rows: list[Row], target: float | None = None) -> None:
+    """Print one row per method, with the time to `target` percent if there is one.
 
-    Long cells wrap: nothing is cut off.
+    Bytes and times per step are those of the second half of the steps. Long cells wrap: nothing is cut off.
     """
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column(
         "method, optimiser and learning rate", overflow="fold", min_width=min(17, console.width // 6)
     )
     sparse = any(row.zeros > SPARSE for row in rows)
-    for name in (*HEADS, "zeros %") if sparse else HEADS:
+    timed = () if target is None else (f"s to {target:g} %",)
+    for name in (*timed, *HEADS, "zeros %") if sparse else (*timed, *HEADS):
         table.add_column(name, justify="right", overflow="fold")
     for row in rows:
         zeros = (f"{100 * row.zeros:.1f}",) if sparse else ()
         table.add_row(
             Group(Text(row.spec, "cyan"), Text(row.optimiser, "dim")),
+            *(row.reach_s.text(digits=1) for _ in timed),
             row.accuracy.text(100),
             row.test_loss.text(digits=3),
             f"{row.wire_mb:.4g}",
@@ -46,6 +49,6 @@ def print_summary(console: Console, rows: list[Row]) -> None:
             "than a dense all-reduce among as many workers; payload: MB with each message counted once.",
             style="dim",
         )
-    for sentence in (counted(rows), between(rows), kept_bytes(rows)):
+    for sentence in (faster(rows, target), counted(rows), between(rows), kept_bytes(rows)):
         if sentence:
             console.print(sentence, style="dim", markup=False)

@@ -191,6 +191,10 @@ def train(
         int | None,
         typer.Option(help="steps between tests; 0: none but the last [default: a tenth of --steps]"),
     ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(metavar="PERCENT", help="report the time until tests reach this accuracy, such as 97"),
+    ] = None,
     checkpoint_every: Annotated[int, typer.Option(help="steps between checkpoints; 0: none")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="resume the run of this --name")] = False,
     overwrite: Annotated[
@@ -235,6 +239,7 @@ def train(
         pipelining=PipelineOptions(stages, replicas, replicas_with, micro_batches, schedule),
         activations=activations,
         examples=examples,
+        target=target,
     )
     for line in settings.warnings():
         errors().print(f"laconic: {line}", style="yellow", markup=False)

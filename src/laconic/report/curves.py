@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from laconic.report.figure import MB
 from laconic.report.series import Array, MethodSeries
-from laconic.report.summary import MB
 
 POINTS = 240
 SMOOTHED = 50  # a point is the mean over the last 50th of all steps

@@ -10,6 +10,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from laconic.report.curves import Curve, loss_by_megabyte, loss_by_step
+from laconic.report.reaching import accuracy_by_second, target_of
 from laconic.report.series import Array, Run
 
 PICTURE = "loss.svg"
@@ -33,7 +34,20 @@ def picture(run: Run) -> str:
     """The SVG document."""
     specs = [method.spec for method in run.methods]
     by_bytes = [loss_by_megabyte(method) for method in run.methods]
-    by_step = [loss_by_step(method) for method in run.methods]
+    target = target_of(run.config)
+    if target is None:
+        right = panel(
+            [loss_by_step(method) for method in run.methods], 482, "training loss by step", log_x=False
+        )
+    else:
+        right = panel(
+            [accuracy_by_second(method) for method in run.methods],
+            482,
+            "test accuracy, %, by seconds of training",
+            log_x=True,
+            log_y=False,
+            mark=target,
+        )
     title = f"{run.config['title']}, {run.config['workers']} workers"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
@@ -42,7 +56,7 @@ def picture(run: Run) -> str:
         f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}" rx="10"/>',
         f'<text class="head" x="56" y="32">{escape(title)}</text>',
         panel(by_bytes, 56, "training loss by MB sent per worker", log_x=True),
-        panel(by_step, 482, "training loss by step", log_x=False),
+        right,
         legend(specs),
         "</svg>",
     ]
@@ -50,18 +64,25 @@ def picture(run: Run) -> str:
 
 
 def panel(
-    curves: list[Curve], left: int, title: str, *, log_x: bool, x_ticks: Sequence[float] | Array = ()
+    curves: list[Curve],
+    left: int,
+    title: str,
+    *,
+    log_x: bool,
+    x_ticks: Sequence[float] | Array = (),
+    log_y: bool = True,
+    mark: float | None = None,
 ) -> str:
-    """A plot with its left edge at `left`: lines of positive values, on a logarithmic y axis.
+    """A plot with its left edge at `left`: lines of positive values, on a logarithmic y axis or a linear one.
 
-    `x_ticks`: where the x axis has ticks, if not at round numbers.
+    `x_ticks`: where the x axis has ticks, if not at round numbers; `mark`: a value of y with a line.
     """
     xs = np.concatenate([curve.x for curve in curves] or [np.array([1.0, 10.0])])
     ys = np.concatenate([curve.y for curve in curves] or [np.array([0.1, 1.0])])
     ys = ys[np.isfinite(ys) & (ys > 0)]
     x_low = float(xs.min(initial=1e9)) if log_x else 0.0
     to_x, found = axis(x_low, float(xs.max(initial=1e-9)), left, PANEL_WIDTH, log=log_x)
-    down, y_ticks = axis(float(ys.min(initial=1e9)), float(ys.max(initial=1e-9)), 0, PANEL_HEIGHT, log=True)
+    down, y_ticks = axis(float(ys.min(initial=1e9)), float(ys.max(initial=1e-9)), 0, PANEL_HEIGHT, log=log_y)
 
     def to_y(values: Array) -> Array:
         flipped: Array = TOP + PANEL_HEIGHT - down(values)
@@ -76,6 +97,10 @@ def panel(
         at = float(to_y(np.array([value]))[0])
         drawn.append(f'<path class="grid" d="M{left} {at:.1f}h{PANEL_WIDTH}"/>')
         drawn.append(f'<text class="tick y" x="{left - 7}" y="{at + 4:.1f}">{value:,g}</text>')
+    if mark is not None:
+        at = float(to_y(np.array([mark]))[0])
+        drawn.append(f'<path class="mark" d="M{left} {at:.1f}h{PANEL_WIDTH}"/>')
+        drawn.append(f'<text class="tick y" x="{left + PANEL_WIDTH}" y="{at - 5:.1f}">{mark:g} %</text>')
     for i, curve in enumerate(curves):
         kept = np.isfinite(curve.y) & (curve.y > 0)
         points = zip(to_x(curve.x[kept]), to_y(curve.y[kept]), strict=True)
@@ -143,7 +168,7 @@ def style() -> str:
         ".head{font-size:16px;font-weight:600;fill:#1c1b19}.label{fill:#1c1b19}"
         ".tick{font-size:11.5px;text-anchor:middle}.y{text-anchor:end}"
         ".spec{font-family:ui-monospace,'DejaVu Sans Mono',monospace;font-size:12.5px}"
-        ".paper{fill:#fff}.grid{stroke:#e4e1d8;fill:none}"
+        ".paper{fill:#fff}.grid{stroke:#e4e1d8;fill:none}.mark{stroke:#6a675f;fill:none;stroke-dasharray:2 3}"
         "polyline,[class^=c]{fill:none;stroke-width:2;stroke-linejoin:round}"
         + light
         + "@media(prefers-color-scheme:dark){text{fill:#9c9a93}.head,.label{fill:#ecebe7}"

@@ -8,16 +8,18 @@ from pathlib import Path
 from laconic.core.extras import require
 from laconic.report.html import write_report
 from laconic.report.picture import write_picture
+from laconic.report.reaching import target_of
 from laconic.report.series import read_run
 from laconic.report.summary import Row, summarise, write_summary
 
 
 @dataclass(frozen=True)
 class Published:
-    """The rows of the table and the path of the page."""
+    """The rows of the table, the path of the page, and the run's target."""
 
     rows: list[Row]
     report: Path
+    target: float | None
 
 
 def check_packages() -> None:
@@ -32,4 +34,4 @@ def publish(folder: Path, interrupted: str | None = None) -> Published:
     rows = summarise(run)
     write_summary(folder, run, rows, interrupted)
     write_picture(folder, run)
-    return Published(rows, write_report(folder, run, rows, interrupted))
+    return Published(rows, write_report(folder, run, rows, interrupted), target_of(run.config))

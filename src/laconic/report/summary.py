@@ -11,38 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from laconic.report.figure import MB as MB
+from laconic.report.figure import UNKNOWN
+from laconic.report.figure import Figure as Figure
+from laconic.report.reaching import seconds_of, target_of
 from laconic.report.series import WIRE, Array, MethodSeries, Run
 
 SUMMARY = "summary.json"
-MB = 1e6
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A mean over seeds with its standard error, which is nan for one seed."""
-
-    mean: float
-    error: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Figure:
-        """The figure of these values without nan; nan if none is left."""
-        found = np.array([value for value in values if not math.isnan(value)])
-        if not len(found):
-            return cls(math.nan, math.nan)
-        error = float(found.std(ddof=1) / math.sqrt(len(found))) if len(found) > 1 else math.nan
-        return cls(float(found.mean()), error)
-
-    def text(self, scale: float = 1.0, digits: int = 2) -> str:
-        """`mean ± error`, without the error if it is nan, or "-".
-
-        >>> Figure(0.98125, 0.002).text(100), Figure(0.5, math.nan).text(), Figure(math.nan, math.nan).text()
-        ('98.12 ± 0.20', '0.50', '-')
-        """
-        if math.isnan(self.mean):
-            return "-"
-        error = "" if math.isnan(self.error) else f" ± {self.error * scale:.{digits}f}"
-        return f"{self.mean * scale:.{digits}f}{error}"
 
 
 @dataclass(frozen=True)
@@ -67,6 +42,8 @@ class Row:
         activations_mb, gradients_mb, replicas_mb: Parts of `wire_mb` in a pipeline: activations to the next
             stage, their gradients back, and what replicas exchange. Sums over all workers; 0 elsewhere.
         waiting: Share of the step that a stage of a pipeline waits for others, mean over stages.
+        reach_s: Seconds of training until a test reaches the run's target; nan without one, or if a seed
+            never does.
     """
 
     spec: str
@@ -96,6 +73,7 @@ class Row:
     gradients_mb: float = 0.0
     replicas_mb: float = 0.0
     waiting: float = 0.0
+    reach_s: Figure = UNKNOWN
 
 
 def summarise(run: Run) -> list[Row]:
@@ -169,6 +147,7 @@ def _row(method: MethodSeries, config: dict[str, Any]) -> Row:
     def late_mean(name: str) -> float:
         return float(method.over_seeds(name)[:, late].mean())
 
+    target = target_of(config)
     sent, tail = late_mean("network_sent"), slice(-max(1, method.common // 20), None)
     return Row(
         spec=method.spec,
@@ -195,6 +174,7 @@ def _row(method: MethodSeries, config: dict[str, Any]) -> Row:
         loss_scale=last_mean([seed.loss_scale for seed in method.seeds]),
         kept_mb=last_mean([seed.kept for seed in method.seeds]) / MB,
         kept_dense_mb=last_mean([seed.kept_dense for seed in method.seeds]) / MB,
+        reach_s=UNKNOWN if target is None else seconds_of(method, target),
         **_pipelined(config, late_mean),
     )
 

@@ -72,6 +72,20 @@ def mlp() -> nn.Module:
     )
 
 
+def wide() -> nn.Module:
+    """Four dense layers, 2.2 million parameters: little to compute, and much to send."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(64, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, 10),
+    )
+
+
 DIGITS = Task(
     name="digits",
     title="handwritten digits, 8 x 8 (scikit-learn)",
@@ -79,5 +93,5 @@ DIGITS = Task(
     steps=300,
     load=load,
     inputs=inputs,
-    models={"cnn": Recipe(small_cnn, lr=0.05), "mlp": Recipe(mlp, lr=0.05)},
+    models={"cnn": Recipe(small_cnn, lr=0.05), "mlp": Recipe(mlp, lr=0.05), "wide": Recipe(wide, lr=0.05)},
 )
