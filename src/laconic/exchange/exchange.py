@@ -149,7 +149,7 @@ class Exchange:
                 at_fault = suspect or first_not_finite(reduction.out, part)
                 self.cancel(at_fault or "a tensor on another rank")
             else:
-                leg.settle(sent, part, reduction.turn)
+                reduction.settle(sent)
                 self._settled.append((leg, part))
 
     def sparse_mean(self, grad: Tensor) -> Tensor:

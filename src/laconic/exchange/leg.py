@@ -57,6 +57,12 @@ class Reduction:
         """All of it at once."""
         return self.leg.reducer.reduce(self.x, self.part, self.turn, self.out, self.alpha)
 
+    def settle(self, sent: Sent) -> None:
+        """Tell the feedback what was sent, and let it make of the mean what the optimiser gets."""
+        leg = self.leg
+        leg.settle(sent, self.part, self.turn)
+        leg.feedback.receive_(self.out, self.part, self.turn, self.alpha / leg.gain)
+
 
 @dataclass(frozen=True)
 class Scaled:

@@ -82,9 +82,16 @@ class BoundFeedback(ABC):
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
         """Keep what was not sent. What was sent leaves the memory when the next turn begins."""
 
+    def receive_(self, mean: Tensor, layout: Layout, turn: Turn, scale: float) -> None:
+        """What the optimiser gets, in place of scale * mean of what ranks sent: by default that itself.
+
+        Called after `settle`, on every rank with the same `mean`, flat in the layout's coordinates.
+        """
+        return
+
     @abstractmethod
     def put_back(self, layout: Layout) -> None:
-        """Undo this turn's `settle`, exactly: the step will not be applied."""
+        """Undo this turn's `settle` and `receive_`, exactly: the step will not be applied."""
 
     @abstractmethod
     def discard(self) -> None:

@@ -1,0 +1,111 @@
+"""EF21: ranks send what their gradient estimate has changed by, and all add that to one mean estimate.
+
+On rank i, with its gradient g, its estimate v_i and what the others know of that, h_i, all zero at first:
+
+    v_i <- (1 - eta) v_i + eta g          c_i = C(v_i - h_i)
+    h_i <- h_i + c_i                      G <- G + mean_j c_j,  which the optimiser gets
+
+Richtarik, Sokolov, Fatkhullin 2021, arXiv:2106.05203 (eta = 1); with momentum Fatkhullin, Tyurin, Richtarik
+2023, arXiv:2305.15155 (EF21-SGDM). Error feedback (Seide et al. 2014) needs gradients that are bounded and
+alike on all ranks; this does not. The papers begin with v_i = h_i = a first gradient that is sent whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from laconic import kernels
+from laconic.core import arguments
+from laconic.core.codec import Codec
+from laconic.core.layout import Layout
+from laconic.core.turn import Turn
+from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
+from laconic.feedback.memory import Memory
+from laconic.feedback.memory.contraction import safe_gain
+from laconic.feedback.memory.pending import Pending
+
+
+@dataclass(frozen=True, repr=False)
+class EF21(Feedback):
+    """Estimates v and G, and the difference v - h, three float32 an element.
+
+    `eta` in (0, 1]: weight of the newest gradient; 1 - eta is the momentum.
+
+    >>> EF21(eta=0.1)
+    ef21(eta=0.1)
+    """
+
+    eta: float = 1.0
+
+    def __post_init__(self) -> None:
+        arguments.number("eta", self.eta, above=0, most=1)
+
+    def gain(self, codec: Codec | None, layout: Layout) -> float:
+        return safe_gain(codec, layout)
+
+    def bind(self, layout: Layout, optimised: Optimised, size: int) -> BoundFeedback:
+        return _Estimates(layout, self.eta)
+
+
+class _Estimates(BoundFeedback):
+    """`_difference` v - h grows by eta (g - v) and shrinks by what is sent, so h itself is not kept."""
+
+    def __init__(self, layout: Layout, eta: float) -> None:
+        self._eta = eta
+        self._estimate = Memory("estimate", layout)  # v, of this rank
+        self._difference = Memory("residual", layout)
+        self._mean = Memory("mean", layout)  # G, the same on all ranks
+        self._pending: Pending[tuple[Share, Tensor]] = Pending(self._finish)
+        self._shares: dict[int, Share] = {}  # settled, and the mean has not come
+
+    def _finish(self, sent: tuple[Share, Tensor], layout: Layout) -> None:
+        share, mean = sent
+        share.subtract_from_(self._difference.held(layout))
+        kernels.accumulate_(self._mean.held(layout), mean, layout.segments)
+
+    def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
+        self._pending.finish_before(turn.step)
+        eta, segments = self._eta, layout.segments
+        estimate = self._estimate.flat(layout, grad.device)
+        difference = self._difference.flat(layout, grad.device)
+        self._mean.flat(layout, grad.device)
+        kernels.accumulate_(difference, estimate, segments, scale=-eta)
+        finite = kernels.accumulate_(estimate, grad, segments, scale=eta * scale, decay=1 - eta)
+        finite &= kernels.accumulate_(difference, grad, segments, scale=eta * scale)
+        return difference if finite else None
+
+    def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
+        self._shares[id(layout)] = share
+
+    def receive_(self, mean: Tensor, layout: Layout, turn: Turn, scale: float) -> None:
+        came = mean.clone()
+        layout.segments.scale_(came, 1 / scale)
+        self._pending.add((self._shares.pop(id(layout)), came), layout, turn.step)
+        kernels.accumulate_(mean, self._mean.held(layout), layout.segments, scale=scale)
+
+    def put_back(self, layout: Layout) -> None:
+        self._pending.drop(layout)
+
+    def discard(self) -> None:
+        self._pending.clear()
+        for memory in (self._estimate, self._difference, self._mean):
+            memory.zero_()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        self._pending.finish_all()
+        return {
+            **self._estimate.state_dict(),
+            **self._difference.state_dict(),
+            **self._mean.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        memories = (self._estimate, self._difference, self._mean)
+        for memory in memories:
+            memory.check(state)
+        self._pending.finish_all()
+        for memory in memories:
+            memory.load_state_dict(state)

@@ -1,0 +1,51 @@
+"""EF21-SGDM: changes of each rank's averaged gradient, compressed; all add them to one mean.
+
+Richtarik, Sokolov, Fatkhullin 2021, arXiv:2106.05203 (EF21); Fatkhullin, Tyurin, Richtarik 2023,
+arXiv:2305.15155 (its momentum). Both as recalled. The papers send a first gradient whole, from which all
+estimates begin; here they begin at zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from laconic.codecs.selectors.topk import TopK
+from laconic.exchange.method import Method, Route, everything, matrices, method, plain, routes
+from laconic.feedback.ef21 import EF21
+from laconic.reducers.sum import Sum
+
+TOP = TopK(density=0.01)
+
+
+@method(
+    paper="Fatkhullin et al. 2023, arXiv:2305.15155",
+    status="recalled",
+    sends="what its codec sends, of the change of each rank's averaged gradient",
+    examples=("ef21_sgdm()", "ef21_sgdm(sign(), eta=1.0)"),
+)
+def ef21_sgdm(compressor: Any = TOP, *, eta: float = 0.1) -> Method:
+    """Per tensor of two dimensions and more, on rank i, with v_i, h_i and G zero at first:
+
+        v_i = (1 - eta) * v_i + eta * g_i        c_i = C(v_i - h_i)        h_i = h_i + c_i
+        G = G + mean over ranks of c_i;          the optimiser gets G
+
+    As gradients settle, so does v_i - h_i, and C's error goes to zero: unlike error feedback it needs no
+    bound on gradients, no large batches, and no ranks whose data are alike. G keeps what a rank said last, so
+    a rank that says nothing is not forgotten. Any optimiser will do; the papers' is SGD without momentum,
+    whose part eta takes: lr is then as for averaged gradients, 1 / eta times that of SGD with momentum 1 -
+    eta. Tensors of one dimension are summed without compression. Payload: that of `compressor`. Memory: three
+    float32 an element.
+
+    Args:
+        compressor: C, a codec, selector or reducer with an error below |x|^2; default: topk(density=0.01).
+        eta: Weight of the newest gradient, in (0, 1]; default: 0.1. 1 is EF21 without momentum.
+
+    Raises:
+        SpecError: An argument is wrong, or `compressor` is a method.
+
+    >>> from laconic.core.spec import parse
+    >>> parse("ef21_sgdm(sign(), eta=0.2)")
+    ef21_sgdm(compressor=sign(), eta=0.2)
+    """
+    reducer = plain(compressor, "ef21_sgdm").routes[0].reducer
+    return routes(Route(matrices, reducer, EF21(eta)), Route(everything, Sum()))
