@@ -157,6 +157,7 @@ SITUATIONS = (
         " local steps, then sends one update, which can be compressed too, with `compressor=`.",
         (
             Pick("diloco(every=50)", "an outer momentum over many local steps; any inner optimiser"),
+            Pick("sparseloco()", "1/64 of the movements, in few bits: the fewest bytes here"),
             Pick("local_sgd(every=8)", "the simplest"),
             Pick("slowmo()", "slow momentum, applied when workers synchronise"),
             Pick("lpdt()", "8-bit differences to neighbours, and momentum that copes with skewed shards"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.laws.worlds import MODEL, everywhere, exchange_on, gradient, one_step, take
 from torch import Tensor
 
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
-from tests.laws.worlds import MODEL, everywhere, exchange_on, gradient, one_step, take
 
 STEPS = 6
 LAYOUT = Layout.of([("w", (4, 25))])
