@@ -66,7 +66,14 @@ def check(outcomes, living):
         assert bool(model.isfinite().all())
 
 
-@pytest.mark.parametrize("spec", ["osgp(staleness=2)", "diloco(every=3, compressor=minmax(bits=8))"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "osgp(staleness=2)",
+        "diloco(every=3, compressor=minmax(bits=8))",
+        "diloco(every=3, fragments=2, overlap=2, mix=0.5)",
+    ],
+)
 def test_the_others_go_on_when_one_is_killed(pool, spec):
     check(pool.fresh(3, train_with_a_loss, spec, 1, KILLED, 4, timeout_s=90.0), [0, 2])
 

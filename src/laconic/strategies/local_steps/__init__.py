@@ -12,6 +12,7 @@ from torch import Tensor
 
 from laconic.comm.metered import Metered
 from laconic.core.errors import NonFiniteError, SpecError
+from laconic.core.layout import Layout
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.gathers import warn_of_gathers
 from laconic.exchange.method import Method, lift
@@ -55,9 +56,12 @@ class Outer:
 
     def mean_outer_gradient(self) -> Tensor:
         """Mean over ranks of anchor - x, float32 (n,), as `compressor` sends it: equal on all ranks."""
-        gradient = self.anchor - self.replica.flat
+        return self.mean_(self.anchor - self.replica.flat, self.replica.layout)
+
+    def mean_(self, gradient: Tensor, layout: Layout) -> Tensor:
+        """The mean over ranks of these tensors' outer gradient, in place; as an exchange of its own."""
         self._exchange.begin()
-        if not self._exchange.mean_(gradient, self.replica.layout):
+        if not self._exchange.mean_(gradient, layout):
             raise NonFiniteError(f"an outer gradient is not finite: {self._exchange.void} has diverged")
         self._exchange.end()
         return gradient
@@ -72,7 +76,7 @@ class Outer:
         return {"anchor": self.anchor} | self._exchange.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor], rounds: int) -> None:
-        """Restore both, after `rounds` outer steps."""
+        """Restore both, after `rounds` exchanges."""
         self.anchor.copy_(state["anchor"])
         memory = {key: value for key, value in state.items() if key.startswith("route")}
         self._exchange.load_state_dict(memory, rounds)

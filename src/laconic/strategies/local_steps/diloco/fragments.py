@@ -1,0 +1,58 @@
+"""Fragments: the tensors of a model in shares of about equal size, each with outer steps of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic.core.layout import Layout, Segments
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Some tensors of a model, packed one after the other: `layout` has m elements, `at` is where they lie.
+
+    Its outer step begins after steps `first`, `first` + every, ...
+    """
+
+    layout: Layout
+    at: Segments
+    first: int
+
+    def take(self, flat: Tensor) -> Tensor:
+        """A copy of its part (m,) of a whole model's flat (n,)."""
+        return torch.cat(self.at.views(flat))
+
+    def put_(self, flat: Tensor, part: Tensor) -> None:
+        """Write its part (m,) into a whole model's flat (n,)."""
+        for view, new in zip(self.at.views(flat), self.layout.segments.views(part), strict=True):
+            view.copy_(new)
+
+    def is_due(self, steps: int, every: int) -> bool:
+        """Whether an outer step begins after so many steps."""
+        return steps >= self.first and (steps - self.first) % every == 0
+
+    def begun(self, steps: int, every: int) -> int:
+        """How many outer steps have begun after so many steps."""
+        return (steps - self.first) // every + 1 if steps >= self.first else 0
+
+
+def fragments_of(layout: Layout, count: int, every: int) -> Iterator[Fragment]:
+    """The fragments that have any tensor, at most `count`, whose outer steps are evenly apart.
+
+    The largest tensor goes first, each to the fragment that has least so far: so each fragment has tensors
+    from all depths of the model, as the paper's strided fragments do.
+    """
+    loads, shares = [0] * count, [set[str]() for _ in range(count)]
+    for entry in sorted(layout, key=lambda entry: -entry.numel):
+        least = loads.index(min(loads))
+        loads[least] += entry.numel
+        shares[least].add(entry.name)
+    for i, names in enumerate(shares):
+        part = layout.named(names)
+        if len(part):
+            packed = Layout.of((entry.name, entry.shape) for entry in part)
+            yield Fragment(packed, part.segments, (i + 1) * every // count)
