@@ -14,9 +14,22 @@ from torch.optim import Optimizer
 from laconic.core.errors import AttachError
 from laconic.ddp.handle import Handle
 from laconic.ddp.hook import attach
+from laconic.ddp.wrapped import unwrapped
 
 if TYPE_CHECKING:
     from laconic.ddp.fsdp import ShardedHandle
+
+FOREIGN = {
+    "FullyShardedDataParallel": (
+        "it is sharded by FSDP1, which lets no method encode what it sends: train with DDP, or shard it with"
+        " fully_shard (FSDP2): fsdp_version=2 in Accelerate and transformers, ModelParallelStrategy in"
+        " Lightning"
+    ),
+    "DeepSpeedEngine": (
+        "DeepSpeed exchanges gradients by itself, with no seam for a method: train without its configuration,"
+        " under DistributedDataParallel or fully_shard"
+    ),
+}
 
 
 @overload
@@ -59,9 +72,11 @@ def compress(
             as `torch.compile` and Fabric make them; or a model under `fully_shard`, for methods without
             memory such as "cgx(bits=4)", which compress all its gradients.
         optimizer: The optimiser of the model's parameters, or a list of several, each with its own of them.
-            It may also hold others, such as a loss's, which stay as they are.
+            It may also hold others, such as a loss's, which stay as they are. Those that Accelerate, Fabric
+            and Lightning have wrapped are taken too.
         spec: A string such as "dgc(density=0.001)", or what `laconic.parse` returns; equal on all ranks.
-        scaler: The GradScaler in use, so that memory is kept unscaled; not with `fully_shard`.
+        scaler: The GradScaler in use, so that memory is kept unscaled; not with `fully_shard`. Default: that
+            of a wrapped optimiser, if it has one.
         seed: Seed of sampling and stochastic rounding; equal on all ranks.
 
     Returns:
@@ -75,19 +90,33 @@ def compress(
     """
     replicated = inside(model)
     if replicated is not None:
+        optimizer, scaler = unwrapped(optimizer, scaler)
         return attach(replicated, optimizer, spec, scaler=scaler, seed=seed)
     if is_sharded(model):
         from laconic.ddp.fsdp import compress_sharded
 
+        optimizer, scaler = unwrapped(optimizer, scaler)
         if not isinstance(optimizer, Optimizer):
             raise AttachError(
                 "a model under fully_shard takes one optimiser, got several: give the one it has"
             )
         return compress_sharded(model, optimizer, spec, scaler=scaler, seed=seed)
     raise AttachError(
-        f"compress needs a DistributedDataParallel, got {type(model).__name__}: wrap it first, model ="
-        " DistributedDataParallel(model), or shard it with fully_shard. Where a trainer wraps it, give the"
-        " wrapped one: trainer.model_wrapped of transformers, trainer.strategy.model of Lightning"
+        f"compress needs a DistributedDataParallel, got {type(model).__name__}: {way_out(model)}"
+    )
+
+
+def way_out(model: Any) -> str:
+    """What to do about a model that is neither replicated by torch nor sharded by `fully_shard`."""
+    parts = model.modules() if isinstance(model, nn.Module) else (model,)
+    kinds = {kind.__name__ for part in parts for kind in type(part).__mro__}
+    for name, words in FOREIGN.items():
+        if name in kinds:
+            return words
+    return (
+        "wrap it first, model = DistributedDataParallel(model), or shard it with fully_shard. Where a trainer"
+        " wraps it, give the wrapped one: trainer.model_wrapped of transformers, trainer.strategy.model of"
+        " Lightning"
     )
 
 

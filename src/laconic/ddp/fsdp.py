@@ -125,8 +125,11 @@ class ShardedHandle:
         shards, meter = self._shards, self._shards.comm.snapshot()
         return Stats.of(meter, shards.seconds, steps=shards.step, dense=shards.dense_bytes)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The step, which stochastic rounding draws its bits by; there is no other state."""
+    def state_dict(self, *, gather: bool = False) -> dict[str, Any]:
+        """The step, which stochastic rounding draws its bits by; there is no other state.
+
+        It is equal on all ranks, so `gather` changes nothing.
+        """
         return {"spec": repr(self.method), "seed": self._shards.seed, "step": self._shards.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

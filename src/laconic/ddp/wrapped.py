@@ -1,0 +1,58 @@
+"""Optimisers as trainers wrap them: torch's own inside, and the GradScaler that steps it.
+
+Hooks on a wrapper would never run, as it hands `step` on to the optimiser inside. Nothing is imported here:
+where a library is not loaded, nothing of it can be given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from laconic.core.errors import AttachError
+
+# Of each wrapper: the package that it is of, and where it has its GradScaler, if there is one.
+WRAPPERS = {
+    "AcceleratedOptimizer": (("accelerate",), ("scaler",)),
+    "LightningOptimizer": (("lightning", "pytorch_lightning"), ("_strategy", "precision_plugin", "scaler")),
+    "_FabricOptimizer": (("lightning", "lightning_fabric"), ("_strategy", "precision", "scaler")),
+}
+
+Optimizers = Optimizer | Sequence[Optimizer]
+
+
+def unwrapped(
+    optimizer: Optimizers, scaler: torch.amp.GradScaler | None
+) -> tuple[Optimizers, torch.amp.GradScaler | None]:
+    """The same optimisers without the wrappers of a trainer, and the GradScaler: as given, or theirs.
+
+    Raises `AttachError` if the scaler that was given is not the one by which a wrapper steps.
+    """
+    given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    opened = [_opened(each) for each in given]
+    for _, found in opened:
+        if found is not None and scaler is not None and found is not scaler:
+            raise AttachError(
+                "scaler= is not the GradScaler by which this optimiser steps: leave it out, and that of the"
+                " trainer is used"
+            )
+        scaler = scaler or found
+    plain = [each for each, _ in opened]
+    return (plain[0] if isinstance(optimizer, Optimizer) else plain), scaler
+
+
+def _opened(optimizer: Optimizer) -> tuple[Optimizer, torch.amp.GradScaler | None]:
+    """The optimiser inside, and the scaler of the wrapper around it; one that is not wrapped is itself."""
+    for kind in type(optimizer).__mro__:
+        packages, path = WRAPPERS.get(kind.__name__, ((), ()))
+        if kind.__module__.split(".")[0] in packages:
+            scaler: Any = optimizer
+            for name in path:
+                scaler = getattr(scaler, name, None)
+            inner: Any = optimizer
+            inside, deeper = _opened(inner.optimizer)
+            return inside, deeper or scaler
+    return optimizer, None
