@@ -14,8 +14,10 @@ SLICE   := tests/golden tests/unit/test_architecture.py tests/dist/test_fsdp.py 
            tests/dist/test_ddp_state.py
 
 FLOWER  := .venv-federated
+OTHERS  := .venv-integrations
 
-.PHONY: setup demo test test-federated test-torch venv-federated venv-torch check bench soak docs site clean
+.PHONY: setup demo test test-federated test-integrations test-torch venv-federated venv-integrations venv-torch check \
+        bench soak docs site clean
 
 setup: $(STAMP)
 
@@ -38,6 +40,7 @@ WORKERS ?= 3
 test: check  ## all tests; a slice of the slow laws
 	$(BIN)/python -m pytest -q -m "not soak" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(MAKE) test-federated
+	$(MAKE) test-integrations
 
 # Flower's pins do not go with those of constraints.txt: a venv of its own. What is tested there needs no kernels, so
 # nothing is compiled again.
@@ -51,6 +54,18 @@ $(FLOWER)/.ready: pyproject.toml constraints-federated.txt
 
 test-federated: venv-federated  ## the tests of federated training with Flower
 	OMP_NUM_THREADS=1 $(FLOWER)/bin/python -m pytest -q -m "not soak" tests/flower
+
+# Trainers of others and what they need are no part of .venv; nothing is compiled again for them either.
+venv-integrations: $(OTHERS)/.ready
+
+$(OTHERS)/.ready: pyproject.toml constraints-integrations.txt
+	test -x $(OTHERS)/bin/python || $(PYTHON) -m venv $(OTHERS)
+	PIP_CONSTRAINT=constraints-integrations.txt $(OTHERS)/bin/pip install --quiet --config-settings=wheel.cmake=false \
+	    --editable '.[integrations]' pytest pytest-timeout
+	touch $@
+
+test-integrations: venv-integrations  ## the tests with Lightning, Accelerate, transformers and Ray Train
+	OMP_NUM_THREADS=1 $(OTHERS)/bin/python -m pytest -q -m "not soak" tests/integrations
 
 # PYTHON=python3.10 takes another Python too. The package is installed as users install it, and nothing is pinned.
 venv-torch: $(OTHER)/.ready
@@ -91,4 +106,4 @@ site: setup  ## the pages as a site, in build/site: open index.html
 	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) $(FLOWER) .venv-torch-* build dist runs .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(FLOWER) $(OTHERS) .venv-torch-* build dist runs .mypy_cache .ruff_cache .pytest_cache

@@ -6,6 +6,7 @@ handle = laconic.compress(ddp_model, optimizer, "dgc(density=0.001, warmup_steps
 from laconic import activations as activations
 from laconic import data as data
 from laconic import federated as federated
+from laconic import integrations as integrations
 from laconic import lowbit as lowbit
 from laconic import optim as optim
 from laconic import pipeline as pipeline
@@ -26,6 +27,7 @@ __all__ = [
     "data",
     "distribute",
     "federated",
+    "integrations",
     "lowbit",
     "optim",
     "parse",

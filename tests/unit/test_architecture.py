@@ -42,10 +42,12 @@ FLOORS = {
     "methods": 11,
     "lab": 12,
     "report": 12,
+    "integrations": 12,
     "tasks": 13,
     "cli": 14,
 }
 HEAVY = ("triton", "flwr", "matplotlib", "plotly", "sklearn", "tensorboard", "typer", "rich", "PIL", "scipy")
+HEAVY += ("lightning", "accelerate", "transformers", "ray")
 
 
 def room(path: Path) -> str | None:

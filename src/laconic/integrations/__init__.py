@@ -1,0 +1,30 @@
+"""Trainers of others: Lightning, Accelerate and the Trainer of transformers, each compressed by a line.
+
+    trainer = lightning.Trainer(devices=2, strategy="ddp", callbacks=[LightningCompression("auto()")])
+
+Each library is an extra, as `pip install 'laconic[lightning]'`, and is imported where its name is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from laconic.integrations.lightning import LightningCompression as LightningCompression
+
+__all__ = ["LightningCompression"]
+
+HOMES = {
+    "LightningCompression": ("lightning", "lightning"),  # the module here that has it, and the library
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from laconic.integrations.versions import check
+
+    home, library = HOMES[name]
+    check(library, f"laconic.integrations.{name}")
+    return getattr(import_module(f"laconic.integrations.{home}"), name)

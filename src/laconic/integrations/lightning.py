@@ -1,0 +1,104 @@
+"""Lightning's Trainer: a callback that compresses what its ranks exchange (lightning.ai).
+
+Lightning registers communication hooks on CUDA only, and wraps the model when `fit` has begun: so the
+callback attaches to what the Trainer has wrapped, as training starts.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+
+from laconic.core.errors import AttachError
+from laconic.ddp.compress import FOREIGN, compress, inside
+from laconic.ddp.handle import Handle
+
+if TYPE_CHECKING:
+    from laconic.ddp.fsdp import ShardedHandle
+
+STRATEGIES = {"FSDPStrategy": "FullyShardedDataParallel", "DeepSpeedStrategy": "DeepSpeedEngine"}
+
+
+class LightningCompression(Callback):
+    """Compresses the gradients of a Trainer's model, `Trainer(callbacks=[LightningCompression("auto()")])`.
+
+    For `strategy="ddp"` and its variants, and for ModelParallelStrategy with methods that can be sharded.
+    Accumulation, precision plugins and manual optimisation go on as they are, and so does clipping, but with
+    momentum correction (`dgc`), whose `clip=` is to be used instead. Checkpoints of the Trainer hold the
+    memory of all ranks, which rank 0 gathers; `fit(ckpt_path=...)` goes on with the same bits, on as many
+    ranks.
+
+    Args:
+        spec: As `laconic.compress` takes it.
+        seed: Of sampling and stochastic rounding; equal on all ranks. Default: 0.
+
+    Attributes:
+        handle: What `laconic.compress` returned, from the start of training on; its figures stay.
+    """
+
+    def __init__(self, spec: Any, *, seed: int = 0) -> None:
+        self.spec, self.seed = spec, seed
+        self.handle: Handle | ShardedHandle | None = None
+        self._saved: dict[str, Any] | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse a strategy that cannot take a method, before anything is wrapped.
+
+        Raises:
+            AttachError: The strategy is FSDP1's or DeepSpeed's, or has a communication hook already.
+        """
+        strategy = trainer.strategy
+        for kind in type(strategy).__mro__:
+            if kind.__name__ in STRATEGIES:
+                raise AttachError(f"{kind.__name__} takes no method: {FOREIGN[STRATEGIES[kind.__name__]]}")
+        if getattr(strategy, "_ddp_comm_hook", None) is not None:
+            raise AttachError(
+                "this DDPStrategy has a communication hook, and DDP takes one for life: leave ddp_comm_hook="
+                " out"
+            )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Attach to the wrapped model, and go on from the checkpoint that the Trainer has loaded."""
+        saved, self._saved = self._saved, None
+        model = trainer.strategy.model
+        if trainer.world_size == 1 and inside(model) is None:
+            warnings.warn(
+                "there is one process, so nothing is exchanged and nothing compressed: Trainer(devices=2,"
+                ' strategy="ddp") starts two',
+                stacklevel=2,
+            )
+            return
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        self.handle = compress(model, trainer.optimizers, self.spec, scaler=scaler, seed=self.seed)
+        if saved is not None:
+            self.handle.load_state_dict(saved)
+        elif trainer.ckpt_path is not None:
+            warnings.warn(
+                f"{trainer.ckpt_path} was saved without {type(self).__name__}, which begins with an empty"
+                " memory",
+                stacklevel=2,
+            )
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make the optimisers plain again, after the last checkpoint."""
+        if self.handle is None:
+            return
+        stats = self.handle.stats()
+        rank_zero_info(
+            f"{self.handle.method}: each rank sent about {stats.network_sent / 1e6:.1f} MB, {stats.ratio:.0f}"
+            " times less than dense"
+        )
+        self.handle.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The memory of all ranks, on rank 0. The Trainer calls it on all of them."""
+        if self.handle is None:
+            return {}
+        return dict(self.handle.state_dict(gather=True))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the saved memory until the model is wrapped."""
+        self._saved = state_dict

@@ -1,0 +1,43 @@
+"""The versions of other libraries with which integrations are tested: those of the extras."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from importlib.metadata import version
+
+from laconic.core.extras import require
+
+TESTED = {  # from this version on, and below that one
+    "lightning": ("2.6", "2.7"),
+}
+
+
+def check(library: str, use: str) -> None:
+    """Warn if the installed library is outside the tested range.
+
+    Args:
+        library: Its name in `import` and in pip; the name of our extra too.
+        use: What needs it, as the subject of a sentence.
+
+    Raises:
+        ExtraError: It is not installed.
+    """
+    install = f"pip install 'laconic[{library}]'"
+    require(library, use, install)
+    found, (lowest, end) = version(library), TESTED[library]
+    if not release(lowest) <= release(found) < release(end):
+        warnings.warn(
+            f"{use} is tested with {library} from {lowest} on and below {end}, and {found} is installed: if"
+            f" it does not work, {install} brings one that does",
+            stacklevel=3,
+        )
+
+
+def release(text: str) -> tuple[int, ...]:
+    """The leading numbers of a version.
+
+    >>> release("2.10.0rc1") > release("2.6")
+    True
+    """
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])

@@ -1,0 +1,323 @@
+"""Lightning's own Trainer with the callback, on two ranks."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+import laconic
+from laconic.core.errors import AttachError, StateError
+from tests.dist.nets import SGD, net
+from tests.integrations.launched import heard, launched
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
+STEPS = 8  # two epochs
+QUIET = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+def module(build: Any = None) -> Any:
+    """A LightningModule that notes the norm of each gradient that its optimiser gets."""
+    import lightning
+
+    class Classifier(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+            self.norms: list[float] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            optimizer = build(self.parameters()) if build else torch.optim.SGD(self.parameters(), **SGD)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+        def on_before_zero_grad(self, optimizer: Any) -> None:
+            held = [p.grad for p in self.parameters() if p.grad is not None]
+            self.norms.append(float(torch.cat([grad.flatten() for grad in held]).norm()) if held else 0.0)
+
+    return Classifier()
+
+
+def loader() -> Any:
+    rng = torch.Generator().manual_seed(1)
+    x = torch.randn(64, 20, generator=rng)
+    return DataLoader(TensorDataset(x, x[:, :5].argmax(1)), batch_size=8)
+
+
+def fit(spec: Any, steps: int = STEPS, *, build: Any = None, ckpt: Any = None, **options: Any) -> Any:
+    """A trainer after training, its module and the callback."""
+    import lightning
+
+    from laconic.integrations import LightningCompression
+
+    callback = None if spec is None else LightningCompression(spec)
+    callbacks = [callback] if callback else []
+    options = (
+        QUIET | {"strategy": "ddp", "devices": dist.get_world_size(), "max_epochs": steps // 4} | options
+    )
+    options.setdefault("enable_checkpointing", False)
+    trainer = lightning.Trainer(callbacks=[*callbacks, *options.pop("more", [])], **options)
+    trained = module(build)
+    trainer.fit(trained, loader(), ckpt_path=ckpt)
+    return trainer, trained, callback
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([each.detach().flatten() for each in model.parameters()])
+
+
+def same_everywhere(end: torch.Tensor) -> bool:
+    ends = [torch.empty_like(end) for _ in range(dist.get_world_size())]
+    dist.all_gather(ends, end)
+    return all(torch.equal(each, end) for each in ends)
+
+
+@launched
+def dense_and_plain() -> tuple[bool, bool, int]:
+    (_, plain, _), (_, ours, callback) = fit(None), fit("dense()")
+    close = torch.allclose(flat(plain), flat(ours), rtol=1e-5, atol=1e-7)
+    return close, same_everywhere(flat(ours)), callback.handle.stats().steps
+
+
+def test_dense_trains_as_lightning_does_alone(pool):
+    """Within what float32 sums in another order differ by."""
+    assert pool.run(2, dense_and_plain, timeout_s=120) == [(True, True, STEPS)] * 2
+
+
+@launched
+def with_options(spec: str, options: dict[str, Any]) -> tuple[bool, int, float, float]:
+    _, trained, callback = fit(spec, **options)
+    stats = callback.handle.stats()
+    return same_everywhere(flat(trained)), stats.steps, stats.ratio, max(trained.norms)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accumulate_grad_batches": 2, "max_epochs": 4},
+        {"precision": "bf16-mixed"},
+        {"strategy": "ddp_find_unused_parameters_true"},
+    ],
+)
+def test_options_of_the_trainer_go_on_as_they_are(pool, options):
+    """An optimiser's step is an exchange, however many batches or bits it is of."""
+    for same, steps, ratio, _ in pool.run(2, with_options, "topk(density=0.01)", options, timeout_s=120):
+        assert same and steps == STEPS and ratio > 5
+
+
+def test_clipping_is_after_the_exchange(pool):
+    """What the optimiser gets is the mean, no longer than the limit: 1e-4 for the norm's rounding."""
+    found = pool.run(2, with_options, "topk(density=0.1)", {"gradient_clip_val": 0.05}, timeout_s=120)
+    assert all(0.0499 < longest <= 0.05 * (1 + 1e-4) for _, _, _, longest in found)
+
+
+def adam(parameters: Any) -> Any:
+    return torch.optim.AdamW(parameters, lr=1e-3, eps=1e-4)
+
+
+def kept(folder: str, **options: Any) -> dict[str, Any]:
+    """Options of a trainer that saves after each epoch."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    saves = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_epochs=1)
+    return {"enable_checkpointing": True, "more": [saves], **options}
+
+
+@launched
+def resumed(spec: str, build: Any, folder: str) -> tuple[bool, bool, int, list[int]]:
+    """Whether a resumed run ends as one that never stopped, and another without the memory does not."""
+    _, whole, callback = fit(spec, build=build, **kept(folder))
+    place = Path(folder) / "step=4.ckpt"
+    _, rest, again = fit(spec, build=build, ckpt=place)
+    saved = torch.load(place, weights_only=True)
+    states = saved["callbacks"]["LightningCompression"]["ranks"]
+    for state in states:
+        state["tensors"] = {key: torch.zeros_like(value) for key, value in state["tensors"].items()}
+    empty = Path(folder) / f"empty{dist.get_rank()}.ckpt"
+    torch.save(saved, empty)
+    _, forgetful, _ = fit(spec, build=build, ckpt=empty)
+    steps = again.handle.stats().steps
+    assert steps == callback.handle.stats().steps
+    return (
+        torch.equal(flat(rest), flat(whole)),
+        torch.equal(flat(forgetful), flat(whole)),
+        steps,
+        [len(state["tensors"]) for state in states],
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "build"),
+    [("topk(density=0.02)", None), ("dgc(density=0.02)", None), ("onebit_adam(warmup_steps=2)", adam)],
+)
+def test_a_resumed_run_has_the_same_bits(pool, tmp_path, spec, build):
+    for same, without_memory, steps, held in pool.run(2, resumed, spec, build, str(tmp_path), timeout_s=120):
+        assert same and not without_memory
+        assert steps == STEPS and len(held) == 2 and min(held) > 0
+
+
+@launched
+def resumed_elsewhere(folder: str) -> str:
+    fit(None, 4, **kept(folder))
+    plain = Path(folder) / "step=4.ckpt"
+    with heard("which begins with an empty"):
+        fit("topk(density=0.1)", ckpt=plain)
+    saved = torch.load(plain, weights_only=True)
+    saved["callbacks"]["LightningCompression"] = {"format": 2, "ranks": [{}]}
+    other = Path(folder) / f"other{dist.get_rank()}.ckpt"
+    torch.save(saved, other)
+    with pytest.raises(StateError) as caught:
+        fit("topk(density=0.1)", ckpt=other)
+    return str(caught.value)
+
+
+def test_a_checkpoint_of_another_run_is_told(pool, tmp_path):
+    for said in pool.run(2, resumed_elsewhere, str(tmp_path), timeout_s=120):
+        assert "of 1 ranks, this group has 2" in said and "laconic.resize" in said
+
+
+@launched
+def by_hand() -> tuple[bool, int]:
+    """Manual optimisation: two optimisers, each with its own half."""
+    import lightning
+
+    from laconic.integrations import LightningCompression
+
+    class Manual(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.net = net()
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            first, second = self.optimizers()
+            first.zero_grad()
+            second.zero_grad()
+            self.manual_backward(cross_entropy(self.net(batch[0]), batch[1]))
+            first.step()
+            second.step()
+
+        def configure_optimizers(self) -> Any:
+            held = list(self.parameters())
+            return [torch.optim.SGD(held[::2], **SGD), torch.optim.SGD(held[1::2], **SGD)]
+
+    callback = LightningCompression("topk(density=0.05)")
+    options = {"strategy": "ddp", "devices": 2, "max_epochs": 2, "enable_checkpointing": False}
+    trained = Manual()
+    lightning.Trainer(callbacks=[callback], **QUIET, **options).fit(trained, loader())
+    return same_everywhere(flat(trained)), callback.handle.stats().steps
+
+
+def test_manual_optimisation_with_two_optimisers(pool):
+    assert pool.run(2, by_hand, timeout_s=120) == [(True, STEPS)] * 2
+
+
+def lbfgs(parameters: Any) -> Any:
+    return torch.optim.LBFGS(parameters)
+
+
+@launched
+def refused() -> list[str]:
+    from lightning.pytorch.strategies import DDPStrategy
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    said = []
+    for options in ({"strategy": DDPStrategy(ddp_comm_hook=allreduce_hook)}, {"build": lbfgs}):
+        with pytest.raises(AttachError) as caught:
+            fit("topk(density=0.1)", **options)
+        said.append(str(caught.value))
+    return said
+
+
+def test_what_cannot_go_together_is_refused_with_the_way_out(pool):
+    for hook, many in pool.run(2, refused, timeout_s=120):
+        assert "leave ddp_comm_hook= out" in hook
+        assert "LBFGS" in many and "use SGD, Adam" in many
+
+
+@launched
+def fsdp1() -> str:
+    """A trainer of its own needs a GPU, so the callback alone is asked."""
+    from lightning.pytorch.strategies import FSDPStrategy
+
+    from laconic.integrations import LightningCompression
+
+    with pytest.raises(
+        AttachError, match=r"FSDPStrategy takes no method: .*fully_shard.*ModelParallelStrategy"
+    ):
+        LightningCompression("auto()").setup(SimpleNamespace(strategy=FSDPStrategy()), None, "fit")
+
+
+@launched
+def from_inside() -> tuple[bool, int]:
+    """`compress` called by hand with what a LightningModule has: optimisers that Lightning has wrapped."""
+    import lightning
+
+    class ByHand(lightning.Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            self.handle = laconic.compress(trainer.model, pl_module.optimizers(), "topk(density=0.05)")
+
+    compressed = ByHand()
+    _, trained, _ = fit(None, more=[compressed])
+    return same_everywhere(flat(trained)), compressed.handle.stats().steps
+
+
+@launched
+def in_fabric() -> tuple[bool, int]:
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=dist.get_world_size(), strategy="ddp")
+    fabric.launch()
+    plain = net()
+    model, optimizer = fabric.setup(plain, torch.optim.SGD(plain.parameters(), **SGD))
+    handle = laconic.compress(model, optimizer, "topk(density=0.05)")
+    for x, y in fabric.setup_dataloaders(loader()):
+        optimizer.zero_grad()
+        fabric.backward(cross_entropy(model(x), y))
+        optimizer.step()
+    handle.remove()
+    return same_everywhere(flat(plain)), handle.stats().steps
+
+
+@pytest.mark.parametrize(("script", "steps"), [(from_inside, STEPS), (in_fabric, STEPS // 2)])
+def test_wrapped_optimisers_are_taken(pool, script, steps):
+    assert pool.run(2, script, timeout_s=120) == [(True, steps)] * 2
+
+
+@launched
+def quick_start() -> tuple[float, float, float]:
+    example = runpy.run_path(str(EXAMPLES / "lightning_autoencoder.py"))
+    trained, compression = example["main"]()
+    return trained.losses[0], trained.losses[-1], compression.handle.stats().ratio
+
+
+def test_the_quick_start(pool):
+    for first, last, ratio in pool.run(2, quick_start, timeout_s=120):
+        assert last < 0.5 * first and ratio > 40
+
+
+@launched
+def alone() -> int:
+    with heard("nothing compressed: Trainer(devices=2"):
+        _, _, callback = fit("topk(density=0.1)", 4, strategy="auto", devices=1)
+    return 0 if callback.handle is None else 1
+
+
+def test_one_process_is_told_that_nothing_is_compressed(pool):
+    assert pool.run(1, alone, timeout_s=120) == [0]
