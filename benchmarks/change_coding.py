@@ -23,10 +23,10 @@ from torch import Tensor
 
 from benchmarks.machine import machine
 from laconic.core.spec import parse
+from laconic.data.memory import InRam
 from laconic.pipeline.changes import Changes
 from laconic.pipeline.channel import Channel, Coded, Visit
 from laconic.pipeline.codings.change import Change
-from laconic.pipeline.memory import InRam
 
 RESULTS = Path(__file__).parent / "results" / "change_coding.json"
 SAMPLES, LONG, WIDE, EPOCHS = 16, 32, 64, 9

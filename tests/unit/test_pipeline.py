@@ -9,12 +9,12 @@ import torch
 
 import laconic
 from laconic.core.errors import AttachError, NonFiniteError, SpecError, StateError, WireError
+from laconic.data.memory import InRam
+from laconic.data.on_disk import OnDisk
 from laconic.pipeline.changes import Changes
 from laconic.pipeline.channel import Coded, Visit
 from laconic.pipeline.compress import check_version
-from laconic.pipeline.memory import InRam
 from laconic.pipeline.message import HEADER, PeerFailed, opened, sealed
-from laconic.pipeline.on_disk import OnDisk
 from laconic.pipeline.step import checked_ids
 
 ROWS, LONG, WIDE, SAMPLES = 4, 32, 64, 16

@@ -11,9 +11,9 @@ from torch import Tensor
 from laconic.core.codec import Codec
 from laconic.core.errors import WireError
 from laconic.core.framing import as_bytes, unsigned
+from laconic.data.memory import Memory
 from laconic.pipeline.channel import Channel, Visit, as_vector, check_finite
 from laconic.pipeline.codings.change import Change
-from laconic.pipeline.memory import Memory
 
 OpenMemory = Callable[[str, int], Memory]  # of a boundary's name and the bytes of a row
 

@@ -16,13 +16,13 @@ from laconic.codecs.dense import Dense
 from laconic.comm.comm import Comm
 from laconic.core.codec import Codec
 from laconic.core.errors import AttachError
+from laconic.data.memory import InRam, Memory, check_size, free_ram
+from laconic.data.on_disk import OnDisk
 from laconic.pipeline import state
 from laconic.pipeline.changes import Changes
 from laconic.pipeline.channel import Channel, Coded, Plain
 from laconic.pipeline.codings.change import Change
 from laconic.pipeline.links import Direction, StageLinks
-from laconic.pipeline.memory import InRam, Memory, check_size, free_ram
-from laconic.pipeline.on_disk import OnDisk
 from laconic.pipeline.stats import Stats, Traffic
 from laconic.pipeline.step import Step, checked_ids
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from laconic.comm.comm import Comm
 from laconic.core import errors
-from laconic.core.errors import LaconicError, PeerError, StateError
+from laconic.core.errors import LaconicError, PeerError
+from laconic.data.sample_ids import sample_ids
 
 
 @dataclass
@@ -58,26 +59,13 @@ class Step:
 
 def checked_ids(ids: Tensor | Sequence[int] | None, samples: int) -> Tensor:
     """The ids of a batch, int64 (batch,) on the CPU. Raises `StateError` for those that cannot be used."""
-    if ids is None:
-        raise StateError(
-            "change(...) needs the ids of a batch's samples: handle.step(..., samples=ids), or handle"
-            ".samples = ids before schedule.step, on every rank; laconic.data.with_ids(dataset) gives them"
-        )
-    found = torch.as_tensor(ids)
-    if found.dim() != 1 or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
-        raise StateError(f"sample ids are a vector of integers, got {found.dtype} of {tuple(found.shape)}")
-    found = found.to("cpu", torch.int64, copy=True)
-    if len(found) and not 0 <= int(found.min()) <= int(found.max()) < samples:
-        wrong = int(found.max()) if int(found.max()) >= samples else int(found.min())
-        raise StateError(
-            f"sample ids must be in 0..{samples - 1}, got {wrong}: give compress the number of samples of the"
-            f" whole dataset, samples={max(wrong + 1, samples)} or more"
-        )
-    values, counts = torch.unique(found, return_counts=True)
-    if len(values) != len(found):
-        twice = int(values[counts > 1][0])
-        raise StateError(f"each sample comes once in a batch, but {twice} comes {int(counts.max())} times")
-    return found
+    return sample_ids(
+        ids,
+        samples,
+        missing="change(...) needs the ids of a batch's samples: handle.step(..., samples=ids), or handle"
+        ".samples = ids before schedule.step, on every rank; laconic.data.with_ids(dataset) gives them",
+        call="compress",
+    )
 
 
 def _class(name: str) -> type[Exception]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from laconic.core.errors import StateError
-from laconic.pipeline.memory import Memory
+from laconic.data.memory import Memory
 
 
 class OnDisk(Memory):
