@@ -51,6 +51,7 @@ KINDS = {
     "Pipeline codings": "pipeline coding: what crosses between stages",
     "Low-bit trainings": "low-bit training: a model whose weights end in a few bits",
     "Sparsifiers": "sparsifier: which weights are in use",
+    "Block trainings": "block training: a model whose blocks train side by side",
 }
 CALLS = {
     "strategy": 'model, optimizer = laconic.distribute(model, optimizer, "{spec}")',
@@ -59,6 +60,7 @@ CALLS = {
     "Activation codings": 'with laconic.activations.compress(model, "{spec}", optimizer):',
     "Pipeline codings": 'handle = laconic.pipeline.compress(schedule, "{spec}", samples=len(dataset))',
     "Sparsifiers": 'sparse = laconic.sparsity.sparsify(model, optimizer, "{spec}", steps=steps)',
+    "Block trainings": 'trainer = laconic.admm.BlockTrainer(model, "{spec}", example=x)',
     "Topologies": 'model, optimizer = laconic.distribute(model, optimizer, "sgp(topology={spec})")',
     "Partitions": 'shares = laconic.parse("{spec}").deal(labels, clients=100, seed=0)',
     "Federated schemes": 'laconic federate mnist --with "{spec}"',

@@ -4,6 +4,7 @@ handle = laconic.compress(ddp_model, optimizer, "dgc(density=0.001, warmup_steps
 """
 
 from laconic import activations as activations
+from laconic import admm as admm
 from laconic import data as data
 from laconic import federated as federated
 from laconic import integrations as integrations
@@ -22,6 +23,7 @@ from laconic.strategies.distribute import distribute as distribute
 __all__ = [
     "Codec",
     "activations",
+    "admm",
     "catalogue",
     "compress",
     "data",

@@ -34,6 +34,7 @@ FLOORS = {
     "ddp": 8,
     "sparsity": 8,
     "activations": 9,
+    "admm": 9,
     "recipes": 9,
     "pipeline": 9,
     "strategies": 9,

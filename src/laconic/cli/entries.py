@@ -17,6 +17,7 @@ from importlib.resources import files
 from typing import Any
 
 from laconic.activations import Coding
+from laconic.admm.training import BlockTraining
 from laconic.codecs.dense import Dense
 from laconic.comm.wire_model import all_reduce_bytes
 from laconic.core.codec import Codec
@@ -64,6 +65,7 @@ PIECES: dict[str, type[Spec]] = {
     "Pipeline codings: what crosses between stages": PipelineCoding,
     "Low-bit trainings: models whose weights end in a few bits": LowBitTraining,
     "Sparsifiers: which weights are in use": Sparsifier,
+    "Block trainings: a model whose blocks train side by side": BlockTraining,
 }
 
 

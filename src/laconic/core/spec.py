@@ -43,6 +43,7 @@ ROOMS = (
     "laconic.pipeline.codings",
     "laconic.lowbit.trainings",
     "laconic.sparsity.sparsifiers",
+    "laconic.admm.trainings",
 )
 READING = threading.Lock()  # ast.parse in several threads at once can fail, seen on CPython 3.11
 LONGEST = 10_000  # characters of a spec string

@@ -1,0 +1,149 @@
+"""Cutting a model into blocks: children of a Sequential, each block with parameters of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from laconic.admm.proximal import Proximal
+from laconic.core.errors import AttachError
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block. `proximal`: constrains what it is given. The modules are the model's own.
+
+    Attributes:
+        names: Its children's names in the model, the proximal operator's among them.
+    """
+
+    names: tuple[str, ...]
+    layers: nn.Sequential
+    proximal: Proximal | None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Parameters and buffers, in one order on all ranks."""
+        homes = [self.layers] if self.proximal is None else [self.proximal, self.layers]
+        return [each for home in homes for each in (*home.parameters(), *home.buffers())]
+
+
+def cut_into(model: nn.Module, blocks: int, at: Sequence[str] = ()) -> list[Block]:
+    """The blocks of a Sequential. Every `Proximal` begins one.
+
+    Args:
+        model: Whose children are cut apart.
+        blocks: How many.
+        at: Names of the children that begin blocks 2 to `blocks`; default: blocks with as many layers that
+            have parameters as the others, or one fewer or more.
+
+    Raises:
+        AttachError: It is no Sequential, has no such children or too few, or a block has no parameters.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> [block.names for block in cut_into(net, 2)]
+    [('0', '1'), ('2',)]
+    """
+    if not isinstance(model, nn.Sequential):
+        raise AttachError(
+            f"blocks are cut between the children of an nn.Sequential, got {type(model).__name__}: write it"
+            " as nn.Sequential(first, second, ...), whose children may be modules of any kind"
+        )
+    names = [name for name, _ in model.named_children()]
+    starts = _named(names, blocks, at) if at else _even(model, blocks)
+    edges = [0, *starts, len(names)]
+    made = [_block(model, names[start:end]) for start, end in pairwise(edges)]
+    for number, block in enumerate(made):
+        if not [*block.layers.parameters()]:
+            raise AttachError(
+                f"block {number + 1} of {blocks}, children {', '.join(block.names)}, has no parameters to"
+                " train: cut elsewhere, or into fewer blocks"
+            )
+    return made
+
+
+def shapes(blocks: Sequence[Block], example: Tensor) -> list[torch.Size]:
+    """What a sample is after each block but the last, without the batch dimension.
+
+    Raises:
+        AttachError: The model does not take the example, or gives something else than one float32 tensor.
+    """
+    found, x = [], example
+    modes = [block.layers.training for block in blocks]
+    try:
+        with torch.no_grad():
+            for number, block in enumerate(blocks):
+                block.layers.eval()
+                x = block.layers(x if block.proximal is None else block.proximal(x))
+                if not isinstance(x, Tensor) or x.dtype != torch.float32 or len(x) != len(example):
+                    raise AttachError(
+                        f"block {number + 1} must give one float32 tensor with a row for each sample, got"
+                        f" {_described(x)}: cut elsewhere"
+                    )
+                found.append(x.shape[1:])
+    finally:
+        for block, mode in zip(blocks, modes, strict=True):
+            block.layers.train(mode)
+    return found[:-1]
+
+
+def _named(names: Sequence[str], blocks: int, at: Sequence[str]) -> list[int]:
+    unknown = [name for name in at if name not in names]
+    if unknown:
+        raise AttachError(
+            f"the model cannot be cut at {unknown[0]!r}: its children are {', '.join(names)}; give the names"
+            f" of {blocks - 1} of them but the first, in order"
+        )
+    found = [names.index(name) for name in at]
+    if len(found) != blocks - 1 or found != sorted(set(found)) or found[0] == 0:
+        raise AttachError(
+            f"{blocks} blocks are cut at {blocks - 1} children in the model's order, without the first, got"
+            f" {', '.join(at)} of {', '.join(names)}"
+        )
+    return found
+
+
+def _even(model: nn.Sequential, blocks: int) -> list[int]:
+    """Before each Proximal, and then where the longest block has its middle layer with parameters."""
+    children = [*model]
+    trained = [i for i, child in enumerate(children) if [*child.parameters()]]
+    if blocks > len(trained):
+        raise AttachError(
+            f"blocks must be at most {len(trained)}, the children of this model that have parameters, got"
+            f" {blocks}: give fewer blocks, or a deeper model"
+        )
+    forced = [i for i, child in enumerate(children) if isinstance(child, Proximal)]
+    if len(forced) > blocks - 1:
+        raise AttachError(
+            f"each Proximal begins a block: {len(forced)} of them need {len(forced) + 1} blocks, got {blocks}"
+        )
+    if not forced:
+        return [trained[i * len(trained) // blocks] for i in range(1, blocks)]
+    starts = sorted(forced)
+    while len(starts) < blocks - 1:
+        spans = [
+            [i for i in trained if start <= i < end] for start, end in pairwise([0, *starts, len(children)])
+        ]
+        longest = max(spans, key=len)
+        starts = sorted([*starts, longest[len(longest) // 2]])
+    return starts
+
+
+def _block(model: nn.Sequential, names: Sequence[str]) -> Block:
+    children = [model.get_submodule(name) for name in names]
+    first = children[0] if isinstance(children[0], Proximal) else None
+    layers = children if first is None else children[1:]
+    misplaced = [name for name, child in zip(names, children, strict=True) if isinstance(child, Proximal)][
+        first is not None :
+    ]
+    if misplaced:
+        raise AttachError(f"child {misplaced[0]} is a Proximal, so it must begin a block: cut there")
+    return Block(tuple(names), nn.Sequential(*layers), first)
+
+
+def _described(x: object) -> str:
+    return f"{x.dtype} of {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__

@@ -1,0 +1,1 @@
+"""Ways to train a model's blocks side by side: each file is a registered name."""

@@ -1,0 +1,83 @@
+"""DeepFacto: non-negative factors by multiplicative updates, between two blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.unit.block_world import WIDE, data, trained
+from torch import nn
+
+from laconic.admm import DeepFacto
+from laconic.core.errors import AttachError, SpecError
+
+
+def planted(rows=200, features=12, rank=3):
+    rng = torch.Generator().manual_seed(1)
+    return torch.rand(rows, rank, generator=rng) @ torch.rand(rank, features, generator=rng)
+
+
+def test_the_updates_are_those_of_lee_and_seung():
+    """One batch and decay 0: the code's rule ten times, then the parts' once, written out entry by entry."""
+    v, facto = planted(rows=6), DeepFacto(12, 3, decay=0.0)
+    parts = facto.parts.double()
+    s = (v.double().mean(1, keepdim=True) / (parts.mean() * 3)).repeat(1, 3)
+    for _ in range(10):
+        s = torch.stack(
+            [
+                torch.stack(
+                    [s[i, k] * (v[i].double() @ parts[k]) / (s[i] @ parts @ parts[k]) for k in range(3)]
+                )
+                for i in range(6)
+            ]
+        )
+    moved = parts * (s.T @ v.double()) / (s.T @ s @ parts)
+    found = facto.learn(v)
+    torch.testing.assert_close(facto.parts.double(), moved, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found.double(), s @ moved, rtol=1e-4, atol=1e-6)
+
+
+def test_it_finds_planted_factors_and_stays_non_negative():
+    x, facto = planted(), DeepFacto(12, 3)
+    before = facto.error(x)
+    for _ in range(40):
+        for part in x.split(50):
+            facto.learn(part)
+            assert (facto.parts >= 0).all()
+    assert facto.error(x) < 0.05 < before
+    assert facto.code(x).shape == (200, 3) and (facto.code(x) >= 0).all()
+    torch.testing.assert_close(facto(x), facto.code(x) @ facto.parts)
+
+
+def test_a_plain_forward_pass_learns_nothing():
+    facto = DeepFacto(12, 3)
+    before = facto.parts.clone()
+    facto(planted())
+    assert torch.equal(facto.parts, before)
+
+
+def test_zeros_and_shapes():
+    facto = DeepFacto(12, 3)
+    x = torch.zeros(2, 3, 4)
+    assert facto(x).shape == x.shape and not facto(x).any() and facto.learn(x).isfinite().all()
+    assert (facto(-torch.rand(2, 3, 4)) == 0).all()
+
+
+def test_blocks_learn_through_it():
+    between = lambda: (DeepFacto(WIDE, 8), nn.ReLU())  # noqa: E731
+    losses, stats, _, model = trained("block_admm(blocks=3, beta=0.1)", 120, between)[2]
+    x, y = data()
+    assert losses[-1] < 0.6 * losses[0]
+    assert (model(x).argmax(1) == y).float().mean() > 0.7
+    hidden = model[0](x)
+    assert model[1].error(hidden) < 0.35 < DeepFacto(WIDE, 8).error(hidden)
+    assert (model[1].parts >= 0).all() and (model[1].code(hidden) >= 0).all()
+    assert stats.updates == 120
+
+
+def test_bad_input():
+    with pytest.raises(SpecError, match=r"rank must be a whole number in 1\.\.4, got 5"):
+        DeepFacto(4, 5)
+    with pytest.raises(SpecError, match=r"decay must be a number in \[0, 1\)"):
+        DeepFacto(4, 2, decay=1.0)
+    with pytest.raises(AttachError, match=r"has 4 features, and a sample of \(5,\) has 5"):
+        DeepFacto(4, 2)(torch.rand(3, 5))
