@@ -52,6 +52,7 @@ KINDS = {
     "Low-bit trainings": "low-bit training: a model whose weights end in a few bits",
     "Sparsifiers": "sparsifier: which weights are in use",
     "Block trainings": "block training: a model whose blocks train side by side",
+    "Deployments": "deployment: where the replicas of a script run",
 }
 CALLS = {
     "strategy": 'model, optimizer = laconic.distribute(model, optimizer, "{spec}")',
@@ -61,6 +62,7 @@ CALLS = {
     "Pipeline codings": 'handle = laconic.pipeline.compress(schedule, "{spec}", samples=len(dataset))',
     "Sparsifiers": 'sparse = laconic.sparsity.sparsify(model, optimizer, "{spec}", steps=steps)',
     "Block trainings": 'trainer = laconic.admm.BlockTrainer(model, "{spec}", example=x)',
+    "Deployments": 'laconic.Replicator("{spec}").launch(main)',
     "Topologies": 'model, optimizer = laconic.distribute(model, optimizer, "sgp(topology={spec})")',
     "Partitions": 'shares = laconic.parse("{spec}").deal(labels, clients=100, seed=0)',
     "Federated schemes": 'laconic federate mnist --with "{spec}"',

@@ -18,10 +18,12 @@ from laconic.core.spec import parse as parse
 from laconic.ddp.compress import compress as compress
 from laconic.exchange.state import resize as resize
 from laconic.methods import catalogue as catalogue
+from laconic.replicator import Replicator as Replicator
 from laconic.strategies.distribute import distribute as distribute
 
 __all__ = [
     "Codec",
+    "Replicator",
     "activations",
     "admm",
     "catalogue",

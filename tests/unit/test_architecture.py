@@ -40,6 +40,7 @@ FLOORS = {
     "strategies": 9,
     "federated": 9,
     "plan": 10,
+    "replicator": 10,
     "methods": 11,
     "lab": 12,
     "report": 12,

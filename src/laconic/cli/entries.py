@@ -35,6 +35,7 @@ from laconic.pipeline.coding import PipelineCoding
 from laconic.plan.growth import Growth
 from laconic.reducers import Reducer
 from laconic.reducers.sum import Sum
+from laconic.replicator.deployment import Deployment
 from laconic.sparsity.sparsifier import Sparsifier
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.gossip.topologies import Topology
@@ -66,6 +67,7 @@ PIECES: dict[str, type[Spec]] = {
     "Low-bit trainings: models whose weights end in a few bits": LowBitTraining,
     "Sparsifiers: which weights are in use": Sparsifier,
     "Block trainings: a model whose blocks train side by side": BlockTraining,
+    "Deployments: where the replicas of a script run": Deployment,
 }
 
 

@@ -44,6 +44,7 @@ ROOMS = (
     "laconic.lowbit.trainings",
     "laconic.sparsity.sparsifiers",
     "laconic.admm.trainings",
+    "laconic.replicator.deployments",
 )
 READING = threading.Lock()  # ast.parse in several threads at once can fail, seen on CPython 3.11
 LONGEST = 10_000  # characters of a spec string

@@ -10,10 +10,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, where types see it
 
 from laconic.core.layout import Entry, Layout
 from laconic.ddp.communication_thread import Answer, CommunicationThread
@@ -21,6 +21,25 @@ from laconic.ddp.gradient_watch import GradientWatch
 from laconic.ddp.zeroed import ZeroedWatch
 from laconic.exchange.exchange import Exchange
 from laconic.optim.stochastic_rounding import HALF
+
+
+class Bucket(Protocol):
+    """What is read of DDP's GradBucket."""
+
+    def index(self) -> int:
+        """Its place among the buckets of a backward pass."""
+
+    def is_last(self) -> bool:
+        """Whether the backward pass has no other after it."""
+
+    def buffer(self) -> Tensor:
+        """All gradients, flat."""
+
+    def parameters(self) -> list[Tensor]:
+        """The parameters, in order."""
+
+    def gradients(self) -> list[Tensor]:
+        """Each parameter's gradient: a view of the buffer."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +97,7 @@ class Buckets:
         """Why no bucket can be exchanged any more; None while all is well."""
         return self._thread.error
 
-    def submit(self, bucket: GradBucket) -> Answer:
+    def submit(self, bucket: Bucket) -> Answer:
         """Queue one bucket; the Future will hold its mean."""
         buffer, first, last = bucket.buffer(), bucket.index() == 0, bucket.is_last()
         self.per_step = bucket.index() + 1
@@ -170,7 +189,7 @@ class Buckets:
             )
         self._unused = True
 
-    def _layout_of(self, bucket: GradBucket, buffer: Tensor) -> Layout:
+    def _layout_of(self, bucket: Bucket, buffer: Tensor) -> Layout:
         parameters = bucket.parameters()
         key = tuple(map(id, parameters))
         known = self._layouts.get(key)

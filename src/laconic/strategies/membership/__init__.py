@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from laconic.comm.comm import Comm
 from laconic.comm.metered import Metered
 from laconic.comm.naming import in_store
 from laconic.comm.torch_comm import TorchComm
@@ -37,8 +38,9 @@ class Membership:
         self._patience_s = patience_s
         self._quorum = quorum or 1
         self.start_comm = TorchComm.own(group)
-        self.side_comm, main = (TorchComm.own(group, timeout) for _ in range(2))
-        self._groups = [self.side_comm, main]
+        side, main = (TorchComm.own(group, timeout) for _ in range(2))
+        self.side_comm: Comm = side
+        self._groups = [side, main]
         self.comm = Metered(main)
         self._parent = main
         self._name = in_store(main.group.group_name)

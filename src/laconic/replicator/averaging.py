@@ -1,0 +1,76 @@
+"""Averaging: replicas in sync exchange their gradients at each step, by any method of `compress`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from laconic.comm.metered import Metered
+from laconic.core.errors import SpecError
+from laconic.ddp.handle import Handle
+from laconic.exchange.agreement import agree, built_by_all
+from laconic.exchange.method import Method, lift
+from laconic.replicator.deployment import Seat
+from laconic.replicator.parameters import buckets, named
+from laconic.strategies.controller import GradientController
+from laconic.strategies.distribute import strategy_or_method
+from laconic.strategies.strategy import Update
+
+
+class Averaging(GradientController):
+    """Replicas stay equal: all apply one mean gradient. What `compress` does behind DDP, at the step."""
+
+    def __init__(
+        self, handle: Handle, optimizer: Optimizer, waiting: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        super().__init__(handle)
+        self._buckets = buckets(list(named(optimizer)))
+        self._waiting = waiting
+
+    def step(self, update: Update, loss: float | None) -> None:
+        """Exchange the gradients, then let the optimiser step by their mean."""
+        with torch.no_grad():
+            for bucket in self._buckets:
+                bucket.fill()
+            answers = [self.handle.buckets.submit(bucket) for bucket in self._buckets]
+            with self._waiting():
+                for answer in answers:
+                    answer.wait()
+            for bucket in self._buckets:
+                bucket.give()
+        update()
+
+
+def averaging(seat: Seat, optimizer: Optimizer, compressor: Any, name: str, seed: int) -> Averaging:
+    """Bind it on this replica, from the first replica's parameters. Called by all replicas in sync.
+
+    Raises `AttachError` on all of them if they differ, and `SpecError` if `compressor` is no method.
+    """
+    comm = Metered(seat.side)
+
+    def build() -> Handle:
+        return Handle(as_method(compressor), named(optimizer), optimizer, comm, seed=seed)
+
+    with seat.waiting():
+        agree(comm, {"the optimiser's name": name})
+        handle = built_by_all(comm, build)
+        with torch.no_grad():
+            for each in named(optimizer):
+                comm.broadcast(each.data)
+    comm.reset()
+    return Averaging(handle, optimizer, seat.waiting)
+
+
+def as_method(compressor: Any) -> Method:
+    """The method that `compressor=` stands for. Raises `SpecError` for a strategy."""
+    found = strategy_or_method(compressor)
+    if not isinstance(found, Method):
+        raise SpecError(
+            f"compressor= takes a method, codec, selector or reducer, got the strategy {found!r}: the"
+            " deployment says how replicas stay together, and topology= gossips"
+        )
+    return lift(found)

@@ -1,0 +1,1 @@
+"""Deployments: one file for each place where the replicas of a script can run."""

@@ -1,0 +1,71 @@
+"""Meetings: the collectives of a Replicator, on nests of tensors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from laconic.core import arguments
+from laconic.replicator.collectives import Group
+from laconic.replicator.nests import Nest, flatten
+
+Op = Literal["mean", "sum"]
+
+
+class Meetings(ABC):
+    """What replicas in sync do together. All make the same calls, in one order."""
+
+    @property
+    @abstractmethod
+    def _meets(self) -> Group:
+        """The replicas in sync with this one."""
+
+    @property
+    def replica(self) -> int:
+        """This replica's number among those in sync."""
+        return self._meets.comm.rank
+
+    @property
+    def replicas(self) -> int:
+        """How many are in sync."""
+        return self._meets.comm.size
+
+    def all_sum(self, nest: Nest) -> Nest:
+        """The sum over replicas of each tensor or number of a nest. One message a dtype; differentiable."""
+        tensors, structure = flatten(nest)
+        return structure.rebuilt(iter(self._meets.sums(tensors, f"all_sum({structure})")))
+
+    def all_mean(self, nest: Nest) -> Nest:
+        """The mean over replicas of each tensor or number of a nest. One message a dtype; differentiable."""
+        tensors, structure = flatten(nest)
+        sums = self._meets.sums(tensors, f"all_mean({structure})")
+        return structure.rebuilt(iter([each / self.replicas for each in sums]))
+
+    def all_gather(self, nest: Nest) -> Nest:
+        """All replicas' rows of each tensor, in replica order; of a 0-dim one a vector. Differentiable.
+
+        The first dimension may differ between replicas.
+        """
+        tensors, structure = flatten(nest)
+        return structure.rebuilt(iter(self._meets.gathers(tensors, f"all_gather({kinds(tensors)})")))
+
+    def broadcast(self, nest: Nest, root: int = 0) -> Nest:
+        """The root's tensors on every replica. Differentiable: the root gets the sum of all gradients."""
+        arguments.whole("root", root, 0, self.replicas - 1)
+        tensors, structure = flatten(nest)
+        what = f"broadcast({structure}, root={root})"
+        return structure.rebuilt(iter(self._meets.broadcasts(tensors, root, what)))
+
+    def map_reduce(self, fn: Callable[..., Nest], *arguments_: Any, op: Op = "mean") -> Nest:
+        """`fn(*arguments_)` on every replica, and the "mean" (default) or "sum" of what they return."""
+        arguments.choice("op", op, get_args(Op))
+        made = fn(*arguments_)
+        return self.all_mean(made) if op == "mean" else self.all_sum(made)
+
+
+def kinds(tensors: Iterable[Tensor]) -> str:
+    """Dtypes and shapes without the first dimension, in which replicas may differ."""
+    return ", ".join(f"{str(each.dtype).removeprefix('torch.')} (..., {each.shape[1:]})" for each in tensors)

@@ -1,0 +1,66 @@
+"""The optimiser that `wrap_optimizer` returns: yours, whose steps are those of the deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from laconic.core.errors import AttachError
+from laconic.replicator.order import Order
+from laconic.replicator.stats import ReplicatorStats
+from laconic.strategies.controller import Controller
+from laconic.strategies.distributed_optimizer import DistributedOptimizer
+
+
+class ReplicatedOptimizer(DistributedOptimizer):
+    """Shares the parameter groups of the wrapped one, so that learning rate schedules work.
+
+    Hooks of `register_step_pre_hook` see the gradients that the deployment has made, such as the mean of all
+    replicas: clip there. Servers step parameters themselves, so in `async` and `groups` no hook is called.
+
+    Attributes:
+        name: Its name among the optimisers of a script.
+    """
+
+    def __init__(self, optimizer: Optimizer, controller: Controller, name: str, order: Order) -> None:
+        super().__init__(optimizer, controller)
+        self.name = name
+        self._order = order
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """A GradScaler leaves its finding to `step`, so that no replica skips a step alone."""
+        return True
+
+    @property
+    def updates(self) -> int:
+        """How often the parameters have been updated: by all groups together, where there are several."""
+        return self.stats().updates
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Compute the closure, if there is one, and do one step with the other replicas. Its result.
+
+        Raises:
+            NonFiniteError: A gradient is NaN or infinite on one replica: no parameter was changed by it.
+            AttachError: A GradScaler is in use.
+            PeerError: A replica or a server is gone.
+        """
+        if getattr(self, "found_inf", None) is not None:
+            raise AttachError(
+                "a replicated optimiser takes no GradScaler: use bfloat16 under torch.autocast, which needs"
+                " none, or laconic.compress(model, optimizer, spec, scaler=scaler)"
+            )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._order.check(self._order.note(f"step of {self.name!r}"))
+        super().step()
+        return loss
+
+    def stats(self) -> ReplicatorStats:
+        """Bytes, seconds, updates and staleness of this replica since the start."""
+        return ReplicatorStats.over(self.controller.stats())

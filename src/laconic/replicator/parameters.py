@@ -1,0 +1,96 @@
+"""The parameters that an optimiser holds: their names, and their gradients in flat buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from laconic.core.errors import AttachError
+
+
+def named(optimizer: Optimizer) -> dict[Tensor, str]:
+    """The trained parameters, by the names that the optimiser was given, or else by their numbers.
+
+    `SGD(model.named_parameters())` gives it the model's names. Raises `AttachError` where none is trained.
+    """
+    held = [
+        (each, name)
+        for group in optimizer.param_groups
+        for each, name in zip(group["params"], group.get("param_names", group["params"]), strict=True)
+        if each.requires_grad
+    ]
+    if not held:
+        raise AttachError("this optimiser holds no parameter with requires_grad: there is nothing to train")
+    names = [name for _, name in held]
+    if all(isinstance(name, str) for name in names) and len({*names}) == len(names):
+        return {each: str(name) for each, name in held}
+    return {each: f"{i}" for i, (each, _) in enumerate(held)}
+
+
+@dataclass(frozen=True)
+class GradientBucket:
+    """The gradients of parameters of one device and dtype, one after the other, as DDP hands them over.
+
+    `flat` (n,); complex gradients are pairs of reals in it.
+    """
+
+    number: int
+    last: bool
+    flat: Tensor
+    held: Sequence[Tensor]
+
+    def index(self) -> int:
+        """Its place among the buckets of a step."""
+        return self.number
+
+    def is_last(self) -> bool:
+        """Whether the step has no other after it."""
+        return self.last
+
+    def buffer(self) -> Tensor:
+        """All gradients, flat."""
+        return self.flat
+
+    def parameters(self) -> list[Tensor]:
+        """The parameters, in order."""
+        return list(self.held)
+
+    def gradients(self) -> list[Tensor]:
+        """Each parameter's gradient: a view of the buffer."""
+        whole = torch.view_as_complex(self.flat.view(-1, 2)) if self.held[0].is_complex() else self.flat
+        parts = torch.split(whole, [each.numel() for each in self.held])
+        return [part.view(each.shape) for part, each in zip(parts, self.held, strict=True)]
+
+    def fill(self) -> None:
+        """Copy the gradients in; zeros where a parameter has none."""
+        for view, each in zip(self.gradients(), self.held, strict=True):
+            if each.grad is None:
+                view.zero_()
+            else:
+                view.copy_(each.grad.to_dense() if each.grad.is_sparse else each.grad)
+
+    def give(self) -> None:
+        """Copy what is in the buffer to the parameters' gradients."""
+        for view, each in zip(self.gradients(), self.held, strict=True):
+            if each.grad is None or each.grad.is_sparse:
+                each.grad = torch.empty_like(each)
+            each.grad.copy_(view)
+
+
+def buckets(parameters: Sequence[Tensor]) -> list[GradientBucket]:
+    """A bucket for each device and dtype, in the order in which they come first."""
+    kinds = [(str(each.device), str(each.dtype)) for each in parameters]
+    order = sorted(range(len(parameters)), key=lambda i: kinds.index(kinds[i]))
+    found = [[parameters[i] for i in run] for _, run in groupby(order, key=lambda i: kinds[i])]
+    made = []
+    for number, held in enumerate(found):
+        reals = 2 if held[0].is_complex() else 1
+        numel = reals * sum(each.numel() for each in held)
+        flat = torch.zeros(numel, dtype=held[0].dtype.to_real(), device=held[0].device)
+        made.append(GradientBucket(number, number == len(found) - 1, flat, held))
+    return made

@@ -1,0 +1,59 @@
+"""Plain: a replica that is alone, and exchanges nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from laconic.comm.metered import Meter
+from laconic.exchange.gathered import GatheredState
+from laconic.exchange.state import FORMAT, RankState
+from laconic.exchange.stats import Seconds, Stats
+from laconic.replicator.stats import ReplicatorStats
+from laconic.strategies.controller import Controller
+from laconic.strategies.strategy import Notes, Update
+
+
+class Plain(Controller):
+    """The optimiser's own steps, counted."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def step(self, update: Update, loss: float | None) -> None:
+        update()
+        self.steps += 1
+
+    def stats(self) -> ReplicatorStats:
+        return ReplicatorStats.over(Stats.of(Meter(), Seconds(), steps=self.steps, dense=0))
+
+    def notes(self) -> Notes:
+        return {}
+
+    def averaged(self) -> AbstractContextManager[float]:
+        return nullcontext(0.0)
+
+    def finish(self) -> None:
+        """There is one model."""
+
+    @property
+    def rank(self) -> int:
+        return 0
+
+    def state_dict(self) -> RankState:
+        return RankState(
+            format=FORMAT, spec="single()", model="", rank=0, size=1, seed=0, step=self.steps, tensors={}
+        )
+
+    def gathered(self, optimiser: Mapping[str, Any]) -> tuple[GatheredState, list[Any]]:
+        return GatheredState(format=FORMAT, ranks=[self.state_dict()]), [optimiser]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps = int(state["step"])
+
+    def discard(self) -> None:
+        """Nothing is held back."""
+
+    def remove(self) -> None:
+        """The optimiser is ordinary already."""

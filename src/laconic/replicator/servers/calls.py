@@ -1,0 +1,74 @@
+"""Calls: what travels between a worker and a server.
+
+A message is four int64, [kind, bytes of the body, number, version], and then its body. `number`: which of
+the worker's optimisers; in an answer, the staleness. A body is [bytes of JSON, int64][JSON, padded to 8 bytes
+with spaces][bytes of tensors].
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.comm.comm import Comm
+from laconic.core.errors import WireError
+from laconic.core.framing import as_numbers, read_bytes
+
+MOST = 1 << 40  # bytes of a body: what is above it is no length
+
+
+class Kind(IntEnum):
+    """What a message is: the first four go to a server, the others come from it."""
+
+    OPEN = 1
+    PUSH = 2
+    PULL = 3
+    BYE = 4
+    APPLIED = 5
+    REFUSED = 6
+    ERROR = 7
+
+
+@dataclass(frozen=True)
+class Call:
+    """One message. `told`: its JSON; `tensors`: bytes uint8 (m,)."""
+
+    kind: Kind
+    number: int = 0
+    version: int = 0
+    told: Any = None
+    tensors: Tensor | None = None
+
+
+def send(comm: Comm, peer: int, call: Call) -> None:
+    """Send it to this rank of a pair. Raises `PeerError` if that is gone."""
+    text = json.dumps(call.told).encode()
+    text += b" " * (-len(text) % 8)
+    tensors = torch.empty(0, dtype=torch.uint8) if call.tensors is None else call.tensors
+    head = torch.tensor([len(text)]).view(torch.uint8)
+    body = torch.cat([head, torch.frombuffer(bytearray(text), dtype=torch.uint8), tensors])
+    comm.exchange({peer: torch.tensor([int(call.kind), body.numel(), call.number, call.version])}, {})
+    comm.exchange({peer: body}, {})
+
+
+def receive(comm: Comm, peer: int) -> Call:
+    """The next message of this rank of a pair. Raises `PeerError` if it is gone, `WireError` for no call."""
+    header = torch.zeros(4, dtype=torch.int64)
+    comm.exchange({}, {peer: header})
+    kind, nbytes, number, version = header.tolist()
+    if kind not in {*Kind} or not 8 <= nbytes <= MOST:
+        raise WireError(f"a message begins with [kind, bytes, number, version], got {header.tolist()}")
+    body = torch.empty(nbytes, dtype=torch.uint8)
+    comm.exchange({}, {peer: body})
+    head, rest = read_bytes(body, 8, "the length of the text")
+    text, tensors = read_bytes(rest, max(0, int(as_numbers(head, torch.int64))), "the text")
+    try:
+        told = json.loads(bytes(text.tolist()))
+    except ValueError as error:
+        raise WireError(f"the text of a message is no JSON: {error}") from error
+    return Call(Kind(kind), number, version, told, tensors)

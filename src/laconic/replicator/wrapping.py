@@ -1,0 +1,47 @@
+"""Wrapping: which controller an optimiser gets in a deployment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from laconic.core.errors import AttachError, SpecError
+from laconic.replicator.averaging import as_method, averaging
+from laconic.replicator.deployment import Seat
+from laconic.replicator.gossiping import gossiping, strategy_of
+from laconic.replicator.parameters import named
+from laconic.replicator.plain import Plain
+from laconic.replicator.servers.pushing import Pushing
+from laconic.strategies.controller import Controller
+
+DENSE = "dense()"
+
+
+def controller_of(
+    seat: Seat, optimizer: Optimizer, compressor: Any, topology: Any, name: str, seed: int, number: int
+) -> Controller:
+    """It reads both specs wherever the script runs, so that a wrong one shows on one device already."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise AttachError(
+            "LBFGS evaluates the model many times in one step, and each would be an exchange of its own: use"
+            " SGD, Adam or another optimiser with one gradient per step"
+        )
+    if topology is not None:
+        strategy_of(topology, compressor)
+    else:
+        as_method(DENSE if compressor is None else compressor)
+    if seat.alone:
+        named(optimizer)
+        return Plain()
+    if seat.served:
+        if topology is not None:
+            raise SpecError(
+                f"topology={topology!r} says which replicas average with which, and in 'async' and 'groups'"
+                " none do: leave it out, or take 'sync' or 'local'"
+            )
+        return Pushing(seat, optimizer, DENSE if compressor is None else compressor, name, seed, number)
+    if topology is not None and seat.comm.size > 1:
+        return gossiping(seat, optimizer, topology, compressor, name, seed)
+    return averaging(seat, optimizer, DENSE if compressor is None else compressor, name, seed)
