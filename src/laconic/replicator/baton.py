@@ -49,12 +49,17 @@ class Baton:
 
     def _take(self) -> None:
         self._lock.acquire()
-        torch.set_rng_state(self._state[0])
-        random.setstate(self._state[1])
+        restore(self._state)
 
     def _give(self) -> None:
         self._state = (torch.get_rng_state(), random.getstate())
         self._lock.release()
+
+
+def restore(state: tuple[Tensor, Any]) -> None:
+    """Make this the state of the default generators of `torch` and `random`."""
+    torch.set_rng_state(state[0])
+    random.setstate(state[1])
 
 
 def states(count: int) -> list[tuple[Tensor, Any]]:

@@ -81,32 +81,32 @@ def _shared(comm: Comm, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
     batches: Iterator[Any] | None = None
     while True:
         parts: list[list[Tensor]] = []
-        said, failure = b"", None
+        said, failure = "", None
         if comm.rank == 0:
             try:
                 batches = begin() if batches is None else batches
                 batch = next(batches, None)
-                said = b'["end"]'
+                said = '["end"]'
                 if batch is not None:
                     parts, said = cut(batch, comm.size)
             except Exception as error:
-                failure, said = error, json.dumps(["error", f"{type(error).__name__}: {error}"]).encode()
-        heard = comm.all_gather(torch.frombuffer(bytearray(said), dtype=torch.uint8) if said else NOTHING)[0]
+                failure, text = error, f"{type(error).__name__}: {error}"
+                said = json.dumps(["data", str(error)] if isinstance(error, DataError) else ["error", text])
+        heard = comm.all_gather(torch.tensor([*said.encode()], dtype=torch.uint8))[0]
         if failure is not None:
             raise failure
         message = json.loads(bytes(heard.tolist()))
         if message[0] == "end":
             return
+        if message[0] == "data":  # its batch: what a replica would say of its own
+            raise DataError(message[1])
         if message[0] == "error":
             raise PeerError(f"replica {comm.rank}: the input pipeline on replica 0 failed: {message[1]}")
         structure = Structure.from_json(message)
         yield structure.rebuilt(iter(_handed_out(comm, structure, parts)))
 
 
-NOTHING = torch.empty(0, dtype=torch.uint8)
-
-
-def cut(batch: Nest, size: int) -> tuple[list[list[Tensor]], bytes]:
+def cut(batch: Nest, size: int) -> tuple[list[list[Tensor]], str]:
     """A part of each tensor for each replica, cut along its first dimension; and the structure of a part.
 
     Numbers go to all replicas as they are. Raises `DataError` where a tensor does not divide.

@@ -68,4 +68,6 @@ class Meetings(ABC):
 
 def kinds(tensors: Iterable[Tensor]) -> str:
     """Dtypes and shapes without the first dimension, in which replicas may differ."""
-    return ", ".join(f"{str(each.dtype).removeprefix('torch.')} (..., {each.shape[1:]})" for each in tensors)
+    return ", ".join(
+        f"{str(each.dtype).removeprefix('torch.')} (..., {tuple(each.shape[1:])})" for each in tensors
+    )

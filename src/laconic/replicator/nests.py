@@ -46,7 +46,7 @@ class Structure:
         if self.kind == "tensor":
             return next(leaves)
         if self.kind == "number":
-            return float(next(leaves))
+            return float(next(leaves).detach())
         parts = [part.rebuilt(leaves) for part in self.parts]
         if self.kind == "dict":
             found = dict(zip(ordered(self.keys), parts, strict=True))
@@ -119,6 +119,6 @@ def ordered(keys: Any) -> list[Any]:
     return sorted(keys, key=lambda key: (type(key).__name__, str(key)))
 
 
-def told(structure: Structure) -> bytes:
-    """A structure as bytes."""
-    return json.dumps(structure.to_json()).encode()
+def told(structure: Structure) -> str:
+    """A structure as JSON."""
+    return json.dumps(structure.to_json())

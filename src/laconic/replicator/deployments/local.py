@@ -11,7 +11,7 @@ import torch
 
 from laconic.comm.loopback import Loopback
 from laconic.core import arguments
-from laconic.replicator.baton import Baton, Passing, states
+from laconic.replicator.baton import Baton, Passing, restore, states
 from laconic.replicator.deployment import Deployment, Seat, Terms
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ class Local(Deployment):
     """Threads that take turns: each runs until it waits for the others, with a random state of its own.
 
     It computes what `sync` computes, in the time of all replicas together: torch's own threads are what uses
-    the cores.
+    the cores. The process keeps the random state that it had.
 
     Args:
         replicas: How many, 1 or more; default: 2.
@@ -55,4 +55,7 @@ class Local(Deployment):
                     )
                 )
 
-        return Loopback.run(self.replicas, replica, timeout_s=terms.timeout_s)
+        try:
+            return Loopback.run(self.replicas, replica, timeout_s=terms.timeout_s)
+        finally:
+            restore(own[0])
