@@ -241,3 +241,31 @@ def assert_equal(one: object, other: object) -> None:
             assert_equal(mine, yours)
     else:
         assert one == other
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--sparsity", "rigl(density=0.2, every=4)", "--with", "masked(dense())"],
+        pytest.param(["--sparsity", "gradual_pruning(every=3)", "--with", "dense()"], marks=pytest.mark.soak),
+        pytest.param(["--lowbit", "binarise()", "--with", "dgc(density=0.05)"], marks=pytest.mark.soak),
+    ],
+    ids=lambda more: more[1].split("(")[0],
+)
+def test_what_trains_along_goes_on_after_a_kill(more: list[str], tmp_path: Path) -> None:
+    arguments = ["--steps", "40", "--eval-every", "40", "--checkpoint-every", "5", *more]
+    code, _, complaints = finish(start(tmp_path, *arguments, "--name", "whole"))
+    assert code == 0, complaints
+    (place,) = (tmp_path / "whole").glob("*/seed0")
+    killed = start(tmp_path, *arguments, "--name", "cut")
+    seed0 = tmp_path / "cut" / place.parent.name / "seed0"
+    wait_for(lambda: checkpoint.latest(seed0), killed)
+    os.kill(killed.pid, signal.SIGKILL)
+    finish(killed)
+    code, output, complaints = finish(start(tmp_path, *arguments, "--name", "cut", "--resume"))
+    assert code == 0, complaints
+    assert "resumes from" in output.replace("\n", "")
+    for rank in range(2):
+        one, other = (checkpoint.load(each / "step-000040", rank=rank, size=2) for each in (place, seed0))
+        assert_equal(one, other)
+        assert one["sparsity" if "--sparsity" in more else "lowbit"]
