@@ -2,8 +2,8 @@
 
     python -m benchmarks.losses      writes src/laconic/plan/losses.json; takes no time, trains nothing
 
-The trainings are those of `python -m benchmarks.accuracy` on shards that are alike. Casts are in none of them:
-where what a cast loses of the stored gradient is below NEGLIGIBLE, it counts as nothing lost.
+The trainings are those of `python -m benchmarks.accuracy` on shards that are alike. Casts are in none of
+them: where what a cast loses of the stored gradient is below NEGLIGIBLE, it counts as nothing lost.
 """
 
 from __future__ import annotations

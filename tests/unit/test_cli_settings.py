@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 import laconic
+from laconic.cli.cautions import cautions
 from laconic.cli.entries import entries
 from laconic.cli.main import app
 from laconic.cli.methods import LISTED
@@ -145,9 +147,18 @@ def settings(tmp_path: Path, **changes: object) -> Settings:
 def test_a_warm_up_that_outlasts_the_run_is_told(spec: str, steps: int, tmp_path: Path) -> None:
     assert lift(spec).warm_at == steps
     if steps:
-        (line,) = settings(tmp_path, methods=(spec, "dense()"), steps=steps).warnings()
+        (line,) = cautions(settings(tmp_path, methods=(spec, "dense()"), steps=steps))
         assert f"warms up for {steps:,} steps and this run has {steps:,}" in line
-    assert not settings(tmp_path, methods=(spec, "dense()"), steps=steps + 1).warnings()
+    assert not cautions(settings(tmp_path, methods=(spec, "dense()"), steps=steps + 1))
+
+
+def test_a_run_to_resume_is_told_what_goes_by_the_clock(tmp_path: Path) -> None:
+    given = {"methods": ("auto()", "cgx()"), "steps": 9}
+    assert not cautions(settings(tmp_path, **given))
+    (line,) = cautions(settings(tmp_path, checkpoint_every=3, **given))
+    assert line.startswith("auto() decides by the time") and "does not end with the same bits" in line
+    pinned = re.search(r'"(auto\(.*\))"', line)
+    assert pinned and not strategy_or_method(pinned[1]).adaptive, "the way out is one"
 
 
 def test_methods_are_spelt_one_way_and_baselines_come_first(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from laconic.cli.fits import (
     normal,
     normal_sparsity,
 )
-from laconic.cli.pipelining import PipelineOptions, check_alone, check_cut, warm_at
+from laconic.cli.pipelining import PipelineOptions, check_alone, check_cut
 from laconic.cli.versions import version_of
 from laconic.core import arguments
 from laconic.core.errors import SpecError, StateError
@@ -255,16 +255,6 @@ class Settings:
             "machine": f"{platform.machine()}, {platform.system()}",
             "started": time.strftime("%Y-%m-%d %H:%M"),
         }
-
-    def warnings(self) -> list[str]:
-        """One line for each method that would still be warming up at the last step."""
-        warm = warm_at(self.pipeline, self.specs)
-        return [
-            f"{spec} warms up for {first:,} steps and this run has {self.steps:,}, so it never gets past its"
-            " warm-up; give it a shorter warm-up, or more --steps"
-            for spec, first in warm.items()
-            if first >= self.steps
-        ]
 
     def check_folder(self) -> None:
         """Raise `StateError` if this run's folder holds another run, or cannot be resumed."""

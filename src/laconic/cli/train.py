@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from laconic.cli.cautions import cautions
 from laconic.cli.console import console, errors
 from laconic.cli.ended import FAILED, INTERRUPTED, REFUSED, Ended, complain, show_report, to_resume
 from laconic.cli.interrupts import Interrupts
@@ -241,7 +242,7 @@ def train(
         examples=examples,
         target=target,
     )
-    for line in settings.warnings():
+    for line in cautions(settings):
         errors().print(f"laconic: {line}", style="yellow", markup=False)
     interrupts = Interrupts()
     session = Session(settings, console(), interrupts)
