@@ -37,7 +37,7 @@ class ChunkedTopK(DensitySelector):
     status: ClassVar[Status] = "reconstruction"
     examples: ClassVar[tuple[str, ...]] = (
         "chunked_topk(density=0.015625)",
-        "chunked_topk(density=0.1, chunk=64)",
+        "chunked_topk(density=0.1, chunk=256)",
     )
 
     def __post_init__(self) -> None:
