@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,10 +44,20 @@ def launched(job: Callable[..., Result]) -> Callable[..., Result]:
                     warnings.filterwarnings("ignore", message)
                 return job(*args)
         finally:
+            forget_states()
             os.environ.clear()
             os.environ |= before
 
     return inside
+
+
+def forget_states() -> None:
+    """Accelerate's singletons know the process group of this job."""
+    if "accelerate.state" in sys.modules:
+        from accelerate.state import AcceleratorState, GradientState, PartialState
+
+        for state in (AcceleratorState, GradientState, PartialState):
+            state._reset_state()
 
 
 @contextmanager

@@ -11,12 +11,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from laconic.integrations.accelerate import keep_with as keep_with
     from laconic.integrations.lightning import LightningCompression as LightningCompression
 
-__all__ = ["LightningCompression"]
+__all__ = ["LightningCompression", "keep_with"]
 
 HOMES = {
     "LightningCompression": ("lightning", "lightning"),  # the module here that has it, and the library
+    "keep_with": ("accelerate", "accelerate"),
 }
 
 

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from laconic.core.extras import require
 
 TESTED = {  # from this version on, and below that one
+    "accelerate": ("1.15", "1.16"),
     "lightning": ("2.6", "2.7"),
 }
 

@@ -1,0 +1,42 @@
+"""Accelerate (huggingface.co/docs/accelerate): its checkpoints hold what a compressed model has not sent yet.
+
+`laconic.compress` takes what `accelerator.prepare` returned as it is; only checkpoints need a word more.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from accelerate import Accelerator
+
+from laconic.ddp.fsdp import ShardedHandle
+from laconic.ddp.handle import Handle
+from laconic.integrations import folder
+
+
+def keep_with(accelerator: Accelerator, handle: Handle | ShardedHandle, *, name: str = folder.NAME) -> None:
+    """Let `accelerator.save_state` and `load_state` save and load this handle's memory too.
+
+    Call it on all ranks, once after `compress`. A run that is resumed has the same bits as one that was not
+    stopped. `save_state`, which all ranks call anyway, then gathers the memory of all on rank 0.
+
+    Args:
+        accelerator: The Accelerator that prepared the model.
+        handle: What `laconic.compress` returned.
+        name: Of the file in the checkpoint's folder, without its ending; one for each handle. Default:
+            "laconic".
+    """
+
+    def saving(models: list[Any], weights: list[Any], output_dir: str) -> None:
+        folder.save(handle, output_dir, name)
+
+    def loading(models: list[Any], input_dir: str) -> None:
+        if not folder.load(handle, input_dir, name):
+            warnings.warn(
+                f"{input_dir} was saved without {name}.pt: {handle.method} begins with an empty memory",
+                stacklevel=2,
+            )
+
+    accelerator.register_save_state_pre_hook(saving)
+    accelerator.register_load_state_pre_hook(loading)

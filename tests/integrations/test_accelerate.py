@@ -1,0 +1,147 @@
+"""What Accelerate's `prepare` returned, compressed, on two ranks."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import laconic
+from laconic.core.errors import AttachError, StateError
+from tests.dist.nets import SGD, agree, flat, net
+from tests.integrations.launched import heard, launched
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
+SPEC = "topk(density=0.05)"
+STEPS = 8
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-3, eps=1e-4)
+
+
+class Run:
+    """A training under an Accelerator."""
+
+    def __init__(self, spec: Any = SPEC, build: Any = None, scaler: Any = None, **options: Any) -> None:
+        from accelerate import Accelerator
+
+        from laconic.integrations import keep_with
+
+        self.accelerator = Accelerator(cpu=True, **options)
+        self.accelerator.scaler = scaler
+        plain = net()
+        optimizer = build(plain.parameters()) if build else torch.optim.SGD(plain.parameters(), **SGD)
+        self.model, self.optimizer = self.accelerator.prepare(plain, optimizer)
+        self.handle = laconic.compress(self.model, self.optimizer, spec)
+        keep_with(self.accelerator, self.handle)
+
+    def go(self, first: int, last: int) -> torch.Tensor:
+        """The parameters after these steps."""
+        for step in range(first, last):
+            rng = torch.Generator().manual_seed(1000 * step + self.accelerator.process_index)
+            x = torch.randn(8, 20, generator=rng)
+            with self.accelerator.accumulate(self.model):
+                self.accelerator.backward(cross_entropy(self.model(x), x[:, :5].argmax(1)))
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+        return flat(self.model)
+
+
+@launched
+def resumed(spec: str, build: Any, folder: str) -> tuple[bool, bool, bool]:
+    whole = Run(spec, build)
+    whole.go(0, STEPS // 2)
+    whole.accelerator.save_state(folder)
+    end = whole.go(STEPS // 2, STEPS)
+    rest = Run(spec, build)
+    rest.accelerator.load_state(folder)
+    same = torch.equal(rest.go(STEPS // 2, STEPS), end)
+    forgetful = Run(spec, build)
+    Path(folder, "laconic.pt").unlink(missing_ok=True)
+    torch.distributed.barrier()
+    with heard("begins with an empty memory"):
+        forgetful.accelerator.load_state(folder)
+    return same, agree(rest.model), torch.equal(forgetful.go(STEPS // 2, STEPS), end)
+
+
+@pytest.mark.parametrize(
+    ("spec", "build"), [(SPEC, None), ("dgc(density=0.02)", None), ("onebit_adam(warmup_steps=2)", adam)]
+)
+def test_save_state_and_load_state_carry_the_memory(pool, tmp_path, spec, build):
+    found = pool.run(2, resumed, spec, build, str(tmp_path / "state"), timeout_s=120)
+    assert found == [(True, True, False)] * 2
+
+
+@launched
+def accumulated() -> tuple[int, bool, float]:
+    run = Run(gradient_accumulation_steps=2)
+    run.go(0, STEPS)
+    return run.handle.stats().steps, agree(run.model), run.handle.stats().ratio
+
+
+def test_an_exchange_is_a_step_of_several_batches(pool):
+    for steps, same, ratio in pool.run(2, accumulated, timeout_s=120):
+        assert steps == STEPS // 2 and same and ratio > 5
+
+
+@launched
+def scaled() -> tuple[bool, bool, str]:
+    """A GradScaler of 2**16: its memory is that of a run without one, up to the rounding of float32."""
+    plain, under = Run(), Run(scaler=torch.amp.GradScaler("cpu", init_scale=2.0**16))
+    ends = [run.go(0, 4) for run in (plain, under)]
+    residuals = [
+        torch.cat([value.flatten() for value in run.handle.state_dict()["tensors"].values()])
+        for run in (plain, under)
+    ]
+    with pytest.raises(AttachError) as caught:
+        laconic.compress(under.model, under.optimizer, SPEC, scaler=torch.amp.GradScaler("cpu"))
+    said = str(caught.value)
+    return torch.allclose(*ends, rtol=1e-5, atol=1e-7), torch.allclose(*residuals, rtol=1e-4, atol=1e-6), said
+
+
+def test_the_scaler_of_the_optimiser_is_found(pool):
+    for same, same_memory, other in pool.run(2, scaled, timeout_s=120):
+        assert same and same_memory
+        assert "leave it out" in other
+
+
+@launched
+def of_another_run(folder: str) -> list[str]:
+    run, said = Run(), []
+    run.accelerator.save_state(folder)
+    torch.distributed.barrier()
+    path = Path(folder) / "laconic.pt"
+    whole = torch.load(path, weights_only=True)
+    for content in ({**whole, "ranks": whole["ranks"][:1]}, None):
+        if run.accelerator.is_main_process:
+            torch.save(content, path) if content else path.write_bytes(b"PK no")
+        with pytest.raises(StateError) as caught:
+            run.accelerator.load_state(folder)
+        said.append(str(caught.value))
+        torch.distributed.barrier()
+    return said
+
+
+def test_a_file_that_cannot_be_used_is_told_on_every_rank(pool, tmp_path):
+    for rank, (fewer, damaged) in enumerate(
+        pool.run(2, of_another_run, str(tmp_path / "state"), timeout_s=120)
+    ):
+        assert fewer.startswith(f"rank {rank}: ") and "laconic.resize" in fewer
+        assert "laconic.pt cannot be used" in damaged
+
+
+@launched
+def quick_tour(folder: str) -> tuple[float, float, float]:
+    losses, ratio = runpy.run_path(str(EXAMPLES / "accelerate_quick_tour.py"))["main"](Path(folder), cpu=True)
+    assert Path(folder, "laconic.pt").exists()
+    return losses[0], sum(losses[-8:]) / 8, ratio
+
+
+def test_the_quick_tour(pool, tmp_path):
+    for first, last, ratio in pool.run(2, quick_tour, str(tmp_path / "half"), timeout_s=120):
+        assert last < 0.7 * first and ratio > 12
