@@ -1,7 +1,7 @@
 """DeepFacto: what passes between two blocks is a non-negative matrix of low rank, by multiplicative updates.
 
-Khorram et al. 2021, arXiv:2105.00339. A reconstruction from the abstract: the rules are those of Lee and Seung
-(2001), and the running sums by which the parts follow mini-batches are ours.
+Khorram et al. 2021, arXiv:2105.00339. A reconstruction from the abstract: the rules are those of Lee and
+Seung (2001), and the running sums by which the parts follow mini-batches are ours.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from laconic.core.spec import parse
 from laconic.sparsity import Sparsifier, sparsify
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.strategy import Strategy
+from laconic.tasks.blockwise import is_blockwise
 from laconic.tasks.crossing import for_stages
 from laconic.tasks.enlarged import Enlarged
 from laconic.tasks.few_bits import lowbit_attached
@@ -28,6 +29,8 @@ def normal(text: str) -> str:
             " whole model: give --stages too, such as --stages 2"
         )
     try:
+        if is_blockwise(text):
+            return repr(parse(text))
         return repr(strategy_or_method(text))
     except SpecError:
         raise

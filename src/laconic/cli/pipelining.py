@@ -12,6 +12,7 @@ from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.exchange.method import Method
 from laconic.strategies.distribute import strategy_or_method
+from laconic.tasks.blockwise import is_blockwise
 from laconic.tasks.enlarged import Enlarged
 from laconic.tasks.settings import Pipeline
 from laconic.tasks.task import Recipe, Task
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 SCHEDULES = ("1f1b", "gpipe")
 PER_STAGE = 2  # micro-batches, by default
-ALONE = (  # options that a pipeline does not take
+ALONE = (  # options that a model in stages or blocks does not take
     *(
         "bits",
         "skew",
@@ -123,18 +124,18 @@ def check_cut(pipeline: Pipeline, task: Task, model: str, recipe: Recipe) -> Non
         check_fit(pipeline.between, pipeline.replicas, recipe, Enlarged())
 
 
-def check_alone(settings: Settings) -> None:
-    """Raise `SpecError` for an option that does not go with a pipeline."""
+def check_alone(settings: Settings, what: str = "--stages") -> None:
+    """Raise `SpecError` for an option that does not go with a model that is cut."""
     defaults = {each.name: each.default for each in fields(settings)}
     for name in ALONE:
         if getattr(settings, name) != defaults[name]:
             option = name.replace("_", "-")
-            raise SpecError(f"--{option} and --stages cannot be combined: give one of the two")
+            raise SpecError(f"--{option} and {what} cannot be combined: give one of the two")
 
 
 def warm_at(pipeline: Pipeline | None, specs: tuple[str, ...]) -> dict[str, int]:
     """For each method, the first step after its warm-up."""
     if pipeline is None:
-        return {spec: strategy_or_method(spec).warm_at for spec in specs}
+        return {spec: strategy_or_method(spec).warm_at for spec in specs if not is_blockwise(spec)}
     between = strategy_or_method(pipeline.between)
     return {pipeline.between: between.warm_at} if isinstance(between, Method) else {}

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from laconic.cli.settings import Settings
+from laconic.tasks.blockwise import is_blockwise
 
 REDRAWS_PER_S = 4
 SMOOTHING = 0.1  # weight of the newest step in the displayed loss and step time
@@ -77,8 +78,10 @@ class Progress:
             else None
         )
         self._drawn = 0.0
-        pipeline = settings.pipeline
-        self._loss_at = 0 if pipeline is None else pipeline.stages - 1  # the rank of the first last stage
+        stages = 1 if settings.pipeline is None else settings.pipeline.stages
+        self._loss_at = {  # the first rank that knows the loss: of a last stage, of the last block
+            spec: settings.workers - 1 if is_blockwise(spec) else stages - 1 for spec in settings.specs
+        }
 
     def __enter__(self) -> Progress:
         if self._live:
@@ -138,7 +141,7 @@ class Progress:
                         f"{event['method']}  step {event['step']}: gradients overflow at a loss scale of"
                         f" {event['loss_scale']:g}, so all workers skip it and halve the scale"
                     )
-            if event["rank"] == row.first_living + self._loss_at:
+            if event["rank"] == row.first_living + self._loss_at[event["method"]]:
                 row.add_loss(event["loss"])
         elif (
             event["kind"] == "eval"

@@ -6,11 +6,13 @@ import json
 import platform
 import time
 from dataclasses import asdict, dataclass
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from laconic.cli.blocks import check_blocks
 from laconic.cli.files import check_free, default_name, fresh_folder
 from laconic.cli.fits import (
     check_activations,
@@ -31,6 +33,7 @@ from laconic.report.ledger import CONFIG
 from laconic.strategies.distribute import strategy_or_method
 from laconic.tasks import find
 from laconic.tasks import precision as precisions
+from laconic.tasks.blockwise import is_blockwise
 from laconic.tasks.crossing import crossing
 from laconic.tasks.enlarged import Enlarged
 from laconic.tasks.settings import Pipeline
@@ -142,6 +145,8 @@ class Settings:
             )
         if self.pipeline is not None:
             check_alone(self)
+        else:
+            check_blocks(self, recipe)
         for option, least in (("workers", 1), ("seeds", 1), ("steps", 1), ("batch", 1), ("eval_every", 0)):
             if getattr(self, option) < least:
                 raise SpecError(
@@ -198,7 +203,7 @@ class Settings:
         if self.pipeline is not None:
             check_cut(self.pipeline, find(self.task), self.model, recipe)
             return
-        for spec in self.specs:
+        for spec in filterfalse(is_blockwise, self.specs):
             check_fit(spec, self.workers, recipe, self.enlarged)
             precisions.check_strategy(self.precision, strategy_or_method(spec), self.patience)
 

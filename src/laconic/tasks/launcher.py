@@ -26,6 +26,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public; 
 
 from laconic.core.errors import LaconicError, PeerError
 from laconic.strategies.distribute import strategy_or_method
+from laconic.tasks.blockwise import is_blockwise, train_blocks
 from laconic.tasks.place import Hosts
 from laconic.tasks.settings import Emit, Event, TrainingSettings
 from laconic.tasks.training import train_rank
@@ -200,9 +201,9 @@ def _silent_death(rank: int, process: BaseProcess) -> Event:
 
 
 def _trained(settings: TrainingSettings, emit: Emit) -> list[int]:
-    """Train this rank, or its stage; the ranks that are there at the end."""
+    """Train this rank, its block or its stage; the ranks that are there at the end."""
     if settings.pipeline is None:
-        return train_rank(settings, emit)
+        return (train_blocks if is_blockwise(settings.spec) else train_rank)(settings, emit)
     from laconic.tasks.pipelined import train_stage  # torch's pipelines take seconds to import
 
     return train_stage(settings, emit)

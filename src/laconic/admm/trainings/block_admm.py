@@ -1,8 +1,7 @@
 """Stochastic Block-ADMM: blocks train side by side, each on its own mini-batch sub-problem.
 
 Khorram et al. 2021, arXiv:2105.00339. A reconstruction: only the abstract was at hand, the rest is standard
-ADMM and ours. With f_n the blocks, T_n their parameters, X_n the outputs and U_n the
-scaled duals of each sample:
+ADMM and ours. With f_n the blocks, T_n their parameters, X_n their outputs and U_n scaled duals, by sample:
 
     L = loss(f_N(X_{N-1}; T_N), y) + sum over n < N of beta/2 |X_n - f_n(X_{n-1}; T_n) + U_n|^2,  X_0 input
 
@@ -16,8 +15,8 @@ the blocks twice, forward as activations and back as targets, and in between the
 tick all blocks train, each on a mini-batch of its own, and no block waits for a whole pass. Back-propagation
 stays inside blocks.
 
-Differences from a text-book ADMM: a block sees the targets of a mini-batch 2 (N - n) ticks after its forward
-pass, as blocks work on different ones. Duals follow at the next visit of a sample, with f_n as it is then, and
+Differences from a text-book ADMM: a block sees a mini-batch's targets 2 (N - n) ticks after its forward pass,
+as blocks work on different ones. Duals follow at the next visit of a sample, with f_n as it is then, and
 X_n first has a step on the penalty alone: a sample is seen once in an epoch, and blocks have moved meanwhile.
 For the same reason `dual` is below 1.
 """

@@ -1,0 +1,38 @@
+"""Methods of `laconic train` that train a model's blocks side by side, checked against the other options."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from laconic.admm import BlockAdmm, cut_into
+from laconic.cli.pipelining import check_alone
+from laconic.core.errors import AttachError, SpecError
+from laconic.core.spec import parse
+from laconic.tasks.blockwise import is_blockwise
+from laconic.tasks.task import Recipe
+
+if TYPE_CHECKING:
+    from laconic.cli.settings import Settings
+
+
+def check_blocks(settings: Settings, recipe: Recipe) -> None:
+    """Raise `SpecError` if a method cuts the model into blocks and options, workers or model do not fit."""
+    for spec in filter(is_blockwise, settings.specs):
+        made = parse(spec)
+        assert isinstance(made, BlockAdmm)
+        check_alone(settings, f"--with {made.name}(...)")
+        if settings.workers != made.blocks:
+            raise SpecError(
+                f"{spec} trains one block on each worker, so it needs --workers {made.blocks}, got"
+                f" {settings.workers}"
+            )
+        with torch.device("meta"):
+            model = recipe.build()
+        try:
+            cut_into(model, made.blocks, made.cut)
+        except AttachError as error:
+            raise SpecError(
+                f"{settings.task}'s model {settings.model} does not go with {spec}: {error}"
+            ) from error
