@@ -26,6 +26,7 @@ from laconic.report.curves import (
 from laconic.report.loss_scale import loss_scale, precision_words
 from laconic.report.noise import noise_section
 from laconic.report.series import MethodSeries, Run
+from laconic.report.side_by_side import side_by_side
 from laconic.report.summary import Row, counted, flips, kept_bytes, residuals
 from laconic.report.together import together
 
@@ -60,7 +61,7 @@ def write_report(folder: Path, run: Run, rows: list[Row], interrupted: str | Non
         "@@LEDE@@": html.escape(" ".join(filter(None, (lede(run), *sentences)))),
         "@@NOTICE@@": f'<p class="notice">{html.escape(interrupted)}</p>' if interrupted else "",
         "@@TABLE@@": table(rows),
-        "@@TOGETHER@@": between_stages(run, rows) + together(run) + noise(run),
+        "@@TOGETHER@@": between_stages(run, rows) + blocks(run) + together(run) + noise(run),
         "@@PRECISION@@": loss_scale(run),
         "@@FACTS@@": facts(run),
     }
@@ -83,6 +84,11 @@ def write_page(path: Path, template: str, parts: Mapping[str, str], data: Any) -
         page = page.replace(mark, text)
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def blocks(run: Run) -> str:
+    """The section on blocks that train side by side."""
+    return side_by_side([(method.spec, method.seeds[0].blocks) for method in run.methods])
 
 
 def noise(run: Run) -> str:

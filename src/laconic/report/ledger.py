@@ -20,7 +20,8 @@ Other events:
 In a pipeline, "loss" is null except on last stages, and "network_sent" is the sum of "activations_sent",
 "gradients_sent" (of activations, to the stage before) and "replicas_sent". With coded activations, a test has
 "kept" and "kept_dense": bytes that a batch keeps for backward, and would keep as it is. With `--precision
-fp16` a step has "loss_scale", the scale of its loss, and "skipped".
+fp16` a step has "loss_scale", the scale of its loss, and "skipped". Where blocks train side by side, a step
+has "blocks": residuals, bytes each way, and spans [work, begin, end]; only the last block knows the loss.
 
 A method's steps may carry "noise", [tr(S), |G|^2, share of the entries], where it was measured (see
 `laconic.exchange.noise_scale`). A strategy's steps may carry "notes" (see `notes.py`), and its evaluations a

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from laconic.report.ledger import CONFIG, read_events
 from laconic.report.noise import NoiseSeries, read_noise
 from laconic.report.notes import Notes, read_notes
+from laconic.report.side_by_side import BlockSeries, read_blocks
 
 Array = NDArray[np.float64]
 PER_STEP = (
@@ -55,6 +56,7 @@ class SeedSeries:
     noise: NoiseSeries  # of the gradient, in batches of a worker
     loss_scale: Array = field(default_factory=lambda: np.zeros(0))  # of each step; empty without a scaler
     skipped: int = 0  # steps that a scaler skipped
+    blocks: BlockSeries | None = None  # where blocks train side by side
 
     def __getitem__(self, name: str) -> Array:
         return self.values[name]
@@ -149,6 +151,7 @@ def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
         noise=read_noise(steps),
         loss_scale=np.array([scale for scale in scales if scale is not None], dtype=np.float64),
         skipped=sum(any(event.get("skipped") for event in steps[step]) for step in done),
+        blocks=read_blocks(steps),
     )
 
 
