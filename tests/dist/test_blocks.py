@@ -1,0 +1,144 @@
+"""Blocks in processes, over gloo: the bits of threads, no hang when one fails, training and its report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from laconic.core.errors import NonFiniteError, PeerError, StateError
+from laconic.tasks.blockwise import train_blocks
+from laconic.tasks.group_model import MODEL
+from laconic.tasks.settings import TrainingSettings
+from tests.unit.block_world import SAMPLES, flat, stepped, trained, trainer
+
+ONLINE = "block_admm(blocks=3)"
+CODED = "block_admm(blocks=3, mode='batch', activations=sparse(topk(0.5)), targets=minmax(bits=8))"
+STEPS, BATCH = 6, 4
+
+
+def in_process(spec, steps):
+    made = trainer(None, spec)
+    losses = [stepped(made, step) for step in range(steps)]
+    losses = [loss for loss in losses if loss is not None] + made.finish()
+    found = losses, flat(made.gather()), made.stats().activations
+    made.close()
+    return found
+
+
+@pytest.mark.parametrize("spec", [ONLINE, CODED])
+def test_processes_compute_the_bits_of_threads(pool, spec):
+    processes = pool.run(3, in_process, spec, 10)
+    for (losses, parameters, sent), (others, stats, found, _) in zip(
+        processes, trained(spec, 10), strict=True
+    ):
+        assert losses == others and sent == stats.activations
+        assert torch.equal(parameters, found)
+
+
+def diverging(rank):
+    """One rank's learning rate is far too high; what each rank says, and after how many steps."""
+    made = trainer(None, ONLINE, lambda p: torch.optim.SGD(p, lr=1e30 if made_rank() == rank else 1e-3))
+    try:
+        for step in range(20):
+            stepped(made, step)
+    except (NonFiniteError, PeerError) as error:
+        return type(error).__name__, str(error)
+    finally:
+        made.close()
+    return "", ""
+
+
+def made_rank():
+    return torch.distributed.get_rank()
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_block_that_diverges_ends_all_with_a_reason(pool, rank):
+    """NaN appears on the rank itself, or in the targets of a neighbour that had its activations."""
+    said = pool.run(3, diverging, rank, timeout_s=40.0)
+    kinds = [kind for kind, _ in said]
+    assert "NonFiniteError" in kinds and "" not in kinds
+    for kind, text in said:
+        assert ("NaN or Inf" if kind == "NonFiniteError" else "has failed, and says why") in text
+
+
+@pytest.fixture
+def plan(tmp_path):
+    """Digits that are noise, by three dense layers."""
+    rng = torch.Generator().manual_seed(0)
+    tensors = {
+        f"{part}_x": torch.randint(0, 17, (n, 1, 8, 8), dtype=torch.uint8, generator=rng)
+        for part, n in (("train", SAMPLES), ("test", 9))
+    }
+    tensors |= {
+        f"{part}_y": torch.randint(0, 10, (n,), dtype=torch.uint8, generator=rng)
+        for part, n in (("train", SAMPLES), ("test", 9))
+    }
+    torch.save(tensors, tmp_path / "data.pt")
+    return TrainingSettings(
+        task="digits", model="mlp", spec=ONLINE, seed=3, workers=3, steps=STEPS, batch=BATCH, lr=None,
+        eval_every=0, checkpoint_every=0, data=tmp_path / "data.pt", folder=tmp_path, threads=1,
+    )  # fmt: skip
+
+
+def events_of(plan):
+    events = []
+    train_blocks(plan, events.append)
+    return events
+
+
+def told(events, kind="step", name="loss"):
+    return [event[name] for event in events if event["kind"] == kind]
+
+
+def test_every_rank_tells_every_step_and_tests_the_whole_model(pool, plan):
+    events = pool.run(3, events_of, replace(plan, eval_every=3, checkpoint_every=STEPS))
+    for rank, its in enumerate(events):
+        assert told(its, name="step") == [1, 2, 3, 4, 5, 6]
+        assert all((loss is not None) == (rank == 2) for loss in told(its))
+        assert told(its, "eval", "step") == [3, 6]
+        for blocks in told(its, name="blocks")[2:]:  # before that, the first blocks wait for targets
+            assert (blocks["primal"] > 0) == (rank > 0)
+            assert all(end >= begin for _, begin, end in blocks["spans"])
+    assert sum(told(its, "eval", "answers")[-1] for its in events) == 9
+    assert (plan.folder / MODEL).exists()
+    floats = 3 * BATCH * 512 * 4 + 8  # a mini-batch has the examples of three workers
+    assert set(told(events[1], name="payload_sent")[1:-1]) == {2 * floats}
+
+
+@pytest.mark.parametrize("spec", [ONLINE, "block_admm(blocks=3, mode='batch', targets=qsgd(levels=7))"])
+def test_a_resumed_training_does_the_same_bits(pool, plan, spec):
+    plan = replace(plan, spec=spec, checkpoint_every=1)
+    whole = pool.run(3, events_of, plan)
+    model = torch.load(plan.folder / MODEL)
+    again = replace(plan, resume_from=plan.folder / f"step-{STEPS - 1:06d}")
+    rest = pool.run(3, events_of, again)
+    for events, later in zip(whole, rest, strict=True):
+        assert told(events)[STEPS - 1 :] == told(later)
+    found = torch.load(plan.folder / MODEL)
+    assert all(torch.equal(model[key], found[key]) for key in model)
+    with pytest.raises(StateError, match="trained with spec="):
+        pool.run(3, events_of, replace(again, spec="block_admm(blocks=3, beta=2.0)"))
+
+
+def test_the_command_trains_blocks_from_end_to_end(tmp_path):
+    command = [
+        *(sys.executable, "-m", "laconic.cli.main", "train", "digits", "--model", "mlp", "--workers", "3"),
+        *("--with", ONLINE, "--against", "dense()", "--steps", "40", "--out", str(tmp_path), "--name", "run"),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    dense, blocks = summary["rows"]
+    assert summary["complete"] and blocks["spec"] == ONLINE and blocks["steps"] == dense["steps"] == 40
+    assert blocks["accuracy"]["mean"] > 0.8
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Blocks side by side" in page and "two or more do in" in page and "1 to 2" in page
