@@ -25,8 +25,8 @@ class Link:
     """This worker and one server, for one optimiser.
 
     `flat`, `grad`, `residual`: float32 (n,) of the tensors there, on the host. A biased codec's residual
-    keeps what was not sent; of a refused gradient that is all of it. `pair` is None on replicas that leave
-    the talking to the first of their group.
+    keeps what was not sent; of a refused gradient that is all of it. `staleness`: of the last push, None if it
+    was refused. `pair` is None on replicas that leave the talking to the first of their group.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Link:
         self.flat, self.grad = torch.zeros(self.layout.numel), torch.zeros(self.layout.numel)
         self.residual = torch.zeros(self.layout.numel if self.keeps else 0)
         self.version = 0
+        self.staleness: int | None = 0
         self._name, self._seed, self._number = name, seed, 0
         self._wire = torch.empty(0, dtype=torch.uint8)
         for entry in self.layout:
@@ -82,15 +83,13 @@ class Link:
         """Send what was encoded, with the settings of the optimiser's groups."""
         self._ask(Call(Kind.PUSH, self._number, self.version, [list(groups), step], self._wire))
 
-    def pulled(self, step: int) -> int | None:
-        """Take the server's answer to a push: the staleness of the gradient, or None if it was refused."""
+    def take_answer(self, step: int) -> None:
+        """Take the server's answer to a push: was the gradient applied?"""
         answer = self._hear()
         self._take(answer)
-        if answer.kind == Kind.REFUSED:
-            return None
-        if self.keeps:
+        self.staleness = None if answer.kind == Kind.REFUSED else answer.number
+        if self.keeps and self.staleness is not None:
             self.wires.decode_add_(self._wire, self.residual, -1.0, step)
-        return answer.number
 
     def pull(self) -> None:
         """Take the server's tensors as they are now."""

@@ -84,8 +84,14 @@ class Pushing(Controller):
                 " optimizer.zero_grad() and go on, or lower the learning rate"
             )
         self._led_at_once(self._push)
+        found = [link.staleness for link in self._links]
+        if None in found:
+            self.refused += 1
+        else:
+            self.staleness[max(each or 0 for each in found)] += 1
         self._load()
         self.steps += 1
+        vars(self._optimizer)["_opt_called"] = True  # a schedule of torch looks whether steps come first
 
     def _push(self) -> None:
         began = time.perf_counter()
@@ -95,11 +101,8 @@ class Pushing(Controller):
         self._seconds.encode_s += time.perf_counter() - began
         for link in self._links:  # to all servers first: they work at the same time
             link.push(groups, self.steps)
-        found = [link.pulled(self.steps) for link in self._links]
-        stale = [each for each in found if each is not None]
-        self.refused += len(stale) < len(found)
-        if len(stale) == len(found):
-            self.staleness[max(stale)] += 1
+        for link in self._links:
+            link.take_answer(self.steps)
         self.dense_bytes += sum(link.dense_sent for link in self._links)
 
     def _led(self, act: Callable[[Link], None]) -> None:
@@ -128,8 +131,9 @@ class Pushing(Controller):
             raise failure
         for link in self._links if self.comm.size > 1 else ():
             self.comm.broadcast(link.flat)
-            numbers = torch.tensor([link.version])
-            link.version = int(self.comm.broadcast(numbers))
+            numbers = torch.tensor([link.version, -1 if link.staleness is None else link.staleness])
+            link.version, staleness = self.comm.broadcast(numbers).tolist()
+            link.staleness = None if staleness < 0 else staleness
 
     def _load(self) -> None:
         for link in self._links:

@@ -24,6 +24,7 @@ from laconic.strategies.membership.heartbeats import Heartbeats
 
 log = logging.getLogger("laconic")
 LOOK_S = 0.5  # between two looks at who is alive
+GRACE_S = 1.0  # for workers that have failed
 BEATS = "replicator"
 
 
@@ -121,6 +122,7 @@ def serve(pairs: Mapping[int, Comm], world: Comm, terms: Terms, limit: int) -> N
     if service.error is not None:
         raise service.error
     if pairs and len(service.lost) == len(pairs):
+        time.sleep(GRACE_S)  # their own errors come first, and tell more
         why = next(iter(service.lost.values()))
         raise PeerError(f"server {world.rank}: all {len(pairs)} workers are lost, the first because: {why}")
 
