@@ -25,8 +25,8 @@ class Link:
     """This worker and one server, for one optimiser.
 
     `flat`, `grad`, `residual`: float32 (n,) of the tensors there, on the host. A biased codec's residual
-    keeps what was not sent; of a refused gradient that is all of it. `staleness`: of the last push, None if it
-    was refused. `pair` is None on replicas that leave the talking to the first of their group.
+    keeps what was not sent; of a refused gradient that is all of it. `staleness`: of the last push, or
+    None if it was refused. `pair` is None on replicas that leave the talking to the first of their group.
     """
 
     def __init__(
