@@ -83,7 +83,16 @@ def stop_and_go(spec):
     return same, moved, held
 
 
-@pytest.mark.parametrize(("spec", "held"), [("sgp()", 2), ("diloco(every=2)", 2), ("topk(density=0.1)", 1)])
+@pytest.mark.parametrize(
+    ("spec", "held"),
+    [
+        ("sgp()", 2),
+        ("diloco(every=2)", 2),
+        ("diloco(every=5, fragments=2, overlap=1, mix=0.5)", 2),
+        ("sparseloco(every=2)", 2),
+        ("topk(density=0.1)", 1),
+    ],
+)
 def test_muon_beside_adamw_is_saved_and_goes_on(pool, spec, held):
     assert pool.run(2, stop_and_go, spec) == [(True, True, held), (True, True, 0)]
 
