@@ -39,6 +39,8 @@ METHODS = (
     "stc(density=0.05, down=0.05)",
     "majority_vote()",
     "by_name({'*0.*': qsgd(levels=127), '*': topk(density=0.05)})",
+    "ef21_sgdm(topk(density=0.05))",
+    "demo(density=0.05)",
     "comp_ams(topk(density=0.05))",
     "onebit_adam(warmup_steps=2)",
     "zero_one_adam(freeze_steps=2, kappa=1)",
