@@ -29,6 +29,7 @@ from benchmarks.pages import large_batches as large_batches_page
 from benchmarks.pages import low_bit as low_bit_page
 from benchmarks.pages import meta as meta_page
 from benchmarks.pages import methods as methods_page
+from benchmarks.pages import outer as outer_page
 from benchmarks.pages import partitions as partitions_page
 from benchmarks.pages import pipelines as pipelines_page
 from benchmarks.pages import precision as precision_page
@@ -186,6 +187,8 @@ if auto_page.RESULTS.exists():
 if meta_page.kept()["sinusoids"]:
     WHOLE[ROOT / "docs" / "meta_learning.md"] = meta_page.page
     WHOLE[ROOT / "docs" / "meta_learning.svg"] = meta_page.picture
+if outer_page.done(outer_page.DENSE):
+    WHOLE[ROOT / "docs" / "outer.md"] = outer_page.page
 if precision_page.FOLDER.exists():
     WHOLE[ROOT / "docs" / "precision.md"] = precision_page.page
 if rigl_page.FOLDER.exists():

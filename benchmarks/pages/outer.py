@@ -1,0 +1,102 @@
+"""docs/outer.md: bytes to dense data parallelism's loss, with figures of benchmarks/results/outer/."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.outer import (
+    BATCH,
+    DENSE,
+    FEWER,
+    HELD,
+    OTHERS,
+    PATIENCE,
+    RATES,
+    SEEDS,
+    STEPS,
+    WORKERS,
+    Contender,
+    done,
+)
+from benchmarks.pages.tables import table
+
+__all__ = ["DENSE", "done", "page"]
+
+LINK = 100e6 / 8  # bytes a second
+HEAD = f"""# Bytes to the same loss
+
+`make docs` writes this page from the results of `python -m benchmarks.outer` in `benchmarks/results/outer/`.
+
+{WORKERS} workers train a small GPT on Shakespeare, letter by letter, {BATCH} windows of 64 letters a step.
+Dense data parallelism with AdamW does {STEPS} steps; the others train until the mean of their workers has its
+test loss of the same seed, or {PATIENCE:g} times as many steps. Each has the best of {len(RATES)} learning
+rates, chosen on the first seed. *MB* is what a worker puts on the wire until then, packet headers included;
+it does not depend on the link. *seconds* is how long that occupies 100 Mbit/s, compute apart: with `overlap=`
+it is beside compute, without in bursts between it.
+"""
+TOLD = ("contender", "spec", "optimiser", "rate", "seeds", "steps", "MB", "fewer", "seconds at 100 Mbit/s")
+
+
+def page() -> str:
+    """The page, of the runs that are done."""
+    return written({each.name: done(each) for each in (DENSE, *OTHERS)})
+
+
+def written(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """The page on these runs, by contender."""
+    base = {row["seed"]: row["curve"][-1][2] for row in found[DENSE.name]}
+    lines = [HEAD]
+    if not base:
+        return HEAD
+    parameters = next(iter(found[DENSE.name]))["parameters"]
+    losses = [row["curve"][-1][1] for row in found[DENSE.name]]
+    lines += [
+        f"The model has {parameters:,} parameters; dense data parallelism ends at a test loss of"
+        f" {statistics.mean(losses):.3f}.",
+        "",
+    ]
+    rows = [cells(each, found[each.name], base) for each in (DENSE, *OTHERS) if found[each.name]]
+    lines += table(TOLD, rows)
+    lines += ["", *verdicts(found, base), ""]
+    return "\n".join(lines)
+
+
+def reached(row: Mapping[str, Any]) -> bool:
+    """Whether a run has come to dense's loss."""
+    return bool(row["target"] == 0 or row["curve"][-1][1] <= row["target"])
+
+
+def fewer(rows: Sequence[Mapping[str, Any]], base: Mapping[int, float]) -> float:
+    """How many times fewer megabytes than dense of the same seeds, in all."""
+    return sum(base[row["seed"]] for row in rows) / sum(row["curve"][-1][2] for row in rows)
+
+
+def cells(contender: Contender, rows: Sequence[Mapping[str, Any]], base: Mapping[int, float]) -> list[str]:
+    """A row of the table: means over seeds; with `>` where a seed did not come to dense's loss."""
+    least = "" if all(map(reached, rows)) else "> "
+    steps = statistics.mean(row["curve"][-1][0] for row in rows)
+    sent = statistics.mean(row["curve"][-1][2] for row in rows)
+    times = "-" if contender is DENSE else "not reached" if least else f"{fewer(rows, base):.0f} times"
+    optimiser = "Muon, AdamW" if contender.muon else "AdamW"
+    figures = [f"{least}{steps:.0f}", f"{least}{sent:.4g}", times, f"{least}{sent * 1e6 / LINK:.3g}"]
+    named = [contender.name, f"`{contender.spec}`", optimiser, f"{rows[0]['rate']:g}", str(len(rows))]
+    return named + figures
+
+
+def verdicts(found: Mapping[str, Sequence[Mapping[str, Any]]], base: Mapping[int, float]) -> list[str]:
+    """What the bar says of those that are held to it."""
+    told = []
+    for name in HELD:
+        rows = found[name]
+        if len(rows) < len(SEEDS):
+            told.append(f"- `{name}`: {len(rows)} of {len(SEEDS)} seeds are done.")
+        elif not all(map(reached, rows)):
+            told.append(f"- `{name}` does not come to dense's loss in {PATIENCE:g} times its steps.")
+        else:
+            verdict = "met" if fewer(rows, base) >= FEWER else "missed"
+            told.append(
+                f"- `{name}`: {fewer(rows, base):.0f} times fewer bytes; the bar of {FEWER} is {verdict}."
+            )
+    return told
