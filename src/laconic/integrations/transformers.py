@@ -1,0 +1,103 @@
+"""The Trainer of transformers: a callback that compresses what its ranks exchange.
+
+The Trainer wraps the model inside `train`, and gives its callbacks the bare one: so this one is made with the
+Trainer at hand, whose `model_wrapped` it takes as training begins.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+
+from laconic.ddp.compress import compress, inside
+from laconic.ddp.handle import Handle
+from laconic.integrations import folder
+
+if TYPE_CHECKING:
+    from laconic.ddp.fsdp import ShardedHandle
+
+
+class TrainerCompression(TrainerCallback):
+    """Compresses the gradients of a Trainer, `trainer.add_callback(TrainerCompression(trainer, "auto()"))`.
+
+    Accumulation, mixed precision and clipping go on as they are; with momentum correction (`dgc`) set
+    `max_grad_norm=0` and use its own `clip=`. Each checkpoint gets a file laconic.pt with the memory of all
+    ranks, and `train(resume_from_checkpoint=...)` goes on from it with the same bits, on as many ranks.
+    Trials of a hyperparameter search, and checkpoints under `save_only_model`, get none.
+
+    Args:
+        trainer: The Trainer that it is added to.
+        spec: As `laconic.compress` takes it.
+        seed: Of sampling and stochastic rounding; equal on all ranks. Default: 0.
+
+    Attributes:
+        handle: What `laconic.compress` returned, from the start of training on; its figures stay.
+    """
+
+    def __init__(self, trainer: Trainer, spec: Any, *, seed: int = 0) -> None:
+        self.trainer, self.spec, self.seed = trainer, spec, seed
+        self.handle: Handle | ShardedHandle | None = None
+        self._resumed: Path | None = None
+        self._attached = False
+        trainer.train = self._noting(trainer.train)
+
+    def _noting(self, train: Any) -> Any:
+        """The Trainer's `train`, which notes where it resumes: no callback is told."""
+
+        @functools.wraps(train)
+        def noted(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+            given = resume_from_checkpoint
+            if given is True:
+                given = get_last_checkpoint(self.trainer.args.output_dir)
+            self._resumed = Path(given) if given else None
+            found = train(resume_from_checkpoint, *args, **kwargs)
+            self._detach()
+            return found
+
+        return noted
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Attach to the wrapped model, and go on from the checkpoint that the Trainer has loaded.
+
+        Raises:
+            AttachError: The model is sharded by FSDP1, driven by DeepSpeed, or does not suit the method.
+            StateError: What the checkpoint holds is of another run.
+        """
+        self._detach()  # of an attempt with a larger batch, under auto_find_batch_size
+        model, resumed = self.trainer.model_wrapped, self._resumed
+        if args.world_size == 1 and inside(model) is None:
+            warnings.warn(
+                "there is one process, so nothing is exchanged and nothing compressed: torchrun"
+                " --nproc-per-node 2 starts two",
+                stacklevel=2,
+            )
+            return
+        self.handle = compress(model, self.trainer.optimizer, self.spec, seed=self.seed)
+        self._attached = True
+        if resumed is not None and not folder.load(self.handle, resumed):
+            warnings.warn(
+                f"{resumed} was saved without {folder.NAME}.pt: {self.handle.method} begins with an empty"
+                " memory",
+                stacklevel=2,
+            )
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Write the memory of all ranks beside the model that the Trainer has just saved."""
+        if self.handle is None or args.save_only_model or state.is_hyper_param_search:
+            return
+        folder.save(self.handle, Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+
+    def _detach(self) -> None:
+        """Make model and optimiser plain again."""
+        if self._attached and self.handle is not None:
+            self._attached = False
+            self.handle.remove()
