@@ -22,6 +22,7 @@ from benchmarks.pages import accuracy as accuracy_page
 from benchmarks.pages import activations as activations_page
 from benchmarks.pages import admm as admm_page
 from benchmarks.pages import auto as auto_page
+from benchmarks.pages import block_admm as block_admm_page
 from benchmarks.pages import change_coding as change_coding_page
 from benchmarks.pages import entropy as entropy_page
 from benchmarks.pages import federated as federated_page
@@ -172,11 +173,13 @@ WHOLE: dict[Path, Callable[[], str]] = {
     ROOT / "docs" / "methods.md": methods_page.page,
     ROOT / "docs" / "accuracy.md": accuracy_page.page,
     ROOT / "docs" / "admm.md": admm_page.page,
+    ROOT / "docs" / "block_admm.md": block_admm_page.page,
     ROOT / "docs" / "entropy.md": entropy_page.page,
     ROOT / "docs" / "low_bit.md": low_bit_page.page,
     ROOT / "docs" / "scaling.md": scaling_page.page,
     ROOT / "docs" / "scaling.svg": scaling_page.picture,
     **partitions_page.pictures(ROOT / "docs"),
+    **block_admm_page.pictures(ROOT / "docs"),
 }
 if admm_page.grouped():
     WHOLE[ROOT / "docs" / "admm.svg"] = admm_page.picture
