@@ -24,7 +24,7 @@ def main(folder: Path, case: dict[str, Any]) -> None:
     torch.set_num_threads(1)
 
     def replica(replicator: laconic.Replicator) -> None:
-        told = train(replicator, **case)
+        told = train(replicator, folder, **case)
         (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(told))
 
     laconic.Replicator(case["spec"]).launch(replica)
@@ -32,6 +32,7 @@ def main(folder: Path, case: dict[str, Any]) -> None:
 
 def train(
     replicator: laconic.Replicator,
+    folder: Path,
     spec: str,
     sleep_s: float,
     repeat: int,
@@ -63,6 +64,7 @@ def train(
 
     batches = replicator.make_input(lambda context: iter(lambda: examples(BATCH, rng), None))
     cross_entropy(model(examples(BATCH, rng)[0]), torch.zeros(BATCH, dtype=torch.int64)).backward()
+    together(folder, replicator.groups * replicator.replicas)
     began, steps = time.monotonic(), 0  # the same clock in all processes of a machine
     while optimizer.updates * replicator.replicas < gradients:
         replicator.run(step, batches, steps=1)
@@ -80,6 +82,13 @@ def train(
         "refused": stats.refused,
         "sharing": replicator.replicas,
     }
+
+
+def together(folder: Path, workers: int) -> None:
+    """Wait until all workers are here: they meet in a folder, as nothing in `async` lets them."""
+    (folder / f"{os.environ['RANK']}.here").touch()
+    while len(list(folder.glob("*.here"))) < workers:
+        time.sleep(0.005)
 
 
 if __name__ == "__main__":

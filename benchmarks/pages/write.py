@@ -34,6 +34,7 @@ from benchmarks.pages import outer as outer_page
 from benchmarks.pages import partitions as partitions_page
 from benchmarks.pages import pipelines as pipelines_page
 from benchmarks.pages import precision as precision_page
+from benchmarks.pages import replicator as replicator_page
 from benchmarks.pages import rigl as rigl_page
 from benchmarks.pages import scaling as scaling_page
 from benchmarks.pages import situations
@@ -54,6 +55,7 @@ BLOCKED = (
     "partitions",
     "pipelines",
     "quick_start",
+    "replicator",
 )  # pages with blocks in them
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in BLOCKED))
 
@@ -167,6 +169,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "large_batches": large_batches_page.large,
     "batch_augmentation": large_batches_page.copies,
     "change_coding": change_coding_page.block,
+    "replicator_script": replicator_page.script,
+    "replicator": replicator_page.block,
 }
 
 WHOLE: dict[Path, Callable[[], str]] = {
