@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
 
 import pytest
 import torch
@@ -196,6 +198,33 @@ def test_it_starts_from_the_first_replica_and_counts_bytes() -> None:
         assert ratio > 10
         assert staleness == {0: 1}
         assert names == ("weight", "bias")
+
+
+def test_tensors_of_several_dtypes_and_sparse_gradients_stay_equal() -> None:
+    def main(replicator: Replicator) -> list[torch.Tensor]:
+        torch.manual_seed(replicator.replica)
+        table = nn.Embedding(10, 4, sparse=True)
+        half, whole = nn.Parameter(torch.randn(4, 4).bfloat16()), nn.Parameter(torch.randn(4))
+        unused = nn.Parameter(torch.ones(2))
+        held = [*table.parameters(), half, whole, unused]
+        optimizer = replicator.wrap_optimizer(torch.optim.SGD(held, lr=0.1))
+        row = table(torch.tensor([replicator.replica]))
+        (row @ half.float() * whole).sum().backward()
+        optimizer.step()
+        return [each.detach() for each in held]
+
+    first, second = Replicator("local(replicas=2)").launch(main)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert torch.equal(first[-1], torch.ones(2))
+
+
+def test_no_thread_outlives_a_launch() -> None:
+    before = threading.active_count()
+    Replicator("local(replicas=2)").launch(trained)
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
 
 
 def test_all_stop_at_the_end_of_the_shortest_input() -> None:

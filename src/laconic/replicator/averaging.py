@@ -44,6 +44,10 @@ class Averaging(GradientController):
                 bucket.give()
         update()
 
+    def end(self) -> None:
+        """End the exchange's thread, without a word to the others."""
+        self.handle.buckets.end()
+
 
 def averaging(seat: Seat, optimizer: Optimizer, compressor: Any, name: str, seed: int) -> Averaging:
     """Bind it on this replica, from the first replica's parameters. Called by all replicas in sync.

@@ -72,7 +72,7 @@ class GradientBucket:
             if each.grad is None:
                 view.zero_()
             else:
-                view.copy_(each.grad.to_dense() if each.grad.is_sparse else each.grad)
+                view.copy_(dense(each.grad))
 
     def give(self) -> None:
         """Copy what is in the buffer to the parameters' gradients."""
@@ -80,6 +80,11 @@ class GradientBucket:
             if each.grad is None or each.grad.is_sparse:
                 each.grad = torch.empty_like(each)
             each.grad.copy_(view)
+
+
+def dense(grad: Tensor) -> Tensor:
+    """A gradient as a dense tensor, as an embedding may have a sparse one."""
+    return grad.detach().to_dense() if grad.is_sparse else grad.detach()
 
 
 def buckets(parameters: Sequence[Tensor]) -> list[GradientBucket]:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from laconic.core import arguments
 from laconic.core.errors import AttachError, DataError, SpecError
+from laconic.replicator.averaging import Averaging
 from laconic.replicator.collectives import Group
 from laconic.replicator.deployment import Seat, Terms, deployment_of
 from laconic.replicator.inputs import PER_WORKER, InputFn, Replication, inputs
@@ -107,16 +108,26 @@ class Replicator(Meetings):
             replica = Replicator(self.deployment, debug=self._debug, devices=self._devices)
             replica._terms = self._terms
             replica._sit(seat)
-            result = main(replica)
-            replica._order.check(END)
+            try:
+                result = main(replica)
+                replica._order.check(END)
+            finally:
+                replica._end()
             return result
 
         return self.deployment.launch(play, self._terms)
 
     def close(self) -> None:
         """Leave the group of a Replicator that was used without `launch`."""
+        self._end()
         close, self._close, self._seat = self._close, _nothing, None
         close()
+
+    def _end(self) -> None:
+        for each in self._optimizers.values():
+            if isinstance(each.controller, Averaging):
+                each.controller.end()
+        self._optimizers = {}
 
     def _sit(self, seat: Seat) -> None:
         self._seat = seat

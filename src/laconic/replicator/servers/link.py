@@ -14,6 +14,7 @@ from laconic.core.framing import as_bytes
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.replicator.deployment import Seat
+from laconic.replicator.parameters import dense
 from laconic.replicator.servers.calls import Call, Kind, receive, send
 from laconic.replicator.servers.described import view
 from laconic.replicator.servers.pairs import SERVER
@@ -72,7 +73,7 @@ class Link:
             if given is None:
                 part.zero_()
             else:
-                part.copy_(given.detach())
+                part.copy_(dense(given))
 
     def encode(self, step: int) -> None:
         """Encode the gradient, and what earlier ones have left behind."""

@@ -1,0 +1,169 @@
+"""Parameter servers in threads: what is pushed is applied once, and what is kept back is not lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from laconic.comm.loopback import Loopback
+from laconic.core.errors import PeerError, StateError, WireError
+from laconic.core.turn import Turn
+from laconic.replicator.deployment import Seat, Terms
+from laconic.replicator.deployments.groups import serve_or_play
+from laconic.replicator.servers.calls import Call, Kind, receive, send
+from laconic.replicator.servers.described import dealt, described
+from laconic.replicator.servers.pushing import Pushing
+from laconic.replicator.servers.share import Share
+
+SHAPES = ((20, 30), (20,), (40, 5))
+
+
+def parameters() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
+
+
+def gradient(worker: int, step: int) -> list[torch.Tensor]:
+    rng = torch.Generator().manual_seed(100 * worker + step)
+    return [torch.randn(shape, generator=rng) for shape in SHAPES]
+
+
+def world(
+    ranks: int, play, *, size: int = 1, servers: int = 1, staleness: int = 1000, terms: Terms | None = None
+):
+    """The results of the replicas in a world of threads."""
+
+    def rank(comm: Loopback):
+        return serve_or_play(comm, size, servers, staleness, play, terms or Terms())
+
+    return [each for results in Loopback.run(ranks, rank) for each in results]
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("compressor", ["dense()", "topk(density=0.05)", "qsgd(levels=127)"])
+def test_all_gradients_arrive_or_wait_in_the_residual(compressor: str, servers: int) -> None:
+    """By SGD of rate 1 from zero: parameters = -(sum of gradients - what is kept back); rounding to 1e-4."""
+
+    def play(seat: Seat):
+        held = parameters()
+        controller = Pushing(seat, torch.optim.SGD(held, lr=1.0), compressor, "it", seed=0, number=0)
+        for step in range(5):
+            for each, grad in zip(held, gradient(seat.group, step), strict=True):
+                each.grad = grad
+            controller.step(lambda: pytest.fail("servers step, not workers"), None)
+        seat.comm.all_reduce(torch.zeros(1))
+        kept = {key: value for link in controller._links for key, value in residuals(link).items()}
+        return controller, held, kept
+
+    def residuals(link):
+        empty = link.residual if link.keeps else torch.zeros_like(link.flat)
+        return {
+            entry.name: empty[entry.offset : entry.offset + entry.numel].view(entry.shape)
+            for entry in link.layout
+        }
+
+    done = world(3 + servers - 1, play, servers=servers)
+    latest = max(done, key=lambda found: found[0].stats().updates)
+    assert latest[0].stats().updates == 10
+    for i in range(len(SHAPES)):
+        given = sum(gradient(worker, step)[i] for worker in range(2) for step in range(5))
+        waiting = sum(kept[str(i)] for _, _, kept in done)
+        tolerance = 1e-4 if "qsgd" not in compressor else 1.0  # unbiased: right on average only
+        torch.testing.assert_close(latest[1][i].detach(), waiting - given, rtol=0, atol=tolerance)
+    if "topk" in compressor:
+        assert all(kept["0"].abs().sum() > 0 for _, _, kept in done)
+
+
+def share(limit: int = 3, file: Path | None = None, every: int = 100, shapes=SHAPES) -> Share:
+    named = {f"{i}": nn.Parameter(torch.zeros(shape)) for i, shape in enumerate(shapes)}
+    told = described(torch.optim.SGD(named.values(), lr=1.0), {p: name for name, p in named.items()})
+    told |= {"name": "it", "compressor": "dense()", "number": 0}
+    told["tensors"] = [[name, list(each.shape)] for name, each in named.items()]
+    return Share(told, torch.zeros(sum(each.numel() for each in named.values())), limit, file, every)
+
+
+def test_staleness_counts_updates_since_the_pull() -> None:
+    held = share(limit=2)
+    groups = [{"lr": 0.5}]
+    wire = held.wires.encode(torch.ones_like(held.flat), Turn(0))
+    assert [held.push(groups, version, wire, 0) for version in (0, 0, 1, 0, 3)] == [0, 1, 1, None, 0]
+    assert held.version == 4
+    assert held.refused == 1
+    assert dict(held.staleness) == {0: 2, 1: 2}
+    torch.testing.assert_close(held.flat, torch.full_like(held.flat, -2.0))
+
+
+def test_a_checkpoint_goes_on_and_another_models_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "folder" / "it.pt"
+    first = share(file=file, every=2)
+    wire = first.wires.encode(torch.ones_like(first.flat), Turn(0))
+    for version in range(3):
+        first.push([{"momentum": 0.9}], version, wire, 0)
+    assert torch.load(file, weights_only=True)["version"] == 2
+    first.save()
+    second = share(file=file, every=2)
+    assert second.version == 3
+    for each in (first, second):
+        each.push([{"momentum": 0.9}], 3, wire, 0)
+    assert torch.equal(first.flat, second.flat)  # momentum too
+    assert [each.name for each in file.parent.iterdir()] == [file.name]
+    with pytest.raises(StateError, match="holds other tensors"):
+        share(file=file, shapes=((3, 3),))
+
+
+def test_tensors_are_dealt_evenly_and_whole() -> None:
+    sizes = [7, 100, 3, 90, 50, 1]
+    homes = dealt(sizes, servers=3)
+    loads = [
+        sum(size for size, home in zip(sizes, homes, strict=True) if home == server) for server in range(3)
+    ]
+    assert max(loads) == 100
+    assert sum(loads) == sum(sizes)
+    assert dealt([5], servers=4) == [0]
+
+
+def test_what_is_no_call_is_refused() -> None:
+    def play(comm: Loopback) -> Call | None:
+        if comm.rank == 0:
+            send(comm, 1, Call(Kind.PUSH, 2, 3, {"lr": [0.1]}, torch.arange(5, dtype=torch.uint8)))
+            comm.exchange({1: torch.tensor([99, 8, 0, 0])}, {})
+            return None
+        call = receive(comm, 0)
+        with pytest.raises(WireError, match="begins with"):
+            receive(comm, 0)
+        return call
+
+    call = Loopback.run(2, play)[1]
+    assert call is not None and call.tensors is not None
+    assert (call.kind, call.number, call.version, call.told) == (Kind.PUSH, 2, 3, {"lr": [0.1]})
+    assert call.tensors.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_push_to_an_optimiser_that_was_not_opened() -> None:
+    def play(seat: Seat) -> str:
+        (pair,) = seat.servers
+        send(pair, 0, Call(Kind.PULL, 5))
+        return str(receive(pair, 0).told)
+
+    assert world(2, play) == ["no optimiser 5 was opened here"]
+
+
+def test_a_group_hears_why_its_first_replica_failed() -> None:
+    def play(seat: Seat) -> None:
+        plain = torch.optim.SGD(parameters(), lr=1.0)
+        if seat.comm.rank == 0:
+            with pytest.raises(WireError, match="codec is damaged"):
+                broken(seat, plain)
+        else:
+            with pytest.raises(PeerError, match="replica 0 of this group says: codec is damaged"):
+                broken(seat, plain)
+
+    def broken(seat: Seat, plain: torch.optim.Optimizer) -> None:
+        def fail() -> None:
+            raise WireError("codec is damaged")
+
+        Pushing(seat, plain, "dense()", "it", seed=0, number=0)._led_at_once(fail)
+
+    world(3, play, size=2)
