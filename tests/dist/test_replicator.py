@@ -258,3 +258,26 @@ def test_debug_names_the_collective_that_differs(pool):
         PeerError, match=r"replicas differ at collective 2: all_gather.*0, 2.*all_mean.*replica 1"
     ):
         pool.run(3, disagreeing)
+
+
+def stopping(who):
+    """This rank is stopped, not dead, in its third step: it sends nothing, and no connection closes."""
+
+    def main(replicator):
+        def pause(step):
+            if step == 3 and dist.get_rank() == who:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(0.02)
+
+        return trained(replicator, 20, pause)[1].updates
+
+    return Replicator("async(staleness=100)").launch(main)
+
+
+@pytest.mark.soak
+def test_a_worker_that_hangs_keeps_nobody(pool):
+    """Its heartbeat tells the server, after 3 seconds, that it need not wait for a goodbye."""
+    outcomes = pool.fresh(3, stopping, 2, timeout_s=12)
+    assert [outcomes[rank].error for rank in (0, 1)] == [None, None]
+    assert outcomes[1].value[0] >= 20
+    assert "not done" in str(outcomes[2].error)
