@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from laconic.cli.main import app
 
 LIMIT_S = 120
 REFUSED = "import laconic\nfrom beside import SPEC\n\nlaconic.parse(SPEC)\n"
@@ -42,3 +48,62 @@ def test_a_fault_of_the_script_keeps_its_own_traceback(tmp_path: Path) -> None:
     assert place == f'  File "{tmp_path / "script.py"}", line 5, in <module>'
     assert error == "ZeroDivisionError: the script's argument"
     assert said.startswith("laconic: rank 1: ") and said.endswith("exit code 1; its output is above")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{script}", "--nproc-per-node", "x"], "torchrun: Unsupported nproc_per_node value: x"),
+        (["{script}", "--bogus", "2"], "torchrun: unrecognized arguments: --bogus"),
+        (["--nproc-per-node", "2"], "torchrun: the following arguments are required: training_script"),
+    ],
+)
+def test_what_torchrun_refuses_is_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    said = CliRunner().invoke(app, ["run", *(each.format(script=script) for each in arguments)])
+    assert (said.exit_code, said.stdout, said.stderr.count("\n")) == (2, "", 1)
+    assert said.stderr.startswith(f"laconic: {words}")
+
+
+DYING = """
+import os, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import laconic
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+handle = laconic.compress(model, optimizer, "cgx()")
+for step in range(3):
+    if step == 2 and dist.get_rank() == 0:
+        os._exit(0)
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_dying_peer_is_called_so_on_the_healthy_rank(tmp_path: Path) -> None:
+    """Each rank by itself: `laconic run` would kill the healthy one."""
+    (tmp_path / "dying.py").write_text(DYING)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(tmp_path / "dying.py")],
+            env=os.environ | place | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = ranks[1].communicate(timeout=180)[1]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    last = [line for line in said.splitlines() if "Error" in line][-1]
+    assert "laconic.core.errors.PeerError: a peer of rank 1 died, left or was late" in last, said
+    assert "Unable to cast" not in last and "GLHF" not in last

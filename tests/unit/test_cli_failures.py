@@ -85,6 +85,28 @@ def test_a_refused_resume_leaves_the_older_report_as_it_is(
     assert files == {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
 
 
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/dev/full takes nothing, like a disk without room."""
+    failing(monkeypatch, WorkerFailed(REASON, expected=True), steps=3)
+    opened = Path.open
+
+    def full(path: Path, *args: object, **kwargs: object) -> object:
+        return opened(Path("/dev/full") if path.name == EVENTS else path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", full)
+    result = train(tmp_path)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert "No space left on device; make room or give another --out" in result.stderr
+
+
+def test_out_that_is_a_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    for out in (tmp_path / "taken", tmp_path / "taken" / "deeper"):
+        result = train(out)
+        assert result.exit_code == 2 and result.stderr.count("\n") == 1
+        assert f"--out: {tmp_path / 'taken'} is a file, and runs need a folder" in result.stderr
+
+
 def test_a_run_in_the_way_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, WorkerFailed(REASON, expected=True), steps=3)
     train(tmp_path)

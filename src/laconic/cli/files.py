@@ -57,6 +57,8 @@ def check_free(folder: Path, *, overwrite: bool, way_out: str) -> None:
     `overwrite`: an older run may be deleted; `way_out`: what else to do about it. A run that has measured
     nothing is nobody's loss.
     """
+    if in_the_way := next((each for each in folder.parents if each.exists() and not each.is_dir()), None):
+        raise SpecError(f"--out: {in_the_way} is a file, and runs need a folder: give another")
     if not folder.exists():
         return
     if not (folder / CONFIG).exists():

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from laconic.cli.console import errors
 from laconic.cli.demo import demo
+from laconic.cli.disk import full
 from laconic.cli.doctor import doctor
 from laconic.cli.federate import federate
 from laconic.cli.lab import lab
@@ -31,6 +32,11 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except LaconicError as error:
             errors().print(f"laconic: {error}", style="bold red", markup=False)
+            raise typer.Exit(2) from None
+        except OSError as error:
+            if (words := full(error)) is None:
+                raise
+            errors().print(f"laconic: {words}", style="bold red", markup=False)
             raise typer.Exit(2) from None
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,12 +38,12 @@ def run(
     if not arguments[0].startswith("-") and not Path(arguments[0]).exists():
         raise SpecError(f"there is no script {arguments[0]!r} in {Path.cwd()}; give its path")
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args  # slow to import, so only here
+    from torch.distributed.run import config_from_args, parse_args  # slow to import, so only here
     from torch.distributed.run import run as start
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, without its long warning
     logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.CRITICAL)
-    given = parse_args(torchrun_arguments(arguments))  # type: ignore[no-untyped-call]
+    given = checked(torchrun_arguments(arguments), parse_args, config_from_args)
     if int(given.max_restarts):  # else restarted workers find the old addresses in the shared store
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     script = given.training_script
@@ -54,6 +57,24 @@ def run(
             f"laconic: {reason(script, *error.get_first_failure())}", style="bold red", markup=False
         )
         raise typer.Exit(FAILED) from None
+
+
+def checked(words: list[str], parse: Callable[..., Any], configure: Callable[..., Any]) -> Any:
+    """torchrun's arguments, parsed. Raises `SpecError` with the last line that it says of wrong ones."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            given = parse(words)
+            configure(given)
+    except SystemExit as end:
+        if not end.code:  # --help
+            raise
+        why = (said.getvalue().strip().splitlines() or ["wrong arguments"])[-1].rpartition("error: ")[2]
+    except ValueError as error:
+        why = str(error)
+    else:
+        return given
+    raise SpecError(f"torchrun: {why}; `laconic run --help` shows the order, `torchrun --help` its flags")
 
 
 def reason(script: str, rank: int, failure: ProcessFailure) -> str:

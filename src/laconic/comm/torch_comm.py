@@ -43,6 +43,8 @@ CHILDREN: collections.Counter[str] = collections.Counter()  # groups made of eac
 COUNTERS: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()  # counters made in each group
 OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
+GLOO_ADVICE = "This is typically caused by"  # what follows says nothing of a run of ours
+
 
 class TorchComm(Comm):
     """The ranks of a process group. Tensors stay on their device; on a GPU, gloo copies through the host.
@@ -291,7 +293,8 @@ class TorchComm(Comm):
             yield
         except RuntimeError as error:
             raise PeerError(
-                f"rank {self.rank} of {self.size}: {name} failed: a peer died, left or was late: {error}"
+                f"a peer of rank {self.rank} died, left or was late: {name} among {self.size} ranks failed:"
+                f" {str(error).partition(GLOO_ADVICE)[0].rstrip('. ')}"
             ) from error
 
     def _check(self, chunks: Sequence[Tensor]) -> None:

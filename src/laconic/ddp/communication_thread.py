@@ -34,6 +34,7 @@ class CommunicationThread:
     def __init__(self, name: str, device: torch.device | None = None) -> None:
         on_gpu = device is not None and device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self.name = name
         self._queue = _Queue(name, self._stream)
         self._thread = start_thread(self._queue.run, name, end=self._queue.end)
         weakref.finalize(self, self._queue.end).atexit = False

@@ -41,7 +41,8 @@ class SgdMomentum(Rule):
         if not isinstance(optimiser, (SGD, LARS)):
             raise AttachError(
                 f"this method continues the momentum of torch.optim.SGD, got {type(optimiser).__name__}: use"
-                " SGD or laconic.optim.LARS, or plain error feedback, such as 'sampled_topk(density=0.001)'"
+                " SGD or laconic.optim.LARS; with Adam and AdamW take 'onebit_adam()', with any optimiser"
+                " 'auto()' or 'cgx()'"
             )
         refuse_settings(optimiser, ("fused", "differentiable", "dampening"), "applies SGD's momentum")
         if missing:

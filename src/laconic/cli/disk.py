@@ -1,0 +1,16 @@
+"""A disk that takes no more: one line instead of a traceback."""
+
+from __future__ import annotations
+
+import errno
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR)  # of a file, if one is named
+
+
+def full(error: OSError) -> str | None:
+    """What to say of a file that cannot be written; None if this is another kind of error."""
+    if error.errno not in FULL and not (error.filename and error.errno in CLOSED):
+        return None
+    where = f" {error.filename}" if error.filename else ""
+    return f"cannot write{where}: {error.strerror}; make room or give another --out"
