@@ -15,6 +15,7 @@ from laconic import recipes as recipes
 from laconic import sparsity as sparsity
 from laconic.core.codec import Codec as Codec
 from laconic.core.spec import parse as parse
+from laconic.core.version import VERSION as __version__
 from laconic.ddp.compress import compress as compress
 from laconic.exchange.state import resize as resize
 from laconic.methods import catalogue as catalogue
@@ -24,6 +25,7 @@ from laconic.strategies.distribute import distribute as distribute
 __all__ = [
     "Codec",
     "Replicator",
+    "__version__",
     "activations",
     "admm",
     "catalogue",

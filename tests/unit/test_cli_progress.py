@@ -5,10 +5,15 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from laconic.cli.progress import Progress
+from laconic.cli.session import sent_before
 from laconic.cli.settings import Settings
+from laconic.report.ledger import read_events
+
+from .test_report_summary import write_run
 
 
 def test_the_last_line_of_a_method_has_nothing_left(tmp_path: Path) -> None:
@@ -29,3 +34,36 @@ def test_the_last_line_of_a_method_has_nothing_left(tmp_path: Path) -> None:
             progress.end("dense()", seed)
     left = [line.rpartition("left ")[2].strip() for line in told.getvalue().splitlines()]
     assert left == ["1:00", "40 s", "20 s", "0 s"]
+
+
+def test_time_left_counts_tests_and_sent_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 1 s and tests of 10 s: after the second of four tests, 20 steps and 2 tests are left."""
+    settings = Settings.of(
+        task="digits", model=None, methods=("dense()",), against=(), workers=1, seeds=1, seed=0, steps=40,
+        batch=None, lr=None, eval_every=10, checkpoint_every=0, data=None, out=tmp_path, name="x",
+        resume=False,
+    )  # fmt: skip
+    told, now = io.StringIO(), [0.0]
+    monkeypatch.setattr("laconic.cli.progress.time.monotonic", lambda: now[0])
+    with Progress(Console(file=told, width=200), settings) as progress:
+        progress.begin("dense()", 0, sent_mb=5.0)
+        for step in range(1, 41):
+            about = {"method": "dense()", "rank": 0, "step": step}
+            now[0] += 1
+            progress.show({**about, "kind": "step", "loss": 1.0, "step_s": 1.0, "network_sent": 1e6})
+            if step % 10 == 0:
+                now[0] += 10
+                progress.show({**about, "kind": "eval", "right": 1, "answers": 2, "loss_sum": 1.0})
+    lines = told.getvalue().splitlines()
+    assert [line.rpartition("left ")[2].strip() for line in lines] == ["1:00", "40 s", "20 s", "0 s"]
+    assert "sent 15.00 MB" in lines[0] and "sent 45.00 MB" in lines[-1]
+
+
+def test_what_a_resumed_training_has_sent_is_read_from_its_ledger(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    (sent,) = {
+        sum(event["network_sent"] for event in read_events(tmp_path) if event["kind"] == "step"
+            and (event["method"], event["seed"], event["rank"]) == ("dense()", 1, 0))
+    }  # fmt: skip
+    assert sent_before(tmp_path, "dense()", 1) == pytest.approx(sent / 1e6) and sent > 0
+    assert sent_before(tmp_path, "nothing()", 1) == 0

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
+from importlib.metadata import version
 from pathlib import Path
+
+from typer.testing import CliRunner
+
+import laconic
+from laconic.cli.main import app
+from laconic.cli.presets import PRESETS
+from laconic.core.spec import find
 
 ROOT = Path(__file__).parents[2]
 PROJECT = (ROOT / "pyproject.toml").read_text()
@@ -27,3 +37,26 @@ def test_the_range_of_torch_is_the_one_that_is_run() -> None:
 def test_hard_dependencies_are_few() -> None:
     (listed,) = re.findall(r"^dependencies = \[\n(.*?)^\]", PROJECT, re.MULTILINE | re.DOTALL)
     assert re.findall(r'"(\w+)', listed) == ["torch", "numpy", "typer", "rich"]
+
+
+def test_the_version_is_told_alike() -> None:
+    (written,) = re.findall(r'^version = "(.*)"$', PROJECT, re.MULTILINE)
+    assert laconic.__version__ == version("laconic") == written
+    said = CliRunner().invoke(app, ["--version"])
+    assert (said.exit_code, said.output) == (0, f"laconic {written}\n")
+
+
+def test_help_of_compress_has_an_example_whose_spec_is_one() -> None:
+    (line,) = (line for line in (laconic.compress.__doc__ or "").splitlines() if "laconic.compress(" in line)
+    (spec,) = re.findall(r'"(.*)"', line)
+    assert laconic.parse(spec) is not None
+
+
+def test_arguments_of_the_presets_are_all_explained() -> None:
+    for preset in PRESETS:
+        make = find(preset.spec.partition("(")[0])
+        words = f"{sys.modules[make.__module__].__doc__} {make.__doc__}"
+        missing = [
+            name for name in inspect.signature(make).parameters if not re.search(rf"\b{name}\b", words)
+        ]
+        assert not missing, (preset.spec, missing)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -22,6 +22,7 @@ from laconic.cli.run import PASS_THROUGH, run
 from laconic.cli.topology import topology
 from laconic.cli.train import train
 from laconic.core.errors import LaconicError
+from laconic.core.version import VERSION
 
 
 class Commands(TyperGroup):
@@ -40,6 +41,13 @@ class Commands(TyperGroup):
             raise typer.Exit(2) from None
 
 
+def show_version(asked: bool) -> None:
+    """Print the version and end, if asked to."""
+    if asked:
+        typer.echo(f"laconic {VERSION}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
@@ -49,6 +57,18 @@ app = typer.Typer(
     help="Distributed deep learning in few words: send what matters, count every byte, keep the accuracy.\n\n"
     f"Methods: {BRIEFLY}.",
 )
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=show_version, is_eager=True, help="show the version"),
+    ] = False,
+) -> None:
+    """What all commands share."""
+
+
 app.command()(demo)
 app.command()(train)
 app.command()(federate)

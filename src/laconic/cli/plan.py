@@ -28,14 +28,23 @@ from laconic.report.plan_picture import picture
 
 MAX_WORKERS = 4096
 MAX_PARAMS = 10**12
+NEEDED = " [required without --probe]"
 SIDE = 1024  # of the square matrices that stand for a model if only its size is known
 
 
 def plan(
-    params: Annotated[str | None, typer.Option(help="parameters of the model, such as 25.6M")] = None,
-    workers: Annotated[str | None, typer.Option(help="a number, a list 4,8,16 or a range 4..256")] = None,
-    link: Annotated[str | None, typer.Option(help="rate of a worker's link: 1gbit, 100mbit")] = None,
-    backward: Annotated[str | None, typer.Option(help="time of a backward pass, such as 120ms")] = None,
+    params: Annotated[
+        str | None, typer.Option(help="parameters of the model, such as 25.6M [required without --probe]")
+    ] = None,
+    workers: Annotated[
+        str | None, typer.Option(help="a number, a list 4,8,16 or a range 4..256 [required without --probe]")
+    ] = None,
+    link: Annotated[
+        str | None, typer.Option(help="rate of a worker's link: 1gbit, 100mbit [required without --probe]")
+    ] = None,
+    backward: Annotated[
+        str | None, typer.Option(help="time of a backward pass, such as 120ms [required without --probe]")
+    ] = None,
     forward: Annotated[str | None, typer.Option(help="forward time [default: half of --backward]")] = None,
     update: Annotated[str | None, typer.Option(help="time of the optimiser's step [default: 0ms]")] = None,
     latency: Annotated[str | None, typer.Option(help="latency of one message [default: 50us]")] = None,

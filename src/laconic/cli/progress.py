@@ -31,6 +31,8 @@ class Shown:
     step_s: float | None = None
     megabytes: float = 0.0  # on the wire, from rank 0, for this seed
     accuracy: float | None = None
+    stepped_at: float = 0.0  # when the last step ended, by a clock
+    test_s: float | None = None  # that a test takes
     residual: float | None = None  # of a low-bit training, at the last test
     flips: float | None = None  # share of signs that changed between the last two tests
     density: float | None = None  # of the masks, and what their last update changed
@@ -48,6 +50,7 @@ class Shown:
         self.step = event["step"]
         self.megabytes += event["network_sent"] / 1e6
         self.step_s = _smooth(self.step_s, event["step_s"])
+        self.stepped_at = time.monotonic()
 
     def add_loss(self, loss: float) -> None:
         """Add a loss of the first living worker that knows it."""
@@ -62,6 +65,7 @@ class Shown:
         if len(parts) < workers:
             return False
         self.accuracy = sum(right for right, _ in parts) / sum(answers for _, answers in parts)
+        self.test_s = _smooth(self.test_s, time.monotonic() - self.stepped_at)
         return True
 
 
@@ -98,10 +102,16 @@ class Progress:
         """Print a line that stays."""
         self.console.print(line, markup=False)
 
-    def begin(self, spec: str, seed: int) -> None:
-        """Note that a training starts."""
+    def begin(self, spec: str, seed: int, sent_mb: float = 0.0) -> None:
+        """Note that a training starts, or goes on after rank 0 has sent so much."""
         row = self.rows[spec]
-        self.rows[spec] = Shown(seed=seed, seeds_done=row.seeds_done, step_s=row.step_s)
+        self.rows[spec] = Shown(
+            seed=seed,
+            seeds_done=row.seeds_done,
+            step_s=row.step_s,
+            test_s=row.test_s,
+            megabytes=sent_mb,
+        )
 
     def skip(self, spec: str, seed: int) -> None:
         """Note that a training was finished before."""
@@ -168,9 +178,18 @@ class Progress:
             "-" if row.accuracy is None else f"{100 * row.accuracy:.2f} %",
             f"{row.megabytes:.2f}",
             "-" if row.step_s is None else f"{1000 * row.step_s:.1f} ms",
-            "-" if row.step_s is None else duration(max(0, left) * row.step_s),
+            "-" if row.step_s is None else duration(max(0, left) * row.step_s + self._tests_s(row)),
             *(() if settings.sparsity is None else (self._density(row),)),
         )
+
+    def _tests_s(self, row: Shown) -> float:
+        """Seconds of the tests that are still to come, as tests have taken so far."""
+        steps, every = self.settings.steps, self.settings.eval_every or self.settings.steps
+        done = steps if row.ended else row.step
+        whole = -(-steps // every)
+        left = (self.settings.seeds - row.seeds_done - (not row.ended)) * whole + whole - done // every
+        left -= whole if row.ended else 0
+        return max(0, left) * (row.test_s or 0.0)
 
     def _density(self, row: Shown) -> str:
         """Share of the weights in use, and of these the share that the last update of the masks brought."""

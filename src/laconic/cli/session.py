@@ -41,9 +41,10 @@ class Session:
         prepare_to_launch()
         with tempfile.TemporaryDirectory(prefix="laconic-") as scratch:
             data = Path(scratch) / "data.pt"
-            tensors = prepare(
-                find(settings.task), settings.data, data, model=settings.model, examples=settings.examples
-            )
+            with self.console.status(f"reading {settings.task}, starting workers"):  # on a terminal
+                tensors = prepare(
+                    find(settings.task), settings.data, data, model=settings.model, examples=settings.examples
+                )
             sharers = settings.workers if settings.pipeline is None else settings.pipeline.replicas
             Shard(len(tensors["train_y"]), settings.batch, 0, sharers, 0)  # raises if batch is too large
             check_device(settings.precision, find(settings.task), settings.model, tensors)
@@ -97,7 +98,7 @@ class Session:
             pipeline=settings.pipeline,
             activations=settings.activations,
         )
-        progress.begin(spec, seed)
+        progress.begin(spec, seed, sent_before(settings.folder, spec, seed) if settings.resume else 0.0)
         try:
             with contextlib.closing(launch(training)) as events:
                 for event in events:
@@ -108,6 +109,16 @@ class Session:
         except WorkerFailed as failure:
             raise failure.within(f"{spec}, seed {seed}") from None
         progress.end(spec, seed)
+
+
+def sent_before(folder: Path, spec: str, seed: int) -> float:
+    """MB that rank 0 has put on the wire in the steps that a resumed training keeps."""
+    sent = (
+        event["network_sent"]
+        for event in read_events(folder)
+        if (event["kind"], event["method"], event["seed"], event["rank"]) == ("step", spec, seed, 0)
+    )
+    return float(sum(sent)) / 1e6
 
 
 def finished(settings: Settings) -> set[tuple[str, int]]:

@@ -67,6 +67,16 @@ def compress(
     All ranks of the model's group must call it. The exchange lives as long as the model, or until `remove()`.
     A copy of a compressed DistributedDataParallel, by deepcopy, pickle or `torch.save`, is a plain one.
 
+    Example:
+        The one new line of a script that `torchrun` starts on each rank:
+
+            dist.init_process_group("gloo")
+            model = DistributedDataParallel(Net())
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            handle = laconic.compress(model, optimizer, "auto()")
+            ...  # the loop as it is
+            print(handle.stats().ratio)  # times fewer bytes on the wire than dense
+
     Args:
         model: A `DistributedDataParallel`, before its first backward pass or later, or a module around one,
             as `torch.compile` and Fabric make them; or a model under `fully_shard`, for methods without
