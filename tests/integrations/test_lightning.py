@@ -42,6 +42,9 @@ def module(build: Any = None) -> Any:
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return cross_entropy(self.net(batch[0]), batch[1])
 
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("loss", cross_entropy(self.net(batch[0]), batch[1]), sync_dist=True)
+
         def configure_optimizers(self) -> Any:
             optimizer = build(self.parameters()) if build else torch.optim.SGD(self.parameters(), **SGD)
             schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
@@ -60,7 +63,15 @@ def loader() -> Any:
     return DataLoader(TensorDataset(x, x[:, :5].argmax(1)), batch_size=8)
 
 
-def fit(spec: Any, steps: int = STEPS, *, build: Any = None, ckpt: Any = None, **options: Any) -> Any:
+def fit(
+    spec: Any,
+    steps: int = STEPS,
+    *,
+    build: Any = None,
+    ckpt: Any = None,
+    validate: bool = False,
+    **options: Any,
+) -> Any:
     """A trainer after training, its module and the callback."""
     import lightning
 
@@ -74,7 +85,7 @@ def fit(spec: Any, steps: int = STEPS, *, build: Any = None, ckpt: Any = None, *
     options.setdefault("enable_checkpointing", False)
     trainer = lightning.Trainer(callbacks=[*callbacks, *options.pop("more", [])], **options)
     trained = module(build)
-    trainer.fit(trained, loader(), ckpt_path=ckpt)
+    trainer.fit(trained, loader(), loader() if validate else None, ckpt_path=ckpt)
     return trainer, trained, callback
 
 

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from laconic.integrations.accelerate import keep_with as keep_with
     from laconic.integrations.lightning import LightningCompression as LightningCompression
+    from laconic.integrations.lightning_strategy import LightningStrategy as LightningStrategy
     from laconic.integrations.transformers import TrainerCompression as TrainerCompression
 
-__all__ = ["LightningCompression", "TrainerCompression", "keep_with"]
+__all__ = ["LightningCompression", "LightningStrategy", "TrainerCompression", "keep_with"]
 
 HOMES = {
     "LightningCompression": ("lightning", "lightning"),  # the module here that has it, and the library
+    "LightningStrategy": ("lightning_strategy", "lightning"),
     "TrainerCompression": ("transformers", "transformers"),
     "keep_with": ("accelerate", "accelerate"),
 }

@@ -1,0 +1,135 @@
+"""Lightning's Trainer without a barrier: its ranks exchange parameters now and then, in place of gradients.
+
+distribute(model, optimizer, spec)     in DDP's place, when the Trainer sets up
+a batch                                no collective of the Trainer either
+validation, the model of a checkpoint  the group's average
+the optimiser in a checkpoint          every rank's replica, optimiser and memory, gathered by rank 0
+the end of training                    every rank takes the average
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.optim import Optimizer
+
+from laconic.core.errors import AttachError
+from laconic.strategies.distribute import distribute, strategy_or_method
+from laconic.strategies.distributed_optimizer import DistributedOptimizer
+from laconic.strategies.parameter_controller import Statistics
+from laconic.strategies.strategy import Strategy
+
+
+class LightningStrategy(DDPStrategy):
+    """A strategy of `laconic.distribute`, `Trainer(strategy=LightningStrategy("diloco(every=100)"))`.
+
+    The LightningModule has one optimiser. Accumulation, precision plugins, schedules and clipping go on as
+    they are; the optimiser steps by this rank's own gradients. Validation and the model in a checkpoint are
+    of the group's average, and `fit(ckpt_path=...)` restores every rank's own replica, on as many ranks.
+
+    Args:
+        spec: A strategy whose ranks exchange parameters, such as "local_sgd(every=8)".
+        seed: Of random topologies, sampling and rounding. Default: 0.
+        statistics: Of BatchNorm: "average" (default) or "keep", as `laconic.distribute` takes it.
+        options: Those of Lightning's DDPStrategy that are not DDP's own, such as `timeout`.
+
+    Attributes:
+        optimizer: What `laconic.distribute` returned, from the set-up on: figures, notes of the last step.
+
+    Raises:
+        AttachError: The spec is a method, which DDP exchanges gradients by.
+    """
+
+    def __init__(
+        self, spec: Any, *, seed: int = 0, statistics: Statistics = "average", **options: Any
+    ) -> None:
+        found = strategy_or_method(spec)
+        if not isinstance(found, Strategy):
+            raise AttachError(
+                f'{found!r} exchanges gradients: Trainer(strategy="ddp",'
+                " callbacks=[LightningCompression(...)])"
+            )
+        super().__init__(**options)
+        if self._ddp_kwargs:
+            raise AttachError(
+                f"there is no DistributedDataParallel under {found!r}: leave {next(iter(self._ddp_kwargs))}="
+                " out"
+            )
+        self.spec, self.seed, self.statistics = found, seed, statistics
+        self.optimizer: DistributedOptimizer | None = None
+        self._averaged = ExitStack()
+
+    def configure_ddp(self) -> None:
+        """Leave the model as it is."""
+
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        """Tie the optimiser to those of the other ranks."""
+        super().setup_optimizers(trainer)
+        optimizers: list[Optimizer] = super().optimizers
+        if len(optimizers) != 1:
+            raise AttachError(
+                f"{self.spec!r} takes one optimiser, and configure_optimizers returned"
+                f" {len(optimizers)}: use its parameter groups, or laconic.distribute in a script of your"
+                " own"
+            )
+        if self.optimizer is not None:
+            self.optimizer.remove()  # of an earlier fit
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        _, self.optimizer = distribute(
+            self.model,
+            optimizers[0],
+            self.spec,
+            seed=self.seed,
+            statistics=self.statistics,
+            scaler=scaler,
+        )
+        self.optimizers = [self.optimizer]
+        # At every batch the Trainer waits for rank 0 to say whether it has got SIGTERM: the last barrier.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing
+
+    def on_validation_start(self) -> None:
+        """Validate the group's average."""
+        if self.optimizer is not None and self._fitting:
+            self._averaged.enter_context(self.optimizer.averaged())
+
+    def on_validation_end(self) -> None:
+        """Back to this rank's replica."""
+        self._averaged.close()
+
+    def on_train_end(self) -> None:
+        """Take the group's average on every rank, after the last checkpoint."""
+        assert self.optimizer is not None
+        self.optimizer.finish()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The group's average. The Trainer calls it on all ranks, before their optimisers' states."""
+        self._averaged.close()  # where a checkpoint is saved as validation ends
+        if self.optimizer is None or not self._fitting:
+            return super().lightning_module_state_dict()
+        with self.optimizer.averaged():
+            own = super().lightning_module_state_dict()
+            return {
+                key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in own.items()
+            }
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The replicas, optimisers and memories of all ranks, on rank 0."""
+        inner = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        assert isinstance(inner, DistributedOptimizer)
+        return inner.state_dict(gather=True)
+
+    @property
+    def _fitting(self) -> bool:
+        """Whether `fit` is at work, or was the last to be."""
+        module = self.lightning_module
+        return module is not None and module.trainer.state.fn == TrainerFn.FITTING
+
+
+def _nothing() -> None:
+    """What is waited for at a batch."""
