@@ -34,7 +34,9 @@ class DCT(Codec):
         D[k, j] = sqrt((2 - [k = 0]) / t) cos(pi k (2 j + 1) / (2 t))
 
     What is left of a tensor is cut in tiles of half the side, and so on; the last three elements and fewer go
-    as they are. Products are in float64, so that machines agree on nearly all bits of float32.
+    as they are. Products are in float64, so that machines agree on nearly all bits of float32; ranks whose
+    machines multiply matrices differently may still end apart in a last bit. A transform takes about 20 ns
+    an element and core: one to encode, and one for each message that is decoded.
 
     Wire: that of `codec` for as many elements. Error: omega of `codec`, but for rounding. Sums beyond the
     largest float32 are cut off, so it is about elements `tile` times smaller than that.

@@ -30,11 +30,10 @@ def ef21_sgdm(compressor: Any = TOP, *, eta: float = 0.1) -> Method:
         G = G + mean over ranks of c_i;          the optimiser gets G
 
     As gradients settle, so does v_i - h_i, and C's error goes to zero: unlike error feedback it needs no
-    bound on gradients, no large batches, and no ranks whose data are alike. G keeps what a rank said last, so
-    a rank that says nothing is not forgotten. Any optimiser will do; the papers' is SGD without momentum,
-    whose part eta takes: lr is then as for averaged gradients, 1 / eta times that of SGD with momentum 1 -
-    eta. Tensors of one dimension are summed without compression. Payload: that of `compressor`. Memory: three
-    float32 an element.
+    bound on gradients, no large batches, and no ranks whose data are alike. Any optimiser will do; the
+    papers' is SGD without momentum, whose part eta takes: lr is then as for averaged gradients, 1 / eta times
+    that of SGD with momentum 1 - eta. Tensors of one dimension are summed without compression. Payload: that
+    of `compressor`. Memory: three float32 an element.
 
     Args:
         compressor: C, a codec, selector or reducer with an error below |x|^2; default: topk(density=0.01).
