@@ -82,6 +82,7 @@ test-torch: venv-torch  ## a slice of the tests with another torch, in a venv of
 soak: setup  ## the slow laws in full: repeats, fuzz with AddressSanitizer, kills
 	$(BIN)/python -m pytest -q -m soak $(if $(REPEATS),--repeats $(REPEATS))
 	$(MAKE) venv-federated && $(FLOWER)/bin/python -m pytest -q -m soak tests/flower
+	$(MAKE) venv-integrations && $(OTHERS)/bin/python -m pytest -q -m soak tests/integrations
 	$(BIN)/python -m tests.native.fuzz --sanitize --count 1000000
 
 bench: setup  ## a short pass of every benchmark, which writes nothing; without --quick they write their results

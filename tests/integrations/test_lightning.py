@@ -151,6 +151,23 @@ def kept(folder: str, **options: Any) -> dict[str, Any]:
 
 
 @launched
+def scaled() -> tuple[bool, str, float]:
+    """Half precision with a GradScaler, which needs no GPU if it is given by hand."""
+    from lightning.pytorch.plugins import MixedPrecision
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+    plugins = [MixedPrecision("16-mixed", "cpu", scaler)]
+    _, trained, callback = fit("topk(density=0.05)", plugins=plugins, gradient_clip_val=0.05)
+    return same_everywhere(flat(trained)), callback.handle.fingerprint["the scaler"], max(trained.norms)
+
+
+def test_the_scaler_of_the_precision_plugin_is_found(pool):
+    """Clipped after it is unscaled, so no gradient is longer than the limit: 1e-3 for float16."""
+    for same, scaler, longest in pool.run(2, scaled, timeout_s=120):
+        assert same and scaler == "given" and 0.04 < longest <= 0.05 * (1 + 1e-3)
+
+
+@launched
 def resumed(spec: str, build: Any, folder: str) -> tuple[bool, bool, int, list[int]]:
     """Whether a resumed run ends as one that never stopped, and another without the memory does not."""
     _, whole, callback = fit(spec, build=build, **kept(folder))
