@@ -12,7 +12,7 @@ from laconic.comm.loopback import Loopback
 from laconic.core.errors import PeerError, StateError, WireError
 from laconic.core.turn import Turn
 from laconic.replicator.deployment import Seat, Terms
-from laconic.replicator.deployments.groups import serve_or_play
+from laconic.replicator.deployments.groups import place, serve_or_play
 from laconic.replicator.servers.calls import Call, Kind, receive, send
 from laconic.replicator.servers.described import dealt, described
 from laconic.replicator.servers.pushing import Pushing
@@ -122,6 +122,15 @@ def test_tensors_are_dealt_evenly_and_whole() -> None:
     assert max(loads) == 100
     assert sum(loads) == sum(sizes)
     assert dealt([5], servers=4) == [0]
+
+
+def test_servers_take_no_device_from_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two machines of 4 ranks, the first 3 ranks servers: one replica on the first, four on the second."""
+    found = []
+    for rank in range(3, 8):
+        monkeypatch.setenv("LOCAL_RANK", str(rank % 4))
+        found.append(place(rank, servers=3))
+    assert found == [0, 0, 1, 2, 3]
 
 
 def test_what_is_no_call_is_refused() -> None:

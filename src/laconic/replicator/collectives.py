@@ -28,23 +28,23 @@ class Group:
     def __init__(self, comm: Comm, order: Order) -> None:
         self.comm, self.order = comm, order
 
-    def sums(self, tensors: Sequence[Tensor], what: str) -> list[Tensor]:
+    def sums(self, tensors: Sequence[Tensor], what: str, *parts: object) -> list[Tensor]:
         """The sum over replicas of each tensor: one message for all tensors of a dtype."""
-        note = self.order.note(what)
+        note = self.order.note(what, *parts)
         return list(_AllSum.apply(self, note, *tensors)) if tensors else []  # type: ignore[no-untyped-call]
 
-    def gathers(self, tensors: Sequence[Tensor], what: str) -> list[Tensor]:
+    def gathers(self, tensors: Sequence[Tensor], what: str, *parts: object) -> list[Tensor]:
         """All replicas' rows of each tensor, in replica order."""
-        note = self.order.note(what)
+        note = self.order.note(what, *parts)
         made: list[Tensor] = []
         for each in tensors:
             rows = each.unsqueeze(0) if not each.dim() else each
             made.append(_AllGather.apply(self, note, rows))  # type: ignore[no-untyped-call]
         return made
 
-    def broadcasts(self, tensors: Sequence[Tensor], root: int, what: str) -> list[Tensor]:
+    def broadcasts(self, tensors: Sequence[Tensor], root: int, what: str, *parts: object) -> list[Tensor]:
         """The root's tensors on every replica."""
-        note = self.order.note(what)
+        note = self.order.note(what, *parts)
         return [_Broadcast.apply(self, note, root, each) for each in tensors]  # type: ignore[no-untyped-call]
 
 

@@ -107,7 +107,7 @@ def _shared(comm: Comm, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
 
 
 def cut(batch: Nest, size: int) -> tuple[list[list[Tensor]], str]:
-    """A part of each tensor for each replica, cut along its first dimension; and the structure of a part.
+    """A part of each tensor for each replica, cut along its first dimension, on the host; and its structure.
 
     Numbers go to all replicas as they are. Raises `DataError` where a tensor does not divide.
     """
@@ -123,7 +123,7 @@ def cut(batch: Nest, size: int) -> tuple[list[list[Tensor]], str]:
                 " where it is smaller"
             )
         else:
-            parts.append([part.contiguous() for part in each.chunk(size)])
+            parts.append([part.contiguous().cpu() for part in each.chunk(size)])
     one = structure.rebuilt(iter(part[0] for part in parts))
     return parts, told(flatten(one)[1])
 

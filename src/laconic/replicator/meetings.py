@@ -36,12 +36,12 @@ class Meetings(ABC):
     def all_sum(self, nest: Nest) -> Nest:
         """The sum over replicas of each tensor or number of a nest. One message a dtype; differentiable."""
         tensors, structure = flatten(nest)
-        return structure.rebuilt(iter(self._meets.sums(tensors, f"all_sum({structure})")))
+        return structure.rebuilt(iter(self._meets.sums(tensors, "all_sum({})", structure)))
 
     def all_mean(self, nest: Nest) -> Nest:
         """The mean over replicas of each tensor or number of a nest. One message a dtype; differentiable."""
         tensors, structure = flatten(nest)
-        sums = self._meets.sums(tensors, f"all_mean({structure})")
+        sums = self._meets.sums(tensors, "all_mean({})", structure)
         return structure.rebuilt(iter([each / self.replicas for each in sums]))
 
     def all_gather(self, nest: Nest) -> Nest:
@@ -50,14 +50,14 @@ class Meetings(ABC):
         The first dimension may differ between replicas.
         """
         tensors, structure = flatten(nest)
-        return structure.rebuilt(iter(self._meets.gathers(tensors, f"all_gather({kinds(tensors)})")))
+        return structure.rebuilt(iter(self._meets.gathers(tensors, "all_gather({})", Kinds(tensors))))
 
     def broadcast(self, nest: Nest, root: int = 0) -> Nest:
         """The root's tensors on every replica. Differentiable: the root gets the sum of all gradients."""
         arguments.whole("root", root, 0, self.replicas - 1)
         tensors, structure = flatten(nest)
-        what = f"broadcast({structure}, root={root})"
-        return structure.rebuilt(iter(self._meets.broadcasts(tensors, root, what)))
+        sent = self._meets.broadcasts(tensors, root, "broadcast({}, root={})", structure, root)
+        return structure.rebuilt(iter(sent))
 
     def map_reduce(self, fn: Callable[..., Nest], *arguments_: Any, op: Op = "mean") -> Nest:
         """`fn(*arguments_)` on every replica, and the "mean" (default) or "sum" of what they return."""
@@ -66,8 +66,12 @@ class Meetings(ABC):
         return self.all_mean(made) if op == "mean" else self.all_sum(made)
 
 
-def kinds(tensors: Iterable[Tensor]) -> str:
-    """Dtypes and shapes without the first dimension, in which replicas may differ."""
-    return ", ".join(
-        f"{str(each.dtype).removeprefix('torch.')} (..., {tuple(each.shape[1:])})" for each in tensors
-    )
+class Kinds:
+    """Dtypes and shapes of tensors without the first dimension, in which replicas may differ, as text."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._tensors = tensors
+
+    def __str__(self) -> str:
+        pairs = ((str(each.dtype).removeprefix("torch."), tuple(each.shape[1:])) for each in self._tensors)
+        return ", ".join(f"{dtype} (..., {shape})" for dtype, shape in pairs)

@@ -57,7 +57,7 @@ class ReplicatedOptimizer(DistributedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._order.check(self._order.note(f"step of {self.name!r}"))
+        self._order.check(self._order.note("step of {!r}", self.name))
         super().step()
         return loss
 

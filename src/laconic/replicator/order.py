@@ -29,8 +29,8 @@ END = "the end of the script"
 class Order:
     """Checks nothing: what replicas have without `debug=True`."""
 
-    def note(self, what: str) -> str:
-        """What a message says of a collective: `what` it is, and where the script calls it."""
+    def note(self, what: str, *parts: object) -> str:
+        """What a message says of a collective: `what.format(*parts)`, and where the script calls it."""
         return what
 
     def check(self, note: str) -> None:
@@ -50,8 +50,8 @@ class CheckedOrder(Order):
         self._count = 0
         self._digest = b""
 
-    def note(self, what: str) -> str:
-        return f"{what} at {called_at()}"
+    def note(self, what: str, *parts: object) -> str:
+        return f"{what.format(*parts)} at {called_at()}"
 
     def check(self, note: str) -> None:
         """Raise `PeerError` on every replica unless all are about to do this."""
@@ -65,7 +65,8 @@ class CheckedOrder(Order):
             if len(set(numbers)) == 1:
                 return
             texts = [
-                bytes(each.tolist()).decode() for each in comm.all_gather(torch.tensor([*note.encode()]))
+                bytes(each.tolist()).decode()
+                for each in comm.all_gather(torch.tensor([*note.encode()], dtype=torch.uint8))
             ]
         except PeerError as error:
             raise PeerError(f"{self._alone(note)}: {error}") from error

@@ -219,7 +219,8 @@ class Replicator(Meetings):
                 for all replicas in sync, whose first one reads, cuts and sends; "per_replica".
 
         Returns:
-            An iterator. Where a pipeline feeds several replicas, they ask for batches together.
+            An iterator. Where a pipeline feeds several replicas, they ask for batches together, and get them
+            on the host.
 
         Raises:
             DataError: From the iterator: a batch does not divide among the replicas.
@@ -268,7 +269,7 @@ class Replicator(Meetings):
             )
         if isinstance(optimizer, ReplicatedOptimizer):
             raise AttachError(f"this optimiser is wrapped already, as {optimizer.name!r}")
-        self._order.check(self._order.note(f"wrap_optimizer(name={name!r})"))
+        self._order.check(self._order.note("wrap_optimizer(name={!r})", name))
         controller = controller_of(
             self._at, optimizer, compressor, topology, name, seed, number=len(self._optimizers)
         )

@@ -71,6 +71,12 @@ def served(
         close()
 
 
+def place(rank: int, servers: int) -> int:
+    """A replica's number on its machine, where the first ranks of all are servers, which need no device."""
+    first = rank - local_rank()
+    return local_rank() - max(0, servers - first)
+
+
 def serve_or_play(
     world: Comm, size: int, servers: int, staleness: int, play: Callable[[Seat], T], terms: Terms
 ) -> list[T]:
@@ -91,7 +97,7 @@ def serve_or_play(
             servers=[pairs[server] for server in sorted(pairs)],
             server_count=servers,
             staleness=staleness,
-            place=local_rank(),
+            place=place(world.rank, servers),
             terms=terms,
         )
         result = play(seat)
