@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import threading
 import time
@@ -155,6 +156,55 @@ def test_any_method_keeps_replicas_equal(wrap) -> None:
     first, second = Replicator("local(replicas=2)").launch(lambda r: trained(r, **wrap))
     assert torch.equal(first, second)
     assert not torch.equal(first, nn.utils.parameters_to_vector(network().parameters()))
+
+
+def test_a_method_that_exchanges_inside_the_step_does_not_stop_the_others() -> None:
+    def main(replicator: Replicator) -> torch.Tensor:
+        model = network()
+        adam = torch.optim.Adam(model.parameters(), lr=0.01)
+        optimizer = replicator.wrap_optimizer(adam, compressor="zero_one_adam()")
+        batches = replicator.make_input(slices)
+        for batch in batches:
+            optimizer.zero_grad()
+            cross_entropy(model(batch["x"]), batch["y"]).backward()
+            optimizer.step()
+        return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    first, second = Replicator("local(replicas=2)", timeout_s=20).launch(main)
+    assert torch.isfinite(first).all()
+    assert not torch.equal(first, nn.utils.parameters_to_vector(network().parameters()))
+    assert first.shape == second.shape
+
+
+@pytest.mark.parametrize("wrap", [{"compressor": "topk(density=0.1)"}, {"topology": "ring()"}])
+def test_save_and_resume_gives_the_same_bits(wrap) -> None:
+    def main(replicator: Replicator) -> bool:
+        batches = list(replicator.make_input(slices, "per_replica"))
+
+        def begun(name: str):
+            model = network()
+            plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            return model, replicator.wrap_optimizer(plain, name=name, **wrap)
+
+        def go(model, optimizer, some) -> None:
+            for batch in some:
+                optimizer.zero_grad()
+                cross_entropy(model(batch["x"]), batch["y"]).backward()
+                optimizer.step()
+
+        whole, optimizer = begun("it")
+        go(whole, optimizer, batches[:2])
+        state = copy.deepcopy((whole.state_dict(), optimizer.state_dict()))
+        go(whole, optimizer, batches[2:])
+        again, optimizer = begun("again")
+        go(again, optimizer, batches[:1])
+        again.load_state_dict(state[0])
+        optimizer.load_state_dict(state[1])
+        go(again, optimizer, batches[2:])
+        pairs = zip(whole.parameters(), again.parameters(), strict=True)
+        return all(torch.equal(one, other) for one, other in pairs)
+
+    assert Replicator("local(replicas=2)").launch(main) == [True, True]
 
 
 def test_a_topology_gossips_until_finish() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from laconic.comm.loopback import Loopback
-from laconic.core.errors import PeerError, StateError, WireError
+from laconic.core.errors import AttachError, PeerError, StateError, WireError
 from laconic.core.turn import Turn
 from laconic.replicator.deployment import Seat, Terms
 from laconic.replicator.deployments.groups import place, serve_or_play
@@ -131,6 +131,21 @@ def test_servers_take_no_device_from_replicas(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv("LOCAL_RANK", str(rank % 4))
         found.append(place(rank, servers=3))
     assert found == [0, 0, 1, 2, 3]
+
+
+class Strange(torch.optim.SGD):
+    """One whose arguments are not those of its groups."""
+
+    def __init__(self, params, rate):
+        super().__init__(params, lr=rate)
+
+
+def test_an_optimiser_that_servers_cannot_build() -> None:
+    def play(seat: Seat) -> None:
+        Pushing(seat, Strange(parameters(), 0.1), "dense()", "it", seed=0, number=0)
+
+    with pytest.raises(AttachError, match=r"server 0 says: .*Strange cannot be built .*'rate'"):
+        world(2, play)
 
 
 def test_what_is_no_call_is_refused() -> None:

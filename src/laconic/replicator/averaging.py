@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ class Averaging(GradientController):
         super().__init__(handle)
         self._buckets = buckets(list(named(optimizer)))
         self._waiting = waiting
+        in_step = any(rule.exchanges_in_step for rule in handle.method.rules)
+        self._stepping = waiting if in_step else nullcontext
 
     def step(self, update: Update, loss: float | None) -> None:
         """Exchange the gradients, then let the optimiser step by their mean."""
@@ -42,7 +44,8 @@ class Averaging(GradientController):
                     answer.wait()
             for bucket in self._buckets:
                 bucket.give()
-        update()
+        with self._stepping():
+            update()
 
     def end(self) -> None:
         """End the exchange's thread, without a word to the others."""

@@ -55,11 +55,17 @@ def _plain(key: str, value: Any) -> Any:
 
 
 def built(told: Mapping[str, Any], layout: Layout, flat: Tensor) -> tuple[Optimizer, dict[str, nn.Parameter]]:
-    """The optimiser of these words, and its parameters by name: the tensors of flat float32 (n,)."""
+    """The optimiser of these words, and its parameters by name: the tensors of flat float32 (n,).
+
+    Raises `AttachError` if there is no such class here, or it takes other arguments than its groups hold.
+    """
     module, name = told["class"]
-    kind: Any = importlib.import_module(module)
-    for part in name.split("."):
-        kind = getattr(kind, part)
+    try:
+        kind: Any = importlib.import_module(module)
+        for part in name.split("."):
+            kind = getattr(kind, part)
+    except (ImportError, AttributeError) as error:
+        raise AttachError(f"there is no {module}.{name} on the server: {error}") from error
     if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
         raise AttachError(f"{module}.{name} is no optimiser")
     parts = {entry.name: nn.Parameter(view(flat, entry)) for entry in layout}
@@ -72,7 +78,12 @@ def built(told: Mapping[str, Any], layout: Layout, flat: Tensor) -> tuple[Optimi
         for each in list(inspect.signature(kind).parameters.values())[1:]
         if each.default is inspect.Parameter.empty and each.name in groups[0]
     }
-    return kind(groups, **needed), parts
+    try:
+        return kind(groups, **needed), parts
+    except (TypeError, ValueError) as error:
+        raise AttachError(
+            f"{module}.{name} cannot be built from the settings of its groups: {error}"
+        ) from error
 
 
 def view(flat: Tensor, entry: Entry) -> Tensor:
