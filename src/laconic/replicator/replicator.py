@@ -6,7 +6,6 @@ from its abstract and from TensorFlow's RFC 20181016, which came of it; its code
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ from laconic.replicator.meetings import Meetings
 from laconic.replicator.optimizer import ReplicatedOptimizer
 from laconic.replicator.order import END, CheckedOrder, Order
 from laconic.replicator.stats import ReplicatorStats
-from laconic.replicator.wrapping import controller_of
+from laconic.replicator.wrapping import check_free, controller_of
 
 T = TypeVar("T")
 
@@ -260,15 +259,7 @@ class Replicator(Meetings):
             AttachError: Another has this name, replicas differ, or this optimiser cannot be shared.
             SpecError: `compressor` or `topology` is wrong, or not for this deployment.
         """
-        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
-            raise SpecError(f"name must be a word of letters, digits, '_', '-' and '.', got {name!r}")
-        if name in self._optimizers:
-            raise AttachError(
-                f"two optimisers are named {name!r}: give each its own, such as"
-                ' wrap_optimizer(optimizer, name="generator")'
-            )
-        if isinstance(optimizer, ReplicatedOptimizer):
-            raise AttachError(f"this optimiser is wrapped already, as {optimizer.name!r}")
+        check_free(optimizer, name, self._optimizers)
         self._order.check(self._order.note("wrap_optimizer(name={!r})", name))
         controller = controller_of(
             self._at, optimizer, compressor, topology, name, seed, number=len(self._optimizers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -11,12 +13,26 @@ from laconic.core.errors import AttachError, SpecError
 from laconic.replicator.averaging import as_method, averaging
 from laconic.replicator.deployment import Seat
 from laconic.replicator.gossiping import gossiping, strategy_of
+from laconic.replicator.optimizer import ReplicatedOptimizer
 from laconic.replicator.parameters import named
 from laconic.replicator.plain import Plain
 from laconic.replicator.servers.pushing import Pushing
 from laconic.strategies.controller import Controller
 
 DENSE = "dense()"
+
+
+def check_free(optimizer: Optimizer, name: str, taken: Collection[str]) -> None:
+    """Raise `SpecError` for what is no name, and `AttachError` for a name or an optimiser that is taken."""
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
+        raise SpecError(f"name must be a word of letters, digits, '_', '-' and '.', got {name!r}")
+    if name in taken:
+        raise AttachError(
+            f"two optimisers are named {name!r}: give each its own, such as"
+            ' wrap_optimizer(optimizer, name="generator")'
+        )
+    if isinstance(optimizer, ReplicatedOptimizer):
+        raise AttachError(f"this optimiser is wrapped already, as {optimizer.name!r}")
 
 
 def controller_of(
