@@ -13,7 +13,8 @@ import numpy as np
 from benchmarks.federated import FOLDER, PLAN, RATES, SCHEMES, SEEDS
 from benchmarks.pages.tables import table
 from laconic.report.curves import Curve
-from laconic.report.picture import HEIGHT, LIGHT, WIDTH, panel, style
+from laconic.report.legend import LIGHT, WIDTH
+from laconic.report.picture import HEIGHT, panel, style
 from laconic.tasks import find
 
 SHARE = 0.95  # of FedAvg's accuracy: the target

@@ -14,7 +14,8 @@ import numpy as np
 from benchmarks.pages.tables import table
 from benchmarks.pipeline_workloads import BETWEEN, CROSSINGS, DENSE
 from laconic.report.curves import Curve
-from laconic.report.picture import HEIGHT, WIDTH, legend, panel, style
+from laconic.report.legend import WIDTH
+from laconic.report.picture import HEIGHT, legend, panel, style
 
 FOLDER = Path(__file__).parents[1] / "results" / "pipeline"
 NAMES = {spec.replace(" ", ""): name for name, spec in CROSSINGS.items()}

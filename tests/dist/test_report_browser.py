@@ -13,7 +13,7 @@ import pytest
 from laconic.report import publish
 from laconic.report.ledger import EVENTS, read_events
 
-from ..unit.test_report_summary import write_run
+from ..unit.test_report_summary import CONFIG, write_run
 from ..unit.test_report_together import GOSSIP, LOCAL, write
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -70,6 +70,29 @@ def test_a_browser_paints_the_page(page: Path, tmp_path: Path) -> None:
     with Image.open(picture) as image:
         colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24) or []}
     assert {(59, 111, 182), (194, 87, 26)} <= colours  # both methods' lines
+
+
+def test_the_table_of_seven_methods_fits_1100_columns_and_breaks_no_word(tmp_path: Path) -> None:
+    long = ["dgc(density=0.01, warmup_steps=100)", "cgx(bits=8, rounding='stochastic', pattern='tree')"]
+    methods = ["dense()", "fp16()", "auto()", "cgx()", "oktopk(density=0.01)", *long]
+    write_run(tmp_path, CONFIG | {"methods": methods, "target": 70})
+    page = publish(tmp_path).report.resolve()
+    asked = """
+        const room = document.querySelector("table").parentElement;
+        const broken = [...document.querySelectorAll("tbody code")].filter((code) =>
+          [...code.childNodes].some((part) => {
+            const range = document.createRange(); range.selectNodeContents(part);
+            return part.nodeType === 3 && range.getClientRects().length > 1; }));
+        const names_shown = document.getElementById("legend").children.length;
+        const over = room.scrollWidth - room.clientWidth;
+        document.title = `over ${over} broken ${broken.length} legend ${names_shown}`;
+    """
+    before, end, after = page.read_text().rpartition("</body>")
+    page.write_text(f"{before}<script>{asked}</script>{end}{after}")
+    dom = browse(page, tmp_path / "profile", "--dump-dom", "--window-size=1100,1400")
+    (title,) = re.findall(r"<title>(over .*?)</title>", dom)
+    assert title == "over 0 broken 0 legend 7"
+    assert "s to 70 %" in dom and "vs. baseline" not in dom[: dom.index("<tbody>")]
 
 
 def test_a_browser_draws_how_replicas_stay_together(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from laconic.report.curves import (
 )
 from laconic.report.loss_scale import loss_scale, precision_words
 from laconic.report.noise import noise_section
+from laconic.report.reaching import target_of
 from laconic.report.series import MethodSeries, Run
 from laconic.report.side_by_side import side_by_side
 from laconic.report.summary import Row, counted, flips, kept_bytes, residuals
@@ -35,6 +36,7 @@ PHASES = {
     "training": ("forward_s", "backward_s", "update_s"),
     "exchange": ("encode_s", "communicate_s", "decode_s"),
 }
+VERSUS = "vs. baseline"
 HEADS = (
     ("method", "the spec string of the run"),
     ("optimiser", "the optimiser, and its peak learning rate"),
@@ -45,7 +47,7 @@ HEADS = (
         "that a worker puts on the wire, every copy and header, in the second half of the steps",
     ),
     ("times smaller", "than a dense all-reduce among as many workers, in the second half of the steps"),
-    ("vs. baseline", "the first baseline's MB per step divided by this method's"),
+    (VERSUS, "the first baseline's MB per step divided by this method's"),
     ("MB in total", "that a worker puts on the wire in the whole training, including warm-up"),
     ("payload, MB", "per step: what a worker hands to collectives, each message counted once"),
     ("step, ms", "median over the second half of the steps"),
@@ -60,7 +62,7 @@ def write_report(folder: Path, run: Run, rows: list[Row], interrupted: str | Non
         "@@TITLE@@": html.escape(f"{run.config['name']}: {run.config['title']}"),
         "@@LEDE@@": html.escape(" ".join(filter(None, (lede(run), *sentences)))),
         "@@NOTICE@@": f'<p class="notice">{html.escape(interrupted)}</p>' if interrupted else "",
-        "@@TABLE@@": table(rows),
+        "@@TABLE@@": table(rows, target_of(run.config)),
         "@@TOGETHER@@": between_stages(run, rows) + blocks(run) + together(run) + noise(run),
         "@@PRECISION@@": loss_scale(run),
         "@@FACTS@@": facts(run),
@@ -118,12 +120,25 @@ def lede(run: Run) -> str:
     )
 
 
-def table(rows: list[Row]) -> str:
-    """The summary as an HTML table."""
+def table(rows: list[Row], target: float | None = None) -> str:
+    """The summary as an HTML table, with the time to `target` percent if there is one.
+
+    The comparison with the baseline is left out where it is the one with a dense all-reduce.
+    """
+    alike = all(ratio(row.smaller) == ratio(row.against_first) for row in rows)
+    shown = [i for i, (name, _) in enumerate(HEADS) if not (alike and name == VERSUS)]
+    timed = () if target is None else ((f"s to {target:g} %", "seconds of steps until a test reaches it"),)
+    heads = [HEADS[i] for i in shown]
+    heads[2:2] = timed
     head = "".join(
-        f'<th scope="col" title="{html.escape(note)}">{html.escape(name)}</th>' for name, note in HEADS
+        f'<th scope="col" title="{html.escape(note)}">{html.escape(name)}</th>' for name, note in heads
     )
-    body = "".join(f"<tr>{''.join(_cells(row))}</tr>" for row in rows)
+    body = ""
+    for row in rows:
+        found = _cells(row)
+        cells = [found[i] for i in shown]
+        cells[2:2] = [f"<td>{row.reach_s.text(digits=1)}</td>" for _ in timed]
+        body += f"<tr>{''.join(cells)}</tr>"
     return f"<table id='summary'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
@@ -168,8 +183,17 @@ def _cells(row: Row) -> list[str]:
         f"{row.payload_mb:.4g}",
         row.step_s.text(1000, 1),
     ]
-    cells = [f'<th scope="row"><i></i><code>{html.escape(row.spec)}</code></th>']
+    cells = [f'<th scope="row"><i></i><code>{breakable(row.spec)}</code></th>']
     return cells + [f"<td>{html.escape(value)}</td>" for value in values]
+
+
+def breakable(spec: str) -> str:
+    """A spec as HTML that breaks between its arguments only.
+
+    >>> breakable("topk(density=0.01, more=1)")
+    'topk(<wbr>density=0.01, <wbr>more=1)'
+    """
+    return html.escape(spec).replace("(", "(<wbr>").replace(", ", ", <wbr>").replace("(<wbr>)", "()")
 
 
 def ratio(value: float) -> str:

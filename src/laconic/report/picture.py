@@ -10,15 +10,16 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from laconic.report.curves import Curve, loss_by_megabyte, loss_by_step
+from laconic.report.legend import LIGHT as LIGHT
+from laconic.report.legend import LINE, WIDTH, line, lines_of
+from laconic.report.legend import legend as legend_at
 from laconic.report.reaching import accuracy_by_second, target_of
 from laconic.report.series import Array, Run
 
 PICTURE = "loss.svg"
-WIDTH, HEIGHT = 860, 372
+HEIGHT = 372  # with a legend of one line
 PANEL_WIDTH, PANEL_HEIGHT, TOP = 350, 226, 64
-LIGHT = ("#3b6fb6", "#c2571a", "#2c8a57", "#8c4fb0", "#b03a5b", "#7a6a17", "#1d7f8c", "#77736a")
 DARK = ("#7fb0f0", "#f0a35e", "#6fce9a", "#c79ae6", "#ee8aa5", "#d3c25a", "#66c7d4", "#b3b0a6")
-DASHES = ("", "7 4", "2 4")
 LEAST_TICKS = 3  # of a logarithmic axis below a decade; with fewer at 1, 2, 5, ticks are evenly spaced
 Scale = Callable[[Array], Array]
 
@@ -33,6 +34,7 @@ def write_picture(folder: Path, run: Run) -> Path:
 def picture(run: Run) -> str:
     """The SVG document."""
     specs = [method.spec for method in run.methods]
+    height = height_of(specs)
     by_bytes = [loss_by_megabyte(method) for method in run.methods]
     target = target_of(run.config)
     if target is None:
@@ -50,10 +52,10 @@ def picture(run: Run) -> str:
         )
     title = f"{run.config['title']}, {run.config['workers']} workers"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
         f"<title>Training loss by bytes sent and by step: {escape(title)}</title>",
         f"<style>{style()}</style>",
-        f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}" rx="10"/>',
+        f'<rect class="paper" width="{WIDTH}" height="{height}" rx="10"/>',
         f'<text class="head" x="56" y="32">{escape(title)}</text>',
         panel(by_bytes, 56, "training loss by MB sent per worker", log_x=True),
         right,
@@ -100,7 +102,7 @@ def panel(
     if mark is not None:
         at = float(to_y(np.array([mark]))[0])
         drawn.append(f'<path class="mark" d="M{left} {at:.1f}h{PANEL_WIDTH}"/>')
-        drawn.append(f'<text class="tick y" x="{left + PANEL_WIDTH}" y="{at - 5:.1f}">{mark:g} %</text>')
+        drawn.append(f'<text x="{left + 4}" y="{at - 5:.1f}">{mark:g} %</text>')
     for i, curve in enumerate(curves):
         kept = np.isfinite(curve.y) & (curve.y > 0)
         points = zip(to_x(curve.x[kept]), to_y(curve.y[kept]), strict=True)
@@ -109,23 +111,13 @@ def panel(
     return "\n".join(drawn)
 
 
-def line(i: int) -> str:
-    """The attributes of the i-th line: a colour, and dashes once all colours have been used.
-
-    >>> line(1), line(9), line(17)
-    ('class="c1"', 'class="c1" stroke-dasharray="7 4"', 'class="c1" stroke-dasharray="2 4"')
-    """
-    dashes = DASHES[min(i // len(LIGHT), len(DASHES) - 1)]
-    return f'class="c{i % len(LIGHT)}"' + (f' stroke-dasharray="{dashes}"' if dashes else "")
-
-
 def axis(low: float, high: float, start: int, length: int, *, log: bool) -> tuple[Scale, list[float]]:
     """A map from values to pixels, and the values of the ticks."""
     high = high if high > low else low + 1.0
     if not log:
-        return (lambda values: start + (values - low) / (high - low) * length), _even(
-            low, high, _step(low, high)
-        )
+        step = _step(low, high)
+        first = math.ceil(low / step - 1e-9) * step
+        return (lambda values: start + (values - low) / (high - low) * length), _even(first, high, step)
     bottom, top = math.log10(low), math.log10(high)
     decades = range(math.floor(bottom), math.ceil(top) + 1)
     factors = (1, 2, 5) if top - bottom < 1.5 else (1,)
@@ -148,15 +140,14 @@ def _step(low: float, high: float) -> float:
     return next(step * factor for factor in (0.2, 0.5, 1, 2, 5) if (high - low) / (step * factor) <= 6)
 
 
-def legend(specs: list[str]) -> str:
+def legend(specs: Sequence[str]) -> str:
     """Colour and name of each line, below the panels."""
-    drawn, left = [], 56.0
-    for i, spec in enumerate(specs):
-        y = HEIGHT - 24
-        drawn.append(f'<path {line(i)} d="M{left:.0f} {y - 4}h18"/>')
-        drawn.append(f'<text class="spec" x="{left + 25:.0f}" y="{y}">{escape(spec)}</text>')
-        left += 25 + 7.9 * len(spec) + 26
-    return "\n".join(drawn)
+    return legend_at(specs, HEIGHT - 24)
+
+
+def height_of(specs: Sequence[str]) -> int:
+    """The height of a picture with this legend."""
+    return HEIGHT + LINE * (lines_of(specs) - 1)
 
 
 def style() -> str:
