@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 import laconic
+import laconic.cli.doctor  # whose name is also a command
 from laconic.cli.cautions import cautions
 from laconic.cli.entries import entries
 from laconic.cli.main import app
@@ -20,6 +22,8 @@ from laconic.cli.settings import Settings
 from laconic.core.errors import StateError
 from laconic.exchange.method import lift
 from laconic.strategies.distribute import strategy_or_method
+
+doctor = sys.modules["laconic.cli.doctor"]
 
 
 def invoke(*arguments: str) -> Result:
@@ -281,6 +285,18 @@ def test_doctor_says_what_is_live_and_what_is_missing(
         word in result.output for word in ("kernels", "gloo", "LACONIC_DATA", str(tmp_path / "mnist.npz"))
     )
     assert "missing: data of cifar10" in result.output and "missing: data of mnist" not in result.output
+
+
+def test_doctor_ends_with_what_to_try_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "no_lab", lambda: None)
+    assert doctor.to_try().startswith("to try: laconic demo")
+    monkeypatch.setattr(doctor, "no_lab", lambda: "there is no ip")
+    line = invoke("doctor").output.replace("\n", " ")
+    assert 'to try: laconic train digits --workers 2 --with "cgx()"' in line and line.strip().endswith(
+        "no ip)"
+    )
+    monkeypatch.setattr(doctor, "version_of", lambda package: "not installed")
+    assert doctor.to_try().startswith("to try: pip install 'laconic[train]'")
 
 
 @pytest.mark.parametrize(

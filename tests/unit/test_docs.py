@@ -6,8 +6,10 @@ import re
 
 import pytest
 from benchmarks.pages.write import BLOCKS, PAGES, ROOT, WHOLE, filled
+from torch.distributed.run import parse_args
 
 import laconic
+from laconic.cli.run import torchrun_arguments
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -51,3 +53,19 @@ def test_benchmarks_that_pages_name_can_be_run() -> None:
     for name in named:
         text = (ROOT / name.replace(".", "/")).with_suffix(".py").read_text()
         assert 'if __name__ == "__main__":' in text, name
+
+
+def test_torchrun_takes_the_commands_of_the_page_of_four_machines() -> None:
+    text = (ROOT / "docs" / "four_machines.md").read_text()
+    launched = re.findall(r"^(torchrun|laconic run) (.*)$", text, re.MULTILINE)
+    assert len(launched) == 3
+    for tool, words in launched:
+        given = words.split() if tool == "torchrun" else torchrun_arguments(words.split())
+        found = parse_args(given)
+        assert (found.nnodes, found.node_rank, found.master_addr, found.standalone) == (
+            "4",
+            0,
+            "192.168.1.10",
+            False,
+        )
+    assert "GLOO_SOCKET_IFNAME" in text and "ufw" in text

@@ -19,6 +19,7 @@ from laconic.cli.console import console
 from laconic.cli.versions import version_of
 from laconic.core.errors import DataError
 from laconic.core.extras import INSTALL_TRAIN
+from laconic.lab import missing as no_lab
 from laconic.tasks import TASKS
 from laconic.tasks.precision import DTYPES
 from laconic.tasks.source import VARIABLE, data_folder
@@ -45,6 +46,19 @@ def doctor() -> None:
         screen.print(f"missing: {line}", style="yellow", markup=False)
     if not missing:
         screen.print("nothing is missing", style="green")
+    screen.print(to_try(), style="bold", markup=False)
+
+
+def to_try() -> str:
+    """What to try on this machine, in one line."""
+    if absent := [package for package in TRAIN if version_of(package) == "not installed"]:
+        return f"to try: {INSTALL_TRAIN}, for {' and '.join(absent)}; then laconic demo"
+    if (why := no_lab()) is None:
+        return "to try: laconic demo, which compares methods over emulated links of 100 Mbit/s"
+    return (
+        'to try: laconic train digits --workers 2 --with "cgx()" --against "dense()"; no emulated links'
+        f" here ({why})"
+    )
 
 
 def _facts() -> Table:
