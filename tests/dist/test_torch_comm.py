@@ -216,7 +216,7 @@ def test_a_dead_peer_is_a_peer_error_that_names_rank_and_operation(pool):
     killed, survivor = sorted(pool.fresh(2, lose_a_peer, timeout_s=30), key=lambda each: each.rank != 1)
     assert killed.exit_code == -signal.SIGKILL
     text, seconds = survivor.value
-    assert text.startswith("a peer of rank 0 died") and "lengths among 2 ranks failed" in text
+    assert text.startswith("a peer of rank 0 died") and "lengths of 2 ranks" in text
     assert seconds < 20
 
 

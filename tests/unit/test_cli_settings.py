@@ -175,7 +175,7 @@ def test_methods_are_spelt_one_way_and_baselines_come_first(tmp_path: Path) -> N
 def test_strategies_and_methods_are_asked_for_alike(tmp_path: Path) -> None:
     made = settings(tmp_path, methods=("local_sgd( 8 )", "sgp( ring() )"), skew=0.1)
     assert made.specs[2:] == ("local_sgd()", "sgp(ring())")
-    assert made.warnings() == []
+    assert cautions(made) == []
     assert made.config()["skew"] == 0.1 and settings(tmp_path).config()["skew"] is None
 
 

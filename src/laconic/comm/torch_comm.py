@@ -43,8 +43,6 @@ CHILDREN: collections.Counter[str] = collections.Counter()  # groups made of eac
 COUNTERS: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()  # counters made in each group
 OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
-GLOO_ADVICE = "This is typically caused by"  # what follows says nothing of a run of ours
-
 
 class TorchComm(Comm):
     """The ranks of a process group. Tensors stay on their device; on a GPU, gloo copies through the host.
@@ -292,9 +290,9 @@ class TorchComm(Comm):
         try:
             yield
         except RuntimeError as error:
+            why = str(error).partition("This is typically")[0].rstrip(". ")  # without gloo's advice
             raise PeerError(
-                f"a peer of rank {self.rank} died, left or was late: {name} among {self.size} ranks failed:"
-                f" {str(error).partition(GLOO_ADVICE)[0].rstrip('. ')}"
+                f"a peer of rank {self.rank} died, left or was late: {name} of {self.size} ranks: {why}"
             ) from error
 
     def _check(self, chunks: Sequence[Tensor]) -> None:
