@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,23 @@ def factored() -> nn.Sequential:
     return nn.Sequential(*children[:3], DeepFacto(WIDTH, RANK), *children[3:])
 
 
+def wide() -> nn.Sequential:
+    """Four layers whose blocks take about equal time: 784-1024-1024-1024-10."""
+    widths, layers = (784, 1024, 1024, 1024), list[nn.Module]([nn.Flatten()])
+    for inside, outside in pairwise(widths):
+        layers += [nn.Linear(inside, outside), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], 10))
+
+
 @dataclass(frozen=True)
 class Variant:
-    """`spec`: None for back-propagation in one process, with this optimiser."""
+    """`spec`: None for back-propagation in one process. `steps`: default: PASSES of all examples."""
 
     build: Callable[[], nn.Sequential]
     spec: str | None = None
     optimizer: str = "adam"
+    batch: int = BATCH
+    steps: int | None = None
 
 
 VARIANTS = {
@@ -91,6 +102,7 @@ VARIANTS = {
     "signs, adam": Variant(signs),
     "signs, blocks": Variant(signs, "block_admm(blocks=3, beta=0.03)"),
     "deep_facto": Variant(factored, "block_admm(blocks=3)"),
+    "time line": Variant(wide, "block_admm(blocks=3)", batch=512, steps=40),
 }
 
 
@@ -108,8 +120,8 @@ def by_back_propagation(variant: Variant, seed: int, steps: int | None) -> dict[
     model = variant.build()
     start = [each.detach().clone() for each in model.parameters()]
     optimizer = made(variant, model.parameters())
-    shard = Shard(len(data["train_y"]), BATCH, 0, 1, seed)
-    steps, peak = steps or PASSES * shard.steps_per_epoch, optimizer.param_groups[0]["lr"]
+    shard = Shard(len(data["train_y"]), variant.batch, 0, 1, seed)
+    steps, peak = steps or variant.steps or PASSES * shard.steps_per_epoch, optimizer.param_groups[0]["lr"]
     began = time.thread_time()
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = Recipe(mlp, lr=peak).rate(peak, step, steps)
@@ -162,8 +174,8 @@ def block(rank: int, variant: Variant, seed: int, steps: int | None, folder: Pat
         model, spec, example=inputs(data["train_x"][:2], None), loss=cross_entropy,
         optimizer=lambda parameters: made(variant, parameters), seed=seed, **options,
     )  # fmt: skip
-    shard = Shard(len(data["train_y"]), BATCH, 0, 1, seed)
-    steps = steps or PASSES * shard.steps_per_epoch
+    shard = Shard(len(data["train_y"]), variant.batch, 0, 1, seed)
+    steps = steps or variant.steps or PASSES * shard.steps_per_epoch
     at, before, began = [], trainer.stats(), time.process_time()
     for tick in range(steps + trainer.delay):
         own = min(max(0, tick - trainer.delay + rank), steps - 1)
@@ -240,7 +252,7 @@ def run_all(folder: Path, steps: int | None, seeds: tuple[int, ...], names: list
             if path.exists():
                 continue
             train = by_back_propagation if variant.spec is None else by_blocks
-            about = {"name": name, "spec": variant.spec, "seed": seed, "batch": BATCH, "passes": PASSES}
+            about = {"name": name, "spec": variant.spec, "seed": seed, "batch": variant.batch}
             row = about | train(variant, seed, steps) | {"shown": SHOWN, "machine": machine()}
             path.write_text(json.dumps(row) + "\n")
             print(f"{name}, seed {seed}: {row['error']:.2f} %, {row['cpu_s']} s of processors", flush=True)

@@ -6,16 +6,19 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from laconic.core.errors import NonFiniteError, PeerError, StateError
+from laconic.report.time_line import at_once
 from laconic.tasks.blockwise import train_blocks
 from laconic.tasks.group_model import MODEL
 from laconic.tasks.settings import TrainingSettings
-from tests.unit.block_world import SAMPLES, flat, stepped, trained, trainer
+from tests.unit.block_world import SAMPLES, data, flat, stepped, trained, trainer
 
 ONLINE = "block_admm(blocks=3)"
 CODED = "block_admm(blocks=3, mode='batch', activations=sparse(topk(0.5)), targets=minmax(bits=8))"
@@ -39,6 +42,37 @@ def test_processes_compute_the_bits_of_threads(pool, spec):
     ):
         assert losses == others and sent == stats.activations
         assert torch.equal(parameters, found)
+
+
+class Slow(nn.Linear):
+    """A layer whose forward pass takes 30 ms and no processor."""
+
+    def forward(self, x):
+        time.sleep(0.03)
+        return super().forward(x)
+
+
+def slow_blocks():
+    """The spans of 12 ticks, and how long they took, where each block takes 60 ms a tick."""
+    model = nn.Sequential(Slow(16, 8), Slow(8, 8), Slow(8, 4))
+    made = trainer(None, ONLINE, model=model)
+    x, y = data()
+    for _ in range(4):
+        made.step(x[:4], y[:4])
+    spans, began = [], time.perf_counter()
+    for _ in range(12):
+        made.step(x[:4], y[:4])
+        spans += [(span.work, span.begin, span.end) for span in made.spans()]
+    spent = time.perf_counter() - began
+    made.close()
+    return spans, spent
+
+
+def test_blocks_work_at_the_same_time(pool):
+    """One after the other they would take 150 ms a tick: two forward passes each, one on the last block."""
+    rows, times = zip(*pool.run(3, slow_blocks), strict=True)
+    assert max(times) < 12 * 0.150
+    assert at_once(rows)[1] > 0.6
 
 
 def diverging(rank):
@@ -66,6 +100,25 @@ def test_a_block_that_diverges_ends_all_with_a_reason(pool, rank):
     assert "NonFiniteError" in kinds and "" not in kinds
     for kind, text in said:
         assert ("NaN or Inf" if kind == "NonFiniteError" else "has failed, and says why") in text
+
+
+def unlabelled():
+    """The last rank gets no labels; what each rank says."""
+    made, (x, _) = trainer(None, ONLINE), data()
+    try:
+        for _ in range(5):
+            made.step(x[:4], None)
+    except (StateError, PeerError) as error:
+        return str(error)
+    finally:
+        made.close()
+    return ""
+
+
+def test_a_call_that_is_wrong_on_one_rank_ends_all(pool):
+    first, second, third = pool.run(3, unlabelled, timeout_s=40.0)
+    assert "rank 2 has the last block: give it y" in third
+    assert "rank 2 has failed" in second and "rank 1 has failed" in first
 
 
 @pytest.fixture

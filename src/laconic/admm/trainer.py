@@ -148,7 +148,9 @@ class BlockTrainer:
             NonFiniteError: Training has diverged.
             PeerError: A neighbour has failed; its own error says why.
         """
-        return self._worker.tick(self._fed(x, y, samples))
+        with self._worker.telling():
+            fed = self._fed(x, y, samples)
+        return self._worker.tick(fed)
 
     def drain(self) -> float | None:
         """One tick without a new mini-batch. Returns what `step` returns."""

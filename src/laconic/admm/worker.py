@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from laconic.admm.kept import Kept
 from laconic.admm.neighbours import Neighbours
 from laconic.admm.stats import Span
 from laconic.admm.sub_problem import SubProblem, Visit
+from laconic.core.errors import PeerError
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Worker:
 
         If anything fails, the neighbours hear of it in their next tick.
         """
-        with self._telling():
+        with self.telling():
             self.spans = []
             if fed is not None:
                 self._fed[self.ticks] = fed
@@ -169,11 +170,13 @@ class Worker:
             self.update_s += ended - began
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def telling(self) -> Iterator[None]:
+        """Around what may fail: the neighbours hear of it in their next tick, and wait no longer."""
         try:
             yield
         except Exception:
-            self.links.give_up()
+            with suppress(PeerError):  # it is gone too, and the first error says more
+                self.links.give_up()
             raise
 
 
