@@ -3,6 +3,7 @@
     python -m benchmarks.federated                      all of it; goes on where it stopped
     python -m benchmarks.federated --task mnist --seed 0
     python -m benchmarks.federated --budget-minutes 30  starts no training that would end later
+    python -m benchmarks.federated --task cifar10 --longer --seed 0    1,000 rounds of two schemes
     python -m benchmarks.federated --quick              a few rounds of each; keeps nothing
 
 Needs LACONIC_DATA. All methods do equal local steps from the same first model, which clients make themselves.
@@ -42,6 +43,7 @@ SCHEMES = (
 RATES = {"mnist": 0.05, "cifar10": 0.05}  # of plain SGD, without momentum
 MODELS = {"mnist": None, "cifar10": "cnn"}  # small ones: devices train them
 ROUNDS, LOCAL_STEPS, EVAL_EVERY = 200, 5, 10
+LONGER, LONGER_SCHEMES = 1000, ("fedavg()", "stc(density=0.04, down=0.04)")  # 40 / density rounds
 PLAN = Federation(
     task="mnist",
     model=None,
@@ -59,6 +61,11 @@ PLAN = Federation(
 )
 
 
+def folder_of(task: str, rounds: int) -> Path:
+    """Where trainings of so many rounds are."""
+    return FOLDER / (task if rounds == ROUNDS else f"{task}-{rounds}")
+
+
 @dataclass(frozen=True)
 class Trial:
     """One scheme on one task with one seed."""
@@ -66,25 +73,29 @@ class Trial:
     task: str
     spec: str
     seed: int
+    rounds: int = ROUNDS
 
     @property
     def file(self) -> Path:
         """What is kept of it."""
-        return FOLDER / self.task / f"{slug(self.spec)}-{self.seed}.json"
+        return folder_of(self.task, self.rounds) / f"{slug(self.spec)}-{self.seed}.json"
 
     @property
     def plan(self) -> Federation:
         """Its settings."""
         settings = {"model": MODELS[self.task], "lr": RATES[self.task]}
-        return replace(PLAN, task=self.task, spec=self.spec, seed=self.seed, **settings)
+        every = EVAL_EVERY * self.rounds // ROUNDS
+        named = {"task": self.task, "spec": self.spec, "seed": self.seed}
+        return replace(PLAN, **named, rounds=self.rounds, eval_every=every, **settings)
 
 
-def trials(tasks: list[str], seeds: list[int]) -> Iterator[Trial]:
+def trials(tasks: list[str], seeds: list[int], longer: bool = False) -> Iterator[Trial]:
     """Every scheme with one seed before the next seed."""
+    schemes, rounds = (LONGER_SCHEMES, LONGER) if longer else (SCHEMES, ROUNDS)
     for seed in seeds:
         for task in tasks:
-            for spec in SCHEMES:
-                yield Trial(task, spec, seed)
+            for spec in schemes:
+                yield Trial(task, spec, seed, rounds)
 
 
 def measured(plan: Federation, tensors: Tensors) -> dict[str, Any]:
@@ -113,6 +124,7 @@ def main() -> None:
     parser.add_argument("--task", choices=sorted(RATES))
     parser.add_argument("--seed", type=int)
     parser.add_argument("--budget-minutes", type=float, default=float("inf"))
+    parser.add_argument("--longer", action="store_true")
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -120,7 +132,7 @@ def main() -> None:
     seeds = [0] if asked.quick else [asked.seed] if asked.seed is not None else [*range(SEEDS)]
     data = {task: find(task).load(None) for task in tasks}
     end, longest = time.monotonic() + 60 * asked.budget_minutes, 0.0
-    for trial in trials(tasks, seeds):
+    for trial in trials(tasks, seeds, asked.longer):
         if trial.file.exists() and not asked.quick:
             continue
         start = time.monotonic()

@@ -10,7 +10,8 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from benchmarks.federated import FOLDER, PLAN, RATES, SCHEMES, SEEDS
+from benchmarks.federated import FOLDER as FOLDER
+from benchmarks.federated import LONGER, PLAN, RATES, ROUNDS, SCHEMES, SEEDS, folder_of
 from benchmarks.pages.tables import table
 from laconic.report.curves import Curve
 from laconic.report.legend import LIGHT, WIDTH
@@ -35,10 +36,10 @@ reached it."""
 Trainings = dict[str, list[dict[str, Any]]]  # by scheme, one of each seed
 
 
-def trainings(task: str) -> Trainings:
+def trainings(task: str, rounds: int = ROUNDS) -> Trainings:
     """What is there of a task, in the order of SCHEMES, then of seeds."""
     found: Trainings = {}
-    for file in sorted((FOLDER / task).glob("*.json")):
+    for file in sorted(folder_of(task, rounds).glob("*.json")):
         one = json.loads(file.read_text())
         found.setdefault(one["spec"], []).append(one)
     return {spec: found[spec] for spec in SCHEMES if spec in found}
@@ -76,9 +77,22 @@ def page() -> str:
     for task, found in every.items():
         if not found:
             continue
-        rows = [cells(spec, seeds, found.get(SCHEMES[0], [])) for spec, seeds in found.items()]
-        lines += ["", f"## {find(task).title}", "", f"![](federated-{task}.svg)", "", *table(heads, rows)]
+        lines += [
+            "",
+            f"## {find(task).title}",
+            "",
+            f"![](federated-{task}.svg)",
+            "",
+            *table(heads, rows(found)),
+        ]
+        if longer := trainings(task, LONGER):
+            lines += ["", f"The same for {LONGER:,} rounds:", "", *table(heads, rows(longer))]
     return "\n".join(lines) + "\n"
+
+
+def rows(found: Trainings) -> list[tuple[str, ...]]:
+    """One of each scheme."""
+    return [cells(spec, seeds, found.get(SCHEMES[0], [])) for spec, seeds in found.items()]
 
 
 def cells(spec: str, seeds: list[dict[str, Any]], dense: list[dict[str, Any]]) -> tuple[str, ...]:
