@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from laconic.comm.comm import Comm
 from laconic.comm.loopback import Loopback
 
 SAMPLES, ROWS, WIDE = 64, 16, 32
+ONE_AT_A_TIME = threading.Lock()  # threads share torch's generator
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -22,9 +24,10 @@ def data() -> tuple[Tensor, Tensor]:
 
 def net(*between: nn.Module) -> nn.Sequential:
     """Three dense layers with these layers between them, by default ReLU."""
-    torch.manual_seed(0)
     first, second = between or (nn.ReLU(), nn.ReLU())
-    return nn.Sequential(nn.Linear(16, WIDE), first, nn.Linear(WIDE, WIDE), second, nn.Linear(WIDE, 4))
+    with ONE_AT_A_TIME:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(16, WIDE), first, nn.Linear(WIDE, WIDE), second, nn.Linear(WIDE, 4))
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
