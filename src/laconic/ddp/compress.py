@@ -51,6 +51,7 @@ def compress(
     *,
     scaler: torch.amp.GradScaler | None = None,
     seed: int = 0,
+    parameters: Any = None,
 ) -> Handle | ShardedHandle: ...
 
 
@@ -61,6 +62,7 @@ def compress(
     *,
     scaler: torch.amp.GradScaler | None = None,
     seed: int = 0,
+    parameters: Any = None,
 ) -> Handle | ShardedHandle:
     """Exchange this model's gradients by the method that `spec` names; the rest of the script stays as it is.
 
@@ -88,6 +90,8 @@ def compress(
         scaler: The GradScaler in use, so that memory is kept unscaled; not with `fully_shard`. Default: that
             of a wrapped optimiser, if it has one.
         seed: Seed of sampling and stochastic rounding; equal on all ranks.
+        parameters: A codec such as "minmax(bits=8)" for the all-gather of parameters under `fully_shard`;
+            shards stay exact. Equal on all ranks. Default: none, parameters are gathered as they are.
 
     Returns:
         The handle of this rank: figures, state, and `remove()`.
@@ -100,6 +104,11 @@ def compress(
     """
     replicated = inside(model)
     if replicated is not None:
+        if parameters is not None:
+            raise AttachError(
+                f"parameters={parameters!r} is for fully_shard, whose ranks gather parameters; under"
+                " DistributedDataParallel each has them all: leave it out"
+            )
         optimizer, scaler = unwrapped(optimizer, scaler)
         return attach(replicated, optimizer, spec, scaler=scaler, seed=seed)
     if is_sharded(model):
@@ -110,7 +119,7 @@ def compress(
             raise AttachError(
                 "a model under fully_shard takes one optimiser, got several: give the one it has"
             )
-        return compress_sharded(model, optimizer, spec, scaler=scaler, seed=seed)
+        return compress_sharded(model, optimizer, spec, scaler=scaler, seed=seed, parameters=parameters)
     raise AttachError(
         f"compress needs a DistributedDataParallel, got {type(model).__name__}: {way_out(model)}"
     )

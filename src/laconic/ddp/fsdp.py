@@ -2,8 +2,8 @@
 
 A rank of FSDP2 keeps a shard of every parameter and needs the mean gradient of that shard only: the first
 half of `scatter_reduce`. FSDP2 hands over flat chunks of several tensors without names, so only methods
-without memory are accepted, and their choice of tensors does not apply. Parameters are still gathered in full
-precision.
+without memory are accepted, and their choice of tensors does not apply. Parameters are gathered in full
+precision, or as the codec of `parameters=` encodes them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from torch.optim import Optimizer
 
 from laconic.comm.metered import Metered
 from laconic.comm.torch_comm import TorchComm
+from laconic.core.codec import Codec
 from laconic.core.errors import AttachError, StateError
 from laconic.core.layout import Layout
+from laconic.ddp.shard_gather import GatherCoded, codec_of, own_gather, restore
 from laconic.ddp.shards import ScatterMean, Shards
 from laconic.exchange.agreement import built_by_all
 from laconic.exchange.method import Method, lift
@@ -43,6 +45,7 @@ def compress_sharded(
     *,
     scaler: torch.amp.GradScaler | None = None,
     seed: int = 0,
+    parameters: Any = None,
 ) -> ShardedHandle:
     """Reduce the gradients of a model under `fully_shard` by the method that `spec` names.
 
@@ -60,7 +63,7 @@ def compress_sharded(
                 "scaler= is for a memory that is kept unscaled, and a method for sharded models has none:"
                 " leave it out"
             )
-        return ShardedHandle(model, optimizer, spec, comm, seed)
+        return ShardedHandle(model, optimizer, spec, comm, seed, codec_of(parameters))
 
     try:
         handle = built_by_all(comm, build)
@@ -76,7 +79,13 @@ class ShardedHandle:
     """A compressed model under `fully_shard` on one rank: figures, and the way back."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, spec: Any, comm: Metered, seed: int = 0
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        spec: Any,
+        comm: Metered,
+        seed: int = 0,
+        parameters: Codec | None = None,
     ) -> None:
         known = _compressed.get(model)
         taken = known and known()
@@ -90,6 +99,10 @@ class ShardedHandle:
         self._check_optimizer(model)
         refuse_complex(model)
         self._before = {name: own_scatter(name, module) for name, module in scattering(model)}
+        self._parameters = parameters
+        self._gathers: dict[str, Any] = {}
+        if parameters is not None:
+            self._gathers = {name: own_gather(name, module) for name, module in scattering(model)}
         self._layout = Layout.of((name, tuple(part.shape)) for name, part in model.named_parameters())
         self._detach: list[Callable[[], object]] = []
 
@@ -105,6 +118,7 @@ class ShardedHandle:
         return {
             "the spec": repr(self.method),
             "the seed": str(self._shards.seed),
+            "parameters=": repr(self._parameters),
             "the model": model_digest(self._layout),
         }
 
@@ -115,13 +129,20 @@ class ShardedHandle:
         for name, module in scattering(model):
             scatter = ScatterMean(self._shards, name, self._before[name])
             module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]  # an interface that is private
+            if self._parameters is not None:
+                gather = GatherCoded(self._parameters, self._shards, name, self._gathers[name])
+                module.set_custom_all_gather(gather)  # type: ignore[arg-type]
         self._detach.append(self._optimizer.register_step_post_hook(self._stepped).remove)
         self._detach.append(group.close)
         _compressed[model] = weakref.ref(self)
         weakref.finalize(model, group.close).atexit = False
 
     def stats(self) -> Stats:
-        """Bytes and seconds of this rank's reduce-scatters; `dense`: what they would hand over in float32."""
+        """Bytes and seconds of what is compressed; `dense`: what it would be without.
+
+        These are the reduce-scatters, of gradients in float32, and with `parameters=` the all-gathers, of
+        parameters as they are.
+        """
         shards, meter = self._shards, self._shards.comm.snapshot()
         return Stats.of(meter, shards.seconds, steps=shards.step, dense=shards.dense_bytes)
 
@@ -150,6 +171,8 @@ class ShardedHandle:
             for name, module in scattering(model):
                 if isinstance(scatter_of(module), ScatterMean):
                     module.set_custom_reduce_scatter(self._before[name])
+                if name in self._gathers:
+                    restore(module, self._gathers[name])
             _compressed.pop(model, None)
         for callback in detach:
             callback()

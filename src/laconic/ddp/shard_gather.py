@@ -1,0 +1,110 @@
+"""FSDP2's all-gather of parameters with few bits: what a module computes with, not what the optimiser steps.
+
+Each rank encodes its shard, and all decode every shard, their own too, so that all compute with the same
+weights. The shards themselves stay float32 and exact, as in QSDP (Markov, Vladu, Guo, Alistarh 2023,
+arXiv:2302.02390) and in ZeRO++'s qwZ (Wang et al. 2023, arXiv:2306.10209): a reconstruction, without QSDP's
+learned levels. FSDP2 gathers a module's parameters before its forward pass and again before its backward: in
+one step both get the same bits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from laconic.codecs.sparse import Sparse
+from laconic.core.codec import Codec
+from laconic.core.errors import AttachError, SpecError
+from laconic.core.spec import parse
+from laconic.core.turn import Turn
+from laconic.ddp.shards import Shards
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class GatherCoded:
+    """The all-gather of one module, as `torch.distributed.fsdp` calls it. It replaces `before`.
+
+    Wire: a shard as the codec encodes it, to each other rank; nothing of one that is not finite, which is NaN
+    everywhere. Parameters of several dtypes in one module, or of whole numbers, go as they are.
+    """
+
+    def __init__(self, codec: Codec, shards: Shards, module: str, before: Any) -> None:
+        self.before = before
+        self._codec, self._shards = codec, shards
+        self._name = f"parameters of {module}"
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A buffer for the result."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        """output (size * m,) = every rank's decoded input (m,), in rank order. The input may lie in it."""
+        if input_tensor.dtype not in FLOATS:
+            work: dist.Work | None = self.before(output_tensor, input_tensor, group, async_op)
+            return work
+        began = time.perf_counter()
+        shards, comm, n = self._shards, self._shards.comm, input_tensor.numel()
+        comm.mark()
+        x = input_tensor.to(torch.float32)
+        key = Turn(shards.step, comm.rank, shards.seed).own(self._name)
+        finite = bool(torch.isfinite(x).all())
+        wire = self._codec.encode(x, key) if finite else torch.empty(0, dtype=torch.uint8, device=x.device)
+        with comm.phase(f"parameters {self._codec!r}"):
+            wires = comm.all_gather(wire)
+        for chunk, each in zip(output_tensor.chunk(comm.size), wires, strict=True):
+            if n and not each.numel():
+                chunk.fill_(torch.nan)
+            else:
+                chunk.copy_(self._codec.decode(each, n))
+        shards.dense_bytes += comm.dense_scattered(input_tensor.element_size() * output_tensor.numel())
+        shards.seconds.add(began, time.perf_counter(), *comm.since_mark())
+        return None
+
+
+def codec_of(spec: Any) -> Codec | None:
+    """The codec that a spec of `parameters=` stands for.
+
+    Raises `SpecError` if it is none, `AttachError` if it would leave most parameters out.
+    """
+    found = parse(spec) if isinstance(spec, str) else spec
+    if found is None or (isinstance(found, Codec) and not isinstance(found, Sparse)):
+        return found
+    hint = "such as 'minmax(bits=8)', 'minmax(bits=4, block=128)' or 'cast(\"bf16\")'"
+    if isinstance(found, Sparse):
+        raise AttachError(
+            f"parameters={found!r} would leave parameters out: take a codec that sends all, {hint}"
+        )
+    raise SpecError(f"parameters={found!r} is no codec: take one, {hint}")
+
+
+def gather_of(module: FSDPModule) -> Any:
+    """A module's all-gather. Private to FSDP2, and all that tells."""
+    return getattr(module._get_fsdp_state()._fsdp_param_group, "_all_gather_comm", None)
+
+
+def own_gather(name: str, module: FSDPModule) -> Any:
+    """FSDP's own all-gather of a module. Raises `AttachError` where the user has set another."""
+    gather = gather_of(module)
+    if isinstance(gather, GatherCoded):  # of a handle that is gone, and was not removed
+        return gather.before
+    if not type(gather).__module__.startswith("torch."):
+        raise AttachError(
+            f"{name or 'the model'} has a custom all-gather already, {type(gather).__name__}, and takes one:"
+            " shard a new model without it"
+        )
+    return gather
+
+
+def restore(module: FSDPModule, before: Any) -> None:
+    """Put FSDP's own all-gather back, where ours is in its place."""
+    if isinstance(gather_of(module), GatherCoded):
+        module.set_custom_all_gather(before)
