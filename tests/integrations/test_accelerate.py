@@ -117,6 +117,7 @@ def of_another_run(folder: str) -> list[str]:
     torch.distributed.barrier()
     path = Path(folder) / "laconic.pt"
     whole = torch.load(path, weights_only=True)
+    torch.distributed.barrier()  # none writes while another reads
     for content in ({**whole, "ranks": whole["ranks"][:1]}, None):
         if run.accelerator.is_main_process:
             torch.save(content, path) if content else path.write_bytes(b"PK no")
