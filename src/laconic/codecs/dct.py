@@ -24,6 +24,7 @@ from laconic.core.turn import Turn
 
 AT_ONCE = 1 << 20  # elements that are in float64 at a time
 LARGEST = torch.finfo(torch.float32).max
+TILES = (2, 4, 8, 16, 32, 64, 128, 256)  # sides
 ROUNDING = 2.0**-22  # of |x|, by float32 on the way there and back
 
 
@@ -59,7 +60,7 @@ class DCT(Codec):
 
     def __post_init__(self) -> None:
         arguments.piece("dct: codec", self.codec, Codec, "sparse(topk(density=0.01))")
-        arguments.choice("dct: tile", self.tile, (2, 4, 8, 16, 32, 64, 128, 256))
+        arguments.choice("dct: tile", self.tile, TILES)
 
     @property
     def unbiased(self) -> bool:

@@ -7,7 +7,7 @@ wire. Public code sends float32 values with 64-bit positions, 12 bytes a coeffic
 from __future__ import annotations
 
 from laconic.codecs.centroids import Centroids
-from laconic.codecs.dct import DCT
+from laconic.codecs.dct import DCT, TILES
 from laconic.codecs.indices.golomb import GOLOMB
 from laconic.codecs.selectors.chunked_topk import ChunkedTopK
 from laconic.codecs.sparse import Sparse
@@ -55,6 +55,7 @@ def demo(
     demo(density=0.01, decay=0.99)
     """
     arguments.piece("demo: values", values, Codec, "centroids()")
+    arguments.choice("demo: tile", tile, TILES)
     chosen = Sparse(ChunkedTopK(density, chunk=tile * tile), values=values, indices=GOLOMB)
     return routes(
         Route(matrices, Gather(DCT(chosen, tile)), ErrorFeedback(decay)),
