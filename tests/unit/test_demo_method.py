@@ -111,7 +111,7 @@ def test_sums_that_are_too_large_are_cut_off() -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("demo(tile=48)", "dct: tile must be"),
+        ("demo(tile=48)", "demo: tile must be"),
         ("demo(density=0)", "density must be a number in (0, 1]"),
         ("demo(decay=1.5)", "decay must be a number in (0, 1]"),
         ("demo(values=topk(density=0.1))", "demo: values must be a codec, such as centroids()"),
