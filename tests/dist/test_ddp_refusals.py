@@ -58,7 +58,7 @@ def attempt(case):
         ("density", SpecError, r"density must be a number in \(0, 1\], got 1.5"),
         ("specs differ", AttachError, "the spec differs"),
         ("twice", AttachError, "compressed already"),
-        ("adam", AttachError, "sampled_topk"),
+        ("adam", AttachError, "onebit_adam"),
         ("foreign optimiser", AttachError, "build the optimiser from model.parameters"),
         ("other hook", AttachError, "communication hook already"),
     ],

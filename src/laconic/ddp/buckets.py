@@ -16,7 +16,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, where types see it
 from torch.autograd import Variable
 
 from laconic.core.errors import LaconicError
@@ -129,7 +128,7 @@ class Buckets:
             return mean
 
         answer = self._thread.submit(job, [buffer.device] if buffer.is_cuda else None)
-        if last and isinstance(bucket, GradBucket):  # others come when no backward pass is under way
+        if last and torch._C._current_graph_task_id() >= 0:  # none in a Replicator's step, or under Join
             Variable._execution_engine.queue_callback(partial(self._raise_failure, answer))
         return answer
 
