@@ -45,6 +45,7 @@ class ChunkedTopK(DensitySelector):
         arguments.whole("chunked_topk: chunk", self.chunk, 1)
 
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
+        kernels.addressable(segments.sizes)  # chunks of a longer tensor would be
         chunks, of, before = cut(segments, self.chunk)
         indices, counts = kernels.topk(x, chunks, kept_of_each(self.density, chunks))
         indices = indices + before.repeat_interleave(counts).to(indices)
