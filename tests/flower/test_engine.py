@@ -119,7 +119,8 @@ def _settings(**changes: Any) -> Federation:
 def test_an_engine_that_ends_early_is_told_with_its_last_words(tmp_path: Path) -> None:
     log = tmp_path / "flower.log"
     with pytest.raises(
-        EngineFailed, match=r"exit code 1; .*flower.log ends with:\n(.|\n)*mnist: no mnist.npz"
+        EngineFailed,
+        match=r"exit code 1 after 0 of 2 rounds; .*flower.log ends with:\n(.|\n)*mnist: no mnist.npz",
     ):
         list(federate_on_flower(_settings(), tmp_path, log))
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -66,32 +67,42 @@ def federate_on_flower(settings: Federation, data: Path | None, log: Path) -> It
     """
     check_engine()
     reads, writes = os.pipe()
-    with tempfile.TemporaryDirectory() as folder, log.open("ab") as said:
+    told = 0
+    with (
+        os.fdopen(reads, encoding="utf-8") as events,
+        tempfile.TemporaryDirectory() as folder,
+        log.open("ab") as said,
+    ):
         began = said.tell()
-        engine = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, str(writes), folder],
-            stdin=subprocess.PIPE,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            pass_fds=(writes,),
-            start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the engine
-        )
-        os.close(writes)
+        try:
+            engine = subprocess.Popen(
+                [sys.executable, "-c", COMMAND, str(writes), folder],
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                pass_fds=(writes,),
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the engine
+            )
+        finally:
+            os.close(writes)
         try:
             assert engine.stdin is not None, "it was asked for"
             given = {"settings": asdict(settings), "data": None if data is None else str(data)}
-            with engine.stdin as stdin:
+            with suppress(BrokenPipeError), engine.stdin as stdin:  # it has ended: the log says why
                 stdin.write(json.dumps(given).encode())
-            with os.fdopen(reads, encoding="utf-8") as events:
-                for line in events:
-                    yield json.loads(line)
-            code = engine.wait(STOP_S)
+            for line in events:
+                yield json.loads(line)
+                told += 1
+            with suppress(subprocess.TimeoutExpired):  # Ray may be slow to end, and all has been told
+                engine.wait(STOP_S)
         finally:
             _stop(engine)
-    if code:
-        last = log.read_bytes()[began:].decode(errors="replace").strip().splitlines()[-TAIL:]
-        ends = "\n".join(last)
-        raise EngineFailed(f"Flower's engine ended with exit code {code}; {log} ends with:\n{ends}")
+    if told < settings.rounds:
+        ends = "\n".join(log.read_bytes()[began:].decode(errors="replace").strip().splitlines()[-TAIL:])
+        raise EngineFailed(
+            f"Flower's engine ended with exit code {engine.returncode} after {told} of {settings.rounds}"
+            f" rounds; {log} ends with:\n{ends}"
+        )
 
 
 def _stop(engine: subprocess.Popen[bytes]) -> None:
