@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
-from laconic.core.errors import AttachError, SpecError
+from laconic.core.errors import AttachError, SpecError, StateError
 from laconic.core.spec import parse
 from laconic.ddp.fsdp import scattering
 from laconic.ddp.shard_gather import gather_of
@@ -94,6 +94,24 @@ def stop_and_go() -> tuple[bool, bool]:
 
 def test_a_resumed_run_has_the_same_bits(pool: Any) -> None:
     assert pool.run(2, stop_and_go, timeout_s=LONG) == [(True, True)] * 2
+
+
+def resumed_with_other_codecs() -> str:
+    model, optimizer = sharded_gpt()
+    handle = laconic.compress(model, optimizer, "cgx(bits=8)", parameters="minmax(bits=8)")
+    state = handle.state_dict()
+    handle.remove()
+    plain = laconic.compress(model, optimizer, "cgx(bits=8)")
+    try:
+        with pytest.raises(StateError) as caught:
+            plain.load_state_dict(state)
+    finally:
+        plain.remove()
+    return str(caught.value)
+
+
+def test_a_state_of_another_codec_is_refused(pool: Any) -> None:
+    assert all("parameters" in said and "minmax" in said for said in pool.run(2, resumed_with_other_codecs))
 
 
 def refusals() -> list[str]:

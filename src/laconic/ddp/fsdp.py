@@ -151,12 +151,14 @@ class ShardedHandle:
 
         It is equal on all ranks, so `gather` changes nothing.
         """
-        return {"spec": repr(self.method), "seed": self._shards.seed, "step": self._shards.step}
+        parameters = None if self._parameters is None else repr(self._parameters)
+        own = {"spec": repr(self.method), "seed": self._shards.seed, "parameters": parameters}
+        return own | {"step": self._shards.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken. Raises `StateError` for another method or seed."""
+        """Go on where `state_dict` was taken. Raises `StateError` for another method, seed or parameters=."""
         own = self.state_dict()
-        for key in ("spec", "seed"):
+        for key in ("spec", "seed", "parameters"):
             if state.get(key) != own[key]:
                 raise StateError(
                     f"the saved state is of {key} {state.get(key)!r}, this handle has {own[key]!r}"
