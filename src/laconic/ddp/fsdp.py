@@ -26,7 +26,7 @@ from laconic.core.codec import Codec
 from laconic.core.errors import AttachError, StateError
 from laconic.core.layout import Layout
 from laconic.ddp.shard_gather import GatherCoded, codec_of, own_gather, restore
-from laconic.ddp.shards import ScatterMean, Shards
+from laconic.ddp.shards import ScatterMean, Shards, own_of
 from laconic.exchange.agreement import built_by_all
 from laconic.exchange.method import Method, lift
 from laconic.exchange.state import model_digest
@@ -234,15 +234,7 @@ def scatter_of(module: FSDPModule) -> Any:
 
 def own_scatter(name: str, module: FSDPModule) -> Any:
     """FSDP's own reduce-scatter of a module. Raises `AttachError` where the user has set another."""
-    scatter = scatter_of(module)
-    if isinstance(scatter, ScatterMean):  # of a handle that is gone, and was not removed
-        return scatter.before
-    if not type(scatter).__module__.startswith("torch."):
-        raise AttachError(
-            f"{name or 'the model'} has a custom reduce-scatter already, {type(scatter).__name__}, and takes"
-            " one: shard a new model without it"
-        )
-    return scatter
+    return own_of(name, scatter_of(module), ScatterMean, "reduce-scatter")
 
 
 def shard_group(model: nn.Module) -> dist.ProcessGroup:

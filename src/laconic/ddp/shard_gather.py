@@ -23,7 +23,7 @@ from laconic.core.codec import Codec
 from laconic.core.errors import AttachError, SpecError
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.ddp.shards import Shards
+from laconic.ddp.shards import Shards, own_of
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -93,15 +93,7 @@ def gather_of(module: FSDPModule) -> Any:
 
 def own_gather(name: str, module: FSDPModule) -> Any:
     """FSDP's own all-gather of a module. Raises `AttachError` where the user has set another."""
-    gather = gather_of(module)
-    if isinstance(gather, GatherCoded):  # of a handle that is gone, and was not removed
-        return gather.before
-    if not type(gather).__module__.startswith("torch."):
-        raise AttachError(
-            f"{name or 'the model'} has a custom all-gather already, {type(gather).__name__}, and takes one:"
-            " shard a new model without it"
-        )
-    return gather
+    return own_of(name, gather_of(module), GatherCoded, "all-gather")
 
 
 def restore(module: FSDPModule, before: Any) -> None:

@@ -107,3 +107,19 @@ def chunks(name: str, n: int, rank: int, size: int) -> Partition:
     each = n // size
     parts = (Layout((piece(whole, each * r, each * (r + 1)),) if each else ()) for r in range(size))
     return Partition.of(Layout((whole,)), parts, rank)
+
+
+def own_of(module: str, found: Any, ours: type[Any], what: str) -> Any:
+    """FSDP's own collective of a module, of which `found` is in use, and `ours` is what we put there.
+
+    Raises:
+        AttachError: The user has set another.
+    """
+    if isinstance(found, ours):  # of a handle that is gone, and was not removed
+        return found.before
+    if not type(found).__module__.startswith("torch."):
+        raise AttachError(
+            f"{module or 'the model'} has a custom {what} already, {type(found).__name__}, and takes one:"
+            " shard a new model without it"
+        )
+    return found
