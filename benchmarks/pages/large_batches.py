@@ -96,7 +96,20 @@ def _predicted(runs: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]], s
             f"At 8 times the batch and an eighth of the steps, {NAMES[max(best)[1]]} is {said}"
             f" {TARGET:g} points of the small batch: it loses {lost:.2f}.",
         ]
-    return lines
+    return [*lines, "", _breaks(runs, base, scale)]
+
+
+def _breaks(runs: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]], scale: float) -> str:
+    """The least batch at which each optimiser loses more than TARGET points, beside the noise scale."""
+    least: dict[str, int] = {}
+    for kind, times in sorted({(run["kind"], run["times"]) for run in runs}, key=lambda key: key[1]):
+        own = [accuracy(run) for run in runs if (run["kind"], run["times"]) == (kind, times)]
+        if statistics.mean(map(accuracy, base)) - statistics.mean(own) > TARGET:
+            least.setdefault(kind, BASE * times)
+    said = "; ".join(
+        f"{batch:,} for {NAMES[kind]} ({batch / scale:.1f} noise scales)" for kind, batch in least.items()
+    )
+    return f"More than {TARGET:g} points are lost from this batch on: {said or 'none'}."
 
 
 def _copied(runs: Sequence[dict[str, Any]]) -> list[str]:
