@@ -107,8 +107,14 @@ def _after(ready: torch.cuda.Event, job: Job) -> Tensor:
 
 
 def let_go(error: BaseException) -> None:
-    """Drop what the frames of a kept error hold, such as process groups; its traceback stays."""
+    """Make the traceback of a kept error a note of it (Python 3.11), so that it keeps no frame.
+
+    Frames hold process groups, and peers wait in a group until it is gone. Cleared frames are not enough:
+    they keep their functions, and these what they close over.
+    """
+    if hasattr(error, "add_note"):
+        error.add_note("".join(traceback.format_exception(error)).rstrip())
     link: BaseException | None = error
     while link is not None:
-        traceback.clear_frames(link.__traceback__)
+        link.__traceback__ = None
         link = link.__cause__ or link.__context__

@@ -81,7 +81,7 @@ class Membership:
         as many failures as there are ranks.
         """
         assert self.heartbeats is not None and self._patience_s is not None
-        error: Exception | None = None
+        why_not = ""  # in words: the error itself would keep a half-made group alive, in which others wait
         for _ in self._parent.ranks:
             self._leave()
             grace_s, timeout_s = self._patience_s, 60 + 2 * self._patience_s
@@ -90,8 +90,8 @@ class Membership:
                 self._make(members)
                 return
             except (PeerError, RuntimeError) as failed:  # another rank was lost meanwhile
-                error = failed
-        raise PeerError(f"no new group could be made: {error}") from error
+                why_not = str(failed)
+        raise PeerError(f"no new group could be made: {why_not}")
 
     def tell(self, before: Sequence[int], step: int, agreed: Agreement, fresh: Iterable[str]) -> None:
         """Log this regroup: who, why, and what was reset. `fresh`: names of memory that starts anew."""
