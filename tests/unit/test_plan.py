@@ -50,6 +50,18 @@ def test_a_growth_is_found_again_from_three_groups(parts):
     assert found.at(256) == pytest.approx(true.at(256), rel=0.25 if sum(map(bool, parts)) > 1 else 1e-9)
 
 
+def test_what_a_rule_exchanges_in_the_step_is_counted():
+    """1-bit Adam: a bit an element and a scale a tensor, to servers and back, and not behind backward."""
+    found = next(rehearse([lift("onebit_adam()")], SMALL))
+    assert found.when == "in step"
+    payload = 2 * 3 / 4 * SMALL.numel / 8  # and headers, as this model is small
+    assert payload < found.nbytes(4) < 1.5 * payload
+    slow = time_line(Work(1.0, 1.0, 1.0, (1,)), found, Network(1e3, 0.0), 4)
+    assert slow.step_s > 3 + found.nbytes(4) / 1e3 - 1e-6
+    (planned,) = forecasts([found], 4, Work(1.0, 1.0, 1.0, (1,)), Network(1e3))
+    assert not planned.strategy
+
+
 def test_noise_in_small_groups_is_not_read_as_growth():
     found = Growth.fit({2: 1.0, 4: 1.02, 8: 1.03})
     assert found.at(256) == pytest.approx(1.0, rel=0.05)

@@ -54,7 +54,7 @@ def forecasts(rehearsed: Sequence[Rehearsed], size: int, work: Work, network: Ne
             size,
             each.nbytes(size),
             time_line(work, each, network, size),
-            strategy=each.when != "backward",
+            strategy=each.when in ("after update", "next step"),
             spread_s=_spread_s(work, each, network, size),
             lost=points_lost(each.spec),
         )

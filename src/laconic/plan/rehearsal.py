@@ -24,6 +24,7 @@ from laconic.core.layout import Layout
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.method import Method
 from laconic.plan.growth import Growth
+from laconic.plan.in_step import InStep
 from laconic.plan.stage import Gradients, InTurn, StandIn, Watch
 
 SIZES = (2, 4, 8)
@@ -33,7 +34,7 @@ STEADY, PLAYS = 0.1, 3  # a rehearsal whose steps differ by more is repeated, up
 CLOCK = 0.3  # relative error allowed between measured seconds and the fitted growth
 
 T = TypeVar("T")
-When = Literal["backward", "after update", "next step"]
+When = Literal["backward", "in step", "after update", "next step"]
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ class Rehearsed:
     """The cost of exchanging a whole model for one worker, for any number of workers.
 
     `traffic`: by collective; `encode_s`: before the first message; `decode_s`: between and after messages;
-    `when`: when messages travel. Gradients do during backward, parameters after the update or, where nobody
-    waits for them, during the next step. `spread`: how far the computing of one rehearsal is from that
-    of another, as a share of their median.
+    `when`: when messages travel. Gradients do during backward, momenta of 1-bit Adam in the optimiser's step,
+    parameters after the update or, where nobody waits for them, during the next step. `spread`: how far the
+    computing of one rehearsal is from that of another, as a share of their median.
     """
 
     spec: str
@@ -93,7 +94,9 @@ def rehearse(methods: Iterable[Method], layout: Layout, sizes: Sequence[int] = S
     gradients = Gradients(part)
     for method in methods:
         played = {size: steadily(partial(play, method, part, size, gradients)) for size in sizes}
-        yield fitted(repr(method), played, layout.numel / part.numel)
+        in_step = any(rule.exchanges_in_step for rule in method.rules)
+        when: When = "in step" if in_step else "backward"
+        yield fitted(repr(method), played, layout.numel / part.numel, when)
 
 
 def fitted(spec: str, played: Mapping[int, Played], scale: float, when: When = "backward") -> Rehearsed:
@@ -212,7 +215,7 @@ def _one(method: Method, layout: Layout, inner: InTurn, gradients: Gradients) ->
     comm, watch = Metered(inner), inner.watch
     exchange = Exchange(method, layout, comm, StandIn())
     exchange.step = method.warm_at
-    bucket = torch.empty(layout.numel)
+    inside, bucket = InStep(method, layout, comm), torch.empty(layout.numel)
     encode_s, decode_s = [], []
     for step in range(STEPS):
         gradients.write_(bucket, comm.rank, step)
@@ -222,6 +225,7 @@ def _one(method: Method, layout: Layout, inner: InTurn, gradients: Gradients) ->
         exchange.begin()
         exchange.mean_(bucket, layout)
         exchange.end()
+        inside.step_(bucket, exchange.step - 1)
         watch.stop()
         encode_s.append(watch.before_s)
         decode_s.append(watch.after_s)

@@ -4,7 +4,8 @@
     bucket b is done  its encoding, messages and decoding later
     step              forward + max(backward, last bucket done) + update
 
-Strategies exchange parameters: after the update, or while the next step computes.
+Strategies exchange parameters: after the update, or while the next step computes. Rules such as 1-bit Adam
+exchange in the update.
 
 Encoding and decoding take a core. Where a worker has less than two, what they take is taken from backward:
 then they lengthen the step even where messages hide behind it. So does the toll of messages, and these are
@@ -99,7 +100,7 @@ def time_line(work: Work, rehearsed: Rehearsed, network: Network, size: int) -> 
     decode_s = rehearsed.decode_s.at(size) * crowd
     if rehearsed.when != "backward":
         coded_s = work.alone_s + encode_s + decode_s
-        if rehearsed.when == "after update":
+        if rehearsed.when != "next step":
             communicate_s = network.seconds(rehearsed, size)
             step_s = coded_s + communicate_s
         else:
