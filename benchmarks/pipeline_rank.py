@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from benchmarks.pipeline_workloads import WINDOW, WORKLOADS
 from laconic.lab.linux import interface_bytes
-from laconic.tasks.crossing import crossing
+from laconic.pipeline.crossing import crossing
 from laconic.tasks.settings import Pipeline
 from laconic.tasks.stage import StageAtWork
 from laconic.tasks.task import Recipe

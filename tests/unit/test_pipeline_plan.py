@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from types import SimpleNamespace
 
+import pytest
+from typer.testing import CliRunner
+
+from laconic.cli.main import app
 from laconic.core.errors import SpecError
+from laconic.pipeline.crossing import crossing
+from laconic.plan.boundary import Visited, rehearse_crossing
+from laconic.plan.growth import Growth
 from laconic.plan.network import Network
 from laconic.plan.pipeline import Crossed, StageWork, pipeline_step
+from laconic.plan.pipelines import Cut, forecast
+from laconic.plan.rehearsal import Rehearsed, Traffic
+from laconic.plan.schedules import bubble, order
 
 FREE = Network(1e30, 0.0)
 
@@ -59,7 +70,131 @@ def test_fewer_bytes_are_never_slower(stages: int) -> None:
 
 
 def test_what_no_pipeline_can_do_is_refused() -> None:
-    with pytest.raises(SpecError, match="schedule must be 1f1b or gpipe, got 'zb'"):
+    with pytest.raises(SpecError, match="schedule must be gpipe, 1f1b or interleaved, got 'zb'"):
         pipeline_step([StageWork(1, 1)] * 2, Crossed(0, 0), FREE, 4, schedule="zb")
-    with pytest.raises(SpecError, match=r"micro_batches must be .* got 2; 1f1b needs as many as stages"):
+    with pytest.raises(SpecError, match=r"micro_batches must be .* got 2; 1f1b needs as many as workers"):
         pipeline_step([StageWork(1, 1)] * 3, Crossed(0, 0), FREE, 2)
+
+
+@pytest.mark.parametrize(
+    ("workers", "micro", "turns"), [(2, 2, 2), (2, 6, 2), (4, 8, 2), (4, 4, 3), (3, 3, 2)]
+)
+def test_the_interleaved_order_is_that_of_torch(workers: int, micro: int, turns: int) -> None:
+    from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
+
+    torchs = SimpleNamespace(
+        n_local_stages=turns, pp_group_size=workers, _n_microbatches=micro, number_of_rounds=micro // workers
+    )
+    torchs.microbatches_per_round = micro // torchs.number_of_rounds
+    names = {"FORWARD": "forward", "FULL_BACKWARD": "backward"}
+    for worker in range(workers):
+        actions = ScheduleInterleaved1F1B._calculate_single_rank_operations(torchs, worker)
+        expected = [
+            (names[action.computation_type.name], action.stage_index, action.microbatch_index)
+            for action in actions
+            if action is not None
+        ]
+        assert order("interleaved", workers, worker, micro, turns) == expected
+
+
+@pytest.mark.parametrize(("workers", "micro"), [(2, 4), (4, 4), (4, 8)])
+def test_two_stages_a_worker_halve_the_bubble(workers: int, micro: int) -> None:
+    work = [StageWork(1.0, 2.0)] * (2 * workers)
+    split = pipeline_step(work, Crossed(7, 7), FREE, micro, schedule="interleaved", workers=workers)
+    assert split.waiting == pytest.approx(bubble(workers, micro, turns=2))
+    assert split.nbytes == 14 * micro * (2 * workers - 1)
+    assert max(split.ends_s) == split.step_s
+
+
+def test_a_forecast_of_replicas_adds_what_backward_does_not_hide() -> None:
+    """One call of 400 bytes for the model, 200 a stage, at a byte a second: nothing of it is hidden."""
+    sent = Traffic(Growth((0, 0, 0, 1)), Growth((0, 0, 0, 400)))
+    nothing = Growth((0, 0, 0, 0))
+    between = Rehearsed("x()", {"exchange": sent}, nothing, nothing, "in step")
+    cut = Cut(2, 2, 2, forward_s=4.0, backward_s=8.0, update_s=6.0, params=100)
+    alone, link = replace(cut, replicas=1), Network(1.0, 0.0)
+    found = forecast(crossing("dense()"), Visited(0, 0), cut, "gpipe", link, between)
+    before = forecast(crossing("dense()"), Visited(0, 0), alone, "gpipe", link)
+    assert before.step_s == pytest.approx(before.split.step_s + 3)
+    assert found.step_s == pytest.approx(before.step_s + 200)
+    assert found.exchange_s == pytest.approx(200)
+
+
+@pytest.mark.parametrize(
+    ("spec", "first", "later", "down"),
+    [
+        ("dense()", None, 4 * 3 * 8 * 64, 4 * 3 * 8 * 64),
+        ("direct(dense(), dense())", None, 24 + 4 * 1536, 24 + 4 * 1536),
+        ("cast('fp16')", None, 24 + 2 * 1536, 24 + 2 * 1536),
+        ("ac_sgd(4, 8, block=64)", 24 + 2 * 1536, 24 + 768 + 24 * 8, 24 + 1536 + 24 * 8),
+        ("change(sparse(topk(density=0.25)), first='fp32')", 24 + 12 + 4 * 1536, None, None),
+    ],
+)
+def test_what_crosses_is_counted_as_it_is_coded(spec, first, later, down) -> None:
+    """A micro-batch of 3 x 8 x 64; by hand: a header of 24, bits, two floats a block, lengths of 4."""
+    visits = rehearse_crossing(crossing(spec), (3, 8, 64))
+    assert [each.first for each in visits] == ([True, False] if first is not None else [False])
+    if first is not None:
+        assert visits[0].up == first
+    if later is not None:
+        assert (visits[-1].up, visits[-1].down) == (later, down)
+    else:
+        assert 24 < visits[-1].up < first
+
+
+def test_a_large_micro_batch_is_rehearsed_by_some_samples(monkeypatch) -> None:
+    whole = rehearse_crossing(crossing("ac_sgd()"), (8, 4, 128))
+    monkeypatch.setattr("laconic.plan.boundary.MAX_ELEMENTS", 2 * 4 * 128)
+    assert [each.up for each in rehearse_crossing(crossing("ac_sgd()"), (8, 4, 128))] == [
+        each.up for each in whole
+    ]
+
+
+def test_stages_share_layers_as_a_model_is_cut() -> None:
+    cut = Cut(4, 1, 2, forward_s=6.0, backward_s=12.0, layers=6)
+    assert [each.forward_s for each in cut.work()] == pytest.approx([0.5, 1.0, 0.5, 1.0])
+    assert cut.schedules()["gpipe"] == "" and "got 2" in cut.schedules()["1f1b"]
+
+
+PLAN = ["plan", "--stages", "2", "--activation", "8x16x64", "--link", "10mbit", "--backward", "20ms"]
+
+
+def test_laconic_plan_ranks_what_crosses_stages(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    done = CliRunner().invoke(app, [*PLAN, "--replicas", "2", "--params", "50k", "--replicas-with", "cgx()"])
+    assert done.exit_code == 0, done.output
+    for word in ("first", "later", "interleaved", "ac_sgd(forward=2, backward=6)", "cgx()", "MB a stage"):
+        assert word in done.output
+    advice = " ".join(done.output.split("messages take no time")[-1].split())
+    assert ", ac_sgd(" in advice and "a first visit's step takes" in advice
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--stages 1", "--stages must be a whole number in 2..256, got 1; one stage is no pipeline"),
+        ("--layers 1", "--stages must be at most 1, the layers of this model, got 2"),
+        ("--micro-batches 1", "--micro-batches must divide the 8 samples of --activation and be 2 or more"),
+        ("--micro-batches 3", "got 3: give 2, 4, 8"),
+        ("--activation 8", "--activation must look like 32x256x384, samples first, got '8'"),
+        ("--activation 1x16x64", "has 1 samples, which cannot be cut into 2 micro-batches or more"),
+        ("--activation 8x0", "--activation must have 1 to"),
+        ("--schedule zbv", "--schedule must be gpipe, 1f1b, interleaved, got 'zbv'"),
+        ("--schedule interleaved --layers 3", "interleaved: 2 stages a worker need 4 layers, got 3"),
+        ("--workers 4", "--workers and --stages cannot be combined"),
+        ("--replicas 0", "--replicas must be a whole number in 1..256, got 0"),
+        ("--replicas 2", "laconic plan needs --params"),
+        ("--replicas-with cgx()", "--replicas-with needs --replicas of 2 or more"),
+        ("--with dgc()", "is for workers that each have the whole model"),
+        ("--out x.svg", "--out draws methods by workers, not pipelines"),
+    ],
+)  # fmt: skip
+def test_wrong_pipelines_are_refused_in_one_line(words: str, message: str) -> None:
+    done = CliRunner().invoke(app, [*PLAN, *words.split(" ")])
+    assert done.exit_code != 0
+    assert message in " ".join(done.output.split())
+
+
+def test_options_of_a_pipeline_need_stages() -> None:
+    done = CliRunner().invoke(app, ["plan", "--micro-batches", "4"])
+    assert done.exit_code != 0 and "--micro-batches is for a pipeline: give --stages too" in done.output

@@ -10,11 +10,11 @@ from laconic import activations
 from laconic.core import arguments
 from laconic.core.errors import AttachError, LaconicError, SpecError
 from laconic.core.spec import parse
+from laconic.pipeline.crossing import for_stages
 from laconic.sparsity import Sparsifier, sparsify
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.strategy import Strategy
 from laconic.tasks.blockwise import is_blockwise
-from laconic.tasks.crossing import for_stages
 from laconic.tasks.enlarged import Enlarged
 from laconic.tasks.few_bits import lowbit_attached
 from laconic.tasks.group_model import built

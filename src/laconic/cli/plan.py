@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -15,6 +16,8 @@ from rich.text import Text
 
 from laconic.cli.console import console
 from laconic.cli.files import check_svg, write_svg
+from laconic.cli.plan_pipeline import PipelineAsked, plan_pipeline
+from laconic.cli.tables import shown
 from laconic.core import units
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
@@ -57,17 +60,48 @@ def plan(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="draw the curves to this SVG file")] = None,
+    stages: Annotated[
+        int | None, typer.Option(help="plan a pipeline of so many stages; --with is then what crosses them")
+    ] = None,
+    activation: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHAPE", help="what leaves a stage in a step, samples first: 32x256x384 [with --stages]"
+        ),
+    ] = None,
+    micro_batches: Annotated[
+        int | None, typer.Option(help="micro-batches of a step [default: two a stage, if samples allow]")
+    ] = None,
+    replicas: Annotated[int | None, typer.Option(help="replicas of the pipeline [default: 1]")] = None,
+    replicas_with: Annotated[
+        list[str] | None,
+        typer.Option(help="a method for gradients of weights among replicas; may be repeated"),
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="layers that stages divide [default: equal stages]")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="gpipe, 1f1b or interleaved alone [default: all]")
+    ] = None,
 ) -> None:
     """Forecast step time, bytes and scaling of each method, and say which one to use and why."""
     check_svg(out)
     probed = None if probe is None else Probe.load(probe)
-    given = {"--params": params, "--workers": workers, "--link": link, "--backward": backward}
-    if probed is None and (missing := [name for name, value in given.items() if value is None]):
-        raise SpecError(f"laconic plan needs {', '.join(missing)}; or --probe with a file of laconic probe")
-    sizes = read_workers(workers or str(probed.size if probed else 0))
-    layout = (
-        layout_of(units.count("--params", params)) if params else Layout.of(probed.layout if probed else ())
+    asked_stages = PipelineAsked(
+        stages, activation, micro_batches, replicas, tuple(replicas_with or ()), layers, schedule
     )
+    if asked_stages.pipeline:
+        asked_stages.check(workers=workers, out=out)
+        exchanged = {"--params": params} if (replicas or 1) > 1 else {}
+        check_given(probed, {"--link": link, "--backward": backward} | exchanged)
+        layout = layout_given(params, probed)
+        work = work_of(layout, probed, forward, backward, update, cores)
+        plan_pipeline(asked_stages, with_ or (), layout, work, network_of(probed, link, latency))
+        return
+    given = {"--params": params, "--workers": workers, "--link": link, "--backward": backward}
+    check_given(probed, given)
+    sizes = read_workers(workers or str(probed.size if probed else 0))
+    layout = layout_given(params, probed)
     work = work_of(layout, probed, forward, backward, update, cores)
     network = network_of(probed, link, latency)
     asked = contenders(with_ or ())
@@ -84,6 +118,12 @@ def plan(
     show(screen, found, sizes, work, network)
     if out is not None:
         screen.print(Text(f"picture: {out}", "dim"))
+
+
+def check_given(probed: Probe | None, given: Mapping[str, str | None]) -> None:
+    """Raise `SpecError` for what is neither given nor probed."""
+    if probed is None and (missing := [name for name, value in given.items() if value is None]):
+        raise SpecError(f"laconic plan needs {', '.join(missing)}; or --probe with a file of laconic probe")
 
 
 def work_of(
@@ -140,6 +180,13 @@ def read_workers(text: str) -> list[int]:
     if found[0] < 2 or found[-1] > MAX_WORKERS:
         raise SpecError(f"--workers must be in 2..{MAX_WORKERS}, got {text!r}: one worker sends nothing")
     return found
+
+
+def layout_given(params: str | None, probed: Probe | None) -> Layout:
+    """Of the model: a stand-in of so many parameters, else the probed one."""
+    return (
+        layout_of(units.count("--params", params)) if params else Layout.of(probed.layout if probed else ())
+    )
 
 
 def layout_of(params: int) -> Layout:
@@ -201,12 +248,3 @@ def _of(spec: str, found: list[Forecast]) -> Forecast:
 
 def _cell(each: Forecast, chosen: Forecast) -> Text:
     return Text(shown(1e3 * each.split.step_s), "bold green" if each is chosen else "")
-
-
-def shown(value: float) -> str:
-    """A figure with three digits or more, never with an exponent.
-
-    >>> shown(0.4551), shown(12.345), shown(28662.1)
-    ('0.455', '12.3', '28,662')
-    """
-    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"

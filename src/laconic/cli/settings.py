@@ -28,13 +28,13 @@ from laconic.cli.versions import version_of
 from laconic.core import arguments
 from laconic.core.errors import SpecError, StateError
 from laconic.data.copies_sampler import Across
+from laconic.pipeline.crossing import crossing
 from laconic.recipes.large_batch import Kind
 from laconic.report.ledger import CONFIG
 from laconic.strategies.distribute import strategy_or_method
 from laconic.tasks import find
 from laconic.tasks import precision as precisions
 from laconic.tasks.blockwise import is_blockwise
-from laconic.tasks.crossing import crossing
 from laconic.tasks.enlarged import Enlarged
 from laconic.tasks.settings import Pipeline
 from laconic.tasks.skew import check_skew

@@ -52,3 +52,12 @@ def print_summary(console: Console, rows: list[Row], target: float | None = None
     for sentence in (faster(rows, target), counted(rows), between(rows), kept_bytes(rows)):
         if sentence:
             console.print(sentence, style="dim", markup=False)
+
+
+def shown(value: float) -> str:
+    """A figure with three digits or more, never with an exponent.
+
+    >>> shown(0.4551), shown(12.345), shown(28662.1)
+    ('0.455', '12.3', '28,662')
+    """
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"

@@ -8,11 +8,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from laconic.codecs.dense import Dense
 from laconic.core.codec import Codec
 from laconic.core.errors import WireError
 from laconic.core.framing import as_bytes, unsigned
 from laconic.data.memory import Memory
-from laconic.pipeline.channel import Channel, Visit, as_vector, check_finite
+from laconic.pipeline.channel import Channel, Coded, Plain, Visit, as_vector, check_finite
 from laconic.pipeline.codings.change import Change
 
 OpenMemory = Callable[[str, int], Memory]  # of a boundary's name and the bytes of a row
@@ -159,3 +160,21 @@ class Changes(Channel):
         if sum(sizes) != body.numel():
             raise WireError(f"wires of {sum(sizes)} bytes are announced, but {body.numel()} came")
         return list(torch.split(body, sizes))
+
+
+def channel_of(
+    coding: Codec | Change,
+    name: str,
+    shape: torch.Size,
+    dtype: torch.dtype,
+    seed: int,
+    keep: Codec,
+    samples: int,
+    memory: OpenMemory,
+) -> Channel:
+    """The channel of a coding; `keep`, `samples` and `memory` are for those that remember."""
+    if isinstance(coding, Change):
+        return Changes(name, shape, dtype, seed, coding, keep, samples, memory)
+    if isinstance(coding, Dense):
+        return Plain(name, shape, dtype, seed)
+    return Coded(name, shape, dtype, seed, coding)

@@ -12,15 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from laconic.codecs.dense import Dense
 from laconic.comm.comm import Comm
 from laconic.core.codec import Codec
 from laconic.core.errors import AttachError
 from laconic.data.memory import InRam, Memory, check_size, free_ram
 from laconic.data.on_disk import OnDisk
 from laconic.pipeline import state
-from laconic.pipeline.changes import Changes
-from laconic.pipeline.channel import Channel, Coded, Plain
+from laconic.pipeline.changes import Changes, channel_of
+from laconic.pipeline.channel import Channel
 from laconic.pipeline.codings.change import Change
 from laconic.pipeline.links import Direction, StageLinks
 from laconic.pipeline.stats import Stats, Traffic
@@ -251,15 +250,12 @@ class Handle:
     def _make(self, direction: Direction, name: str, shape: torch.Size, dtype: torch.dtype) -> Channel:
         plan = self.plan
         coding = plan.forward if direction == "forward" else plan.backward
-        if isinstance(coding, Codec):
-            if isinstance(coding, Dense):
-                return Plain(name, shape, dtype, plan.seed)
-            return Coded(name, shape, dtype, plan.seed, coding)
-        made = Changes(name, shape, dtype, plan.seed, coding, plan.keep, plan.samples, self._open)
-        try:
-            self._restore(made)
-        except Exception as error:
-            self._step.fail(error, f"the saved buffer of {name}")
+        made = channel_of(coding, name, shape, dtype, plan.seed, plan.keep, plan.samples, self._open)
+        if isinstance(made, Changes):
+            try:
+                self._restore(made)
+            except Exception as error:
+                self._step.fail(error, f"the saved buffer of {name}")
         return made
 
     def _restore(self, channel: Changes) -> None:

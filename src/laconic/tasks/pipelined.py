@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from laconic.core.turn import mix
+from laconic.pipeline.crossing import crossing
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from laconic.tasks import checkpoint
 from laconic.tasks.catalogue import find
-from laconic.tasks.crossing import crossing
 from laconic.tasks.decisions import Decisions
 from laconic.tasks.evaluation import evaluate
 from laconic.tasks.group_model import save_model

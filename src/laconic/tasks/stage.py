@@ -21,10 +21,10 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from laconic.core.errors import NonFiniteError
 from laconic.exchange.stats import Stats
 from laconic.pipeline import Handle, compress
+from laconic.pipeline.crossing import Crossing
 from laconic.strategies.distribute import distribute, strategy_or_method
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from laconic.strategies.gradients import all_finite, gradients
-from laconic.tasks.crossing import Crossing
 from laconic.tasks.measured_stage import MeasuredStage, Passed
 from laconic.tasks.settings import Pipeline
 from laconic.tasks.task import Recipe, cross_entropy
