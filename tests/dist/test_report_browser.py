@@ -13,7 +13,7 @@ import pytest
 from laconic.report import publish
 from laconic.report.ledger import EVENTS, read_events
 
-from ..unit.test_report_summary import CONFIG, write_run
+from ..unit.test_report_summary import CONFIG, write_pipeline, write_run
 from ..unit.test_report_together import GOSSIP, LOCAL, write
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -121,3 +121,22 @@ def test_a_browser_draws_the_trace_of_a_loss_scale(tmp_path: Path) -> None:
     drawn = drawn[: drawn.index("</figure>")]
     assert len(re.findall(r'class="js-line"[^>]* d="M[^"]+L[^"]+"', drawn)) >= 2
     assert re.findall(r">2[^0-9]*<tspan[^>]*>16<", drawn), "ticks are powers of two"
+
+
+def test_a_browser_draws_what_a_pipeline_sends(tmp_path: Path) -> None:
+    """Bars as long as the table says, and its figures under their heads."""
+    write_pipeline(tmp_path)
+    page = publish(tmp_path).report.resolve()
+    asked = """
+        const drawn_parts = [...document.querySelectorAll(".wireparts .part")];
+        const wide = drawn_parts.map((bar) => bar.getBoundingClientRect().width);
+        const cells = [...document.querySelectorAll(".parts td, .parts thead th + th")];
+        const left = cells.filter((cell) => getComputedStyle(cell).textAlign !== "right").length;
+        const shares = wide.map((each) => (each / wide[0]).toFixed(1));
+        document.title = `bars ${shares.join(" ")} left ${left} of ${cells.length}`;
+    """
+    before, end, after = page.read_text().rpartition("</body>")
+    page.write_text(f"{before}<script>{asked}</script>{end}{after}")
+    dom = browse(page, tmp_path / "profile", "--dump-dom")
+    (title,) = re.findall(r"<title>(bars .*?)</title>", dom)
+    assert title == "bars 1.0 3.0 1.0 0.1 0.3 1.0 left 0 of 12"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any, cast
@@ -226,3 +227,34 @@ def test_scalars_reach_tensorboard(tmp_path: Path) -> None:
     assert [scalar.step for scalar in losses] == [1, 2, 3, 4]
     assert losses[1].value == pytest.approx(0.5 + 0.05 + 1)
     assert boards.Scalars("test/accuracy")[-1].value == pytest.approx(0.7)
+
+
+PIPELINE = {"stages": 2, "replicas": 2, "micro_batches": 4, "schedule": "1f1b", "between": "cgx()"}
+
+
+def write_pipeline(folder: Path) -> None:
+    """Two workers whose first sends activations and the second gradients, three times as many."""
+    write_run(folder, CONFIG | {"pipeline": PIPELINE})
+    events = read_events(folder)
+    for event in events:
+        if event["kind"] == "step":
+            first, sent = event["rank"] == 0, 1e6 if event["method"] == "dense()" else 0.1e6
+            event |= {"activations_sent": sent * first, "gradients_sent": 3 * sent * (not first)}
+            event |= {"replicas_sent": 0.5e6, "loss": None if first else event["loss"]}
+            event["network_sent"] = sent * (1 if first else 3) + 0.5e6
+    (folder / EVENTS).write_text("".join(f"{json.dumps(event)}\n" for event in events))
+
+
+def test_a_report_of_a_pipeline_splits_the_wire(tmp_path: Path) -> None:
+    """By hand, over both workers: 1 + 3 + 1 MB with dense stages, 0.1 + 0.3 + 1 MB with the other."""
+    write_pipeline(tmp_path)
+    text = publish(tmp_path).report.read_text()
+    section = text[text.index("Between stages") :]
+    section = section[: section.index("</section>")]
+    rows = re.findall(r"<tr><th scope=.row.>.*?</tr>", section)
+    assert [re.findall(r"<td>([^<]*)</td>", row)[:3] for row in rows] == [
+        ["1", "3", "1"],
+        ["0.1", "0.3", "1"],
+    ]
+    wide = [float(found) for found in re.findall(r'class="part"[^>]* width="([0-9.]+)"', section)]
+    assert [each / wide[0] for each in wide] == pytest.approx([1, 3, 1, 0.1, 0.3, 1], abs=0.01)

@@ -6,6 +6,7 @@ import html
 
 from laconic.report.series import Run
 from laconic.report.summary import Row
+from laconic.report.wire_parts import wire_parts
 
 HEADS = (
     ("method", "what crosses from stage to stage"),
@@ -30,13 +31,18 @@ def between_stages(run: Run, rows: list[Row]) -> str:
         f" {html.escape(pipeline['schedule'])}, {pipeline['replicas']} replicas with"
         f" <code>{html.escape(pipeline['between'])}</code>. With equal stages and no time for messages, a"
         f" stage would wait {bubble:.0f} % of a step: the bubble. Bytes are sums over all workers, with"
-        f' headers.</p><div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        f' headers.</p>{wire_parts([(row.spec, _parts(row)) for row in rows])}<div class="scroll">'
+        f'<table class="parts"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
         "</div></section>"
     )
 
 
+def _parts(row: Row) -> tuple[float, float, float]:
+    return row.activations_mb, row.gradients_mb, row.replicas_mb
+
+
 def _cells(row: Row) -> str:
-    values = [f"{value:.4g}" for value in (row.activations_mb, row.gradients_mb, row.replicas_mb)]
+    values = [f"{value:.4g}" for value in _parts(row)]
     values.append(f"{100 * row.waiting:.0f}")
     cells = "".join(f"<td>{value}</td>" for value in values)
     return f'<th scope="row"><code>{html.escape(row.spec)}</code></th>{cells}'
