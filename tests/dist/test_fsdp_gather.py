@@ -56,7 +56,7 @@ def first_weights(spec: str) -> tuple[bool, bool]:
     return torch.equal(computed, wanted), torch.equal(whole(model), before)
 
 
-@pytest.mark.parametrize("spec", ["minmax(bits=8)", "minmax(bits=4, block=64)", "cast('bf16')"])
+@pytest.mark.parametrize("spec", ["minmax(bits=8)", "rotated(minmax(bits=4))", "cast('bf16')"])
 def test_a_module_computes_with_decoded_shards(pool: Any, spec: str) -> None:
     assert pool.run(2, first_weights, spec, timeout_s=LONG) == [(True, True)] * 2
 

@@ -78,7 +78,7 @@ def codec_of(spec: Any) -> Codec | None:
     found = parse(spec) if isinstance(spec, str) else spec
     if found is None or (isinstance(found, Codec) and not isinstance(found, Sparse)):
         return found
-    hint = "such as 'minmax(bits=8)', 'minmax(bits=4, block=128)' or 'cast(\"bf16\")'"
+    hint = "such as 'minmax(bits=8)', 'rotated(minmax(bits=4))' or 'cast(\"bf16\")'"
     if isinstance(found, Sparse):
         raise AttachError(
             f"parameters={found!r} would leave parameters out: take a codec that sends all, {hint}"

@@ -1,0 +1,148 @@
+"""Rotated: another codec, on a tensor whose blocks are turned by a random rotation.
+
+A quantiser's grid is as wide as the largest element of a block. A Hadamard matrix after random signs spreads
+that element over all of its block, so that few bits are enough (Suresh, Yu, Kumar, McMahan 2017,
+arXiv:1611.00429). It is orthonormal: the error is the inner codec's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laconic.core import arguments
+from laconic.core.codec import Codec
+from laconic.core.layout import Layout, Segments
+from laconic.core.spec import Status
+from laconic.core.turn import Turn, mix
+
+AT_ONCE = 1 << 16  # elements that are in float64 at a time: they stay in cache
+LARGEST = torch.finfo(torch.float32).max
+BLOCKS = (4, 16, 64, 256, 1024, 4096)  # powers of 4: a block is a square
+ROUNDING = 2.0**-22  # of |x|, by float32 on the way there and back
+
+
+@dataclass(frozen=True, repr=False)
+class Rotated(Codec):
+    """y = H S x / sqrt(b) of each b = `block` consecutive elements; `codec` sends y, and x = S H y / sqrt(b).
+
+        H = [[1, 1], [1, -1]] (x) ... (x) [[1, 1], [1, -1]], (b, b);   S = diag(s), s_i = +-1
+
+    The signs s are drawn once and for all: they are the same in every block, step and process. What is left
+    of a tensor is cut in blocks of a quarter, and so on; the last three elements and fewer go as they are.
+    Products are in float64, as in `dct`: ranks whose machines multiply matrices differently may end apart in
+    a last bit.
+
+    Wire: that of `codec` for as many elements. Error: omega of `codec`, but for rounding. Sums beyond the
+    largest float32 are cut off, so it is about elements sqrt(b) times smaller than that.
+
+    >>> import torch
+    >>> from laconic.core.spec import parse
+    >>> codec = parse("rotated(sign(), block=16)")  # one sign an element, and a spike comes back exactly
+    >>> codec.decode(codec.encode(torch.tensor([8.0] + 15 * [0.0])), 16).tolist()[:3]
+    [8.0, 0.0, 0.0]
+    """
+
+    codec: Codec
+    block: int = 1024
+
+    paper: ClassVar[str] = "Suresh et al. 2017, arXiv:1611.00429"
+    status: ClassVar[Status] = "recalled"
+    examples: ClassVar[tuple[str, ...]] = (
+        "rotated(minmax(bits=4))",
+        "rotated(minmax(bits=2, rounding='stochastic'), block=64)",
+    )
+
+    def __post_init__(self) -> None:
+        arguments.piece("rotated: codec", self.codec, Codec, "minmax(bits=4)")
+        arguments.choice("rotated: block", self.block, BLOCKS)
+
+    @property
+    def unbiased(self) -> bool:
+        return self.codec.unbiased
+
+    @property
+    def needs_feedback(self) -> bool:
+        return self.codec.needs_feedback
+
+    @property
+    def fixed_size(self) -> bool:
+        return self.codec.fixed_size
+
+    @property
+    def normal(self) -> tuple[float, float]:
+        least, most = self.codec.normal
+        return least, most / math.isqrt(self.block)
+
+    def at(self, step: int) -> Codec:
+        return replace(self, codec=self.codec.at(step))
+
+    def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
+        return self.codec.encode_segments(self._turned(x, segments), segments.packed, keys)
+
+    def encode_layout(self, x: Tensor, layout: Layout, turn: Turn) -> Tensor:
+        packed = Layout.of((entry.name, entry.shape) for entry in layout)
+        return self.codec.encode_layout(self._turned(x, layout.segments), packed, turn)
+
+    def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
+        packed = segments.packed
+        y = torch.zeros(packed.numel, dtype=torch.float32, device=out.device)
+        self.codec.decode_segments_add_(wire, packed, y)
+        for view, part in zip(segments.views(out), packed.views(y), strict=True):
+            view.add_(by_blocks(part, self.block, back=True), alpha=alpha)
+        return out
+
+    def _turned(self, x: Tensor, segments: Segments) -> Tensor:
+        """These ranges of flat x, each rotated, one after the other."""
+        parts = [by_blocks(view, self.block) for view in segments.views(x)]
+        return torch.cat(parts) if parts else x.new_empty(0)
+
+    def nbytes(self, n: int) -> int:
+        return self.codec.nbytes(n)
+
+    def message_nbytes(self, segments: Segments) -> int:
+        return self.codec.message_nbytes(segments)
+
+    def omega(self, n: int) -> float:
+        return (math.sqrt(self.codec.omega(n)) + ROUNDING) ** 2
+
+
+def by_blocks(x: Tensor, block: int, *, back: bool = False) -> Tensor:
+    """Flat x (n,) with each block rotated, or turned `back`: float32 (n,)."""
+    out, done = x.clone(), 0
+    while block > 1:
+        side = math.isqrt(block)
+        whole = (x.numel() - done) // block * block
+        h, s = hadamard(side).to(x.device), signs(block).to(x.device).view(side, side)
+        for begin in range(done, done + whole, AT_ONCE):
+            part = slice(begin, min(begin + AT_ONCE, done + whole))
+            squares = x[part].double().view(-1, side, side)
+            made = h @ squares @ h * s if back else h @ (squares * s) @ h  # (h (x) h) of the flat block
+            out[part] = made.clamp_(-LARGEST, LARGEST).flatten().float()
+        done, block = done + whole, block // 4
+    return out
+
+
+@lru_cache(maxsize=16)
+def hadamard(side: int) -> Tensor:
+    """H / sqrt(side), float64 (side, side). Shared between calls: not to be changed.
+
+    >>> (hadamard(4) * 2).int().tolist()
+    [[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]
+    """
+    h = torch.ones(1, 1, dtype=torch.float64)
+    while len(h) < side:
+        h = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64), h)
+    return h / math.sqrt(side)
+
+
+@lru_cache(maxsize=16)
+def signs(block: int) -> Tensor:
+    """s, float64 (block,), of +-1. Shared between calls: not to be changed."""
+    return torch.tensor([1.0 - 2.0 * (mix(block, i) & 1) for i in range(block)], dtype=torch.float64)
