@@ -37,6 +37,7 @@ from benchmarks.pages import precision as precision_page
 from benchmarks.pages import replicator as replicator_page
 from benchmarks.pages import rigl as rigl_page
 from benchmarks.pages import scaling as scaling_page
+from benchmarks.pages import sharded as sharded_page
 from benchmarks.pages import situations
 from benchmarks.pages import steps as steps_page
 from benchmarks.pages import straggler as straggler_page
@@ -56,6 +57,7 @@ BLOCKED = (
     "pipelines",
     "quick_start",
     "replicator",
+    "sharded",
 )  # pages with blocks in them
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in BLOCKED))
 
@@ -171,6 +173,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "change_coding": change_coding_page.block,
     "replicator_script": replicator_page.script,
     "replicator": replicator_page.block,
+    "sharded": sharded_page.block,
 }
 
 WHOLE: dict[Path, Callable[[], str]] = {
