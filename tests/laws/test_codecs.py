@@ -28,13 +28,19 @@ def live(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 CASES = tuple(cases())
+LARGE = max(x.numel() for _, x in CASES)
 
 
 @cache
 def encoded(spec: str, live: str) -> list[tuple[str, Tensor, Tensor]]:
-    """Every case with its wire, made once for all laws that only read it; `live` is what made it."""
+    """Every case with its wire, made once for all laws that only read it; `live` is what made it.
+
+    Of the largest size the reference, which is slow, has one.
+    """
     codec = parse(spec)
-    return [(label, x, codec.encode(x, key=3)) for label, x in CASES]
+    few = [x.numel() == LARGE and live == "reference" and "normal" not in label for label, x in CASES]
+    chosen = [case for case, left_out in zip(CASES, few, strict=True) if not left_out]
+    return [(label, x, codec.encode(x, key=3)) for label, x in chosen]
 
 
 @each

@@ -94,7 +94,7 @@ def test_sent_and_kept_make_the_whole(spec: str, buffer: str) -> None:
     torch.testing.assert_close(rest + sent, x, rtol=1e-6, atol=1e-6)
 
 
-def test_cut_and_damaged_messages(spec: str, buffer: str) -> None:
+def test_cut_and_damaged_messages(spec: str, buffer: str, live: str) -> None:
     codec, (segments, x, keys) = parse(spec), inputs(buffer)
     wire = codec.encode_segments(x, segments, keys)
     rng = torch.Generator().manual_seed(2)
@@ -102,7 +102,7 @@ def test_cut_and_damaged_messages(spec: str, buffer: str) -> None:
     for bad in (*(wire[:m] for m in lengths), torch.cat([wire, wire.new_zeros(1)])):
         with pytest.raises(WireError):
             codec.decode_segments_add_(bad, segments, x.clone())
-    for _ in range(15 if wire.numel() else 0):
+    for _ in range((5 if live == "reference" else 15) if wire.numel() else 0):
         bad = wire.clone()
         bad[int(torch.randint(0, bad.numel(), (1,), generator=rng))] = int(
             torch.randint(0, 256, (1,), generator=rng)
