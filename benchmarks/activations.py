@@ -3,9 +3,10 @@
     python -m benchmarks.activations codec       ratio and GB/s on real activations
     python -m benchmarks.activations memory      kept bytes, peak resident memory and time, a process each
     python -m benchmarks.activations kept        kept bytes after 12 steps
-    python -m benchmarks.activations accuracy    test accuracy over seeds; goes on where it stopped
+    python -m benchmarks.activations accuracy    test accuracy over seeds; see activations_accuracy.py
 
-Each writes its part of benchmarks/results/activations.json and leaves the others. Batches are CIFAR-10's.
+The first three write their part of benchmarks/results/activations.json and leave the others.
+Batches are CIFAR-10's.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint_sequential
 
+from benchmarks import activations_accuracy
 from benchmarks.machine import machine
 from laconic import activations, kernels
 from laconic.tasks.cifar10 import inputs, load, resnet20, small_cnn
@@ -35,8 +37,7 @@ from laconic.tasks.cifar10 import inputs, load, resnet20, small_cnn
 RESULT = Path(__file__).parent / "results" / "activations.json"
 PICTURE = Path(__file__).parents[1] / "docs" / "activations.svg"
 VARIANTS = ("dense", "comet()", "checkpoint", "blocks(bits=4)", "comet(norms='exact')", "comet(share=0.03)")
-TRAINED = ("dense", "comet()", "comet(share=0.1)", "blocks(bits=2)")
-BATCH, STEPS, SEEDS = 256, 4, (0, 1, 2)
+BATCH, STEPS = 256, 4
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": "262144"
 }  # what is freed leaves the process; glibc keeps hundreds of MB
@@ -228,43 +229,6 @@ def least(work: Any, repeats: int = 5) -> float:
     return max(min(found), 1e-9)
 
 
-def accuracy(net: str, steps: int) -> list[dict[str, Any]]:
-    """A row for each seed and variant that the result file does not hold."""
-    torch.set_num_threads(1)
-    rows = read().get("accuracy", [])
-    known = {(row["net"], row["variant"], row["seed"], row["steps"]) for row in rows}
-    for seed in SEEDS:
-        for variant in TRAINED:
-            if (net, variant, seed, steps) not in known:
-                rows.append(trained(net, variant, seed, steps))
-                print(rows[-1], flush=True)
-                keep("accuracy", rows)
-    return rows
-
-
-def trained(net: str, variant: str, seed: int, steps: int) -> dict[str, Any]:
-    """Test accuracy after these steps of 64 images, with a cosine schedule."""
-    batches = Batches(64, seed)
-    model, optimizer, session = trainer(net, variant, seed, 0.05)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    began = time.thread_time()
-    with session or contextlib.nullcontext():
-        for _ in range(steps):
-            loss = step(model, optimizer, *batches.next())
-            schedule.step()
-    spent = time.thread_time() - began
-    ratio = activations.measure(model, batches.next()[0], session).ratio if session else 1.0
-    model.eval()
-    x, y = batches.data["test_x"], batches.data["test_y"].long()
-    with torch.no_grad():
-        hits = sum(
-            int((model(inputs(part, None)).argmax(1) == right).sum())
-            for part, right in zip(x.split(500), y.split(500), strict=True)
-        )
-    told = {"accuracy": hits / len(y), "loss": loss, "ratio": round(ratio, 2), "cpu_s": round(spent, 1)}
-    return {"net": net, "variant": variant, "seed": seed, "steps": steps, **told}
-
-
 def read() -> dict[str, Any]:
     """The result file, or nothing."""
     return dict(json.loads(RESULT.read_text())) if RESULT.exists() else {}
@@ -281,7 +245,13 @@ def main() -> None:
     options.add_argument("part", choices=("codec", "memory", "kept", "accuracy", "one"))
     options.add_argument("of", nargs="*", help=argparse.SUPPRESS)
     options.add_argument("--net", choices=tuple(NETS), default="resnet20", help="of accuracy")
-    options.add_argument("--steps", type=int, default=2000, help="of accuracy")
+    options.add_argument(
+        "--seeds", type=int, default=activations_accuracy.SEEDS, help="of accuracy [default: %(default)s]"
+    )
+    options.add_argument("--steps", type=int, help="of accuracy [default: what four minutes allow]")
+    options.add_argument(
+        "--folder", type=Path, default=activations_accuracy.FOLDER, help="of the files of accuracy"
+    )
     given = options.parse_args()
     if given.part == "one":
         print(json.dumps(one(*given.of)))
@@ -292,7 +262,7 @@ def main() -> None:
     elif given.part == "kept":
         keep("kept", [grown(net) for net in ("resnet20", "vgg")])
     else:
-        accuracy(given.net, given.steps)
+        activations_accuracy.measure(given.net, given.seeds, given.steps, given.folder)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,108 @@
+"""What coded activations do to accuracy: trainings on CIFAR-10 that differ in nothing else, a file each.
+
+    python -m benchmarks.activations accuracy --net resnet20          dense and comet(), three seeds: 15 min
+    python -m benchmarks.activations accuracy --net vgg --seeds 1
+
+Variants of one seed begin with the same weights and see the same batches. A training is as long as fits into
+four minutes of one core: for ResNet-20 and the VGG-like net 1,600 steps of 32 images, which is one epoch, at
+a rate that falls from 0.05 to 0 as a cosine. Files are in results/activations/accuracy; a run whose file is
+there is not repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.machine import machine
+from laconic import activations
+from laconic.report.ledger import slug
+from laconic.tasks.cifar10 import inputs
+
+FOLDER = Path(__file__).parent / "results" / "activations" / "accuracy"
+SEEDS, LR, LAST = 3, 0.05, 50  # steps at the end whose mean loss is kept
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a net is trained, and with what kept for backward."""
+
+    steps: int
+    batch: int
+    variants: tuple[str, ...] = ("dense", "comet()")
+
+
+PLANS = {
+    "resnet20": Plan(1600, 32),
+    "vgg": Plan(1600, 32),
+    "cnn": Plan(400, 64, ("dense", "comet()", "comet(share=0.1)", "blocks(bits=2)")),
+}
+
+
+def file_of(net: str, variant: str, seed: int, plan: Plan, folder: Path) -> Path:
+    """Where a run is kept."""
+    return folder / f"{net}-{slug(variant)}-{plan.steps}x{plan.batch}-seed{seed}.json"
+
+
+def runs(net: str, seeds: int) -> Iterator[tuple[str, int]]:
+    """Variant and seed of each run: all variants of a seed before the next seed."""
+    for seed in range(seeds):
+        for variant in PLANS[net].variants:
+            yield variant, seed
+
+
+def measure(net: str, seeds: int = SEEDS, steps: int | None = None, folder: Path = FOLDER) -> None:
+    """Do the runs that have no file yet. `steps`: other than planned, for a trial."""
+    torch.set_num_threads(1)
+    plan = PLANS[net] if steps is None else Plan(steps, PLANS[net].batch, PLANS[net].variants)
+    for variant, seed in runs(net, seeds):
+        file = file_of(net, variant, seed, plan, folder)
+        if file.exists():
+            continue
+        row = trained(net, variant, seed, plan)
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(row | {"machine": machine()}, indent=1) + "\n")
+        told = f"{net:9} {variant:18} seed {seed}  {100 * row['accuracy']:.2f} %  loss {row['loss']:.4f}"
+        print(f"{told}  kept {row['ratio']:.1f} x smaller  {row['cpu_s']:.0f} s of a core", flush=True)
+
+
+def trained(net: str, variant: str, seed: int, plan: Plan) -> Row:
+    """One run: test accuracy, and the mean loss of the last steps."""
+    from benchmarks.activations import Batches, step, trainer
+
+    batches = Batches(plan.batch, seed)
+    model, optimizer, session = trainer(net, variant, seed, LR)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, plan.steps)
+    began, losses = time.thread_time(), []
+    with session or contextlib.nullcontext():
+        for _ in range(plan.steps):
+            losses.append(step(model, optimizer, *batches.next()))
+            schedule.step()
+    spent = time.thread_time() - began
+    ratio = activations.measure(model, batches.next()[0], session).ratio if session else 1.0
+    model.eval()
+    x, y = batches.data["test_x"], batches.data["test_y"].long()
+    with torch.no_grad():
+        hits = sum(
+            int((model(inputs(part, None)).argmax(1) == right).sum())
+            for part, right in zip(x.split(500), y.split(500), strict=True)
+        )
+    told = {"net": net, "variant": variant, "seed": seed, "steps": plan.steps, "batch": plan.batch}
+    loss = statistics.mean(losses[-LAST:])
+    return told | {
+        "accuracy": hits / len(y), "loss": loss, "ratio": round(ratio, 2), "cpu_s": round(spent, 1)
+    }  # fmt: skip
+
+
+def rows(folder: Path | None = None) -> list[Row]:
+    """What is there."""
+    return [json.loads(file.read_text()) for file in sorted((folder or FOLDER).glob("*.json"))]
