@@ -1,9 +1,9 @@
 """Sharded data parallel: `fully_shard` with a compressed reduce-scatter.
 
 A rank of FSDP2 keeps a shard of every parameter and needs the mean gradient of that shard only: the first
-half of `scatter_reduce`. FSDP2 hands over flat chunks of several tensors without names, so only methods
-without memory are accepted, and their choice of tensors does not apply. Parameters are gathered in full
-precision, or as the codec of `parameters=` encodes them.
+half of `scatter_reduce`. FSDP2 hands over flat chunks of several tensors without names, so a method's choice
+of tensors does not apply; of memories it may have error feedback, which is kept in 8 bits. Parameters are
+gathered in full precision, or as the codec of `parameters=` encodes them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ from laconic.core.codec import Codec
 from laconic.core.errors import AttachError, StateError
 from laconic.core.layout import Layout
 from laconic.ddp.shard_gather import GatherCoded, codec_of, own_gather, restore
+from laconic.ddp.shard_memory import ShardMemory
 from laconic.ddp.shards import ScatterMean, Shards, own_of
 from laconic.exchange.agreement import built_by_all
 from laconic.exchange.method import Method, lift
 from laconic.exchange.state import model_digest
 from laconic.exchange.stats import Stats
+from laconic.feedback.error_feedback import ErrorFeedback
+from laconic.feedback.memory.contraction import safe_gain
 from laconic.feedback.no_feedback import NoFeedback
 from laconic.reducers.scatter_reduce import ScatterReduce
 from laconic.reducers.sum import Sum
@@ -60,8 +63,8 @@ def compress_sharded(
     def build() -> ShardedHandle:
         if scaler is not None:
             raise AttachError(
-                "scaler= is for a memory that is kept unscaled, and a method for sharded models has none:"
-                " leave it out"
+                "scaler= is for a memory that is kept unscaled, and for sharded models there is none:"
+                " leave it out, or train in bfloat16"
             )
         return ShardedHandle(model, optimizer, spec, comm, seed, codec_of(parameters))
 
@@ -94,7 +97,9 @@ class ShardedHandle:
                 f"this model is compressed already, with {taken.method}: call its handle's remove() first"
             )
         self.method: Method = lift(spec)
-        self._shards = Shards(sharded(self.method), comm, seed)
+        reducer, feedback = sharded(self.method)
+        memory = None if feedback is None else ShardMemory(feedback.decay)
+        self._shards = Shards(reducer, comm, seed, memory)
         self._model, self._optimizer = weakref.ref(model), optimizer
         self._check_optimizer(model)
         refuse_complex(model)
@@ -104,6 +109,8 @@ class ShardedHandle:
         if parameters is not None:
             self._gathers = {name: own_gather(name, module) for name, module in scattering(model)}
         self._layout = Layout.of((name, tuple(part.shape)) for name, part in model.named_parameters())
+        if memory is not None:
+            safe_gain(reducer.codec, Layout.of([("all parameters", (self._layout.numel,))]))
         self._detach: list[Callable[[], object]] = []
 
     def __repr__(self) -> str:
@@ -147,22 +154,37 @@ class ShardedHandle:
         return Stats.of(meter, shards.seconds, steps=shards.step, dense=shards.dense_bytes)
 
     def state_dict(self, *, gather: bool = False) -> dict[str, Any]:
-        """The step, which stochastic rounding draws its bits by; there is no other state.
+        """The step, which stochastic rounding draws its bits by, equal on all ranks; and a memory, if any.
 
-        It is equal on all ranks, so `gather` changes nothing.
+        With error feedback each rank saves its own: `gather` raises `StateError` then.
         """
         parameters = None if self._parameters is None else repr(self._parameters)
         own = {"spec": repr(self.method), "seed": self._shards.seed, "parameters": parameters}
+        if (memory := self._shards.memory) is not None:
+            if gather:
+                raise StateError(
+                    f"the memory of {self.method} is as large on each rank as the model in 8 bits: let each"
+                    " rank save its own, beside its shard of the model"
+                )
+            comm = self._shards.comm
+            own |= {"rank": comm.rank, "size": comm.size, "residuals": memory.state_dict()}
         return own | {"step": self._shards.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken. Raises `StateError` for another method, seed or parameters=."""
+        """Go on where `state_dict` was taken.
+
+        Raises `StateError`, with nothing changed, for another method, seed or parameters=, and with error
+        feedback for another rank or size.
+        """
         own = self.state_dict()
-        for key in ("spec", "seed", "parameters"):
+        for key in own.keys() - {"step", "residuals"}:
             if state.get(key) != own[key]:
                 raise StateError(
                     f"the saved state is of {key} {state.get(key)!r}, this handle has {own[key]!r}"
                 )
+        if self._shards.memory is not None:
+            device = next(iter(self._optimizer.param_groups[0]["params"])).device
+            self._shards.memory.load_state_dict(state["residuals"], device)
         self._shards.step = int(state["step"])
 
     def remove(self) -> None:
@@ -192,23 +214,26 @@ class ShardedHandle:
             )
 
 
-def sharded(method: Method) -> ScatterReduce:
-    """The reduction of a method that keeps nothing. Raises `AttachError` for others."""
-    reducers = dict.fromkeys(route.reducer for route in method.routes if not isinstance(route.reducer, Sum))
+def sharded(method: Method) -> tuple[ScatterReduce, ErrorFeedback | None]:
+    """The reduction of a method, and its error feedback if it has it. Raises `AttachError` for others."""
+    routes = [route for route in method.routes if not isinstance(route.reducer, Sum)]
+    reducers, feedbacks = ({getattr(route, key) for route in routes} for key in ("reducer", "feedback"))
+    reducer, feedback = next(iter(reducers), None), next(iter(feedbacks), None)
     why = ""
-    if not all(isinstance(route.feedback, NoFeedback) for route in method.routes):
-        why = "it keeps a memory of each gradient, and a rank has none but its shards"
-    elif any(route.rule is not None for route in method.routes):
+    if any(route.rule is not None for route in method.routes):
         why = "it changes how the optimiser steps"
-    elif not reducers:
+    elif reducer is None:
         why = "it sums, as fully_shard does; in 16 bits with MixedPrecisionPolicy(reduce_dtype=...)"
-    elif len(reducers) > 1 or not isinstance(next(iter(reducers)), ScatterReduce):
-        why = f"{next(iter(reducers))!r} has no first half that leaves each rank its shard"
+    elif len(reducers) > 1 or not isinstance(reducer, ScatterReduce):
+        why = f"{reducer!r} has no first half that leaves each rank its shard"
+    elif len(feedbacks) > 1 or not isinstance(feedback, (NoFeedback, ErrorFeedback)):
+        why = f"of memories only error feedback is kept for shards, and this has {feedback!r}"
+    elif isinstance(feedback, ErrorFeedback) and (feedback.damped or reducer.feedback == "both"):
+        why = "for shards error feedback is plain: without damped=True and without feedback='both'"
     if why:
         raise AttachError(f"{method} cannot be sharded: {why}; take cgx(bits=4), or as many bits as you like")
-    found = next(iter(reducers))
-    assert isinstance(found, ScatterReduce)
-    return found
+    assert isinstance(reducer, ScatterReduce)
+    return reducer, feedback if isinstance(feedback, ErrorFeedback) else None
 
 
 def refuse_complex(model: nn.Module) -> None:

@@ -20,15 +20,19 @@ from laconic.comm.partition import Partition, piece
 from laconic.core.errors import AttachError
 from laconic.core.layout import Entry, Layout
 from laconic.core.turn import Turn, mix
+from laconic.ddp.shard_memory import ShardMemory
 from laconic.exchange.stats import Seconds
 from laconic.reducers.scatter_reduce import ScatterReduce
 
 
 class Shards:
-    """What the modules of one model share: the reduction, the group, the step and the statistics."""
+    """What the modules of one model share: reduction, group, step, statistics; and `memory`, or None."""
 
-    def __init__(self, reducer: ScatterReduce, comm: Metered, seed: int) -> None:
+    def __init__(
+        self, reducer: ScatterReduce, comm: Metered, seed: int, memory: ShardMemory | None = None
+    ) -> None:
         self.reducer = reducer
+        self.memory = memory
         self.bound = reducer.bind(Layout(()), comm)
         self.comm = comm
         self.seed = seed
@@ -36,17 +40,22 @@ class Shards:
         self.dense_bytes = 0
         self.seconds = Seconds()
 
-    def mean(self, x: Tensor, partition: Partition, call: int = 0) -> Tensor | None:
+    def mean(self, x: Tensor, partition: Partition, module: str, call: int = 0) -> Tensor | None:
         """This rank's chunk of the mean of flat x, float32; None if x is not finite on some rank.
 
-        `call`: the number of earlier calls in this step; each call rounds by its own keys.
+        With a memory x is overwritten. `call`: the number of earlier calls in this step; each call rounds by
+        its own keys.
         """
         began = time.perf_counter()
         self.comm.mark()
+        if self.memory is not None:
+            self.memory.add_to_(x, module)
         finite = kernels.all_finite(x, partition.bucket.segments)
         turn = Turn(self.step, self.comm.rank, mix(self.seed, call) if call else self.seed)
         with self.comm.phase(repr(self.reducer)):
-            mean, _ = self.bound.scatter(x if finite else None, partition, turn, x)
+            mean, sent = self.bound.scatter(x if finite else None, partition, turn, x)
+        if self.memory is not None and sent is not None:
+            self.memory.keep(x, sent, module)
         self.dense_bytes += self.comm.dense_scattered(4 * x.numel())
         self.seconds.add(began, time.perf_counter(), *self.comm.since_mark())
         return mean
@@ -58,7 +67,7 @@ class ScatterMean:
     def __init__(self, shards: Shards, module: str, before: object = None) -> None:
         self.before = before
         self._shards = shards
-        self._name = f"shards of {module}"
+        self._module, self._name = module, f"shards of {module}"
         self._partitions: dict[int, Partition] = {}  # by elements: parameters without a gradient are left out
         self._step, self._call = -1, 0  # of the last call; each micro-batch of a step makes one
 
@@ -81,7 +90,8 @@ class ScatterMean:
         if n not in self._partitions:
             self._partitions[n] = chunks(self._name, n, shards.comm.rank, shards.comm.size)
         self._step, self._call = shards.step, self._call + 1 if self._step == shards.step else 0
-        mean = shards.mean(input_tensor.to(torch.float32), self._partitions[n], self._call)
+        x = input_tensor.to(torch.float32)
+        mean = shards.mean(x, self._partitions[n], self._module, self._call)
         if mean is None:
             output_tensor.fill_(torch.nan)
         else:

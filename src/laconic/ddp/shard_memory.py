@@ -1,0 +1,71 @@
+"""Error feedback for FSDP2's reduce-scatter, in 8 bits: what is left of a gradient goes with the next.
+
+    x_t = decay * e_t + g_t        sent_t = C(x_t)        e_{t+1} = Q(x_t - sent_t)
+
+A rank has all of a module's gradient when it is reduced, and a shard of it afterwards. In float32 the
+residual e would be as large as the model on every rank, which sharding is there to avoid: it is kept in 8
+bits, as in LoCo (Xie et al. 2024, arXiv:2407.04480). A reconstruction: LoCo's moving average of errors and
+its resets are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from laconic.codecs.minmax import MinMax
+from laconic.comm.sent import Sent
+from laconic.core.errors import StateError
+
+STORE = MinMax(bits=8)  # Q
+
+
+class ShardMemory:
+    """The residuals of the modules of one model on one rank: 1 byte an element, and the scales.
+
+    What Q rounds off is lost, at most 1/510 of a block's range; it is not a residual of its own.
+    """
+
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+        self._wires: dict[str, Tensor] = {}
+
+    def add_to_(self, x: Tensor, name: str) -> None:
+        """x (n,) += decay * residual of this module, if there is one of as many elements."""
+        if (wire := self._wires.get(key(name, x.numel()))) is not None:
+            STORE.decode_add_(wire, x, alpha=self.decay)
+
+    def keep(self, x: Tensor, sent: Sent, name: str) -> None:
+        """The residual is what was not sent of x, which is overwritten. Non-finite steps are not kept."""
+        self._wires[key(name, x.numel())] = STORE.encode(sent.add_to_(x, -1.0), 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that this rank holds."""
+        return sum(wire.numel() for wire in self._wires.values())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Residuals as kept, uint8."""
+        return dict(self._wires)
+
+    def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+        """Restore them. Raises `StateError`, with nothing changed, if they are damaged."""
+        for name, wire in state.items():
+            n = int(name.rpartition("/")[2])
+            if wire.dtype != torch.uint8 or wire.numel() != STORE.nbytes(n):
+                raise StateError(
+                    f"the residual of {name} has {wire.numel()} elements of {wire.dtype}, it must have"
+                    f" {STORE.nbytes(n)} bytes: the saved state is damaged"
+                )
+        self._wires = {name: wire.to(device) for name, wire in state.items()}
+
+
+def key(module: str, n: int) -> str:
+    """A module's reduce-scatter of n elements: parameters without a gradient are left out of it.
+
+    >>> key("layers.0", 1024)
+    'layers.0/1024'
+    """
+    return f"{module}/{n}"
