@@ -7,7 +7,6 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import laconic
 from tests.dist.pipelines import SAMPLES, TESTED, Pipeline, block, order
@@ -31,9 +30,8 @@ class Ends(torch.nn.Module):
         return self.inner(x)
 
 
-def train(rank: int, kind: str, file: str) -> None:
+def train(kind: str) -> None:
     """Two good steps, and one in which rank 1 ends."""
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     pipeline = Pipeline(kind, make=Ends)
     handle = laconic.pipeline.compress(pipeline.schedule, forward="change(minmax(bits=4))", samples=SAMPLES)
     for step in range(BAD + 1):
@@ -46,14 +44,6 @@ def train(rank: int, kind: str, file: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["1F1B", "Interleaved1F1B"])
-def test_a_rank_that_is_gone_ends_the_step_of_the_other(tmp_path, kind):
-    context = mp.get_context("spawn")
-    ranks = [context.Process(target=train, args=(rank, kind, str(tmp_path / "store"))) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(120)
-    ended = [process.exitcode for process in ranks]
-    for process in ranks:
-        process.kill()
+def test_a_rank_that_is_gone_ends_the_step_of_the_other(pool, kind):
+    ended = [outcome.exit_code for outcome in pool.fresh(2, train, kind, timeout_s=120.0)]
     assert ended == [SAW_IT, GONE]

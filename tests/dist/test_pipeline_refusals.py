@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -54,88 +55,105 @@ class Spoiled(nn.Module):
         return out
 
 
-def spoiled(kind, options, where):
-    """Good steps, a bad one, good ones: what the bad one said, and both sides' digests at the end."""
-    pipeline = Pipeline(kind, make=lambda index: Spoiled(index, where))
-    handle = laconic.pipeline.compress(pipeline.schedule, **options)
-    said = []
-    for step in range(9):
-        for module in pipeline.modules:
-            module.on = step == 4
-        handle.samples = order(step)
-        said.append(told(lambda step=step: pipeline.train(order(step))))
-        if said[-1] is not None:
-            pipeline.optimizer.zero_grad()
-    finite = bool(pipeline.weights.isfinite().all())
-    return said, finite, handle.digests()
+STEPS, BAD = 4, 2  # the bad one has all samples' second visits around it
 
 
-@pytest.mark.parametrize("where", [("activation", 0), ("activation", 1), ("gradient", 2), ("gradient", 3)])
+def spoiled(kind, each):
+    """Good steps, a bad one, a good one: what the bad one said, and both sides' digests at the end."""
+    found = []
+    for options, where in each:
+        pipeline = Pipeline(kind, make=lambda index, where=where: Spoiled(index, where))
+        handle = laconic.pipeline.compress(pipeline.schedule, **options)
+        said = []
+        for step in range(STEPS):
+            for module in pipeline.modules:
+                module.on = step == BAD
+            handle.samples = order(step)
+            said.append(told(lambda step=step, pipeline=pipeline: pipeline.train(order(step))))
+            if said[-1] is not None:
+                pipeline.optimizer.zero_grad()
+        found.append((said, bool(pipeline.weights.isfinite().all()), handle.digests()))
+    return found
+
+
+PLACES = {  # one of each direction, and all of them in one schedule
+    "1F1B": [("activation", 0), ("activation", 1), ("gradient", 2), ("gradient", 3)],
+    "GPipe": [("activation", 1), ("gradient", 3)],
+    "Interleaved1F1B": [("activation", 0), ("gradient", 2)],
+}
+
+
 @pytest.mark.parametrize("kind", SCHEDULES)
-def test_nan_and_inf_are_told_on_every_rank_and_training_goes_on(pool, kind, where):
-    size = 2 if kind == "Interleaved1F1B" else 4
-    found = pool.run(size, spoiled, kind, CHANGE, where)
-    for said, finite, _ in found:
-        assert [each is not None for each in said] == [step == 4 for step in range(9)]
-        name, text = said[4]
-        assert name == "NonFiniteError"
-        assert f"rank {where[1] % size}: stage {where[1]}, micro-batch" in text and where[0] in text
-        assert finite
-    check_sides([digests for *_, digests in found])
+def test_nan_and_inf_are_told_on_every_rank_and_training_goes_on(pool, kind):
+    size, places = 2 if kind == "Interleaved1F1B" else 4, PLACES[kind]
+    everywhere = zip(*pool.run(size, spoiled, kind, [(CHANGE, where) for where in places]), strict=True)
+    for (what, stage), found in zip(places, everywhere, strict=True):
+        for said, finite, _ in found:
+            assert [each is not None for each in said] == [step == BAD for step in range(STEPS)]
+            name, text = said[BAD]
+            assert name == "NonFiniteError"
+            assert f"rank {stage % size}: stage {stage}, micro-batch" in text and what in text
+            assert finite
+        check_sides([digests for *_, digests in found])
 
 
-@pytest.mark.parametrize(
-    "options", [{"forward": "dense()", "backward": "dense()"}, {"forward": "minmax(bits=4)"}]
-)
-def test_baselines_tell_of_nan_too(pool, options):
-    for said, finite, _ in pool.run(2, spoiled, "1F1B", options, ("activation", 0)):
-        assert said[4][0] == "NonFiniteError" and finite
+def test_baselines_tell_of_nan_too(pool):
+    baselines = {"forward": "dense()", "backward": "dense()"}, {"forward": "minmax(bits=4)"}
+    for found in pool.run(2, spoiled, "1F1B", [(options, PLACES["1F1B"][0]) for options in baselines]):
+        for said, finite, _ in found:
+            assert said[BAD][0] == "NonFiniteError" and finite
 
 
 BAD_IDS = {
     "none": (None, "needs the ids"),
     "twice": ([0, 1, 2, 3, 4, 5, 6, 0], "0 comes 2 times"),
-    "large": ([0, 1, 2, 3, 4, 5, 6, 24], "0..23, got 24"),
+    "large": ([0, 1, 2, 3, 4, 5, 6, SAMPLES], f"0..{SAMPLES - 1}, got {SAMPLES}"),
     "negative": ([0, 1, 2, 3, 4, 5, 6, -1], "got -1"),
     "few": ([0, 1, 2], "sample ids for a micro-batch of 2"),
     "floats": ([0.5] * 8, "vector of integers"),
 }
 
 
-def bad_ids(ids, exact):
+def bad_ids(each, exact):
     """What a step with these ids says, and both sides after a good one."""
-    pipeline = Pipeline("GPipe")
-    handle = compressed(pipeline, CHANGE, exact)
-    handle.samples = order(0)
-    pipeline.train(order(0))
-    handle.samples = ids
-    said = told(lambda: pipeline.train(order(1)))
-    handle.samples = order(1)
-    pipeline.train(order(1))
-    return said, handle.digests()
+    found = []
+    for ids in each:
+        pipeline = Pipeline("GPipe")
+        handle = compressed(pipeline, CHANGE, exact)
+        handle.samples = order(0)
+        pipeline.train(order(0))
+        handle.samples = ids
+        said = told(lambda pipeline=pipeline: pipeline.train(order(1)))
+        handle.samples = order(1)
+        pipeline.train(order(1))
+        found.append((said, handle.digests()))
+    return found
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["capacity", "exact"])
-@pytest.mark.parametrize("ids, words", BAD_IDS.values(), ids=BAD_IDS)
-def test_bad_ids_are_told_on_every_rank(pool, ids, words, exact):
-    found = pool.run(2, bad_ids, ids, exact)
-    for said, _ in found:
-        assert said[0] == "StateError" and words in said[1]
-    check_sides([digests for _, digests in found])
+def test_bad_ids_are_told_on_every_rank(pool, exact):
+    cases = zip(*pool.run(2, bad_ids, [ids for ids, _ in BAD_IDS.values()], exact), strict=True)
+    for (_, words), found in zip(BAD_IDS.values(), cases, strict=True):
+        for said, _ in found:
+            assert said[0] == "StateError" and words in said[1]
+        check_sides([digests for _, digests in found])
 
 
-def own_ids(exact):
-    """Each rank gives other ids."""
-    pipeline = Pipeline("1F1B")
-    handle = compressed(pipeline, CHANGE, exact)
-    handle.samples = order(pipeline.rank)
-    return told(lambda: pipeline.train(order(0)))
+def own_ids():
+    """Each rank gives other ids; with messages up to a length, and of an exact one."""
+    found = []
+    for exact in (False, True):
+        pipeline = Pipeline("1F1B")
+        handle = compressed(pipeline, CHANGE, exact)
+        handle.samples = order(pipeline.rank)
+        found.append(told(lambda pipeline=pipeline: pipeline.train(order(0))))
+    return found
 
 
-@pytest.mark.parametrize("exact", [False, True], ids=["capacity", "exact"])
-def test_ids_that_differ_by_rank_are_told_on_every_rank(pool, exact):
-    for name, text in pool.run(4, own_ids, exact):
-        assert name in ("WireError", "StateError") and "ids" in text
+def test_ids_that_differ_by_rank_are_told_on_every_rank(pool):
+    for found in pool.run(4, own_ids):
+        for name, text in found:
+            assert name in ("WireError", "StateError") and "ids" in text
 
 
 def loaded_by_one():
@@ -164,8 +182,12 @@ def test_states_of_two_checkpoints_are_told_on_every_rank(pool):
     check_sides([digests for _, digests in found])
 
 
-def longer(kind, both):
+def longer(kind):
     """The second batch has longer sequences than the first, its targets too or not."""
+    return [_longer(kind, both) for both in (False, True)]
+
+
+def _longer(kind, both):
     pipeline = Pipeline(kind)
     handle = laconic.pipeline.compress(pipeline.schedule, **CHANGE)
     said = []
@@ -177,15 +199,15 @@ def longer(kind, both):
     return said, handle.digests()
 
 
-@pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("kind", SCHEDULES)
-def test_shapes_that_change_are_told_on_every_rank(pool, kind, both):
-    found = pool.run(4, longer, kind, both)
-    for said, _ in found:
-        (name, text), *others = said[1], said[0], said[2]
-        assert others == [None, None]
-        assert name == "StateError" and "(2, 9, 16)" in text and "alike" in text
-    check_sides([digests for _, digests in found])
+def test_shapes_that_change_are_told_on_every_rank(pool, kind):
+    size = 2 if kind == "Interleaved1F1B" else 4
+    for found in zip(*pool.run(size, longer, kind), strict=True):
+        for said, _ in found:
+            (name, text), *others = said[1], said[0], said[2]
+            assert others == [None, None]
+            assert name == "StateError" and "(2, 9, 16)" in text and "alike" in text
+        check_sides([digests for _, digests in found])
 
 
 class Raises(nn.Module):
@@ -207,27 +229,33 @@ class Raises(nn.Module):
         raise ValueError("my own mistake")
 
 
-def raises(kind, where):
+def raises(kind):
+    return [_raises(kind, where) for where in WHERES]
+
+
+def _raises(kind, where):
     pipeline = Pipeline(kind, make=Raises)
     handle = laconic.pipeline.compress(pipeline.schedule, **CHANGE)
     said = []
-    for step in range(6):
+    for step in range(4):
         for module in pipeline.modules:
-            module.on = where if step == 3 else ""
+            module.on = where if step == 2 else ""
         handle.samples = order(step)
         said.append(told(lambda step=step: pipeline.train(order(step))))
         pipeline.optimizer.zero_grad()
     return said, handle.digests()
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
+WHERES = ("forward", "backward")
+
+
 @pytest.mark.parametrize("kind", [*SCHEDULES, "ZBVZeroBubble"])
-def test_a_stage_that_raises_is_told_on_every_rank(pool, kind, where):
-    found = pool.run(2, raises, kind, where)
-    for said, _ in found:
-        assert [each is not None for each in said] == [False, False, False, True, False, False]
-        assert said[3][0] == "PeerError" and f"stage 1, micro-batch 0, {where}" in said[3][1]
-    check_sides([digests for _, digests in found])
+def test_a_stage_that_raises_is_told_on_every_rank(pool, kind):
+    for where, found in zip(WHERES, zip(*pool.run(2, raises, kind), strict=True), strict=True):
+        for said, _ in found:
+            assert [each is not None for each in said] == [False, False, True, False]
+            assert said[2][0] == "PeerError" and f"stage 1, micro-batch 0, {where}" in said[2][1]
+        check_sides([digests for _, digests in found])
 
 
 class Whole(nn.Module):
@@ -255,18 +283,21 @@ def test_integers_between_stages_are_told_on_every_rank(pool):
     assert pool.run(2, integers, {"forward": "dense()", "backward": "dense()"}) == [None, None]
 
 
-def too_large(options):
-    pipeline = Pipeline("GPipe")
-    handle = laconic.pipeline.compress(pipeline.schedule, **CHANGE, **options)
-    handle.samples = order(0)
-    return told(lambda: pipeline.train(order(0)))
+def too_large(each):
+    found = []
+    for most_bytes in each:
+        pipeline = Pipeline("GPipe")
+        handle = laconic.pipeline.compress(pipeline.schedule, **CHANGE, most_bytes=most_bytes)
+        handle.samples = order(0)
+        found.append(told(lambda pipeline=pipeline: pipeline.train(order(0))))
+    return found
 
 
 def test_buffers_above_their_bound_are_told_on_every_rank_with_the_size_needed(pool):
     needed = SAMPLES * 6 * 16 * 4
-    for name, text in pool.run(2, too_large, {"most_bytes": needed - 1}):
+    for (name, text), enough in pool.run(2, too_large, [needed - 1, needed]):
         assert name == "StateError" and f"needs {needed:,} bytes" in text and f"{needed - 1:,}" in text
-    assert pool.run(2, too_large, {"most_bytes": needed}) == [None, None]
+        assert enough is None
 
 
 def full_disk(folder, later):
@@ -297,24 +328,17 @@ def test_a_full_disk_is_told_on_every_rank(pool, tmp_path, later):
         assert said.index(first) in ((2, 3) if later else (0,))  # the thread that writes may be late
 
 
-def once(epochs):
-    handle = trained("GPipe", epochs * SAMPLES // 8, **CHANGE)[2]
-    with pytest.warns(UserWarning, match="none again") if epochs == 1 else no_warning():
-        handle.remove()
+def once():
+    """One epoch warns, and two do not, where warnings are errors."""
+    for epochs in (1, 2):
+        handle = trained("GPipe", epochs * SAMPLES // 8, **CHANGE)[2]
+        with pytest.warns(UserWarning, match="none again") if epochs == 1 else nullcontext():
+            handle.remove()
     return True
 
 
-class no_warning:
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
-
-
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_traffic_of_first_visits_alone_is_warned_about(pool, epochs):
-    assert pool.run(2, once, epochs) == [True, True]
+def test_traffic_of_first_visits_alone_is_warned_about(pool):
+    assert pool.run(2, once) == [True, True]
 
 
 WRONG = {
@@ -326,14 +350,21 @@ WRONG = {
 }
 
 
-def wrong(options):
-    return laconic.pipeline.compress(Pipeline("GPipe").schedule, **options)
+def wrong(each):
+    """The classes and words of what is raised."""
+    found = []
+    for options in each:
+        try:
+            laconic.pipeline.compress(Pipeline("GPipe").schedule, **options)
+        except (LaconicError, UserWarning) as error:
+            found.append((type(error).__name__, str(error)))
+    return found
 
 
-@pytest.mark.parametrize("options, kind, words", WRONG.values(), ids=WRONG)
-def test_wrong_arguments_are_told(pool, options, kind, words):
-    with pytest.raises(kind, match=words):
-        pool.run(2, wrong, options)
+def test_wrong_arguments_are_told(pool):
+    for found in pool.run(2, wrong, [options for options, *_ in WRONG.values()]):
+        for (_, kind, words), (name, text) in zip(WRONG.values(), found, strict=True):
+            assert name == kind.__name__ and words in text
 
 
 def unlike():

@@ -86,6 +86,20 @@ def test_what_arrives_is_what_both_sides_keep(spec, keep):
     assert sender.first_visits == SAMPLES and sender.changes == 2 * SAMPLES
 
 
+def test_a_thousand_visits_leave_both_sides_equal_whatever_their_order():
+    """Of a random walk, two samples a visit, by two bits."""
+    sender, receiver = (side("change(minmax(bits=2, block=16))", shape=(2, 2, 16)) for _ in range(2))
+    rng = torch.Generator().manual_seed(0)
+    x, out = torch.randn(SAMPLES, 2, 16, generator=rng), torch.zeros(2, 2, 16)
+    for step in range(1000):
+        visit = Visit(step, 0, torch.randperm(SAMPLES, generator=rng)[:2])
+        x += 0.1 * torch.randn(x.shape, generator=rng)
+        receiver.decode_(sender.encode(x[visit.ids], visit), out, visit)
+    assert sender.digest() == receiver.digest() != ""
+    assert sender.changes == receiver.changes == 2000 - SAMPLES
+    assert float((out - x[visit.ids]).norm() / out.norm()) < 0.5
+
+
 def test_a_body_of_fixed_codecs_fills_its_room_exactly():
     channel = side("change(minmax(bits=4))")
     ids = torch.tensor([3, 1, 0, 2])
