@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from laconic.cli.lab import stages_on_hosts
 from laconic.cli.main import app
 from laconic.core.errors import LabError, SpecError
 from laconic.lab import PROFILES, Lab, Link, Profile, keeping, profile, wiring
@@ -191,3 +192,27 @@ def test_a_later_link_that_takes_netem_is_refused_where_there_is_none(monkeypatc
 def test_a_lab_outside_its_block_is_closed() -> None:
     with pytest.raises(LabError, match="use it inside its `with` block"):
         Lab(2).counters()
+
+
+@pytest.mark.parametrize(
+    ("words", "hosts", "expected"),
+    [
+        ("laconic train shakespeare --stages 4", 4, "0.0; 0.1; 0.2; 0.3"),
+        ("laconic train shakespeare --stages=2 --replicas 2", 4, "0.0; 0.1; 1.0; 1.1"),
+        ("laconic train shakespeare --stages 2", 3, "0.0; 0.1; none"),
+        ("laconic train shakespeare --stages 4", 2, "0.0, 0.1; 0.2, 0.3; what crosses 2 of 3 bound"),
+        ("laconic train shakespeare --stages 2 --replicas 2", 2, "0.0, 0.1; 1.0, 1.1; what crosses 2 of 2 b"),
+    ],
+)  # fmt: skip
+def test_a_lab_says_where_the_stages_of_a_pipeline_are(words: str, hosts: int, expected: str) -> None:
+    """As `Hosts` spreads workers: in blocks."""
+    told = stages_on_hosts(words.split(), hosts)
+    assert told.removeprefix("stages by host (replica.stage): ").startswith(expected)
+    assert ("stays on one host" in told) == ("what crosses" in expected)
+
+
+@pytest.mark.parametrize(
+    "words", ["python train.py --stages 2", "laconic train digits", "laconic train x --stages y"]
+)
+def test_a_lab_says_nothing_of_what_is_no_pipeline(words: str) -> None:
+    assert stages_on_hosts(words.split(), 2) == ""

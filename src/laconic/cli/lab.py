@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.lab import Lab, Link, Profile, profile
 from laconic.lab.waiting import CommandFailed, OutOfTime
+from laconic.tasks.place import Hosts
 
 INTERRUPTED, OUT_OF_TIME = 130, 124  # exit codes, the same as those of shells and `timeout`
 MB = 1e6
@@ -73,6 +75,8 @@ def lab(
         with Interrupts(), Lab(hosts, chosen, offload=offload, seed=seed) as emulated:
             relayed = ", relayed packet by packet" if emulated.means == "relay" else ""
             stderr.print(f"laconic: {hosts} hosts, each {chosen.link}{relayed}", style="dim", markup=False)
+            if places := stages_on_hosts(command, hosts):
+                stderr.print(f"laconic: {places}", style="dim", markup=False)
             run = emulated.run_once if once or starts_workers(command) else emulated.run
             try:
                 run(command, timeout_s=timeout, capture=False)
@@ -108,6 +112,39 @@ def starts_workers(command: list[str]) -> bool:
     (True, False)
     """
     return Path(command[0]).name == "laconic" and command[1:2] == ["train"]
+
+
+def stages_on_hosts(command: list[str], hosts: int) -> str:
+    """Which stages of a pipeline are on which host; "" for a command that trains none.
+
+    Where neighbours share a host, what they send each other crosses no link, and the text says so.
+
+    >>> stages_on_hosts(["laconic", "train", "shakespeare", "--stages", "2", "--replicas=2"], 4)
+    'stages by host (replica.stage): 0.0; 0.1; 1.0; 1.1'
+    """
+    if not starts_workers(command):
+        return ""
+    stages, replicas = _option(command, "--stages"), _option(command, "--replicas") or 1
+    if stages is None or stages < 2 or replicas < 1:
+        return ""
+    size, placed = stages * replicas, Hosts(tuple(map(str, range(hosts))))
+    held: list[list[int]] = [[] for _ in range(hosts)]
+    for rank in range(size):
+        held[placed.of(rank, size)].append(rank)
+    names = [", ".join(f"{rank // stages}.{rank % stages}" for rank in each) or "none" for each in held]
+    text = f"stages by host (replica.stage): {'; '.join(names)}"
+    shared = sum(after % stages > 0 for each in held for after in each[1:])
+    if shared:
+        of = f"{shared} of {(stages - 1) * replicas} boundaries"
+        text += f"; what crosses {of} stays on one host: --hosts {size} has a link for each"
+    return text
+
+
+def _option(command: list[str], name: str) -> int | None:
+    """The whole number that a command gives to an option, as `--name 2` or `--name=2`; None: none."""
+    words = " ".join(command).replace(f"{name}=", f"{name} ").split()
+    after = [value for option, value in pairwise(words) if option == name]
+    return int(after[-1]) if after and after[-1].isdecimal() else None
 
 
 def traffic(emulated: Lab) -> str:
