@@ -69,6 +69,12 @@ def test_a_method_for_whole_models_is_told_where_it_belongs() -> None:
     assert "--replicas-with" in refused.output
 
 
+def test_a_pipeline_with_no_method_is_told_of_one_between_stages() -> None:
+    refused = CliRunner().invoke(app, ["train", "shakespeare", "--stages", "2"])
+    assert refused.exit_code == 2
+    assert 'no method given: choose one, such as --with "ac_sgd()"' in " ".join(refused.output.split())
+
+
 @pytest.mark.parametrize(("batch", "micro_batches"), [(16, 4), (6, 3), (7, 7), (2, 2)])
 def test_micro_batches_divide_the_batch(batch: int, micro_batches: int) -> None:
     made = PipelineOptions(stages=2).pipeline(None, batch)

@@ -140,8 +140,9 @@ class Settings:
 
     def _check(self, recipe: Recipe) -> None:
         if not self.specs:
+            such = '"auto()" or "cgx()"' if self.pipeline is None else '"ac_sgd()" between stages'
             raise SpecError(
-                'no method given: choose one, such as --with "auto()" or "cgx()"; `laconic methods` lists all'
+                f"no method given: choose one, such as --with {such}; `laconic methods` lists all"
             )
         if self.pipeline is not None:
             check_alone(self)
