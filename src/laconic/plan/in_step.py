@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from laconic.comm.metered import Metered
 from laconic.core.layout import Layout
@@ -16,7 +17,12 @@ from laconic.exchange.stats import Seconds
 
 
 class InStep:
-    """A model of this layout whose optimiser has stepped once, and what a method's rules do in its place."""
+    """A model of this layout whose optimiser has stepped once, and what a method's rules do in its place.
+
+    Without such rules there is no optimiser: to make one, torch imports its compiler for seconds.
+    """
+
+    optimiser: Optimizer
 
     def __init__(self, method: Method, layout: Layout, comm: Metered) -> None:
         governed = [pair for pair in method.governed(layout) if pair[0].exchanges_in_step]
@@ -24,13 +30,12 @@ class InStep:
         self._parameters: dict[str, Tensor] = {}
         if governed:
             self._parameters = {entry.name: nn.Parameter(torch.zeros(entry.shape)) for entry in layout}
-        made = next(
-            (rule.make([*self._parameters.values()], lr=None, weight_decay=0.0) for rule, _ in governed), None
-        )
-        self.optimiser = made or torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
-        for parameter in self._parameters.values():
-            parameter.grad = torch.ones_like(parameter)
-        self.optimiser.step()  # its state exists then, as after a warm-up
+            own = [*self._parameters.values()]
+            made = governed[0][0].make(own, lr=None, weight_decay=0.0)
+            self.optimiser = made or torch.optim.SGD(own, lr=0.1, momentum=0.9)
+            for parameter in own:
+                parameter.grad = torch.ones_like(parameter)
+            self.optimiser.step()  # its state exists then, as after a warm-up
         self._rules = [rule.bind(part, self, Site(comm, 0, Seconds())) for rule, part in governed]
 
     def step_(self, bucket: Tensor, step: int) -> None:
@@ -49,8 +54,8 @@ class InStep:
         return self._parameters[name]
 
     def settings(self, name: str) -> Mapping[str, Any]:
-        """The optimiser's settings."""
-        return self.optimiser.param_groups[0]
+        """The optimiser's settings; without rules, those of SGD."""
+        return {"lr": 0.1, "momentum": 0.9} if not self._parameters else self.optimiser.param_groups[0]
 
     def take_momentum(self, name: str) -> Tensor | None:
         """None: the optimiser's momentum stays where it is."""
