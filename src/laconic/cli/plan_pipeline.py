@@ -215,7 +215,8 @@ def _show_crossings(
         + (f", {cut.replicas} replicas with {best.between}" if best.between else "")
         + ". MB: on the wire of one boundary in a step, activations up and their gradients down, with all"
         " headers and acknowledgements. Waits: share of a step in which a stage does not compute, in the"
-        " fastest schedule. Coding is assumed to be as fast as on this machine.",
+        " fastest schedule. Coding is assumed to be as fast as on this machine. What it costs in loss is not"
+        " weighed: docs/pipelines_measured.md has trainings.",
         style="dim",
     )
 
