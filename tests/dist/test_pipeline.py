@@ -21,7 +21,7 @@ def laws(kind):
     plain, plain_losses, _ = trained(kind, 3)
     ours, losses, handle = trained(kind, 3, forward="dense()", backward="dense()")
     handle.remove()
-    changes = trained(kind, 5, **TWO_BITS)[2]
+    changes = trained(kind, 4, **TWO_BITS)[2]
     same = torch.equal(plain, ours) and plain_losses == losses
     return same, handle.stats(), changes.digests(), changes.stats()
 
@@ -33,7 +33,7 @@ def test_dense_is_bit_equal_to_the_plain_schedule_and_both_sides_are_equal_bit_f
         assert same
         assert stats.steps == 3
         assert stats.forward_sent + stats.backward_sent > stats.dense_forward + stats.dense_backward
-        assert changes.changes > changes.first_visits > 0
+        assert changes.changes == changes.first_visits > 0
     check_sides([digests for _, _, digests, _ in found])
 
 
@@ -70,7 +70,7 @@ CODINGS = [
 
 
 def sides_of_each(codings):
-    return [sides("1F1B", 5, {"samples": SAMPLES, **options})[0] for options in codings]
+    return [sides("1F1B", 4, {"samples": SAMPLES, **options})[0] for options in codings]
 
 
 def test_any_codec_and_any_keeping_leaves_both_sides_equal(pool):
@@ -103,7 +103,7 @@ def test_a_thousand_steps_leave_both_sides_equal_in_all_schedules(pool, kind, si
 
 
 def learns(each):
-    return [trained("GPipe", 40, **options)[1][-6:] for options in each]
+    return [trained("GPipe", 28, **options)[1][-6:] for options in each]
 
 
 def test_change_coding_trains_as_torchs_own_pipeline_where_direct_quantisation_does_not(pool):
