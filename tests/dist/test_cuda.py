@@ -17,7 +17,7 @@ from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.spec import parse
 from laconic.ddp.communication_thread import CommunicationThread
-from laconic.ddp.shards import ScatterMean, Shards
+from laconic.ddp.shards import Scatter, ScatterMean, Shards
 from tests.dist.nets import SGD, batch, net
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -84,7 +84,8 @@ def test_a_reduce_scatter_on_the_device_is_that_on_the_host() -> None:
     """Two ranks as threads, 8 bits. A level may round the other way: within a unit, 1/255 of the range."""
 
     def play(comm: Loopback, device: torch.device) -> Tensor:
-        scatter = ScatterMean(Shards(parse("scatter_reduce(minmax(bits=8))"), Metered(comm), 0), "layer")
+        reducer = parse("scatter_reduce(minmax(bits=8))")
+        scatter = ScatterMean(Scatter(reducer, nn.Module(), Shards(Metered(comm), 0)), "layer")
         x = torch.randn(4096, generator=torch.Generator().manual_seed(comm.rank)).to(device)
         out = torch.empty(2048, device=device)
         scatter(out, x, None, dist.ReduceOp.AVG)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import laconic
 from laconic.core.errors import AttachError, SpecError, StateError
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.ddp.fsdp import scatter_of, scattering
+from laconic.ddp.shard_models import scatter_of, scattering
 from tests.dist.nets import GPT, text
 
 STEPS = 40

@@ -15,8 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.core.errors import AttachError, SpecError, StateError
 from laconic.core.spec import parse
-from laconic.ddp.fsdp import scattering
-from laconic.ddp.shard_gather import gather_of
+from laconic.ddp.shard_models import gather_of, scattering
 from tests.dist.test_fsdp import LONG, STEPS, sharded_gpt, step_on, whole
 
 

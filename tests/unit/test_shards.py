@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.spec import parse
-from laconic.ddp.shards import ScatterMean, Shards
+from laconic.ddp.shards import Scatter, ScatterMean, Shards
 
 
 def scatter_on(comm: Loopback, spec: str) -> tuple[Shards, ScatterMean]:
-    shards = Shards(parse(spec), Metered(comm), seed=3)
-    return shards, ScatterMean(shards, "layer")
+    shards = Shards(Metered(comm), seed=3)
+    return shards, ScatterMean(Scatter(parse(spec), nn.Module(), shards), "layer")
 
 
 def shard(scatter: ScatterMean, x: Tensor, size: int) -> Tensor:

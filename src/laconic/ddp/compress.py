@@ -81,8 +81,9 @@ def compress(
 
     Args:
         model: A `DistributedDataParallel`, before its first backward pass or later, or a module around one,
-            as `torch.compile` and Fabric make them; or a model under `fully_shard`, for methods without
-            memory such as "cgx(bits=4)", which compress all its gradients.
+            as `torch.compile` and Fabric make them; or a model under `fully_shard`, for methods such as
+            "cgx(bits=4)", which compress all its gradients. Where shards have replicas (HSDP), the method
+            goes between these.
         optimizer: The optimiser of the model's parameters, or a list of several, each with its own of them.
             It may also hold others, such as a loss's, which stay as they are. Those that Accelerate, Fabric
             and Lightning have wrapped are taken too.

@@ -1,23 +1,24 @@
-"""Sharded data parallel: `fully_shard` with a compressed reduce-scatter.
+"""Sharded data parallel: `fully_shard` with a compressed reduce-scatter, or all-reduce of replicas.
 
 A rank of FSDP2 keeps a shard of every parameter and needs the mean gradient of that shard only: the first
 half of `scatter_reduce`. FSDP2 hands over flat chunks of several tensors without names, so a method's choice
 of tensors does not apply; of memories it may have error feedback, which is kept in 8 bits. Parameters are
 gathered in full precision, or as the codec of `parameters=` encodes them.
+
+Where shards have replicas (HSDP) the reduce-scatter stays FSDP2's own, and the method goes between them.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
 from laconic.comm.metered import Metered
@@ -27,7 +28,9 @@ from laconic.core.errors import AttachError, StateError
 from laconic.core.layout import Layout
 from laconic.ddp.shard_gather import GatherCoded, codec_of, own_gather, restore
 from laconic.ddp.shard_memory import ShardMemory
-from laconic.ddp.shards import ScatterMean, Shards, own_of
+from laconic.ddp.shard_models import groups_of, refuse_complex, scattering
+from laconic.ddp.shard_replicas import Replicas
+from laconic.ddp.shards import Scatter, Shards
 from laconic.exchange.agreement import built_by_all
 from laconic.exchange.method import Method, lift
 from laconic.exchange.state import model_digest
@@ -52,13 +55,15 @@ def compress_sharded(
 ) -> ShardedHandle:
     """Reduce the gradients of a model under `fully_shard` by the method that `spec` names.
 
-    Called by all ranks of its shard group. Raises `AttachError` on every rank, with nothing attached, for a
-    method that cannot be sharded, an optimiser that is not over the sharded parameters, a module with another
-    custom reduce-scatter, a `scaler`, and where ranks disagree; `SpecError` for a wrong spec. Replicas of
-    shards (HSDP) are averaged as ever.
+    Called by all ranks of the model. Raises `AttachError` on every rank, with nothing attached, for a method
+    that cannot be sharded, an optimiser that is not over the sharded parameters, a module with another custom
+    reduce-scatter, a `scaler`, and where ranks disagree; `SpecError` for a wrong spec. Where shards have
+    replicas (HSDP), the method goes between these, and the reduce-scatter is FSDP2's own.
     """
-    group = TorchComm.own(shard_group(model))
-    comm = Metered(group)
+    sharing, holding = groups_of(model)
+    groups = [TorchComm.own(each) for each in (sharing, holding) if each is not None]
+    comm = Metered(groups[0])
+    between = comm.over(groups[1]) if holding is not None else None
 
     def build() -> ShardedHandle:
         if scaler is not None:
@@ -66,15 +71,18 @@ def compress_sharded(
                 "scaler= is for a memory that is kept unscaled, and for sharded models there is none:"
                 " leave it out, or train in bfloat16"
             )
-        return ShardedHandle(model, optimizer, spec, comm, seed, codec_of(parameters))
+        return ShardedHandle(model, optimizer, spec, comm, seed, codec_of(parameters), between)
+
+    def built() -> ShardedHandle:
+        return built_by_all(comm, build)
 
     try:
-        handle = built_by_all(comm, build)
+        handle = built() if between is None else built_by_all(between, built)
     except BaseException:
-        group.close()
+        close(groups)
         raise
     comm.reset()
-    handle.attach(group)
+    handle.attach(groups)
     return handle
 
 
@@ -89,6 +97,7 @@ class ShardedHandle:
         comm: Metered,
         seed: int = 0,
         parameters: Codec | None = None,
+        between: Metered | None = None,
     ) -> None:
         known = _compressed.get(model)
         taken = known and known()
@@ -97,20 +106,24 @@ class ShardedHandle:
                 f"this model is compressed already, with {taken.method}: call its handle's remove() first"
             )
         self.method: Method = lift(spec)
-        reducer, feedback = sharded(self.method)
-        memory = None if feedback is None else ShardMemory(feedback.decay)
-        self._shards = Shards(reducer, comm, seed, memory)
+        self._shards = shards = Shards(comm, seed)
         self._model, self._optimizer = weakref.ref(model), optimizer
         self._check_optimizer(model)
         refuse_complex(model)
-        self._before = {name: own_scatter(name, module) for name, module in scattering(model)}
+        self._layout = Layout.of((name, tuple(part.shape)) for name, part in model.named_parameters())
+        self._gradients: Scatter | Replicas
+        if between is None:
+            reducer, feedback = sharded(self.method)
+            memory = None if feedback is None else ShardMemory(feedback.decay)
+            self._gradients = Scatter(reducer, model, shards, memory)
+            if memory is not None:
+                safe_gain(reducer.codec, Layout.of([("all parameters", (self._layout.numel,))]))
+        else:
+            self._gradients = Replicas(self.method, model, between, seed, shards.seconds)
         self._parameters = parameters
         self._gathers: dict[str, Any] = {}
         if parameters is not None:
             self._gathers = {name: own_gather(name, module) for name, module in scattering(model)}
-        self._layout = Layout.of((name, tuple(part.shape)) for name, part in model.named_parameters())
-        if memory is not None:
-            safe_gain(reducer.codec, Layout.of([("all parameters", (self._layout.numel,))]))
         self._detach: list[Callable[[], object]] = []
 
     def __repr__(self) -> str:
@@ -129,62 +142,62 @@ class ShardedHandle:
             "the model": model_digest(self._layout),
         }
 
-    def attach(self, group: TorchComm) -> None:
-        """Put a compressed reduce-scatter in the place of FSDP's own. `group` is closed at the end."""
+    def attach(self, groups: Sequence[TorchComm]) -> None:
+        """Put our collectives in the place of FSDP's own. The groups are closed at the end."""
         model = self._model()
         assert model is not None
-        for name, module in scattering(model):
-            scatter = ScatterMean(self._shards, name, self._before[name])
-            module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]  # an interface that is private
-            if self._parameters is not None:
+        self._gradients.attach(model)
+        if self._parameters is not None:
+            for name, module in scattering(model):
                 gather = GatherCoded(self._parameters, self._shards, name, self._gathers[name])
-                module.set_custom_all_gather(gather)  # type: ignore[arg-type]
+                module.set_custom_all_gather(gather)  # type: ignore[arg-type]  # an interface that is private
         self._detach.append(self._optimizer.register_step_post_hook(self._stepped).remove)
-        self._detach.append(group.close)
+        self._detach.append(partial(close, groups))
         _compressed[model] = weakref.ref(self)
-        weakref.finalize(model, group.close).atexit = False
+        weakref.finalize(model, close, groups).atexit = False
 
     def stats(self) -> Stats:
         """Bytes and seconds of what is compressed; `dense`: what it would be without.
 
-        These are the reduce-scatters, of gradients in float32, and with `parameters=` the all-gathers, of
-        parameters as they are.
+        These are the reduce-scatters of gradients in float32, or between replicas the all-reduces, and with
+        `parameters=` the all-gathers of parameters as they are.
         """
         shards, meter = self._shards, self._shards.comm.snapshot()
-        return Stats.of(meter, shards.seconds, steps=shards.step, dense=shards.dense_bytes)
+        dense = shards.dense_bytes + self._gradients.dense_bytes
+        return Stats.of(meter, shards.seconds, steps=shards.step, dense=dense)
 
     def state_dict(self, *, gather: bool = False) -> dict[str, Any]:
         """The step, which stochastic rounding draws its bits by, equal on all ranks; and a memory, if any.
 
-        With error feedback each rank saves its own: `gather` raises `StateError` then.
+        With a memory each rank saves its own: `gather` raises `StateError` then.
         """
         parameters = None if self._parameters is None else repr(self._parameters)
         own = {"spec": repr(self.method), "seed": self._shards.seed, "parameters": parameters}
-        if (memory := self._shards.memory) is not None:
+        if self._gradients.keeps:
             if gather:
                 raise StateError(
-                    f"the memory of {self.method} is as large on each rank as the model in 8 bits: let each"
-                    " rank save its own, beside its shard of the model"
+                    f"the memory of {self.method} is a large one on each rank, as its shard of the model is:"
+                    " let each rank save its own, beside that"
                 )
-            comm = self._shards.comm
-            own |= {"rank": comm.rank, "size": comm.size, "residuals": memory.state_dict()}
-        return own | {"step": self._shards.step}
+            own |= {"rank": dist.get_rank(), "size": dist.get_world_size()}
+            own |= {"memory": self._gradients.state_dict()}
+        return own | {"step": self._shards.step, **self._gradients.counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken.
 
-        Raises `StateError`, with nothing changed, for another method, seed or parameters=, and with error
-        feedback for another rank or size.
+        Raises `StateError`, with nothing changed, for another method, seed or parameters=, and with a memory
+        for another rank or size.
         """
         own = self.state_dict()
-        for key in own.keys() - {"step", "residuals"}:
+        for key in own.keys() - {"step", "memory", *self._gradients.counts}:
             if state.get(key) != own[key]:
                 raise StateError(
                     f"the saved state is of {key} {state.get(key)!r}, this handle has {own[key]!r}"
                 )
-        if self._shards.memory is not None:
-            device = next(iter(self._optimizer.param_groups[0]["params"])).device
-            self._shards.memory.load_state_dict(state["residuals"], device)
+        device = next(iter(self._optimizer.param_groups[0]["params"])).device
+        memory = {key: tensor.to(device) for key, tensor in state.get("memory", {}).items()}
+        self._gradients.load_state_dict(memory, state)
         self._shards.step = int(state["step"])
 
     def remove(self) -> None:
@@ -192,11 +205,9 @@ class ShardedHandle:
         detach, self._detach = self._detach, []
         model = self._model()
         if detach and model is not None:
-            for name, module in scattering(model):
-                if isinstance(scatter_of(module), ScatterMean):
-                    module.set_custom_reduce_scatter(self._before[name])
-                if name in self._gathers:
-                    restore(module, self._gathers[name])
+            self._gradients.detach(model)
+            for name, module in scattering(model) if self._gathers else ():
+                restore(module, self._gathers[name])
             _compressed.pop(model, None)
         for callback in detach:
             callback()
@@ -212,6 +223,12 @@ class ShardedHandle:
                 "this optimiser is over none of the model's parameters: fully_shard replaces them, so build"
                 " the optimiser after it"
             )
+
+
+def close(groups: Sequence[TorchComm]) -> None:
+    """Free these process groups."""
+    for group in groups:
+        group.close()
 
 
 def sharded(method: Method) -> tuple[ScatterReduce, ErrorFeedback | None]:
@@ -234,48 +251,3 @@ def sharded(method: Method) -> tuple[ScatterReduce, ErrorFeedback | None]:
         raise AttachError(f"{method} cannot be sharded: {why}; take cgx(bits=4), or as many bits as you like")
     assert isinstance(reducer, ScatterReduce)
     return reducer, feedback if isinstance(feedback, ErrorFeedback) else None
-
-
-def refuse_complex(model: nn.Module) -> None:
-    """Raise `AttachError` for complex parameters: chunks are reduced as real numbers."""
-    name = next((name for name, each in model.named_parameters() if each.is_complex()), None)
-    if name is not None:
-        raise AttachError(
-            f"{name} is complex, and a compressed reduce-scatter takes real gradients: keep it as real pairs,"
-            " torch.view_as_real(...), or use DistributedDataParallel"
-        )
-
-
-def scattering(model: nn.Module) -> list[tuple[str, FSDPModule]]:
-    """The modules that have a reduce-scatter: those under `fully_shard` with parameters of their own."""
-    modules = ((name, part) for name, part in model.named_modules() if isinstance(part, FSDPModule))
-    return [(name, part) for name, part in modules if scatter_of(part) is not None]
-
-
-def scatter_of(module: FSDPModule) -> Any:
-    """A module's reduce-scatter, None where it has no parameters. Private to FSDP2, and all that tells."""
-    return getattr(module._get_fsdp_state()._fsdp_param_group, "_reduce_scatter_comm", None)
-
-
-def own_scatter(name: str, module: FSDPModule) -> Any:
-    """FSDP's own reduce-scatter of a module. Raises `AttachError` where the user has set another."""
-    return own_of(name, scatter_of(module), ScatterMean, "reduce-scatter")
-
-
-def shard_group(model: nn.Module) -> dist.ProcessGroup:
-    """The ranks that share the parameters among them. Raises `AttachError` where these are not one group."""
-    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-    for name, parameter in model.named_parameters():
-        if not isinstance(parameter, DTensor):
-            continue  # one that fully_shard was told to ignore
-        along = [dim for dim, placed in enumerate(parameter.placements) if isinstance(placed, Shard)]
-        if len(along) != 1:
-            raise AttachError(
-                f"{name} is sharded along {len(along)} dimensions of its mesh: compress takes models that"
-                " fully_shard alone has sharded"
-            )
-        group = parameter.device_mesh.get_group(along[0])
-        groups[tuple(dist.get_process_group_ranks(group))] = group
-    if len(groups) != 1:
-        raise AttachError(f"the model's parameters are sharded in {len(groups)} groups of ranks, not in one")
-    return next(iter(groups.values()))

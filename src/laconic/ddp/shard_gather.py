@@ -23,7 +23,8 @@ from laconic.core.codec import Codec
 from laconic.core.errors import AttachError, SpecError
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.ddp.shards import Shards, own_of
+from laconic.ddp.shard_models import gather_of, own_of
+from laconic.ddp.shards import Shards
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -84,11 +85,6 @@ def codec_of(spec: Any) -> Codec | None:
             f"parameters={found!r} would leave parameters out: take a codec that sends all, {hint}"
         )
     raise SpecError(f"parameters={found!r} is no codec: take one, {hint}")
-
-
-def gather_of(module: FSDPModule) -> Any:
-    """A module's all-gather. Private to FSDP2, and all that tells."""
-    return getattr(module._get_fsdp_state()._fsdp_param_group, "_all_gather_comm", None)
 
 
 def own_gather(name: str, module: FSDPModule) -> Any:

@@ -50,7 +50,7 @@ class ShardMemory:
         """Residuals as kept, uint8."""
         return dict(self._wires)
 
-    def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore them. Raises `StateError`, with nothing changed, if they are damaged."""
         for name, wire in state.items():
             n = int(name.rpartition("/")[2])
@@ -59,7 +59,7 @@ class ShardMemory:
                     f"the residual of {name} has {wire.numel()} elements of {wire.dtype}, it must have"
                     f" {STORE.nbytes(n)} bytes: the saved state is damaged"
                 )
-        self._wires = {name: wire.to(device) for name, wire in state.items()}
+        self._wires = dict(state)
 
 
 def key(module: str, n: int) -> str:

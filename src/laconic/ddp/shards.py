@@ -7,12 +7,12 @@ rank, without names. So a codec sees a chunk as one tensor.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from laconic import kernels
 from laconic.comm.metered import Metered
@@ -21,24 +21,72 @@ from laconic.core.errors import AttachError
 from laconic.core.layout import Entry, Layout
 from laconic.core.turn import Turn, mix
 from laconic.ddp.shard_memory import ShardMemory
+from laconic.ddp.shard_models import own_of, scatter_of, scattering
 from laconic.exchange.stats import Seconds
 from laconic.reducers.scatter_reduce import ScatterReduce
 
 
 class Shards:
-    """What the modules of one model share: reduction, group, step, statistics; and `memory`, or None."""
+    """What the modules of one model share: the group of ranks, the seed, the step, statistics."""
 
-    def __init__(
-        self, reducer: ScatterReduce, comm: Metered, seed: int, memory: ShardMemory | None = None
-    ) -> None:
-        self.reducer = reducer
-        self.memory = memory
-        self.bound = reducer.bind(Layout(()), comm)
+    def __init__(self, comm: Metered, seed: int) -> None:
         self.comm = comm
         self.seed = seed
         self.step = 0
         self.dense_bytes = 0
         self.seconds = Seconds()
+
+
+class Scatter:
+    """The reduce-scatters of one model: the reduction, and `memory`, or None.
+
+    Raises:
+        AttachError: The user has set another reduce-scatter.
+    """
+
+    def __init__(
+        self, reducer: ScatterReduce, model: nn.Module, shards: Shards, memory: ShardMemory | None = None
+    ) -> None:
+        self.reducer = reducer
+        self.memory = memory
+        self.shards = shards
+        self.dense_bytes = 0
+        self._bound = reducer.bind(Layout(()), shards.comm)
+        self._before = {
+            name: own_of(name, scatter_of(module), ScatterMean, "reduce-scatter")
+            for name, module in scattering(model)
+        }
+
+    def attach(self, model: nn.Module) -> None:
+        """In the place of the reduce-scatter of every module."""
+        for name, module in scattering(model):
+            scatter = ScatterMean(self, name, self._before[name])
+            module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]  # an interface that is private
+
+    def detach(self, model: nn.Module) -> None:
+        """Back to the reduce-scatters that were there before."""
+        for name, module in scattering(model):
+            if isinstance(scatter_of(module), ScatterMean):
+                module.set_custom_reduce_scatter(self._before[name])
+
+    @property
+    def keeps(self) -> bool:
+        """Whether there is a memory, another one on each rank."""
+        return self.memory is not None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Nothing is counted but steps."""
+        return {}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The memory of this rank."""
+        return {} if self.memory is None else self.memory.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor], counts: Mapping[str, int]) -> None:
+        """Restore it. Raises `StateError`, with nothing changed, if it is damaged."""
+        if self.memory is not None:
+            self.memory.load_state_dict(state)
 
     def mean(self, x: Tensor, partition: Partition, module: str, call: int = 0) -> Tensor | None:
         """This rank's chunk of the mean of flat x, float32; None if x is not finite on some rank.
@@ -47,26 +95,27 @@ class Shards:
         its own keys.
         """
         began = time.perf_counter()
-        self.comm.mark()
+        shards, comm = self.shards, self.shards.comm
+        comm.mark()
         if self.memory is not None:
             self.memory.add_to_(x, module)
         finite = kernels.all_finite(x, partition.bucket.segments)
-        turn = Turn(self.step, self.comm.rank, mix(self.seed, call) if call else self.seed)
-        with self.comm.phase(repr(self.reducer)):
-            mean, sent = self.bound.scatter(x if finite else None, partition, turn, x)
+        turn = Turn(shards.step, comm.rank, mix(shards.seed, call) if call else shards.seed)
+        with comm.phase(repr(self.reducer)):
+            mean, sent = self._bound.scatter(x if finite else None, partition, turn, x)
         if self.memory is not None and sent is not None:
             self.memory.keep(x, sent, module)
-        self.dense_bytes += self.comm.dense_scattered(4 * x.numel())
-        self.seconds.add(began, time.perf_counter(), *self.comm.since_mark())
+        self.dense_bytes += comm.dense_scattered(4 * x.numel())
+        shards.seconds.add(began, time.perf_counter(), *comm.since_mark())
         return mean
 
 
 class ScatterMean:
     """The reduce-scatter of one module, as `torch.distributed.fsdp` calls it. It replaces `before`."""
 
-    def __init__(self, shards: Shards, module: str, before: object = None) -> None:
+    def __init__(self, scatter: Scatter, module: str, before: object = None) -> None:
         self.before = before
-        self._shards = shards
+        self._scatter = scatter
         self._module, self._name = module, f"shards of {module}"
         self._partitions: dict[int, Partition] = {}  # by elements: parameters without a gradient are left out
         self._step, self._call = -1, 0  # of the last call; each micro-batch of a step makes one
@@ -84,14 +133,14 @@ class ScatterMean:
         async_op: bool = False,
     ) -> dist.Work | None:
         """output (m,) = `op` over ranks of this rank's chunk of input (size * m,); NaN if not finite."""
-        shards = self._shards
+        shards = self._scatter.shards
         gain = factor(op, shards.comm.size)
         n = input_tensor.numel()
         if n not in self._partitions:
             self._partitions[n] = chunks(self._name, n, shards.comm.rank, shards.comm.size)
         self._step, self._call = shards.step, self._call + 1 if self._step == shards.step else 0
         x = input_tensor.to(torch.float32)
-        mean = shards.mean(x, self._partitions[n], self._module, self._call)
+        mean = self._scatter.mean(x, self._partitions[n], self._module, self._call)
         if mean is None:
             output_tensor.fill_(torch.nan)
         else:
@@ -117,19 +166,3 @@ def chunks(name: str, n: int, rank: int, size: int) -> Partition:
     each = n // size
     parts = (Layout((piece(whole, each * r, each * (r + 1)),) if each else ()) for r in range(size))
     return Partition.of(Layout((whole,)), parts, rank)
-
-
-def own_of(module: str, found: Any, ours: type[Any], what: str) -> Any:
-    """FSDP's own collective of a module, of which `found` is in use, and `ours` is what we put there.
-
-    Raises:
-        AttachError: The user has set another.
-    """
-    if isinstance(found, ours):  # of a handle that is gone, and was not removed
-        return found.before
-    if not type(found).__module__.startswith("torch."):
-        raise AttachError(
-            f"{module or 'the model'} has a custom {what} already, {type(found).__name__}, and takes one:"
-            " shard a new model without it"
-        )
-    return found

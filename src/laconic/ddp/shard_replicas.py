@@ -1,0 +1,184 @@
+"""HSDP: exact shards within a machine, and a method between machines.
+
+    backward -> fully_shard's own reduce-scatter, within a machine: a rank's shard of its machine's mean
+             -> Exchange.mean_, between the ranks that hold this shard, in place of the all-reduce
+             -> the sharded gradient
+
+Each module's shard is a bucket, and the shard of each of its parameters a tensor of it, with FSDP2's padding.
+So a method chooses tensors by their shapes, and keeps its memory for this shard alone: in float32 that is as
+large as the rank's part of the model.
+
+fully_shard has a hook behind its all-reduce, not in place of it. It makes no all-reduce where it takes the
+model for one without replicas, so while a method is attached it is told that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.distributed.fsdp import FSDPModule
+
+from laconic.comm.metered import Metered
+from laconic.core.errors import AttachError, StateError
+from laconic.core.layout import Layout
+from laconic.ddp.shard_models import param_group_of, scattering
+from laconic.exchange.exchange import Exchange
+from laconic.exchange.method import Method
+from laconic.exchange.stats import Seconds
+
+
+class Replicas:
+    """The exchange of one model's shards with the ranks that hold the same ones.
+
+    Raises:
+        AttachError: The method needs the optimiser, or a module has an all-reduce hook already.
+    """
+
+    def __init__(self, method: Method, model: nn.Module, comm: Metered, seed: int, seconds: Seconds) -> None:
+        refuse_optimised(method)
+        self._layouts = {name: layout_of(model, module) for name, module in scattering(model)}
+        self._before = {name: own_mesh(name, module) for name, module in scattering(model)}
+        pairs = [(entry.name, entry.shape) for layout in self._layouts.values() for entry in layout]
+        self.exchange = Exchange(method, Layout.of(pairs), comm, NoOptimiser(), seed, seconds)
+        self._open = False  # whether a backward pass has begun to exchange
+
+    def attach(self, model: nn.Module) -> None:
+        """In the place of the all-reduce of every module."""
+        for name, module in scattering(model):
+            param_group_of(module).mesh_info = without_replicas(self._before[name])
+            module.set_all_reduce_hook(ReplicaMean(self, name, self._before[name]))
+
+    def detach(self, model: nn.Module) -> None:
+        """Back to fully_shard's own all-reduce."""
+        for name, module in scattering(model):
+            param_group_of(module).mesh_info = self._before[name]
+            param_group_of(module)._all_reduce_hook = None
+
+    @property
+    def dense_bytes(self) -> int:
+        """What this rank would send without the method."""
+        return self.exchange.dense_bytes
+
+    @property
+    def keeps(self) -> bool:
+        """Whether there is a memory, another one on each rank."""
+        return bool(self.exchange.state_dict())
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of exchanges, equal on all ranks: one for every backward pass."""
+        return {"exchanges": self.exchange.step}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The memory of this rank's shard."""
+        return self.exchange.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor], counts: Mapping[str, int]) -> None:
+        """Restore it. Raises `StateError`, with nothing changed, if a tensor or the count differs."""
+        if "exchanges" not in counts:
+            raise StateError("the saved state has no number of exchanges: it is not of replicas of shards")
+        self.exchange.load_state_dict(state, step=int(counts["exchanges"]))
+
+    def mean_(self, reduced: Tensor, module: str) -> None:
+        """A module's flat shard (n,) of the machine's mean gradient becomes that of all machines."""
+        layout = self._layouts[module]
+        if reduced.numel() != layout.numel:
+            raise AttachError(
+                f"{module or 'the model'} has gradients for {reduced.numel():,} of its {layout.numel:,}"
+                " sharded elements in this step, and replicas exchange all of them: before compress, freeze"
+                " parameters that are not used"
+            )
+        self._begin()
+        flat = reduced.to(torch.float32)
+        self.exchange.mean_(flat, layout)
+        if flat is not reduced:
+            reduced.copy_(flat)
+
+    def _begin(self) -> None:
+        """The first module of a backward pass begins it; its end comes when all of them are done."""
+        if not self._open:
+            self._open = True
+            self.exchange.begin()
+            Variable._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        self._open = False
+        self.exchange.end()
+
+
+class ReplicaMean:
+    """What fully_shard calls with a module's flat shard, after its reduce-scatter. It replaces `before`."""
+
+    def __init__(self, replicas: Replicas, module: str, before: Any) -> None:
+        self.before = before
+        self._replicas, self._module = replicas, module
+
+    def __call__(self, reduced: Tensor) -> None:
+        self._replicas.mean_(reduced, self._module)
+
+
+class NoOptimiser:
+    """Stands for an optimiser whose momentum nobody takes."""
+
+    def settings(self, name: str) -> Mapping[str, Any]:
+        """None are asked for."""
+        raise AttachError(f"no method between replicas of shards takes the optimiser's settings for {name}")
+
+    def take_momentum(self, name: str) -> Tensor | None:
+        """There is none to take."""
+        return None
+
+
+def refuse_optimised(method: Method) -> None:
+    """Raise `AttachError` for a method that changes how the optimiser steps, or applies its momentum."""
+    warm = method.warm_at
+    if any(route.rule is not None or route.feedback.owns_momentum(warm) for route in method.routes):
+        raise AttachError(
+            f"{method} cannot go between replicas of shards: it changes how the optimiser steps; take"
+            " cgx(bits=4), or topk(density=0.01), which has error feedback"
+        )
+
+
+def layout_of(model: nn.Module, module: FSDPModule) -> Layout:
+    """This rank's shard of a module's gradient: the padded shard of each trained parameter, in order."""
+    names = {id(part): name for name, part in model.named_modules()}
+    shapes = []
+    for parameter in param_group_of(module).fsdp_params:
+        if parameter.sharded_param.requires_grad:
+            place = parameter._module_info
+            prefix = names[id(place.module)]
+            name = f"{prefix}.{place.param_name}" if prefix else place.param_name
+            shapes.append((name, tuple(parameter.padded_sharded_param_size)))
+    return Layout.of(shapes)
+
+
+def own_mesh(name: str, module: FSDPModule) -> Any:
+    """FSDP2's own description of a module's mesh. Raises `AttachError` where another would go wrong."""
+    group = param_group_of(module)
+    if isinstance(group._all_reduce_hook, ReplicaMean):  # of a handle that is gone, and was not removed
+        return group._all_reduce_hook.before
+    where = name or "the model"
+    if group._all_reduce_hook is not None:
+        raise AttachError(
+            f"{where} has an all-reduce hook already, and takes one: shard a new model without"
+            " set_all_reduce_hook"
+        )
+    if group.gradient_divide_factor is not None:
+        raise AttachError(
+            f"{where} divides gradients by {group.gradient_divide_factor}, and replicas exchange means: leave"
+            " out set_gradient_divide_factor"
+        )
+    return group.mesh_info
+
+
+def without_replicas(info: Any) -> Any:
+    """FSDP2's description of a mesh, as if its shards had no replicas."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+
+    plain = FSDPMeshInfo(mesh=info.mesh, shard_mesh_dim=info.shard_mesh_dim)
+    plain.__dict__.update({key: value for key, value in vars(info).items() if "replicate" not in key})
+    return plain
