@@ -63,6 +63,11 @@ class Meter(Tally):
 
     parts: Mapping[tuple[str, str], Tally] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, parts: Mapping[tuple[str, str], Tally]) -> Meter:
+        """The sum of these."""
+        return cls(**vars(reduce(Tally.plus, parts.values(), Tally())), parts=parts)
+
 
 class Metered(Comm):
     """Counts another Comm. The groups that `split` makes are counted here too; making them is not.
@@ -97,7 +102,7 @@ class Metered(Comm):
         """The counts so far. Any thread may call it."""
         with self._books.lock:
             parts = dict(self._books.parts)
-        return Meter(**vars(reduce(Tally.plus, parts.values(), Tally())), parts=parts)
+        return Meter.of(parts)
 
     def dense_sent(self, nbytes: int) -> int:
         """Network bytes that this rank would send to all-reduce `nbytes` in this group."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from laconic.core.errors import LaconicError
 from laconic.core.layout import Entry, Layout
 from laconic.ddp.communication_thread import Answer, CommunicationThread
 from laconic.ddp.gradient_watch import GradientWatch
@@ -128,22 +126,10 @@ class Buckets:
             return mean
 
         answer = self._thread.submit(job, [buffer.device] if buffer.is_cuda else None)
+        # at the end of backward DDP would raise a failure too, next, as a C++ error about a cast to a tensor
         if last and torch._C._current_graph_task_id() >= 0:  # none in a Replicator's step, or under Join
-            Variable._execution_engine.queue_callback(partial(self._raise_failure, answer))
+            Variable._execution_engine.queue_callback(partial(self._thread.wait, answer))
         return answer
-
-    def _raise_failure(self, answer: Answer) -> None:
-        """At the end of backward, raise why a bucket could not be exchanged.
-
-        DDP would raise it too, next, as a C++ error about a cast of the failure to a tensor.
-        """
-        with suppress(RuntimeError):
-            answer.wait()
-        if isinstance(self.failure, LaconicError):
-            raise self.failure
-        if self.failure is not None:
-            name = type(self.failure).__name__
-            raise RuntimeError(f"{self._thread.name}: {name}: {self.failure}") from self.failure
 
     def watch(self, parameters: Iterable[Tensor]) -> None:
         """Warn where gradients of these parameters are thrown away, and come back."""

@@ -11,6 +11,7 @@ import queue
 import traceback
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from laconic.comm.at_exit import start_thread
+from laconic.core.errors import LaconicError
 
 Job: TypeAlias = Callable[[], Tensor]
 Answer: TypeAlias = "torch.futures.Future[Tensor]"
@@ -56,6 +58,15 @@ class CommunicationThread:
         answer: Answer = torch.futures.Future(devices=devices)
         self._queue.jobs.put((job, answer))
         return answer
+
+    def wait(self, answer: Answer) -> None:
+        """Wait for a job. Raises why it, or one before it, could not be done."""
+        with suppress(RuntimeError):
+            answer.wait()
+        if isinstance(self.error, LaconicError):
+            raise self.error
+        if self.error is not None:
+            raise RuntimeError(f"{self.name}: {type(self.error).__name__}: {self.error}") from self.error
 
     def end(self, last: Last = None) -> None:
         """End the thread when the queued jobs are done, without waiting for that. It calls `last` then."""

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from laconic.comm.metered import Metered
+from laconic.comm.metered import Meter, Metered
 from laconic.comm.torch_comm import TorchComm
 from laconic.core.codec import Codec
 from laconic.core.errors import AttachError, StateError
@@ -61,9 +61,8 @@ def compress_sharded(
     replicas (HSDP), the method goes between these, and the reduce-scatter is FSDP2's own.
     """
     sharing, holding = groups_of(model)
-    groups = [TorchComm.own(each) for each in (sharing, holding) if each is not None]
-    comm = Metered(groups[0])
-    between = comm.over(groups[1]) if holding is not None else None
+    groups = [TorchComm.own(sharing), TorchComm.own(sharing if holding is None else holding)]
+    within, comm = (Metered(each) for each in groups)  # threads of their own, so books of their own
 
     def build() -> ShardedHandle:
         if scaler is not None:
@@ -71,16 +70,18 @@ def compress_sharded(
                 "scaler= is for a memory that is kept unscaled, and for sharded models there is none:"
                 " leave it out, or train in bfloat16"
             )
-        return ShardedHandle(model, optimizer, spec, comm, seed, codec_of(parameters), between)
+        ends = (Shards(within, seed), Shards(comm, seed))
+        return ShardedHandle(model, optimizer, spec, *ends, holding is not None, codec_of(parameters))
 
     def built() -> ShardedHandle:
-        return built_by_all(comm, build)
+        return built_by_all(within, build)
 
     try:
-        handle = built() if between is None else built_by_all(between, built)
+        handle = built() if holding is None else built_by_all(comm, built)
     except BaseException:
         close(groups)
         raise
+    within.reset()
     comm.reset()
     handle.attach(groups)
     return handle
@@ -94,10 +95,10 @@ class ShardedHandle:
         model: nn.Module,
         optimizer: Optimizer,
         spec: Any,
-        comm: Metered,
-        seed: int = 0,
+        within: Shards,
+        gradients: Shards,
+        replicated: bool,
         parameters: Codec | None = None,
-        between: Metered | None = None,
     ) -> None:
         known = _compressed.get(model)
         taken = known and known()
@@ -106,20 +107,20 @@ class ShardedHandle:
                 f"this model is compressed already, with {taken.method}: call its handle's remove() first"
             )
         self.method: Method = lift(spec)
-        self._shards = shards = Shards(comm, seed)
+        self._within, self._shards = within, gradients
         self._model, self._optimizer = weakref.ref(model), optimizer
         self._check_optimizer(model)
         refuse_complex(model)
         self._layout = Layout.of((name, tuple(part.shape)) for name, part in model.named_parameters())
         self._gradients: Scatter | Replicas
-        if between is None:
+        if not replicated:
             reducer, feedback = sharded(self.method)
             memory = None if feedback is None else ShardMemory(feedback.decay)
-            self._gradients = Scatter(reducer, model, shards, memory)
+            self._gradients = Scatter(reducer, model, gradients, memory)
             if memory is not None:
                 safe_gain(reducer.codec, Layout.of([("all parameters", (self._layout.numel,))]))
         else:
-            self._gradients = Replicas(self.method, model, between, seed, shards.seconds)
+            self._gradients = Replicas(self.method, model, gradients)
         self._parameters = parameters
         self._gathers: dict[str, Any] = {}
         if parameters is not None:
@@ -149,7 +150,7 @@ class ShardedHandle:
         self._gradients.attach(model)
         if self._parameters is not None:
             for name, module in scattering(model):
-                gather = GatherCoded(self._parameters, self._shards, name, self._gathers[name])
+                gather = GatherCoded(self._parameters, self._within, name, self._gathers[name])
                 module.set_custom_all_gather(gather)  # type: ignore[arg-type]  # an interface that is private
         self._detach.append(self._optimizer.register_step_post_hook(self._stepped).remove)
         self._detach.append(partial(close, groups))
@@ -162,9 +163,11 @@ class ShardedHandle:
         These are the reduce-scatters of gradients in float32, or between replicas the all-reduces, and with
         `parameters=` the all-gathers of parameters as they are.
         """
-        shards, meter = self._shards, self._shards.comm.snapshot()
-        dense = shards.dense_bytes + self._gradients.dense_bytes
-        return Stats.of(meter, shards.seconds, steps=shards.step, dense=dense)
+        parts = (self._within, self._shards)
+        meter = Meter.of(dict(item for part in parts for item in part.comm.snapshot().parts.items()))
+        seconds = self._within.seconds.plus(self._shards.seconds)
+        dense = self._within.dense_bytes + self._gradients.dense_bytes
+        return Stats.of(meter, seconds, steps=self._shards.step, dense=dense)
 
     def state_dict(self, *, gather: bool = False) -> dict[str, Any]:
         """The step, which stochastic rounding draws its bits by, equal on all ranks; and a memory, if any.
@@ -198,7 +201,7 @@ class ShardedHandle:
         device = next(iter(self._optimizer.param_groups[0]["params"])).device
         memory = {key: tensor.to(device) for key, tensor in state.get("memory", {}).items()}
         self._gradients.load_state_dict(memory, state)
-        self._shards.step = int(state["step"])
+        self._within.step = self._shards.step = int(state["step"])
 
     def remove(self) -> None:
         """Back to the reduce-scatter that was there before. Call it on every rank, between steps."""
@@ -213,7 +216,7 @@ class ShardedHandle:
             callback()
 
     def _stepped(self, *_: Any) -> None:
-        self._shards.step += 1
+        self._within.step = self._shards.step = self._shards.step + 1
 
     def _check_optimizer(self, model: nn.Module) -> None:
         own = {id(parameter) for parameter in model.parameters()}

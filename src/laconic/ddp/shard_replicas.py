@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
 
-from laconic.comm.metered import Metered
 from laconic.core.errors import AttachError, StateError
 from laconic.core.layout import Layout
+from laconic.ddp.shard_backward import BesideBackward
 from laconic.ddp.shard_models import param_group_of, scattering
+from laconic.ddp.shards import Shards
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.method import Method
-from laconic.exchange.stats import Seconds
 
 
 class Replicas:
@@ -38,25 +38,31 @@ class Replicas:
         AttachError: The method needs the optimiser, or a module has an all-reduce hook already.
     """
 
-    def __init__(self, method: Method, model: nn.Module, comm: Metered, seed: int, seconds: Seconds) -> None:
+    def __init__(self, method: Method, model: nn.Module, shards: Shards) -> None:
         refuse_optimised(method)
         self._layouts = {name: layout_of(model, module) for name, module in scattering(model)}
         self._before = {name: own_mesh(name, module) for name, module in scattering(model)}
         pairs = [(entry.name, entry.shape) for layout in self._layouts.values() for entry in layout]
-        self.exchange = Exchange(method, Layout.of(pairs), comm, NoOptimiser(), seed, seconds)
-        self._open = False  # whether a backward pass has begun to exchange
+        self.exchange = Exchange(
+            method, Layout.of(pairs), shards.comm, NoOptimiser(), shards.seed, shards.seconds
+        )
+        self._task = -1  # the backward pass that has begun to exchange, as autograd counts them
+        self._beside: BesideBackward | None = None
 
     def attach(self, model: nn.Module) -> None:
         """In the place of the all-reduce of every module."""
+        self._beside = BesideBackward(f"replicas of rank {self.exchange.comm.rank}")
         for name, module in scattering(model):
             param_group_of(module).mesh_info = without_replicas(self._before[name])
-            module.set_all_reduce_hook(ReplicaMean(self, name, self._before[name]))
+            module.set_all_reduce_hook(ReplicaMean(self, name, self._before[name], param_group_of(module)))
 
     def detach(self, model: nn.Module) -> None:
         """Back to fully_shard's own all-reduce."""
         for name, module in scattering(model):
             param_group_of(module).mesh_info = self._before[name]
             param_group_of(module)._all_reduce_hook = None
+        if self._beside is not None:
+            self._beside.close()
 
     @property
     def dense_bytes(self) -> int:
@@ -83,7 +89,7 @@ class Replicas:
             raise StateError("the saved state has no number of exchanges: it is not of replicas of shards")
         self.exchange.load_state_dict(state, step=int(counts["exchanges"]))
 
-    def mean_(self, reduced: Tensor, module: str) -> None:
+    def mean_(self, reduced: Tensor, module: str, group: Any) -> None:
         """A module's flat shard (n,) of the machine's mean gradient becomes that of all machines."""
         layout = self._layouts[module]
         if reduced.numel() != layout.numel:
@@ -92,33 +98,37 @@ class Replicas:
                 " sharded elements in this step, and replicas exchange all of them: before compress, freeze"
                 " parameters that are not used"
             )
-        self._begin()
-        flat = reduced.to(torch.float32)
-        self.exchange.mean_(flat, layout)
-        if flat is not reduced:
-            reduced.copy_(flat)
+        task = torch._C._current_graph_task_id()
+        first, self._task = task != self._task, task
 
-    def _begin(self) -> None:
-        """The first module of a backward pass begins it; its end comes when all of them are done."""
-        if not self._open:
-            self._open = True
-            self.exchange.begin()
+        def job() -> None:
+            if first:
+                self.exchange.begin()
+            flat = reduced.to(torch.float32)
+            self.exchange.mean_(flat, layout)
+            if flat is not reduced:
+                reduced.copy_(flat)
+
+        assert self._beside is not None
+        if first:
             Variable._execution_engine.queue_callback(self._end)
+        self._beside.fill(reduced, job, group)
 
     def _end(self) -> None:
-        self._open = False
-        self.exchange.end()
+        """All modules of this backward pass have called."""
+        assert self._beside is not None
+        self._beside.finish(self.exchange.end)
 
 
 class ReplicaMean:
     """What fully_shard calls with a module's flat shard, after its reduce-scatter. It replaces `before`."""
 
-    def __init__(self, replicas: Replicas, module: str, before: Any) -> None:
+    def __init__(self, replicas: Replicas, module: str, before: Any, group: Any) -> None:
         self.before = before
-        self._replicas, self._module = replicas, module
+        self._replicas, self._module, self._group = replicas, module, group
 
     def __call__(self, reduced: Tensor) -> None:
-        self._replicas.mean_(reduced, self._module)
+        self._replicas.mean_(reduced, self._module, self._group)
 
 
 class NoOptimiser:

@@ -1,7 +1,7 @@
 """FSDP2's reduce-scatter with few bits: each rank's shard of the mean gradient.
 
-FSDP2 calls it once per module, on the autograd thread, with the module's gradients as one flat chunk per
-rank, without names. So a codec sees a chunk as one tensor.
+FSDP2 calls it once per module, with the module's gradients as one flat chunk per rank, without names. So a
+codec sees a chunk as one tensor. Backward goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from laconic.comm.partition import Partition, piece
 from laconic.core.errors import AttachError
 from laconic.core.layout import Entry, Layout
 from laconic.core.turn import Turn, mix
+from laconic.ddp.shard_backward import BesideBackward
 from laconic.ddp.shard_memory import ShardMemory
-from laconic.ddp.shard_models import own_of, scatter_of, scattering
+from laconic.ddp.shard_models import own_of, param_group_of, scatter_of, scattering
 from laconic.exchange.stats import Seconds
 from laconic.reducers.scatter_reduce import ScatterReduce
 
@@ -51,6 +52,7 @@ class Scatter:
         self.memory = memory
         self.shards = shards
         self.dense_bytes = 0
+        self.beside: BesideBackward | None = None
         self._bound = reducer.bind(Layout(()), shards.comm)
         self._before = {
             name: own_of(name, scatter_of(module), ScatterMean, "reduce-scatter")
@@ -59,8 +61,9 @@ class Scatter:
 
     def attach(self, model: nn.Module) -> None:
         """In the place of the reduce-scatter of every module."""
+        self.beside = BesideBackward(f"shards of rank {self.shards.comm.rank}")
         for name, module in scattering(model):
-            scatter = ScatterMean(self, name, self._before[name])
+            scatter = ScatterMean(self, name, self._before[name], param_group_of(module))
             module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]  # an interface that is private
 
     def detach(self, model: nn.Module) -> None:
@@ -68,6 +71,8 @@ class Scatter:
         for name, module in scattering(model):
             if isinstance(scatter_of(module), ScatterMean):
                 module.set_custom_reduce_scatter(self._before[name])
+        if self.beside is not None:
+            self.beside.close()
 
     @property
     def keeps(self) -> bool:
@@ -113,8 +118,9 @@ class Scatter:
 class ScatterMean:
     """The reduce-scatter of one module, as `torch.distributed.fsdp` calls it. It replaces `before`."""
 
-    def __init__(self, scatter: Scatter, module: str, before: object = None) -> None:
+    def __init__(self, scatter: Scatter, module: str, before: object = None, group: Any = None) -> None:
         self.before = before
+        self._group = group
         self._scatter = scatter
         self._module, self._name = module, f"shards of {module}"
         self._partitions: dict[int, Partition] = {}  # by elements: parameters without a gradient are left out
@@ -139,12 +145,20 @@ class ScatterMean:
         if n not in self._partitions:
             self._partitions[n] = chunks(self._name, n, shards.comm.rank, shards.comm.size)
         self._step, self._call = shards.step, self._call + 1 if self._step == shards.step else 0
-        x = input_tensor.to(torch.float32)
-        mean = self._scatter.mean(x, self._partitions[n], self._module, self._call)
-        if mean is None:
-            output_tensor.fill_(torch.nan)
+        call, partition = self._call, self._partitions[n]
+
+        def job() -> None:
+            x = input_tensor.to(torch.float32)
+            mean = self._scatter.mean(x, partition, self._module, call)
+            if mean is None:
+                output_tensor.fill_(torch.nan)
+            else:
+                output_tensor.copy_(mean.mul_(gain))
+
+        if self._scatter.beside is None:
+            job()
         else:
-            output_tensor.copy_(mean.mul_(gain))
+            self._scatter.beside.fill(output_tensor, job, self._group)
         return None
 
 

@@ -17,6 +17,14 @@ class Seconds:
     communicate_s: float = 0.0
     decode_s: float = 0.0
 
+    def plus(self, other: Seconds) -> Seconds:
+        """The sum of both."""
+        return Seconds(
+            self.encode_s + other.encode_s,
+            self.communicate_s + other.communicate_s,
+            self.decode_s + other.decode_s,
+        )
+
     def add(self, began: float, ended: float, first: float | None, busy: float) -> None:
         """One exchange: begin, end, when its first collective began, and the seconds in all of them."""
         self.encode_s += (ended if first is None else first) - began
