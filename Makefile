@@ -10,13 +10,13 @@ LOWEST  := 2.9.0
 HIGHEST := 2.15.0
 TORCH   ?= $(LOWEST)
 OTHER   := .venv-torch-$(TORCH)
-SLICE   := tests/golden tests/unit/test_architecture.py tests/dist/test_fsdp.py tests/dist/test_ddp_replicas.py \
-           tests/dist/test_ddp_state.py
+SLICE   := tests/golden tests/unit/test_architecture.py tests/dist/test_fsdp.py tests/dist/test_fsdp_beside.py \
+           tests/dist/test_hsdp.py tests/dist/test_ddp_replicas.py tests/dist/test_ddp_state.py
 
 FLOWER  := .venv-federated
 OTHERS  := .venv-integrations
 
-.PHONY: setup demo test test-federated test-integrations test-torch venv-federated venv-integrations venv-torch check \
+.PHONY: setup demo test test-main test-beside test-federated test-integrations test-torch venv-federated venv-integrations venv-torch check \
         bench soak docs site clean
 
 setup: $(STAMP)
@@ -38,9 +38,16 @@ check: setup  ## what the linters and the types say
 # as the longest ones, of processes, come first.
 WORKERS ?= 3
 test: check  ## all tests; a slice of the slow laws
+	$(MAKE) --no-print-directory -j2 test-main test-beside
+
+test-main: setup
 	$(BIN)/python -m pytest -q -m "not soak" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-	$(MAKE) test-federated
-	$(MAKE) test-integrations
+
+# What has a venv of its own is made and tested beside the rest, and told as a whole.
+BESIDE := build/test-beside.log
+test-beside: setup
+	mkdir -p build
+	$(MAKE) -j1 test-federated test-integrations >$(BESIDE) 2>&1; status=$$?; cat $(BESIDE); exit $$status
 
 # Flower's pins do not go with those of constraints.txt: a venv of its own. What is tested there needs no kernels, so
 # nothing is compiled again.
