@@ -16,8 +16,8 @@ SLICE   := tests/golden tests/unit/test_architecture.py tests/dist/test_fsdp.py 
 FLOWER  := .venv-federated
 OTHERS  := .venv-integrations
 
-.PHONY: setup demo test test-main test-beside test-federated test-integrations test-torch venv-federated venv-integrations venv-torch check \
-        bench soak docs site clean
+.PHONY: setup demo test test-main test-beside test-federated test-integrations test-torch \
+        venv-federated venv-integrations venv-torch check bench soak docs site clean
 
 setup: $(STAMP)
 
