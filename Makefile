@@ -85,9 +85,9 @@ $(OTHER)/.ready: pyproject.toml $(NATIVE) $(shell find src -name '*.py')
 test-torch: venv-torch  ## a slice of the tests with another torch, in a venv of its own: TORCH=2.15.0
 	$(OTHER)/bin/python -m pytest -q -m "not soak" $(SLICE)
 
-# REPEATS=1 tries each of its longest laws once, where in full they take a night.
+# REPEATS=1 tries each of its longest laws once, where in full they take a night; PART=3/64 does every 64th of these.
 soak: setup  ## the slow laws in full: repeats, fuzz with AddressSanitizer, kills
-	$(BIN)/python -m pytest -q -m soak $(if $(REPEATS),--repeats $(REPEATS))
+	$(BIN)/python -m pytest -q -m soak $(if $(REPEATS),--repeats $(REPEATS)) $(if $(PART),--part $(PART))
 	$(MAKE) venv-federated && $(FLOWER)/bin/python -m pytest -q -m soak tests/flower
 	$(MAKE) venv-integrations && $(OTHERS)/bin/python -m pytest -q -m soak tests/integrations
 	$(BIN)/python -m tests.native.fuzz --sanitize --count 1000000

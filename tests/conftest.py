@@ -1,12 +1,18 @@
-"""`--repeats N`: how often the laws of `make soak` are tried, so that a night of them goes in parts."""
+"""Options that let the laws of `make soak`, a night's work, go in parts.
+
+`--repeats N`: how often each is tried. `--part 3/64`: every 64th test of those chosen, from the third on.
+"""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--repeats", type=int, help="tries of each slow law (else as many as it says)")
+    parser.addoption("--part", help="which part of the chosen tests: 3/64 is the third of 64")
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +21,26 @@ def repeats(request: pytest.FixtureRequest) -> int | None:
     if count is not None and count < 1:
         raise pytest.UsageError(f"--repeats must be at least 1, got {count}")
     return count
+
+
+@pytest.hookimpl(trylast=True)  # after -m and -k have chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part = config.getoption("--part")
+    if part is None:
+        return
+    first, step = part_of(part)
+    others = [item for i, item in enumerate(items) if i % step != first]
+    items[:] = items[first::step]
+    config.hook.pytest_deselected(items=others)
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """The first of the chosen items, from 0 on, and the step to the next.
+
+    >>> part_of("3/64")
+    (2, 64)
+    """
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise pytest.UsageError(f"--part must be one of 1/N to N/N, got {text}")
+    return int(found[1]) - 1, int(found[2])
