@@ -73,7 +73,7 @@ def resumed(spec: str, build: Any, folder: str) -> tuple[bool, bool, bool]:
     ("spec", "build"), [(SPEC, None), ("dgc(density=0.02)", None), ("onebit_adam(warmup_steps=2)", adam)]
 )
 def test_save_state_and_load_state_carry_the_memory(pool, tmp_path, spec, build):
-    found = pool.run(2, resumed, spec, build, str(tmp_path / "state"), timeout_s=120)
+    found = pool.run(2, resumed, spec, build, str(tmp_path / "state"), timeout_s=300)
     assert found == [(True, True, False)] * 2
 
 
@@ -85,7 +85,7 @@ def accumulated() -> tuple[int, bool, float]:
 
 
 def test_an_exchange_is_a_step_of_several_batches(pool):
-    for steps, same, ratio in pool.run(2, accumulated, timeout_s=120):
+    for steps, same, ratio in pool.run(2, accumulated, timeout_s=300):
         assert steps == STEPS // 2 and same and ratio > 5
 
 
@@ -105,7 +105,7 @@ def scaled() -> tuple[bool, bool, str]:
 
 
 def test_the_scaler_of_the_optimiser_is_found(pool):
-    for same, same_memory, other in pool.run(2, scaled, timeout_s=120):
+    for same, same_memory, other in pool.run(2, scaled, timeout_s=300):
         assert same and same_memory
         assert "leave it out" in other
 
@@ -130,7 +130,7 @@ def of_another_run(folder: str) -> list[str]:
 
 def test_a_file_that_cannot_be_used_is_told_on_every_rank(pool, tmp_path):
     for rank, (fewer, damaged) in enumerate(
-        pool.run(2, of_another_run, str(tmp_path / "state"), timeout_s=120)
+        pool.run(2, of_another_run, str(tmp_path / "state"), timeout_s=300)
     ):
         assert fewer.startswith(f"rank {rank}: ") and "laconic.resize" in fewer
         assert "laconic.pt cannot be used" in damaged
@@ -144,5 +144,5 @@ def quick_tour(folder: str) -> tuple[float, float, float]:
 
 
 def test_the_quick_tour(pool, tmp_path):
-    for first, last, ratio in pool.run(2, quick_tour, str(tmp_path / "half"), timeout_s=120):
+    for first, last, ratio in pool.run(2, quick_tour, str(tmp_path / "half"), timeout_s=300):
         assert last < 0.7 * first and ratio > 12

@@ -40,7 +40,7 @@ def said(*command: str, timeout_s: float) -> str:
 def torchrun(folder: Path, steps: int) -> str:
     script = ["examples/integrations/torchrun_ddp.py", "--folder", str(folder), "--steps", str(steps)]
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return said(*launcher, *script, timeout_s=120)
+    return said(*launcher, *script, timeout_s=300)
 
 
 def test_torchrun_goes_on_with_the_same_bits(tmp_path: Path) -> None:
@@ -60,9 +60,9 @@ def ray(folder: Path, *options: str, timeout_s: float) -> dict[str, object]:
     return found
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(640)
 def test_ray_train(tmp_path: Path) -> None:
-    found = ray(tmp_path, timeout_s=200)
+    found = ray(tmp_path, timeout_s=600)
     assert found["steps"] == 128 and found["ranks"] == 2
     assert found["ratio"] > 12 and found["loss"] < 1.2
 

@@ -56,7 +56,7 @@ def as_by_hand(spec: str, build: Any) -> tuple[bool, bool]:
 
 @pytest.mark.parametrize(("spec", "build"), SPECS.items())
 def test_the_trainer_ends_as_a_plain_loop(pool, spec, build):
-    assert pool.run(2, as_by_hand, spec, build, timeout_s=120) == [(True, True)] * 2
+    assert pool.run(2, as_by_hand, spec, build, timeout_s=300) == [(True, True)] * 2
 
 
 @launched
@@ -73,7 +73,7 @@ def resumed(spec: str, build: Any, folder: str) -> tuple[bool, bool]:
 
 @pytest.mark.parametrize(("spec", "build"), SPECS.items())
 def test_a_resumed_run_has_the_same_bits(pool, tmp_path, spec, build):
-    assert pool.run(2, resumed, spec, build, str(tmp_path), timeout_s=120) == [(True, True)] * 2
+    assert pool.run(2, resumed, spec, build, str(tmp_path), timeout_s=300) == [(True, True)] * 2
 
 
 @launched
@@ -98,7 +98,7 @@ def validated(folder: str) -> tuple[bool, bool]:
 
 
 def test_validation_is_of_the_average(pool, tmp_path):
-    assert pool.run(2, validated, str(tmp_path), timeout_s=120) == [(True, False)] * 2
+    assert pool.run(2, validated, str(tmp_path), timeout_s=300) == [(True, False)] * 2
 
 
 @launched
@@ -119,7 +119,7 @@ def with_a_slow_rank() -> float:
 
 
 def test_a_slow_rank_holds_up_no_other(pool):
-    slow, other = pool.run(2, with_a_slow_rank, timeout_s=120)
+    slow, other = pool.run(2, with_a_slow_rank, timeout_s=300)
     assert slow > 2.0 and other < slow / 2
 
 
@@ -144,7 +144,7 @@ def refused() -> list[str]:
 
 
 def test_what_cannot_go_together_is_refused(pool):
-    for method, option, many in pool.run(2, refused, timeout_s=120):
+    for method, option, many in pool.run(2, refused, timeout_s=300):
         assert "callbacks=[LightningCompression(...)]" in method
         assert "leave find_unused_parameters= out" in option
         assert "LBFGS" in many
