@@ -17,7 +17,7 @@ import torch
 from laconic.report.ledger import EVENTS, read_events
 from laconic.tasks import checkpoint
 
-LIMIT_S = 180
+LIMIT_S = 400
 THIRD_PARTY = """
 from laconic.reducers.sum import Sum
 
