@@ -72,15 +72,18 @@ def may_wait(output: Tensor, group: Any) -> bool:
     return (
         torch._C._current_graph_task_id() >= 0
         and output.dtype in (torch.float32, torch.bfloat16)
-        and output.dtype == getattr(group, "_orig_dtype", None)
         and group.gradient_divide_factor is None
         and not getattr(group, "force_sum_reduction_for_comms", True)
-        and not any(read_at_once(each) for each in group.fsdp_params)
+        and not any(read_at_once(each, output.dtype) for each in group.fsdp_params)
     )
 
 
-def read_at_once(parameter: Any) -> bool:
-    """Whether FSDP2 reads the values of this parameter's gradient as soon as it has them."""
+def read_at_once(parameter: Any, dtype: torch.dtype) -> bool:
+    """Whether FSDP2 reads the values of this parameter's gradient, of this dtype, as soon as it has them."""
     shard = parameter.sharded_param
+    if (
+        getattr(parameter, "sharded_grad_dtype", parameter.orig_dtype) != dtype
+    ):  # the former from torch 2.15 on
+        return True
     hooks = getattr(shard, "_post_accumulate_grad_hooks", None)
     return bool(shard.grad is not None or parameter.offload_to_cpu or hooks)
