@@ -1,10 +1,10 @@
 """TorchComm: a process group of torch.distributed, with any backend.
 
 Long sums and broadcasts are the backend's own. All other collectives are sends and receives that every rank
-posts at once, because the alternatives fail with ragged sizes or are slower. On gloo, all_gather and
-all_to_all of lists refuse unequal sizes, and all_to_all_single needs a copy of one's own message for each
-rank. At 1 MB and 2 ranks, sends and receives take 0.6 ms, broadcasts by each rank in turn 0.8,
-all_to_all_single 2.0, all_gather padded to the longest 3.0; at 10 MB 7, 11, 82 and 74 ms. NCCL fuses the
+posts at once (`PostedComm`), because the alternatives fail with ragged sizes or are slower. On gloo,
+all_gather and all_to_all of lists refuse unequal sizes, and all_to_all_single needs a copy of one's own
+message for each rank. At 1 MB and 2 ranks, sends and receives take 0.6 ms, broadcasts by each rank in turn
+0.8, all_to_all_single 2.0, all_gather padded to the longest 3.0; at 10 MB 7, 11, 82 and 74 ms. NCCL fuses the
 posts into one launch, as in its own all-to-all.
 
 A group that we make takes tensors on the host, over gloo, whatever device its backend is for: lengths,
@@ -13,18 +13,15 @@ agreements and weights are control messages of a few bytes, and NCCL has no plac
 On gloo, a short sum among three or more ranks is our own. gloo's ring is 2 (N - 1) messages one after the
 other; here every rank adds up one piece and sends it to all, in two rounds with as many messages and bytes.
 On shared cores each round waits until every rank has had its turn.
-
-Messages, for N ranks: all_gather sends m bytes to each of N-1 ranks, all_to_all and reduce_scatter one chunk
-to each. Before all_gather and all_to_all each rank sends the length to each other rank, in 8 bytes.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -32,19 +29,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic.comm.at_exit import close_at_exit
-from laconic.comm.comm import Comm, ReduceOp
+from laconic.comm.comm import ReduceOp
 from laconic.comm.counter import Counter, StoreCounter
 from laconic.comm.naming import backend_of, destroy, in_store, named_group
-from laconic.comm.two_rounds import begin_scatter, begin_sum_
+from laconic.comm.posted import OPS, Message, PostedComm
+from laconic.comm.two_rounds import begin_sum_
 from laconic.comm.wire_model import is_direct
 from laconic.core.errors import PeerError
 
 CHILDREN: collections.Counter[str] = collections.Counter()  # groups made of each group's ranks, by its name
 COUNTERS: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()  # counters made in each group
-OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
-class TorchComm(Comm):
+class TorchComm(PostedComm):
     """The ranks of a process group. Tensors stay on their device; on a GPU, gloo copies through the host.
 
     A collective raises `PeerError` if a peer dies or leaves; the group is unusable after that.
@@ -157,26 +154,6 @@ class TorchComm(Comm):
     def _on_gloo(self, x: Tensor) -> bool:
         return not x.is_cuda and self.backends.get("cpu") == "gloo"
 
-    def reduce_scatter(self, chunks: Sequence[Tensor]) -> Tensor:
-        self._check(chunks)
-        return begin_scatter("reduce_scatter", chunks, self.rank, self._post)()
-
-    def all_gather(self, x: Tensor) -> list[Tensor]:
-        """Every rank's x (m_r,), in rank order. This rank's is `x` itself, so do not write to them."""
-        lengths = self._lengths([x.numel()] * self.size, x.device)
-        received = [x if rank == self.rank else x.new_empty(length) for rank, length in enumerate(lengths)]
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        going = x.contiguous().to(self._wire_device(x))
-        self._swap("all_gather", dict.fromkeys(others, going), {rank: received[rank] for rank in others})
-        return received
-
-    def all_to_all(self, chunks: Sequence[Tensor]) -> list[Tensor]:
-        self._check(chunks)
-        lengths = self._lengths([chunk.numel() for chunk in chunks], chunks[0].device)
-        received = [chunks[0].new_empty(length) for length in lengths]
-        self._swap("all_to_all", dict(enumerate(chunks)), dict(enumerate(received)))
-        return received
-
     def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
         if self.size > 1 and x.numel():
             flat = x.contiguous()
@@ -186,11 +163,8 @@ class TorchComm(Comm):
                 x.copy_(flat)
         return x
 
-    def exchange(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> None:
-        self._swap("exchange", sends, recvs)
-
     def split(self, color: int) -> TorchComm:
-        colors = torch.cat(self.all_gather(torch.tensor([color], device=self._home))).tolist()
+        colors = torch.cat(self.all_gather(torch.tensor([color], device=self._small))).tolist()
         pairs = list(zip(colors, self.ranks, strict=True))
         # torch wants all ranks of the world to make all parts. If this group is smaller, or was made anew,
         # only its own ranks can: a process that joined later has counted fewer groups, and torch names groups
@@ -211,90 +185,32 @@ class TorchComm(Comm):
         return StoreCounter(store, f"{in_store(self.group.group_name)}/counter/{COUNTERS[self.group]}")
 
     @property
-    def _home(self) -> torch.device:
+    def _small(self) -> torch.device:
         """The device of this group's small tensors: the host, if the backend allows it."""
         return torch.device("cpu" if "cpu" in self.backends else next(iter(self.backends)))
+
+    def _home(self, x: Tensor) -> torch.device:
+        return torch.device("cpu") if "cpu" in self.backends else x.device
+
+    def _start(self, sends: Sequence[Message], recvs: Sequence[Message]) -> Sequence[dist.Work]:
+        def post(operation: Callable[..., Any], messages: Sequence[Message]) -> list[dist.P2POp]:
+            return [dist.P2POp(operation, x, self.ranks[peer], self.group) for peer, x in messages]
+
+        # receives first: otherwise gloo sends in one direction after the other, at half the rate
+        works: list[dist.Work] = dist.batch_isend_irecv(post(dist.irecv, recvs) + post(dist.isend, sends))
+        return works
 
     def _new_group(self, ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:
         backend = backend_of(self.backends)
         with self._peers("new_group"):
             if self._by_name:
                 parent = self.group.group_name
-                number = torch.tensor([CHILDREN[parent] + 1], device=self._home)
+                number = torch.tensor([CHILDREN[parent] + 1], device=self._small)
                 CHILDREN[parent] = int(self.all_reduce(number, "max"))
                 return named_group(f"{parent}/{CHILDREN[parent]}/{ranks[0]}", ranks, backend, timeout)
             made: dist.ProcessGroup = dist.new_group(ranks, timeout=timeout, backend=backend)
         return made
 
-    def _lengths(self, going: list[int], device: torch.device) -> list[int]:
-        """How many elements each rank will send here, if this rank sends going[r] elements to rank r."""
-        home = "cpu" if "cpu" in self.backends else device  # on the host nothing waits for the GPU
-        out, into = torch.tensor(going, device=home), torch.tensor(going, device=home)
-        peers = range(self.size)
-        self._swap("lengths", {r: out[r : r + 1] for r in peers}, {r: into[r : r + 1] for r in peers})
-        coming: list[int] = into.tolist()
-        return coming
-
-    def _swap(self, name: str, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> None:
-        """Post all sends and receives at once, and wait for them."""
-        self._post(name, sends, recvs)()
-
-    def _post(
-        self, name: str, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]
-    ) -> Callable[[], None]:
-        """Post all sends and receives at once; the returned function waits for them.
-
-        A message to oneself is copied. Messages between two ranks arrive in the order in which they were
-        posted, so several may be pending.
-        """
-        sending: list[dist.P2POp] = []
-        receiving: list[dist.P2POp] = []
-        copies: list[tuple[Tensor, Tensor]] = []
-        if self.rank in recvs:
-            recvs[self.rank].copy_(sends[self.rank])
-        for distance in range(1, self.size):  # starting with the next rank: no link is idle
-            to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
-            if to in sends and sends[to].numel():
-                going = sends[to].contiguous().to(self._wire_device(sends[to]))
-                sending.append(dist.P2POp(dist.isend, going, self.ranks[to], self.group))
-            if source in recvs and recvs[source].numel():
-                room = coming = recvs[source]
-                device = self._wire_device(room)
-                if not room.is_contiguous() or room.device != device:
-                    coming = torch.empty(room.shape, dtype=room.dtype, device=device)
-                    copies.append((room, coming))
-                receiving.append(dist.P2POp(dist.irecv, coming, self.ranks[source], self.group))
-        # receives first: otherwise gloo sends in one direction after the other, at half the rate
-        posts = receiving + sending
-        with self._peers(name):
-            works = dist.batch_isend_irecv(posts) if posts else []
-
-        def end() -> None:
-            self._wait(name, works)
-            for room, coming in copies:
-                room.copy_(coming)
-
-        return end
-
-    def _wait(self, name: str, works: Sequence[dist.Work]) -> None:
-        with self._peers(name):
-            for work in works:
-                work.wait()
-
     def _wire_device(self, x: Tensor) -> torch.device:
         """The device that a tensor is sent from: gloo sends from the host only."""
         return torch.device("cpu") if self.backends.get(x.device.type) == "gloo" else x.device
-
-    @contextmanager
-    def _peers(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            why = str(error).partition("This is typically")[0].rstrip(". ")  # without gloo's advice
-            raise PeerError(
-                f"a peer of rank {self.rank} died, left or was late: {name} of {self.size} ranks: {why}"
-            ) from error
-
-    def _check(self, chunks: Sequence[Tensor]) -> None:
-        if len(chunks) != self.size:
-            raise ValueError(f"rank {self.rank}: chunks must be {self.size}, one a rank, got {len(chunks)}")

@@ -1,0 +1,129 @@
+"""PostedComm: collectives made of sends and receives that every rank posts at once.
+
+All but sums and broadcasts are, whatever carries the messages: a backend's own fail with ragged sizes or are
+slower, by the figures in `torch_comm.py`. Messages, for N ranks: all_gather sends m bytes to each of N-1
+ranks, all_to_all and reduce_scatter one chunk to each. Before all_gather and all_to_all each rank sends the
+length to each other rank, in 8 bytes.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from laconic.comm.comm import Comm, ReduceOp
+from laconic.comm.two_rounds import begin_scatter
+from laconic.core.errors import PeerError
+
+OPS: dict[ReduceOp, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+Message = tuple[int, Tensor]  # a peer, and what it gets, or where what it sends is put
+
+
+class PostedComm(Comm):
+    """What is common to process groups: `_start` starts messages between two ranks."""
+
+    @abstractmethod
+    def _start(self, sends: Sequence[Message], recvs: Sequence[Message]) -> Sequence[dist.Work]:
+        """Start these messages, all at once; those between two ranks arrive in their order."""
+
+    def _wire_device(self, x: Tensor) -> torch.device:
+        """The device that a tensor is sent from."""
+        return x.device
+
+    def _home(self, x: Tensor) -> torch.device:
+        """The device of the lengths of tensors like x: on the host, nothing waits for a GPU."""
+        return torch.device("cpu")
+
+    def reduce_scatter(self, chunks: Sequence[Tensor]) -> Tensor:
+        self._check(chunks)
+        return begin_scatter("reduce_scatter", chunks, self.rank, self._post)()
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        """Every rank's x (m_r,), in rank order. This rank's is `x` itself, so do not write to them."""
+        lengths = self._lengths([x.numel()] * self.size, self._home(x))
+        received = [x if rank == self.rank else x.new_empty(length) for rank, length in enumerate(lengths)]
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        going = x.contiguous().to(self._wire_device(x))
+        self._swap("all_gather", dict.fromkeys(others, going), {rank: received[rank] for rank in others})
+        return received
+
+    def all_to_all(self, chunks: Sequence[Tensor]) -> list[Tensor]:
+        self._check(chunks)
+        lengths = self._lengths([chunk.numel() for chunk in chunks], self._home(chunks[0]))
+        received = [chunks[0].new_empty(length) for length in lengths]
+        self._swap("all_to_all", dict(enumerate(chunks)), dict(enumerate(received)))
+        return received
+
+    def exchange(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> None:
+        self._swap("exchange", sends, recvs)
+
+    def _lengths(self, going: list[int], home: torch.device) -> list[int]:
+        """How many elements each rank will send here, if this rank sends going[r] elements to rank r."""
+        out, into = torch.tensor(going, device=home), torch.tensor(going, device=home)
+        peers = range(self.size)
+        self._swap("lengths", {r: out[r : r + 1] for r in peers}, {r: into[r : r + 1] for r in peers})
+        coming: list[int] = into.tolist()
+        return coming
+
+    def _swap(self, name: str, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> None:
+        """Post all sends and receives at once, and wait for them."""
+        self._post(name, sends, recvs)()
+
+    def _post(
+        self, name: str, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]
+    ) -> Callable[[], None]:
+        """Post all sends and receives at once; the returned function waits for them.
+
+        A message to oneself is copied. Messages between two ranks arrive in the order in which they were
+        posted, so several may be pending.
+        """
+        sending: list[Message] = []
+        receiving: list[Message] = []
+        copies: list[tuple[Tensor, Tensor]] = []
+        if self.rank in recvs:
+            recvs[self.rank].copy_(sends[self.rank])
+        for distance in range(1, self.size):  # starting with the next rank: no link is idle
+            to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+            if to in sends and sends[to].numel():
+                sending.append((to, sends[to].contiguous().to(self._wire_device(sends[to]))))
+            if source in recvs and recvs[source].numel():
+                room = coming = recvs[source]
+                device = self._wire_device(room)
+                if not room.is_contiguous() or room.device != device:
+                    coming = torch.empty(room.shape, dtype=room.dtype, device=device)
+                    copies.append((room, coming))
+                receiving.append((source, coming))
+        with self._peers(name):
+            works = self._start(sending, receiving) if sending or receiving else ()
+
+        def end() -> None:
+            self._wait(name, works)
+            for room, coming in copies:
+                room.copy_(coming)
+
+        return end
+
+    def _wait(self, name: str, works: Sequence[dist.Work]) -> None:
+        with self._peers(name):
+            for work in works:
+                work.wait()
+
+    @contextmanager
+    def _peers(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            why = str(error).partition("This is typically")[0].rstrip(". ")  # without gloo's advice
+            raise PeerError(
+                f"a peer of rank {self.rank} died, left or was late: {name} of {self.size} ranks: {why}"
+            ) from error
+
+    def _check(self, chunks: Sequence[Tensor]) -> None:
+        if len(chunks) != self.size:
+            raise ValueError(f"rank {self.rank}: chunks must be {self.size}, one a rank, got {len(chunks)}")
