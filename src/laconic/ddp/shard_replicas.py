@@ -29,6 +29,7 @@ from laconic.ddp.shard_models import param_group_of, scattering
 from laconic.ddp.shards import Shards
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.method import Method
+from laconic.exchange.no_optimiser import NoOptimiser, refuse_optimised
 
 
 class Replicas:
@@ -39,7 +40,7 @@ class Replicas:
     """
 
     def __init__(self, method: Method, model: nn.Module, shards: Shards) -> None:
-        refuse_optimised(method)
+        refuse_optimised(method, "between replicas of shards")
         self._layouts = {name: layout_of(model, module) for name, module in scattering(model)}
         self._before = {name: own_mesh(name, module) for name, module in scattering(model)}
         pairs = [(entry.name, entry.shape) for layout in self._layouts.values() for entry in layout]
@@ -129,28 +130,6 @@ class ReplicaMean:
 
     def __call__(self, reduced: Tensor) -> None:
         self._replicas.mean_(reduced, self._module, self._group)
-
-
-class NoOptimiser:
-    """Stands for an optimiser whose momentum nobody takes."""
-
-    def settings(self, name: str) -> Mapping[str, Any]:
-        """None are asked for."""
-        raise AttachError(f"no method between replicas of shards takes the optimiser's settings for {name}")
-
-    def take_momentum(self, name: str) -> Tensor | None:
-        """There is none to take."""
-        return None
-
-
-def refuse_optimised(method: Method) -> None:
-    """Raise `AttachError` for a method that changes how the optimiser steps, or applies its momentum."""
-    warm = method.warm_at
-    if any(route.rule is not None or route.feedback.owns_momentum(warm) for route in method.routes):
-        raise AttachError(
-            f"{method} cannot go between replicas of shards: it changes how the optimiser steps; take"
-            " cgx(bits=4), or topk(density=0.01), which has error feedback"
-        )
 
 
 def layout_of(model: nn.Module, module: FSDPModule) -> Layout:

@@ -16,6 +16,7 @@ from laconic.core.layout import Layout
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.gathers import warn_of_gathers
 from laconic.exchange.method import Method, lift
+from laconic.exchange.no_optimiser import NoOptimiser
 from laconic.exchange.stats import Seconds
 from laconic.strategies.replica import Replica
 
@@ -29,18 +30,6 @@ def outer_method(compressor: Any) -> Method:
             " reducer, or a method that only exchanges gradients"
         )
     return method
-
-
-class NoOptimiser:
-    """Stands for the optimiser towards feedback: an outer gradient has no momentum of its own."""
-
-    def settings(self, name: str) -> Mapping[str, Any]:
-        """No settings."""
-        return {}
-
-    def take_momentum(self, name: str) -> Tensor | None:
-        """No momentum."""
-        return None
 
 
 class Outer:
