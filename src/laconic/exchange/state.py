@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
+from laconic.comm.comm import Comm
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
 
@@ -140,13 +141,32 @@ def _weigh(parts: list[dict[str, Tensor]]) -> None:
                 part["flat"] = part["flat"] * float(value)
 
 
+ONCE = re.compile(r"(rule\d+/)?route\d+/once/")
+
+
 def _carried(key: str, values: list[Tensor]) -> Tensor:
     """What every new rank gets, from one tensor of all old ranks."""
     if not values[0].is_floating_point():
         return torch.stack(values).amax(dim=0)
-    if not re.match(r"(rule\d+/)?route\d+/once/", key):
+    if not ONCE.match(key):
         return torch.stack(values).mean(dim=0)
     held = torch.zeros_like(values[0])
     for value in values:  # the first value that is not zero: the sum, unless the states were resized already
         held = torch.where(held == 0, value, held)
     return held
+
+
+def merged(key: str, value: Tensor, comm: Comm, having: int, *, mine: bool) -> Tensor:
+    """What `resize` would give every rank, from this tensor of the `having` ranks of a group that have one.
+
+    All ranks call it, each with a tensor of the same shape; `mine`: whether this rank's counts.
+    """
+    counts = value.clone() if mine else torch.zeros_like(value)
+    if not value.is_floating_point():
+        lowest = torch.iinfo(torch.int64).min
+        whole = counts.to(torch.int64) if mine else torch.full_like(value, lowest, dtype=torch.int64)
+        return comm.all_reduce(whole, "max").to(value.dtype)
+    if not ONCE.match(key):
+        return comm.all_reduce(counts).div_(having)
+    most, least = comm.all_reduce(counts.clone(), "max"), comm.all_reduce(counts, "min")
+    return torch.where(most == 0, least, most)
