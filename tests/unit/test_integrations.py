@@ -60,3 +60,12 @@ def test_models_of_others_are_told_the_way_out(kind: str, words: str) -> None:
     model = type(kind, (torch.nn.Linear,), {})(2, 2)
     with pytest.raises(AttachError, match=words):
         compress(model, torch.optim.SGD(model.parameters(), lr=0.1), "topk(density=0.1)")
+
+
+def test_the_model_of_torchft_is_told_the_way_out() -> None:
+    """By its module's name alone, before anything is asked of its process group."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = type("DistributedDataParallel", (DistributedDataParallel,), {"__module__": "torchft.ddp"})
+    with pytest.raises(AttachError, match="TorchftDDP"):
+        compress(model.__new__(model), [], "cgx()")

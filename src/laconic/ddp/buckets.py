@@ -200,17 +200,8 @@ class Buckets:
         key = tuple(map(id, parameters))
         known = self._layouts.get(key)
         if known is None:
-            reals = 2 if parameters[0].is_complex() else 1  # DDP's views count complex elements, all or none
-            starts = [
-                reals * int(grad.storage_offset() - buffer.storage_offset()) for grad in bucket.gradients()
-            ]
-            known = Layout(
-                tuple(
-                    Entry(self._names[id(parameter)], real_shape(parameter), start)
-                    for parameter, start in zip(parameters, starts, strict=True)
-                )
-            )
-            self._layouts[key] = known
+            names = [self._names[each] for each in key]
+            known = self._layouts[key] = layout_of(names, bucket)
         return known
 
     def _mean_(self, buffer: Tensor, layout: Layout | None, scale: float) -> Tensor:
@@ -232,6 +223,15 @@ class Buckets:
             view = buffer[entry.offset : entry.offset + entry.numel]
             self.means[entry.name] = Mean(view, scale)
         return buffer
+
+
+def layout_of(names: Iterable[str], bucket: Bucket) -> Layout:
+    """Where the gradients of a bucket lie, by these names of its parameters, counted in reals."""
+    parameters, start = bucket.parameters(), bucket.buffer().storage_offset()
+    reals = 2 if parameters[0].is_complex() else 1  # DDP's views count complex elements, all or none
+    starts = [reals * int(grad.storage_offset() - start) for grad in bucket.gradients()]
+    entries = zip(names, map(real_shape, parameters), starts, strict=True)
+    return Layout(tuple(Entry(*each) for each in entries))
 
 
 def real_shape(parameter: Tensor) -> tuple[int, ...]:

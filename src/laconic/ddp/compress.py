@@ -143,6 +143,11 @@ def way_out(model: Any) -> str:
 def inside(model: Any) -> DistributedDataParallel | None:
     """The DistributedDataParallel that this is or holds. Raises `AttachError` if it holds several."""
     if isinstance(model, DistributedDataParallel):
+        if any(kind.__module__.split(".")[0] == "torchft" for kind in type(model).__mro__):
+            raise AttachError(
+                "this is torchft's DistributedDataParallel, whose only hook is taken: build"
+                " laconic.integrations.TorchftDDP(manager, module, spec) in its place"
+            )
         return model
     parts = model.modules() if isinstance(model, nn.Module) else ()
     found = [part for part in parts if isinstance(part, DistributedDataParallel)]

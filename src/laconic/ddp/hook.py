@@ -8,7 +8,7 @@ DDP takes a hook once for life, so the hook asks a `Slot` that stays; an empty o
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -163,20 +163,26 @@ def hook(slot: Slot, bucket: GradBucket) -> torch.futures.Future[Tensor]:
 
 
 def parameter_names(model: DistributedDataParallel) -> dict[Tensor, str]:
-    """Each trained parameter with its name in the plain model: a compiled wrapper leaves no trace."""
-    ignored = set(getattr(model, "parameters_to_ignore", ()))
+    """Each parameter that the model trains, with its name in the plain model."""
+    return trained(model.module, set(getattr(model, "parameters_to_ignore", ())))
+
+
+def trained(module: torch.nn.Module, ignored: Container[str] = ()) -> dict[Tensor, str]:
+    """Each trained parameter of a plain model with its name: a compiled wrapper leaves no trace."""
     return {
         parameter: name.replace("_orig_mod.", "")
-        for name, parameter in model.module.named_parameters()
+        for name, parameter in module.named_parameters()
         if parameter.requires_grad and name not in ignored
     }
 
 
 def sparse_names(model: DistributedDataParallel) -> set[str]:
     """Names of the embeddings whose gradients are sparse tensors: no feedback carries these."""
-    found = {
-        module.weight
-        for module in model.module.modules()
-        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse
-    }
+    found = {each.weight for each in sparse_embeddings(model.module)}
     return {name for parameter, name in parameter_names(model).items() if parameter in found}
+
+
+def sparse_embeddings(module: torch.nn.Module) -> list[torch.nn.Embedding | torch.nn.EmbeddingBag]:
+    """The embeddings whose gradients are sparse tensors."""
+    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    return [each for each in module.modules() if isinstance(each, kinds) and each.sparse]

@@ -1,4 +1,4 @@
-"""Trainers of others: Lightning, Accelerate and the Trainer of transformers, each compressed by a line.
+"""Trainers of others: Lightning, Accelerate, torchft and the Trainer of transformers, compressed by a line.
 
     trainer = lightning.Trainer(devices=2, strategy="ddp", callbacks=[LightningCompression("auto()")])
 
@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from laconic.integrations.accelerate import keep_with as keep_with
     from laconic.integrations.lightning import LightningCompression as LightningCompression
     from laconic.integrations.lightning_strategy import LightningStrategy as LightningStrategy
+    from laconic.integrations.torchft import TorchftDDP as TorchftDDP
     from laconic.integrations.transformers import TrainerCompression as TrainerCompression
 
-__all__ = ["LightningCompression", "LightningStrategy", "TrainerCompression", "keep_with"]
+__all__ = ["LightningCompression", "LightningStrategy", "TorchftDDP", "TrainerCompression", "keep_with"]
 
 HOMES = {
     "LightningCompression": ("lightning", "lightning"),  # the module here that has it, and the library
     "LightningStrategy": ("lightning_strategy", "lightning"),
+    "TorchftDDP": ("torchft", "torchft"),
     "TrainerCompression": ("transformers", "transformers"),
     "keep_with": ("accelerate", "accelerate"),
 }

@@ -11,6 +11,7 @@ from laconic.core.extras import require
 TESTED = {  # from this version on, and below that one
     "accelerate": ("1.15", "1.16"),
     "lightning": ("2.6", "2.7"),
+    "torchft": ("0.2", "0.3"),
     "transformers": ("5.23", "5.24"),
 }
 

@@ -1,0 +1,167 @@
+"""torchft (github.com/meta-pytorch/torchft): its DistributedDataParallel, with gradients that a method sends.
+
+    zero_grad() -> the manager asks who is there; replicas that fell behind get another's model
+    backward    -> a bucket: the communication thread waits for that, then RevocableExchange.mean_(bucket)
+    step()      -> should_commit: did every replica finish? If not, the step is thrown away
+
+What goes wrong in an exchange is reported to the manager and not raised, as torchft's own all-reduce does.
+"""
+
+import logging
+import weakref
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torchft
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, where types see it
+from torch.autograd import Variable
+
+from laconic.core.errors import AttachError, NonFiniteError
+from laconic.core.layout import Layout
+from laconic.ddp.buckets import layout_of, real_shape
+from laconic.ddp.communication_thread import CommunicationThread, let_go
+from laconic.ddp.hook import sparse_embeddings, trained
+from laconic.exchange.method import lift
+from laconic.exchange.revocable import RevocableExchange
+from laconic.exchange.state import RankState
+from laconic.exchange.stats import Stats
+from laconic.integrations.replica_comm import ReplicaComm
+
+log = logging.getLogger("laconic")
+
+
+class ReplicaHandle:
+    """A compressed replica: figures and state. Its model has it as `handle`."""
+
+    def __init__(self, manager: torchft.Manager, module: nn.Module, spec: Any, seed: int) -> None:
+        self._manager = manager
+        self._group = gloo_of(manager)
+        if sparse_embeddings(module):
+            raise AttachError("an embedding has sparse=True, and replicas send dense gradients: sparse=False")
+        self._names = {id(parameter): name for parameter, name in trained(module).items()}
+        layout = Layout.of((name, real_shape(parameter)) for parameter, name in trained(module).items())
+        self._exchange = RevocableExchange(lift(spec), layout, seed)
+        self._thread = CommunicationThread("laconic replica")
+        self._quorum: int | None = None  # the group of the last exchange
+
+    def __repr__(self) -> str:
+        return f"<{self._exchange.method} on {self._exchange.layout.numel:,} elements of a replica>"
+
+    def stats(self) -> Stats:
+        """Bytes and seconds of this replica since the start, with those of steps that were thrown away."""
+        return self._exchange.stats()
+
+    def state_dict(self) -> RankState:
+        """This replica's memory, to be saved by this replica, between steps.
+
+        Returns:
+            Plain numbers, strings and tensors, which load under `torch.load(weights_only=True)`.
+
+        Raises:
+            StateError: There was no step yet.
+        """
+        return self._exchange.state_dict(self._manager.current_step())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin with what `state_dict` returned. Where other replicas come back, each gets the mean of all.
+
+        Raises:
+            StateError: A step has begun, or the state is of another model, method or seed.
+        """
+        self._exchange.load_state_dict(state)
+
+    def hook(self, manager: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """DDP's communication hook: the bucket's mean over replicas, later."""
+        buffer, first, last = bucket.buffer(), bucket.index() == 0, bucket.is_last()
+        layout = layout_of([self._names[id(each)] for each in bucket.parameters()], bucket)
+        ready = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
+
+        def job() -> Tensor:
+            self._manager.wait_quorum()
+            if ready is not None:
+                torch.cuda.current_stream(buffer.device).wait_event(ready)
+            if self._manager.errored() is None:
+                try:
+                    self._mean_(buffer, layout, first, last)
+                except Exception as error:
+                    log.warning("step %d is thrown away: %s", self._manager.current_step(), error)
+                    self._manager.report_error(error)
+                    let_go(error)
+            return buffer
+
+        answer = self._thread.submit(job, [buffer.device] if buffer.is_cuda else None)
+        if last:  # at the end of backward DDP would raise as well, next, as a C++ error about a cast
+            Variable._execution_engine.queue_callback(partial(self._thread.wait, answer))
+        return answer
+
+    def end(self) -> None:
+        """End the thread when the queued buckets are done."""
+        self._thread.end()
+
+    def _mean_(self, buffer: Tensor, layout: Layout, first: bool, last: bool) -> None:
+        manager, exchange = self._manager, self._exchange
+        takes_part = manager.is_participating()
+        if first:
+            same, self._quorum = manager._quorum_id == self._quorum, manager._quorum_id
+            group = None if same else ReplicaComm(self._group)
+            exchange.begin(manager.current_step(), group, behind=not takes_part)
+        flat = buffer.to(torch.float32)
+        if takes_part:  # who does not has no gradient, but is counted: memories add up to a mean over all
+            flat.mul_(self._group.size() / manager.num_participants())
+        else:
+            flat.zero_()
+        at_fault = exchange.mean_(flat, layout)
+        if flat is not buffer:
+            buffer.copy_(flat)
+            if at_fault is None and not bool(buffer.isfinite().all()):
+                at_fault = f"the mean of {layout.names[0]} does not fit into {buffer.dtype}"
+        if at_fault is not None:
+            raise NonFiniteError(f"the gradients are not finite: {at_fault}")
+        if last:
+            exchange.end()
+
+
+class TorchftDDP(torchft.DistributedDataParallel):
+    """torchft's DistributedDataParallel, whose replicas exchange gradients by a method.
+
+    A step that is not committed leaves no trace in the method's memory. When replicas come or go, each of
+    those that are there begins with the mean of the memories that are left.
+
+    Attributes:
+        handle: Figures and state: `model.handle.stats().ratio`.
+
+    Args:
+        manager: The replica's Manager, on a `ProcessGroupGloo`.
+        module: The model. None of its gradients may be sparse.
+        spec: A string such as "cgx(bits=4)", or what `laconic.parse` returns; equal on all replicas.
+        seed: Seed of sampling and stochastic rounding; equal on all replicas.
+        options: Those of `DistributedDataParallel`, but `process_group` and `find_unused_parameters`.
+
+    Raises:
+        AttachError: The process group is of another kind, a gradient is sparse, or the method changes how
+            the optimiser steps.
+        SpecError: The spec is wrong.
+    """
+
+    def __init__(
+        self, manager: torchft.Manager, module: nn.Module, spec: Any, *, seed: int = 0, **options: Any
+    ) -> None:
+        handle = ReplicaHandle(manager, module, spec, seed)
+        self._comm_hook = handle.hook  # torchft's own is there to be registered by its constructor
+        super().__init__(manager, module, **options)
+        self.handle = handle
+        weakref.finalize(self, handle.end).atexit = False
+
+
+def gloo_of(manager: torchft.Manager) -> torchft.ProcessGroupGloo:
+    """The manager's process group. Raises `AttachError` if it is none that sends and receives by itself."""
+    group = manager._pg
+    if not isinstance(group, torchft.ProcessGroupGloo):
+        raise AttachError(
+            f"the manager's process group is {type(group).__name__}, and messages of a method go over"
+            " ProcessGroupGloo, which takes those of GPUs by way of the host: give the Manager that"
+        )
+    return group

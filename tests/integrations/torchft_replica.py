@@ -1,0 +1,108 @@
+"""A replica of torchft in a process of its own: trainings one after the other, each leaves a file.
+
+python -m tests.integrations.torchft_replica '[{"lighthouse": ..., "out": ...}, ...]'
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchft
+from torch.distributed import TCPStore
+from torch.nn.functional import cross_entropy
+
+from laconic.integrations import TorchftDDP
+from tests.dist.nets import flat, net
+
+STEPS_AT_MOST = 1000
+PATIENCE = timedelta(seconds=3)  # for a replica that reports an error and sends nothing more
+
+
+class Replica:
+    """A training of the net of these tests, whose batches are those of the committed steps."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self.told = told
+        self.plain = net(seed=told.get("seed", 0))
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.manager = torchft.Manager(
+            pg=torchft.ProcessGroupGloo(timeout=PATIENCE),
+            min_replica_size=told.get("least", 1),
+            load_state_dict=self.load,
+            state_dict=self.state,
+            replica_id=told["name"],
+            store_addr="127.0.0.1",
+            store_port=self.store.port,
+            rank=0,
+            world_size=1,
+            lighthouse_addr=told["lighthouse"],
+            hostname="localhost",
+            init_sync=told.get("sync", False),
+        )
+        spec = told["spec"]
+        kind = torchft.DistributedDataParallel if spec is None else TorchftDDP
+        self.model = kind(self.manager, self.plain, *([] if spec is None else [spec]))
+        inside = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self.optimizer = torchft.Optimizer(self.manager, inside)
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def go(self) -> dict[str, Any]:
+        """Train until the last step; then what is to be compared."""
+        told, manager, sizes, tried = self.told, self.manager, [], 0
+        if told.get("resume"):
+            saved = torch.load(told["resume"], weights_only=True)
+            self.load(saved)
+            manager.load_state_dict(saved["manager"])
+            self.model.handle.load_state_dict(saved["handle"])
+        while manager.current_step() < told["steps"]:
+            step, tried = manager.current_step(), tried + 1
+            if tried > 1 and step >= told.get("die_at", STEPS_AT_MOST):
+                os._exit(9)
+            rng = torch.Generator().manual_seed(1000 * step + told["number"])
+            x = torch.randn(8, 20, generator=rng)
+            self.optimizer.zero_grad()
+            loss = cross_entropy(self.model(x), x[:, :5].argmax(1))
+            if step in told.get("fail_at", ()) and step not in sizes[-1:]:
+                manager.wait_quorum()
+                manager.report_error(RuntimeError("a fault of this test"))
+            sizes.append(step)
+            if told.get("nan_at") == tried:
+                loss = loss * torch.nan
+            loss.backward()
+            self.optimizer.step()
+            if "alone" in told and step > 10 and manager.num_participants() == 1:
+                Path(told["alone"]).touch()  # and slowly, until another comes
+                time.sleep(0.2)
+        end: dict[str, Any] = {"flat": flat(self.plain), "tried": tried, "loss": loss.item()}
+        if told["spec"] is not None:
+            handle = self.model.handle
+            end |= {"handle": dict(handle.state_dict()), "stats": vars(handle.stats()), "repr": repr(handle)}
+            end["stats"].pop("noise")
+            end["stats"]["phases"] = dict(end["stats"]["phases"])
+        return end | self.state() | {"manager": manager.state_dict(), "size": manager.num_participants()}
+
+
+def main(trainings: list[dict[str, Any]]) -> None:
+    logging.disable(logging.WARNING)
+    for told in trainings:
+        replica = Replica(told)
+        torch.save(replica.go(), Path(told["out"]))
+        replica.manager.shutdown()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
