@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from laconic.tasks import digits
+
 VOCABULARY, CONTEXT = 65, 256  # as many characters as Shakespeare's plays have, and positions
 Step = Callable[[nn.Module], Tensor]  # a model's loss on a batch
 
@@ -78,10 +80,22 @@ def square(depth: int = 23, width: int = 1024, batch: int = 8) -> tuple[nn.Modul
     return nn.Sequential(*layers[:-1]), loss
 
 
+def digits_net(batch: int = 32) -> tuple[nn.Module, Step]:
+    """A step of milliseconds, so that what a message costs shows."""
+    torch.manual_seed(0)
+    x, y = torch.randn(batch, 1, 8, 8), torch.randint(10, (batch,))
+
+    def loss(called: nn.Module) -> Tensor:
+        return F.cross_entropy(called(x), y)
+
+    return digits.wide(), loss
+
+
 WORKLOADS = {
     each.name: each
     for each in (
         Workload("gpt", 2, "a GPT, 6 layers of width 384, batches of 8 x 64 characters", gpt),
         Workload("square", 4, "23 linear layers of 1024 x 1024, batches of 8", square),
+        Workload("digits", 4, "the net of `laconic demo`, 2.2 million parameters, batches of 32", digits_net),
     )
 }

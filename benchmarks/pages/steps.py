@@ -1,4 +1,4 @@
-"""docs/steps.md: from benchmarks/results/steps.json and predictions.json, if they exist."""
+"""docs/steps.md: from benchmarks/results/steps.json, and from unshaped.json and predictions.json if there."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ from typing import Any
 from benchmarks.pages.tables import table
 from benchmarks.predictions import GOOD
 from benchmarks.predictions import RESULTS as PREDICTIONS
-from benchmarks.steps import BEHIND, EFFICIENT, FASTER, OVERHEAD, RESULTS, SLOW
+from benchmarks.steps import AS_FAST, BEHIND, EFFICIENT, FASTER, OVERHEAD, RESULTS, SLOW, UNSHAPED
 from benchmarks.steps_contenders import ALONE, AUTO, DENSE, DGC, OURS, POWERSGD, WHOLE
+from laconic.lab.link import FREE
 
 Rows = dict[tuple[str, str], dict[str, Any]]  # by link and contender
 
 
 def page() -> str:
     """The whole page."""
-    forecasts = json.loads(PREDICTIONS.read_text()) if PREDICTIONS.exists() else None
-    return written(json.loads(RESULTS.read_text()), forecasts)
+    unshaped, forecasts = (
+        json.loads(each.read_text()) if each.exists() else None for each in (UNSHAPED, PREDICTIONS)
+    )
+    return written(json.loads(RESULTS.read_text()), forecasts, unshaped)
 
 
-def written(found: dict[str, Any], forecasts: dict[str, Any] | None) -> str:
+def written(
+    found: dict[str, Any], forecasts: dict[str, Any] | None, unshaped: dict[str, Any] | None = None
+) -> str:
     """The page of these measurements."""
     rounds = found["rounds"]
     lines = [
@@ -55,6 +60,8 @@ def written(found: dict[str, Any], forecasts: dict[str, Any] | None) -> str:
     ]
     lines += table(("goal", "measured", "met"), all_bars(found))
     lines += ["", "## Where the time of DGC's step goes", "", *split(found)]
+    if unshaped is not None:
+        lines += ["", "## A link that holds nothing back", "", *unshaped_lines(unshaped)]
     if forecasts is not None:
         lines += ["", "## Forecasts", "", *forecast_lines(forecasts)]
     return "\n".join(lines) + "\n"
@@ -190,6 +197,27 @@ def split(found: dict[str, Any]) -> list[str]:
         "The first three run on the exchange's own thread, mostly hidden behind backward. Communicating",
         "includes waiting for slower ranks, which share the same cores.",
     ]
+
+
+def unshaped_lines(found: dict[str, Any]) -> list[str]:
+    """What the methods cost where there is nothing to win but the copies within the machine."""
+    rounds, machine = found["rounds"], found["machine"]
+    lines = [
+        "Between hosts of a lab whose links are as fast as memory (`python -m benchmarks.steps --link free`),"
+        f" on {machine['cores']} cores of {machine['processor']}, median of {rounds}"
+        f" round{'s' if rounds > 1 else ''}:",
+    ]
+    goals = []
+    for workload in found["workloads"]:
+        rows, name = by_place(workload), f"{workload['hosts']} hosts, {workload['about'].split(',')[0]}"
+        lines += ["", f"### {workload['hosts']} hosts, {workload['about']}", "", *results(workload)]
+        dense_s = rows[FREE, DENSE]["step_s"]
+        for method, most in AS_FAST.items():
+            kinds = of_dgc(rows, FREE) if method == DGC else [rows[FREE, method]]
+            times = min(row["step_s"] for row in kinds) / dense_s
+            what = f"{name}: `{method}` at most {most:g} times a dense step"
+            goals.append((what, f"{times:.2f}", "yes" if times <= most else "**no**"))
+    return [*lines, "", *table(("goal", "measured", "met"), goals)]
 
 
 def forecast_lines(found: dict[str, Any]) -> list[str]:

@@ -77,3 +77,18 @@ def test_forecasts_are_counted_and_judged() -> None:
     assert "4 of 5 are within 20 %; goal: 8 of 10. Met." in kept
     missed = written(FOUND, {"near": 0.2, "rows": [near] * 3 + [far] * 2})
     assert "3 of 5 are within 20 %; goal: 8 of 10. **Missed**." in missed
+
+
+def test_without_a_slow_link_methods_are_held_against_dense() -> None:
+    rows = [
+        row("free", "no communication", 0.2),
+        row("free", "DDP, dense", 0.5),
+        row("free", "dgc(density=0.001)", 0.6),
+        row("free", "dgc(density=0.001), one bucket", 0.45),
+        row("free", "auto()", 0.52),
+    ]
+    unshaped = FOUND | {"rounds": 1, "workloads": [FOUND["workloads"][0] | {"rows": rows}]}
+    page = written(FOUND, None, unshaped)
+    assert "median of 1 round:" in page
+    assert "| 2 hosts, a GPT: `auto()` at most 1.03 times a dense step | 1.04 | **no** |" in page
+    assert "| 2 hosts, a GPT: `dgc(density=0.001)` at most 1.1 times a dense step | 0.90 | yes |" in page
