@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -191,3 +192,19 @@ def gradients_are_missing() -> str:
 def test_a_step_without_all_gradients_says_so(pool: Any) -> None:
     for said in pool.run(2, gradients_are_missing, timeout_s=LONG):
         assert said.startswith("the model has gradients for 20 of its 40 sharded elements in this step")
+
+
+def warnings_of_a_gather() -> list[tuple[str, str]]:
+    model, optimizer = replicated_gpt(4)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        laconic.compress(model, optimizer, "gather(dense())")
+    return [(str(each.message), each.filename) for each in found]
+
+
+def test_a_gather_that_sends_more_than_dense_is_told_of_the_call(pool: Any) -> None:
+    first, *others = pool.run(4, warnings_of_a_gather)
+    ((message, file),) = first
+    assert "gather(dense()) sends each message to all other ranks: among 4" in message
+    assert file == __file__
+    assert others == [[], [], []]

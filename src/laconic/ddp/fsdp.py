@@ -32,6 +32,7 @@ from laconic.ddp.shard_models import groups_of, refuse_complex, scattering
 from laconic.ddp.shard_replicas import Replicas
 from laconic.ddp.shards import Scatter, Shards
 from laconic.exchange.agreement import built_by_all
+from laconic.exchange.gathers import warn_of_gathers
 from laconic.exchange.method import Method, lift
 from laconic.exchange.state import model_digest
 from laconic.exchange.stats import Stats
@@ -71,7 +72,10 @@ def compress_sharded(
                 " leave it out, or train in bfloat16"
             )
         ends = (Shards(within, seed), Shards(comm, seed))
-        return ShardedHandle(model, optimizer, spec, *ends, holding is not None, codec_of(parameters))
+        made = ShardedHandle(model, optimizer, spec, *ends, holding is not None, codec_of(parameters))
+        if isinstance(made._gradients, Replicas) and comm.rank == 0:
+            warn_of_gathers(made.method, made._gradients.exchange.layout, comm.size, stacklevel=8)
+        return made
 
     def built() -> ShardedHandle:
         return built_by_all(within, build)

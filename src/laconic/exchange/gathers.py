@@ -27,10 +27,11 @@ WAY_OUT = (
 )
 
 
-def warn_of_gathers(method: Method, layout: Layout, size: int) -> None:
+def warn_of_gathers(method: Method, layout: Layout, size: int, stacklevel: int = 6) -> None:
     """Warn where a rank of `size` would gather more bytes of these tensors than a dense all-reduce sends.
 
-    Not where the length of messages depends on the gradients' magnitudes, as with `threshold`.
+    Not where the length of messages depends on the gradients' magnitudes, as with `threshold`. `stacklevel`:
+    of the caller's line that is warned of, as `warnings.warn` counts from here.
     """
     for route, part in zip(method.routes, method.assign(layout), strict=True):
         codec = gathered(route.reducer)
@@ -43,7 +44,7 @@ def warn_of_gathers(method: Method, layout: Layout, size: int) -> None:
                 f"{method} sends each message to all other ranks: among {size} that is {sent / 1e6:.3g} MB"
                 f" from each rank in an exchange, where a dense all-reduce sends {dense / 1e6:.3g} MB;"
                 f" {WAY_OUT}",
-                stacklevel=6,
+                stacklevel=stacklevel,
             )
 
 
