@@ -121,6 +121,8 @@ def _accuracy(rows: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[str
     yield "four minutes of one core: for ResNet-20 and the VGG-like net 1,600 steps of 32 images, one epoch."
     yield "These are far from what the nets reach in the end: what counts is dense against coded. Mean over"
     yield "seeds and standard deviation; *points*: difference to dense training of the same seeds."
+    yield "*nudged* is dense training whose first weights differ by a millionth: trainings come apart by that"
+    yield "much from rounding alone."
     yield ""
     key = ("net", "steps", "batch", "variant")
     rows = sorted(rows, key=lambda row: (row["net"], row["steps"], row["variant"] != "dense", row["variant"]))

@@ -7,10 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from benchmarks import activations
 from benchmarks import activations_accuracy as accuracy
 from benchmarks.pages import activations as page
+from torch import Tensor, nn
 
-HITS = {"dense": (0.50, 0.52), "comet()": (0.505, 0.515)}
+
+class Nothing:
+    """Black images, all of one class."""
+
+    def __init__(self, batch: int, seed: int) -> None:
+        self.data = {"test_x": torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "test_y": torch.zeros(2)}
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        return torch.zeros(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
+
+
+HITS = {"dense": (0.50, 0.52), "nudged": (0.51, 0.51), "comet()": (0.505, 0.515)}
 
 
 def row(net: str, variant: str, seed: int, plan: accuracy.Plan) -> dict[str, Any]:
@@ -27,10 +41,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_run_with_a_file_is_not_repeated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     accuracy.measure("vgg", seeds=1, folder=folder)
-    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert len(capsys.readouterr().out.splitlines()) == 3
     accuracy.measure("vgg", seeds=2, folder=folder)
-    assert len(capsys.readouterr().out.splitlines()) == 2
-    assert len(accuracy.rows(folder)) == 4
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert len(accuracy.rows(folder)) == 6
 
 
 def test_the_page_compares_seeds_with_dense_of_the_same_seed(folder: Path) -> None:
@@ -43,6 +57,23 @@ def test_the_page_compares_seeds_with_dense_of_the_same_seed(folder: Path) -> No
     assert "| vgg | 1600 of 32 | `comet()` | 51.00 ± 0.71 | +0.00 ± 0.71 | 8.0 | 2 |" in text
     accuracy.file_of("vgg", "dense", 1, accuracy.PLANS["vgg"], folder).unlink()
     assert "| vgg | 1600 of 32 | `comet()` | 51.00 ± 0.71 | +0.50 | 8.0 | 2 |" in page.page()
+
+
+def test_nudged_training_begins_a_millionth_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, *batch: Tensor) -> float:
+        optimizer.step()
+        seen.append(torch.cat([each.detach().flatten() for each in model.parameters()]))
+        return 1.0
+
+    monkeypatch.setattr(activations, "Batches", Nothing)
+    monkeypatch.setattr(activations, "step", step)
+    for variant in ("dense", accuracy.NUDGED):
+        accuracy.trained("cnn", variant, 0, accuracy.Plan(1, 4))
+    dense, nudged = seen
+    assert torch.equal(nudged, dense * (1 + accuracy.NUDGE))
+    assert 0 < float((nudged - dense).abs().max()) < 1e-5
 
 
 def test_variants_of_a_net_train_equally_long() -> None:
