@@ -39,6 +39,7 @@ from benchmarks.pages import rigl as rigl_page
 from benchmarks.pages import scaling as scaling_page
 from benchmarks.pages import sharded as sharded_page
 from benchmarks.pages import situations
+from benchmarks.pages import sparse_steps as sparse_steps_page
 from benchmarks.pages import steps as steps_page
 from benchmarks.pages import straggler as straggler_page
 from benchmarks.pages import zerofl as zerofl_page
@@ -203,6 +204,9 @@ if precision_page.FOLDER.exists():
     WHOLE[ROOT / "docs" / "precision.md"] = precision_page.page
 if rigl_page.FOLDER.exists():
     WHOLE[ROOT / "docs" / "rigl.md"] = rigl_page.page
+if sparse_steps_page.done():
+    WHOLE[ROOT / "docs" / "sparse_steps.md"] = sparse_steps_page.page
+    WHOLE[ROOT / "docs" / sparse_steps_page.PICTURE] = sparse_steps_page.picture
 if straggler_page.RESULTS.exists():
     WHOLE[ROOT / "docs" / "straggler.md"] = straggler_page.page
 if federated_page.FOLDER.exists():

@@ -1,0 +1,140 @@
+"""docs/sparse_steps.md and its picture: steps that sparse methods need, from results/sparse_steps/."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from benchmarks.pages.tables import table
+from benchmarks.sparse_steps import BATCH, LENGTHS, LR, METHODS, SEEDS, WORKERS, Row, Run
+from laconic.report.curves import Curve
+from laconic.report.legend import WIDTH, legend
+from laconic.report.picture import HEIGHT, height_of, panel, style
+
+PICTURE = "sparse_steps.svg"
+HEAD = f"""# How many steps a sparse method needs
+
+`make docs` writes this page from the results of `python -m benchmarks.sparse_steps` in
+`benchmarks/results/sparse_steps/`.
+
+With density d, an entry of the gradient is sent about once in 1 / d steps: the rest waits, and a training has
+to be a multiple of 1 / d before it can be compared with a dense one. How large a multiple?
+{WORKERS} workers train a small convolutional net on CIFAR-10, {BATCH} images a worker and step, by SGD with
+momentum 0.9 at a rate that falls from {LR:g} to 0 as a cosine, whatever the length. Each is compared with
+dense training of the same length, seed, first weights and batches: dense training at *its* length, not the
+longest. Mean ± standard error over seeds.
+"""
+TOLD = ("method", "steps", "steps x density", "accuracy, %", "dense, %", "lost", "loss above dense's, %")
+CURVES = tuple((method, density) for method in METHODS for density in LENGTHS)
+Pair = tuple[Row, Row]  # a run, and dense training of the same length and seed
+
+
+def page() -> str:
+    """The page, of the runs that are done."""
+    lines = [HEAD, f"![Accuracy and loss against steps times density]({PICTURE})", "", *claims(), ""]
+    lines += table((*TOLD, "MB a worker", "fewer", "seeds"), rows())
+    return "\n".join([*lines, ""])
+
+
+def done() -> bool:
+    """Whether there is a run to tell of."""
+    return any(series(method, density) for method, density in CURVES)
+
+
+def series(method: str, density: float) -> list[tuple[int, list[Pair]]]:
+    """Steps, and the runs of this length that there are."""
+    return [(steps, its) for steps in LENGTHS[density] if (its := pairs(method, density, steps))]
+
+
+def pairs(method: str, density: float, steps: int) -> list[Pair]:
+    """What is done, by seed, where dense training is done too."""
+    both = ((Run(method, density, steps, seed), Run("dense", 1, steps, seed)) for seed in SEEDS)
+    read = ((run.read(), dense.read()) for run, dense in both)
+    return [(run, dense) for run, dense in read if run is not None and dense is not None]
+
+
+def lost(its: Sequence[Pair]) -> list[float]:
+    """Points of accuracy below dense training."""
+    return [100 * (dense["accuracy"] - run["accuracy"]) for run, dense in its]
+
+
+def above(its: Sequence[Pair]) -> list[float]:
+    """Percent of test loss above dense training's."""
+    return [100 * (run["test_loss"] / dense["test_loss"] - 1) for run, dense in its]
+
+
+def rows() -> Iterator[Sequence[str]]:
+    """The table."""
+    for method, density in CURVES:
+        for steps, its in series(method, density):
+            sent, whole = (statistics.mean(each[i]["sent_mb"] for each in its) for i in (0, 1))
+            yield (
+                f"`{method}(density={density:g})`",
+                f"{steps:,}",
+                f"{steps * density:g}",
+                spread([100 * run["accuracy"] for run, _ in its]),
+                spread([100 * dense["accuracy"] for _, dense in its]),
+                spread(lost(its)),
+                spread(above(its), 1),
+                f"{sent:.4g}",
+                f"{whole / sent:.0f} times",
+                str(len(its)),
+            )
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Mean ± standard error; one value has none.
+
+    >>> spread([1.0, 3.0]), spread([2.0])
+    ('2.00 ± 1.00', '2.00')
+    """
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return f"{statistics.mean(values):.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+
+
+def claims() -> Iterator[str]:
+    """For each method and density: how the gap falls from the shortest training to the longest."""
+    for method, density in CURVES:
+        its = series(method, density)
+        if len(its) > 1:
+            (first, early), (last, late) = its[0], its[-1]
+            told = f"`{method}(density={density:g})` loses {spread(lost(early))} points after {first:,} steps"
+            yield f"- {told}, {spread(lost(late))} after {last:,} ({last * density:g} / density)."
+
+
+def picture() -> str:
+    """Accuracy and test loss in percent of dense training's, by steps times density."""
+    accuracy, loss, names = [], [], []
+    for method, density in CURVES:
+        its = series(method, density)
+        x = np.array([steps * density for steps, _ in its], dtype=np.float64)
+        names.append(f"{method}(density={density:g})")
+        accuracy.append(curve(x, [100 * ratio(pairs, "accuracy") for _, pairs in its]))
+        loss.append(curve(x, [100 * ratio(pairs, "test_loss") for _, pairs in its]))
+    ticks = [steps * density for density, lengths in LENGTHS.items() for steps in lengths]
+    ticks = sorted({round(each, 6) for each in ticks})
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height_of(names)}" role="img">',
+        "<title>Accuracy and test loss against steps times density</title>",
+        f"<style>{style()}</style>",
+        f'<rect class="paper" width="{WIDTH}" height="{height_of(names)}" rx="10"/>',
+        '<text class="head" x="56" y="32">By steps x density, beside dense training of equal length</text>',
+        panel(accuracy, 56, "test accuracy, % of dense's", log_x=True, log_y=False, x_ticks=ticks, mark=100),
+        panel(loss, 482, "test loss, % of dense's", log_x=True, log_y=False, x_ticks=ticks, mark=100),
+        legend(names, HEIGHT - 24),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def ratio(its: Sequence[Pair], figure: str) -> float:
+    """The mean figure over dense training's."""
+    return statistics.mean(run[figure] / dense[figure] for run, dense in its)
+
+
+def curve(x: np.ndarray, y: Sequence[float]) -> Curve:
+    """Points without errors."""
+    return Curve(x, np.array(y, dtype=np.float64), np.zeros(len(x)))
