@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.augmentation import BATCH, STEPS, VARIANTS
 from benchmarks.augmentation import trials as augmentation_trials
 from benchmarks.large_batch import BASE, EXAMPLES, RATES, kept, trials
-from benchmarks.pages.tables import table
+from benchmarks.pages.tables import spread, table
 
 NAMES = {"sgd": "SGD, linear scaling", "lars": "LARS", "lamb": "LAMB"}
 TARGET = 1.5  # points that a recipe may lose at 8 times the batch
@@ -146,9 +146,7 @@ def accuracy(run: dict[str, Any]) -> float:
 
 def figure(runs: Sequence[dict[str, Any]], of: Callable[[dict[str, Any]], float]) -> str:
     """Mean ± standard error; without the error for one run."""
-    values = [of(run) for run in runs]
-    error = f" ± {statistics.stdev(values) / len(values) ** 0.5:.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{error}"
+    return spread([of(run) for run in runs])
 
 
 def points(runs: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]]) -> str:

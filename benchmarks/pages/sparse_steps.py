@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from benchmarks.pages.tables import table
-from benchmarks.sparse_steps import BATCH, LENGTHS, LR, METHODS, SEEDS, WORKERS, Row, Run
+from benchmarks.pages.tables import spread, table
+from benchmarks.small_net import BATCH, WORKERS, Row
+from benchmarks.sparse_steps import LENGTHS, LR, METHODS, SEEDS, Run
 from laconic.report.curves import Curve
 from laconic.report.legend import WIDTH, legend
 from laconic.report.picture import HEIGHT, height_of, panel, style
@@ -83,16 +83,6 @@ def rows() -> Iterator[Sequence[str]]:
                 f"{whole / sent:.0f} times",
                 str(len(its)),
             )
-
-
-def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Mean ± standard error; one value has none.
-
-    >>> spread([1.0, 3.0]), spread([2.0])
-    ('2.00 ± 1.00', '2.00')
-    """
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-    return f"{statistics.mean(values):.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 
 def claims() -> Iterator[str]:

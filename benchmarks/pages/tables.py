@@ -1,7 +1,9 @@
-"""Markdown tables."""
+"""Markdown tables, and figures in their cells."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterable, Sequence
 
 
@@ -16,3 +18,13 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Mean ± standard error; one value has none.
+
+    >>> spread([1.0, 3.0]), spread([2.0])
+    ('2.00 ± 1.00', '2.00')
+    """
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return f"{statistics.mean(values):.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")

@@ -31,6 +31,7 @@ from benchmarks.pages import low_bit as low_bit_page
 from benchmarks.pages import meta as meta_page
 from benchmarks.pages import methods as methods_page
 from benchmarks.pages import outer as outer_page
+from benchmarks.pages import own_rates as own_rates_page
 from benchmarks.pages import partitions as partitions_page
 from benchmarks.pages import pipelines as pipelines_page
 from benchmarks.pages import precision as precision_page
@@ -200,6 +201,8 @@ if meta_page.kept()["sinusoids"]:
     WHOLE[ROOT / "docs" / "meta_learning.svg"] = meta_page.picture
 if outer_page.done(outer_page.DENSE):
     WHOLE[ROOT / "docs" / "outer.md"] = outer_page.page
+if own_rates_page.done():
+    WHOLE[ROOT / "docs" / "own_rates.md"] = own_rates_page.page
 if precision_page.FOLDER.exists():
     WHOLE[ROOT / "docs" / "precision.md"] = precision_page.page
 if rigl_page.FOLDER.exists():

@@ -1,0 +1,207 @@
+"""Each method at a learning rate of its own: what it loses then, and what it would lose at dense training's.
+
+    python -m benchmarks.own_rates            all runs; goes on where it stopped: 2 CPU hours
+    python -m benchmarks.own_rates --only "sign()"    those of one method, after its baseline's
+    python -m benchmarks.own_rates --quick    a few steps of each; nothing is kept
+
+Four workers train the net of small_net.py on CIFAR-10 (LACONIC_DATA names the folder) for STEPS steps. With
+the first seed, a method tries its family's usual rate, then twice and half of what was best, until both
+neighbours of the best are worse in test loss; the other seeds train at that rate. Dense training of each
+family looks for its rate in the same way.
+
+One file a run, benchmarks/results/own_rates/<method>-<rate>-<seed>.json; docs/own_rates.md is made of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.machine import machine
+from benchmarks.small_net import Row, train
+from laconic.core.errors import NonFiniteError
+from laconic.report.ledger import slug
+from laconic.tasks.cifar10 import load
+
+FOLDER = Path(__file__).parent / "results" / "own_rates"
+SEEDS, STEPS = (0, 1, 2), 2000
+DIVERGED = "diverged"
+
+
+@dataclass(frozen=True)
+class Family:
+    """Methods that share an optimiser. `usual`: the rate that each tries first."""
+
+    name: str
+    usual: float
+    baseline: str
+    others: tuple[str, ...]
+
+    @property
+    def specs(self) -> tuple[str, ...]:
+        """The baseline, then the others."""
+        return self.baseline, *self.others
+
+
+FAMILIES = (
+    Family(
+        "SGD with momentum",
+        0.05,
+        "dense()",
+        (
+            "cgx(bits=4)",
+            "qsgd(levels=7)",
+            "qsgd(levels=1, block=128)",
+            "natural()",
+            "terngrad()",
+            "terngrad(scale='own')",
+            "powersgd(rank=2)",
+            "sign()",
+            "majority_vote()",
+            "topk(density=0.01)",
+            "dgc(density=0.01, warmup_steps=200)",
+            "stc(density=0.01)",
+            "dhqc(density=0.01)",
+            "sketchml()",
+        ),
+    ),
+    Family("Adam", 2e-3, "adam()", ("onebit_adam(warmup_steps=400)",)),
+    Family(
+        "AMSGrad",
+        2e-3,
+        "comp_ams(dense())",
+        ("comp_ams(topk(density=0.01))", "comp_ams(sign())"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training."""
+
+    spec: str
+    rate: float
+    seed: int
+
+    @property
+    def file(self) -> Path:
+        """What is kept of it; where the file is, it is done."""
+        return FOLDER / f"{slug(self.spec)}-{self.rate:g}-{self.seed}.json"
+
+    def read(self) -> Row | None:
+        """What is kept of it, or None."""
+        found: Row | None = json.loads(self.file.read_text()) if self.file.exists() else None
+        return found
+
+
+def loss_of(row: Row) -> float:
+    """What a better rate has less of."""
+    loss: float = math.inf if row.get(DIVERGED) else row["test_loss"]
+    return loss
+
+
+def next_rate(tried: dict[float, float], usual: float) -> float | None:
+    """The rate to try after these, each with its loss; None where the best has two worse neighbours."""
+    if not tried:
+        return usual
+    best = min(tried, key=lambda rate: tried[rate])
+    return next((rate for rate in (2 * best, best / 2) if rate not in tried), None)
+
+
+def tried(spec: str, usual: float) -> dict[float, Row]:
+    """The runs of the first seed that are done, by rate, in the order of the search."""
+    found: dict[float, Row] = {}
+    while (rate := next_rate({each: loss_of(row) for each, row in found.items()}, usual)) is not None:
+        row = Run(spec, rate, SEEDS[0]).read()
+        if row is None:
+            break
+        found[rate] = row
+    return found
+
+
+def own_rate(spec: str, usual: float) -> float | None:
+    """The method's own rate; None while the search is going on."""
+    losses = {rate: loss_of(row) for rate, row in tried(spec, usual).items()}
+    if next_rate(losses, usual) is not None:
+        return None
+    return min(losses, key=lambda rate: losses[rate])
+
+
+def due(only: str | None = None) -> Iterator[Run]:
+    """What is not done: searches first, then the other seeds. Each has to be kept before the next is asked.
+
+    `only`: of this method and its baseline.
+    """
+    wanted = [
+        (spec, family.usual)
+        for family in FAMILIES
+        for spec in family.specs
+        if only is None or spec == only or (spec == family.baseline and only in family.specs)
+    ]
+    for spec, usual in wanted:
+        while own_rate(spec, usual) is None:
+            losses = {rate: loss_of(row) for rate, row in tried(spec, usual).items()}
+            rate = next_rate(losses, usual)
+            assert rate is not None
+            yield Run(spec, rate, SEEDS[0])
+    for seed in SEEDS[1:]:
+        for spec, usual in wanted:
+            rate = own_rate(spec, usual)
+            assert rate is not None
+            if (run := Run(spec, rate, seed)).read() is None:
+                yield run
+
+
+def do(run: Run, data: dict[str, Tensor], steps: int = STEPS) -> Row:
+    """What comes of a run; one that diverges is a result too."""
+    try:
+        row = train(run.spec, run.rate, steps, run.seed, data)
+    except NonFiniteError as error:
+        row = {"spec": run.spec, "lr": run.rate, "seed": run.seed, "steps": steps, DIVERGED: str(error)}
+    told = (
+        f"accuracy {100 * row['accuracy']:.2f} %, loss {row['test_loss']:.4f}"
+        if "accuracy" in row
+        else DIVERGED
+    )
+    print(f"{run.spec:40} rate {run.rate:<8g} seed {run.seed}: {told}", flush=True)
+    return row
+
+
+def keep(run: Run, row: Row) -> None:
+    """Write the file, whole or not at all."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    temporary = run.file.with_suffix(".part")
+    temporary.write_text(json.dumps(row | {"machine": machine()}) + "\n")
+    temporary.replace(run.file)
+
+
+def main() -> None:
+    """Train what is not done."""
+    specs = [spec for family in FAMILIES for spec in family.specs]
+    options = argparse.ArgumentParser(prog="benchmarks.own_rates")
+    options.add_argument("--quick", action="store_true", help="a few steps of each; nothing is kept")
+    options.add_argument("--only", choices=specs, metavar="SPEC", help="one of: " + ", ".join(specs))
+    given = options.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    data = dict(load())
+    if given.quick:
+        for family in FAMILIES:
+            for spec in family.specs:
+                if given.only in (None, spec):
+                    do(Run(spec, family.usual, SEEDS[0]), data, steps=20)
+        return
+    for run in due(given.only):
+        keep(run, do(run, data))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Each method at its own learning rate: the search ends where both neighbours are worse, and is resumed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from benchmarks import own_rates
+from benchmarks.own_rates import DIVERGED, FAMILIES, SEEDS, Run, due, keep, next_rate, own_rate
+from benchmarks.pages import own_rates as page
+from benchmarks.small_net import Row
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(own_rates, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def row_of(run: Run, best: float = 0.2) -> Row:
+    """A training that is best at one rate, and diverges at 16 times as much."""
+    if run.rate >= 16 * best:
+        return {"lr": run.rate, DIVERGED: "too fast"}
+    loss = 1 + abs(math.log2(run.rate / best)) / 10
+    return {"lr": run.rate, "test_loss": loss, "accuracy": 0.5 - loss / 10, "sent_mb": 1.0}
+
+
+def train(only: str | None = None, most: int = 10_000, best: float = 0.2) -> list[Run]:
+    done: list[Run] = []
+    for run in due(only):
+        if len(done) == most:
+            break
+        keep(run, row_of(run, best))
+        done.append(run)
+    return done
+
+
+def test_the_search_goes_on_while_the_best_is_at_an_edge() -> None:
+    assert next_rate({}, 0.05) == 0.05
+    assert next_rate({0.05: 1.0}, 0.05) == 0.1
+    assert next_rate({0.05: 1.0, 0.1: 0.9}, 0.05) == 0.2
+    assert next_rate({0.05: 1.0, 0.1: 0.9, 0.2: math.inf}, 0.05) is None
+    assert next_rate({0.05: 1.0, 0.1: 1.1}, 0.05) == 0.025
+
+
+@pytest.mark.parametrize("best", [0.05, 0.2, 0.0125])
+def test_each_method_finds_its_rate_and_trains_the_other_seeds_there(folder: Path, best: float) -> None:
+    train("sign()", best=best)
+    assert own_rate("sign()", 0.05) == best
+    for seed in SEEDS:
+        assert Run("sign()", best, seed).read() is not None
+    assert Run("sign()", 4 * best, SEEDS[1]).read() is None
+
+
+def test_one_method_brings_its_baseline_and_no_other(folder: Path) -> None:
+    assert {run.spec for run in train("sign()")} == {"dense()", "sign()"}
+    assert train("sign()") == []
+
+
+def test_it_goes_on_where_it_stopped(folder: Path) -> None:
+    first = train("sign()", most=3)
+    rest = train("sign()")
+    assert not set(first) & set(rest)
+    assert len(first) == 3
+
+
+def test_a_method_is_compared_at_its_own_rate_and_at_denses(folder: Path) -> None:
+    assert not page.done()
+    family = FAMILIES[0]
+    train("dense()", best=0.05)
+    train("sign()", best=0.2)
+    assert page.done()
+    text = page.page()
+    assert family.name in text
+    (told,) = [line for line in text.splitlines() if line.startswith("| `sign()`")]
+    dense, own = row_of(Run("dense()", 0.05, 0), 0.05), row_of(Run("sign()", 0.2, 0), 0.2)
+    shared = row_of(Run("sign()", 0.05, 0), 0.2)
+    assert f"{100 * (dense['accuracy'] - own['accuracy']):.2f} ± 0.00" in told
+    assert f"{100 * (dense['accuracy'] - shared['accuracy']):.2f}" in told
+    assert "| 0.2 |" in told
