@@ -33,16 +33,18 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from benchmarks.machine import machine
+from benchmarks.small_net import load_windows
+from benchmarks.workers import in_turn
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.spec import parse
 from laconic.strategies.replica import Replica
 from laconic.strategies.several import as_one
 from laconic.strategies.strategy import BoundStrategy, Strategy, Update
-from laconic.tasks.shakespeare import GPT, load
+from laconic.tasks.shakespeare import GPT
 
 FOLDER = Path(__file__).parent / "results" / "outer"
-WORKERS, BATCH, STEPS, LOOK, WARMUP, TESTED = 4, 8, 600, 20, 50, 256
+WORKERS, BATCH, STEPS, LOOK, WARMUP = 4, 8, 600, 20, 50
 PATIENCE = 2.5
 FEWER = 100  # bar: times fewer bytes than dense to its loss, for sparseloco and streaming
 HELD = ("sparseloco", "streaming")
@@ -116,7 +118,7 @@ def optimisers(model: nn.Module, contender: Contender, rate: float) -> list[Opti
 def trained(comm: Loopback, run: Run, data: dict[str, Tensor], steps: int, target: float) -> Row:
     """The curve of one training, the same on all ranks."""
     side, metered = comm.split(0), Metered(comm.split(0))
-    model = models(run, side)
+    model = in_turn(side, GPT, run.seed)
     optimizer = as_one(optimisers(model, run.contender, run.rate))
     replica = Replica(model, optimizer)
     replica.flatten()
@@ -146,17 +148,6 @@ def trained(comm: Loopback, run: Run, data: dict[str, Tensor], steps: int, targe
     return {"parameters": replica.layout.numel, "curve": curve}
 
 
-def models(run: Run, side: Loopback) -> nn.Module:
-    """The same new model on every rank, made by one after the other, as they share torch's generator."""
-    model: nn.Module
-    for rank in range(side.size):
-        if rank == side.rank:
-            torch.manual_seed(run.seed)
-            model = GPT()
-        side.all_reduce(torch.zeros(1))
-    return model
-
-
 def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """The mean cross-entropy of the next letters."""
     return F.cross_entropy(model(x.long()).flatten(0, 1), y.long().flatten())
@@ -171,15 +162,6 @@ def test(bound: BoundStrategy, side: Loopback, model: nn.Module, data: dict[str,
     total = loss_of(model, data["test_x"][part], data["test_y"][part]).view(1)
     replica.flat.copy_(own)
     return float(side.all_reduce(total)) / side.size
-
-
-def read_data() -> dict[str, Tensor]:
-    """The text, and of its last tenth so many windows, evenly apart."""
-    data = dict(load())
-    every = len(data["test_x"]) // TESTED
-    for name in ("test_x", "test_y"):
-        data[name] = data[name][::every][:TESTED]
-    return data
 
 
 def do(run: Run, data: dict[str, Tensor], target: float = 0.0, steps: int | None = None) -> Row:
@@ -244,7 +226,7 @@ def main() -> None:
     given = options.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
-    data = read_data()
+    data = load_windows()
     if given.quick:
         for each in (DENSE, *OTHERS):
             if given.only in (None, each.name):

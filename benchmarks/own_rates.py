@@ -1,15 +1,17 @@
 """Each method at a learning rate of its own: what it loses then, and what it would lose at dense training's.
 
-    python -m benchmarks.own_rates            all runs; goes on where it stopped: 2 CPU hours
+    python -m benchmarks.own_rates            all runs; goes on where it stopped: 4 CPU hours
     python -m benchmarks.own_rates --only "sign()"    those of one method, after its baseline's
     python -m benchmarks.own_rates --quick    a few steps of each; nothing is kept
 
-Four workers train the net of small_net.py on CIFAR-10 (LACONIC_DATA names the folder) for STEPS steps. With
-the first seed, a method tries its family's usual rate, then twice and half of what was best, until both
-neighbours of the best are worse in test loss; the other seeds train at that rate. Dense training of each
-family looks for its rate in the same way.
+Four workers train the net of small_net.py on CIFAR-10, and its GPT on Shakespeare (LACONIC_DATA names the
+folder of both). With the first seed, a method tries its family's usual rate, then twice and half of what was
+best, until both neighbours of the best are worse in test loss; the other seeds train at that rate. Dense
+training of each family looks for its rate in the same way. `auto()` is not among them: it chooses by the
+link, and threads have none.
 
-One file a run, benchmarks/results/own_rates/<method>-<rate>-<seed>.json; docs/own_rates.md is made of them.
+One file a run, benchmarks/results/own_rates/<task>/<method>-<rate>-<seed>.json; docs/own_rates.md is made of
+them.
 """
 
 from __future__ import annotations
@@ -23,16 +25,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from benchmarks.machine import machine
-from benchmarks.small_net import Row, train
+from benchmarks.small_net import SMALL_GPT, SMALL_NET, load_windows
+from benchmarks.workers import Data, Problem, Row, train
 from laconic.core.errors import NonFiniteError
 from laconic.report.ledger import slug
 from laconic.tasks.cifar10 import load
 
 FOLDER = Path(__file__).parent / "results" / "own_rates"
-SEEDS, STEPS = (0, 1, 2), 2000
+SEEDS = (0, 1, 2)
 DIVERGED = "diverged"
 
 
@@ -44,6 +46,9 @@ class Family:
     usual: float
     baseline: str
     others: tuple[str, ...]
+    problem: Problem = SMALL_NET
+    steps: int = 2000
+    folder: str = "cifar10"
 
     @property
     def specs(self) -> tuple[str, ...]:
@@ -80,6 +85,24 @@ FAMILIES = (
         "comp_ams(dense())",
         ("comp_ams(topk(density=0.01))", "comp_ams(sign())"),
     ),
+    Family(
+        "AdamW, a small transformer",
+        2e-3,
+        "dense()",
+        (
+            "bf16()",
+            "cgx(bits=4)",
+            "powersgd(rank=4)",
+            "onebit_adam(warmup_steps=120)",
+            "topk(density=0.01)",
+            "demo()",
+            "diloco(every=30)",
+            "sparseloco(every=10, density=0.05)",
+        ),
+        SMALL_GPT,
+        600,
+        "shakespeare",
+    ),
 )
 
 
@@ -87,6 +110,7 @@ FAMILIES = (
 class Run:
     """One training."""
 
+    family: Family
     spec: str
     rate: float
     seed: int
@@ -94,7 +118,7 @@ class Run:
     @property
     def file(self) -> Path:
         """What is kept of it; where the file is, it is done."""
-        return FOLDER / f"{slug(self.spec)}-{self.rate:g}-{self.seed}.json"
+        return FOLDER / self.family.folder / f"{slug(self.spec)}-{self.rate:g}-{self.seed}.json"
 
     def read(self) -> Row | None:
         """What is kept of it, or None."""
@@ -116,21 +140,26 @@ def next_rate(tried: dict[float, float], usual: float) -> float | None:
     return next((rate for rate in (2 * best, best / 2) if rate not in tried), None)
 
 
-def tried(spec: str, usual: float) -> dict[float, Row]:
+def tried(family: Family, spec: str) -> dict[float, Row]:
     """The runs of the first seed that are done, by rate, in the order of the search."""
     found: dict[float, Row] = {}
-    while (rate := next_rate({each: loss_of(row) for each, row in found.items()}, usual)) is not None:
-        row = Run(spec, rate, SEEDS[0]).read()
+    while (rate := next_rate(losses_of(found), family.usual)) is not None:
+        row = Run(family, spec, rate, SEEDS[0]).read()
         if row is None:
             break
         found[rate] = row
     return found
 
 
-def own_rate(spec: str, usual: float) -> float | None:
+def losses_of(rows: dict[float, Row]) -> dict[float, float]:
+    """The loss of each rate."""
+    return {rate: loss_of(row) for rate, row in rows.items()}
+
+
+def own_rate(family: Family, spec: str) -> float | None:
     """The method's own rate; None while the search is going on."""
-    losses = {rate: loss_of(row) for rate, row in tried(spec, usual).items()}
-    if next_rate(losses, usual) is not None:
+    losses = losses_of(tried(family, spec))
+    if next_rate(losses, family.usual) is not None:
         return None
     return min(losses, key=lambda rate: losses[rate])
 
@@ -141,29 +170,27 @@ def due(only: str | None = None) -> Iterator[Run]:
     `only`: of this method and its baseline.
     """
     wanted = [
-        (spec, family.usual)
+        (family, spec)
         for family in FAMILIES
         for spec in family.specs
         if only is None or spec == only or (spec == family.baseline and only in family.specs)
     ]
-    for spec, usual in wanted:
-        while own_rate(spec, usual) is None:
-            losses = {rate: loss_of(row) for rate, row in tried(spec, usual).items()}
-            rate = next_rate(losses, usual)
-            assert rate is not None
-            yield Run(spec, rate, SEEDS[0])
+    for family, spec in wanted:
+        while (rate := next_rate(losses_of(tried(family, spec)), family.usual)) is not None:
+            yield Run(family, spec, rate, SEEDS[0])
     for seed in SEEDS[1:]:
-        for spec, usual in wanted:
-            rate = own_rate(spec, usual)
-            assert rate is not None
-            if (run := Run(spec, rate, seed)).read() is None:
+        for family, spec in wanted:
+            own = own_rate(family, spec)
+            assert own is not None
+            if (run := Run(family, spec, own, seed)).read() is None:
                 yield run
 
 
-def do(run: Run, data: dict[str, Tensor], steps: int = STEPS) -> Row:
-    """What comes of a run; one that diverges is a result too."""
+def do(run: Run, data: Data, steps: int | None = None) -> Row:
+    """What comes of a run; one that diverges is a result too. `steps`: other than planned, for a trial."""
+    steps = steps or run.family.steps
     try:
-        row = train(run.spec, run.rate, steps, run.seed, data)
+        row = train(run.family.problem, run.spec, run.rate, steps, run.seed, data)
     except NonFiniteError as error:
         row = {"spec": run.spec, "lr": run.rate, "seed": run.seed, "steps": steps, DIVERGED: str(error)}
     told = (
@@ -177,7 +204,7 @@ def do(run: Run, data: dict[str, Tensor], steps: int = STEPS) -> Row:
 
 def keep(run: Run, row: Row) -> None:
     """Write the file, whole or not at all."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    run.file.parent.mkdir(parents=True, exist_ok=True)
     temporary = run.file.with_suffix(".part")
     temporary.write_text(json.dumps(row | {"machine": machine()}) + "\n")
     temporary.replace(run.file)
@@ -185,22 +212,22 @@ def keep(run: Run, row: Row) -> None:
 
 def main() -> None:
     """Train what is not done."""
-    specs = [spec for family in FAMILIES for spec in family.specs]
+    specs = list(dict.fromkeys(spec for family in FAMILIES for spec in family.specs))
     options = argparse.ArgumentParser(prog="benchmarks.own_rates")
     options.add_argument("--quick", action="store_true", help="a few steps of each; nothing is kept")
     options.add_argument("--only", choices=specs, metavar="SPEC", help="one of: " + ", ".join(specs))
     given = options.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
-    data = dict(load())
+    data = {"cifar10": dict(load()), "shakespeare": load_windows()}
     if given.quick:
         for family in FAMILIES:
             for spec in family.specs:
                 if given.only in (None, spec):
-                    do(Run(spec, family.usual, SEEDS[0]), data, steps=20)
+                    do(Run(family, spec, family.usual, SEEDS[0]), data[family.folder], steps=20)
         return
     for run in due(given.only):
-        keep(run, do(run, data))
+        keep(run, do(run, data[run.family.folder]))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.machine import machine
-from benchmarks.small_net import Row, train
+from benchmarks.small_net import SMALL_NET
+from benchmarks.workers import Row, train
 from laconic.report.ledger import slug
 from laconic.tasks.cifar10 import load
 
@@ -86,7 +87,7 @@ def runs() -> Iterator[Run]:
 
 def do(run: Run, data: dict[str, Tensor], *, keep: bool = True) -> Row:
     """Train, and write the file."""
-    made = train(run.spec, LR, run.steps, run.seed, data)
+    made = train(SMALL_NET, run.spec, LR, run.steps, run.seed, data)
     row: Row = {"method": run.method, "density": run.density} | made | {"machine": machine()}
     if keep:
         FOLDER.mkdir(parents=True, exist_ok=True)

@@ -5,21 +5,25 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from benchmarks.own_rates import DIVERGED, FAMILIES, SEEDS, STEPS, Family, Run, own_rate
+from benchmarks.own_rates import DIVERGED, FAMILIES, SEEDS, Family, Run, own_rate
 from benchmarks.pages.tables import spread, table
-from benchmarks.small_net import BATCH, WORKERS, Row
+from benchmarks.small_net import SMALL_GPT, SMALL_NET
+from benchmarks.workers import WORKERS, Row
 
 HEAD = f"""# Each method at a learning rate of its own
 
 `make docs` writes this page from the results of `python -m benchmarks.own_rates` in
 `benchmarks/results/own_rates/`.
 
-Noise and delay ask for another rate than dense training. {WORKERS} workers train a small convolutional net on
-CIFAR-10 for {STEPS:,} steps, {BATCH} images a worker and step. With the first seed each method looks for its
-rate: its family's usual one, then twice and half of the best so far, until both neighbours of the best have a
-larger test loss. *Lost*: points of test accuracy below dense training of the same seeds at *its* own rate,
-mean ± standard error over seeds; *at dense's rate*: what the first seed loses at that rate. *Fewer*: bytes
-that a worker puts on the wire.
+Noise and delay ask for another rate than dense training. {WORKERS} workers train a small convolutional net
+on CIFAR-10, {SMALL_NET.batch} images a worker and step, and a small transformer on Shakespeare, letter by
+letter, {SMALL_GPT.batch} windows a worker and step. With the first seed each method looks for its rate: its
+family's usual one, then twice and half of the best so far, until both neighbours of the best have a larger
+test loss.
+
+*Lost*: points of test accuracy below dense training of the same seeds at *its* own rate, mean ± standard
+error over seeds; *at dense's rate*: what the first seed loses at that rate. *Fewer*: bytes that a worker puts
+on the wire.
 """
 TOLD = ("method", "rate", "accuracy, %", "lost", "at dense's rate", "MB a worker", "fewer", "seeds")
 
@@ -29,13 +33,14 @@ def page() -> str:
     lines = [HEAD]
     for family in FAMILIES:
         if found := [*rows(family)]:
-            lines += [f"## {family.name}", "", *table(TOLD, found), ""]
+            heading = f"## {family.name}, {family.steps:,} steps"
+            lines += [heading, "", *table(TOLD, found), ""]
     return "\n".join(lines)
 
 
 def done() -> bool:
     """Whether there is a family to tell of."""
-    return any(own_rate(family.baseline, family.usual) is not None for family in FAMILIES)
+    return any(own_rate(family, family.baseline) is not None for family in FAMILIES)
 
 
 def rows(family: Family) -> Iterator[Sequence[str]]:
@@ -56,21 +61,20 @@ def rows(family: Family) -> Iterator[Sequence[str]]:
             yield [*told, "", "", f"{sent:.4g}", "", str(len(its))]
             continue
         lost = spread([100 * (base[seed]["accuracy"] - its[seed]["accuracy"]) for seed in both])
-        yield [
-            *told, lost, shared(spec, rate, base), f"{sent:.4g}", f"{whole / sent:.1f} times", str(len(its))
-        ]  # fmt: skip
+        at_its = shared(family, spec, rate, base)
+        yield [*told, lost, at_its, f"{sent:.4g}", f"{whole / sent:.1f} times", str(len(its))]
 
 
 def runs(spec: str, family: Family) -> dict[int, Row]:
     """The runs at the method's own rate that did not diverge, by seed."""
-    rate = own_rate(spec, family.usual)
-    found = {} if rate is None else {seed: Run(spec, rate, seed).read() for seed in SEEDS}
+    rate = own_rate(family, spec)
+    found = {} if rate is None else {seed: Run(family, spec, rate, seed).read() for seed in SEEDS}
     return {seed: row for seed, row in found.items() if row is not None and DIVERGED not in row}
 
 
-def shared(spec: str, rate: float, base: dict[int, Row]) -> str:
+def shared(family: Family, spec: str, rate: float, base: dict[int, Row]) -> str:
     """What the first seed loses at dense training's rate, if that was tried."""
-    row = Run(spec, rate, SEEDS[0]).read()
+    row = Run(family, spec, rate, SEEDS[0]).read()
     if row is None or SEEDS[0] not in base:
         return "-"
     return DIVERGED if DIVERGED in row else f"{100 * (base[SEEDS[0]]['accuracy'] - row['accuracy']):.2f}"

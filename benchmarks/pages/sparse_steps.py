@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from benchmarks.pages.tables import spread, table
-from benchmarks.small_net import BATCH, WORKERS, Row
+from benchmarks.small_net import SMALL_NET
 from benchmarks.sparse_steps import LENGTHS, LR, METHODS, SEEDS, Run
+from benchmarks.workers import WORKERS, Row
 from laconic.report.curves import Curve
 from laconic.report.legend import WIDTH, legend
 from laconic.report.picture import HEIGHT, height_of, panel, style
@@ -22,10 +23,10 @@ HEAD = f"""# How many steps a sparse method needs
 
 With density d, an entry of the gradient is sent about once in 1 / d steps: the rest waits, and a training has
 to be a multiple of 1 / d before it can be compared with a dense one. How large a multiple?
-{WORKERS} workers train a small convolutional net on CIFAR-10, {BATCH} images a worker and step, by SGD with
-momentum 0.9 at a rate that falls from {LR:g} to 0 as a cosine, whatever the length. Each is compared with
-dense training of the same length, seed, first weights and batches: dense training at *its* length, not the
-longest. Mean ± standard error over seeds.
+{WORKERS} workers train a small convolutional net on CIFAR-10, {SMALL_NET.batch} images a worker and step, by
+SGD with momentum 0.9 at a rate that falls from {LR:g} to 0 as a cosine, whatever the length. Each is compared
+with dense training of the same length, seed, first weights and batches: dense training at *its* length, not
+the longest. Mean ± standard error over seeds.
 """
 TOLD = ("method", "steps", "steps x density", "accuracy, %", "dense, %", "lost", "loss above dense's, %")
 CURVES = tuple((method, density) for method in METHODS for density in LENGTHS)

@@ -9,7 +9,9 @@ import pytest
 from benchmarks import own_rates
 from benchmarks.own_rates import DIVERGED, FAMILIES, SEEDS, Run, due, keep, next_rate, own_rate
 from benchmarks.pages import own_rates as page
-from benchmarks.small_net import Row
+from benchmarks.workers import Row
+
+SGD = FAMILIES[0]
 
 
 @pytest.fixture
@@ -47,10 +49,10 @@ def test_the_search_goes_on_while_the_best_is_at_an_edge() -> None:
 @pytest.mark.parametrize("best", [0.05, 0.2, 0.0125])
 def test_each_method_finds_its_rate_and_trains_the_other_seeds_there(folder: Path, best: float) -> None:
     train("sign()", best=best)
-    assert own_rate("sign()", 0.05) == best
+    assert own_rate(SGD, "sign()") == best
     for seed in SEEDS:
-        assert Run("sign()", best, seed).read() is not None
-    assert Run("sign()", 4 * best, SEEDS[1]).read() is None
+        assert Run(SGD, "sign()", best, seed).read() is not None
+    assert Run(SGD, "sign()", 4 * best, SEEDS[1]).read() is None
 
 
 def test_one_method_brings_its_baseline_and_no_other(folder: Path) -> None:
@@ -67,15 +69,15 @@ def test_it_goes_on_where_it_stopped(folder: Path) -> None:
 
 def test_a_method_is_compared_at_its_own_rate_and_at_denses(folder: Path) -> None:
     assert not page.done()
-    family = FAMILIES[0]
-    train("dense()", best=0.05)
+    for seed, rate in ((0, 0.025), (0, 0.05), (0, 0.1), (1, 0.05), (2, 0.05)):
+        keep(run := Run(SGD, "dense()", rate, seed), row_of(run, 0.05))
     train("sign()", best=0.2)
     assert page.done()
     text = page.page()
-    assert family.name in text
+    assert SGD.name in text
     (told,) = [line for line in text.splitlines() if line.startswith("| `sign()`")]
-    dense, own = row_of(Run("dense()", 0.05, 0), 0.05), row_of(Run("sign()", 0.2, 0), 0.2)
-    shared = row_of(Run("sign()", 0.05, 0), 0.2)
+    dense, own = row_of(Run(SGD, "dense()", 0.05, 0), 0.05), row_of(Run(SGD, "sign()", 0.2, 0), 0.2)
+    shared = row_of(Run(SGD, "sign()", 0.05, 0), 0.2)
     assert f"{100 * (dense['accuracy'] - own['accuracy']):.2f} ± 0.00" in told
     assert f"{100 * (dense['accuracy'] - shared['accuracy']):.2f}" in told
     assert "| 0.2 |" in told
