@@ -43,6 +43,7 @@ from benchmarks.pages import situations
 from benchmarks.pages import sparse_steps as sparse_steps_page
 from benchmarks.pages import steps as steps_page
 from benchmarks.pages import straggler as straggler_page
+from benchmarks.pages import time_to_accuracy as time_to_accuracy_page
 from benchmarks.pages import zerofl as zerofl_page
 from benchmarks.pages.tables import table
 from laconic.cli.presets import PRESETS
@@ -219,6 +220,8 @@ if pipelines_page.rows("speed"):
     WHOLE[ROOT / "docs" / "pipelines_measured.md"] = pipelines_page.page
 if pipelines_page.rows("loss"):
     WHOLE[ROOT / "docs" / "pipelines.svg"] = pipelines_page.picture
+if time_to_accuracy_page.done():
+    WHOLE[ROOT / "docs" / "time_to_accuracy.md"] = time_to_accuracy_page.page
 if zerofl_page.FOLDER.exists():
     WHOLE[ROOT / "docs" / "zerofl.md"] = zerofl_page.page
 if steps_page.RESULTS.exists():

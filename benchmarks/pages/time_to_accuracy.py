@@ -1,0 +1,80 @@
+"""docs/time_to_accuracy.md: seconds to a target over emulated links, from results/time_to_accuracy/."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from benchmarks.pages.tables import spread, table
+from benchmarks.time_to_accuracy import GOALS, LINKS, LOOK, METHODS, SEEDS, STEPS, WORKERS, Goal, Row, Run
+
+DENSE = METHODS[0]
+HEAD = f"""# Time to accuracy
+
+`make docs` writes this page from the results of `python -m benchmarks.time_to_accuracy` in
+`benchmarks/results/time_to_accuracy/`.
+
+{WORKERS} workers train for {STEPS:,} steps on [emulated hosts](lab.md) of one machine, each with a link of
+the rate in the heading, at a learning rate that falls to 0 as a cosine, the same for all methods. *Seconds*
+of training until a test, one in {LOOK} steps, first reaches the target: mean ± standard error over seeds;
+tests themselves do not count. *Sooner*: than dense training of the same seeds. Hosts share the machine's
+cores, so a step's compute takes longer than on machines of its own, and a method gains less here than there.
+"""
+TOLD = ("method", "seconds", "sooner", "accuracy at last, %", "ms a step", "sent, kB a step", "seeds")
+
+
+def page() -> str:
+    """The page, of the trainings that are done."""
+    lines = [HEAD]
+    for goal in GOALS:
+        for link in LINKS:
+            if found := [*rows(goal, link)]:
+                heading = f"## {goal.task}, `{goal.model}`, to {goal.target:g} %, {link}"
+                lines += [heading, "", *table(TOLD, found), ""]
+    return "\n".join(lines)
+
+
+def done() -> bool:
+    """Whether there is a training to tell of."""
+    return any(of(goal, link, spec) for goal in GOALS for link in LINKS for spec in METHODS)
+
+
+def of(goal: Goal, link: str, spec: str) -> dict[int, Row]:
+    """The trainings of a method that are done, by seed."""
+    found = {seed: Run(goal, link, spec, seed).read() for seed in SEEDS}
+    return {seed: row for seed, row in found.items() if row is not None}
+
+
+def rows(goal: Goal, link: str) -> Iterator[Sequence[str]]:
+    """A row for each method."""
+    dense = of(goal, link, DENSE)
+    for spec in METHODS:
+        if its := of(goal, link, spec):
+            yield (
+                f"`{spec}`",
+                *reached(its, dense),
+                spread([100 * row["accuracy"] for row in its.values()]),
+                f"{1000 * statistics.mean(row['step_s'] for row in its.values()):.0f}",
+                f"{1000 * statistics.mean(row['wire_mb'] for row in its.values()):,.1f}",
+                str(len(its)),
+            )
+
+
+def reached(its: dict[int, Row], dense: dict[int, Row]) -> tuple[str, str]:
+    """Seconds, and how many times sooner than dense.
+
+    >>> reached({0: {"reach_s": 10.0}, 1: {"reach_s": 10.0}}, {0: {"reach_s": 40.0}, 1: {"reach_s": 20.0}})
+    ('10.0 ± 0.0', '3.0 times')
+    >>> reached({0: {"reach_s": 10.0}, 1: {"reach_s": None}}, {})
+    ('not reached with 1 of 2 seeds', '-')
+    """
+    seconds = {seed: row["reach_s"] for seed, row in its.items()}
+    missed = sum(value is None for value in seconds.values())
+    if missed:
+        return f"not reached with {missed} of {len(its)} seeds", "-"
+    both = [seed for seed in its if seed in dense and dense[seed]["reach_s"] is not None]
+    told = spread([*seconds.values()], 1)
+    if not both:
+        return told, "-"
+    sooner = sum(dense[seed]["reach_s"] for seed in both) / sum(seconds[seed] for seed in both)
+    return told, f"{sooner:.1f} times"

@@ -1,0 +1,185 @@
+"""Time to accuracy over emulated links: seconds of training until a test reaches a target.
+
+    python -m benchmarks.time_to_accuracy                  all of it: 8 hours; goes on where it stopped
+    python -m benchmarks.time_to_accuracy --link 100mbit --task cifar10 --seed 0    a slice: 20 minutes
+    python -m benchmarks.time_to_accuracy --quick          a few steps of each; nothing is kept
+
+Four workers on emulated hosts of this machine train by `laconic lab -- laconic train`, STEPS steps at a rate
+that falls to 0 as a cosine, with a test every LOOK steps. LACONIC_DATA names the folder of the data. Each
+training is a command of its own, and all methods of a seed are done before the next seed. Cores are shared,
+so a step's compute takes longer than on machines of its own, and compression gains less here than there.
+
+One file a training, benchmarks/results/time_to_accuracy/<task>-<link>/<method>-<seed>.json: seconds to the
+target, accuracy by seconds, bytes and seconds of a step. docs/time_to_accuracy.md is made of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import machine
+from laconic.report.ledger import slug
+from laconic.report.reaching import accuracy_by_second
+from laconic.report.series import read_run
+from laconic.report.summary import plain, summarise
+
+FOLDER = Path(__file__).parent / "results" / "time_to_accuracy"
+WORKERS, STEPS, LOOK, LIMIT_S = 4, 1500, 25, 3600
+SEEDS, LINKS = (0, 1, 2), ("100mbit", "1gbit")
+METHODS = (
+    "dense()",
+    "fp16()",
+    "powersgd(rank=2)",
+    "cgx(bits=4)",
+    "dgc(density=0.01, warmup_steps=150)",
+    "auto()",
+    "osgp()",
+    "diloco(every=20)",
+    "sparseloco(every=10, density=0.05)",
+)
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A task, and the test accuracy in percent that counts."""
+
+    task: str
+    model: str
+    target: float
+    lr: float | None = None
+
+
+GOALS = (Goal("cifar10", "cnn", 60.0, 0.05), Goal("shakespeare", "lstm", 48.0))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training."""
+
+    goal: Goal
+    link: str
+    spec: str
+    seed: int
+
+    @property
+    def file(self) -> Path:
+        """What is kept of it; where the file is, it is done."""
+        return FOLDER / f"{self.goal.task}-{self.link}" / f"{slug(self.spec)}-{self.seed}.json"
+
+    def read(self) -> Row | None:
+        """What is kept of it, or None."""
+        found: Row | None = json.loads(self.file.read_text()) if self.file.exists() else None
+        return found
+
+
+def runs() -> Iterator[Run]:
+    """All of them: those of a seed before the next seed."""
+    for seed in SEEDS:
+        for link in LINKS:
+            for goal in GOALS:
+                yield from (Run(goal, link, spec, seed) for spec in METHODS)
+
+
+def command(run: Run, out: Path, steps: int) -> list[str]:
+    """The training as a user would type it."""
+    goal, laconic = run.goal, [sys.executable, "-m", "laconic.cli.main"]
+    lab = [
+        *laconic,
+        "lab",
+        "--hosts",
+        str(WORKERS),
+        "--link",
+        run.link,
+        "--once",
+        "--timeout",
+        str(LIMIT_S),
+        "--",
+    ]
+    words = ["train", goal.task, "--model", goal.model, "--workers", str(WORKERS), "--with", run.spec]
+    words += [
+        "--against",
+        run.spec,
+        "--seed",
+        str(run.seed),
+        "--steps",
+        str(steps),
+        "--eval-every",
+        str(LOOK),
+    ]
+    words += ["--target", f"{goal.target:g}", "--out", str(out), "--name", "run"]
+    return [*lab, *laconic, *words, *([] if goal.lr is None else ["--lr", str(goal.lr)])]
+
+
+def measured(run: Run, steps: int = STEPS) -> Row:
+    """Train, and give what is to be kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        env = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # a lab has no name server, which c10d tells
+        ended = subprocess.run(command(run, out, steps), env=env, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            raise SystemExit(f"{run}: exit code {ended.returncode}\n{ended.stdout}\n{ended.stderr}")
+        trained = read_run(out / "run")
+    row, curve = summarise(trained)[0], accuracy_by_second(trained.methods[0])
+    reached = row.reach_s.mean
+    figures: Row = {
+        "spec": run.spec,
+        "task": run.goal.task,
+        "link": run.link,
+        "seed": run.seed,
+        "steps": steps,
+        "workers": WORKERS,
+        "target": run.goal.target,
+        "reach_s": None if math.isnan(reached) else reached,
+        "accuracy": row.accuracy.mean,
+        "step_s": row.step_s.mean,
+        "wire_mb": row.wire_mb,
+    }
+    return plain(figures | {"seconds": curve.x.round(2).tolist(), "percent": curve.y.round(3).tolist()})
+
+
+def keep(run: Run, row: Row) -> None:
+    """Write the file, whole or not at all."""
+    run.file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = run.file.with_suffix(".part")
+    temporary.write_text(json.dumps(row | {"machine": machine()}) + "\n")
+    temporary.replace(run.file)
+
+
+def main() -> None:
+    """Train what is not done."""
+    options = argparse.ArgumentParser(prog="benchmarks.time_to_accuracy")
+    options.add_argument("--quick", action="store_true", help="a few steps of each; nothing is kept")
+    options.add_argument("--link", choices=LINKS)
+    options.add_argument("--task", choices=[goal.task for goal in GOALS])
+    options.add_argument("--only", choices=METHODS, metavar="SPEC", help="one of: " + ", ".join(METHODS))
+    options.add_argument("--seed", type=int, choices=SEEDS)
+    given = options.parse_args()
+    wanted = {"link": given.link, "spec": given.only, "seed": given.seed}
+    for run in runs():
+        chosen = all(value is None or getattr(run, name) == value for name, value in wanted.items())
+        if not chosen or given.task not in (None, run.goal.task) or run.read() is not None:
+            continue
+        row = measured(run, 2 * LOOK if given.quick else STEPS)
+        if not given.quick:
+            keep(run, row)
+        told = "not reached" if row["reach_s"] is None else f"{row['reach_s']:.0f} s"
+        print(
+            f"{run.goal.task:11} {run.link:7} {run.spec:36} seed {run.seed}: {told} to {run.goal.target:g} %,"
+            f" {100 * row['accuracy']:.2f} % at last, {1000 * row['step_s']:.0f} ms a step",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Time to accuracy: what is trained is what a user would type, and the page tells what is there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from benchmarks import time_to_accuracy
+from benchmarks.pages import time_to_accuracy as page
+from benchmarks.time_to_accuracy import GOALS, LINKS, METHODS, SEEDS, Run, command, keep, runs
+
+from laconic.strategies.distribute import strategy_or_method
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(time_to_accuracy, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def row(reach_s: float | None, accuracy: float = 0.6) -> dict[str, float | None]:
+    return {"reach_s": reach_s, "accuracy": accuracy, "step_s": 0.1, "wire_mb": 1.5}
+
+
+def test_every_training_is_planned_once() -> None:
+    planned = list(runs())
+    assert len(set(planned)) == len(planned) == len(GOALS) * len(LINKS) * len(METHODS) * len(SEEDS)
+    assert len({run.file for run in planned}) == len(planned)
+    assert [run.seed for run in planned] == sorted(run.seed for run in planned)
+
+
+@pytest.mark.parametrize("spec", METHODS)
+def test_every_method_parses(spec: str) -> None:
+    assert strategy_or_method(spec)
+
+
+def test_the_command_names_the_link_and_the_target(tmp_path: Path) -> None:
+    words = command(Run(GOALS[0], "100mbit", "cgx(bits=4)", 2), tmp_path, 50)
+    assert words[words.index("--link") + 1] == "100mbit"
+    assert words[words.index("--target") + 1] == "60"
+    assert words[words.index("--seed") + 1] == "2"
+    assert words[words.index("--with") + 1] == words[words.index("--against") + 1] == "cgx(bits=4)"
+
+
+def test_the_page_compares_with_dense_of_the_same_seeds(folder: Path) -> None:
+    assert not page.done()
+    goal, link = GOALS[0], LINKS[0]
+    for seed, (dense, quick) in enumerate(((100.0, 20.0), (140.0, 28.0))):
+        keep(Run(goal, link, "dense()", seed), row(dense))
+        keep(Run(goal, link, "cgx(bits=4)", seed), row(quick))
+    keep(Run(goal, link, "auto()", 0), row(None, 0.5))
+    assert page.done()
+    text = page.page()
+    assert "## cifar10, `cnn`, to 60 %, 100mbit" in text
+    assert "| `cgx(bits=4)` | 24.0 ± 4.0 | 5.0 times | 60.00 ± 0.00 | 100 | 1,500.0 | 2 |" in text
+    assert "| `auto()` | not reached with 1 of 1 seeds | - | 50.00 |" in text
+    assert "1gbit" not in text
+
+
+def test_a_kept_file_says_on_which_machine(folder: Path) -> None:
+    run = Run(GOALS[1], LINKS[1], "dense()", 0)
+    keep(run, row(1.0))
+    assert json.loads(run.file.read_text())["machine"]["cores"] > 0
+    assert run.read() == json.loads(run.file.read_text())
