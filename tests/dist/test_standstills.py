@@ -99,6 +99,10 @@ def outlast(pool, spec, size, fault, lost):
     check(outcomes, [rank for rank in range(size) if fault != KILLED or rank != lost])
 
 
+def test_a_rank_that_died_unheard_is_noticed_at_the_end(pool):
+    outlast(pool, "easgd(every=16)", 3, KILLED, 0)  # it exchanges nothing in so few steps
+
+
 @pytest.mark.parametrize(
     ("spec", "size", "fault"),
     [

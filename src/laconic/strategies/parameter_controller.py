@@ -175,8 +175,10 @@ class ParameterController(Controller):
         self._collectively(self._finish, last=True)
 
     def _finish(self) -> None:
-        self.bound.drain(self.membership.side_comm)
-        model = self.bound.consensus(self.membership.side_comm)
+        side = self.membership.side_comm
+        self.bound.drain(side)
+        model = self.bound.consensus(side)
+        side.all_reduce(self.replica.flat.new_zeros(1))  # a consensus may be local, as a leader's: all meet
         self.bound.adopt_(model)
         self._load(model)
 
