@@ -221,6 +221,15 @@ def test_a_file_of_another_model_is_refused_and_nothing_changes(tmp_path: Path) 
         load_packed(tmp_path / "none", built)
 
 
+def test_a_damaged_note_beside_the_tensors_does_no_harm(tmp_path: Path) -> None:
+    path, content = saved(tmp_path)
+    x = torch.randn(2, 3, 8, 8)
+    before = load_packed(path, net())(x)
+    content["state"]._metadata = {"7": 5, "": "x"}
+    torch.save(content, path)
+    assert torch.equal(load_packed(path, net())(x), before)
+
+
 def fuzz(path: Path, good: bytes, count: int, seed: int) -> tuple[int, int]:
     """How many damaged files were refused, and accepted: any other outcome raises."""
     rng, built, x = random.Random(seed), net(), torch.randn(2, 3, 8, 8)

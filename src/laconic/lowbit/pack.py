@@ -158,7 +158,8 @@ def _fill(model: nn.Module, state: dict[str, Any]) -> None:
             )
         if given.layout is not torch.strided or given.device.type != "cpu":
             raise StateError(f"{name} must be a dense tensor, got {given.layout} on {given.device}")
-    model.load_state_dict(state)
+    expected.update(state)  # with the model's own metadata: the file's may be damaged
+    model.load_state_dict(expected)
     for name, layer in packed_layers(model).items():
         try:
             layer.check()
