@@ -115,9 +115,12 @@ def test_drawn_signs_have_the_mean_of_what_they_stand_for() -> None:
 
 
 @pytest.mark.parametrize("bits", [3, 6])
-def test_rounded_gradients_are_powers_of_two_with_the_same_mean(bits: int) -> None:
-    values = torch.tensor([3.0, -1.3, 0.26, 1e-3, -2e-4, 0.0, 4.0])
-    drawn = quantised(values.repeat(100_000), bits, key=9).view(-1, 7)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rounded_gradients_are_powers_of_two_with_the_same_mean(dtype: torch.dtype, bits: int) -> None:
+    values = torch.tensor([3.0, -1.3, 0.26, 1e-3, -2e-4, 0.0, 4.0], dtype=dtype)
+    rounded = quantised(values.repeat(100_000), bits, key=9)
+    assert rounded.dtype == dtype
+    drawn, values = rounded.float().view(-1, 7), values.float()
     levels = {0.0} | {s * 4.0 * 2.0**-i for s in (1, -1) for i in range(2 ** (bits - 1) - 1)}
     assert set(drawn.unique().tolist()) <= levels
     deviation = drawn.std(0) / math.sqrt(100_000)
@@ -133,6 +136,8 @@ def test_gradients_that_are_not_finite_or_tiny_stay_what_they_are() -> None:
     assert quantised(torch.empty(0), 6, 1).numel() == 0
     tiny = torch.tensor([1e-44, -1e-45])
     assert bool(quantised(tiny, 6, 1).isfinite().all())
+    huge = torch.tensor([3e38, -1e38, 65_504.0])
+    assert bool(quantised(huge[1:], 6, 1).isfinite().all())
 
 
 @pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell])

@@ -17,6 +17,7 @@ from torch.autograd.function import Function, once_differentiable
 from laconic import kernels
 
 FINE = 2.0**-24
+EXPONENT = 0x7F800000  # of a float32: [sign | exponent 8 | mantissa 23]
 
 
 def quantised(g: Tensor, bits: int, key: int) -> Tensor:
@@ -27,20 +28,27 @@ def quantised(g: Tensor, bits: int, key: int) -> Tensor:
     >>> quantised(torch.tensor([8.0, -2.0, 0.0]), bits=3, key=1)
     tensor([ 8., -2.,  0.])
     """
-    largest = g.abs().max() if g.numel() else g.new_zeros(())
+    size = g.detach().float().abs()  # exact for half precision too
+    largest = size.max() if g.numel() else size.new_zeros(())
     if not bool(largest.isfinite()) or not bool(largest > 0):
         return g.clone()
-    exponent_of_top = torch.frexp(largest).exponent  # 2^(e - 1) <= largest < 2^e
-    if bool(largest == torch.ldexp(largest.new_ones(()), exponent_of_top - 1)):
-        exponent_of_top = exponent_of_top - 1
-    least = exponent_of_top - ((1 << (bits - 1)) - 2)
-    exponent = torch.frexp(g).exponent - 1  # 2^exponent <= |g| < 2^(exponent + 1)
-    ones = torch.ones_like(g)
-    below = torch.where(exponent < least, torch.zeros_like(g), torch.ldexp(ones, exponent))
-    step = torch.ldexp(ones, torch.maximum(exponent, least))
-    share = (g.abs() - below) / step
-    dither = kernels.dither24(key, g.numel(), device=g.device).view(g.shape).to(g.dtype) * FINE
-    return (below + step * (dither < share)) * g.sign()
+    mantissa, exponent = torch.frexp(largest)  # largest = mantissa 2^exponent, 1/2 <= mantissa < 1
+    top = int(exponent) - int(mantissa == 0.5)
+    least = 2.0 ** (2 - (1 << (bits - 1)))  # of a largest level 1; not below 2^-126, which float32 has
+    share = _scaled_(size, -top)
+    below = (share.view(torch.int32) & EXPONENT).view(torch.float32)  # 2^e <= share < 2^(e + 1)
+    step = below.clamp(min=least)
+    below.mul_(below >= least)
+    share.sub_(below).div_(step)
+    dither = kernels.dither24(key, g.numel(), device=g.device).view(g.shape).float().mul_(FINE)
+    rounded = below.add_(step.mul_(dither < share))
+    return _scaled_(rounded, top).copysign_(g).to(g.dtype)
+
+
+def _scaled_(x: Tensor, exponent: int) -> Tensor:
+    """x 2^exponent, in place: by two factors, as one may be out of the range of float32."""
+    half = exponent // 2
+    return x.mul_(2.0**half).mul_(2.0 ** (exponent - half))
 
 
 def rounded_back(x: Tensor, bits: int, key: int) -> Tensor:
