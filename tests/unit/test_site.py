@@ -39,6 +39,7 @@ PAGES = (
     "pipelines",
     "sparse_training",
     "low_bit",
+    "admm",
     "writing_a_codec",
     "partitions",
 )
