@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import threading
@@ -19,6 +20,9 @@ from laconic.data.memory import Memory
 class OnDisk(Memory):
     """A file of `samples * nbytes` bytes, reserved at once, which goes when it is closed.
 
+    It is `path`, or `path.1`, `path.2` and so on where another memory, of any process, holds that. Holding is
+    a lock of the system, which ends with its process: what a killed run left is taken over, and no two share.
+
     Rows of the current mini-batch and the next one are in RAM. One thread does all reading ahead and all
     writing, in the order of the calls, so a row that is still to be written is read from RAM. It reads and
     writes by call, not by mapping: a full disk is then an `OSError`, where a mapped file would kill the
@@ -30,21 +34,14 @@ class OnDisk(Memory):
 
     def __init__(self, samples: int, nbytes: int, path: Path) -> None:
         super().__init__(samples, nbytes)
-        self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        free, needed = shutil.disk_usage(path.parent).free, samples * nbytes
-        if needed > free:
-            raise StateError(
-                f"{path} needs {needed:,} bytes ({samples:,} samples of {nbytes:,}), the disk has {free:,}"
-                ' free: take another folder, or keep="minmax(bits=8)"'
-            )
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._file, self.path = _own(path)
         try:
-            os.posix_fallocate(self._file, 0, max(1, needed))
-        except OSError as error:
+            _reserve(self._file, self.path, samples, nbytes)
+        except (OSError, StateError):
+            self.path.unlink()
             os.close(self._file)
-            path.unlink()
-            raise _told(error, path, needed) from error
+            raise
         self._rows: dict[int, Tensor] = {}  # of samples that are at hand
         self._late: dict[int, int] = {}  # sample -> writes that wait
         self._wanted: frozenset[int] = frozenset()
@@ -59,7 +56,7 @@ class OnDisk(Memory):
         return self._load(sample) if row is None else row
 
     def write(self, sample: int, row: Tensor) -> None:
-        self._check()
+        self.check()
         own = row.to("cpu", copy=True)
         with self._lock:
             self._rows[sample] = own
@@ -79,16 +76,16 @@ class OnDisk(Memory):
     def flush(self) -> None:
         if self._last is not None:
             self._last.result()  # the thread works in order
-        self._check()
+        self.check()
+
+    def check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
+        self.path.unlink(missing_ok=True)  # while it is ours
         os.close(self._file)
-        self.path.unlink(missing_ok=True)
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
     def _fetch(self, samples: list[int]) -> None:
         for sample in samples:
@@ -115,6 +112,39 @@ class OnDisk(Memory):
                 del self._late[sample]
                 if sample not in self._wanted and self._failure is None:
                     self._rows.pop(sample, None)
+
+
+def _own(path: Path) -> tuple[int, Path]:
+    """An empty file that nobody else holds, open, and its path: the first that is free."""
+    place, turn = path, 0
+    while True:
+        file = os.open(place, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(file, 0)
+        except BlockingIOError:
+            os.close(file)
+            turn += 1
+            place = path.with_name(f"{path.name}.{turn}")
+        except OSError:
+            os.close(file)
+            raise
+        else:
+            return file, place
+
+
+def _reserve(file: int, path: Path, samples: int, nbytes: int) -> None:
+    """Give an empty file its whole size. Raises `OSError` or `StateError` if the disk cannot."""
+    free, needed = shutil.disk_usage(path.parent).free, samples * nbytes
+    if needed > free:
+        raise StateError(
+            f"{path} needs {needed:,} bytes ({samples:,} samples of {nbytes:,}), the disk has {free:,}"
+            ' free: take another folder, or keep="minmax(bits=8)"'
+        )
+    try:
+        os.posix_fallocate(file, 0, max(1, needed))
+    except OSError as error:
+        raise _told(error, path, needed) from error
 
 
 def _write_all(file: int, row: Tensor, offset: int) -> None:
