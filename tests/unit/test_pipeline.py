@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -180,6 +182,35 @@ def test_rows_on_disk_are_those_in_ram(tmp_path):
     assert disk.path.stat().st_size == SAMPLES * 33
     disk.close()
     assert not disk.path.exists()
+
+
+def test_memories_of_one_path_do_not_share_a_file_and_take_over_what_a_killed_run_left(tmp_path):
+    path = tmp_path / "rows"
+    path.write_bytes(b"of a run that was killed" * 9)
+    one, two = OnDisk(SAMPLES, 4, path), OnDisk(SAMPLES, 4, path)
+    assert one.path == path != two.path
+    for memory, value in ((one, 1), (two, 2)):
+        memory.write(3, torch.full((4,), value, dtype=torch.uint8))
+    for memory, value in ((one, 1), (two, 2)):
+        memory.flush()
+        memory.prefetch([])
+        memory.flush()
+        assert memory.read(3).tolist() == [value] * 4
+        assert memory.read(0).tolist() == [0] * 4
+        memory.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_memory_in_ram_takes_pages_as_they_are_written():
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before = resident()
+    memory = InRam(1000, 400_000)
+    assert resident() - before < 40_000_000  # of 400 MB
+    assert not memory.read(999).any()
+    memory.write(7, torch.ones(400_000, dtype=torch.uint8))
+    assert memory.read(7).all()
 
 
 def test_a_disk_without_room_says_the_size_needed(tmp_path):

@@ -6,6 +6,7 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +25,11 @@ class Memory(ABC):
 
     @abstractmethod
     def write(self, sample: int, row: Tensor) -> None:
-        """Keep a row uint8 (nbytes,)."""
+        """Keep a row uint8 (nbytes,). Raises `OSError` if an earlier one could not be written."""
+
+    def check(self) -> None:
+        """Raise `OSError` if something could not be written: no row can be relied on then."""
+        return
 
     def prefetch(self, samples: list[int]) -> None:
         """These are read soon."""
@@ -62,11 +67,11 @@ class Memory(ABC):
 
 
 class InRam(Memory):
-    """A tensor."""
+    """A tensor, whose pages take no memory before they are written."""
 
     def __init__(self, samples: int, nbytes: int) -> None:
         super().__init__(samples, nbytes)
-        self._rows = torch.zeros(samples, nbytes, dtype=torch.uint8)  # untouched pages take no memory yet
+        self._rows = torch.from_numpy(np.zeros((samples, nbytes), np.uint8))  # torch.zeros writes its pages
 
     def read(self, sample: int) -> Tensor:
         return self._rows[sample]
