@@ -77,31 +77,37 @@ class Stale:
 
 @dataclass(frozen=True)
 class Coded:
-    """An input of a layer, coded within its bound."""
+    """The elements of a layer's input, coded within its bound: one for all views that have them in order."""
 
     wire: Tensor
-    order: Order
+    n: int
     coding: Coding
     bound: float
-    signs: bool
 
     @classmethod
     def of(cls, x: Tensor, coding: Coding, bound: float, signs: bool, key: int) -> Coded:
-        order = Order.of(x)
         half = 1.0 if x.dtype is torch.float32 else 0.5  # rounding back to 16 bits adds at most as much again
-        wire = coding.encode(order.flat(x.detach()).float().contiguous(), half * bound, signs, key)
-        return cls(wire, order, coding, bound, signs)
+        flat = Order.of(x).flat(x.detach().resolve_neg()).float().contiguous()
+        return cls(coding.encode(flat, half * bound, signs, key), x.numel(), coding, bound)
 
     @property
     def nbytes(self) -> int:
         return self.wire.numel()
 
-    def unpack(self) -> Tensor:
-        return self.order.shaped(self.coding.decode(self.wire, self.order.shape.numel()))
 
-    def support(self) -> Tensor:
-        """1 where the tensor was not 0, else 0."""
-        return self.order.shaped(kernels.error_bound_support(self.wire, self.order.shape.numel()))
+@dataclass(frozen=True)
+class Input:
+    """An input of a layer: coded elements in its own shape."""
+
+    coded: Coded
+    order: Order
+
+    @property
+    def nbytes(self) -> int:
+        return self.coded.nbytes
+
+    def unpack(self) -> Tensor:
+        return self.order.shaped(self.coded.coding.decode(self.coded.wire, self.coded.n))
 
 
 @dataclass(frozen=True)
@@ -109,13 +115,15 @@ class Support:
     """The mask of a ReLU out of its coded output, which a layer keeps anyway."""
 
     coded: Coded
+    order: Order
 
     @property
     def nbytes(self) -> int:
         return 0
 
     def unpack(self) -> Tensor:
-        return self.coded.support()
+        """1 where the output was not 0, else 0."""
+        return self.order.shaped(kernels.error_bound_support(self.coded.wire, self.coded.n))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
@@ -14,45 +13,15 @@ from torch.overrides import TorchFunctionMode
 
 from laconic.activations.calls import Call
 from laconic.activations.coding import Coding
-from laconic.activations.kept import Coded, Exact, Kept, Shape, Stale, Support, TwoValued
+from laconic.activations.kept import Coded, Exact, Input, Kept, Order, Shape, TwoValued
+from laconic.activations.later import Later
 from laconic.activations.layer import Layer, terms
-from laconic.activations.ledger import Ledger, Watch
+from laconic.activations.ledger import Ledger
+from laconic.activations.twins import Key, Twins, elements
 from laconic.activations.windows import Places, Windows
 from laconic.core.errors import AttachError, NonFiniteError, StateError
 
 Watched = Callable[[Tensor], None]
-Key = tuple[int, int, int, int, torch.dtype]
-FEW = 256  # coded inputs to look for twins among, before the dead ones are forgotten
-
-
-class Later:
-    """The output of a ReLU, until the next call tells whether a layer keeps it anyway."""
-
-    def __init__(self, saved: Tensor, key: Key, label: str) -> None:
-        self.key, self.label = key, label
-        self._saved: Tensor | None = saved
-        self._kept: Kept | None = None
-
-    def settle(self, kept: Kept | None = None) -> int:
-        """Keep this, or a bit an element. Returns its bytes."""
-        if self._kept is None:
-            saved = self._saved
-            assert saved is not None
-            stale = saved._version != self.key[1]
-            self._kept = Stale(saved.shape) if stale else kept or TwoValued.of(saved, saved.new_ones(()))
-            self._saved = None
-        return self._kept.nbytes
-
-    @property
-    def nbytes(self) -> int:
-        """After it was settled."""
-        return self._kept.nbytes if self._kept is not None else 0
-
-    def unpack(self) -> Tensor:
-        """Positive where the output was."""
-        self.settle()
-        assert self._kept is not None
-        return self._kept.unpack()
 
 
 class Session(TorchFunctionMode):
@@ -71,7 +40,7 @@ class Session(TorchFunctionMode):
         self._call: Call | None = None
         self._label = "input"
         self._later: Later | None = None
-        self._coded: dict[Key, tuple[Any, weakref.ref[Coded]]] = {}
+        self._twins = Twins()
         self._key = 0
         self._own: frozenset[int] = frozenset()
         self._hooks = ExitStack()
@@ -153,7 +122,7 @@ class Session(TorchFunctionMode):
         plain = type(saved) in (Tensor, nn.Parameter) and saved.layout is torch.strided
         if not plain or saved.untyped_storage()._cdata in self._own:
             return Exact(saved)
-        call, key = self._call, _key(saved)
+        call, key = self._call, elements(saved)
         role = call.role(saved) if call is not None else ""
         if self._later is not None and not (role == "input" and self._later.key == key):
             self._settle()
@@ -182,25 +151,22 @@ class Session(TorchFunctionMode):
         """An input of a layer, coded within its bound, or the same tensor as another layer coded it."""
         assert call.layer is not None
         bound = call.layer.current(saved) if self.coding.adaptive else 0.0
-        found = self._coded.get(key)
-        coded = found[1]() if found is not None and not found[0].expired() else None
+        coded = self._twins.find(key)
         if coded is not None and coded.bound <= bound:
-            return self._count(saved, coded, call.layer.name, again=True)
+            return self._count(saved, Input(coded, Order.of(saved)), call.layer.name, again=True)
         shared = self._later is not None and self.coding.keeps_signs
         self._key += 1
         try:
             coded = Coded.of(saved, self.coding, bound, shared, self._key)
         except NonFiniteError as error:
             raise NonFiniteError(f"the input of {call.layer.name or 'the model'}: {error}") from None
-        if len(self._coded) >= FEW:
-            self._coded = {k: v for k, v in self._coded.items() if not v[0].expired()}
-        self._coded[key] = Watch(saved.untyped_storage()), weakref.ref(coded)
-        self._settle(Support(coded) if shared else None)
-        return self._count(saved, coded, call.layer.name)
+        self._twins.add(key, saved, coded)
+        self._settle(coded if shared else None)
+        return self._count(saved, Input(coded, Order.of(saved)), call.layer.name)
 
-    def _settle(self, kept: Kept | None = None) -> None:
+    def _settle(self, coded: Coded | None = None) -> None:
         if self._later is not None:
-            nbytes = self._later.settle(kept)
+            nbytes = self._later.settle(coded)
             if self.ledger is not None:
                 self.ledger.settle(self._later.label, nbytes)
             self._later = None
@@ -227,11 +193,6 @@ def _modes() -> list[TorchFunctionMode]:
     """The modes that are open in this thread."""
     found: list[TorchFunctionMode] = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return found
-
-
-def _key(saved: Tensor) -> Key:
-    cdata = saved.untyped_storage()._cdata
-    return int(cdata), int(saved._version), int(saved.storage_offset()), saved.numel(), saved.dtype
 
 
 def _statistics(call: Call) -> Callable[[Tensor], Watched]:
