@@ -64,7 +64,9 @@ def admm(
         start: Steps before the penalty begins; default: 0.
         extragradient: Whether two calls of `optimizer.step()` make one step: a prediction, and the step from
             the same place with the gradient there. For optimisers that step by themselves, so not with
-            methods such as `dgc` that bring their own momentum. Default: False.
+            methods such as `dgc` that bring their own momentum. Takes a much lower learning rate than plain
+            steps: where rate times curvature is 1, the prediction is at the minimum, its gradient is 0, and
+            the weights drift though the loss of the prediction looks well. Default: False.
         keep: Names of modules that stay float32 with everything inside; default: none.
 
     Returns:
