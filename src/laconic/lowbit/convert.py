@@ -13,6 +13,7 @@ from torch import nn
 
 from laconic.core.errors import AttachError
 from laconic.lowbit.add import Add, QuantAdd
+from laconic.lowbit.called import Called
 from laconic.lowbit.evonorm import EvoNormS0, RangeEvoNorm
 from laconic.lowbit.grid import Precision, Rounding
 from laconic.lowbit.layers import QuantConv2d, QuantLinear
@@ -67,7 +68,9 @@ def convert(
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "see model.named_modules()"
             raise AttachError(f"keep: this model has no module {name!r}: {hint}")
-    return _converted(copy.deepcopy(model), "", precision, keep, {})
+    made = _converted(copy.deepcopy(model), "", precision, keep, {})
+    Called(made, [module for module in made.modules() if isinstance(module, (QuantConv2d, QuantLinear))])
+    return made
 
 
 def _converted(

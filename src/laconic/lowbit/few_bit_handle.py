@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from laconic import kernels
 from laconic.core.errors import StateError
 from laconic.lowbit import clipping
+from laconic.lowbit.called import Called
 from laconic.lowbit.pack import pack
 from laconic.lowbit.treated import FEW, place
 
@@ -26,6 +27,7 @@ class FewBitHandle:
         self._before = {name: before for name, (before, _) in pairs.items()}
         self.layers: dict[str, Any] = {name: new for name, (_, new) in pairs.items() if isinstance(new, FEW)}
         place(model, {name: new for name, (_, new) in pairs.items()})
+        self._called = Called(model, self.layers.values())
         for layer in self.layers.values():
             clipping.watch(layer)
         self._signs = self._packed()
@@ -87,6 +89,7 @@ class FewBitHandle:
         """
         for layer in self.layers.values():
             clipping.leave(layer)
+        self._called.remove()
         place(self._model, self._before)
         self.layers, self._before, self._signs = {}, {}, []
 

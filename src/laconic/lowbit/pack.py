@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.core.errors import AttachError, SpecError, StateError
+from laconic.lowbit.called import Called
 from laconic.lowbit.few_bits import FewBits
 from laconic.lowbit.packed_layers import FORMS, Packed
 from laconic.lowbit.treated import KINDS, place
@@ -100,6 +101,7 @@ def load_packed(path: str | Path, model: nn.Module) -> nn.Module:
     layers, state = _parts(found)
     made = copy.deepcopy(model)
     place(made, {name: _empty(made, name, bits) for name, bits in layers.items()})
+    Called(made, packed_layers(made).values())
     _fill(made, state)
     return _for_use(made)
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from laconic.core.errors import AttachError
+from laconic.lowbit.called import refuse_read
 from laconic.lowbit.few_bit_layers import FewBitConv2d, FewBitGRUCell, FewBitLinear, FewBitLSTMCell
 
 KINDS: dict[type, Any] = {
@@ -61,7 +62,8 @@ def candidates(names: dict[str, nn.Module], keep: Collection[str]) -> list[str]:
 
 
 def refuse_unfit(names: dict[str, nn.Module], treated: Collection[str]) -> None:
-    """Raise `AttachError` if a layer to treat has hooks, or shares a weight with another module."""
+    """Raise `AttachError` if a layer to treat is never called, has hooks, or shares a weight with another."""
+    refuse_read(names, treated)
     owners: dict[int, str] = {}
     for name, module in names.items():
         if name in treated and (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from laconic import kernels
 from laconic.core import arguments
 from laconic.core.errors import AttachError
+from laconic.lowbit.called import Called, read
 
 Form = Literal["csr", "2:4", "auto"]
 BUFFERS = {"csr": ("rows", "columns", "values"), "2:4": ("places", "values")}
@@ -144,8 +145,10 @@ def export(model: nn.Module, form: Form = "auto") -> nn.Module:
     arguments.choice("form", form, get_args(Form))
     made = copy.deepcopy(model)
     found: dict[str, SparseLinear | SparseConv2d] = {}
-    for name, layer in made.named_modules():
-        if not isinstance(layer, (nn.Linear, nn.Conv2d)) or not _is_sparse(layer):
+    names = dict(made.named_modules())
+    left = read(names)
+    for name, layer in names.items():
+        if not isinstance(layer, (nn.Linear, nn.Conv2d)) or layer in left or not _is_sparse(layer):
             continue
         chosen = form if form != "auto" else _smaller(layer.weight.detach().flatten(1))
         if chosen == "2:4" and not _is_two_of_four(layer.weight.detach().flatten(1)):
@@ -163,6 +166,7 @@ def export(model: nn.Module, form: Form = "auto") -> nn.Module:
     for name, layer in found.items():
         parent, _, key = name.rpartition(".")
         setattr(made.get_submodule(parent), key, layer)
+    Called(made, found.values())
     return made.eval()
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from laconic.core import arguments
 from laconic.core.errors import AttachError, StateError
+from laconic.lowbit.called import Called, refuse_read
 from laconic.sparsity.densities import Layout, densities
 from laconic.sparsity.layers import SwatConv2d, SwatLinear
 from laconic.sparsity.thresholds import Thresholds
@@ -85,9 +86,7 @@ def swat(
         raise AttachError(
             f"layout {layout!r} leaves every layer dense at sparsity {sparsity}: take a higher one"
         )
-    handle = Swat(model, {name: (treated[name], layer) for name, layer in made.items()})
-    handle._place(made)
-    return handle
+    return Swat(model, {name: (treated[name], layer) for name, layer in made.items()})
 
 
 class Swat:
@@ -97,6 +96,8 @@ class Swat:
         self._model = model
         self._dense = {name: dense for name, (dense, _) in pairs.items()}
         self.layers = {name: sparse for name, (_, sparse) in pairs.items()}
+        self._place(self.layers)
+        self._called = Called(model, self.layers.values())
 
     @property
     def densities(self) -> dict[str, float]:
@@ -132,6 +133,7 @@ class Swat:
 
     def remove(self) -> None:
         """Make the layers dense again, with the parameters they have now. A second call does nothing."""
+        self._called.remove()
         self._place(self._dense)
         self.layers = {}
 
@@ -169,6 +171,7 @@ def _treated(
             f"no layer to treat: of {len(found)} Conv2d and Linear layers, first={first!r} and keep= leave"
             " none; give the model another one, or first='sparse'"
         )
+    refuse_read(names, treated)
     refuse_tied(names, treated)
     return treated
 

@@ -14,6 +14,7 @@ from laconic.core.errors import StateError, WireError
 from laconic.lowbit.admm.layers import PACKED, PackedMatrix
 from laconic.lowbit.admm.tables import Table, table_with
 from laconic.lowbit.admm.weights import Quantised, layer_weights
+from laconic.lowbit.called import Called
 
 PARTS = ("codes", "alpha", "values")
 
@@ -122,7 +123,8 @@ def load_tables(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _with_packed(model: nn.Module, matrices: Mapping[str, dict[str, PackedMatrix]]) -> nn.Module:
-    """The model itself, with these layers replaced."""
+    """The model itself, with these layers replaced, and called."""
+    made = []
     for name, found in matrices.items():
         layer: Any = model.get_submodule(name)
         packed = PACKED[type(layer)](layer, found).train(layer.training)
@@ -130,6 +132,8 @@ def _with_packed(model: nn.Module, matrices: Mapping[str, dict[str, PackedMatrix
             return packed
         parent, _, key = name.rpartition(".")
         setattr(model.get_submodule(parent), key, packed)
+        made.append(packed)
+    Called(model, made)
     return model
 
 

@@ -13,6 +13,7 @@ from torch.optim import LBFGS, Optimizer
 from laconic.core.errors import AttachError, NonFiniteError
 from laconic.lowbit.admm.projection import project
 from laconic.lowbit.admm.tables import Table
+from laconic.lowbit.called import refuse_read
 
 LAYERS = (nn.Embedding, nn.LSTM, nn.GRU, nn.Linear)
 KINDS = ", ".join(kind.__name__ for kind in LAYERS)
@@ -42,6 +43,7 @@ def treated_layers(model: nn.Module, keep: Collection[str] = ()) -> dict[str, nn
     if not found:
         left = "" if not keep else f" outside keep={tuple(keep)!r}"
         raise AttachError(f"no layer to quantise: this model has no {KINDS}{left}")
+    refuse_read(names, found)
     _refuse_unfit(found)
     _refuse_tied(names, found)
     return found
