@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks import pipeline
 from benchmarks.pages.tables import table
-from benchmarks.pipeline_workloads import BETWEEN, CROSSINGS, DENSE
+from benchmarks.pipeline_workloads import BETWEEN, CROSSINGS, DENSE, OURS
 from laconic.report.curves import Curve
 from laconic.report.legend import WIDTH
 from laconic.report.picture import HEIGHT, legend, panel, style
@@ -54,12 +54,13 @@ def pick(found: list[Row], **wanted: Any) -> Row | None:
     return next((row for row in found if all(row[key] == value for key, value in wanted.items())), None)
 
 
-def against(row: Row | None, dense: Row | None) -> str:
-    """`seconds (times faster than dense)`."""
+def against(row: Row | None, *others: Row | None) -> str:
+    """`seconds (times faster than each of the others)`: those that were measured before it in this order."""
     if row is None:
         return "-"
-    times = "" if dense is None or row is dense else f" ({dense['step_s'] / row['step_s']:.1f} x)"
-    return f"{row['step_s']:.2f}{times}"
+    before = others[: others.index(row)] if row in others else others
+    times = [f"{other['step_s'] / row['step_s']:.1f} x" for other in before if other is not None]
+    return f"{row['step_s']:.2f}" + (f" ({', '.join(times)})" if times else "")
 
 
 def _fast(speed: list[Row]) -> Iterator[str]:
@@ -71,14 +72,16 @@ def _fast(speed: list[Row]) -> Iterator[str]:
     windows, micro = about["batch"], about["micro_batches"]
     yield "GPT of 10.8 million parameters, 6 layers 384 wide, windows of 256 letters, a stage on each host,"
     yield f"each with its own emulated link. {windows} windows a step in {micro} micro-batches, 1F1B, all"
-    yield "samples visited before. Two cores compute a layer for so long that no such link is slow, so here"
-    yield f"workers are as if they were fast: {about['about']}, slept; messages"
-    yield f"and coding are real. Seconds of a step, median of {rounds} round{'s' * (rounds != 1)}, and times"
-    yield "faster than dense"
-    yield f"({about['machine']['processor']}, {about['machine']['cores']} cores, shared)."
-    yield "*Dense* is torch's own pipeline, whose 1F1B over gloo sends in one direction at a time. *Dense,"
-    yield "receives first* sends the same float32 by our stages, both ways at once: what compression adds is"
-    yield "against it."
+    yield "samples visited before. Computing these layers takes this machine longer than sending what"
+    yield "crosses them, which would hide most of what compression does. So nothing is computed here: a stage"
+    yield f"sleeps as long as a fast worker would compute, {about['about']}."
+    yield "Messages and coding are real."
+    yield ""
+    yield f"Seconds of a step, median of {rounds} round{'s' * (rounds != 1)}"
+    yield f"({about['machine']['processor']}, {about['machine']['cores']} cores, shared). In brackets, how"
+    yield "many times faster that is than *dense*, torch's own pipeline, whose 1F1B over gloo sends in one"
+    yield "direction at a time; and than *dense, receives first*, which sends the same float32 by our stages,"
+    yield "both ways at once. The second is what compression adds."
     if rounds == 1:
         yield "A single round: whatever else the machine did meanwhile shows in single figures."
     yield ""
@@ -86,10 +89,13 @@ def _fast(speed: list[Row]) -> Iterator[str]:
     cells = []
     for name, spec in CROSSINGS.items():
         picked = [_of(found, spec, stages=stages, link=link, schedule="1f1b") for stages, link in columns]
-        dense = [_of(found, DENSE, stages=stages, link=link, schedule="1f1b") for stages, link in columns]
+        plain, ours = (
+            [_of(found, float32, stages=stages, link=link, schedule="1f1b") for stages, link in columns]
+            for float32 in (DENSE, OURS)
+        )
         megabytes = next((sum(row["sent"]) / 1e6 for row in picked if row is not None), None)
         sent = "-" if megabytes is None else f"{megabytes:.1f}"
-        cells.append([name, sent, *(against(*pair) for pair in zip(picked, dense, strict=True))])
+        cells.append([name, sent, *(against(*each) for each in zip(picked, plain, ours, strict=True))])
     heads = [f"{stages} stages, {link.replace('mbit', ' Mbit/s')}" for stages, link in columns]
     yield from table(("between stages", f"MB a step, {columns[0][0]} stages", *heads), cells)
 
@@ -105,7 +111,8 @@ def _replicas(speed: list[Row]) -> Iterator[str]:
         return
     links = sorted({row["link"] for row in found})
     yield from ("## With replicas", "")
-    yield "Two replicas of two stages: equal stages exchange the gradients of their weights by a method."
+    yield "Two replicas of two stages: equal stages exchange the gradients of their weights by a method. In"
+    yield "brackets, times faster than with nothing compressed."
     yield ""
     cells = []
     for between, called in BETWEEN.items():
@@ -172,11 +179,12 @@ def _computed(speed: list[Row]) -> Iterator[str]:
         return
     yield from ("## Computed by two cores", "")
     yield "The same GPT with every layer computed, two stages: what two cores compute hides most messages."
+    yield "In brackets, times faster than dense, and than dense, receives first."
     yield ""
     cells = []
     for row in sorted(found, key=lambda row: (row["link"], row["spec"] != DENSE)):
-        dense = _of(found, DENSE, link=row["link"])
-        cells.append([row["link"].replace("mbit", " Mbit/s"), name_of(row["spec"]), against(row, dense)])
+        float32 = [_of(found, spec, link=row["link"]) for spec in (DENSE, OURS)]
+        cells.append([row["link"].replace("mbit", " Mbit/s"), name_of(row["spec"]), against(row, *float32)])
     yield from table(("link", "between stages", "step, s"), cells)
 
 
@@ -189,8 +197,8 @@ def _loss(loss: list[Row]) -> Iterator[str]:
     link = one["link"].replace("mbit", " Mbit/s")
     yield f"A smaller GPT (`{one['model']}`: 3 layers, 128 wide, windows of 64) in two stages, over a fixed"
     yield f"set of {one['examples']} windows, {epochs} epochs in batches of {one['batch']}, links of {link}."
-    yield "Loss of the last epoch and on the test set, mean over seeds and"
-    yield "standard deviation; the test has nothing compressed."
+    yield "Loss of the last epoch and on the test set: mean over seeds and standard deviation. Seconds:"
+    yield "median over seeds, here and in the picture. The test has nothing compressed."
     if len({row["seed"] for row in loss}) == 1:
         yield "One seed, and seconds of trainings that ran beside each other and other work: compare losses."
     yield ""
@@ -212,7 +220,7 @@ def _spread(values: list[float]) -> str:
 
 
 def picture() -> str:
-    """Loss against steps and against seconds, mean over seeds, as an SVG."""
+    """Loss, mean over seeds, against steps and against seconds, median over seeds, as an SVG."""
     loss = rows("loss")
     by_step, by_second, shown = [], [], []
     for name, spec in CROSSINGS.items():
@@ -222,7 +230,7 @@ def picture() -> str:
             mean = np.mean([row["loss"] for row in each], axis=0)
             none = np.zeros_like(mean)
             by_step.append(Curve(np.array(each[0]["steps"], dtype=np.float64), mean, none))
-            by_second.append(Curve(np.mean([row["seconds"] for row in each], axis=0), mean, none))
+            by_second.append(Curve(np.median([row["seconds"] for row in each], axis=0), mean, none))
     title = "Two stages over links of 10 Mbit/s, the same windows in every epoch"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from benchmarks import pipeline
 from benchmarks.pages import pipelines
-from benchmarks.pipeline_workloads import AC48, CROSSINGS, DENSE, WORKLOADS
+from benchmarks.pipeline_workloads import AC48, CROSSINGS, DENSE, OURS, WORKLOADS
 
 MACHINE = {"processor": "any", "cores": 2}
 
@@ -44,22 +44,52 @@ def test_every_way_is_compared_with_dense_on_the_same_link(folder: Path) -> None
     assert "median of 3 rounds" in text
 
 
+def test_what_compression_adds_is_against_float32_sent_the_same_way(folder: Path) -> None:
+    for spec, step_s in ((DENSE, 2.0), (OURS, 1.2), (AC48, 0.4)):
+        keep(folder, pipeline.Case("fast", 2, "100mbit", spec), step_s)
+        keep(folder, pipeline.Case("computed", 2, "100mbit", spec), 2 * step_s)
+    text = pipelines.page()
+    assert "| dense | 6.0 | 2.00 |" in text
+    assert "| dense, receives first | 6.0 | 1.20 (1.7 x) |" in text
+    assert "| AC-SGD 4/8 | 6.0 | 0.40 (5.0 x, 3.0 x) |" in text
+    assert "| 100 Mbit/s | AC-SGD 4/8 | 0.80 (5.0 x, 3.0 x) |" in text
+    assert "| 100 Mbit/s | dense, receives first | 2.40 (1.7 x) |" in text
+
+
 def test_replicas_are_compared_with_dense_stages_and_dense_replicas(folder: Path) -> None:
     keep(folder, pipeline.Case("fast", 2, "100mbit", DENSE, 2), 3.0)
     keep(folder, pipeline.Case("fast", 2, "100mbit", AC48, 2, "cgx(bits=4)"), 0.6)
     assert "| AC-SGD 4/8 | cgx | 0.60 (5.0 x) |" in pipelines.page()
 
 
-def test_losses_are_means_over_seeds(folder: Path) -> None:
-    (folder / "loss").mkdir()
-    for seed, loss in enumerate((1.0, 1.2)):
-        row = {
-            "spec": DENSE, "seed": seed, "steps": [32, 64], "seconds": [3.0, 6.0], "loss": [2.0, loss],
-            "train_loss": loss, "test_loss": 2 * loss, "machine": MACHINE,
-            "settings": {"model": "gpt", "examples": 512, "batch": 16, "stages": 2, "link": "10mbit"},
-        }  # fmt: skip
-        (folder / "loss" / f"{seed}.json").write_text(json.dumps(row))
-    assert "| dense | 1.1000 ± 0.1414 | 2.2000 ± 0.2828 | 6 | 2 |" in pipelines.page()
+def trained(folder: Path, seed: int, loss: float, seconds: float) -> None:
+    row = {
+        "spec": DENSE, "seed": seed, "steps": [32, 64], "seconds": [seconds / 2, seconds],
+        "loss": [2.0, loss], "train_loss": loss, "test_loss": 2 * loss, "machine": MACHINE,
+        "settings": {"model": "gpt", "examples": 512, "batch": 16, "stages": 2, "link": "10mbit"},
+    }  # fmt: skip
+    (folder / "loss").mkdir(exist_ok=True)
+    (folder / "loss" / f"{seed}.json").write_text(json.dumps(row))
+
+
+def test_losses_are_means_over_seeds_and_seconds_medians(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed, (loss, seconds) in enumerate(((1.0, 6.0), (1.2, 6.0), (1.4, 60.0))):
+        trained(folder, seed, loss, seconds)
+    text = pipelines.page()
+    assert "| dense | 1.2000 ± 0.2000 | 2.4000 ± 0.4000 | 6 | 3 |" in text
+    assert "mean over seeds" in text and "median over seeds" in text
+    drawn: list[list[Any]] = []
+    monkeypatch.setattr(pipelines, "panel", lambda curves, *_, **__: drawn.append(curves) or "")
+    pipelines.picture()
+    (by_step,), (by_second,) = drawn
+    assert [*by_step.y] == [*by_second.y] == pytest.approx([2.0, 1.2])
+    assert [*by_second.x] == [3.0, 6.0]
+
+
+def test_the_picture_has_a_line_for_each_way(folder: Path) -> None:
+    trained(folder, 0, 1.0, 6.0)
     assert pipelines.picture().count("<polyline") == 2
 
 
