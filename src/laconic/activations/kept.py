@@ -48,15 +48,26 @@ class Order:
 
 @dataclass(frozen=True)
 class Exact:
-    """The tensor itself."""
+    """The tensor itself: a parameter as it is, a result as an alias without its history.
+
+    An operation's own output, kept with its history, would hold the operation that holds it: for ever.
+    """
 
     tensor: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, saved: Tensor) -> Exact:
+        return cls(saved if saved.is_leaf else saved.detach(), saved._version)
 
     @property
     def nbytes(self) -> int:
         return self.tensor.untyped_storage().nbytes()
 
     def unpack(self) -> Tensor:
+        """Raises `RuntimeError` where it was changed since: torch checks only what no hook has packed."""
+        if self.tensor._version != self.version:
+            raise _changed("a tensor that backward needs", self.tensor.shape)
         return self.tensor
 
 
@@ -69,10 +80,14 @@ class Stale:
 
     def unpack(self) -> Tensor:
         """Raises `RuntimeError`, as torch does for a saved tensor that was changed."""
-        raise RuntimeError(
-            f"the output of a ReLU, {tuple(self.shape)}, was changed in place before backward: use an"
-            " operation that is not in place after it"
-        )
+        raise _changed("the output of a ReLU", self.shape)
+
+
+def _changed(what: str, shape: torch.Size) -> RuntimeError:
+    return RuntimeError(
+        f"{what}, {tuple(shape)}, was changed in place before backward: use an operation that is not in"
+        " place after it"
+    )
 
 
 @dataclass(frozen=True)

@@ -121,13 +121,13 @@ class Session(TorchFunctionMode):
     def _pack(self, saved: Tensor) -> Kept:
         plain = type(saved) in (Tensor, nn.Parameter) and saved.layout is torch.strided
         if not plain or saved.untyped_storage()._cdata in self._own:
-            return Exact(saved)
+            return Exact.of(saved)
         call, key = self._call, elements(saved)
         role = call.role(saved) if call is not None else ""
         if self._later is not None and not (role == "input" and self._later.key == key):
             self._settle()
         if call is None:
-            return self._count(saved, Exact(saved), "elsewhere")
+            return self._count(saved, Exact.of(saved), "elsewhere")
         label = self._label = (
             call.layer.name if call.layer else f"{self._label.partition(' ')[0]} > {call.op}"
         )
@@ -136,7 +136,7 @@ class Session(TorchFunctionMode):
             return self._count(saved, self._later, label, again=True)
         if role == "input" or role == "norm":
             return self._input(saved, call, key)
-        kept: Kept = Exact(saved)
+        kept: Kept = Exact.of(saved)
         if role == "mask":
             kept = TwoValued.of(saved, saved.amax() if saved.dtype is not torch.bool else saved.new_ones(()))
         elif role == "shape":
