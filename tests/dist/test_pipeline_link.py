@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
 
 import laconic
-from laconic.core.errors import NonFiniteError, PeerError
+from laconic.core.errors import LaconicError, NonFiniteError, PeerError
 from tests.dist.pipelines import block, data, loss_fn
 
 
@@ -41,7 +43,7 @@ def test_a_link_takes_any_codec(pool, spec, backward):
     for mine, plain, _ in found:
         assert (mine - plain).norm() < 0.3 * plain.norm()
     (_, _, zero), (_, _, one) = found
-    assert zero.forward_sent == one.forward_received > 0 == one.forward_sent
+    assert zero.forward_sent == one.forward_received > one.forward_sent == zero.forward_received == 3 * 24
     assert one.backward_sent == zero.backward_received > 0 == zero.backward_sent
     assert zero.steps == one.steps == 3
 
@@ -65,3 +67,101 @@ def test_nan_is_told_on_both_sides(pool):
     (zero, _), (one, after) = pool.run(2, spoiled)
     assert zero[0] == "NonFiniteError" and one[0] == "PeerError" and "rank 0" in one[1]
     assert after == [1.0, 2.0]
+
+
+def told(call):
+    """The error that a call raises, as its class and words."""
+    try:
+        call()
+    except (LaconicError, RuntimeError) as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+UNLIKE = {  # of the sender, and of the receiver
+    "shorter": ({"shape": (1000,)}, {"shape": (10,)}),
+    "longer": ({"shape": (10,)}, {"shape": (1000,)}),
+    "another dtype": ({"dtype": torch.float16}, {}),
+    "another codec": ({"codec": "dense()"}, {}),
+    "another seed": ({"seed": 1}, {}),
+    "integers": ({"dtype": torch.int64}, {"dtype": torch.int64}),
+}
+
+
+def crossed(link, shape, dtype):
+    if dist.get_rank() == 0:
+        link.send(torch.ones(shape, dtype=dtype), to=1)
+    else:
+        link.receive(shape, source=0, dtype=dtype)
+
+
+def unlike(each):
+    """What both ranks hear where they disagree, and what comes after."""
+    found = []
+    for sides in each:
+        given = {"shape": (10,), "dtype": torch.float32, "codec": "minmax(bits=8)", "seed": 0}
+        given |= sides[dist.get_rank()]
+        link = laconic.pipeline.link(given["codec"], seed=given["seed"])
+        said = told(functools.partial(crossed, link, given["shape"], given["dtype"]))
+        after = laconic.pipeline.link("dense()")
+        if dist.get_rank() == 0:
+            after.send(torch.tensor([1.0, 2.0]), to=1)
+        found.append((said, None if dist.get_rank() == 0 else after.receive((2,), source=0).tolist()))
+    return found
+
+
+def test_ends_that_disagree_are_told_on_both_sides(pool):
+    zeros, ones = pool.run(2, unlike, list(UNLIKE.values()))
+    for how, (zero, _), (one, after) in zip(UNLIKE, zeros, ones, strict=True):
+        if how == "integers":
+            assert zero[0] == "AttachError" and "int64" in zero[1]
+            assert one[0] == "PeerError" and "rank 0" in one[1]
+        else:
+            assert zero[0] == one[0] == "WireError"
+            assert "rank 1" in zero[1] and "rank 0" in one[1] and "equal" in one[1]
+        assert after == [1.0, 2.0]
+
+
+def without_gradients(sender, receiver):
+    """Whether each end's tensor requires a gradient where a side has none of it; what `backward` says."""
+    link = laconic.pipeline.link("minmax(bits=8)")
+    if dist.get_rank() == 0:
+        token = link.send(torch.ones(4, 4, requires_grad=sender), to=1)
+        return token.requires_grad, told(token.backward)
+    with torch.set_grad_enabled(receiver):
+        out = link.receive((4, 4), source=0)
+    weight = torch.ones((), requires_grad=True)
+    return out.requires_grad, told((out * weight).sum().backward), weight.grad is not None
+
+
+@pytest.mark.parametrize("sender, receiver", [(False, True), (True, False), (False, False), (True, True)])
+def test_a_gradient_goes_back_only_where_both_ends_want_it(pool, sender, receiver):
+    zero, one = pool.run(2, without_gradients, sender, receiver)
+    assert one == (sender and receiver, None, True)
+    assert zero[0] == sender
+    if sender and receiver:
+        assert zero[1] is None
+    else:
+        kind = "PeerError" if sender else "RuntimeError"  # torch's own word of a scalar without gradient
+        assert zero[1][0] == kind and "grad" in zero[1][1]
+
+
+def counted():
+    """A tensor of 100 elements in 8 bits and its gradient: figures, and an empty one."""
+    link = laconic.pipeline.link("minmax(bits=8, block=100)")
+    if dist.get_rank() == 0:
+        link.send(torch.ones(100, requires_grad=True), to=1).backward()
+        link.send(torch.ones(0), to=1)
+    else:
+        link.receive((100,), source=0).sum().backward()
+        assert link.receive((0,), source=0).shape == (0,)
+    return link.stats()
+
+
+def test_bytes_are_those_of_the_docstring(pool):
+    zero, one = pool.run(2, counted)
+    body = 100 + 8
+    assert zero.forward_sent == one.forward_received == 24 + body + 24
+    assert one.forward_sent == zero.forward_received == 2 * 24  # answers
+    assert one.backward_sent == zero.backward_received == 24 + body
+    assert zero.ratio > 2 and one.ratio > 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,11 +12,12 @@ from torch import Tensor
 
 from laconic.codecs.dense import Dense
 from laconic.core.codec import Codec
-from laconic.core.errors import NonFiniteError, PeerError
+from laconic.core.errors import AttachError, LaconicError, PeerError, WireError
 from laconic.exchange.method import lift_codec
 from laconic.pipeline.channel import Channel, Coded, Plain, Visit
 from laconic.pipeline.links import Direction
-from laconic.pipeline.message import HEADER, PeerFailed, digest, length, opened, sealed
+from laconic.pipeline.message import digest
+from laconic.pipeline.offer import HEADER, Offer, State
 from laconic.pipeline.stats import Stats, Traffic
 
 
@@ -33,7 +35,10 @@ def link(
         loss_fn(second_half(link.receive((32, 256), source=0)), y).backward()         # rank 1
 
     Calls block, and match in order. Each message goes once, without memory: for changes by sample see
-    `laconic.pipeline.compress`.
+    `laconic.pipeline.compress`. Before a tensor goes an offer of 24 bytes, its length and a digest of shape,
+    dtype, codec and turn, and the answer to it, 24 bytes too, so that ends that disagree both hear of it; a
+    gradient has an offer and no answer, and goes only where both ends want one. So a tensor costs a round
+    trip of the link beside its bytes.
 
     Args:
         codec: any codec or selector, of what is sent.
@@ -58,8 +63,10 @@ class Link:
         self._group, self._seed = group, seed
         self._traffic = Traffic()
         self._turns: dict[tuple[str, int, int], int] = {}
-        self._exact = dist.get_backend(group) != "gloo"
         self._rank = dist.get_rank(group)
+
+    def __repr__(self) -> str:
+        return f"link({self._codecs['forward']!r}, backward={self._codecs['backward']!r})"
 
     def send(self, x: Tensor, to: int) -> Tensor:
         """Send x to a rank that calls `receive`.
@@ -69,12 +76,15 @@ class Link:
             to: the other rank.
 
         Returns:
-            A token, a scalar of zero: its `backward()` waits for the gradient of x, and goes on from there.
+            A token, a scalar of zero, which requires a gradient where x does: its `backward()` waits for that
+            of x, and goes on from there. It raises `PeerError` where the receiver has disabled gradients, and
+            waits in vain, up to the time-out of the group, where it does not use what it received.
 
         Raises:
-            NonFiniteError: for NaN and Inf; the receiver raises `PeerError`.
+            NonFiniteError, AttachError: for NaN and Inf, and integers; the receiver raises `PeerError`.
+            WireError: The two sides disagree; the receiver raises it too.
         """
-        token: Tensor = _Send.apply(x, self, to)  # type: ignore[no-untyped-call]
+        token: Tensor = _Send.apply(x, self, to, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
         return token
 
     def receive(
@@ -93,15 +103,19 @@ class Link:
             device: where it is wanted.
 
         Returns:
-            A tensor that requires a gradient where gradients are enabled.
+            A tensor that requires a gradient where gradients are enabled, and what was sent requires one.
 
         Raises:
             PeerError: The sender could not send it.
-            WireError: The two sides disagree.
+            WireError: The two sides disagree; the sender raises it too.
         """
-        start = torch.zeros((), dtype=dtype, device=device, requires_grad=torch.is_grad_enabled())
-        out: Tensor = _Receive.apply(start, torch.Size(shape), self, source)  # type: ignore[no-untyped-call]
-        return out
+        wanted = torch.is_grad_enabled()
+        out = torch.empty(tuple(shape), dtype=dtype, device=device)
+        if not (self.get("forward", out, source, wanted) and wanted):
+            return out
+        start = torch.zeros((), dtype=dtype, device=device, requires_grad=True)
+        received: Tensor = _Receive.apply(start, _Arrived(out), self, source)  # type: ignore[no-untyped-call]
+        return received
 
     def stats(self) -> Stats:
         """Bytes and seconds of this rank since the start; a step is a tensor sent or received."""
@@ -109,67 +123,119 @@ class Link:
             self._traffic, steps=sum(n for (way, *_), n in self._turns.items() if way == "forward")
         )
 
-    def put(self, direction: Direction, x: Tensor, to: int) -> None:
-        """One message to a rank. If x cannot be sent, the other side hears that, and this raises."""
-        channel, visit = self._next(direction, x.shape, x.dtype, self._rank, to)
-        room = HEADER.size + channel.room(visit) if self._exact else None
-        body, failure = None, None
-        try:
-            body = channel.encode(x, visit)
-        except NonFiniteError as error:
-            failure = NonFiniteError(f"rank {self._rank}, to rank {to}, {direction}: {error}")
-        message = sealed(body, digest(*channel.agreed(visit)), x.device, room)
-        self._traffic.sent(direction, message.numel(), x.nbytes, 0.0)
-        dist.send(message, group=self._group, group_dst=to)
-        if failure is not None:
-            raise failure
+    def put(self, direction: Direction, x: Tensor, to: int, wanted: bool = False) -> bool:
+        """Offer x to a rank, and send it. If it cannot be sent, the other side hears that, and this raises.
 
-    def get(self, direction: Direction, out: Tensor, source: int) -> Tensor:
-        """One message from a rank, decoded to `out`."""
-        channel, visit = self._next(direction, out.shape, out.dtype, source, self._rank)
-        size = channel.room(visit) if self._exact else channel.most
-        message = torch.empty(HEADER.size + size, dtype=torch.uint8, device=out.device)
-        dist.recv(message, group=self._group, group_src=source)
-        self._traffic.received(direction, message.numel() if self._exact else length(message), 0.0)
+        Returns:
+            Whether a gradient comes back: `wanted` here, and there.
+        """
+        channel, visit, agreed = self._next(direction, x.shape, x.dtype, self._rank, to)
         try:
-            channel.decode_(opened(message, digest(*channel.agreed(visit))), out, visit)
-        except PeerFailed:
+            if not (x.is_floating_point() or isinstance(channel, Plain)):
+                raise AttachError(
+                    f"a tensor of {x.dtype}, and codecs are about floating-point numbers: send it by a link"
+                    " of dense(), or cast it to float32"
+                )
+            body = channel.encode(x, visit)
+        except Exception as error:
+            self._tell(direction, Offer(State.FAILED), x.device, to, dense=0)
+            if isinstance(error, LaconicError):
+                raise type(error)(f"rank {self._rank}, to rank {to}, {direction}: {error}") from error
+            raise
+        offer = Offer(State.OFFERED, wanted, body.numel(), agreed)
+        self._tell(direction, offer, x.device, to, dense=x.nbytes)
+        answer = self._hear(direction, x.device, to) if direction == "forward" else offer
+        if answer.state is State.REFUSED:
+            raise WireError(self._unlike(channel, to))
+        if body.numel():
+            dist.send(body.contiguous(), group=self._group, group_dst=to)
+            self._traffic.sent(direction, body.numel(), 0, 0.0)
+        return wanted and answer.gradient
+
+    def get(self, direction: Direction, out: Tensor, source: int, wanted: bool = False) -> bool:
+        """One tensor from a rank, decoded to `out`; whether its gradient is wanted there."""
+        channel, visit, agreed = self._next(direction, out.shape, out.dtype, source, self._rank)
+        offer = self._hear(direction, out.device, source)
+        if offer.state is State.FAILED:
             raise PeerError(
-                f"rank {self._rank}: rank {source} could not send: its tensor holds NaN or Inf"
-            ) from None
-        return out
+                f"rank {self._rank}: rank {source} could not send its tensor, and says why: its own error"
+                " names it"
+            )
+        alike = offer.agreed == agreed
+        if direction == "forward":
+            answer = Offer(State.OFFERED if alike else State.REFUSED, wanted)
+            self._tell(direction, answer, out.device, source, dense=0)
+        if not alike:
+            raise WireError(self._unlike(channel, source))
+        body = torch.empty(offer.nbytes, dtype=torch.uint8, device=out.device)
+        if offer.nbytes:
+            dist.recv(body, group=self._group, group_src=source)
+            self._traffic.received(direction, offer.nbytes, 0.0)
+        channel.decode_(body, out, visit)
+        return offer.gradient
+
+    def _tell(self, direction: Direction, offer: Offer, device: torch.device, to: int, *, dense: int) -> None:
+        dist.send(offer.message(device), group=self._group, group_dst=to)
+        self._traffic.sent(direction, HEADER.size, dense, 0.0)
+
+    def _hear(self, direction: Direction, device: torch.device, source: int) -> Offer:
+        message = torch.empty(HEADER.size, dtype=torch.uint8, device=device)
+        dist.recv(message, group=self._group, group_src=source)
+        self._traffic.received(direction, HEADER.size, 0.0)
+        return Offer.of(message)
+
+    def _unlike(self, channel: Channel, other: int) -> str:
+        return (
+            f"rank {self._rank} has {channel.dtype} of {tuple(channel.shape)} by {self!r}, and rank {other}"
+            " another shape, dtype, codec or seed, or is at another turn: make links of equal arguments on"
+            " both ranks, name the shape and dtype of what is sent, and match calls in order"
+        )
 
     def _next(
         self, direction: Direction, shape: torch.Size, dtype: torch.dtype, source: int, to: int
-    ) -> tuple[Channel, Visit]:
-        """The channel of the next message from one rank to another."""
+    ) -> tuple[Channel, Visit, int]:
+        """The channel of the next tensor from one rank to another, and a digest of what both must have."""
         turn = self._turns.get((direction, source, to), 0)
         self._turns[direction, source, to] = turn + 1
-        name, codec = f"{source}>{to}:{direction}", self._codecs[direction]
+        name, codec, visit = f"{source}>{to}:{direction}", self._codecs[direction], Visit(turn, 0, None)
+        channel: Channel = Coded(name, shape, dtype, self._seed, codec)
         if isinstance(codec, Dense):
-            return Plain(name, shape, dtype, self._seed), Visit(turn, 0, None)
-        return Coded(name, shape, dtype, self._seed, codec), Visit(turn, 0, None)
+            channel = Plain(name, shape, dtype, self._seed)
+        return channel, visit, digest(*channel.agreed(visit), repr(self), str(self._seed))
+
+
+@dataclass(frozen=True)
+class _Arrived:
+    """A tensor on its way past autograd, which would take an argument for one of its own."""
+
+    out: Tensor
 
 
 class _Send(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ends: Link, to: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, ends: Link, to: int, enabled: bool) -> Tensor:
         ctx.ends, ctx.to, ctx.like = ends, to, torch.empty_like(x, device="meta")
         ctx.device = x.device
-        ends.put("forward", x, to)
-        return x.new_zeros(())
+        ctx.comes = ends.put("forward", x, to, enabled and ctx.needs_input_grad[0])
+        return torch.zeros((), dtype=x.dtype, device=x.device)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        if not ctx.comes:
+            raise PeerError(
+                f"rank {ctx.to} received this tensor without gradients, so none comes back: let it call"
+                " receive where gradients are enabled, or send what requires none"
+            )
         out = torch.empty(ctx.like.shape, dtype=ctx.like.dtype, device=ctx.device)
-        return ctx.ends.get("backward", out, ctx.to), None, None
+        ctx.ends.get("backward", out, ctx.to)
+        return out, None, None, None
 
 
 class _Receive(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, start: Tensor, shape: torch.Size, ends: Link, source: int) -> Tensor:
+    def forward(ctx: Any, start: Tensor, arrived: _Arrived, ends: Link, source: int) -> Tensor:
         ctx.ends, ctx.source = ends, source
-        return ends.get("forward", start.new_empty(shape), source)
+        return arrived.out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:

@@ -82,6 +82,6 @@ class Stats:
 
     @property
     def ratio(self) -> float:
-        """How many times fewer bytes this rank has sent than torch's own stage; 1 before it has sent any."""
-        sent = self.forward_sent + self.backward_sent
-        return (self.dense_forward + self.dense_backward) / sent if sent else 1.0
+        """How many times fewer bytes this rank has sent than torch's own stage; 1 before a tensor went."""
+        dense = self.dense_forward + self.dense_backward
+        return dense / (self.forward_sent + self.backward_sent) if dense else 1.0
