@@ -313,8 +313,8 @@ def full_disk(folder, later):
             handle.samples = order(step)
             said.append(told(lambda step=step: pipeline.train(order(step))))
             for each in handle._changes():
-                if each.opened:
-                    told(each.memory.flush)
+                if each.buffer.opened:
+                    told(each.buffer.memory.flush)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     return said

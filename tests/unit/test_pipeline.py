@@ -13,10 +13,12 @@ import laconic
 from laconic.core.errors import AttachError, NonFiniteError, SpecError, StateError, WireError
 from laconic.data.memory import InRam
 from laconic.data.on_disk import OnDisk
+from laconic.pipeline.buffer import Buffer
 from laconic.pipeline.changes import Changes
 from laconic.pipeline.channel import Coded, Visit
 from laconic.pipeline.compress import check_version
 from laconic.pipeline.message import HEADER, PeerFailed, opened, sealed
+from laconic.pipeline.place import Place
 from laconic.pipeline.step import checked_ids
 
 ROWS, LONG, WIDE, SAMPLES = 4, 32, 64, 16
@@ -81,11 +83,11 @@ def test_what_arrives_is_what_both_sides_keep(spec, keep):
             assert body.numel() <= receiver.room(visit) <= receiver.most
             receiver.decode_(body, out, visit)
             for row, sample in zip(out, ids.tolist(), strict=True):
-                kept = sender.keep.decode(sender.memory.read(sample), sender.n)
+                kept = sender.keep.decode(sender.buffer.memory.read(sample), sender.n)
                 turned = row.T if sender.change.along == "channels" else row
                 assert torch.equal(turned.flatten(), kept)
-        assert sender.digest() == receiver.digest() != ""
-    assert sender.first_visits == SAMPLES and sender.changes == 2 * SAMPLES
+        assert sender.buffer.digest() == receiver.buffer.digest() != ""
+    assert sender.buffer.first_visits == SAMPLES and sender.buffer.changes == 2 * SAMPLES
 
 
 def test_a_thousand_visits_leave_both_sides_equal_whatever_their_order():
@@ -97,8 +99,8 @@ def test_a_thousand_visits_leave_both_sides_equal_whatever_their_order():
         visit = Visit(step, 0, torch.randperm(SAMPLES, generator=rng)[:2])
         x += 0.1 * torch.randn(x.shape, generator=rng)
         receiver.decode_(sender.encode(x[visit.ids], visit), out, visit)
-    assert sender.digest() == receiver.digest() != ""
-    assert sender.changes == receiver.changes == 2000 - SAMPLES
+    assert sender.buffer.digest() == receiver.buffer.digest() != ""
+    assert sender.buffer.changes == receiver.buffer.changes == 2000 - SAMPLES
     assert float((out - x[visit.ids]).norm() / out.norm()) < 0.5
 
 
@@ -134,7 +136,7 @@ def test_nan_leaves_no_trace():
     x[2, 0, 0] = float("nan")
     with pytest.raises(NonFiniteError):
         channel.encode(x, visit)
-    assert not channel.seen.any() and not channel.changes and not channel.first_visits
+    assert not channel.buffer.seen.any() and channel.buffer.changes == channel.buffer.first_visits == 0
 
 
 @pytest.mark.parametrize("spec", ["change(minmax(bits=4))", "change(sparse(topk(density=0.1)))"])
@@ -142,11 +144,11 @@ def test_a_cut_or_lengthened_body_raises_and_writes_nothing(spec):
     sender, receiver = side(spec), side(spec)
     visit, out = Visit(0, 0, torch.arange(ROWS)), torch.zeros(ROWS, LONG, WIDE)
     receiver.decode_(sender.encode(settling(0)[:ROWS], visit), out, visit)
-    body, before = sender.encode(settling(1)[:ROWS], visit), receiver.digest()
+    body, before = sender.encode(settling(1)[:ROWS], visit), receiver.buffer.digest()
     for wrong in (body[:-1], body[:3], torch.cat([body, body[:1]]), body[:0]):
         with pytest.raises(WireError):
             receiver.decode_(wrong.clone(), out, visit)
-        assert receiver.digest() == before
+        assert receiver.buffer.digest() == before
 
 
 def test_messages_are_checked():
@@ -216,6 +218,40 @@ def test_memory_in_ram_takes_pages_as_they_are_written():
 def test_a_disk_without_room_says_the_size_needed(tmp_path):
     with pytest.raises(StateError, match=r"needs 1,125,899,906,842,624 bytes"):
         OnDisk(1 << 30, 1 << 20, tmp_path / "rows")
+
+
+@pytest.mark.parametrize("most, words", [(None, "free memory allows 80"), (100, "most_bytes allows 100")])
+def test_bounds_of_several_buffers_add_up(monkeypatch, most, words):
+    """A buffer of 60 bytes is promised, and 20 of them are taken; another of 40 fits, then none of 10."""
+    monkeypatch.setattr("laconic.pipeline.place.free_ram", lambda: 80)
+    place, opened = Place(None, most), []
+    for samples, seen in ((6, 2), (4, 0)):
+        memory = place.open("0>1:0", samples, 10, opened, 0)
+        buffer = Buffer(samples, lambda memory=memory: memory)
+        assert buffer.memory is memory
+        buffer.seen[:seen] = True
+        opened.append(buffer)
+    with pytest.raises(StateError, match=words):
+        place.open("2>3:0", 1, 10, opened, 0)
+
+
+def test_what_a_step_changes_waits_for_its_end():
+    sender, receiver = side("change(minmax(bits=4))"), side("change(minmax(bits=4))")
+    out, ids = torch.zeros(ROWS, LONG, WIDE), torch.arange(ROWS)
+    for epoch, ends in enumerate((False, True, False, True)):
+        before, version = sender.buffer.digest(), sender.buffer.version
+        for micro in range(2):
+            visit = Visit(epoch, micro, ids + ROWS * micro, may_fail=True)
+            receiver.decode_(sender.encode(settling(epoch)[visit.ids], visit), out, visit)
+        for each in (sender.buffer, receiver.buffer):
+            assert each.version == version and (epoch == 0 or each.digest() == before)
+            (each.settle if ends else each.discard)()
+        assert (sender.buffer.digest(), sender.buffer.version) == (
+            receiver.buffer.digest(),
+            receiver.buffer.version,
+        )
+        assert (sender.buffer.version != version) == ends
+    assert sender.buffer.first_visits == sender.buffer.changes == 2 * ROWS
 
 
 def test_ac_sgd_is_its_pair_of_codings():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from laconic.core.codec import Codec
 from laconic.core.errors import WireError
 from laconic.core.framing import as_bytes, unsigned
 from laconic.data.memory import Memory
+from laconic.pipeline.buffer import Buffer
 from laconic.pipeline.channel import Channel, Coded, Plain, Visit, as_vector, check_finite
 from laconic.pipeline.codings.change import Change
 
@@ -23,7 +23,8 @@ class Changes(Channel):
     """m[sample] for each sample, as bytes of the codec `keep`.
 
     Body: the wires of the micro-batch's samples, in order; led by their lengths, uint32 (rows,), unless both
-    codecs have fixed sizes. Both sides keep decode(keep.encode(m + decoded change)), bit for bit the same.
+    codecs have fixed sizes. Both sides keep decode(keep.encode(m + decoded change)), bit for bit the same: at
+    once, or where the visit is of a step that may still fail, when `buffer.settle` is called.
     """
 
     def __init__(
@@ -40,19 +41,8 @@ class Changes(Channel):
         super().__init__(name, shape, dtype, seed)
         self.change, self.keep = change, keep
         self.rows, self.n = (shape[0] if shape else 1), shape[1:].numel()  # samples, and elements of each
-        self._open = memory
-        self.seen = torch.zeros(samples, dtype=torch.bool)
-        self.first_visits = self.changes = 0
-
-    @cached_property
-    def memory(self) -> Memory:
-        """The rows, opened at the first visit. Raises `StateError` or `OSError` if there is no room."""
-        return self._open(self.name, self.keep.nbytes(self.n))
-
-    @property
-    def opened(self) -> bool:
-        """Whether there is a memory yet."""
-        return "memory" in self.__dict__
+        self.row_bytes = keep.nbytes(self.n)
+        self.buffer = Buffer(samples, lambda: memory(name, self.row_bytes))
 
     @property
     def fixed(self) -> bool:
@@ -71,8 +61,11 @@ class Changes(Channel):
         return wires + (0 if self.fixed else 4 * self.rows)
 
     def agreed(self, visit: Visit) -> tuple[bytes | str, ...]:
-        ids = b"" if visit.ids is None or not visit.training else visit.ids.numpy().tobytes()
-        return *super().agreed(visit), ids, self._known(visit).numpy().tobytes()
+        alike = super().agreed(visit)
+        if not visit.training or visit.ids is None:
+            return alike
+        known = self._known(visit).numpy().tobytes()
+        return *alike, visit.ids.numpy().tobytes(), known, self.buffer.version
 
     def encode(self, x: Tensor, visit: Visit) -> Tensor:
         check_finite(x)
@@ -87,11 +80,12 @@ class Changes(Channel):
                 wire = self.change.first_codec.encode(a, self.key(visit, sample))
                 values.append(self.change.first_codec.decode(wire, self.n))
             wires.append(wire)
-        self._remember(values, visit)
-        if self.fixed:
-            return torch.cat(wires)
-        lengths = as_bytes(torch.tensor([wire.numel() for wire in wires], dtype=torch.int32))
-        return torch.cat([lengths.to(x.device), *wires])
+        if not self.fixed:
+            lengths = as_bytes(torch.tensor([wire.numel() for wire in wires], dtype=torch.int32))
+            wires.insert(0, lengths.to(x.device))
+        body = torch.cat(wires)
+        self._remember(values, visit, body)
+        return body
 
     def decode_(self, body: Tensor, out: Tensor, visit: Visit) -> None:
         known = self._known(visit).tolist()
@@ -102,23 +96,15 @@ class Changes(Channel):
                 values.append(self.change.codec.decode_add_(wire, m))
             else:
                 values.append(self.change.first_codec.decode(wire, self.n))
-        for i, value in enumerate(self._remember(values, visit)):
+        for i, value in enumerate(self._remember(values, visit, body)):
             self._along(out[i]).copy_(value.view(self._along(out[i]).shape))
-
-    def forget(self) -> None:
-        """As if no sample had been seen."""
-        self.seen.zero_()
-
-    def digest(self) -> str:
-        """A short text of all that is remembered, equal on both sides."""
-        return self.memory.digest(self.seen) if self.opened else ""
 
     def _known(self, visit: Visit) -> Tensor:
         """bool (rows,): which samples have been seen. None of an evaluation's, which leaves no trace."""
         if not visit.training:
             return torch.zeros(self.rows, dtype=torch.bool)
         assert visit.ids is not None
-        return self.seen[visit.ids]
+        return self.buffer.seen[visit.ids]
 
     def _sample(self, visit: Visit, row: int) -> int:
         return row if visit.ids is None or not visit.training else int(visit.ids[row])
@@ -131,23 +117,21 @@ class Changes(Channel):
         return as_vector(self._along(row))
 
     def _recall(self, sample: int, device: torch.device) -> Tensor:
-        return self.keep.decode(self.memory.read(sample).to(device), self.n)
+        return self.keep.decode(self.buffer.memory.read(sample).to(device), self.n)
 
-    def _remember(self, values: list[Tensor], visit: Visit) -> list[Tensor]:
+    def _remember(self, values: list[Tensor], visit: Visit, body: Tensor) -> list[Tensor]:
         """Keep the samples' new values; what is kept, which `keep` may have rounded."""
         if not visit.training or visit.ids is None:
             return values
-        known = self.seen[visit.ids]
-        self.seen[visit.ids] = False  # whatever fails now leaves no half-written sample
-        kept = []
-        for sample, value in zip(visit.ids.tolist(), values, strict=True):
-            wire = self.keep.encode(value, self.key(visit, sample))
-            self.memory.write(sample, wire)
-            kept.append(value if self.keep.lossless else self.keep.decode(wire, self.n))
-        self.seen[visit.ids] = True
-        self.changes += int(known.sum())
-        self.first_visits += int((~known).sum())
-        return kept
+        samples = visit.ids.tolist()
+        rows = [
+            self.keep.encode(value, self.key(visit, sample))
+            for sample, value in zip(samples, values, strict=True)
+        ]
+        self.buffer.draft(visit.micro, visit.ids, rows, body)
+        if not visit.may_fail:
+            self.buffer.settle()
+        return values if self.keep.lossless else [self.keep.decode(row, self.n) for row in rows]
 
     def _wires(self, body: Tensor, known: list[bool]) -> list[Tensor]:
         """The samples' wires in a body. Raises `WireError` unless they fill it."""

@@ -16,12 +16,18 @@ from laconic.core.turn import mix, name_key
 
 @dataclass(frozen=True)
 class Visit:
-    """One micro-batch on its way: `ids` int64 (rows,) of its samples, or None where nobody gave any."""
+    """One micro-batch on its way.
+
+    Attributes:
+        ids: int64 (rows,) of its samples, or None where nobody gave any.
+        may_fail: whether it is of a step that others may void: what it changes waits for that step's end.
+    """
 
     step: int
     micro: int
     ids: Tensor | None
     training: bool = True
+    may_fail: bool = False
 
 
 class Channel(ABC):

@@ -25,7 +25,9 @@ from laconic.pipeline.coding import PipelineCoding
 from laconic.pipeline.codings.ac_sgd import AcSgd
 from laconic.pipeline.codings.change import LIMIT, Change
 from laconic.pipeline.codings.direct import Direct
-from laconic.pipeline.handle import Handle, Plan
+from laconic.pipeline.handle import Handle
+from laconic.pipeline.place import Place
+from laconic.pipeline.plan import Plan
 
 TESTED = ((2, 13), (2, 13))  # torch's stages change between versions: widen it where the tests have run
 
@@ -68,7 +70,7 @@ def compress(
         samples: how many samples the dataset has, whose ids are 0..samples - 1. Only for `change(...)`.
         keep: how a sample's activation is kept on both sides: any codec of fixed size, such as "dense()",
             float32, "cast('fp16')" or "minmax(bits=8)".
-        folder: where buffers are files, one for each boundary; default: in RAM.
+        folder: where buffers are files, one for each boundary; several handles may share it; default: in RAM.
         most_bytes: what this rank's buffers may take; default: the free memory, or the free disk.
         group: the ranks that raise together; default: those of the stages' group.
         seed: of random rounding.
@@ -191,8 +193,8 @@ def _plan(
             )
     if most_bytes is not None:
         arguments.whole("most_bytes", most_bytes, 1)
-    place = None if folder is None else Path(folder)
-    return Plan(up, lift_codec(backward), samples or 0, kept, place, most_bytes, seed)
+    place = Place(None if folder is None else Path(folder), most_bytes)
+    return Plan(up, lift_codec(backward), samples or 0, kept, place, seed)
 
 
 def _attached(handle: Handle, schedule: Any, stages: Sequence[Any]) -> Handle:

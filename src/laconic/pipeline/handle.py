@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,38 +11,25 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laconic.comm.comm import Comm
-from laconic.core.codec import Codec
 from laconic.core.errors import AttachError
-from laconic.data.memory import InRam, Memory, check_size, free_ram
-from laconic.data.on_disk import OnDisk
+from laconic.data.memory import Memory
 from laconic.pipeline import state
+from laconic.pipeline.buffer import Saved
 from laconic.pipeline.changes import Changes, channel_of
 from laconic.pipeline.channel import Channel
 from laconic.pipeline.codings.change import Change
 from laconic.pipeline.links import Direction, StageLinks
+from laconic.pipeline.plan import Plan
 from laconic.pipeline.stats import Stats, Traffic
 from laconic.pipeline.step import Step, checked_ids
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What `compress` was asked for, equal on all ranks but for `folder` and `most_bytes`."""
-
-    forward: Change | Codec
-    backward: Codec
-    samples: int
-    keep: Codec
-    folder: Path | None
-    most_bytes: int | None
-    seed: int
 
 
 class Handle:
     """A compressed pipeline on one rank: steps with sample ids, figures, state, and the way back.
 
     Whatever goes wrong inside a step, such as a NaN or an id that comes twice, is raised on every rank at
-    the end of that step. Buffers hold nothing of a micro-batch that failed: a script that catches the error
-    may go on with the next batch.
+    the end of that step. Buffers hold nothing of a step that failed: a script that catches the error may go
+    on with the next batch. After `remove`, only `stats` and `remove` can still be called.
     """
 
     def __init__(self, plan: Plan, schedule: Any, stages: Sequence[Any], comm: Comm, exact: bool) -> None:
@@ -55,8 +40,9 @@ class Handle:
         self._upcoming: Tensor | Sequence[int] | None = None
         self._first_rank = dist.get_process_group_ranks(self._stages[0].group or dist.group.WORLD)[0]
         self._ended = 0  # stages whose part of the step is over
-        self._loaded: dict[str, state.Buffer] = {}  # of boundaries that nothing has crossed since
+        self._loaded: dict[str, Saved] = {}  # of boundaries that nothing has crossed since
         self._removers: list[Callable[[], None]] = []
+        self._removed = False
         self.links = [
             StageLinks(stage, self._step, self._traffic, self._make, exact) for stage in self._stages
         ]
@@ -86,6 +72,7 @@ class Handle:
 
     @samples.setter
     def samples(self, ids: Tensor | Sequence[int]) -> None:
+        self._check_attached()
         self._ids = ids
 
     @property
@@ -116,9 +103,11 @@ class Handle:
             What the schedule's own step returns.
 
         Raises:
-            AttachError: `compress` was given stages: call the step of their schedule, after `handle.samples`.
+            AttachError: `compress` was given stages: call the step of their schedule, after `handle.samples`;
+                or the handle was removed.
             StateError, NonFiniteError, WireError, OSError: on every rank: see the message.
         """
+        self._check_attached()
         if self._schedule is None:
             raise AttachError(
                 "compress was given stages, not their schedule: set handle.samples = ids, then call"
@@ -129,30 +118,35 @@ class Handle:
 
     def stats(self) -> Stats:
         """Bytes and seconds of this rank since the start."""
-        buffers = list(self._changes())
+        buffers = [each.buffer for each in self._changes()]
         return Stats.of(
             self._traffic,
             steps=self._step.number,
             first_visits=sum(each.first_visits for each in buffers),
             changes=sum(each.changes for each in buffers),
-            buffer_bytes=sum(each.memory.samples * each.memory.nbytes for each in buffers if each.opened),
+            buffer_bytes=sum(each.nbytes for each in buffers),
         )
 
     def digests(self) -> dict[str, str]:
         """Of each boundary's buffer on this rank, by name and side: equal on both sides, always."""
+        self._check_attached()
         sides = {"send": "sent", "receive": "received"}
         return {
-            f"{channel.name} {sides[side]}": channel.digest()
+            f"{channel.name} {sides[side]}": channel.buffer.digest()
             for links in self.links
             for (_, side, _), channel in links.channels.items()
             if isinstance(channel, Changes)
         }
 
     def forget(self) -> None:
-        """Empty all buffers: each sample's next visit is its first again. Called on every rank."""
+        """Empty all buffers: each sample's next visit is its first again. Called on every rank.
+
+        The way out where buffers differ between ranks, or a disk was full: files are opened anew.
+        """
+        self._check_attached()
         self._loaded.clear()
         for each in self._changes():
-            each.forget()
+            each.buffer.forget()
 
     def state_dict(self, *, buffers: bool = True) -> dict[str, Any]:
         """This rank's state, to be saved by this rank, between steps. The rank is in every key.
@@ -163,35 +157,44 @@ class Handle:
 
         Returns:
             Plain numbers, strings and tensors, which load under `torch.load(weights_only=True)`.
+
+        Raises:
+            OSError: A file of `folder` could not be written.
         """
-        kept = {each.name: state.Buffer.of(each) for each in self._changes()} | self._loaded
+        self._check_attached()
+        kept = {each.name: each.buffer.save() for each in self._changes()} | self._loaded
         return state.saved(self._identity(), self._step.number, kept if buffers else {})
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken. Called on every rank, with states of one checkpoint.
 
         Raises:
-            StateError: With nothing changed: the state is of another rank, pipeline or spec.
+            StateError: With nothing changed: the state is damaged, or of another rank, pipeline, spec or
+                shape. Where nothing has crossed yet, another shape is told by the first step, on every rank.
+            OSError: There is no room for its buffers, which are all empty then.
         """
-        loaded = state.loaded(saved, self._identity())
+        self._check_attached()
+        step, loaded = state.loaded(saved, self._identity())
+        state.check_fit(loaded, list(self._changes()))
         self.forget()
-        self._step.number = int(saved["step"])
-        self._loaded = loaded
-        for each in self._changes():
-            self._restore(each)
+        self._step.number, self._loaded = step, loaded
+        try:
+            for each in self._changes():
+                self._restore(each)
+        except Exception:
+            self.forget()
+            raise
 
     def remove(self) -> None:
         """Give torch its stages back, and free the buffers. Called on every rank, between steps."""
-        removers, self._removers = self._removers, []
+        removers, self._removers, self._removed = self._removers, [], True
         for remove in reversed(removers):
             remove()
         if removers:
             self.warn_of_one_epoch()
         for each in self._changes():
-            if each.opened:
-                each.memory.close()
-        for links in self.links:
-            links.channels.clear()
+            each.buffer.close()
+        self._loaded.clear()
 
     def when_removed(self, *removers: Callable[[], None]) -> None:
         """Call these once, the last one first, in `remove`."""
@@ -204,7 +207,7 @@ class Handle:
             warnings.warn(
                 f"{self.plan.forward!r} has sent {stats.first_visits} samples for the first time and none"
                 " again: its buffers were of no use. In training of one epoch, quantise directly: forward="
-                f"'{self._inner()!r}'",
+                f"'{self.plan.direct!r}'",
                 UserWarning,
                 stacklevel=3,
             )
@@ -215,6 +218,8 @@ class Handle:
             return
         step, self._ended = self._step, 0
         step.failure, step.heard, step.ids = None, False, None
+        for each in self._changes():
+            each.buffer.discard()  # of a step that failed
         ids, self._ids = self._ids, None
         if not isinstance(self.plan.forward, Change) or not stage.has_backward:
             return
@@ -231,6 +236,8 @@ class Handle:
         self._ended += 1
         if stage is None or self._ended == len(self._stages):
             self._step.end(self._comm)
+            for each in self._changes():
+                each.buffer.settle()
             if self._stages[0].has_backward:
                 self._step.number += 1
 
@@ -238,8 +245,9 @@ class Handle:
         soon = [] if self._upcoming is None else checked_ids(self._upcoming, self.plan.samples).tolist()
         self._upcoming = None
         for each in self._changes():
-            if each.opened:
-                each.memory.prefetch(list(dict.fromkeys([*ids.tolist(), *soon])))
+            each.buffer.check()
+            if each.buffer.opened:
+                each.buffer.memory.prefetch(list(dict.fromkeys([*ids.tolist(), *soon])))
 
     def _changes(self) -> Iterator[Changes]:
         for links in self.links:
@@ -259,25 +267,20 @@ class Handle:
         return made
 
     def _restore(self, channel: Changes) -> None:
-        buffer = self._loaded.get(channel.name)
+        buffer = self._loaded.pop(channel.name, None)
         if buffer is not None:
-            buffer.into(channel)
-            del self._loaded[channel.name]
+            state.check_fit({channel.name: buffer}, [channel])
+            channel.buffer.restore(buffer)
 
     def _open(self, name: str, nbytes: int) -> Memory:
-        plan = self.plan
-        taken = sum(each.memory.samples * each.memory.nbytes for each in self._changes() if each.opened)
-        if plan.most_bytes is not None:
-            check_size(name, plan.samples, nbytes, taken, plan.most_bytes, "most_bytes")
-        if plan.folder is not None:
-            file = f"rank{self._comm.rank}-{name.replace('>', 'to').replace(':', '-')}.rows"
-            return OnDisk(plan.samples, nbytes, plan.folder / file)
-        if plan.most_bytes is None:
-            check_size(name, plan.samples, nbytes, 0, free_ram(), "this machine's free memory")
-        return InRam(plan.samples, nbytes)
+        others = [each.buffer for each in self._changes()]
+        return self.plan.place.open(name, self.plan.samples, nbytes, others, self._comm.rank)
 
-    def _inner(self) -> Codec:
-        return self.plan.forward.codec if isinstance(self.plan.forward, Change) else self.plan.forward
+    def _check_attached(self) -> None:
+        if self._removed:
+            raise AttachError(
+                "this handle was removed, and torch's own stages are back: call compress again for another"
+            )
 
     def _identity(self) -> dict[str, Any]:
         return {

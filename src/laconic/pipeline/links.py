@@ -106,7 +106,7 @@ class StageLinks:
         for channel, target, message, visit in self._posted.pop((direction, micro), ()):
             began = time.perf_counter()
             with torch.no_grad():
-                try:  # even after a failure: the sender's memory has changed, and so must ours
+                try:
                     channel.decode_(opened(message, agreement(channel, visit)), target, visit)
                 except PeerFailed:
                     self.step.heard = True
@@ -168,7 +168,7 @@ class StageLinks:
         ids = self.step.ids
         if ids is not None:
             ids = torch.tensor_split(ids, len(self.stage.args_recv_info))[micro]
-        return Visit(self.step.number, micro, ids, bool(self.stage.has_backward))
+        return Visit(self.step.number, micro, ids, bool(self.stage.has_backward), may_fail=True)
 
     def guarded(self, micro: int, what: str, call: Callable[[], T], instead: Callable[[], T]) -> T:
         """`call()`, or `instead()` where it raises: the step goes on, and all ranks raise at its end."""

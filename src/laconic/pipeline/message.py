@@ -3,8 +3,9 @@
     [magic u32 | state u32 | body bytes u64 | digest u64]   24 bytes, then the body
 
 The digest is of all that both sides must have alike for the body to be understood: step, micro-batch, sample
-ids, which of them come for the first time, shapes, codecs. A rank that has failed sends headers alone, with
-`FAILED`, until the step has ended: nobody waits for a message that does not come, and nobody decodes rubbish.
+ids, which of them come for the first time, the version of the buffer, shapes. A rank that has failed sends
+headers alone, with `FAILED`, until the step has ended: nobody waits for a message that does not come, and
+nobody decodes rubbish.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from laconic.core.errors import WireError
+from laconic.pipeline.buffer import WAY_OUT
 
 HEADER = struct.Struct("<IIQQ")
 MAGIC = 0x31504C4C  # "LLP1"
@@ -65,8 +67,9 @@ def opened(message: Tensor, agreed: int) -> Tensor:
         raise PeerFailed
     if other != agreed:
         raise WireError(
-            "the two sides disagree about the step, the sample ids, which were seen before, or shapes:"
-            " give all ranks the same ids in the same order, and load all ranks' states of one checkpoint"
+            "the two sides disagree about the step, the sample ids, what they remember of samples, or shapes:"
+            " give all ranks the same ids in the same order, and load all ranks' states of one checkpoint;"
+            f" {WAY_OUT}"
         )
     if size > message.numel() - HEADER.size:
         raise WireError(f"a body of {size} bytes is announced, but {message.numel() - HEADER.size} have room")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from laconic.comm.comm import Comm
 from laconic.core.errors import StateError
+from laconic.pipeline.buffer import NEW, WAY_OUT, Saved
 from laconic.pipeline.changes import Changes
 from laconic.pipeline.message import digest
 from laconic.pipeline.step import Step
@@ -19,42 +19,19 @@ from laconic.pipeline.step import Step
 FORMAT = 1
 
 
-@dataclass(frozen=True)
-class Buffer:
-    """One boundary's buffer on one side: bool (samples,), and uint8 (seen samples, bytes of one)."""
-
-    seen: Tensor
-    rows: Tensor
-
-    @classmethod
-    def of(cls, channel: Changes) -> Buffer:
-        """A copy of a channel's."""
-        rows = channel.memory.rows(channel.seen) if channel.opened else torch.zeros(0, 0, dtype=torch.uint8)
-        return cls(channel.seen.clone(), rows)
-
-    def into(self, channel: Changes) -> None:
-        """Continue from here. Raises `StateError` if it is of another shape."""
-        if not len(self.rows):
-            return
-        if self.rows.shape[1] != channel.memory.nbytes:
-            raise StateError(
-                f"a saved sample fills {self.rows.shape[1]} bytes, here {channel.memory.nbytes}: the model or"
-                " the length of sequences has changed; handle.forget() lets buffers be filled anew"
-            )
-        channel.memory.load(self.seen, self.rows)
-        channel.seen.copy_(self.seen)
-
-
-def saved(identity: Mapping[str, Any], step: int, buffers: Mapping[str, Buffer]) -> dict[str, Any]:
+def saved(identity: Mapping[str, Any], step: int, buffers: Mapping[str, Saved]) -> dict[str, Any]:
     """Plain numbers, strings and tensors; the rank is in the tensors' keys."""
-    rank = identity["rank"]
-    tensors = {f"rank{rank}/{name}/seen": buffer.seen for name, buffer in buffers.items()}
-    tensors |= {f"rank{rank}/{name}/rows": buffer.rows for name, buffer in buffers.items()}
+    tensors = {
+        f"rank{identity['rank']}/{name}/{part}": tensor
+        for part in ("seen", "rows", "version")
+        for name, buffer in buffers.items()
+        for tensor in [vars(buffer)[part]]
+    }
     return {"format": FORMAT, **identity, "step": step, "tensors": tensors}
 
 
-def loaded(state: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, Buffer]:
-    """The buffers of a state, by boundary. Raises `StateError` if it belongs elsewhere."""
+def loaded(state: Mapping[str, Any], identity: Mapping[str, Any]) -> tuple[int, dict[str, Saved]]:
+    """The step of a state, and its buffers by boundary. Raises `StateError` if it is damaged or not ours."""
     for key, value in {"format": FORMAT, **identity}.items():
         if key not in state:
             raise StateError(f"this is no state of a pipeline's handle: it has no {key!r}")
@@ -63,9 +40,58 @@ def loaded(state: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, B
                 f"the saved state is of {key} {state[key]!r}, this handle has {value!r}: save and load one"
                 " file a rank, with the same call of compress"
             )
-    tensors = {key.partition("/")[2]: tensor for key, tensor in state["tensors"].items()}
-    names = [key.removesuffix("/seen") for key in tensors if key.endswith("/seen")]
-    return {name: Buffer(tensors[f"{name}/seen"], tensors[f"{name}/rows"]) for name in names}
+    step, tensors = state.get("step"), state.get("tensors")
+    if type(step) is not int or step < 0:
+        raise _damaged(f"its 'step' is {step!r}")
+    if not isinstance(tensors, Mapping):
+        raise _damaged("it has no table of 'tensors'")
+    ours = {str(key).partition("/")[2]: tensor for key, tensor in tensors.items()}
+    names = dict.fromkeys(key.rpartition("/")[0] for key in ours)
+    return step, {name: _buffer(name, ours, identity["samples"]) for name in names}
+
+
+def _buffer(name: str, tensors: Mapping[str, Any], samples: int) -> Saved:
+    """One boundary's, whose parts fit each other."""
+    new = torch.tensor(list(NEW), dtype=torch.uint8)  # older states have no versions
+    seen = _part(f"{name}/seen", tensors.get(f"{name}/seen"), torch.bool, 1)
+    rows = _part(f"{name}/rows", tensors.get(f"{name}/rows"), torch.uint8, 2)
+    version = _part(f"{name}/version", tensors.get(f"{name}/version", new), torch.uint8, 1)
+    if len(seen) != samples or len(rows) != int(seen.sum()) or len(version) != len(new):
+        raise _damaged(
+            f"of {name} it has {len(seen)} flags for {samples} samples, {len(rows)} rows for"
+            f" {int(seen.sum())} that are flagged, and a version of {len(version)} bytes"
+        )
+    return Saved(seen, rows, version)
+
+
+def _part(key: str, found: Any, dtype: torch.dtype, dims: int) -> Tensor:
+    if not isinstance(found, Tensor) or found.dtype != dtype or found.dim() != dims:
+        raise _damaged(f"{key} is no tensor of {dtype} with {dims} dimensions")
+    return found
+
+
+def _damaged(what: str) -> StateError:
+    return StateError(f"the saved state is damaged: {what}: load another checkpoint")
+
+
+def check_fit(buffers: Mapping[str, Saved], channels: Sequence[Changes]) -> None:
+    """Raise `StateError` unless each saved buffer is of one of these boundaries, and of its width.
+
+    Nothing is asked of those that nothing has crossed: they are checked when something does.
+    """
+    known = {channel.name: channel for channel in channels}
+    for name, buffer in buffers.items():
+        if known and name not in known:
+            raise StateError(
+                f"the saved state is of the boundary {name}, which is not among {', '.join(known)}: the model"
+                " has changed"
+            )
+        width, rows = known[name].row_bytes if known else 0, buffer.rows
+        if known and len(rows) and rows.shape[1] != width:
+            raise StateError(
+                f"a saved sample of {name} fills {rows.shape[1]} bytes, here {width}: the model or the length"
+                f" of sequences has changed; without that state, {WAY_OUT}"
+            )
 
 
 def agree_on(comm: Comm, step: Step, channels: Sequence[Changes], pipeline: int) -> None:
@@ -76,7 +102,7 @@ def agree_on(comm: Comm, step: Step, channels: Sequence[Changes], pipeline: int)
     """
     step.end(comm)
     ids = b"" if step.ids is None else step.ids.numpy().tobytes()
-    visited = sorted({digest(each.seen.numpy().tobytes()) for each in channels})
+    visited = sorted({digest(each.buffer.seen.numpy().tobytes()) for each in channels})
     mine = json.dumps([pipeline, [step.number, digest(ids), visited]]).encode()
     texts = comm.all_gather(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
     known: dict[int, tuple[int, Any]] = {}
@@ -86,5 +112,5 @@ def agree_on(comm: Comm, step: Step, channels: Sequence[Changes], pipeline: int)
         if said != other:
             raise StateError(
                 f"ranks {first} and {rank} disagree about the step, sample ids or which samples were seen:"
-                " give all ranks the same ids, and load all ranks' states of one checkpoint"
+                f" give all ranks the same ids, and load all ranks' states of one checkpoint; {WAY_OUT}"
             )

@@ -41,16 +41,21 @@ class Step:
             self.failure = error, f"{where}: {error}" if where else str(error)
 
     def end(self, comm: Comm) -> None:
-        """Called by all ranks: raise the same error on each if one of them has failed."""
+        """Called by all ranks: raise the same error on each if one of them has failed.
+
+        All then go on from the highest step that one of them has: only what they remember can still differ.
+        """
         flag = comm.all_reduce(torch.tensor([self.failed], dtype=torch.int32), "max")
         if not bool(flag):
             return
         kind, text = ("", "") if self.failure is None else (type(self.failure[0]).__name__, self.failure[1])
-        told = json.dumps([kind, text]).encode()
+        told = json.dumps([kind, text, self.number]).encode()
         texts = comm.all_gather(torch.frombuffer(bytearray(told), dtype=torch.uint8))
         cause = None if self.failure is None else self.failure[0]
         self.failure, self.heard = None, False
-        for rank, (kind, text) in enumerate(json.loads(bytes(each.tolist())) for each in texts):
+        said = [json.loads(bytes(each.tolist())) for each in texts]
+        self.number = max(number for *_, number in said)
+        for rank, (kind, text, _) in enumerate(said):
             if kind:
                 message = f"rank {rank}: {text}; this step's gradients are void: optimizer.zero_grad()"
                 raise _class(kind)(message) from cause

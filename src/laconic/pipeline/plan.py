@@ -1,0 +1,26 @@
+"""Plan: what `compress` was asked for, parsed and checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from laconic.core.codec import Codec
+from laconic.pipeline.codings.change import Change
+from laconic.pipeline.place import Place
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Equal on all ranks but for `place`."""
+
+    forward: Change | Codec
+    backward: Codec
+    samples: int
+    keep: Codec
+    place: Place
+    seed: int
+
+    @property
+    def direct(self) -> Codec:
+        """The codec of activations, or of their changes."""
+        return self.forward.codec if isinstance(self.forward, Change) else self.forward
