@@ -23,7 +23,7 @@ from laconic.lowbit import (
     quantise,
     save_packed,
 )
-from laconic.lowbit.pack import FORMAT
+from laconic.lowbit.pack import BEFORE, FORMAT
 
 
 def net() -> nn.Sequential:
@@ -150,14 +150,37 @@ def test_a_file_gives_the_same_model_again(way: str, tmp_path: Path) -> None:
     packed, path = pack(model), tmp_path / "model"
     save_packed(packed, path)
     built = net()
-    if way == "shifts":
-        WAYS[way](built)  # other norms are other modules: build it alike
     before = copy.deepcopy(built.state_dict())
     again = load_packed(path, built)
     with torch.no_grad():
         assert torch.equal(again(x), packed(x))
     assert all(torch.equal(part, before[name]) for name, part in built.state_dict().items())
     torch.load(path, weights_only=True)
+
+
+def test_a_file_says_which_norms_have_shifts(tmp_path: Path) -> None:
+    model, x = trained(WAYS["shifts"])
+    path, built = tmp_path / "model", net()
+    save_packed(pack(model), path)
+    binarise(built, norm="shift")
+    with torch.no_grad():
+        for given in (net(), built):
+            assert torch.equal(load_packed(path, given)(x), model(x))
+    plain, _ = trained(binarise)
+    save_packed(pack(plain), path)
+    with pytest.raises(StateError, match="saved without some ShiftBatchNorm"):
+        load_packed(path, built)
+
+
+def test_a_file_of_before_that_does_not_name_its_norms_is_read(tmp_path: Path) -> None:
+    model, x = trained(binarise)
+    path = tmp_path / "model"
+    save_packed(pack(model), path)
+    content = torch.load(path, weights_only=True)
+    del content["norms"]
+    torch.save(content | {"format": BEFORE}, path)
+    with torch.no_grad():
+        assert torch.equal(load_packed(path, net())(x), model(x))
 
 
 def test_what_cannot_be_packed_is_refused() -> None:
@@ -201,6 +224,10 @@ def test_a_file_of_another_model_is_refused_and_nothing_changes(tmp_path: Path) 
         (good | {"layers": good["layers"] | {"77": {}}}, "'77', which this model does not have"),
         (good | {"layers": good["layers"] | {"": {}}}, "'', which this model does not have"),
         (good | {"layers": good["layers"] | {"1": {}}}, "'1', which this model does not have"),
+        (good | {"norms": 3}, "lacks the names of its norms"),
+        (good | {"norms": ["2"]}, "ShiftBatchNorm '2', and this model has no BatchNorm there"),
+        (good | {"norms": [""]}, "ShiftBatchNorm '', and this model has no BatchNorm there"),
+        (good | {"norms": ["1", "1"]}, "without some ShiftBatchNorm"),
         (good | {"state": good["state"] | {"x": bits}}, "x differ"),
         (good | {"state": {n: t for n, t in good["state"].items() if n != "9.bits"}}, "9.bits differ"),
         (good | {"state": good["state"] | {"9.bits": bits[:, :1]}}, "9.bits must be"),

@@ -15,9 +15,11 @@ from laconic.core.errors import AttachError, SpecError, StateError
 from laconic.lowbit.called import Called
 from laconic.lowbit.few_bits import FewBits
 from laconic.lowbit.packed_layers import FORMS, Packed
+from laconic.lowbit.shift_norm import ShiftBatchNorm
 from laconic.lowbit.treated import KINDS, place
 
-FORMAT = "laconic packed model 1"
+FORMAT = "laconic packed model 2"
+BEFORE = "laconic packed model 1"  # which does not say what norms there are
 EMPTY = {plain: FORMS[few] for plain, few in KINDS.items()} | FORMS
 
 
@@ -60,8 +62,8 @@ def packed_layers(model: nn.Module) -> dict[str, Packed]:
 
 
 def save_packed(packed: nn.Module, path: str | Path) -> None:
-    """Write a packed model's tensors, and the bits of each layer, in a file that `load_packed` and
-    `torch.load` read.
+    """Write a packed model's tensors, the bits of each layer and which norms have shifts, in a file that
+    `load_packed` and `torch.load` read.
 
     Raises `AttachError` for a model without packed layers.
     """
@@ -69,7 +71,8 @@ def save_packed(packed: nn.Module, path: str | Path) -> None:
     if not layers:
         raise AttachError("this model is not packed: save what pack() returns")
     bits = {name: asdict(layer.levels) for name, layer in layers.items()}
-    torch.save({"format": FORMAT, "layers": bits, "state": packed.state_dict()}, path)
+    found = {"layers": bits, "norms": _shift_norms(packed), "state": packed.state_dict()}
+    torch.save({"format": FORMAT, **found}, path)
 
 
 def load_packed(path: str | Path, model: nn.Module) -> nn.Module:
@@ -98,9 +101,13 @@ def load_packed(path: str | Path, model: nn.Module) -> nn.Module:
         found = torch.load(content, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's reader meets damage with errors of many kinds
         raise StateError(f"{path} is not a packed model, or is damaged: {type(error).__name__}") from None
-    layers, state = _parts(found)
+    layers, norms, state = _parts(found)
     made = copy.deepcopy(model)
     place(made, {name: _empty(made, name, bits) for name, bits in layers.items()})
+    if norms is not None:
+        place(made, {name: _shifted(made, name) for name in norms})
+        if _shift_norms(made) != sorted(norms):
+            raise StateError("saved without some ShiftBatchNorm that this model has: build it alike")
     Called(made, packed_layers(made).values())
     _fill(made, state)
     return _for_use(made)
@@ -110,23 +117,31 @@ def _for_use(model: nn.Module) -> nn.Module:
     return model.requires_grad_(False).eval()
 
 
-def _parts(found: Any) -> tuple[dict[str, FewBits], dict[str, Tensor]]:
-    if (
-        not isinstance(found, dict)
-        or found.get("format") != FORMAT
-        or found.keys() != {"format", "layers", "state"}
+def _shift_norms(model: nn.Module) -> list[str]:
+    names = model.named_modules(remove_duplicate=False)
+    return sorted(name for name, module in names if isinstance(module, ShiftBatchNorm))
+
+
+def _parts(found: Any) -> tuple[dict[str, FewBits], list[str] | None, dict[str, Tensor]]:
+    """Bits of layers, names of norms with shifts (None: an older file does not say), and tensors."""
+    parts = {"format", "layers", "state"}
+    if not isinstance(found, dict) or (found.get("format"), found.keys()) not in (
+        (FORMAT, parts | {"norms"}),
+        (BEFORE, parts),
     ):
         raise StateError("not a packed model of this version: pack and save the model again")
-    layers, state = found["layers"], found["state"]
+    layers, norms, state = found["layers"], found.get("norms"), found["state"]
     if not isinstance(layers, dict) or not isinstance(state, dict) or not layers:
         raise StateError("a packed model's file lacks its layers or its tensors: it is damaged")
+    if "norms" in found and not (isinstance(norms, list) and all(isinstance(each, str) for each in norms)):
+        raise StateError("a packed model's file lacks the names of its norms: it is damaged")
     read = {}
     for name, bits in layers.items():
         try:
             read[name] = FewBits(**bits)
         except (TypeError, SpecError) as error:
             raise StateError(f"{name!r} has no bits that a layer can have: {error}") from None
-    return read, state
+    return read, norms, state
 
 
 def _empty(model: nn.Module, name: Any, bits: FewBits) -> Packed:
@@ -142,6 +157,21 @@ def _empty(model: nn.Module, name: Any, bits: FewBits) -> Packed:
     except AttachError as error:
         raise StateError(f"{name!r}: {error}") from None
     return made
+
+
+def _shifted(model: nn.Module, name: str) -> ShiftBatchNorm:
+    """The norm with shifts, in the place of the BatchNorm of this name."""
+    here = dict(model.named_modules()).get(name) if name else None
+    if isinstance(here, ShiftBatchNorm):
+        return here
+    if not isinstance(here, (nn.BatchNorm1d, nn.BatchNorm2d)):
+        raise StateError(
+            f"saved with a ShiftBatchNorm {name!r}, and this model has no BatchNorm there: build it alike"
+        )
+    try:
+        return ShiftBatchNorm.of(here)
+    except AttachError as error:
+        raise StateError(f"{name!r}: {error}") from None
 
 
 def _fill(model: nn.Module, state: dict[str, Any]) -> None:
