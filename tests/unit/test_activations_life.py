@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -47,3 +48,44 @@ def test_gradients_of_gradients_pass_through_what_stays_exact() -> None:
     dense = twice()
     with laconic.activations.compress(model):
         assert torch.equal(twice(), dense)
+
+
+def trained(how: str) -> list[float | None]:
+    """The bound of the last layer after each of six steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    session, bounds = laconic.activations.compress(model, "comet(every=1)", optimizer), []
+
+    def step(forward: AbstractContextManager[object], around: AbstractContextManager[object]) -> None:
+        with around:
+            with forward:
+                loss = model(torch.randn(64, 16)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        bounds.append(session.bounds()["2"])
+
+    with session if how == "one block" else nullcontext():
+        for _ in range(6):
+            step(
+                session if how == "a block a forward" else nullcontext(),
+                session if how == "a block a step" else nullcontext(),
+            )
+    return bounds
+
+
+@pytest.mark.parametrize("how", ["a block a step", "a block a forward"])
+def test_bounds_follow_the_gradients_however_a_session_is_opened(how: str) -> None:
+    bounds = trained("one block")
+    assert None not in bounds[1:] and len(set(bounds)) == 6
+    assert trained(how) == bounds
+
+
+def test_statistics_leave_no_hook_on_a_weight() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with laconic.activations.compress(model) as session:
+        loss = model(torch.ones(3, 4)).sum()
+    loss.backward()
+    assert len(session.bounds()) == 2
+    assert not any(weight._post_accumulate_grad_hooks for weight in model.parameters())

@@ -79,15 +79,24 @@ class Layer:
 
     def watch(self, out: Tensor, saw: Callable[[Tensor], None]) -> None:
         """Take the statistics of this step's backward: `saw` the output's gradient, then the weight's."""
-        out.register_hook(saw)  # type: ignore[no-untyped-call]
-        if self._removable is None:
-            hook = self.weight.register_post_accumulate_grad_hook
-            self._removable = hook(self._see_weight)  # type: ignore[no-untyped-call]
+
+        def begun(grad: Tensor) -> None:
+            saw(grad)
+            self.mean_grad = math.nan
+            if self._removable is None:
+                hook = self.weight.register_post_accumulate_grad_hook
+                self._removable = hook(self._see_weight)  # type: ignore[no-untyped-call]
+
+        out.register_hook(begun)  # type: ignore[no-untyped-call]
 
     def _see_weight(self, weight: Tensor) -> None:
-        if math.isnan(self.mean_grad) and weight.grad is not None:
+        """Once a backward, after the output's gradient; nothing stays on the weight until the next."""
+        if weight.grad is not None:
             self.mean_grad = float(weight.grad.abs().mean())
             self._fresh = True
+        if self._removable is not None:
+            self._removable.remove()
+            self._removable = None
 
     def see_products(self, grad: Tensor, terms: float, batch: int) -> None:
         """The law of sums of products: of a convolution or linear layer with this output gradient."""
@@ -96,7 +105,6 @@ class Layer:
             self.spread = float(g.square().mean().sqrt()) * math.sqrt(terms * self.support / 3)
         else:
             self.spread = A * float(g.abs().mean()) * math.sqrt(batch * self.support)
-        self.mean_grad = math.nan
 
     def see_norm(self, grad: Tensor, inverse: float) -> None:
         """The law of a batch norm's scale, whose gradient sums g * (x - mean) * inverse over n elements.
@@ -107,13 +115,7 @@ class Layer:
         g = grad.detach().float()
         n, rms = g.numel() / g.shape[1], float(g.square().mean().sqrt())
         self.spread = rms * math.sqrt(n / 3) * inverse
-        self.mean_grad = math.nan
         self.limit = math.sqrt(3) * self.coding.share * n * rms / inverse
-
-    def remove(self) -> None:
-        """Take the hook off the weight."""
-        if self._removable is not None:
-            self._removable.remove()
 
 
 def terms(x: torch.Size, out: torch.Size, weight: torch.Size, geometry: Geometry | None) -> float:

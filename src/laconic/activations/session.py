@@ -85,8 +85,6 @@ class Session(TorchFunctionMode):
         self._hooks.close()
         super().__exit__(kind, value, trace)  # type: ignore[no-untyped-call]
         self._settle()
-        for layer in self._layers.values():
-            layer.remove()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
