@@ -125,9 +125,9 @@ def _shift_norms(model: nn.Module) -> list[str]:
 def _parts(found: Any) -> tuple[dict[str, FewBits], list[str] | None, dict[str, Tensor]]:
     """Bits of layers, names of norms with shifts (None: an older file does not say), and tensors."""
     parts = {"format", "layers", "state"}
-    if not isinstance(found, dict) or (found.get("format"), found.keys()) not in (
-        (FORMAT, parts | {"norms"}),
-        (BEFORE, parts),
+    kinds = {FORMAT: parts | {"norms"}, BEFORE: parts}
+    if not isinstance(found, dict) or not any(
+        found.get("format") == name and found.keys() == each for name, each in kinds.items()
     ):
         raise StateError("not a packed model of this version: pack and save the model again")
     layers, norms, state = found["layers"], found.get("norms"), found["state"]

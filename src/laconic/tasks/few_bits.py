@@ -12,12 +12,12 @@ from torch import nn
 
 from laconic.core.errors import AttachError, SpecError
 from laconic.core.spec import parse
-from laconic.lowbit import FewBitHandle
+from laconic.lowbit import FewBitHandle, save_packed
 from laconic.lowbit.training import LowBitTraining, Trained
 from laconic.tasks.companion import Companion
 from laconic.tasks.settings import Event, TrainingSettings
 
-PACKED = "packed.pt"  # in the training's folder: the model's state with its weights in a few bits
+PACKED = "packed.pt"  # in the training's folder, for `lowbit.load_packed`; with a table, `load_tables`
 
 
 class FewBits(Companion):
@@ -42,7 +42,7 @@ class FewBits(Companion):
         self._trained.finish()
         if rank:
             return []
-        return [{"kind": "decision", "message": save_packed(folder, self._model, self._trained)}]
+        return [{"kind": "decision", "message": leave_packed(folder, self._model, self._trained)}]
 
     def state_dict(self) -> dict[str, Any]:
         """The handle's."""
@@ -71,10 +71,14 @@ def lowbit_attached(text: str, model: nn.Module, optimizer: torch.optim.Optimize
         raise AttachError(f"--lowbit {text} does not work with this model: {error}") from error
 
 
-def save_packed(folder: Path, model: nn.Module, lowbit: Trained) -> str:
-    """Write the packed model's state, and say how large its tensors are."""
+def leave_packed(folder: Path, model: nn.Module, lowbit: Trained) -> str:
+    """Write the packed model, and say how large its tensors are."""
     folder.mkdir(parents=True, exist_ok=True)
-    state, dense = lowbit.pack().state_dict(), model.state_dict()
-    torch.save(state, folder / PACKED)
+    packed = lowbit.pack()
+    state, dense = packed.state_dict(), model.state_dict()
+    if isinstance(lowbit, FewBitHandle):
+        save_packed(packed, folder / PACKED)
+    else:
+        torch.save(state, folder / PACKED)
     small, large = (sum(each.numel() * each.element_size() for each in d.values()) for d in (state, dense))
     return f"packed: {small:,} bytes, {large / small:.1f} times smaller, in {folder / PACKED}"
