@@ -18,8 +18,9 @@ from laconic.core import arguments
 from laconic.core.errors import AttachError
 from laconic.lowbit.few_bit_handle import FewBitHandle
 from laconic.lowbit.few_bits import FewBits, Rounding, Scale
+from laconic.lowbit.kept import is_kept
 from laconic.lowbit.shift_norm import ShiftBatchNorm
-from laconic.lowbit.treated import KINDS, candidates, known, refuse_unfit, within
+from laconic.lowbit.treated import KINDS, candidates, known, refuse_unfit
 
 First = Literal["real", "weights", "binary"]
 Last = Literal["real", "binary"]
@@ -145,12 +146,7 @@ def _attach(
             pairs[name] = (names[name], KINDS[type(names[name])].of(names[name], Rounding(own.at(name))))
         except AttachError as error:
             raise AttachError(f"{name!r}: {error}") from None
-    inside = within(keep)
     for name, module in names.items() if norm == "shift" else ():
-        if (
-            isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d))
-            and name not in keep
-            and not name.startswith(inside)
-        ):
+        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)) and not is_kept(name, keep):
             pairs[name] = (module, ShiftBatchNorm.of(module))
     return FewBitHandle(model, pairs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Callable, Collection
 from itertools import chain
 from typing import Any
@@ -16,6 +15,7 @@ from laconic.lowbit.add import Add, QuantAdd
 from laconic.lowbit.called import Called
 from laconic.lowbit.evonorm import EvoNormS0, RangeEvoNorm
 from laconic.lowbit.grid import Precision, Rounding
+from laconic.lowbit.kept import check_kept
 from laconic.lowbit.layers import QuantConv2d, QuantLinear
 from laconic.lowbit.range_norm import RangeGroupNorm, RangeNorm
 
@@ -62,12 +62,7 @@ def convert(
     ['QuantConv2d', 'RangeNorm', 'ReLU', 'Flatten', 'QuantLinear']
     """
     precision = Precision(bits, rounding, seed)
-    names = dict(model.named_modules(remove_duplicate=False))
-    for name in keep:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "see model.named_modules()"
-            raise AttachError(f"keep: this model has no module {name!r}: {hint}")
+    check_kept(dict(model.named_modules(remove_duplicate=False)), keep)
     made = _converted(copy.deepcopy(model), "", precision, keep, {})
     Called(made, [module for module in made.modules() if isinstance(module, (QuantConv2d, QuantLinear))])
     return made

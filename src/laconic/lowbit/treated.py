@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import nn
 from laconic.core.errors import AttachError
 from laconic.lowbit.called import refuse_read
 from laconic.lowbit.few_bit_layers import FewBitConv2d, FewBitGRUCell, FewBitLinear, FewBitLSTMCell
+from laconic.lowbit.kept import check_kept, is_kept
 
 KINDS: dict[type, Any] = {
     nn.Linear: FewBitLinear,
@@ -25,17 +25,8 @@ NAMES = "Linear, Conv2d, LSTMCell and GRUCell"
 def known(model: nn.Module, keep: Collection[str]) -> dict[str, nn.Module]:
     """All modules by name. Raises `AttachError` if `keep` names none of them."""
     names = dict(model.named_modules(remove_duplicate=False))
-    for name in keep:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "see model.named_modules()"
-            raise AttachError(f"keep: this model has no module {name!r}: {hint}")
+    check_kept(names, keep)
     return names
-
-
-def within(keep: Collection[str]) -> tuple[str, ...]:
-    """What the names of the modules inside of these begin with."""
-    return tuple(f"{name}." if name else "" for name in keep)
 
 
 def candidates(names: dict[str, nn.Module], keep: Collection[str]) -> list[str]:
@@ -43,14 +34,13 @@ def candidates(names: dict[str, nn.Module], keep: Collection[str]) -> list[str]:
 
     Raises `AttachError` if a layer has them already, if the model is a layer itself, or if there is none.
     """
-    inside = within(keep)
     found = []
     for name, module in names.items():
         if isinstance(module, FEW):
             raise AttachError(
                 f"{name!r} has few bits already: call the first handle's remove() before another"
             )
-        if type(module) in KINDS and name not in keep and not name.startswith(inside):
+        if type(module) in KINDS and not is_kept(name, keep):
             found.append(name)
     if "" in found:
         raise AttachError(

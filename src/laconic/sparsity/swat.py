@@ -15,10 +15,11 @@ from torch import nn
 from laconic.core import arguments
 from laconic.core.errors import AttachError, StateError
 from laconic.lowbit.called import Called, refuse_read
+from laconic.lowbit.kept import check_kept, is_kept
 from laconic.sparsity.densities import Layout, densities
 from laconic.sparsity.layers import SwatConv2d, SwatLinear
 from laconic.sparsity.thresholds import Thresholds
-from laconic.sparsity.treated import check_kept, named, refuse_tied
+from laconic.sparsity.treated import named, refuse_tied
 
 LAYERS: dict[type, Callable[[Any, Thresholds], SwatConv2d | SwatLinear]] = {
     nn.Conv2d: SwatConv2d.of,
@@ -160,11 +161,10 @@ def _treated(
         raise AttachError(
             "the model is a single layer, which cannot be replaced in place: wrap it in nn.Sequential"
         )
-    inside = tuple(f"{name}." for name in keep)
     treated = {
         name: layer
         for name, layer in list(found.items())[1 if first == "dense" else 0 :]
-        if name not in keep and not name.startswith(inside)
+        if not is_kept(name, keep)
     }
     if not treated:
         raise AttachError(

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 
 from torch import Tensor, nn
 
 from laconic.core.errors import AttachError
 from laconic.core.mask import mask_of
+from laconic.lowbit.kept import check_kept, is_kept
 from laconic.sparsity.layers import SwatConv2d, SwatLinear
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
-
-def check_kept(names: Mapping[str, nn.Module], keep: Collection[str]) -> None:
-    """Raise `AttachError` if `keep` names no module."""
-    for name in keep:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "see model.named_modules()"
-            raise AttachError(f"keep: this model has no module {name!r}: {hint}")
 
 
 def masked_weights(model: nn.Module, keep: Collection[str], *, first: bool) -> dict[str, nn.Parameter]:
@@ -46,11 +37,8 @@ def masked_weights(model: nn.Module, keep: Collection[str], *, first: bool) -> d
         and (weight := module._parameters.get("weight")) is not None
         and weight.requires_grad
     }
-    inside = tuple(f"{name}." for name in keep)
     treated = {
-        name: module
-        for name, module in list(found.items())[0 if first else 1 :]
-        if name not in keep and not name.startswith(inside)
+        name: module for name, module in list(found.items())[0 if first else 1 :] if not is_kept(name, keep)
     }
     if not treated:
         spared = "" if first else ", and layout='uniform' leaves the first dense: take layout='erk'"

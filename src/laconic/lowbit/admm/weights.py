@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from typing import Literal
 
@@ -14,6 +13,7 @@ from laconic.core.errors import AttachError, NonFiniteError
 from laconic.lowbit.admm.projection import project
 from laconic.lowbit.admm.tables import Table
 from laconic.lowbit.called import refuse_read
+from laconic.lowbit.kept import check_kept, is_kept
 
 LAYERS = (nn.Embedding, nn.LSTM, nn.GRU, nn.Linear)
 KINDS = ", ".join(kind.__name__ for kind in LAYERS)
@@ -29,16 +29,9 @@ def layer_weights(layer: nn.Module) -> list[str]:
 def treated_layers(model: nn.Module, keep: Collection[str] = ()) -> dict[str, nn.Module]:
     """The layers to quantise, by name. Raises `AttachError` if there are none, or they cannot be treated."""
     names = dict(model.named_modules(remove_duplicate=False))
-    for name in keep:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "see model.named_modules()"
-            raise AttachError(f"keep: this model has no module {name!r}: {hint}")
-    inside = tuple(f"{name}." for name in keep)
+    check_kept(names, keep)
     found = {
-        name: layer
-        for name, layer in names.items()
-        if type(layer) in LAYERS and name not in keep and not name.startswith(inside)
+        name: layer for name, layer in names.items() if type(layer) in LAYERS and not is_kept(name, keep)
     }
     if not found:
         left = "" if not keep else f" outside keep={tuple(keep)!r}"
