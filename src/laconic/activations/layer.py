@@ -22,7 +22,7 @@ Momentum = Callable[[Tensor], Tensor | None]
 
 
 class Layer:
-    """A convolution, linear layer or batch norm, known by its weight."""
+    """A convolution, linear layer or batch norm, known by its weight. `name`: of that parameter."""
 
     def __init__(self, name: str, weight: nn.Parameter, coding: Coding, momentum: Momentum) -> None:
         self.name, self.weight, self.coding, self.momentum = name, weight, coding, momentum
@@ -35,6 +35,12 @@ class Layer:
         self.bound: float | None = None
         self._fresh = False
         self._removable: RemovableHandle | None = None
+
+    @property
+    def label(self) -> str:
+        """The module's name, or the parameter's where it is not the module's `weight`."""
+        module, _, name = self.name.rpartition(".")
+        return module if name == "weight" else self.name
 
     def state(self) -> dict[str, Any]:
         """All that it has learned, as numbers."""

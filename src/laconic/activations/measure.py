@@ -80,7 +80,9 @@ class Kept:
 def measure(
     model: nn.Module, batch: Tensor | tuple[Any, ...], spec: str | Coding | Session = "comet()"
 ) -> Kept:
-    """What a forward pass of `model` on `batch` keeps. Its buffers and the random state stay as they are.
+    """What a forward pass of `model` on `batch` keeps.
+
+    The model's buffers, the random state and what a session has learned stay as they are.
 
     Args:
         model: in the mode that it is in.
@@ -94,6 +96,7 @@ def measure(
     """
     session = spec if isinstance(spec, Session) else compress(model, spec)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    learned = session.state_dict()
     session.ledger = ledger = Ledger()
     try:
         with torch.random.fork_rng(), torch.enable_grad(), session:
@@ -101,6 +104,7 @@ def measure(
         del out
     finally:
         session.ledger = None
+        session.load_state_dict(learned)
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)

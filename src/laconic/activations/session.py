@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn, overrides
 from torch.overrides import TorchFunctionMode
 
+from laconic.activations import state
 from laconic.activations.calls import Call
 from laconic.activations.coding import Coding
 from laconic.activations.kept import Coded, Exact, Input, Kept, Order, Shape, TwoValued
@@ -19,7 +20,7 @@ from laconic.activations.layer import Layer, terms
 from laconic.activations.ledger import Ledger
 from laconic.activations.twins import Key, Twins, elements
 from laconic.activations.windows import Places, Windows
-from laconic.core.errors import AttachError, NonFiniteError, StateError
+from laconic.core.errors import AttachError, NonFiniteError
 
 Watched = Callable[[Tensor], None]
 
@@ -34,7 +35,7 @@ class Session(TorchFunctionMode):
         self._optimizer = optimizer
         self._model = model
         self._layers = {
-            id(weight): Layer(name.rpartition(".")[0], weight, coding, self._momentum)
+            id(weight): Layer(name, weight, coding, self._momentum)
             for name, weight in model.named_parameters()
         }
         self._call: Call | None = None
@@ -47,34 +48,30 @@ class Session(TorchFunctionMode):
 
     def bounds(self) -> dict[str, float | None]:
         """The error bound of each layer that was called; None before its first statistics."""
-        return {layer.name: layer.bound for layer in self._layers.values() if layer.calls}
+        return {layer.label: layer.bound for layer in self._layers.values() if layer.calls}
 
     def state_dict(self) -> dict[str, Any]:
         """What the layers' bounds follow from, and the key of the next rounding. Numbers only."""
-        return {"key": self._key, "layers": [layer.state() for layer in self._layers.values()]}
+        return state.of(self._layers.values(), self._key)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on exactly where `state_dict` was taken, with the same model.
 
         Raises:
-            StateError: The state is of a model with another number of parameters. Nothing has changed.
+            StateError: The state is of a model with other parameters, or damaged. Nothing has changed.
         """
-        if len(state["layers"]) != len(self._layers):
-            raise StateError(
-                f"this state is of a model with {len(state['layers'])} parameters, and this one has"
-                f" {len(self._layers)}: load it with the model that it was saved with"
-            )
-        self._key = state["key"]
-        for layer, its in zip(self._layers.values(), state["layers"], strict=True):
-            layer.load(its)
+        state.check(saved, self._layers.values())
+        self._key = saved["key"]
+        for layer in self._layers.values():
+            layer.load(saved["layers"][layer.name])
 
     def __enter__(self) -> Session:
         if torch.compiler.is_compiling():
             raise AttachError("activations cannot be compressed inside a compiled function: open it outside")
         if any(isinstance(mode, Session) for mode in _modes()):
             raise AttachError("activations are compressed already: leave the inner `compress` away")
-        state = [*self._model.parameters(), *self._model.buffers()]
-        self._own = frozenset(each.untyped_storage()._cdata for each in state)
+        own = [*self._model.parameters(), *self._model.buffers()]
+        self._own = frozenset(each.untyped_storage()._cdata for each in own)
         super().__enter__()  # type: ignore[no-untyped-call]
         self._hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack))
         return self
@@ -127,7 +124,7 @@ class Session(TorchFunctionMode):
         if call is None:
             return self._count(saved, Exact.of(saved), "elsewhere")
         label = self._label = (
-            call.layer.name if call.layer else f"{self._label.partition(' ')[0]} > {call.op}"
+            call.layer.label if call.layer else f"{self._label.partition(' ')[0]} > {call.op}"
         )
         if role == "relu":
             self._later = Later(saved, key, label)
@@ -151,16 +148,16 @@ class Session(TorchFunctionMode):
         bound = call.layer.current(saved) if self.coding.adaptive else 0.0
         coded = self._twins.find(key)
         if coded is not None and coded.bound <= bound:
-            return self._count(saved, Input(coded, Order.of(saved)), call.layer.name, again=True)
+            return self._count(saved, Input(coded, Order.of(saved)), call.layer.label, again=True)
         shared = self._later is not None and self.coding.keeps_signs
         self._key += 1
         try:
             coded = Coded.of(saved, self.coding, bound, shared, self._key)
         except NonFiniteError as error:
-            raise NonFiniteError(f"the input of {call.layer.name or 'the model'}: {error}") from None
+            raise NonFiniteError(f"the input of {call.layer.label or 'the model'}: {error}") from None
         self._twins.add(key, saved, coded)
         self._settle(coded if shared else None)
-        return self._count(saved, Input(coded, Order.of(saved)), call.layer.name)
+        return self._count(saved, Input(coded, Order.of(saved)), call.layer.label)
 
     def _settle(self, coded: Coded | None = None) -> None:
         if self._later is not None:
