@@ -74,6 +74,10 @@ def invoke(*arguments: str) -> Result:
             ["digits", "--with", "dense()", "--bits", "8", "--activations", "comet()"],
             ["--activations and --bits cannot be combined", "give one of the two"],
         ),
+        (
+            ["digits", "--with", "dense()", "--lowbit", "admm()", "--sparsity", "rigl()"],
+            ["--sparsity and --lowbit cannot be combined", "give one of the two"],
+        ),
         (["digits", "--with", "dense()", "--activations", "comte()"], ["unknown name 'comte'", "comet"]),
         (["digits", "--with", "dense()", "--activations", "dense()"], ["take comet(...) or blocks(...)"]),
         (["digits", "--with", "dense()", "--lowbit", "dgc()"], ["--lowbit takes a low-bit training"]),

@@ -96,8 +96,15 @@ def normal_sparsity(text: str) -> str:
     return repr(found)
 
 
-def check_sparsity(text: str, specs: Iterable[str], bits: int | None, steps: int, recipe: Recipe) -> None:
+def check_sparsity(
+    text: str, specs: Iterable[str], bits: int | None, lowbit: str | None, steps: int, recipe: Recipe
+) -> None:
     """Raise `SpecError` unless all methods exchange gradients, and the model can be made sparse."""
+    if lowbit is not None:
+        raise SpecError(
+            "--sparsity and --lowbit cannot be combined: each would undo what the other does to the weights;"
+            " give one of the two"
+        )
     for spec in specs:
         if isinstance(strategy_or_method(spec), Strategy):
             raise SpecError(

@@ -168,7 +168,7 @@ class Settings:
         if self.activations is not None:
             check_activations(self.activations, self.bits, recipe)
         if self.sparsity is not None:
-            check_sparsity(self.sparsity, self.specs, self.bits, self.steps, recipe)
+            check_sparsity(self.sparsity, self.specs, self.bits, self.lowbit, self.steps, recipe)
         elif masked := [spec for spec in self.specs if spec.startswith("masked(")]:
             raise SpecError(
                 f"{masked[0]} sends what masks say is in use, and without --sparsity there are none: give it"

@@ -13,8 +13,9 @@ from laconic import kernels
 from laconic.core.errors import StateError
 from laconic.lowbit import clipping
 from laconic.lowbit.called import Called
+from laconic.lowbit.few_bit_layers import FEW
 from laconic.lowbit.pack import pack
-from laconic.lowbit.treated import FEW, place
+from laconic.lowbit.treated import place
 
 ONES = torch.tensor([byte.bit_count() for byte in range(256)])  # bits that are set in a byte
 

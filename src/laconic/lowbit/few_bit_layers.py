@@ -137,3 +137,7 @@ class FewBitGRUCell(_FewBitCell, nn.GRUCell):
             hx = input.new_zeros(*input.shape[:-1], self.hidden_size)
         of_x, of_h = self.gates(input, hx)
         return gru(self.rounding.back(of_x, self.training), of_h, hx)
+
+
+FEW = (FewBitConv2d, FewBitGRUCell, FewBitLinear, FewBitLSTMCell)
+"""All layers with few bits."""

@@ -11,6 +11,7 @@ from laconic.core.errors import AttachError
 from laconic.lowbit.called import refuse_read
 from laconic.lowbit.few_bit_layers import FewBitConv2d, FewBitGRUCell, FewBitLinear, FewBitLSTMCell
 from laconic.lowbit.kept import check_kept, is_kept
+from laconic.lowbit.taken import refuse_taken
 
 KINDS: dict[type, Any] = {
     nn.Linear: FewBitLinear,
@@ -18,7 +19,6 @@ KINDS: dict[type, Any] = {
     nn.LSTMCell: FewBitLSTMCell,
     nn.GRUCell: FewBitGRUCell,
 }
-FEW = tuple(KINDS.values())
 NAMES = "Linear, Conv2d, LSTMCell and GRUCell"
 
 
@@ -32,16 +32,10 @@ def known(model: nn.Module, keep: Collection[str]) -> dict[str, nn.Module]:
 def candidates(names: dict[str, nn.Module], keep: Collection[str]) -> list[str]:
     """Names of the layers that can have few bits, in the model's own order.
 
-    Raises `AttachError` if a layer has them already, if the model is a layer itself, or if there is none.
+    Raises `AttachError` if one is treated already, if the model is a layer itself, or if there is none.
     """
-    found = []
-    for name, module in names.items():
-        if isinstance(module, FEW):
-            raise AttachError(
-                f"{name!r} has few bits already: call the first handle's remove() before another"
-            )
-        if type(module) in KINDS and not is_kept(name, keep):
-            found.append(name)
+    refuse_taken(names, keep)
+    found = [name for name, module in names.items() if type(module) in KINDS and not is_kept(name, keep)]
     if "" in found:
         raise AttachError(
             "the model is a single layer, which cannot be replaced in place: wrap it in nn.Sequential"

@@ -16,6 +16,7 @@ from laconic.core import arguments
 from laconic.core.errors import AttachError, StateError
 from laconic.lowbit.called import Called, refuse_read
 from laconic.lowbit.kept import check_kept, is_kept
+from laconic.lowbit.taken import refuse_taken
 from laconic.sparsity.densities import Layout, densities
 from laconic.sparsity.layers import SwatConv2d, SwatLinear
 from laconic.sparsity.thresholds import Thresholds
@@ -75,6 +76,7 @@ def swat(
     arguments.choice("first", first, ("dense", "sparse"))
     names = named(model)
     check_kept(names, keep)
+    refuse_taken(names, keep)
     treated = _treated(names, first, keep)
     weights = {name: tuple(layer.weight.shape) for name, layer in treated.items()}
     shares = densities(weights, round(1 - sparsity, 12), layout)

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from torch import Tensor, nn
 
 from laconic.core.errors import AttachError
-from laconic.core.mask import mask_of
 from laconic.lowbit.kept import check_kept, is_kept
+from laconic.lowbit.taken import refuse_taken
 from laconic.sparsity.layers import SwatConv2d, SwatLinear
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -27,6 +27,7 @@ def masked_weights(model: nn.Module, keep: Collection[str], *, first: bool) -> d
     """
     names = {each.replace("_orig_mod.", ""): module for each, module in named(model).items()}
     check_kept(names, keep)
+    refuse_taken(names, keep)
     for name, module in names.items():
         if isinstance(module, (SwatConv2d, SwatLinear)):
             raise AttachError(f"{name!r} is sparse already, by swat(): call its handle's remove() first")
@@ -51,8 +52,6 @@ def masked_weights(model: nn.Module, keep: Collection[str], *, first: bool) -> d
         weight = module._parameters["weight"]
         assert weight is not None
         weights[f"{name}.weight" if name else "weight"] = weight
-        if mask_of(weight) is not None:
-            raise AttachError(f"{name!r} is masked already: call the first handle's remove() before another")
         kind = type(weight.data).__name__
         if weight.is_complex() or kind == "DTensor":
             raise AttachError(

@@ -7,19 +7,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from laconic.core.errors import AttachError, StateError
+from laconic.core.errors import StateError
+from laconic.lowbit import taken
 from laconic.lowbit.admm.packing import Size, packed_copy, size_of
 from laconic.lowbit.admm.tables import Table
 from laconic.lowbit.admm.weights import Quantised, check_optimizer, dense, treated_layers, treated_weights
-
-_treated: WeakSet[nn.Module] = WeakSet()  # layers that some training draws to a table now
 
 
 class Outcome(ABC):
@@ -30,9 +28,6 @@ class Outcome(ABC):
         self.table = table
         self._layers = treated_layers(self.model, keep)
         self.weights = treated_weights(self._layers)
-        twice = next((name for name, layer in self._layers.items() if layer in _treated), None)
-        if twice is not None:
-            raise AttachError(f"{twice!r} is drawn to a table already: call the first handle's remove()")
         check_optimizer(optimizer, self.weights)
         self._ended = False
         self._last: Quantised | None = None  # the solution that `finish` has written
@@ -40,7 +35,7 @@ class Outcome(ABC):
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         )
-        _treated.update(self._layers.values())
+        taken.draw(self._layers.values())
 
     @abstractmethod
     def solution(self) -> Quantised:
@@ -103,8 +98,7 @@ class Outcome(ABC):
             return
         for hook in self._hooks:
             hook.remove()
-        for layer in self._layers.values():
-            _treated.discard(layer)
+        taken.leave(self._layers.values())
         self._ended = True
 
     def _found(self) -> Quantised:

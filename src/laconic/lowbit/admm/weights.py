@@ -14,6 +14,7 @@ from laconic.lowbit.admm.projection import project
 from laconic.lowbit.admm.tables import Table
 from laconic.lowbit.called import refuse_read
 from laconic.lowbit.kept import check_kept, is_kept
+from laconic.lowbit.taken import refuse_taken
 
 LAYERS = (nn.Embedding, nn.LSTM, nn.GRU, nn.Linear)
 KINDS = ", ".join(kind.__name__ for kind in LAYERS)
@@ -30,6 +31,7 @@ def treated_layers(model: nn.Module, keep: Collection[str] = ()) -> dict[str, nn
     """The layers to quantise, by name. Raises `AttachError` if there are none, or they cannot be treated."""
     names = dict(model.named_modules(remove_duplicate=False))
     check_kept(names, keep)
+    refuse_taken(names, keep)
     found = {
         name: layer for name, layer in names.items() if type(layer) in LAYERS and not is_kept(name, keep)
     }
