@@ -243,6 +243,45 @@ def test_another_state_is_refused_with_nothing_changed() -> None:
     assert handle.steps == 0
 
 
+DAMAGES = [
+    (lambda state: None, "a state of admm is a dict"),
+    (lambda state: {"format": 1}, "saved with another settings"),
+    (lambda state: {k: v for k, v in state.items() if k != "tensors"}, "lacks its tensors"),
+    (lambda state: {k: v for k, v in state.items() if k != "steps"}, "are no numbers"),
+    (lambda state: state | {"gamma": "x"}, "are no numbers"),
+    (lambda state: state | {"tensors": {"x": torch.zeros(1)}}, "lacks 'alpha/"),
+    (lambda state: with_tensor(state, "q/", lambda q: q[:2]), "'q/.* must be torch.int8"),
+    (lambda state: with_tensor(state, "q/", lambda q: q.float()), "'q/.* must be torch.int8"),
+    (lambda state: with_tensor(state, "alpha/", lambda alpha: alpha.T), "'alpha/.* must be torch.float32"),
+    (lambda state: with_tensor(state, "lambda/", lambda dual: 3), "lacks 'lambda/"),
+]
+
+
+def with_tensor(state: dict, prefix: str, change) -> dict:
+    name = next(name for name in state["tensors"] if name.startswith(prefix))
+    return state | {"tensors": state["tensors"] | {name: change(state["tensors"][name])}}
+
+
+@pytest.mark.parametrize(("damage", "says"), DAMAGES)
+def test_a_damaged_state_is_refused_with_nothing_changed(damage, says: str) -> None:
+    model = net()
+    optimizer = sgd(model)
+    handle = admm(model, optimizer, every=3)
+    train(model, optimizer, range(4))
+    state = handle.state_dict()
+    train(model, optimizer, range(4, 9))
+    before = handle.state_dict()
+    with pytest.raises(StateError, match=says):
+        handle.load_state_dict(damage(state))
+    after = handle.state_dict()
+    assert after.pop("tensors").keys() == before["tensors"].keys() and handle.steps == 9
+    assert after == {key: value for key, value in before.items() if key != "tensors"}
+    assert all(
+        torch.equal(value, before["tensors"][key]) for key, value in handle.state_dict()["tensors"].items()
+    )
+    train(model, optimizer, range(9, 13))
+
+
 def test_a_state_is_not_saved_in_the_middle_of_an_extra_gradient_step() -> None:
     model = net()
     optimizer = sgd(model)
@@ -302,8 +341,41 @@ def test_straight_through_resumes_with_the_same_bits() -> None:
         each.load_state_dict(saved)
     train(again, other, range(4, 9))
     assert torch.equal(flat(model), flat(again))
-    with pytest.raises(StateError, match="saved for other matrices"):
-        second.load_state_dict({"masters": {}})
+
+
+def test_straight_through_refuses_another_state_with_nothing_changed() -> None:
+    model = net()
+    handle = straight_through(model, sgd(model))
+    good, before = handle.state_dict()["masters"], flat(model)
+    name, master = next(iter(good.items()))
+    for state, says in [
+        (None, "saved for other matrices"),
+        ({}, "saved for other matrices"),
+        ({"masters": {}}, "saved for other matrices"),
+        ({"masters": good | {name: master[:1]}}, f"{name} must be torch.float32"),
+        ({"masters": good | {name: master.double()}}, f"{name} must be torch.float32"),
+        ({"masters": good | {name: 3}}, f"{name} must be torch.float32"),
+        ({"masters": good | {name: master * math.nan}}, f"damaged: {name} is not finite"),
+    ]:
+        with pytest.raises(StateError, match=says):
+            handle.load_state_dict(state)
+        assert torch.equal(flat(model), before)
+        assert all(torch.equal(each, good[key]) for key, each in handle.masters().items())
+
+
+def test_straight_through_leaves_nothing_attached_to_weights_that_are_not_finite() -> None:
+    model = net()
+    optimizer = sgd(model)
+    with torch.no_grad():
+        model.head.weight[0, 0] = math.nan
+    before = flat(model)
+    with pytest.raises(NonFiniteError, match=r"head\.weight is not finite"):
+        straight_through(model, optimizer)
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+    assert torch.equal(flat(model).nan_to_num(), before.nan_to_num())
+    with torch.no_grad():
+        model.head.weight[0, 0] = 0.5
+    straight_through(model, optimizer)
 
 
 def tied() -> nn.Module:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from laconic.core.errors import StateError
 from laconic.lowbit.admm.extragradient import Prediction
 from laconic.lowbit.admm.outcome import Outcome
+from laconic.lowbit.admm.saved import read_state
 from laconic.lowbit.admm.settings import AdmmSettings
 from laconic.lowbit.admm.weights import Quantised, dense, project_all
 
@@ -34,6 +35,7 @@ class Admm(Outcome):
         self._duals: dict[str, Tensor] = {}  # lambda
         self._aims: dict[str, Tensor] = {}  # G - lambda, to which the penalty draws Theta
         self._prediction = Prediction(optimizer) if settings.extragradient else None
+        self.begin(optimizer)
 
     def solution(self) -> Quantised:
         """G: what the packed model holds. Before the first step, the nearest to the weights as they are."""
@@ -83,22 +85,13 @@ class Admm(Outcome):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, with the same bits. Raises `StateError`, unchanged, for another one."""
         self._check_whole()
-        for key, own in (
-            ("format", FORMAT),
-            ("settings", repr(self.settings)),
-            ("weights", _shapes(self.weights)),
-        ):
-            if state.get(key) != own:
-                raise StateError(f"saved with another {key}: {state.get(key)!r}, not {own!r}; attach alike")
-        tensors = state["tensors"]
-        begun = [*self.weights] if tensors else []
-        try:
-            near = {name: (tensors[f"alpha/{name}"].clone(), tensors[f"q/{name}"].clone()) for name in begun}
-            duals = {name: tensors[f"lambda/{name}"].clone() for name in begun}
-        except KeyError as error:
-            raise StateError(f"the state lacks {error}: it is damaged, take another checkpoint") from None
-        self.steps, self.updates, self.gamma = int(state["steps"]), int(state["updates"]), state["gamma"]
-        self._near, self._duals = near, duals
+        own = {"format": FORMAT, "settings": repr(self.settings), "weights": _shapes(self.weights)}
+        numbers, tensors = read_state(state, own, self.weights)
+        self.steps, self.updates, self.gamma = numbers
+        self._near = {
+            name: (tensors[f"alpha/{name}"], tensors[f"q/{name}"]) for name in self.weights if tensors
+        }
+        self._duals = {name: tensors[f"lambda/{name}"] for name in self.weights if tensors}
         self._aim()
 
     def _move(self) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from laconic.core.errors import StateError
 from laconic.lowbit import taken
@@ -31,10 +32,14 @@ class Outcome(ABC):
         check_optimizer(optimizer, self.weights)
         self._ended = False
         self._last: Quantised | None = None  # the solution that `finish` has written
-        self._hooks = (
+        self._hooks: list[RemovableHandle] = []
+
+    def begin(self, optimizer: Optimizer) -> None:
+        """Attach to the optimiser, when nothing can fail any more."""
+        self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
-        )
+        ]
         taken.draw(self._layers.values())
 
     @abstractmethod

@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from laconic.core import arguments
-from laconic.core.errors import StateError
+from laconic.core.errors import NonFiniteError, StateError
 from laconic.lowbit.admm.outcome import Outcome
 from laconic.lowbit.admm.tables import Name, table_of
 from laconic.lowbit.admm.weights import Quantised, Tie, dense, project_all
@@ -49,6 +48,7 @@ def straight_through(
     Raises:
         SpecError: An argument is out of range.
         AttachError: As in `admm`. Nothing has changed then.
+        NonFiniteError: A matrix holds NaN or Inf. Nothing has changed then.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(6, 4))
@@ -75,8 +75,8 @@ class StraightThrough(Outcome):
     ) -> None:
         super().__init__(model, optimizer, table_of(table), keep)
         self._tie, self._rounds = tie, rounds
-        self._masters = {name: weight.detach().clone() for name, weight in self.weights.items()}
         self.after()
+        self.begin(optimizer)
 
     def masters(self) -> Mapping[str, Tensor]:
         """Theta."""
@@ -92,9 +92,7 @@ class StraightThrough(Outcome):
 
     def after(self) -> None:
         """Keep the new Theta, and put the nearest G in the model."""
-        self._masters = {name: weight.detach().clone() for name, weight in self.weights.items()}
-        self._near = project_all(self._masters, self.table, self._tie, self._rounds)
-        self._write(dense(self._near))
+        self._keep({name: weight.detach().clone() for name, weight in self.weights.items()})
 
     def state_dict(self) -> dict[str, Any]:
         """Theta, the same on all ranks, to be saved beside model and optimiser."""
@@ -102,13 +100,26 @@ class StraightThrough(Outcome):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, with the same bits. Raises `StateError`, unchanged, for another one."""
-        found = state["masters"]
-        if {name: each.shape for name, each in found.items()} != {
-            n: w.shape for n, w in self.weights.items()
-        }:
+        found = state.get("masters") if isinstance(state, Mapping) else None
+        if not isinstance(found, Mapping) or found.keys() != self.weights.keys():
             raise StateError(
                 "saved for other matrices than these: attach to the same model, with the same keep="
             )
-        with torch.no_grad():
-            self._write(found)
-            self.after()
+        masters = {}
+        for name, weight in self.weights.items():
+            each = found[name]
+            if not isinstance(each, Tensor) or each.dtype is not weight.dtype or each.shape != weight.shape:
+                kind = f"{each.dtype} {tuple(each.shape)}" if isinstance(each, Tensor) else repr(each)
+                raise StateError(
+                    f"{name} must be {weight.dtype} {tuple(weight.shape)}, got {kind}: the state is damaged"
+                )
+            masters[name] = each.detach().to(weight.device, copy=True)
+        try:
+            self._keep(masters)
+        except NonFiniteError as error:
+            raise StateError(f"the state is damaged: {error}") from None
+
+    def _keep(self, masters: dict[str, Tensor]) -> None:
+        near = project_all(masters, self.table, self._tie, self._rounds)
+        self._masters, self._near = masters, near
+        self._write(dense(near))

@@ -1,0 +1,65 @@
+"""What a state of `admm` must be before any of it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.core.errors import StateError
+
+
+def read_state(
+    state: Any, own: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> tuple[tuple[int, int, float], dict[str, Tensor]]:
+    """Steps, updates and gamma; and copies of the tensors, on the weights' devices: none before the first G.
+
+    Args:
+        state: What `Admm.state_dict` gave, perhaps of another training, or damaged.
+        own: What it must be equal in.
+        weights: float32 (rows, columns), by name.
+
+    Raises:
+        StateError: It is not such a state.
+    """
+    if not isinstance(state, Mapping):
+        raise StateError(f"a state of admm is a dict, got {type(state).__name__}")
+    for key, value in own.items():
+        if state.get(key) != value:
+            raise StateError(f"saved with another {key}: {state.get(key)!r}, not {value!r}; attach alike")
+    steps, updates, gamma = (state.get(key) for key in ("steps", "updates", "gamma"))
+    if type(steps) is not int or type(updates) is not int or type(gamma) not in (int, float):
+        raise StateError(f"counts {steps!r} and {updates!r} and gamma {gamma!r} are no numbers: {DAMAGED}")
+    tensors = state.get("tensors")
+    if not isinstance(tensors, Mapping):
+        raise StateError(f"the state lacks its tensors: {DAMAGED}")
+    read = {}
+    for name, weight in weights.items() if tensors else ():
+        shape = tuple(weight.shape)
+        scales = (shape[0], 1), (1, 1)
+        read[f"alpha/{name}"] = _read(tensors, f"alpha/{name}", torch.float32, scales, weight.device)
+        read[f"q/{name}"] = _read(tensors, f"q/{name}", torch.int8, (shape,), weight.device)
+        read[f"lambda/{name}"] = _read(tensors, f"lambda/{name}", torch.float32, (shape,), weight.device)
+    return (steps, updates, float(gamma)), read
+
+
+DAMAGED = "it is damaged, take another checkpoint"
+
+
+def _read(
+    tensors: Mapping[str, Any],
+    name: str,
+    dtype: torch.dtype,
+    shapes: tuple[tuple[int, ...], ...],
+    device: torch.device,
+) -> Tensor:
+    found = tensors.get(name)
+    if not isinstance(found, Tensor):
+        raise StateError(f"the state lacks {name!r}: {DAMAGED}")
+    if found.dtype is not dtype or tuple(found.shape) not in shapes:
+        raise StateError(
+            f"{name!r} must be {dtype} {shapes[0]}, got {found.dtype} {tuple(found.shape)}: {DAMAGED}"
+        )
+    return found.detach().to(device, copy=True)
