@@ -338,6 +338,72 @@ def test_a_state_that_belongs_elsewhere_is_refused(change) -> None:
     assert all(torch.equal(mask, before[name]) for name, mask in sparse.masks.items())
 
 
+def same(one: dict, other: dict) -> bool:
+    """Whether two states are equal, tensors too."""
+    plain = [{k: v for k, v in state.items() if k not in ("masks", "scores")} for state in (one, other)]
+    parts = [(state["masks"], state["scores"]) for state in (one, other)]
+    return plain[0] == plain[1] and all(
+        a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+        for a, b in zip(*parts, strict=True)
+    )
+
+
+DAMAGES = {
+    "no dict": lambda state: None,
+    "a mask in floats": lambda state: state | {"masks": first_mask(state, lambda bits: bits.float())},
+    "a mask too short": lambda state: state | {"masks": first_mask(state, lambda bits: bits[:-1])},
+    "no mask": lambda state: state | {"masks": first_mask(state, lambda bits: None)},
+    "a dense mask": lambda state: state | {"masks": first_mask(state, lambda bits: bits | 255)},
+    "an empty mask": lambda state: state | {"masks": first_mask(state, torch.zeros_like)},
+    "masks in a list": lambda state: state | {"masks": [1]},
+    "an unknown score": lambda state: state | {"scores": {"nope": torch.zeros(2)}},
+    "a score of another shape": lambda state: state | {"scores": {"0.weight": torch.zeros(2)}},
+    "a score of whole numbers": lambda state: state | {"scores": {"0.weight": torch.zeros(30, 12).int()}},
+    "a turn in words": lambda state: state | {"turn": "3"},
+    "no share": lambda state: state | {"changed": None},
+}
+
+
+def first_mask(state: dict, change) -> dict:
+    name = next(iter(state["masks"]))
+    return state["masks"] | {name: change(state["masks"][name])}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_state_is_refused_with_nothing_changed(damage: str) -> None:
+    net = mlp()
+    optimizer = sgd(net)
+    sparse = rigl(net, optimizer, 0.2, steps=30, every=3, accumulate=2)
+    run(net, optimizer, range(3))
+    saved = copy.deepcopy(sparse.state_dict())
+    run(net, optimizer, range(3, 6))
+    before, weights = copy.deepcopy(sparse.state_dict()), [each.detach().clone() for each in net.parameters()]
+    with pytest.raises(StateError):
+        sparse.load_state_dict(DAMAGES[damage](saved))
+    assert same(sparse.state_dict(), before)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), weights, strict=True))
+    run(net, optimizer, range(6, 10))
+
+
+def test_masks_of_gradual_pruning_may_have_more_entries_than_at_the_end() -> None:
+    net = mlp()
+    sparse = sparsify(net, sgd(net), "gradual_pruning(density=0.2, every=3)", steps=30)
+    sparse.load_state_dict(sparse.state_dict())
+    with pytest.raises(StateError, match="has 0 of 360 entries in use, and this training has 86 to 360"):
+        sparse.load_state_dict(DAMAGES["an empty mask"](sparse.state_dict()))
+
+
+def test_a_state_is_not_loaded_after_remove() -> None:
+    net = mlp()
+    sparse = rigl(net, sgd(net), 0.2, steps=10)
+    state = sparse.state_dict()
+    sparse.remove()
+    with pytest.raises(StateError, match=r"remove\(\) has ended this training"):
+        sparse.load_state_dict(state)
+    assert all(mask_of(each) is None for each in net.parameters())
+    rigl(net, sgd(net), 0.2, steps=10).load_state_dict(state)
+
+
 def test_only_a_sparsifier_makes_a_model_sparse() -> None:
     net = mlp()
     with pytest.raises(SpecError, match="takes a sparsifier"):

@@ -236,6 +236,18 @@ def test_a_resumed_training_has_the_same_bits() -> None:
         swat(network(), first="sparse").load_state_dict(saved[1])
 
 
+def test_a_damaged_state_is_refused_with_nothing_changed() -> None:
+    handle = swat(network())
+    good = handle.state_dict()
+    name = [*good][-1]
+    for state in (None, {}, {1: 2}, [3], good | {name: None}, good | {name: good[name] | {"batches": "x"}}):
+        with pytest.raises(StateError):
+            handle.load_state_dict(state)
+        assert handle.state_dict() == good
+    with pytest.raises(StateError, match="its numbers are"):
+        handle.load_state_dict(good | {name: good[name] | {"weight": None}})
+
+
 def test_sparsity_near_zero_is_a_plain_model() -> None:
     plain, model = network(), network()
     swat(model, sparsity=1e-9)

@@ -28,6 +28,7 @@ from laconic.optim.closure import evaluated
 from laconic.sparsity.dense_gradients import DenseGradients
 from laconic.sparsity.densities import entries
 from laconic.sparsity.drop_and_grow import shuffled
+from laconic.sparsity.saved import read_state
 from laconic.sparsity.slots import clear_
 from laconic.sparsity.sparsifier import Moment, Sparsifier
 
@@ -162,27 +163,26 @@ class SparseTraining:
         """Go on from a saved state, with the same bits, once the model's and the optimiser's are loaded.
 
         Raises:
-            StateError: With nothing changed, for the state of another sparsifier, length, seed or model.
+            StateError: With nothing changed: for the state of another sparsifier, length, seed or model, for
+                a damaged one, and after `remove()`.
         """
-        own = self.state_dict()
-        if state.keys() != own.keys():
-            raise StateError(f"this is no state of a sparse training: it has {', '.join(sorted(state)[:3])}")
-        for key in ("format", "sparsifier", "steps", "seed"):
-            if state[key] != own[key]:
-                raise StateError(f"saved with {key} {state[key]!r}, but this training has {own[key]!r}")
-        if {name: bits.numel() for name, bits in state["masks"].items()} != {
-            name: bits.numel() for name, bits in own["masks"].items()
-        }:
-            raise StateError("saved for other weights: make the same model sparse, with the same keep=")
+        if self._weights and not self._hooks:
+            raise StateError("remove() has ended this training: make the model sparse again, then load")
+        masks, scores = read_state(state, self.state_dict(), self._weights, self._limits())
         self.masks.clear()  # the first masks do not count: a saved entry keeps its value
-        for name, bits in state["masks"].items():
-            weight = self._weights[name]
-            used = kernels.unpack_bits(bits, 1, weight.numel()).bool()
-            self._use(name, used.view(weight.shape).to(weight.device))
+        for name, used in masks.items():
+            self._use(name, used)
         self.turn, self.updates, self._changed = state["turn"], state["updates"], state["changed"]
         self._dense_gradients.forget()
-        for name, score in state["scores"].items():
-            self._dense_gradients.turns[name] = score.to(self._weights[name].device)
+        self._dense_gradients.turns.update(scores)
+
+    def _limits(self) -> dict[str, tuple[int, int]]:
+        """The fewest and the most entries that each weight can have in use, at the end and at the start."""
+        return {
+            name: (entries(share, n), entries(self.sparsifier.first_density(share), n))
+            for name, share in self._shares.items()
+            for n in (self._weights[name].numel(),)
+        }
 
     def _key(self, name: str, turn: int) -> int:
         return Turn(turn, seed=self.seed).common(name)

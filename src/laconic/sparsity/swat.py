@@ -126,8 +126,8 @@ class Swat:
 
     def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
         """Go on from a saved state, with the same bits. Raises `StateError`, unchanged, for another one."""
-        if state.keys() != self.layers.keys():
-            other = sorted(state.keys() ^ self.layers.keys())
+        if not isinstance(state, dict) or state.keys() != self.layers.keys():
+            other = sorted(map(str, state.keys() ^ self.layers.keys())) if isinstance(state, dict) else []
             raise StateError(f"saved for other sparse layers ({', '.join(other[:3])} differ): convert alike")
         for name, layer in self.layers.items():
             layer.thresholds.check(state[name])

@@ -67,12 +67,14 @@ class Thresholds:
             "input": self.input,
         }
 
-    def check(self, state: dict[str, Any]) -> None:
+    def check(self, state: Any) -> None:
         """Raise `StateError` unless a saved state is of the same density and refresh."""
-        if state.keys() != self.state_dict().keys():
-            raise StateError(
-                f"not saved by a sparse layer: it holds {', '.join(map(str, state)) or 'nothing'}"
-            )
+        if not isinstance(state, dict) or state.keys() != self.state_dict().keys():
+            held = ", ".join(map(str, state)) if isinstance(state, dict) else repr(state)
+            raise StateError(f"not saved by a sparse layer: it holds {held or 'nothing'}")
+        numbers = (state["weight"], state["input"])
+        if type(state["batches"]) is not int or any(type(each) not in (int, float) for each in numbers):
+            raise StateError(f"not saved by a sparse layer: its numbers are {[*state.values()]}")
         for name, own in (("density", self.density), ("refresh", self.refresh)):
             if state[name] != own:
                 raise StateError(f"saved with {name} {state[name]}, but this layer has {own}: convert alike")

@@ -1,0 +1,83 @@
+"""What a state of a sparse training must be before any of it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.core.errors import StateError
+
+ALIKE = ("format", "sparsifier", "steps", "seed")
+
+
+def read_state(
+    state: Any,
+    own: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    limits: Mapping[str, tuple[int, int]],
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Masks, bool in the weights' shapes, and scores, float32 likewise, on the weights' devices.
+
+    Args:
+        state: What `SparseTraining.state_dict` gave, perhaps of another training, or damaged.
+        own: The state of the training that is to go on from it.
+        weights: The masked weights, by name.
+        limits: The fewest and the most entries that a weight can have in use, by name.
+
+    Raises:
+        StateError: It is not such a state.
+    """
+    if not isinstance(state, Mapping) or state.keys() != own.keys():
+        held = ", ".join(sorted(map(str, state))[:3]) if isinstance(state, Mapping) else repr(state)
+        raise StateError(f"this is no state of a sparse training: it has {held}")
+    for key in ALIKE:
+        if type(state[key]) is not type(own[key]) or state[key] != own[key]:
+            raise StateError(f"saved with {key} {state[key]!r}, but this training has {own[key]!r}")
+    if type(state["turn"]) is not int or type(state["updates"]) is not int:
+        raise StateError(f"turn and updates are counts, got {state['turn']!r} and {state['updates']!r}")
+    if type(state["changed"]) not in (int, float):
+        raise StateError(f"changed is a share, got {state['changed']!r}")
+    masks, scores = state["masks"], state["scores"]
+    if not isinstance(masks, Mapping) or masks.keys() != weights.keys():
+        raise StateError("saved for other weights: make the same model sparse, with the same keep=")
+    if not isinstance(scores, Mapping) or not scores.keys() <= weights.keys():
+        raise StateError(
+            "saved with scores of other weights: make the same model sparse, with the same keep="
+        )
+    return (
+        {name: _mask(name, bits, weights[name], limits[name]) for name, bits in masks.items()},
+        {name: _score(name, score, weights[name]) for name, score in scores.items()},
+    )
+
+
+def _mask(name: str, bits: Any, weight: Tensor, limits: tuple[int, int]) -> Tensor:
+    n = weight.numel()
+    if not isinstance(bits, Tensor) or bits.dtype is not torch.uint8 or bits.shape != ((n + 7) // 8,):
+        raise StateError(
+            f"the mask of {name} must be torch.uint8 ({(n + 7) // 8},), got {_kind(bits)}: saved for another"
+            " model, or damaged"
+        )
+    used = kernels.unpack_bits(bits.cpu(), 1, n).bool()
+    least, most = limits
+    if not least <= (count := int(used.sum())) <= most:
+        raise StateError(
+            f"the mask of {name} has {count} of {n} entries in use, and this training has {least} to {most}:"
+            " the state is damaged"
+        )
+    return used.view(weight.shape).to(weight.device)
+
+
+def _score(name: str, score: Any, weight: Tensor) -> Tensor:
+    if not isinstance(score, Tensor) or score.dtype is not torch.float32 or score.shape != weight.shape:
+        raise StateError(
+            f"the score of {name} must be torch.float32 {tuple(weight.shape)}, got {_kind(score)}: damaged"
+        )
+    return score.to(weight.device, copy=True)
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
