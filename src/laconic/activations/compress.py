@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from laconic.activations import compiled
+from laconic.activations.calls import FLOATS
 from laconic.activations.coding import Coding
 from laconic.activations.session import Session
 from laconic.core.errors import AttachError, SpecError
@@ -32,27 +34,34 @@ def compress(
     A tensor that two layers keep is coded once. Works under autocast, and beside
     `torch.utils.checkpoint`, whose regions keep nothing to code.
 
+    "Anything else" is attention too: `nn.MultiheadAttention` calls its linear layers where no call is seen,
+    so of an `nn.TransformerEncoderLayer` the feed-forward part alone is coded. So are layers of float64,
+    weights that are computed (parametrised, FSDP2's), and graphs that torch.jit or torch.export made. A block
+    in which backward keeps something, and no layer's input is coded, warns.
+
     Args:
         model: its layers are known by their weights.
         spec: `comet(...)` or `blocks(...)`.
         optimizer: whose momentum says how much error the gradients bear; the gradient itself without one.
-            With a GradScaler leave it away, as gradients are scaled there and momentum is not.
+            With a GradScaler leave it out, as gradients are scaled there and momentum is not.
 
     Raises:
         SpecError: for another spec.
-        AttachError: for a compiled model, or one that has no convolution or linear layer to train.
+        AttachError: for a compiled model, or one that has no convolution or linear layer to train, in float32
+            or 16 bits. In a forward pass: for a layer of the model that runs in a compiled function. As a
+            block begins: in a compiled function, or in another block.
         NonFiniteError: in a forward pass in which a layer's input holds NaN or Inf; it names the layer.
     """
     coding = parse(spec) if isinstance(spec, str) else spec
     if not isinstance(coding, Coding):
         raise SpecError(f"activations take comet(...) or blocks(...), got {coding!r}")
-    for name, module in model.named_modules():
-        compiled = getattr(module, "_compiled_call_impl", None) is not None
-        if compiled or isinstance(module, torch._dynamo.OptimizedModule):
-            raise AttachError(
-                f"{name or 'the model'} is compiled, and a compiled graph saves what it fuses: compress the"
-                " activations of the model as it is, or train the compiled one without"
-            )
-    if not any(weight.dim() > 1 and weight.requires_grad for weight in model.parameters()):
+    compiled.check(model)
+    weights = [weight for weight in model.parameters() if weight.dim() > 1 and weight.requires_grad]
+    if not weights:
         raise AttachError("the model has no weight of a convolution or linear layer to train")
+    if not any(weight.dtype in FLOATS for weight in weights):
+        raise AttachError(
+            f"the model's weights are {weights[0].dtype}, and activations are coded from float32, bfloat16"
+            " and float16: convert the model, or train it without"
+        )
     return Session(model, coding, optimizer)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from laconic.activations.coding import Coding
 from laconic.activations.compress import compress
 from laconic.activations.ledger import Ledger
-from laconic.activations.session import Session
+from laconic.activations.session import Session, opened
+from laconic.core.errors import AttachError
 
 WIDE, HIGH = 360, 16  # pixels of the longest bar, and of a row
 
@@ -89,11 +90,16 @@ def measure(
         batch: its argument, or a tuple of them.
         spec: what `compress` takes, with the bounds of a first step; or its session, with today's bounds.
 
+    Raises:
+        AttachError: inside a block of `compress`, as it opens one of its own; else as `compress` does.
+
     >>> net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     >>> kept = measure(net, torch.ones(32, 64))
     >>> kept.dense, kept.ratio > 4
     (16384, True)
     """
+    if opened():
+        raise AttachError("measure opens a block of its own: call it outside of the block of `compress`")
     session = spec if isinstance(spec, Session) else compress(model, spec)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     learned = session.state_dict()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn, overrides
 from torch.overrides import TorchFunctionMode
 
-from laconic.activations import state
+from laconic.activations import compiled, state
 from laconic.activations.calls import Call
 from laconic.activations.coding import Coding
 from laconic.activations.kept import Coded, Exact, Input, Kept, Order, Shape, TwoValued
@@ -43,6 +44,8 @@ class Session(TorchFunctionMode):
         self._later: Later | None = None
         self._twins = Twins()
         self._key = 0
+        self._kept = self._inputs = 0  # tensors in this block, and inputs of layers among them
+        self._told = False
         self._own: frozenset[int] = frozenset()
         self._hooks = ExitStack()
 
@@ -66,14 +69,15 @@ class Session(TorchFunctionMode):
             layer.load(saved["layers"][layer.name])
 
     def __enter__(self) -> Session:
-        if torch.compiler.is_compiling():
-            raise AttachError("activations cannot be compressed inside a compiled function: open it outside")
-        if any(isinstance(mode, Session) for mode in _modes()):
-            raise AttachError("activations are compressed already: leave the inner `compress` away")
+        if compiled.inside():
+            raise compiled.refuse("the function that opens `compress` is")
+        if opened():
+            raise AttachError("activations are compressed already: leave the inner `compress` out")
         own = [*self._model.parameters(), *self._model.buffers()]
         self._own = frozenset(each.untyped_storage()._cdata for each in own)
         super().__enter__()  # type: ignore[no-untyped-call]
-        self._hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack))
+        self._hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
+        self._kept, self._inputs, self._told = 0, 0, False
         return self
 
     def __exit__(
@@ -82,6 +86,8 @@ class Session(TorchFunctionMode):
         self._hooks.close()
         super().__exit__(kind, value, trace)  # type: ignore[no-untyped-call]
         self._settle()
+        if kind is None:
+            self._tell()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -93,6 +99,8 @@ class Session(TorchFunctionMode):
             finally:
                 self._call = outer
         call.layer = self._layer(call)
+        if call.layer is not None and compiled.inside():
+            raise compiled.refuse(f"{call.layer.label or 'the model'} runs in a function that is")
         due = call.layer is not None and self.coding.adaptive and call.layer.begin(call.input)
         watched = _statistics(call) if due else None
         outer, self._call = self._call, call
@@ -103,6 +111,21 @@ class Session(TorchFunctionMode):
         if watched is not None and call.layer is not None and isinstance(out, Tensor) and out.requires_grad:
             call.layer.watch(out, watched(out))
         return out
+
+    def _tell(self) -> None:
+        """Warn, once a block, where backward keeps something and no layer's input is coded."""
+        if self._kept and not self._inputs and not self._told:
+            self._told = True
+            warnings.warn(
+                "no input of a layer is coded in this block, and what backward needs is kept as it is: layers"
+                " are known by the weights of the model that `compress` was given, and are not seen in"
+                " regions of torch.utils.checkpoint, in nn.MultiheadAttention and in graphs of torch.jit",
+                stacklevel=3,
+            )
+
+    def _unpack(self, kept: Kept) -> Tensor:
+        self._tell()
+        return kept.unpack()
 
     def _layer(self, call: Call) -> Layer | None:
         """The layer whose weight's gradient reads the call's input."""
@@ -117,6 +140,7 @@ class Session(TorchFunctionMode):
         plain = type(saved) in (Tensor, nn.Parameter) and saved.layout is torch.strided
         if not plain or saved.untyped_storage()._cdata in self._own:
             return Exact.of(saved)
+        self._kept += 1
         call, key = self._call, elements(saved)
         role = call.role(saved) if call is not None else ""
         if self._later is not None and not (role == "input" and self._later.key == key):
@@ -145,6 +169,7 @@ class Session(TorchFunctionMode):
     def _input(self, saved: Tensor, call: Call, key: Key) -> Kept:
         """An input of a layer, coded within its bound, or the same tensor as another layer coded it."""
         assert call.layer is not None
+        self._inputs += 1
         bound = call.layer.current(saved) if self.coding.adaptive else 0.0
         coded = self._twins.find(key)
         if coded is not None and coded.bound <= bound:
@@ -180,14 +205,10 @@ class Session(TorchFunctionMode):
         return held if isinstance(held, Tensor) else None
 
 
-def _unpack(kept: Kept) -> Tensor:
-    return kept.unpack()
-
-
-def _modes() -> list[TorchFunctionMode]:
-    """The modes that are open in this thread."""
-    found: list[TorchFunctionMode] = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return found
+def opened() -> bool:
+    """Whether a session is open in this thread."""
+    modes = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(isinstance(mode, Session) for mode in modes)
 
 
 def _statistics(call: Call) -> Callable[[Tensor], Watched]:
