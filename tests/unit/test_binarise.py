@@ -46,8 +46,9 @@ def mlp(width: int = 8) -> nn.Sequential:
 def test_gradients_pass_the_signs_where_a_hard_tanh_would_let_them() -> None:
     """Every entry of dx, dw and db of one layer, from loops over the equations."""
     torch.manual_seed(1)
-    net = nn.Sequential(nn.Linear(4, 3).double())
+    net = nn.Sequential(nn.Linear(4, 3))
     binarise(net, first="binary", last="binary")
+    net.double()
     layer = net[0]
     with torch.no_grad():
         layer.weight.uniform_(-1.5, 1.5)  # beyond what a step leaves: those have no gradient
@@ -323,6 +324,8 @@ CANNOT = [
     (done(), {}, AttachError, "'2' has few bits already"),
     (Tied(), {}, AttachError, "'embedding' and 'out' share their weight"),
     (hooked(), {}, AttachError, "'4' has hooks"),
+    (mlp().bfloat16(), {}, AttachError, r"2\.weight is torch\.bfloat16, but .* float32: model\.float\(\)"),
+    (mlp().double(), {}, AttachError, r"2\.weight is torch\.float64, but master weights are float32"),
     (mlp(), {"keep": ("77",)}, AttachError, "no module '77'"),
     (mlp(), {"keep": ("",)}, AttachError, "no Linear, Conv2d"),
     (mlp(), {"first": "int8"}, SpecError, "first must be 'real', 'weights' or 'binary'"),

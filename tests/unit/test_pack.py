@@ -194,6 +194,10 @@ def test_what_cannot_be_packed_is_refused() -> None:
     quantise(wide, 8, 8)
     with pytest.raises(AttachError, match="'1': 300 products of 8 by 8 bits exceed 2\\^24"):
         pack(wide)
+    half = net()
+    binarise(half)
+    with pytest.raises(AttachError, match=r"'2' is torch\.bfloat16, and packed layers compute in float32"):
+        pack(half.bfloat16())
     with pytest.raises(AttachError, match="not packed"):
         save_packed(net(), "nowhere")
 

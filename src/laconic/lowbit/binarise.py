@@ -63,9 +63,9 @@ def binarise(
 
     Raises:
         SpecError: An argument is out of range.
-        AttachError: The model has no such layers, or is one itself, or has few bits already; a layer shares a
-            weight, has hooks, or pads otherwise than with a number of zeros; `keep` names no module. Nothing
-            has changed then.
+        AttachError: The model has no such layers, or is one itself, or is treated already; a layer is not
+            float32, shares a weight, has hooks, or pads otherwise than with a number of zeros; `keep` names
+            no module. Nothing has changed then.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Linear(8, 2))
     >>> handle = binarise(net)

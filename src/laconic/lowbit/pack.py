@@ -32,7 +32,8 @@ def pack(model: nn.Module) -> nn.Module:
     so leave few parameters outside. The copy cannot be trained. One thread computes each product.
 
     Raises:
-        AttachError: The model has no layers in few bits, or logarithmic ones, or has products beyond 2^24.
+        AttachError: The model has no layers in few bits, or logarithmic ones, or ones that are not float32,
+            or has products beyond 2^24.
 
     >>> from laconic.lowbit import binarise
     >>> net = nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 64), nn.Linear(64, 2)).eval()
@@ -48,6 +49,11 @@ def pack(model: nn.Module) -> nn.Module:
         )
     made = {}
     for name, layer in named.items():
+        other = {str(part.dtype) for part in layer.parameters()} - {"torch.float32"}
+        if other:
+            raise AttachError(
+                f"{name!r} is {min(other)}, and packed layers compute in float32: model.float() before pack()"
+            )
         try:
             made[name] = FORMS[type(layer)].of(layer)
         except AttachError as error:

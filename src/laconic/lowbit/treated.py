@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+import torch
 from torch import nn
 
 from laconic.core.errors import AttachError
@@ -46,8 +47,15 @@ def candidates(names: dict[str, nn.Module], keep: Collection[str]) -> list[str]:
 
 
 def refuse_unfit(names: dict[str, nn.Module], treated: Collection[str]) -> None:
-    """Raise `AttachError` if a layer to treat is never called, has hooks, or shares a weight with another."""
+    """Raise `AttachError` if a layer to treat is only read, not float32, has hooks or shares a weight."""
     refuse_read(names, treated)
+    for name in treated:
+        for key, part in names[name].named_parameters(recurse=False):
+            if part.dtype is not torch.float32:
+                raise AttachError(
+                    f"{name}.{key} is {part.dtype}, but master weights are float32: model.float(), under"
+                    " torch.autocast if the rest is to compute in 16 bits"
+                )
     owners: dict[int, str] = {}
     for name, module in names.items():
         if name in treated and (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks):

@@ -30,7 +30,7 @@ def read_state(
         if state.get(key) != value:
             raise StateError(f"saved with another {key}: {state.get(key)!r}, not {value!r}; attach alike")
     steps, updates, gamma = (state.get(key) for key in ("steps", "updates", "gamma"))
-    if type(steps) is not int or type(updates) is not int or type(gamma) not in (int, float):
+    if type(steps) is not int or type(updates) is not int or not isinstance(gamma, (int, float)):
         raise StateError(f"counts {steps!r} and {updates!r} and gamma {gamma!r} are no numbers: {DAMAGED}")
     tensors = state.get("tensors")
     if not isinstance(tensors, Mapping):
