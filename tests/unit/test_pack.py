@@ -128,6 +128,26 @@ def test_packed_cells_have_the_bits_of_the_simulated_ones(cell, form, bits, tmp_
         assert torch.equal(packed(x), model.eval()(x)) and torch.equal(again(x), packed(x))
 
 
+@pytest.mark.parametrize("way", ["binary ends", "binary weights first", "2 and 3 bits"])
+def test_an_empty_batch_has_an_empty_result(way: str) -> None:
+    model, x = trained(WAYS[way])
+    packed = pack(model)
+    with torch.no_grad():
+        assert packed(x[:0]).shape == model(x[:0]).shape == (0, 5)
+        assert packed[7](torch.zeros(2, 0, 396)).shape == (2, 0, 50)
+
+
+@pytest.mark.parametrize("way", ["binarise", "binary weights first", "weights alone"])
+def test_autocast_changes_packed_layers_as_little_as_simulated_ones(way: str) -> None:
+    model, x = trained(WAYS[way])
+    packed = pack(model)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        for simulated, small in zip(model, packed, strict=True):
+            expected = simulated(x)
+            assert torch.equal(small(x), expected)
+            x = expected
+
+
 def test_weights_are_32_times_smaller_in_memory_and_on_disk(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1024), nn.Linear(1024, 1024), nn.Linear(1024, 8))
     conv = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3), nn.Conv2d(64, 3, 3))

@@ -12,6 +12,7 @@ float32: to fold it and the next sign into a threshold would be exact only if it
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -86,7 +87,8 @@ class Packed(nn.Module):
         planes = getattr(self, name)
         if self.levels.activations is None:
             weight = sum(2**i * self._plane(name, bits) for i, bits in enumerate(planes))
-            total = real(x, weight)
+            with torch.autocast(x.device.type, enabled=False):
+                total = real(x, weight)
         else:
             signs = self.signs(x)
             total = None
@@ -213,8 +215,9 @@ class PackedGRUCell(_PackedCell):
 
 def linear(layer: Packed, name: str, x: Tensor) -> Tensor:
     """The product of x (..., c) with the bits of a dense layer."""
-    flat = x.reshape(-1, x.shape[-1])
-    return layer.product(name, flat, kernels.xnor_matmul, F.linear).view(*x.shape[:-1], -1)
+    flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    y = layer.product(name, flat, kernels.xnor_matmul, F.linear)
+    return y.view(*x.shape[:-1], y.shape[-1])
 
 
 FORMS: dict[type, type[Any]] = {
