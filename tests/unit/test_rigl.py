@@ -125,21 +125,23 @@ def test_an_update_takes_the_place_of_the_step_of_all_parameters() -> None:
 
 
 def test_scores_add_up_over_passes_and_turns() -> None:
-    """Two passes a step, the last three turns: the score is the sum of six dense gradients."""
+    """Two passes a step, the last three turns: the score is a sum of three directions, of two passes each."""
     net = nn.Linear(10, 10, bias=False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     sparse = rigl(net, optimizer, 0.2, steps=100, every=4, accumulate=3, drop=1.0)
     expected = torch.zeros(10, 10)
     for step in range(5):
         optimizer.zero_grad()
+        turn = torch.zeros(10, 10)
         for part in range(2):
             x = torch.randn(4, 10, generator=torch.Generator().manual_seed(10 * step + part))
             y = net(x)
             y.square().sum().backward()
-            if step >= 2:
-                expected += 2 * y.detach().T @ x
+            turn += 2 * y.detach().T @ x
+        if step >= 2:
+            expected += turn / turn.norm()
         if step == 4:
-            found = sparse._dense_gradients.summed(None)["weight"].view(10, 10)
+            found = sparse._dense_gradients.summed(None, True)["weight"].view(10, 10)
             torch.testing.assert_close(found, expected)
         if step == 2:
             optimizer.zero_grad()  # a step that is not taken, and taken again, counts once
@@ -148,6 +150,28 @@ def test_scores_add_up_over_passes_and_turns() -> None:
                 net(x).square().sum().backward()
         optimizer.step()
     assert sparse.updates == 2
+
+
+def test_turns_count_alike_whatever_a_scaler_multiplies_them_by() -> None:
+    found = []
+    for growth in (1000, 1):  # steps from one doubling of the scale to the next
+        net = mlp()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        sparse = rigl(net, optimizer, 0.2, steps=60, every=6, accumulate=4)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=growth)
+        for step in range(20):
+            optimizer.zero_grad()
+            x, y = batch(step)
+            scaler.scale(nn.functional.cross_entropy(net(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert sparse.updates == 4 and (scaler.get_scale() > 1e5) == (growth == 1)
+        found.append((net, sparse))
+    (one, first), (two, second) = found
+    for name, mask in first.masks.items():
+        assert torch.equal(mask, second.masks[name]), name
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)  # scales are powers of two
 
 
 @pytest.mark.parametrize(

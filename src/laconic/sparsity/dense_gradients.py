@@ -1,7 +1,11 @@
 """Dense gradients of masked weights, by which new entries are chosen: summed over passes, turns and ranks.
 
 A hook on a gradient runs before DistributedDataParallel takes its mean over ranks, and what is masked never
-gets there: so the sum over ranks is taken here, once for an update of the masks.
+gets there: so the sum over ranks is taken here, once for an update of the masks. Where several turns count,
+each is divided by its norm over all weights and ranks: a GradScaler multiplies a turn's gradients by a factor
+that changes, and that nobody knows here.
+
+    norm = sqrt(sum over ranks and weights of |g|^2),  score = sum over turns and ranks of g / norm
 """
 
 from __future__ import annotations
@@ -34,14 +38,21 @@ class DenseGradients:
         dense = grad.detach().to(torch.float32)
         self._passes[name] = dense.clone() if before is None else before + dense
 
-    def stepped(self, counts: bool) -> None:
-        """The step is done; its gradients count for a later update, or not any more."""
+    def stepped(self, counts: bool, comm: Comm | None) -> None:
+        """The step is done; its gradients count for a later update, or not any more. Called by all ranks."""
+        if counts:
+            self._to_norm_1(comm)
         for name, dense in self._passes.items() if counts else ():
             self.turns[name] = self.turns[name] + dense if name in self.turns else dense
         self._passes.clear()
 
-    def summed(self, comm: Comm | None) -> dict[str, Tensor]:
-        """All that counts, summed over the ranks of `comm`: flat, by name. Called by all of them."""
+    def summed(self, comm: Comm | None, several: bool) -> dict[str, Tensor]:
+        """All that counts, summed over the ranks of `comm`: flat, by name. Called by all of them.
+
+        `several`: whether earlier turns count, which have norm 1.
+        """
+        if several:
+            self._to_norm_1(comm)
         parts = []
         for name, weight in self._weights.items():
             total = torch.zeros_like(weight, dtype=torch.float32, memory_format=torch.contiguous_format)
@@ -54,6 +65,18 @@ class DenseGradients:
             comm.all_reduce(flat)
         views = torch.split(flat, [part.numel() for part in parts])
         return dict(zip(self._weights, views, strict=True))
+
+    def _to_norm_1(self, comm: Comm | None) -> None:
+        """Divide this turn's gradients by their norm over weights and ranks: 8 bytes a rank."""
+        here = next(iter(self._weights.values())).device
+        total = torch.zeros(1, dtype=torch.float64, device=here)
+        for dense in self._passes.values():
+            total += dense.double().square().sum().to(here)
+        if comm is not None:
+            comm.all_reduce(total)
+        norm = float(total.sqrt())
+        if norm > 0:
+            self._passes = {name: dense / norm for name, dense in self._passes.items()}
 
     def forget(self) -> None:
         """Nothing counts any more."""

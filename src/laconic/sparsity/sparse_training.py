@@ -227,17 +227,22 @@ class SparseTraining:
             weight.masked_fill_(~self.masks[name], 0)
         if not self.sparsifier.replaces_step and self._due():
             self._update()
-        self._dense_gradients.stepped(self.sparsifier.counts(self.turn, self.steps) and not self._due())
+        self._dense_gradients.stepped(self._counts_later(self.turn), self._comm)
         self.turn += 1
 
     def _due(self) -> bool:
         return self.sparsifier.due(self.turn, self.steps)
 
+    def _counts_later(self, turn: int) -> bool:
+        """Whether the dense gradients of this turn count for an update that comes after it."""
+        return self.sparsifier.counts(turn, self.steps) and not self.sparsifier.due(turn, self.steps)
+
     @torch.no_grad()
     def _update(self) -> bool:
         """Choose new masks. False, with nothing changed, where the score is not finite."""
         counts = self.sparsifier.counts(self.turn, self.steps)
-        scores = self._dense_gradients.summed(self._comm) if counts else {}
+        several = self._counts_later(self.turn - 1)
+        scores = self._dense_gradients.summed(self._comm, several) if counts else {}
         if not all(bool(score.isfinite().all()) for score in scores.values()):
             if not self._warned:
                 self._warned = True

@@ -9,7 +9,8 @@ Evci et al. 2020, arXiv:1911.11134. Every `every` turns, for each weight with z 
 and that is in the place of the optimiser's step. Checked against the authors' code (google-research/rigl): so
 are the sum over ranks before the magnitude, and the first update at turn 0. Ours: equal values are chosen
 between by a key, where theirs has noise of 1e-5 on |w|; an entry's slots are zero from the drop on, theirs
-from the growth; `accumulate` is that of the port nollied/rigl-torch.
+from the growth; `accumulate` is that of the port nollied/rigl-torch, but each turn's gradients are divided by
+their norm, over all weights and ranks.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Rigl(Sparsifier):
         until: Share of the training after which masks stay, in (0, 1]; default: 0.75.
         layout: "erk" (default): narrow layers keep more; "uniform": all the same, and the first is dense.
         accumulate: Turns whose gradients are added up for the score, the update's and those before it;
-            default: 1. With more, the port that has it takes four times as large an `every`.
+            default: 1. With more, each has norm 1, so that they count alike under a GradScaler too, and the
+            port that has it takes four times as large an `every`.
 
     >>> Rigl(density=0.2, every=50)
     rigl(density=0.2, every=50)
