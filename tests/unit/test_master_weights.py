@@ -339,3 +339,29 @@ def test_a_scaler_reaches_the_float32_parameters_of_the_same_optimiser():
         ends.append((half.detach().clone(), whole.detach().clone()))
     assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
     assert ends[0][1].tolist() != [1.0] * 3
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_a_deep_copy_has_masters_of_its_own_and_goes_on_with_the_same_bits(rounding: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(40, 40).bfloat16()
+    optimizer = master_weights(torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9), rounding=rounding)
+
+    def steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(30):
+            for each in model.parameters():
+                each.grad = torch.ones_like(each)
+            optimizer.step()
+
+    steps(model, optimizer)
+    twin, other = copy.deepcopy((model, optimizer))
+    third = copy.deepcopy(other)
+    before = copy.deepcopy(third.state_dict())
+    steps(model, optimizer)
+    steps(twin, other)
+    assert torch.equal(model.weight, twin.weight) and twin.weight is not model.weight
+    mine, its = (each.state_dict()["state"][0] for each in (optimizer, other))
+    assert mine.keys() == its.keys() and all(torch.equal(mine[key], its[key]) for key in mine)
+    assert set(mine) & {"master_weight", "roundings"}
+    for key, value in third.state_dict()["state"][0].items():
+        assert torch.equal(value, before["state"][0][key]), "a copy of a copy is on its own"

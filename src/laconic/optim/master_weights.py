@@ -14,6 +14,7 @@ clipping, DDP and `laconic.compress` see an ordinary optimiser; only inside `ste
 
 from __future__ import annotations
 
+import copy
 import sys
 import types
 from collections.abc import Callable
@@ -42,7 +43,8 @@ def master_weights(optimizer: Kind, *, rounding: Rounding = "nearest", seed: int
 
     Memory: 4 bytes a weight for the masters, and 4 for their gradients inside a step. "stochastic": none
     between steps, 8 bytes inside. `optimizer.state_dict()` has the masters as "master_weight" of each state,
-    or the number of roundings as "roundings": a resumed run does the same bits.
+    or the number of roundings as "roundings": a resumed run does the same bits. `copy.deepcopy` copies the
+    masters too; pickle does not, so save the `state_dict`.
 
     Args:
         optimizer: Any `torch.optim.Optimizer` over the model's parameters, before or after
@@ -91,9 +93,7 @@ def master_weights(optimizer: Kind, *, rounding: Rounding = "nearest", seed: int
             "these parameters are sharded, and rounding at random is for whole ones: take"
             " rounding='nearest', whose masters are sharded too"
         )
-    masters = Masters(optimizer, at_random=rounding == "stochastic", seed=seed)
-    _masters[optimizer] = ref(masters)
-    _install(optimizer, masters)
+    _install(optimizer, Masters(optimizer, at_random=rounding == "stochastic", seed=seed))
     return optimizer
 
 
@@ -105,6 +105,7 @@ def masters_of(optimizer: Optimizer) -> Masters | None:
 
 def _install(optimizer: Optimizer, masters: Masters) -> None:
     """Around this object's `step` and `load_state_dict`: hooks would be too late, as others read groups."""
+    _masters[optimizer] = ref(masters)
     step, load = optimizer.step, optimizer.load_state_dict
 
     def mastered_step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
@@ -113,8 +114,16 @@ def _install(optimizer: Optimizer, masters: Masters) -> None:
     def mastered_load(self: Optimizer, state_dict: dict[str, Any]) -> None:
         masters.load(load, state_dict)
 
+    def mastered_copy(self: Optimizer, memo: dict[int, Any]) -> Optimizer:
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # which leaves methods of the object out
+        _install(made, masters.copied(made, memo))
+        return made
+
     # methods, as schedulers take `step.__func__`
     optimizer.step = types.MethodType(mastered_step, optimizer)  # type: ignore[method-assign]
     optimizer.load_state_dict = types.MethodType(mastered_load, optimizer)  # type: ignore[method-assign]
+    optimizer.__deepcopy__ = types.MethodType(mastered_copy, optimizer)  # type: ignore[attr-defined]
     optimizer.register_state_dict_post_hook(lambda _, state: masters.added_to(state))
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # GradScaler hands its scale over

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -167,6 +168,13 @@ class Masters:
             elif self._at_random and parameter.dtype in HALF:
                 state[number] = {**state.get(number, {}), ROUNDINGS: torch.tensor(self._roundings)}
         return {**state_dict, "state": state}
+
+    def copied(self, optimizer: Optimizer, memo: dict[int, Any]) -> Masters:
+        """The masters of a copy of the optimiser that `copy.deepcopy` makes with this memo."""
+        made = Masters(optimizer, at_random=self._at_random, seed=self._seed)
+        made._kept = {copy.deepcopy(each, memo): master.clone() for each, master in self._kept.items()}
+        made._roundings = self._roundings
+        return made
 
     def load(self, load: Callable[[dict[str, Any]], None], state_dict: dict[str, Any]) -> None:
         """Take a state back, in float32. A state without masters leaves those of the parameters as they are.
