@@ -76,6 +76,10 @@ class DistributedOptimizer(Optimizer, Joinable):
     def __repr__(self) -> str:
         return f"<{self.controller} over {self.optimizer!r}>"
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse copies and pickles, which would share this rank's groups. Raises `StateError`."""
+        raise StateError("the optimiser that distribute returns cannot be copied: take its state_dict()")
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters by this rank's gradients, and communicate as the strategy says.
 
