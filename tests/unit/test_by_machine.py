@@ -98,3 +98,21 @@ def test_only_first_ranks_talk_between_machines():
 def test_what_cannot_be_is_refused(spec, size, words):
     with pytest.raises(SpecError, match=words):
         parse(spec).check(size, torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1))
+
+
+def test_a_gradient_that_one_rank_of_a_machine_has_reaches_the_others():
+    """A layer that only some inputs use: as in DistributedDataParallel, a rank without counts as 0."""
+
+    def play(comm):
+        at_work, _, aside = bound("by_machine(local_sgd(every=1), ranks_per_node=2)", comm)
+        model = at_work.replica.parameters["x"]
+        optimizer = torch.optim.SGD([model], lr=0.1)
+        at_work.adopt_(torch.zeros(N))
+        model.grad = torch.ones(N) if comm.rank == 1 else None
+        at_work.step(optimizer.step)
+        at_work.drain(aside)
+        at_work.close()
+        return at_work.replica.flat.clone()
+
+    for flat in Loopback.run(2, play):
+        assert torch.allclose(flat, torch.full((N,), -0.05))

@@ -116,6 +116,8 @@ class BoundByMachine(BoundStrategy):
                     parameter.grad = views[name].to_sparse(parameter.grad.sparse_dim())
                 elif parameter.grad is not None:
                     parameter.grad.copy_(views[name])
+                elif bool(views[name].any()):  # another rank of the machine has used it
+                    parameter.grad = views[name].to(parameter.dtype, copy=True)
         return kernels.all_finite(self._gradient, self.replica.layout.segments)
 
     def _follow(self, x: Tensor) -> Tensor:
