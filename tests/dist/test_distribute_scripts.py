@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.fsdp import fully_shard
 
 import laconic
-from laconic.core.errors import AttachError
+from laconic.core.errors import AttachError, StateError
 from laconic.core.spec import parse
 from laconic.strategies.strategy import Strategy
 from tests.dist.distribute_world import pair
@@ -235,3 +236,49 @@ def uneven_method():
 
 def test_methods_join_through_their_model(pool):
     assert pool.run(2, uneven_method) == [True, True]
+
+
+class Tables(nn.Module):
+    """A net with buffers that have no mean, of other values on each rank."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.inner = net()
+        self.register_buffer("angles", torch.full((3,), 1j * (rank + 1)))
+        self.register_buffer("order", torch.arange(5).roll(rank))
+        self.register_buffer("small", torch.tensor([rank + 1.0]).to(torch.float8_e4m3fn))
+        self.register_buffer("mask", torch.tensor([[rank == 0, True]] * 3).t())
+        self.register_buffer("expanded", torch.arange(2).expand(2, 2))
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def buffers_of_other_kinds(spec):
+    model, optimizer = begin(Tables(dist.get_rank()), spec)
+    go(model, optimizer)
+    optimizer.finish()
+    return [each.float().tolist() if each.dtype == torch.float8_e4m3fn else each.tolist()
+            for name, each in model.named_buffers() if "inner" not in name]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", ["sgp()", "local_sgd(every=2)"])
+def test_buffers_without_a_mean_begin_as_the_first_ranks(pool, spec):
+    first, second = pool.run(2, buffers_of_other_kinds, spec)
+    plain = [[1j] * 3, [0, 1, 2, 3, 4], [1.0], [[True] * 3, [True] * 3], [[0, 1]] * 2]
+    assert first == second == plain
+
+
+def copied(spec):
+    model, optimizer = begin(net(), spec)
+    for way in (copy.deepcopy, copy.copy, pickle.dumps):
+        with pytest.raises(StateError, match="cannot be copied: take its state_dict"):
+            way(optimizer)
+    go(model, optimizer)
+    optimizer.finish()
+    return flat(model)
+
+
+def test_an_optimiser_that_cannot_be_copied_says_so_and_goes_on(pool):
+    first, second = pool.run(2, copied, "sgp()")
+    assert torch.equal(first, second)

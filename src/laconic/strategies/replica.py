@@ -26,12 +26,15 @@ from laconic.optim.master_weights import masters_of
 from laconic.optim.stochastic_rounding import HALF
 from laconic.strategies.several import each_of
 
+AVERAGED = (torch.float32, torch.float64, *HALF)  # buffers that have a mean
+
 
 class Replica:
     """The trained parameters of one model: `flat` float32 (n,), laid out by `layout`.
 
-    `statistics`: the floating-point buffers of the model, such as BatchNorm's running means. Nothing changes
-    before `flatten`. Trained parameters that the optimiser holds beside the model's, such as a loss's, are
+    `statistics`: the floating-point buffers of the model, such as BatchNorm's running means; `constants`: its
+    other buffers, such as counters and complex tables, which ranks begin alike. Nothing changes before
+    `flatten`. Trained parameters that the optimiser holds beside the model's, such as a loss's, are
     exchanged with them, as "outside.<i>". Raises `AttachError` if no parameter is trained, or if parameters
     are on several devices, sharded, or neither float32 nor in half precision.
     """
@@ -44,7 +47,8 @@ class Replica:
         outside = (each for each in held if each not in own)
         self.parameters |= {f"outside.{i}": each for i, each in enumerate(outside)}
         self._optimizers = each_of(optimizer)
-        self.statistics = tuple(each for each in model.buffers() if each.is_floating_point())
+        self.statistics = tuple(each for each in model.buffers() if each.dtype in AVERAGED)
+        self.constants = tuple(each for each in model.buffers() if each.dtype not in AVERAGED)
         self.layout = Layout.of((name, tuple(each.shape)) for name, each in self.parameters.items())
         self._check(model)
         self.flat = torch.empty(0)
@@ -144,9 +148,15 @@ class Replica:
                 master.data = master.detach().clone()
 
     def adopt(self, comm: Comm, root: int = 0) -> None:
-        """Copy the root's parameters and statistics. Called by all ranks."""
+        """Copy the root's parameters and buffers. Called by all ranks."""
         for tensor in (self.flat, *self.statistics):
             comm.broadcast(tensor, root)
+        for each in self.constants:
+            if each.numel():  # as bytes: no backend has all dtypes
+                own = each.detach().reshape(-1).contiguous().view(torch.uint8)
+                wire = comm.broadcast(own.clone(), root)
+                if not torch.equal(wire, own):  # one that is alike may be expanded, and so read alone
+                    each.copy_(wire.view(each.dtype).view(each.shape))
 
     def distance(self, model: Tensor, comm: Comm) -> float:
         """Root mean square over ranks of |x_r - model|, over |model|. Called by all ranks."""
