@@ -21,14 +21,15 @@ ACCURACY = """## Accuracy
 CIFAR-10, a ResNet of three blocks with {weights:,} weights, {steps:,} steps at batch {batch}, rate {lr:g},
 the same batches for all; layers by ERK, masks updated every {every} steps until three quarters of the
 training. Mean over seeds and standard deviation, in % of the test set, and points below the dense net. The
-net is small for its task, and the training short: at low density it lacks weights that a large one can spare.
+net is small for its task and the training short: a tenth of so few weights is too few, where a large net has
+more than it needs.
 """
 TRAFFIC = """## Bytes
 
 ResNet-20 at density 0.1 by `rigl(density=0.1, every=100)`, {workers} processes over gloo, {steps} steps.
 *Gradients*: bytes on the wire with headers, as a share of DDP's own dense sum; *payload*: each message
 counted once, without headers; *scores*: the dense gradients that are summed at the updates of the masks,
-beside them, as a share of the dense gradients of all steps.
+beside them, as a share of the dense gradients of all steps; *together*: gradients and scores.
 """
 FORWARD = """## Export
 
@@ -38,6 +39,7 @@ dense one never writes down.
 """
 SPECS = ("rigl", "sparse_evolution", "static_masks", "gradual_pruning")
 WEIGHTS = 74_800  # of the net's convolutions and its linear layer
+WITHIN, SHARE = 2, 0.11  # aims: points below dense at density 0.2, and share of the gradients' bytes at 0.1
 
 
 def page() -> str:
@@ -67,6 +69,33 @@ def _accuracy() -> Iterator[str]:
         rows.append([f"`{spec}`", f"{density:.2f}", _spread([*mine.values()]), below, str(len(mine))])
     yield from table(("training", "density", "accuracy, %", "points below dense", "seeds"), rows)
     yield ""
+    yield from _aims(found)
+
+
+def _aims(found: list[dict[str, Any]]) -> Iterator[str]:
+    """Whether the aims for accuracy are kept."""
+
+    def of(spec: str) -> list[float]:
+        return [100 * run["accuracy"] for run in found if run["spec"] == spec]
+
+    dense = of("dense")
+    for density in ("0.2", "0.1"):
+        ours, static = of(f"rigl(density={density}, every=50)"), of(f"static_masks(density={density})")
+        if ours and static:
+            more = statistics.mean(ours) - statistics.mean(static)
+            kept = "kept" if more > 0 else "missed"
+            if kept == "kept" and more < max(map(_deviation, (ours, static))):
+                kept += ", by less than the deviation over seeds"
+            yield f"- Aim: RigL above static masks at density {density}. {more:+.2f} points: {kept}."
+        if ours and density == "0.2":
+            less = statistics.mean(dense) - statistics.mean(ours)
+            kept = "kept" if less <= WITHIN else "missed"
+            yield f"- Aim: RigL within {WITHIN} points of dense at density 0.2. {less:.2f} points: {kept}."
+    yield ""
+
+
+def _deviation(values: list[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def _order(spec: str) -> tuple[float, int]:
@@ -78,7 +107,7 @@ def _order(spec: str) -> tuple[float, int]:
 
 def _spread(values: list[float]) -> str:
     mean = f"{statistics.mean(values):.2f}"
-    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.2f}"
+    return mean if len(values) < 2 else f"{mean} ± {_deviation(values):.2f}"
 
 
 def _traffic() -> Iterator[str]:
@@ -88,10 +117,21 @@ def _traffic() -> Iterator[str]:
     found = json.loads(path.read_text())
     yield TRAFFIC.format(**found)
     rows = [
-        [f"`{row['spec']}`", *(f"{row[key]:.4f}" for key in ("gradients", "payload", "scores"))]
+        [
+            f"`{row['spec']}`",
+            *(f"{row[key]:.4f}" for key in ("gradients", "payload", "scores")),
+            f"{row['gradients'] + row['scores']:.4f}",
+        ]
         for row in found["rows"]
     ]
-    yield from table(("method", "gradients", "payload", "scores"), rows)
+    yield from table(("method", "gradients", "payload", "scores", "together"), rows)
+    yield ""
+    plain = next(row for row in found["rows"] if row["spec"] == "masked(dense())")
+    kept = "kept" if plain["gradients"] <= SHARE else "missed"
+    yield (
+        f"- Aim: `masked(dense())` sends at most {SHARE} of the gradients' bytes. {plain['gradients']:.4f}:"
+        f" {kept}; with the scores {plain['gradients'] + plain['scores']:.4f}."
+    )
     yield ""
 
 
