@@ -60,8 +60,8 @@ def test_no_element_is_beyond_the_bound(name: str, eb: float, marks: str) -> Non
 
 @pytest.mark.skipif(not NATIVE, reason="the reference takes minutes")
 @pytest.mark.parametrize("marks", ["bins", "zeros"])
-def test_a_million_blocks_keep_the_bound(marks: str) -> None:
-    """Half a million for each kind of marks: all magnitudes, and elements around the ends of bins."""
+def test_half_a_million_blocks_keep_the_bound(marks: str) -> None:
+    """32 * 8192 for each kind of marks: all magnitudes, and elements around the ends of bins."""
     n, rng = 256 * 8192, torch.Generator().manual_seed(3)
     for part in range(marks == "bins", 64, 2):
         eb = 2.0 ** random.Random(part).uniform(-12, 4)
@@ -70,7 +70,7 @@ def test_a_million_blocks_keep_the_bound(marks: str) -> None:
         x = (ends.view(torch.int32) + torch.randint(-2, 3, (n,), generator=rng, dtype=torch.int32)).view(
             torch.float32
         )
-        if part % 4 == 3:
+        if part % 4 > 1:
             x = torch.randn(n, generator=rng) * torch.exp2(part - 32 + 4 * torch.randn(n, generator=rng))
         check(x[x.isfinite()].contiguous(), eb, marks)
 
