@@ -13,6 +13,7 @@ from benchmarks import activations_accuracy
 from benchmarks.pages.tables import table
 
 RESULTS = Path(__file__).parents[1] / "results" / "activations.json"
+EPOCH = {"resnet20": "ResNet-20", "vgg": "the VGG-like net"}  # trained for an epoch
 HEAD = """# Less memory for activations
 
 `make docs` writes this page from the results of `python -m benchmarks.activations` in
@@ -34,16 +35,39 @@ with laconic.activations.compress(model, "comet(share=0.01)", optimizer):
 The error reaches the gradients of weights alone, and its sigma there stays below `share` of the mean
 |momentum|. The gradient of each layer's input is that of dense training bit by bit, with one exception:
 inputs of batch norms are coded too, which changes their input's gradient by at most `share`.
-`comet(norms='exact')` leaves them as they are: then half of a ResNet's bytes stay. `blocks(bits=4)` keeps the
-same few bits for every layer.
+`comet(norms='exact')` leaves them as they are, and their bytes stay. `blocks(bits=4)` keeps the same few bits
+for every layer. A mask of a ReLU or of dropout is kept as a bit an element, and a place of max pooling in a
+few bits: exact. Everything else stays as it is.
+
+The block may hold the whole training, a step or a forward pass: bounds adapt alike, and backward may come
+after it. A session's bounds and its next rounding are in its state, to be saved beside the model's and the
+optimiser's; a state of another model is refused:
+
+```python
+session = laconic.activations.compress(model, "comet(share=0.01)", optimizer)
+...
+torch.save({"model": model.state_dict(), "session": session.state_dict()}, path)
+...
+session.load_state_dict(torch.load(path)["session"])
+```
 
 - **Gradient checkpointing**: `torch.utils.checkpoint` inside the block works; a region keeps nothing but its
   input, which stays exact, and the rest is coded.
-- **Autocast** works; with a GradScaler, leave `optimizer` away.
-- **Compiled models** are refused, as their graphs save what they fuse. NaN and Inf in a layer's input are
-  refused by the layer's name.
-- `laconic.activations.measure(model, batch)` tells kept bytes by layer: `kept.table()`, `kept.picture()`.
-- On a GPU the reference in plain torch runs: it works, slowly. A kernel for it is to come."""
+- **Autocast** works; with a GradScaler, leave `optimizer` out.
+- **Compiled code**: a compiled graph saves what it fuses, so a compiled model is refused, and so is a layer
+  of the model that runs in any compiled function, and a block that is opened in one. A compiled loss or
+  optimiser step works beside. Graphs of `torch.jit` and `torch.export` are not seen: what they keep stays as
+  it is.
+- **Attention**: `nn.MultiheadAttention` calls its linear layers where no call is seen, so what it keeps stays
+  as it is. Of an `nn.TransformerEncoderLayer` the feed-forward part is coded.
+- **Computed weights** (parametrised, or gathered by FSDP2) are not known, and their layers' inputs stay.
+- **Number formats**: inputs in float32, bfloat16 and float16 are coded. A model of float64 is refused; in a
+  mixed one, its layers of float64 stay as they are.
+- A block in which backward keeps something and no layer's input is coded **warns**. NaN and Inf in a layer's
+  input are refused by the layer's name.
+- `laconic.activations.measure(model, batch)` tells kept bytes by layer: `kept.table()`, `kept.picture()`. It
+  opens a block of its own, so it goes outside of yours; given a session, it takes today's bounds.
+- On a GPU the reference in plain torch runs: it works, slowly."""
 
 
 def page() -> str:
@@ -118,11 +142,14 @@ def _accuracy(rows: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[str
     yield from ("## Accuracy", "")
     yield "Test accuracy in percent after short trainings, with nothing changed but what backward keeps:"
     yield "variants of a seed begin with the same weights and see the same batches. A training takes at most"
-    yield "four minutes of one core: for ResNet-20 and the VGG-like net 1,600 steps of 32 images, one epoch."
+    long = [name for net, name in EPOCH.items() if any(row["net"] == net for row in rows)]
+    told = f": for {' and '.join(long)} 1,600 steps of 32 images, one epoch." if long else "."
+    yield f"four minutes of one core{told}"
     yield "These are far from what the nets reach in the end: what counts is dense against coded. Mean over"
     yield "seeds and standard deviation; *points*: difference to dense training of the same seeds."
-    yield "*nudged* is dense training whose first weights differ by a millionth: trainings come apart by that"
-    yield "much from rounding alone."
+    if any(row["variant"] == activations_accuracy.NUDGED for row in rows):
+        yield "*nudged* is dense training whose first weights differ by a millionth: trainings come apart by"
+        yield "that much from rounding alone."
     yield ""
     key = ("net", "steps", "batch", "variant")
     rows = sorted(rows, key=lambda row: (row["net"], row["steps"], row["variant"] != "dense", row["variant"]))

@@ -25,6 +25,7 @@ class Nothing:
 
 
 HITS = {"dense": (0.50, 0.52), "nudged": (0.51, 0.51), "comet()": (0.505, 0.515)}
+HITS |= dict.fromkeys(("comet(share=0.1)", "blocks(bits=2)"), (0.5, 0.5))
 
 
 def row(net: str, variant: str, seed: int, plan: accuracy.Plan) -> dict[str, Any]:
@@ -57,6 +58,16 @@ def test_the_page_compares_seeds_with_dense_of_the_same_seed(folder: Path) -> No
     assert "| vgg | 1600 of 32 | `comet()` | 51.00 ± 0.71 | +0.00 ± 0.71 | 8.0 | 2 |" in text
     accuracy.file_of("vgg", "dense", 1, accuracy.PLANS["vgg"], folder).unlink()
     assert "| vgg | 1600 of 32 | `comet()` | 51.00 ± 0.71 | +0.50 | 8.0 | 2 |" in page.page()
+
+
+def test_the_page_explains_what_is_there_alone(folder: Path) -> None:
+    accuracy.measure("cnn", seeds=1, folder=folder)
+    text = page.page()
+    assert "A training takes at most\nfour minutes of one core.\n" in text
+    assert "VGG-like" not in text and "*nudged* is" not in text
+    accuracy.measure("vgg", seeds=1, folder=folder)
+    text = page.page()
+    assert "one core: for the VGG-like net 1,600 steps" in text and "*nudged* is" in text
 
 
 def test_nudged_training_begins_a_millionth_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,18 +26,18 @@ def compress(
     |---|---|
     | convolutions and linear layers | input coded: it reaches the weight's gradient alone |
     | batch norms in training | input coded; `norms="exact"` leaves it |
-    | ReLU | nothing beside a coded output, else a bit an element: exact |
+    | ReLU | nothing beside a coded output, else its mask as a bit an element: exact |
     | max pooling in two dimensions | place in the window: exact |
-    | dropout | a bit an element: exact |
+    | dropout | its mask as a bit an element: exact |
     | anything else | itself |
 
     A tensor that two layers keep is coded once. Works under autocast, and beside
     `torch.utils.checkpoint`, whose regions keep nothing to code.
 
-    "Anything else" is attention too: `nn.MultiheadAttention` calls its linear layers where no call is seen,
-    so of an `nn.TransformerEncoderLayer` the feed-forward part alone is coded. So are layers of float64,
-    weights that are computed (parametrised, FSDP2's), and graphs that torch.jit or torch.export made. A block
-    in which backward keeps something, and no layer's input is coded, warns.
+    Not seen, and so kept as it is, is what these save: `nn.MultiheadAttention`, which calls its linear layers
+    where no call is seen (of an `nn.TransformerEncoderLayer` the feed-forward part alone is coded); layers of
+    float64; layers whose weights are computed (parametrised, or gathered by FSDP2); graphs that torch.jit or
+    torch.export made. A block in which backward keeps something, and no layer's input is coded, warns.
 
     Args:
         model: its layers are known by their weights.
