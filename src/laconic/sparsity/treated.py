@@ -42,11 +42,7 @@ def masked_weights(model: nn.Module, keep: Collection[str], *, first: bool) -> d
         name: module for name, module in list(found.items())[0 if first else 1 :] if not is_kept(name, keep)
     }
     if not treated:
-        spared = "" if first else ", and layout='uniform' leaves the first dense: take layout='erk'"
-        raise AttachError(
-            f"no layer to treat: this model has {len(found)} Linear and convolution layers to train, keep="
-            f" leaves none{spared}"
-        )
+        raise AttachError(f"no layer to treat: {_why_none(len(found), keep, first)}")
     weights: dict[str, nn.Parameter] = {}
     for name, module in treated.items():
         weight = module._parameters["weight"]
@@ -60,6 +56,19 @@ def masked_weights(model: nn.Module, keep: Collection[str], *, first: bool) -> d
             )
     refuse_tied(names, treated, ("weight",))
     return weights
+
+
+def _why_none(found: int, keep: Collection[str], first: bool) -> str:
+    """Why none of so many layers is left."""
+    if not found:
+        return "this model has no Linear or convolution layer with a weight to train"
+    left = f" outside keep={tuple(keep)!r}" if keep else ""
+    if first:
+        return f"this model has {found} Linear and convolution layers to train, and none{left}"
+    return (
+        f"layout='uniform' leaves the first of {found} Linear and convolution layers dense, and there is no"
+        f" other{left}: take layout='erk'"
+    )
 
 
 def named(model: nn.Module) -> dict[str, nn.Module]:
