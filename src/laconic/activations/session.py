@@ -118,8 +118,8 @@ class Session(TorchFunctionMode):
             self._told = True
             warnings.warn(
                 "no input of a layer is coded in this block, and what backward needs is kept as it is: layers"
-                " are known by the weights of the model that `compress` was given, and are not seen where weights"
-                " are computed (parametrised, FSDP2), in regions of torch.utils.checkpoint, in"
+                " are known by the weights of the model that `compress` was given, and are not seen where"
+                " these are computed (parametrised, FSDP2), in regions of torch.utils.checkpoint, in"
                 " nn.MultiheadAttention and in graphs of torch.jit",
                 stacklevel=3,
             )
