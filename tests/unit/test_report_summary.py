@@ -140,6 +140,19 @@ def test_the_table_fits_a_terminal_and_cuts_nothing_off(width: int) -> None:
     assert "…" not in shown
 
 
+def test_a_report_says_what_masks_leave_in_use(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    with Ledger(tmp_path, CONFIG) as ledger:
+        for seed in range(2):
+            for step, density, changed in ((3, 0.1, 0.04), (1, 0.5, 0.2)):  # of a resumed run: out of order
+                event = {"kind": "masks", "step": step, "density": density, "changed": changed}
+                ledger.write(event | {"method": "dense()", "seed": seed, "rank": 0})
+    rows = publish(tmp_path).rows
+    assert [(row.density, row.changed) for row in rows] == [(0.1, 0.04), (0.0, 0.0)]
+    said = "in use at the end: 10.00 %, of these 4.00 % by the last update, with dense()."
+    assert said in (tmp_path / "report.html").read_text()
+
+
 def test_half_a_run_has_a_report_that_says_so(tmp_path: Path) -> None:
     write_run(tmp_path, until=1)
     published = publish(tmp_path, "Interrupted: after one step.")

@@ -28,7 +28,7 @@ from laconic.report.noise import noise_section
 from laconic.report.reaching import target_of
 from laconic.report.series import MethodSeries, Run
 from laconic.report.side_by_side import side_by_side
-from laconic.report.summary import Row, counted, flips, kept_bytes, residuals
+from laconic.report.summary import Row, counted, flips, in_use, kept_bytes, residuals
 from laconic.report.together import together
 
 REPORT = "report.html"
@@ -57,7 +57,7 @@ HEADS = (
 def write_report(folder: Path, run: Run, rows: list[Row], interrupted: str | None) -> Path:
     """Write `report.html` to the run's folder and return its path."""
     data = {"methods": [_method_data(method) for method in run.methods], "phases": PHASES}
-    sentences = (residuals(rows), flips(rows), counted(rows), kept_bytes(rows))
+    sentences = (residuals(rows), flips(rows), in_use(rows), counted(rows), kept_bytes(rows))
     parts = {
         "@@TITLE@@": html.escape(f"{run.config['name']}: {run.config['title']}"),
         "@@LEDE@@": html.escape(" ".join(filter(None, (lede(run), *sentences)))),

@@ -57,6 +57,8 @@ class SeedSeries:
     loss_scale: Array = field(default_factory=lambda: np.zeros(0))  # of each step; empty without a scaler
     skipped: int = 0  # steps that a scaler skipped
     blocks: BlockSeries | None = None  # where blocks train side by side
+    density: Array = field(default_factory=lambda: np.zeros(0))  # of each new masks: share of weights in use
+    changed: Array = field(default_factory=lambda: np.zeros(0))  # and of these, what the update brought
 
     def __getitem__(self, name: str) -> Array:
         return self.values[name]
@@ -117,11 +119,14 @@ def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
     evals: dict[int, list[dict[str, Any]]] = defaultdict(list)
     optimiser = ""
     counted: list[int] = []
+    masks: dict[int, dict[str, Any]] = {}
     for event in events:
         if event["kind"] == "start":
             optimiser = f"{event['optimiser']} {event['lr']:g}"
         elif event["kind"] == "interface":
             counted.append(event["sent"])
+        elif event["kind"] == "masks":
+            masks[event["step"]] = event
         elif event["kind"] in ("step", "eval"):
             (steps if event["kind"] == "step" else evals)[event["step"]].append(event)
     done, measured = sorted(steps), sorted(evals)
@@ -152,6 +157,8 @@ def seed_series(seed: int, events: list[dict[str, Any]]) -> SeedSeries:
         loss_scale=np.array([scale for scale in scales if scale is not None], dtype=np.float64),
         skipped=sum(any(event.get("skipped") for event in steps[step]) for step in done),
         blocks=read_blocks(steps),
+        density=np.array([masks[step]["density"] for step in sorted(masks)], dtype=np.float64),
+        changed=np.array([masks[step]["changed"] for step in sorted(masks)], dtype=np.float64),
     )
 
 

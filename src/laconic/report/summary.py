@@ -33,6 +33,8 @@ class Row:
         consensus: Distance of ranks from their average at the last test, relative to its norm.
         residual: Of a low-bit training at the last test: |weights - few bits| / |weights|; 0 for float32.
         flips: Share of the signs of few-bit weights that changed between the last two tests; 0 for float32.
+        density: Share of the weights that masks leave in use at the end; 0 without masks.
+        changed: Share of these that the last update of the masks brought.
         counted_mb: MB that a host's interface sent in a lab, in total; 0 elsewhere.
         noise_scale: Gradient noise scale in the second half, in batches of a worker; nan where not measured.
         skipped: Steps that a GradScaler skipped, mean over seeds.
@@ -63,6 +65,8 @@ class Row:
     consensus: float = 0.0
     residual: float = 0.0
     flips: float = 0.0
+    density: float = 0.0
+    changed: float = 0.0
     counted_mb: float = 0.0
     noise_scale: float = math.nan
     skipped: float = 0.0
@@ -105,6 +109,16 @@ def flips(rows: list[Row]) -> str:
     """One sentence about the signs that changed at the end; "" without weights in few bits."""
     found = [f"{100 * row.flips:.2f} % with {row.spec}" for row in rows if row.flips]
     return f"Signs that changed between the last two tests: {', '.join(found)}." if found else ""
+
+
+def in_use(rows: list[Row]) -> str:
+    """One sentence about masks at the end; "" without masks."""
+    found = [
+        f"{100 * row.density:.2f} %, of these {100 * row.changed:.2f} % by the last update, with {row.spec}"
+        for row in rows
+        if row.density
+    ]
+    return f"Weights that masks leave in use at the end: {', '.join(found)}." if found else ""
 
 
 def between(rows: list[Row]) -> str:
@@ -167,6 +181,8 @@ def _row(method: MethodSeries, config: dict[str, Any]) -> Row:
         consensus=last_mean([seed.consensus for seed in method.seeds]),
         residual=last_mean([seed.residual for seed in method.seeds]),
         flips=last_mean([seed.flips for seed in method.seeds]),
+        density=last_mean([seed.density for seed in method.seeds]),
+        changed=last_mean([seed.changed for seed in method.seeds]),
         counted_mb=float(np.mean([seed.counted.mean() if len(seed.counted) else 0 for seed in method.seeds]))
         / MB,
         noise_scale=Figure.of(seed.noise.scale(0.5) for seed in method.seeds).mean,
