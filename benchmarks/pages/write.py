@@ -84,12 +84,15 @@ def presets() -> str:
 
 
 def demo() -> str:
-    """The table of `make demo`. Times are there where it ran over emulated links, with a target."""
+    """The table of `make demo`. Times are there where it ran over emulated links, with a target.
+
+    Bytes are those of the whole training, dense steps with which `auto()` begins included.
+    """
     found = read("demo")
     rows, target = found["rows"], found["config"].get("target")
     timed = target is not None and all(row["reach_s"]["mean"] for row in rows)
     times = (f"seconds to {target:g} %", "times as fast") if timed else ()
-    heads = ("method", *times, "test accuracy, %", "sent, kB per step", "smaller than dense")
+    heads = ("method", *times, "test accuracy, %", "a worker sent, MB", "fewer than dense")
     lines = []
     for row in rows:
         cells = [f"`{row['spec']}`"]
@@ -98,8 +101,8 @@ def demo() -> str:
             cells += [f"{mean:.1f}", f"{rows[0]['reach_s']['mean'] / mean:.1f}"]
         cells += [
             plus_minus(row["accuracy"], 100),
-            f"{1000 * row['wire_mb']:.1f}",
-            f"{row['smaller']:.1f} times",
+            f"{row['total_mb']:,.1f}",
+            f"{rows[0]['total_mb'] / row['total_mb']:.1f} times",
         ]
         lines.append(cells)
     return "\n".join(table(heads, lines))
