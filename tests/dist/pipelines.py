@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import laconic
+from laconic.core.errors import LaconicError
 from laconic.pipeline.compress import TESTED as TESTED_WITH
 
 TESTED = pytest.mark.skipif(
@@ -182,3 +183,12 @@ def check_sides(ranks: list[dict[str, str]]) -> None:
     assert both
     for name, pair in both.items():
         assert len(pair) == 2 and pair[0] == pair[1] != "", name
+
+
+def told(call):
+    """The error that a call raises, as its class and words."""
+    try:
+        call()
+    except (LaconicError, OSError) as error:
+        return type(error).__name__, str(error)
+    return None

@@ -9,21 +9,22 @@ import torch
 from torch import nn
 
 import laconic
-from laconic.core.errors import LaconicError
-from tests.dist.pipelines import SAMPLES, TESTED, WIDE, Pipeline, block, check_sides, compressed, data, order
+from tests.dist.pipelines import (
+    SAMPLES,
+    TESTED,
+    WIDE,
+    Pipeline,
+    block,
+    check_sides,
+    compressed,
+    data,
+    order,
+    told,
+)
 
 pytestmark = TESTED
 
 CHANGE = {"forward": "change(minmax(bits=4))", "samples": SAMPLES}
-
-
-def told(call):
-    """The error that a call raises, as its class and words."""
-    try:
-        call()
-    except (LaconicError, OSError) as error:
-        return type(error).__name__, str(error)
-    return None
 
 
 def stepped(pipeline, handle, ids, given=None):

@@ -20,21 +20,13 @@ from tests.dist.pipelines import (
     check_sides,
     compressed,
     order,
+    told,
     trained,
 )
 
 pytestmark = TESTED
 
 CHANGE = {"forward": "change(minmax(bits=4))", "samples": SAMPLES}
-
-
-def told(call):
-    """The error that a call raises, as its class and words."""
-    try:
-        call()
-    except (LaconicError, OSError) as error:
-        return type(error).__name__, str(error)
-    return None
 
 
 class Spoiled(nn.Module):
