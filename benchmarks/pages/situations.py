@@ -144,8 +144,10 @@ SITUATIONS = (
     ),
     Situation(
         "Sharded models (FSDP2)",
-        "Under `fully_shard` a rank holds a shard of each gradient, so only methods without error feedback"
-        " work: the first half of CGX is the reduce-scatter.",
+        "Under `fully_shard` a rank needs only its shard of the mean gradient, so the method must scatter"
+        " before it gathers: CGX, whose first half is the reduce-scatter, or `scatter_reduce` of a codec that"
+        " sends every entry. Plain error feedback goes with either. [Sharded models](sharded.md) has examples,"
+        " parameters in few bits, and the methods that go between the machines of a mesh of two dimensions.",
         (
             Pick("cgx(bits=8)", "a quarter of the bytes"),
             Pick("cgx()", "4 bits"),
