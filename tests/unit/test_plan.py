@@ -7,21 +7,17 @@ from dataclasses import replace
 
 import pytest
 from benchmarks.losses import TARGET, losses
-from benchmarks.pages.situations import SITUATIONS
 from tests.laws.table import specs
 from typer.testing import CliRunner
 
-from laconic.cli.entries import figures
 from laconic.cli.main import app
 from laconic.core import units
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.exchange.method import lift
-from laconic.plan.contenders import contenders
-from laconic.plan.forecast import choice, faster_strategies, forecasts, reason
+from laconic.plan.forecast import forecasts
 from laconic.plan.growth import Growth
-from laconic.plan.losses import without_warm_up
 from laconic.plan.network import Network
 from laconic.plan.rehearsal import Played, Rehearsed, Traffic, costliest, excerpt, play, rehearse, steadily
 from laconic.plan.stage import Gradients
@@ -171,51 +167,6 @@ def test_messages_are_slower_beside_backward_and_take_their_toll_of_it():
     assert (half.step_s, half.communicate_s) == pytest.approx((2 + 2 + 0.25 + 0.5, 2.25 + 0.5))
     tolled = time_line(work, sent, Network(1e9, 0.5, toll_s_a_byte=0.01), 2)
     assert tolled.step_s == pytest.approx(4.0 + 4 * 0.01 + 0.5)
-
-
-def test_the_advice_weighs_time_against_what_was_lost():
-    """Of what keeps accuracy the fastest; what loses some only where it is three times as fast."""
-    work = Work(0.0, 1.0, 0.0, (100,) * 10)
-    found = [costs(9.0, spec="dense()"), costs(0.9, spec="cgx()"), costs(0.85, spec="natural()")]
-    found += [costs(0.41, spec="dgc(density=0.01)"), costs(0.4, spec="deft(density=0.01)")]
-    slow = forecasts(found, 2, work, Network(1.0, 0.0))
-    assert choice(slow).spec == "cgx()", "of two about as fast, the one that sends most"
-    assert "it lost 0.1 points of accuracy" in reason(choice(slow), slow, slow[-1])
-    quick = forecasts(found, 2, work, Network(1e3, 0.0))
-    assert choice(quick).spec == "dense()"
-    assert "nothing as accurate is faster by more than" in reason(choice(quick), quick, choice(quick))
-
-    found[3:] = [costs(0.2, spec="dgc(density=0.01)"), costs(0.15, spec="deft(density=0.01)")]
-    slower = forecasts(found, 2, work, Network(0.1, 0.0))
-    assert choice(slower).spec == "dgc(density=0.01)", "of two that lose, the one that loses less"
-    assert "it lost 4.5 points of accuracy" in reason(choice(slower), slower, slower[-1])
-    unknown = forecasts([found[0], costs(0.1, spec="mine()")], 2, work, Network(0.1, 0.0))
-    assert choice(unknown).spec == "mine()"
-    assert "not measured, so try it on your task" in reason(choice(unknown), unknown, unknown[-1])
-
-    apart = replace(costs(0.001, spec="apart()"), when="after update")
-    ranked = forecasts([*found, apart], 2, work, Network(0.1, 0.0))
-    assert choice(ranked).spec == choice(slower).spec, "a strategy is not advised"
-    assert [each.spec for each in faster_strategies(choice(ranked), ranked)] == ["apart()"]
-
-
-@pytest.mark.parametrize(
-    ("title", "link"),
-    [("A fast link", 100e9), ("1 Gbit/s Ethernet", 1e9), ("100 Mbit/s and less", 100e6)],
-)
-def test_the_advice_is_that_of_the_choosing_page(title, link):
-    """ResNet-50 on four workers, with the bytes of the catalogue: the first pick for this link."""
-    (situation,) = (each for each in SITUATIONS if each.title == title)
-    n = 25_600_000
-    counted = {without_warm_up(spec): each.growth for spec, each in figures().items()}
-    found = [
-        Rehearsed(
-            spec, {"exchange": Traffic(ONCE, counted[without_warm_up(spec)] * (n / 8))}, NOTHING, NOTHING
-        )
-        for spec in map(repr, contenders())
-    ]
-    ranked = forecasts(found, 4, Work(0.06, 0.12, 0.0, buckets(4 * n)), Network(link / 8))
-    assert choice(ranked).spec == situation.picks[0].spec
 
 
 def test_losses_are_what_trainings_say():

@@ -1,10 +1,15 @@
 """A forecast: every method's step at every number of workers, and which one to take.
 
-The advice weighs time against what trainings have lost. It begins with the methods that keep accuracy: the
-fastest of them, and of those about as fast the one that sends most, since what is not sent is lost or late.
-Where that is dense, nothing is to be gained. Only where another method is `FASTER` times as fast does the
-advice trade accuracy for time: then it is the one that loses least of those within that factor of the
-fastest. What was not measured counts as the greatest loss. Strategies are forecast but not advised.
+The advice weighs time against what trainings have lost, in this order:
+
+1. Of the methods that lost at most `KEEPS` points of accuracy, dense among them: the fastest; and of those
+   within `NEAR` of it, the one that sends most, since what is not sent is lost or late.
+2. The others in the order of what they lost: each replaces the choice so far if it is `FASTER` times as fast;
+   where it loses more than `POINTS` points more, FASTER ** (points / POINTS) times. What was not measured
+   comes last and must be `FASTER` times as fast.
+
+So no accuracy is given for a little time, and not much of it for a few times as fast: then `reason` tells
+what a method that loses some would gain. Strategies are forecast but not advised.
 """
 
 from __future__ import annotations
@@ -21,7 +26,8 @@ from laconic.plan.step import Split, Work, time_line
 
 NEAR = 1.05  # times the fastest step
 KEEPS = 0.5  # points of accuracy that a method may lose and still keep it
-FASTER = 3.0  # times as fast as what keeps accuracy: what must be gained to lose some
+FASTER = 3.0  # times as fast as what loses less: what must be gained to lose some
+POINTS = 5.0  # of accuracy, for which that is enough
 
 
 @dataclass(frozen=True)
@@ -71,12 +77,25 @@ def _spread_s(work: Work, each: Rehearsed, network: Network, size: int) -> float
 def choice(ranked: Sequence[Forecast]) -> Forecast:
     """What to take, of forecasts with the fastest step first; one of them is dense."""
     methods = [each for each in ranked if not each.strategy]
-    fastest, keepers = methods[0], [each for each in methods if each.keeps]
-    if not keepers or keepers[0].split.step_s > FASTER * fastest.split.step_s:
-        near = [each for each in methods if each.split.step_s <= FASTER * fastest.split.step_s]
-        return min(near, key=lambda each: math.inf if each.lost is None else each.lost)
+    keepers = [each for each in methods if each.keeps]
     limit = NEAR * keepers[0].split.step_s
-    return max((each for each in keepers if each.split.step_s <= limit), key=lambda each: each.nbytes)
+    chosen = max((each for each in keepers if each.split.step_s <= limit), key=lambda each: each.nbytes)
+    for each in sorted((each for each in methods if not each.keeps), key=_worst):
+        if chosen.split.step_s >= _needed(chosen, each) * each.split.step_s:
+            chosen = each
+    return chosen
+
+
+def _worst(each: Forecast) -> float:
+    """Points lost, of which nobody knows less than of what was not measured."""
+    return math.inf if each.lost is None else each.lost
+
+
+def _needed(chosen: Forecast, each: Forecast) -> float:
+    """How many times as fast as `chosen` a method that loses more must be to replace it."""
+    if each.lost is None or chosen.lost is None:
+        return FASTER
+    return float(FASTER ** max(1.0, (each.lost - chosen.lost) / POINTS))
 
 
 def faster_strategies(chosen: Forecast, ranked: Sequence[Forecast]) -> list[Forecast]:
@@ -87,11 +106,17 @@ def faster_strategies(chosen: Forecast, ranked: Sequence[Forecast]) -> list[Fore
 def reason(chosen: Forecast, ranked: Sequence[Forecast], dense: Forecast) -> str:
     """Why, in one sentence."""
     step = format_seconds(chosen.split.step_s)
-    ranked = [each for each in ranked if not each.strategy and each.keeps]
+    methods = [each for each in ranked if not each.strategy]
+    keepers = [each for each in methods if each.keeps]
+    lossy = next((each for each in methods if not each.keeps), None)
+    gained = chosen.split.step_s / lossy.split.step_s if lossy else 0.0
     if chosen.spec == dense.spec:
-        gain = 1 - ranked[0].split.step_s / dense.split.step_s
+        gain = 1 - keepers[0].split.step_s / dense.split.step_s
         faster = f"is faster by more than {gain:.1%}" if gain else "is faster"
-        return f"dense takes {step} a step and nothing as accurate {faster}: this link needs no compression"
+        said = f"dense takes {step} a step and nothing as accurate {faster}"
+        if lossy and gained > NEAR:
+            return f"{said}; {_offer(lossy, gained)}"
+        return f"{said}: this link needs no compression"
     times = dense.split.step_s / chosen.split.step_s
     waits = chosen.split.step_s - chosen.split.alone_s
     if waits < 0.05 * chosen.split.alone_s:
@@ -101,14 +126,19 @@ def reason(chosen: Forecast, ranked: Sequence[Forecast], dense: Forecast) -> str
     if chosen.keeps:
         lost = "it keeps accuracy" if chosen.lost == 0 else f"it lost {chosen.lost:.1f} points of accuracy"
         lost += ", and of those about as fast it sends most"
+        if lossy and gained >= FASTER:
+            lost += f"; {_offer(lossy, gained)}"
     else:
-        keeper = ranked[0]
-        lost = (
-            f"{_lost(chosen)}; {keeper.spec} keeps accuracy and takes {format_seconds(keeper.split.step_s)}"
-            if ranked
-            else _lost(chosen)
-        )
+        keeper = keepers[0]
+        takes = format_seconds(keeper.split.step_s)
+        lost = f"{_lost(chosen)}; {keeper.spec} keeps accuracy and takes {takes}"
     return f"{step} a step, {times:.1f} times as fast as dense; {rest}; {lost}"
+
+
+def _offer(lossy: Forecast, times: float) -> str:
+    """What a method that loses some would gain."""
+    takes = format_seconds(lossy.split.step_s)
+    return f"{lossy.spec} takes {takes}, {times:.1f} times as fast, but {_lost(lossy)}"
 
 
 def _lost(each: Forecast) -> str:
