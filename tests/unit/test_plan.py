@@ -11,6 +11,7 @@ from tests.laws.table import specs
 from typer.testing import CliRunner
 
 from laconic.cli.main import app
+from laconic.cli.plan import layout_of
 from laconic.core import units
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
@@ -189,6 +190,18 @@ def test_a_rehearsal_that_is_not_steady_is_repeated_and_says_so():
 def test_buckets_are_all_bytes():
     assert sum(buckets(10**9)) == 10**9
     assert buckets(1000) == (1000,)
+
+
+@pytest.mark.parametrize("params", [1, 7, 100, 200_000, 1_000_000, 1_048_577, 25_600_000, 10**9])
+def test_a_model_known_by_its_size_is_dozens_of_matrices(params):
+    """PowerSGD sends nothing less of one row, and hardly anything of one square: neither is like a model."""
+    stood = layout_of(params)
+    assert stood.numel == params
+    matrices = [entry.shape for entry in stood if len(entry.shape) == 2]
+    assert len(matrices) >= min(params, 24)
+    rows, columns = max(matrices)
+    assert rows == columns <= 1024
+    assert sum(entry.numel for entry in stood if len(entry.shape) == 1) < columns
 
 
 def test_laconic_plan_ranks_and_advises(tmp_path):

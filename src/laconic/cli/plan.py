@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -32,7 +33,7 @@ from laconic.report.plan_picture import picture
 MAX_WORKERS = 4096
 MAX_PARAMS = 10**12
 NEEDED = " [required without --probe]"
-SIDE = 1024  # of the square matrices that stand for a model if only its size is known
+SIDE, MATRICES = 1024, 24  # at most, and at least: of the square matrices that stand for a model
 
 
 def plan(
@@ -190,11 +191,20 @@ def layout_given(params: str | None, probed: Probe | None) -> Layout:
 
 
 def layout_of(params: int) -> Layout:
-    """A stand-in for a model with this many parameters: square matrices."""
+    """A stand-in for a model with this many parameters: some dozens of square matrices, or more of `SIDE`.
+
+    What is left is a matrix of as many columns, and a vector with fewer elements than these.
+
+    >>> [entry.shape for entry in layout_of(200_000)][-3:]
+    [(91, 91), (13, 91), (73,)]
+    """
     if params > MAX_PARAMS:
         raise SpecError(f"--params must be at most {MAX_PARAMS:,}, got {params:,}")
-    whole, rest = divmod(params, SIDE * SIDE)
-    shapes = [(SIDE, SIDE)] * whole + ([(1, rest)] if rest else [])
+    side = min(SIDE, max(1, math.isqrt(params // MATRICES)))
+    whole, rest = divmod(params, side * side)
+    rows, last = divmod(rest, side)
+    shapes: list[tuple[int, ...]] = [(side, side)] * whole
+    shapes += ([(rows, side)] if rows else []) + ([(last,)] if last else [])
     return Layout.of((f"layer{i}.weight", shape) for i, shape in enumerate(shapes))
 
 
