@@ -146,8 +146,8 @@ SITUATIONS = (
         "Sharded models (FSDP2)",
         "Under `fully_shard` a rank needs only its shard of the mean gradient, so the method must scatter"
         " before it gathers: CGX, whose first half is the reduce-scatter, or `scatter_reduce` of a codec that"
-        " sends every entry. Plain error feedback goes with either. [Sharded models](sharded.md) has examples,"
-        " parameters in few bits, and the methods that go between the machines of a mesh of two dimensions.",
+        " sends every entry. Plain error feedback goes with either. [Sharded models](sharded.md) has"
+        " examples, parameters in few bits, and the methods between machines on a mesh of two dimensions.",
         (
             Pick("cgx(bits=8)", "a quarter of the bytes"),
             Pick("cgx()", "4 bits"),

@@ -16,7 +16,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from benchmarks.pages import accuracy as accuracy_page
 from benchmarks.pages import activations as activations_page
@@ -26,6 +25,7 @@ from benchmarks.pages import block_admm as block_admm_page
 from benchmarks.pages import change_coding as change_coding_page
 from benchmarks.pages import entropy as entropy_page
 from benchmarks.pages import federated as federated_page
+from benchmarks.pages import front, situations
 from benchmarks.pages import large_batches as large_batches_page
 from benchmarks.pages import low_bit as low_bit_page
 from benchmarks.pages import meta as meta_page
@@ -39,17 +39,14 @@ from benchmarks.pages import replicator as replicator_page
 from benchmarks.pages import rigl as rigl_page
 from benchmarks.pages import scaling as scaling_page
 from benchmarks.pages import sharded as sharded_page
-from benchmarks.pages import situations
 from benchmarks.pages import sparse_steps as sparse_steps_page
 from benchmarks.pages import steps as steps_page
 from benchmarks.pages import straggler as straggler_page
 from benchmarks.pages import time_to_accuracy as time_to_accuracy_page
 from benchmarks.pages import zerofl as zerofl_page
-from benchmarks.pages.tables import table
-from laconic.cli.presets import PRESETS
+from benchmarks.pages.results import RESULTS, plus_minus, read
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
 BLOCKED = (
     "index",
     "choosing",
@@ -63,49 +60,6 @@ BLOCKED = (
     "sharded",
 )  # pages with blocks in them
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in BLOCKED))
-
-
-def read(name: str) -> dict[str, Any]:
-    """One of the result files."""
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    return found
-
-
-def plus_minus(figure: dict[str, float | None], scale: float = 1.0, digits: int = 2) -> str:
-    """`mean ± standard error` of a figure; one seed has no error."""
-    error = "" if figure["error"] is None else f" ± {scale * figure['error']:.{digits}f}"
-    return f"{scale * (figure['mean'] or 0.0):.{digits}f}{error}"
-
-
-def presets() -> str:
-    """The specs to begin with."""
-    rows = [f"| `{each.spec}` | {each.when} |" for each in PRESETS]
-    return "\n".join(["| begin with | when |", "|---|---|", *rows])
-
-
-def demo() -> str:
-    """The table of `make demo`. Times are there where it ran over emulated links, with a target.
-
-    Bytes are those of the whole training, dense steps with which `auto()` begins included.
-    """
-    found = read("demo")
-    rows, target = found["rows"], found["config"].get("target")
-    timed = target is not None and all(row["reach_s"]["mean"] for row in rows)
-    times = (f"seconds to {target:g} %", "times as fast") if timed else ()
-    heads = ("method", *times, "test accuracy, %", "a worker sent, MB", "fewer than dense")
-    lines = []
-    for row in rows:
-        cells = [f"`{row['spec']}`"]
-        if timed:
-            mean = row["reach_s"]["mean"]
-            cells += [f"{mean:.1f}", f"{rows[0]['reach_s']['mean'] / mean:.1f}"]
-        cells += [
-            plus_minus(row["accuracy"], 100),
-            f"{row['total_mb']:,.1f}",
-            f"{rows[0]['total_mb'] / row['total_mb']:.1f} times",
-        ]
-        lines.append(cells)
-    return "\n".join(table(heads, lines))
 
 
 def accuracy() -> str:
@@ -164,8 +118,9 @@ def flower() -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    "presets": presets,
-    "demo": demo,
+    "presets": front.presets,
+    "names": front.registered,
+    "demo": front.demo,
     "accuracy": accuracy,
     "kernels": lambda: bars("kernels"),
     "quantisers": lambda: bars("quantisers"),

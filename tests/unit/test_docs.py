@@ -38,10 +38,10 @@ def test_pages_that_readme_links_are_there() -> None:
 
 def test_readme_is_short_and_its_specs_are_specs() -> None:
     text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 165
+    assert len(text.splitlines()) <= 115
     python = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
     specs = re.findall(r'"(\w+\([^"]*\))"', python)
-    assert len(specs) >= 8
+    assert len(specs) >= 3
     for spec in specs:
         assert laconic.parse(spec) is not None
 
