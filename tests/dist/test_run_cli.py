@@ -54,16 +54,29 @@ def test_a_fault_of_the_script_keeps_its_own_traceback(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["{script}", "--nproc-per-node", "x"], "torchrun: Unsupported nproc_per_node value: x"),
+        (["{script}", "--nproc-per-node", "0"], "--nproc-per-node must be 1 or more, got 0"),
+        (["--nproc-per-node=-3", "{script}"], "--nproc-per-node must be 1 or more, got -3"),
+        (["{script}", "--nnodes", "0"], "--nnodes must be 1 or more, or a range such as 1:4, got 0"),
+        (["{script}", "--nnodes", "3:1"], "--nnodes must be 1 or more, or a range such as 1:4, got 3:1"),
+        (["{script}", "--nnodes", "x"], "torchrun: invalid literal for int() with base 10: 'x'"),
+        (["{script}", "--max-restarts", "-1"], "--max-restarts must be 0 (none) or more, got -1"),
         (["{script}", "--bogus", "2"], "torchrun: unrecognized arguments: --bogus"),
         (["--nproc-per-node", "2"], "torchrun: the following arguments are required: training_script"),
     ],
 )
-def test_what_torchrun_refuses_is_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_wrong_flags_are_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
     script = tmp_path / "train.py"
     script.touch()
     said = CliRunner().invoke(app, ["run", *(each.format(script=script) for each in arguments)])
     assert (said.exit_code, said.stdout, said.stderr.count("\n")) == (2, "", 1)
     assert said.stderr.startswith(f"laconic: {words}")
+
+
+@pytest.mark.parametrize("script", ["", ".", "gone.py"])
+def test_a_script_that_is_none_is_one_line(script: str) -> None:
+    said = CliRunner().invoke(app, ["run", script, "--nproc-per-node", "1"])
+    assert (said.exit_code, said.stdout, said.stderr.count("\n")) == (2, "", 1)
+    assert said.stderr.startswith(f"laconic: there is no script {script!r} in ")
 
 
 DYING = """

@@ -35,7 +35,8 @@ def run(
     FLAGS are those of torchrun. They may also come before SCRIPT, as for torchrun; then everything after
     SCRIPT belongs to SCRIPT. On a single machine, no flag is needed for workers to find each other.
     """
-    if not arguments[0].startswith("-") and not Path(arguments[0]).exists():
+    script = Path(arguments[0])
+    if not arguments[0].startswith("-") and not (script.is_file() or (script / "__main__.py").exists()):
         raise SpecError(f"there is no script {arguments[0]!r} in {Path.cwd()}; give its path")
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import config_from_args, parse_args  # slow to import, so only here
@@ -46,35 +47,52 @@ def run(
     given = checked(torchrun_arguments(arguments), parse_args, config_from_args)
     if int(given.max_restarts):  # else restarted workers find the old addresses in the shared store
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    script = given.training_script
+    named = given.training_script
     if not given.no_python:
-        given.training_script_args = [*(["-m"] if given.module else []), script, *given.training_script_args]
+        given.training_script_args = [*(["-m"] if given.module else []), named, *given.training_script_args]
         given.training_script, given.module = "laconic.cli.worker", True
     try:
         start(given)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         errors().print(
-            f"laconic: {reason(script, *error.get_first_failure())}", style="bold red", markup=False
+            f"laconic: {reason(named, *error.get_first_failure())}", style="bold red", markup=False
         )
         raise typer.Exit(FAILED) from None
 
 
 def checked(words: list[str], parse: Callable[..., Any], configure: Callable[..., Any]) -> Any:
-    """torchrun's arguments, parsed. Raises `SpecError` with the last line that it says of wrong ones."""
+    """torchrun's arguments, parsed. Raises `SpecError` with the last line that it says of wrong ones.
+
+    It takes numbers that its agent then asserts against: those are refused here.
+    """
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             given = parse(words)
-            configure(given)
+            check_numbers(given, configure)
     except SystemExit as end:
         if not end.code:  # --help
             raise
         why = (said.getvalue().strip().splitlines() or ["wrong arguments"])[-1].rpartition("error: ")[2]
+    except SpecError:
+        raise
     except ValueError as error:
         why = str(error)
     else:
         return given
     raise SpecError(f"torchrun: {why}; `laconic run --help` shows the order, `torchrun --help` its flags")
+
+
+def check_numbers(given: Any, configure: Callable[..., Any]) -> None:
+    """Raise `SpecError` for numbers of nodes, workers or restarts that cannot be."""
+    if int(given.max_restarts) < 0:
+        raise SpecError(f"--max-restarts must be 0 (none) or more, got {given.max_restarts}")
+    fewest, _, most = given.nnodes.partition(":")
+    if not 0 < int(fewest) <= int(most or fewest):
+        raise SpecError(f"--nnodes must be 1 or more, or a range such as 1:4, got {given.nnodes}")
+    config, *_ = configure(given)
+    if config.nproc_per_node < 1:
+        raise SpecError(f"--nproc-per-node must be 1 or more, got {given.nproc_per_node}")
 
 
 def reason(script: str, rank: int, failure: ProcessFailure) -> str:
