@@ -107,6 +107,57 @@ def test_out_that_is_a_file_is_one_line(tmp_path: Path) -> None:
         assert f"--out: {tmp_path / 'taken'} is a file, and runs need a folder" in result.stderr
 
 
+@pytest.mark.parametrize("out", ["/proc/x", "/proc", "x" * 300])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "digits", "--with", "dense()", "--name", "run"],
+        ["federate", "digits", "--with", "fedavg()", "--name", "run"],
+        ["demo"],
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_one_line_before_any_work(
+    words: list[str], out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "prepare", None)  # no data is read
+    result = CliRunner().invoke(app, [*words, "--out", out])
+    assert result.exit_code == 2 and result.stdout == "" and result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"laconic: --out: cannot make {out}/")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("out", ["/proc/x.svg", "x" * 300 + ".svg"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["topology", "ring()"],
+        ["partition", "digits"],
+        ["plan", "--params", "1k", "--workers", "2", "--link", "1gbit", "--backward", "1ms"],
+        ["probe"],
+    ],
+)
+def test_a_file_that_cannot_be_written_is_one_line_before_any_work(
+    words: list[str], out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("laconic.cli.plan.rehearse_all", None)
+    monkeypatch.setattr("laconic.cli.probe.run", None)
+    result = CliRunner().invoke(app, [*words, "--out", out])
+    assert result.exit_code == 2 and result.stdout == "" and result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"laconic: --out: cannot write {out}")
+
+
+def test_a_demo_is_refused_a_file_for_its_folder_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taken").touch()
+    monkeypatch.setattr("laconic.cli.demo.lab", None)
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "taken")])
+    assert result.exit_code == 2 and result.stdout == "" and result.stderr.count("\n") == 1
+    assert f"--out: {tmp_path / 'taken'} is a file, and runs need a folder" in result.stderr
+
+
 def test_a_run_in_the_way_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, WorkerFailed(REASON, expected=True), steps=3)
     train(tmp_path)

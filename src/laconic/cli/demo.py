@@ -14,11 +14,13 @@ from typing import Annotated
 import typer
 
 from laconic.cli.console import console
+from laconic.cli.files import check_free
 from laconic.cli.lab import lab
 from laconic.lab import missing
 
 WORKERS, LINK, TARGET = 4, "100mbit", 96
 LIMIT_S = 1200.0
+NAME = "demo"
 TRAINING = (
     *("--model", "wide", "--batch", "32", "--lr", "0.1", "--eval-every", "5"),
     *("--against", "dense()", "--against", "fp16()", "--with", "auto()", "--with", "dgc(density=0.01)"),
@@ -37,8 +39,9 @@ def demo(
 
     Writes runs/demo/report.html, and replaces the last demo. The links are gone when it ends.
     """
+    check_free(out / NAME, overwrite=True, way_out="give another --out")
     words = ["train", "digits", "--workers", str(WORKERS), "--target", str(TARGET), "--seeds", str(seeds)]
-    words += ["--steps", str(steps), *TRAINING, "--out", str(out), "--name", "demo", "--overwrite"]
+    words += ["--steps", str(steps), *TRAINING, "--out", str(out), "--name", NAME, "--overwrite"]
     command = [sys.executable, "-m", "laconic.cli.main", *words]
     screen = console()
     why = "asked for" if loopback else missing()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
+import tempfile
 from datetime import datetime
 from pathlib import Path
 
@@ -13,12 +13,17 @@ from laconic.report.ledger import CONFIG, EVENTS
 
 def check_file(path: Path) -> None:
     """Raise `SpecError` if `path` cannot be written, before any work is done for it."""
-    if path.is_dir():
-        raise SpecError(f"--out: {path} is a folder; choose a file in it, such as {path / 'plan.svg'}")
-    if not path.parent.is_dir():
-        raise SpecError(f"--out: there is no folder {path.parent}; make it first, or choose another")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise SpecError(f"--out: cannot write {path}: choose a file in a folder that you can write to")
+    try:
+        if path.is_dir():
+            raise SpecError(f"--out: {path} is a folder; choose a file in it, such as {path / 'plan.svg'}")
+        if not path.parent.is_dir():
+            raise SpecError(f"--out: there is no folder {path.parent}; make it first, or choose another")
+        if path.is_file():
+            path.open("ab").close()
+        elif not path.exists():
+            _try(path.parent)
+    except OSError as error:
+        raise SpecError(_cannot(path, error)) from None
 
 
 def check_svg(path: Path | None) -> None:
@@ -35,9 +40,17 @@ def write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise SpecError(
-            f"--out: cannot write {path}: {error.strerror}; choose a file in a folder that you can write to"
-        ) from None
+        raise SpecError(_cannot(path, error)) from None
+
+
+def _cannot(path: Path, error: OSError) -> str:
+    return f"--out: cannot write {path}: {error.strerror}; choose a file in a folder that you can write to"
+
+
+def _try(folder: Path) -> None:
+    """Raise `OSError` if nothing can be made in this folder: permissions alone do not tell, as of /proc."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".laconic-"):
+        pass
 
 
 def write_svg(path: Path, text: str) -> None:
@@ -54,12 +67,19 @@ def default_name(task: str) -> str:
 def check_free(folder: Path, *, overwrite: bool, way_out: str) -> None:
     """Raise `StateError` if a run cannot begin in this folder: it holds another one, or is no run at all.
 
-    `overwrite`: an older run may be deleted; `way_out`: what else to do about it. A run that has measured
-    nothing is nobody's loss.
+    Raises `SpecError` if it cannot be made. `overwrite`: an older run may be deleted; `way_out`: what else to
+    do about it. A run that has measured nothing is nobody's loss.
     """
-    if in_the_way := next((each for each in folder.parents if each.exists() and not each.is_dir()), None):
-        raise SpecError(f"--out: {in_the_way} is a file, and runs need a folder: give another")
-    if not folder.exists():
+    try:
+        if in_the_way := next((each for each in folder.parents if each.exists() and not each.is_dir()), None):
+            raise SpecError(f"--out: {in_the_way} is a file, and runs need a folder: give another")
+        taken = folder.exists()
+        _try(next(each for each in (folder, *folder.parents) if each.is_dir()))
+    except OSError as error:
+        raise SpecError(
+            f"--out: cannot make {folder}: {error.strerror}; give a folder that you can write to"
+        ) from None
+    if not taken:
         return
     if not (folder / CONFIG).exists():
         raise StateError(f"{folder} exists and is not a run of Laconic: give another --name")
