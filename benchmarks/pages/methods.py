@@ -29,6 +29,8 @@ worker's batch after 100 training steps on handwritten digits, with a network of
   stay dense in nearly all methods, and are few. A dense all-reduce sends 48 and 60 bits.
 - *any N*: the same by a formula, fitted to groups of 2, 4, 8 and 16. A gather sends its message to each of
   N - 1 ranks; an all-reduce sends 2 (N - 1) / N of what it sums. **Bold**: it grows with every worker added.
+  With `down=` it does so in networks as small as this one, for headers, and [not in larger
+  ones](scaling.md#through-servers-down).
 - *smaller*: how many times less than a dense all-reduce in a group of the same size. **Bold**: it sends more.
 - *message*: bits per parameter that a worker hands to collectives, each message counted once.
 - *error*: mean of |C(x) - x|² / |x|² over {keys} keys, for the matrices; *bias share*: the part of it that

@@ -1,4 +1,4 @@
-"""docs/scaling.md and its picture: from benchmarks/results/scaling.json."""
+"""docs/scaling.md and its picture: from benchmarks/results/scaling.json, and answers.json."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
+from benchmarks.pages import answers
 from benchmarks.pages.tables import table
 from benchmarks.scaling import FEW, LEAST, MANY, MOST, RESULT
 from laconic.report.curves import Curve
@@ -41,6 +42,8 @@ def page() -> str:
             ("method", *(f"{size}" for size in sizes), "growth", "changed, %"),
             [traffic_cells(rows, sizes) for rows in by_method(found["traffic"])],
         ),
+        "",
+        *answers.section(),
         "",
         "## Time of one worker to select, ms",
         "",
