@@ -2,11 +2,13 @@
 
 A thread that comes back from a collective, or from the store, while Python is finalised cannot have the GIL
 any more. Python then unwinds the thread, C++ forbids that, and a run that has succeeded ends with SIGABRT. So
-nothing of ours may be at work by then. Before Python is finalised, however the script ends:
+nothing of ours should be at work by then. Before Python is finalised, however the script ends:
 
-1. Every thread is told to end.
-2. All are waited for, `LIMIT_S` in all: one may wait in a collective for a rank that does not come.
-3. If all have ended, the groups close, the youngest first. gloo waits for its worker threads then.
+1. From now on a thread, ours or another's, that asks for the GIL after Python's end is parked, so that the
+   exit code stays the script's own. Python 3.14 does so itself. Only where native code was compiled.
+2. Every thread of ours is told to end.
+3. All are waited for, `LIMIT_S` in all: one may wait in a collective for a rank that does not come.
+4. If all have ended, the groups close, the youngest first. gloo waits for its worker threads then.
 """
 
 from __future__ import annotations
@@ -18,6 +20,14 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary
+
+try:
+    from laconic._native import park_late_threads
+except ImportError:  # nothing was compiled
+
+    def park_late_threads() -> None:
+        """Without native code, nothing can be done about them."""
+
 
 LIMIT_S = 2.0
 
@@ -55,6 +65,7 @@ def close_at_exit(group: Group) -> Group:
 @atexit.register
 def end_all() -> None:
     """End what is still at work, in the order above."""
+    park_late_threads()
     threads = list(_threads.items())
     for _, end in threads:
         end()

@@ -1,10 +1,14 @@
 // laconic._native: one class a target (portable, avx2, avx512), each with the same functions, and what this CPU can
-// run; `Target` is the last of them, for annotations. Python picks the class; see laconic/kernels/__init__.py.
+// run; `Target` is the last of them, for annotations. Python picks the class; see laconic/kernels/__init__.py. Beside
+// them, what Python cannot do about its own end.
 #include "laconic/kernels/native/frame.h"
 
+#include <chrono>
 #include <cstdio>
+#include <exception>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <utility>
 
 namespace laconic {
@@ -161,6 +165,28 @@ WireError::WireError(const char* format, std::int64_t first, std::int64_t second
     : std::runtime_error(formatted(format, first, second)) {}
 WireError::~WireError() = default;
 
+namespace {
+
+std::terminate_handler others = nullptr;  // what was called before
+std::thread::id last;                     // the thread that ends Python
+
+// A thread whose exit has no exception behind it came back to Python too late: it waits for the end of the process.
+void park() {
+  if (std::this_thread::get_id() == last || std::current_exception()) others();
+  while (true) std::this_thread::sleep_for(std::chrono::hours(1));
+}
+
+// Called by the thread that is about to end Python. Python makes a thread exit that asks for the GIL later, and C++ code
+// that does not let itself be unwound then ends the process (SIGABRT). From Python 3.14 on such threads are parked.
+void park_late_threads() {
+  last = std::this_thread::get_id();
+  if (others) return;
+  others = std::get_terminate();
+  std::set_terminate(park);
+}
+
+}  // namespace
+
 void enlist(const char* target, Binder binder) { binders().emplace_back(target, binder); }
 
 }  // namespace laconic
@@ -183,6 +209,7 @@ NB_MODULE(_native, module) {
       if (name == target) binder(home);
     module.attr(target.c_str()) = module.attr("Target") = home.home;
   }
+  module.def("park_late_threads", &park_late_threads);
   module.attr("compiled") = nb::str(LACONIC_TARGETS);
   module.attr("features") = nb::str(features().c_str());
 }

@@ -1,0 +1,48 @@
+"""A thread that comes back from C++ while Python is finalised does not change the script's exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from laconic import kernels
+
+# The thread waits in C++ for 4 s, and Python's end takes longer: 2 s for the thread, and 4 s for `slow`.
+SCRIPT = """
+import sys, threading, time
+from datetime import timedelta
+import torch.distributed as dist
+from laconic.comm import at_exit
+
+class Slow:
+    def __del__(self):
+        time.sleep(4)
+
+def wait():
+    store.wait(["never"], timedelta(seconds=4))
+
+slow = Slow()
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+if {ours}:
+    at_exit.start_thread(wait, "late", end=lambda: None)
+else:
+    threading.Thread(target=wait, daemon=True).start()
+time.sleep(0.2)
+{ending}
+"""
+ENDINGS = {"pass": 0, "raise ZeroDivisionError": 1, "sys.exit(5)": 5}
+
+
+@pytest.mark.skipif(kernels.info()["missing"] is not None, reason="only compiled code can park a thread")
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python parks such threads itself")
+def test_the_exit_code_stays() -> None:
+    scripts = {
+        (ending, ours): subprocess.Popen(
+            [sys.executable, "-c", SCRIPT.format(ours=ours, ending=ending)], stderr=subprocess.DEVNULL
+        )
+        for ending, ours in [("pass", False), *((ending, True) for ending in ENDINGS)]
+    }
+    codes = {which: process.wait(timeout=120) for which, process in scripts.items()}
+    assert codes == {(ending, ours): ENDINGS[ending] for ending, ours in scripts}
