@@ -84,6 +84,32 @@ def test_memory_that_all_share_outlives_a_loss(spec: str, key: str) -> None:
         assert bool(before.any()) and torch.equal(before, after)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "key"), [("diloco(every=2)", "velocity"), ("slowmo(every=2)", "momentum")]
+)
+def test_memory_of_first_ranks_outlives_a_loss_under_by_machine(strategy: str, key: str) -> None:
+    """Another rank of the first machine is furthest; what it knows of that memory is from an earlier group."""
+
+    def play(comm: Loopback) -> list[torch.Tensor]:
+        rank = renewed(f"by_machine({strategy}, ranks_per_node=2)", comm, away=3)
+        seen = []
+        for start in (0, 4):
+            rank.train(range(start, start + 4))
+            before = rank.memory().get(key)
+            rank.controller._regroup(start + 4 + (comm.rank == 1), "a test")
+            seen += [before, rank.memory().get(key)]
+        rank.optimizer.finish()
+        return seen
+
+    for number, seen in enumerate(Loopback.run(4, play)):
+        if number % 2:
+            assert seen == [None] * 4
+            continue
+        first, kept, second, kept_again = seen
+        assert bool(first.any()) and torch.equal(first, kept)
+        assert not torch.equal(first, second) and torch.equal(second, kept_again)
+
+
 @pytest.mark.parametrize(("spec", "reset"), [("diloco(every=2)", {"anchor"}), ("sgp()", {"weight"})])
 def test_every_regroup_tells_what_starts_anew(spec: str, reset: set[str]) -> None:
     def play(comm: Loopback) -> list[Any]:

@@ -115,7 +115,8 @@ class ParameterController(Controller):
         `trained`: this rank has a trained model. What the strategy says is equal on all ranks is kept.
         """
         model, membership, before = self.bound.salvage().clone(), self.membership, self.membership.living
-        self._memory = {key: value.clone() for key, value in self.bound.agreed().items()} or self._memory
+        memory = {key: value.clone() for key, value in self.bound.agreed().items()}
+        self._memory = memory or self._memory
         dense_bytes, seconds, generation = self.bound.dense_bytes, self.bound.seconds, membership.generation
         self.bound.abandon()
         self.bound = Alone().bind(
@@ -125,7 +126,8 @@ class ParameterController(Controller):
             membership.renew(why)
             with suppress(PeerError):  # another rank was lost meanwhile: try again
                 present = membership.generation == generation + 1
-                stand = Stand(steps * MOST_CALLS + self._calls, present, trained, self._memory)
+                place = steps * MOST_CALLS + self._calls
+                stand = Stand(place, present, trained, self._memory, up_to_date=bool(memory))
                 agreed = average_(self.replica, model, stand, membership.side_comm)
                 own = membership.comm
                 chosen = Alone() if own.size == 1 else self.strategy

@@ -34,7 +34,8 @@ class ByMachine(Strategy):
 
     Wire, per step inside a machine of m ranks: 2 (m - 1) / m times the gradient, and once the parameters, in
     float32. Between machines: what `strategy` sends. Every rank keeps the optimiser's state. If a first rank
-    is lost, the next one of its machine goes on with it; what `slowmo` changes there is on first ranks only.
+    is lost, the next one of its machine goes on with it, and with the memory that all first ranks share, such
+    as DiLoCo's momentum; what `slowmo` changes in the optimiser is on first ranks only.
 
     Args:
         strategy: The strategy between the first ranks of machines, such as sgp().
@@ -137,6 +138,10 @@ class BoundByMachine(BoundStrategy):
 
     def salvage(self) -> Tensor:
         return self.replica.flat if self.led is None else self.led.salvage()
+
+    def agreed(self) -> dict[str, Tensor]:
+        """That of the strategy, equal on all first ranks; empty on the others."""
+        return {} if self.led is None else self.led.agreed()
 
     def adopt_(self, model: Tensor) -> None:
         super().adopt_(model)

@@ -18,20 +18,23 @@ class Stand:
     """Where a rank stands when a new group forms.
 
     `place`: how far it is; `present`: it has missed no group; `trained`: it has a trained model. `memory`:
-    what its strategy says is equal on all ranks.
+    what its strategy says is equal on all ranks that have it, which is all, or the first rank of each machine.
+    `up_to_date`: it comes from this rank's last step, not from an earlier group.
     """
 
     place: int
     present: bool
     trained: bool
     memory: Mapping[str, Tensor]
+    up_to_date: bool = True
 
 
 @dataclass(frozen=True)
 class Agreement:
     """`place`: the furthest of any rank. `averaged`: the ranks of this group whose models were averaged.
 
-    `trained`: whether these models were. `memory`: that of the furthest of these ranks.
+    `trained`: whether these models were. `memory`: that of the furthest of these ranks that have one up to
+    date, else of the furthest that have one.
     """
 
     place: int
@@ -47,12 +50,12 @@ def average_(replica: Replica, model: Tensor, stand: Stand, comm: Comm) -> Agree
     lost meanwhile, parameters stay as they are.
     """
     shapes = {key: list(value.shape) for key, value in stand.memory.items()}
-    row = [stand.place, stand.present and stand.trained, stand.trained, True, shapes]
+    row = [stand.place, stand.present and stand.trained, stand.trained, True, shapes, stand.up_to_date]
     texts = comm.all_gather(torch.frombuffer(bytearray(json.dumps(row).encode()), dtype=torch.uint8))
     rows = [json.loads(bytes(text.tolist())) for text in texts]
     level = next(level for level in (1, 2, 3) if any(row[level] for row in rows))
     averaged = [rank for rank, row in enumerate(rows) if row[level]]
-    root = max(averaged, key=lambda rank: (rows[rank][0], -rank))
+    root = max(averaged, key=lambda rank: (bool(rows[rank][4]), rows[rank][5], rows[rank][0], -rank))
     memory = {}
     for key, shape in sorted(rows[root][4].items()):
         own = stand.memory[key].clone() if comm.rank == root else model.new_empty(shape)
