@@ -88,7 +88,7 @@ def test_memory_that_all_share_outlives_a_loss(spec: str, key: str) -> None:
     ("strategy", "key"), [("diloco(every=2)", "velocity"), ("slowmo(every=2)", "momentum")]
 )
 def test_memory_of_first_ranks_outlives_a_loss_under_by_machine(strategy: str, key: str) -> None:
-    """Another rank of the first machine is furthest; what it knows of that memory is from an earlier group."""
+    """Another rank of the first machine is furthest; what it knows of it is from an earlier group."""
 
     def play(comm: Loopback) -> list[torch.Tensor]:
         rank = renewed(f"by_machine({strategy}, ranks_per_node=2)", comm, away=3)

@@ -18,7 +18,7 @@ class Stand:
     """Where a rank stands when a new group forms.
 
     `place`: how far it is; `present`: it has missed no group; `trained`: it has a trained model. `memory`:
-    what its strategy says is equal on all ranks that have it, which is all, or the first rank of each machine.
+    what its strategy says is equal on all ranks that have it: all, or the first rank of each machine.
     `up_to_date`: it comes from this rank's last step, not from an earlier group.
     """
 
