@@ -227,6 +227,33 @@ def test_ranks_with_uneven_inputs_end_together(pool, spec):
     assert pool.run(2, uneven, spec) == [(True, 5)] * 2
 
 
+def uneven_on_a_machine(short, joined):
+    """`short` has no inputs for the last two of five steps: under Join, or by steps without gradients."""
+    model, optimizer = begin(net(), "by_machine(local_sgd(every=2), ranks_per_node=2)")
+    if joined:
+        with Join([optimizer]):
+            go(model, optimizer, 3 if dist.get_rank() == short else 5)
+    else:
+        go(model, optimizer, 3)
+        for step in range(3, 5):
+            optimizer.zero_grad()
+            if dist.get_rank() != short:
+                loss_of(model, step).backward()
+            optimizer.step()
+    optimizer.finish()
+    ends = flat(model)
+    optimizer.remove()
+    return ends
+
+
+@pytest.mark.parametrize("short", [0, 1])
+def test_a_rank_without_inputs_adds_nothing_to_its_machines_gradient(pool, short):
+    """Its last gradient is not taken again; and where it is the machine's first, the machine goes on."""
+    ends = pool.run(2, uneven_on_a_machine, short, True)
+    assert all(torch.equal(end, ends[0]) for end in ends)
+    assert torch.equal(ends[0], pool.run(2, uneven_on_a_machine, short, False)[0])
+
+
 def uneven_method():
     model, optimizer = pair("topk(density=0.1)")
     with Join([model, optimizer]):

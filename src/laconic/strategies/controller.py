@@ -17,6 +17,8 @@ from laconic.strategies.strategy import Notes, Update
 class Controller(ABC):
     """Ties one rank to its group; `DistributedOptimizer` calls it."""
 
+    shares_gradients = False  # before the update, so that a rank without inputs has one too
+
     @abstractmethod
     def step(self, update: Update, loss: float | None) -> None:
         """Do one step of the optimiser and of the strategy."""
@@ -75,6 +77,9 @@ class GradientController(Controller):
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
+
+    def __repr__(self) -> str:
+        return repr(self.handle)
 
     def step(self, update: Update, loss: float | None) -> None:
         update()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -20,6 +19,7 @@ from laconic.optim.master_weights import masters_of
 from laconic.strategies.controller import Controller, GradientController
 from laconic.strategies.gradients import all_finite, gradients, step_unscaled
 from laconic.strategies.parameter_controller import ParameterController
+from laconic.strategies.rounds import Rounds, nothing
 from laconic.strategies.several import Several, each_of
 from laconic.strategies.strategy import Notes, Update
 
@@ -74,7 +74,7 @@ class DistributedOptimizer(Optimizer, Joinable):
         return self._replica is not None or any(map(masters_of, each_of(self.optimizer)))
 
     def __repr__(self) -> str:
-        return f"<{self.controller} over {self.optimizer!r}>"
+        return f"{self.controller!r} over {self.optimizer!r}"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse copies and pickles, which would share this rank's groups. Raises `StateError`."""
@@ -109,7 +109,7 @@ class DistributedOptimizer(Optimizer, Joinable):
             return loss
         Join.notify_join_context(self)
         skip = not all_finite(gradients(self)) if scaled is None else bool(scaled)
-        self._round(_nothing if skip else partial(self._replica.update, update), noted_loss)
+        self._round(nothing if skip else partial(self._replica.update, update), noted_loss)
         if skip and scaled is None:
             raise NonFiniteError(
                 "a gradient is NaN or infinite: this rank's update was skipped, and its round with the others"
@@ -242,7 +242,7 @@ class DistributedOptimizer(Optimizer, Joinable):
                 "a shared GradScaler needs every rank at every step, and under Join some have run out of"
                 " inputs: call distribute() without scaler="
             )
-        return Rounds(self._round)
+        return Rounds(self._round, self._without_inputs)
 
     @property
     def join_device(self) -> torch.device:
@@ -266,6 +266,13 @@ class DistributedOptimizer(Optimizer, Joinable):
         self.controller.step(update, loss)
         self._publish()
 
+    def _without_inputs(self) -> Update:
+        """The update of a round without inputs: by the gradients of others where the strategy shares them."""
+        if self._replica is None or not self.controller.shares_gradients:
+            return nothing
+        self.optimizer.zero_grad()
+        return partial(self._replica.update, self.optimizer.step)
+
     def _publish(self) -> None:
         if self._replica is not None:
             self._replica.publish()
@@ -284,17 +291,3 @@ class DistributedOptimizer(Optimizer, Joinable):
                 f"{name} was frozen or unknown when distribute() was called, so ranks do not exchange it:"
                 " call optimizer.remove(), then distribute() again with it in the optimiser"
             )
-
-
-class Rounds(JoinHook):
-    """Takes a rank's rounds for it: without an update, and with a loss by which it never leads."""
-
-    def __init__(self, take: Callable[[Update, float | None], None]) -> None:
-        self._take = take
-
-    def main_hook(self) -> None:
-        self._take(_nothing, math.inf)
-
-
-def _nothing() -> None:
-    """The update of a step that is skipped."""

@@ -50,6 +50,7 @@ class ParameterController(Controller):
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         self.strategy = strategy
+        self.shares_gradients = strategy.shares_gradients
         self.replica = replica
         self.membership = membership
         self._optimizer = optimizer
@@ -68,6 +69,11 @@ class ParameterController(Controller):
         self.shared_scaler: SharedScaler | None = None
         if scaler is not None:
             self.shared_scaler = SharedScaler(scaler, membership.comm.over(membership.side_comm))
+
+    def __repr__(self) -> str:
+        comm = self.bound.comm
+        size = f"{self.replica.layout.numel:,} elements"
+        return f"<{self.strategy!r} on {size}, rank {comm.rank} of {comm.size}>"
 
     def _rejoin(self) -> None:
         """Replace a process that died: load the others' average at their next step."""

@@ -35,16 +35,18 @@ class Replica:
     `statistics`: the floating-point buffers of the model, such as BatchNorm's running means; `constants`: its
     other buffers, such as counters and complex tables, which ranks begin alike. Nothing changes before
     `flatten`. Trained parameters that the optimiser holds beside the model's, such as a loss's, are
-    exchanged with them, as "outside.<i>". Raises `AttachError` if no parameter is trained, or if parameters
-    are on several devices, sharded, or neither float32 nor in half precision.
+    exchanged with them, as "outside.<i>". Raises `AttachError` if no parameter is trained, if the optimiser
+    holds none of the model's, or if parameters are on several devices, sharded, or neither float32 nor in
+    half precision.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         named = ((name.replace("_orig_mod.", ""), each) for name, each in model.named_parameters())
         self.parameters = {name: each for name, each in named if each.requires_grad}
         own = set(self.parameters.values())
-        held = (each for group in optimizer.param_groups for each in group["params"] if each.requires_grad)
-        outside = (each for each in held if each not in own)
+        held = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
+        outside = [each for each in held if each not in own]
+        self._trains_own = len(outside) < len(held)
         self.parameters |= {f"outside.{i}": each for i, each in enumerate(outside)}
         self._optimizers = each_of(optimizer)
         self.statistics = tuple(each for each in model.buffers() if each.dtype in AVERAGED)
@@ -72,6 +74,11 @@ class Replica:
                 raise AttachError(
                     f"{name} is on {each.device}, others on {first.device}: put all on one device"
                 )
+        if not self._trains_own:
+            raise AttachError(
+                "the optimiser holds no trained parameter of this model, which would never change: build it from"
+                " model.parameters(), after anything that replaces them, such as a copy of the model"
+            )
 
     def flatten(self) -> None:
         """Copy all parameters into one tensor, and make those in float32 views of it."""

@@ -67,6 +67,11 @@ class Strategy(Spec):
         """Whether messages travel while ranks compute, so that nobody waits for them at each step."""
         return any(part.overlaps for part in self.parts)
 
+    @property
+    def shares_gradients(self) -> bool:
+        """Whether a rank that has no gradient updates its model by those of others."""
+        return any(part.shares_gradients for part in self.parts)
+
     def check(self, size: int, optimizer: Optimizer) -> None:
         """Raise `SpecError` or `AttachError` if the number of ranks or the optimiser does not fit."""
         if isinstance(optimizer, torch.optim.LBFGS):

@@ -24,6 +24,7 @@ from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.strategies.alone import Alone
 from laconic.strategies.replica import Replica
+from laconic.strategies.rounds import nothing
 from laconic.strategies.several import each_of
 from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
@@ -56,6 +57,10 @@ class ByMachine(Strategy):
         arguments.whole("by_machine: ranks_per_node", self.ranks_per_node)
         if isinstance(self.strategy, ByMachine):
             raise SpecError("by_machine cannot contain by_machine: use another strategy inside")
+
+    @property
+    def shares_gradients(self) -> bool:
+        return True
 
     def check(self, size: int, optimizer: Optimizer) -> None:
         super().check(size, optimizer)
@@ -96,7 +101,7 @@ class BoundByMachine(BoundStrategy):
     def step_(self, update: Update, loss: float | None) -> None:
         finite = self._mean_gradient()
         if self.led is not None:
-            self.led.step(update if finite else _nothing, loss)
+            self.led.step(update if finite else nothing, loss)
         elif finite:
             update()  # for the optimiser's state: the parameters are those of the first rank
         self._follow(self.replica.flat)
@@ -166,7 +171,3 @@ class BoundByMachine(BoundStrategy):
     def abandon(self) -> None:
         if self.led is not None:
             self.led.abandon()
-
-
-def _nothing() -> None:
-    """The update of a step that the whole machine skips."""
