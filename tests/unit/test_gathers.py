@@ -8,7 +8,7 @@ import pytest
 
 from laconic.cli.entries import figures
 from laconic.core.layout import Layout
-from laconic.exchange.gathers import gathered, message_bytes, warn_of_gathers
+from laconic.exchange.gathers import gatherings, message_bytes, warn_of_gathers
 from laconic.exchange.method import Method, lift
 
 MODEL = Layout.of([("first.weight", (500, 1000)), ("first.bias", (500,)), ("last.weight", (1000, 500))])
@@ -32,6 +32,8 @@ def warned(method: Method, size: int) -> str:
         ("gather(cast('fp16'))", 4, 5),
         ("topk(density=0.1)", 12, 24),
         ("dense_first(gather(natural()), steps=4)", 7, 8),
+        ("masked(natural())", 7, 8),
+        ("masked(qsgd())", 15, 16),
     ],
 )
 def test_a_gather_that_sends_more_than_dense_is_warned_of(spec: str, fits: int, more: int) -> None:
@@ -41,6 +43,34 @@ def test_a_gather_that_sends_more_than_dense_is_warned_of(spec: str, fits: int, 
     assert said.startswith(f"{method!r} sends each message") and f"among {more} that is" in said
     for way_out in ("cgx()", "server(", "scatter_reduce(", "two_level("):
         assert way_out in said
+
+
+@pytest.mark.parametrize(
+    ("spec", "fits", "more", "whom"),
+    [
+        ("two_level(sum(), gather(natural()), ranks_per_node=8)", 56, 64, "machines' first ranks: among 8"),
+        ("two_level(sum(), gather(cast('fp16')), ranks_per_node=2)", 8, 10, "machines' first ranks: among 5"),
+        ("two_level(gather(natural()), sum(), ranks_per_node=8)", 0, 16, "ranks of the machine: among 8"),
+        (
+            "masked(two_level(sum(), gather(natural()), ranks_per_node=8))",
+            56,
+            64,
+            "machines' first ranks: among 8",
+        ),
+    ],
+)
+def test_each_of_two_levels_is_compared_with_dense(spec: str, fits: int, more: int, whom: str) -> None:
+    assert not fits or not warned(lift(spec), fits)
+    said = warned(lift(spec), more)
+    assert whom in said and "cgx()" in said and "gathers between machines only" not in said
+
+
+def test_machines_are_as_torchrun_has_set_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = lift("two_level(sum(), gather(natural()))")
+    assert warned(method, 8)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert not warned(method, 28)
+    assert "among 8" in warned(method, 32)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +86,8 @@ def test_warnings_agree_with_what_was_counted(size: int) -> None:
     """Of every name that gathers, on the stored gradient; 10 % around dense are left to chance."""
     checked = 0
     for spec, kept in figures().items():
-        codecs = [gathered(route.reducer) for route in lift(spec).routes]
-        known = [message_bytes(codec, MODEL) for codec in codecs if codec is not None]
+        gathers = [each for route in lift(spec).routes for each in gatherings(route.reducer, size)]
+        known = [message_bytes(each.codec, MODEL) for each in gathers]
         if known and None not in known and abs(kept.smaller(size) - 1) > 0.1:
             assert bool(warned(lift(spec), size)) == (kept.smaller(size) < 1), spec
             checked += 1

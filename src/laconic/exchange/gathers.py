@@ -6,7 +6,10 @@ is worth gathering among fewer than 64 / m ranks.
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,40 +22,63 @@ from laconic.exchange.method import Method
 from laconic.reducers import Reducer
 from laconic.reducers.dense_first import DenseFirst
 from laconic.reducers.gather import Gather
+from laconic.reducers.masked import Masked
+from laconic.reducers.two_level import TwoLevel
 
 SAMPLE = 1 << 16  # elements: enough to tell the bits of a codec whose messages differ in length
-WAY_OUT = (
-    "scatter_reduce(codec), as in cgx(), or server(codec, codec) send as much in a group of any size, and"
-    " two_level(sum(), gather(codec)) gathers between machines only"
-)
+WAY_OUT = "scatter_reduce(codec), as in cgx(), or server(codec, codec) send as much in a group of any size"
+BETWEEN = ", and two_level(sum(), gather(codec)) gathers between machines only"
 
 
 def warn_of_gathers(method: Method, layout: Layout, size: int, stacklevel: int = 6) -> None:
     """Warn where a rank of `size` would gather more bytes of these tensors than a dense all-reduce sends.
 
-    Not where the length of messages depends on the gradients' magnitudes, as with `threshold`. `stacklevel`:
-    of the caller's line that is warned of, as `warnings.warn` counts from here.
+    Inside `two_level` each level is compared with a dense one of its own, inside `masked` all entries are
+    taken to be in use: of fewer, both send fewer. Not where the length of messages depends on the gradients'
+    magnitudes, as with `threshold`. `stacklevel`: of the caller's line that is warned of, as `warnings.warn`
+    counts from here.
     """
     for route, part in zip(method.routes, method.assign(layout), strict=True):
-        codec = gathered(route.reducer)
-        message = None if codec is None else message_bytes(codec.at(method.warm_at), part)
-        if message is None:
-            continue
-        sent, dense = all_gather_bytes(message, size), all_reduce_bytes(4 * part.numel, size)
-        if sent > 1.001 * dense:
-            warnings.warn(
-                f"{method} sends each message to all other ranks: among {size} that is {sent / 1e6:.3g} MB"
-                f" from each rank in an exchange, where a dense all-reduce sends {dense / 1e6:.3g} MB;"
-                f" {WAY_OUT}",
-                stacklevel=stacklevel,
+        for gathering in gatherings(route.reducer, size):
+            message = message_bytes(gathering.codec.at(method.warm_at), part)
+            if message is None:
+                continue
+            sent, dense = (
+                all_gather_bytes(message, gathering.size),
+                all_reduce_bytes(4 * part.numel, gathering.size),
             )
+            if sent > 1.001 * dense:
+                warnings.warn(
+                    f"{method} sends each message to all other {gathering.whom}: among {gathering.size} that"
+                    f" is {sent / 1e6:.3g} MB from each in an exchange, where a dense all-reduce sends"
+                    f" {dense / 1e6:.3g} MB; {WAY_OUT}{BETWEEN if gathering.whom == 'ranks' else ''}",
+                    stacklevel=stacklevel,
+                )
 
 
-def gathered(reducer: Reducer) -> Codec | None:
-    """The codec that this reducer gathers with, after its warm-up; None if it does not gather."""
-    if isinstance(reducer, DenseFirst):
-        return gathered(reducer.then)
-    return reducer.codec if isinstance(reducer, Gather) else None
+@dataclass(frozen=True)
+class Gathering:
+    """A gather with this codec, after its warm-up, among `size` of `whom`."""
+
+    codec: Codec
+    size: int
+    whom: str = "ranks"
+
+
+def gatherings(reducer: Reducer, size: int) -> Iterator[Gathering]:
+    """The gathers in this reducer in a group of `size`; none in most reducers."""
+    if isinstance(reducer, Gather):
+        yield Gathering(reducer.codec, size)
+    elif isinstance(reducer, DenseFirst):
+        yield from gatherings(reducer.then, size)
+    elif isinstance(reducer, Masked):
+        yield from gatherings(reducer.reducer, size)
+    elif isinstance(reducer, TwoLevel):
+        inside = reducer.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        for each in gatherings(reducer.inner, inside):
+            yield replace(each, whom="ranks of the machine")
+        for each in gatherings(reducer.between, -(-size // inside)):
+            yield replace(each, whom="machines' first ranks")
 
 
 def message_bytes(codec: Codec, layout: Layout) -> float | None:

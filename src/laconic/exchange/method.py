@@ -189,7 +189,10 @@ def lift(spec: Any) -> Method:
         codec = lift_codec(spec)
         spec = Sum() if codec.lossless else Gather(codec)
     if not isinstance(spec, Reducer):
-        raise SpecError(f"compress takes a method, codec, selector or reducer, got {text}")
+        raise SpecError(
+            f"compress takes a method, codec, selector or reducer, got {text}; a strategy, such as"
+            " local_sgd(), goes to laconic.distribute(model, optimizer, spec)"
+        )
     if isinstance(spec, Sum):
         return Method(text, (Route(everything, spec),))
     if isinstance(spec, TwoLevel) and isinstance(spec.outer, Method):
