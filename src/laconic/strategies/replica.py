@@ -76,8 +76,8 @@ class Replica:
                 )
         if not self._trains_own:
             raise AttachError(
-                "the optimiser holds no trained parameter of this model, which would never change: build it from"
-                " model.parameters(), after anything that replaces them, such as a copy of the model"
+                "the optimiser holds no trained parameter of this model, which would never change: build it"
+                " from model.parameters(), after anything that replaces them, such as a copy of the model"
             )
 
     def flatten(self) -> None:
