@@ -60,6 +60,13 @@ def test_replicas_at_one_batch_equal_a_single_one(replicas: int, replication: st
     torch.testing.assert_close(every[0], alone, rtol=1e-5, atol=1e-6)
 
 
+def test_a_gather_that_sends_more_than_dense_is_warned_of_in_the_users_line() -> None:
+    """Half of the bytes to each of 7 others is more than a dense sum's 7/4 of them."""
+    with pytest.warns(UserWarning, match=r"all other ranks: among 8 that is") as said:
+        Replicator("local(replicas=8)").launch(lambda r: trained(r, compressor="gather(cast('fp16'))") * 0)
+    assert [each.filename for each in said] == [__file__]
+
+
 def test_the_comparison_can_fail() -> None:
     """A step too few is seen."""
     (alone,) = Replicator("single").launch(trained)

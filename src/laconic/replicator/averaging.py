@@ -13,6 +13,7 @@ from laconic.comm.metered import Metered
 from laconic.core.errors import SpecError
 from laconic.ddp.handle import Handle
 from laconic.exchange.agreement import agree, built_by_all
+from laconic.exchange.gathers import warn_of_gathers
 from laconic.exchange.method import Method, lift
 from laconic.replicator.deployment import Seat
 from laconic.replicator.parameters import buckets, named
@@ -60,7 +61,10 @@ def averaging(seat: Seat, optimizer: Optimizer, compressor: Any, name: str, seed
     comm = Metered(seat.side)
 
     def build() -> Handle:
-        return Handle(as_method(compressor), named(optimizer), optimizer, comm, seed=seed)
+        handle = Handle(as_method(compressor), named(optimizer), optimizer, comm, seed=seed)
+        if comm.rank == 0:
+            warn_of_gathers(handle.method, handle.layout, comm.size, stacklevel=8)
+        return handle
 
     with seat.waiting():
         agree(comm, {"the optimiser's name": name})
