@@ -27,7 +27,7 @@ HEAD = """\
 {clients} clients of two classes each (`{by}`), {per_round} in each of {rounds} rounds, {steps} local
 steps of {batch} examples by plain SGD at {rate:g}: the same clients, batches and first model for all schemes.
 Clients make the first model themselves. Bytes are those of all clients' messages together, as they were
-sent; who missed rounds gets what he missed.
+sent; clients that missed rounds get what they missed.
 
 `make docs` writes this page from the results of `python -m benchmarks.federated`: {found} of {planned}
 trainings are there. Accuracy: mean ± standard error over seeds. Target: {share:.0%} of FedAvg's accuracy with

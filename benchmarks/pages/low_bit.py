@@ -112,7 +112,7 @@ def _aims(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         factors = (row["times_float32"], "float32"), (row["times_int8"], "int8")
         for (factor, other), bar in zip(factors, row["bars"] or (), strict=False):
-            said = f"{factor:.2f} of {bar:g} times {other} for {row['kernel']}"
+            said = f"{factor:.2f} times as fast as {other} for {row['kernel']}, where {bar:g} was aimed at"
             (met if factor >= bar else missed).append(said)
     return " ".join(
         f"Aims that are {name}: {'; '.join(said)}."
