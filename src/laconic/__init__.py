@@ -3,6 +3,8 @@
 handle = laconic.compress(ddp_model, optimizer, "dgc(density=0.001, warmup_steps=400)")
 """
 
+from laconic.core import starting as _starting  # noqa: F401  # isort: skip  # first, as the rest takes seconds
+
 from laconic import activations as activations
 from laconic import admm as admm
 from laconic import data as data

@@ -12,11 +12,11 @@ from rich.console import Console
 from laconic.cli.console import errors
 from laconic.cli.settings import Settings
 from laconic.cli.tables import print_summary
+from laconic.core.starting import INTERRUPTED as INTERRUPTED
 from laconic.report import publish
 from laconic.report.ledger import EVENTS, read_events
 
 # exit codes
-INTERRUPTED = 130  # by Ctrl-C
 FAILED = 1
 REFUSED = 2  # before it started
 
@@ -42,11 +42,16 @@ def show_report(folder: Path, screen: Console, ended: Ended | None) -> None:
     screen.print(f"\nreport: {published.report}", markup=False)
 
 
-def complain(ended: Ended, folder: Path) -> None:
-    """Print the reason as the last line of standard error, after a traceback if it is a fault."""
-    if ended.code == INTERRUPTED:
-        return
+def complain(ended: Ended, folder: Path, *, started: bool) -> None:
+    """Print the reason as the last line of standard error, after a traceback if it is a fault.
+
+    An interrupted run that has `started` has said so with its report.
+    """
     stderr = errors()
+    if ended.code == INTERRUPTED:
+        if not started:
+            stderr.print("laconic: interrupted before it began: nothing was measured")
+        return
     if ended.details:
         stderr.print(ended.details.rstrip(), markup=False)
     if ended.fault:

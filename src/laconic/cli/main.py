@@ -22,15 +22,23 @@ from laconic.cli.run import PASS_THROUGH, run
 from laconic.cli.topology import topology
 from laconic.cli.train import train
 from laconic.core.errors import LaconicError
+from laconic.core.starting import INTERRUPTED, say_interrupted, started
 from laconic.core.version import VERSION
 
 
 class Commands(TyperGroup):
-    """Shows a `LaconicError` as one line; any other error is a bug of ours and keeps its traceback."""
+    """Shows a `LaconicError` as one line; any other error is a bug of ours and keeps its traceback.
+
+    So is Ctrl-C one line, where a command does not handle it itself.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
+            started()
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            say_interrupted()
+            raise typer.Exit(INTERRUPTED) from None
         except LaconicError as error:
             errors().print(f"laconic: {error}", style="bold red", markup=False)
             raise typer.Exit(2) from None

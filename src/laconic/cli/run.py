@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,6 +39,7 @@ def run(
     script = Path(arguments[0])
     if not arguments[0].startswith("-") and not (script.is_file() or (script / "__main__.py").exists()):
         raise SpecError(f"there is no script {arguments[0]!r} in {Path.cwd()}; give its path")
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import config_from_args, parse_args  # slow to import, so only here
     from torch.distributed.run import run as start
@@ -51,8 +53,13 @@ def run(
     if not given.no_python:
         given.training_script_args = [*(["-m"] if given.module else []), named, *given.training_script_args]
         given.training_script, given.module = "laconic.cli.worker", True
+    logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
     try:
         start(given)  # type: ignore[no-untyped-call]
+    except SignalException as error:
+        if error.sigval is signal.Signals.SIGINT:
+            raise KeyboardInterrupt from None
+        raise typer.Exit(128 + error.sigval) from None
     except ChildFailedError as error:
         errors().print(
             f"laconic: {reason(named, *error.get_first_failure())}", style="bold red", markup=False

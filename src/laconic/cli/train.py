@@ -259,7 +259,7 @@ def train(
     if session.started:
         show_report(settings.folder, session.console, ended)
     if ended is not None:
-        complain(ended, settings.folder)
+        complain(ended, settings.folder, started=session.started)
         if ended.code == INTERRUPTED and session.started:
             session.console.print(
                 to_resume(settings, sys.argv[1:]), style="yellow", markup=False, soft_wrap=True

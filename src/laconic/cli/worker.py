@@ -15,12 +15,15 @@ from types import TracebackType
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from laconic.core.errors import LaconicError
+from laconic.core.starting import started
 
 OWN = (__file__, "<frozen runpy>", runpy.__file__)  # files whose frames are ours, not the script's
+HOME = Path(__file__).parent
 
 
 def main() -> None:
     """Run `SCRIPT ARGS...` or `-m MODULE ARGS...` from the command line."""
+    started()
     sys.excepthook = report
     sys.argv = sys.argv[1:]
     if sys.argv[0] == "-m":
@@ -35,8 +38,10 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
     """Report an uncaught error: a `LaconicError` to the launcher, any other on standard error."""
     while trace is not None and trace.tb_frame.f_code.co_filename in OWN:
         trace = trace.tb_next
+    place = traceback.extract_tb(trace)[:1]
+    if isinstance(error, KeyboardInterrupt) and place and Path(place[0].filename).is_relative_to(HOME):
+        return  # of a command of ours, while it begins: the launcher says so
     if isinstance(error, LaconicError):
-        place = traceback.extract_tb(trace)[:1]
         where = f" ({place[0].filename}, line {place[0].lineno})" if place else ""
         get_error_handler().record_exception(type(error)(f"{error}{where}"))
     else:

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Generator, Iterator
 from datetime import timedelta
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -114,9 +114,17 @@ class Workers:
 
 
 def prepare_to_launch() -> None:
-    """Start the server process that forks workers. It imports torch while the caller goes on."""
+    """Start the server process that forks workers. It imports torch while the caller goes on.
+
+    Ctrl-C reaches it too, and would end it in a traceback: it waits until `core.starting` is there.
+    """
     forkserver.set_forkserver_preload(PRELOADED)
-    forkserver.ensure_running()
+    resource_tracker.ensure_running()  # else the server starts it, and it unblocks signals
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which the server inherits
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _listen(workers: Workers, survives_loss: bool = False, restarts: int = 0) -> Iterator[Event]:

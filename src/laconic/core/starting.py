@@ -1,0 +1,58 @@
+"""The start of the `laconic` command: Ctrl-C ends it in one line while torch is imported, for seconds.
+
+`import laconic` comes before any code of the command, so it imports this first. The server that forks workers
+has the same to import, and ends in silence. In a user's script, signals stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+INTERRUPTED = 130  # exit code, the same as that of shells
+MAIN, WORKER = "laconic.cli.main", "laconic.cli.worker"  # as `python -m` runs them
+
+
+def commanded(argv: list[str], original: list[str]) -> bool:
+    """Whether this process is the command or one of its workers, by `sys.argv` and `sys.orig_argv`.
+
+    >>> commanded(["/bin/laconic", "doctor"], []), commanded(["train.py"], ["python", "train.py"])
+    (True, False)
+    >>> commanded(["-m", "doctor"], ["python", "-m", "laconic.cli.main", "doctor"])
+    True
+    """
+    if argv[0] == "-m":
+        return original[original.index("-m") + 1] in (MAIN, WORKER)
+    return Path(argv[0]).stem == "laconic"
+
+
+def serving(original: list[str]) -> bool:
+    """Whether this process is the server that forks the command's workers, see `laconic.tasks.launcher`."""
+    return any("multiprocessing.forkserver" in word and "laconic.tasks." in word for word in original)
+
+
+def started() -> None:
+    """From here on, Ctrl-C is a KeyboardInterrupt again."""
+    if signal.getsignal(signal.SIGINT) is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def say_interrupted() -> None:
+    """One line on standard error; a worker leaves it to its launcher."""
+    if WORKER not in sys.orig_argv:
+        os.write(2, b"laconic: interrupted\n")
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    say_interrupted()
+    os._exit(INTERRUPTED)
+
+
+if serving(sys.orig_argv):
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+elif signal.getsignal(signal.SIGINT) is signal.default_int_handler and commanded(sys.argv, sys.orig_argv):
+    signal.signal(signal.SIGINT, _end)
