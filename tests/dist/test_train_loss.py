@@ -73,9 +73,9 @@ def test_a_method_ends_with_its_worker(plan):
 
 def test_patience_is_checked_and_excludes_checkpoints(tmp_path):
     with pytest.raises(SpecError, match="--patience must be a finite number above 0"):
-        settings(tmp_path, patience=0)
+        settings(tmp_path, methods=("sgp()",), patience=0)
     with pytest.raises(SpecError, match="cannot be combined"):
-        settings(tmp_path, patience=5.0, checkpoint_every=10)
+        settings(tmp_path, methods=("sgp()",), patience=5.0, checkpoint_every=10)
 
 
 def test_a_quorum_is_of_the_workers_and_goes_with_patience(tmp_path):
@@ -83,12 +83,12 @@ def test_a_quorum_is_of_the_workers_and_goes_with_patience(tmp_path):
         settings(tmp_path, quorum=2)
     for wrong in (0, 3):
         with pytest.raises(SpecError, match=rf"--quorum must be a whole number in 1\.\.2, got {wrong}"):
-            settings(tmp_path, patience=5.0, quorum=wrong)
-    assert settings(tmp_path, patience=5.0, quorum=2).config()["quorum"] == 2
+            settings(tmp_path, methods=("sgp()",), patience=5.0, quorum=wrong)
+    assert settings(tmp_path, methods=("sgp()",), patience=5.0, quorum=2).config()["quorum"] == 2
 
 
 def test_restarts_are_of_those_with_patience(tmp_path):
     with pytest.raises(SpecError, match="give --patience too"):
         settings(tmp_path, restarts=1)
     with pytest.raises(SpecError, match=r"--restarts must be 0 \(none\) or more, got -1"):
-        settings(tmp_path, patience=5.0, restarts=-1)
+        settings(tmp_path, methods=("sgp()",), patience=5.0, restarts=-1)

@@ -98,6 +98,10 @@ def invoke(*arguments: str) -> Result:
             ["digits", "--with", "dgc()", "--name", "x", "--resume", "--overwrite"],
             ["--overwrite deletes it: give one of the two"],
         ),
+        (
+            ["digits", "--with", "dgc()", "--against", "dense()", "--patience", "9"],
+            ["--patience is for strategies", "dense(), dgc() needs all workers", "leave it out"],
+        ),
         (["digits", "--with", "dgc()", "--resume"], ["--resume needs the --name"]),
         (
             ["digits", "--with", "dgc()", "--resume", "--name", "x"],
@@ -167,6 +171,11 @@ def test_a_run_to_resume_is_told_what_goes_by_the_clock(tmp_path: Path) -> None:
     assert line.startswith("auto() decides by the time") and "does not end with the same bits" in line
     pinned = re.search(r'"(auto\(.*\))"', line)
     assert pinned and not strategy_or_method(pinned[1]).adaptive, "the way out is one"
+
+
+def test_a_method_beside_patient_strategies_is_told_to_need_all_workers(tmp_path: Path) -> None:
+    (line,) = cautions(settings(tmp_path, methods=("local_sgd()",), against=("dense()",), patience=9.0))
+    assert line.startswith("dense() needs all workers, so --patience has no effect on it")
 
 
 def test_methods_are_spelt_one_way_and_baselines_come_first(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from laconic.strategies.distribute import strategy_or_method
 
 
 def cautions(settings: Settings) -> list[str]:
-    """One line for each method that never gets past its warm-up, or whose resumed run differs."""
-    return [*_cold(settings), *_adaptive(settings)]
+    """One line for each method that never gets past its warm-up, needs all workers, or resumes otherwise."""
+    return [*_cold(settings), *_impatient(settings), *_adaptive(settings)]
 
 
 def _cold(settings: Settings) -> list[str]:
@@ -21,6 +21,17 @@ def _cold(settings: Settings) -> list[str]:
         " warm-up; give it a shorter warm-up, or more --steps"
         for spec, first in warm.items()
         if first >= settings.steps
+    ]
+
+
+def _impatient(settings: Settings) -> list[str]:
+    """Methods beside strategies that go on without a lost worker."""
+    if settings.patience is None:
+        return []
+    return [
+        f"{spec} needs all workers, so --patience has no effect on it: a lost worker ends its training"
+        for spec in settings.specs
+        if isinstance(strategy_or_method(spec), Method)
     ]
 
 

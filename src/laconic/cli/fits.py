@@ -53,6 +53,15 @@ def check_fit(spec: str, workers: int, recipe: Recipe, enlarged: Enlarged) -> No
                 raise SpecError(f"--recipe {enlarged.recipe} does not go with {spec}: {error}") from error
 
 
+def check_patience(specs: Iterable[str]) -> None:
+    """Raise `SpecError` if there is no strategy, which alone can go on without a lost worker."""
+    if not any(isinstance(strategy_or_method(spec), Strategy) for spec in specs):
+        raise SpecError(
+            f"--patience is for strategies, and {', '.join(specs)} needs all workers: leave it out, or take a"
+            ' strategy, such as --with "local_sgd(every=8)"; for methods, use `laconic run --max-restarts`'
+        )
+
+
 def check_bits(bits: int, recipe: Recipe) -> None:
     """Raise `SpecError` unless `bits` is in 2..8 and the model can be converted to low-bit layers."""
     arguments.whole("--bits", bits, 2, 8)

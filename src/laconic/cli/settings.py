@@ -19,6 +19,7 @@ from laconic.cli.fits import (
     check_bits,
     check_fit,
     check_lowbit,
+    check_patience,
     check_sparsity,
     normal,
     normal_sparsity,
@@ -176,6 +177,7 @@ class Settings:
             )
         if self.patience is not None:
             arguments.number("--patience", self.patience, above=0)
+            check_patience(self.specs)
             if self.checkpoint_every:
                 raise SpecError(
                     "--patience and --checkpoint-every cannot be combined: a checkpoint needs a part from"
