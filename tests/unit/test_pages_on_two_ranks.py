@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
+from laconic.core.errors import AttachError
 
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -48,7 +50,7 @@ def readme() -> list[list[float]]:
         }
         stage["loop"] = lambda stage=stage: steps(stage["model"], stage["optimizer"])
         exec(compile(block.replace("...  # the loop", "loop()  # the loop"), f"block {nth}", "exec"), stage)
-        if "loop()" not in block:
+        if "# the loop" not in block:
             stage["loop"]()
         left.append(torch.cat([each.detach().flatten() for each in stage["model"].parameters()]).tolist())
     return left
@@ -107,6 +109,18 @@ class Dims:
         return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("fsdp",))
 
 
+def replicated() -> str:
+    """What is said where the mesh has replicas of shards."""
+    stage: dict[str, Any] = {"__name__": "a page"}
+    (block,) = CODE.findall((ROOT / "docs" / "torchtitan.md").read_text("utf-8"))
+    exec(compile(block, "torchtitan.md", "exec", dont_inherit=True), stage)
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp_replicate", "fsdp"))
+    model = stage["parallelize"](Blocks(), parallel_dims=SimpleNamespace(get_mesh=lambda name: mesh))
+    with pytest.raises(AttachError) as refused:
+        stage["compress_shards"](Container(model), [model], None)
+    return str(refused.value)
+
+
 def titan(compressed: bool) -> tuple[list[float], list[list[float]], Any]:
     """The trainer's calls: losses, the gradients of the first step as this rank's shards, and the figures."""
     stage: dict[str, Any] = {"__name__": "a page"}
@@ -146,3 +160,8 @@ def test_torchtitans_place_for_the_line_compresses_and_trains(pool: Pool) -> Non
             assert torch.dist(torch.tensor(exact), torch.tensor(found)).item() <= 0.2 * norm
         assert own[-1] < 0.9 * own[0] and own == pytest.approx(losses, rel=0.02)
         assert stats.steps == 10 and stats.ratio > 2
+
+
+def test_replicas_of_torchtitans_shards_are_refused(pool: Pool) -> None:
+    for said in pool.run(2, replicated, timeout_s=LONG):
+        assert "divides gradients by 1.0, and replicas exchange means" in said
