@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -40,15 +41,31 @@ def test_what_is_saved_is_read_again(tmp_path):
     assert Probe.load(tmp_path / "probe.json") == known()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 99}', '{"format": 1, "size": 2}', "\x00"])
-def test_another_file_is_refused(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it is empty"),
+        ("\x00", "it is no JSON"),
+        ("[]", "what a probe measures is not in it"),
+        ("{}", "what a probe measures is not in it"),
+        ('{"format": 1, "size": 2}', "what a probe measures is not in it"),
+        ('{"format": 99}', "it has version 99, and this Laconic reads 1"),
+    ],
+)
+def test_another_file_is_refused(tmp_path, text, why):
     path = tmp_path / "probe.json"
     path.write_text(text)
-    with pytest.raises(StateError, match="not a file of laconic probe"):
+    words = f"{path} is not a file of laconic probe: {why}; laconic probe -o FILE writes one"
+    with pytest.raises(StateError, match=re.escape(words)):
         Probe.load(path)
     said = CliRunner().invoke(app, ["plan", "--probe", str(path)])
-    assert said.exit_code == 2
-    assert "not a file of laconic probe" in " ".join(said.output.split())
+    assert (said.exit_code, said.stderr) == (2, f"laconic: {words}\n")
+
+
+def test_a_folder_is_no_probe(tmp_path):
+    said = CliRunner().invoke(app, ["plan", "--probe", str(tmp_path)])
+    assert said.exit_code == 2 and said.stderr.count("\n") == 1
+    assert said.stderr.startswith(f"laconic: cannot read {tmp_path}: Is a directory; laconic probe -o FILE")
 
 
 def test_the_link_of_a_pair_is_measured():

@@ -75,8 +75,8 @@ class Probe:
     def read(cls, text: str) -> Probe:
         """Read what `json` returned. Raises `ValueError`, `KeyError` or `TypeError` for another text."""
         fields = json.loads(text)
-        if fields.pop("format") != FORMAT:
-            raise ValueError("it has another format version")
+        if fields["format"] != FORMAT:
+            raise StateError(f"it has version {fields['format']!r}, and this Laconic reads {FORMAT}")
         return cls(
             fields["size"],
             tuple(Pair(**each) for each in fields["pairs"]),
@@ -93,8 +93,16 @@ class Probe:
             return cls.read(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise StateError(f"there is no file {path}; laconic probe -o {path} writes one") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StateError(f"{path} is not a file of laconic probe: {error}; write one with -o") from None
+        except OSError as error:
+            why = f"cannot read {path}: {error.strerror}; laconic probe -o FILE writes one"
+            raise StateError(why) from None
+        except StateError as error:
+            why = str(error)
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            why = "it is no JSON" if path.stat().st_size else "it is empty"
+        except (ValueError, KeyError, TypeError, AttributeError):
+            why = "what a probe measures is not in it"
+        raise StateError(f"{path} is not a file of laconic probe: {why}; laconic probe -o FILE writes one")
 
 
 def _work(fields: dict[str, Any]) -> Work:
