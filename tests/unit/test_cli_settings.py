@@ -93,6 +93,8 @@ def invoke(*arguments: str) -> Result:
             ["even number of ranks, got 3"],
         ),
         (["digits", "--with", "dgc()", "--batch", "800"], ["batch must be in [1, 718]", "got 800"]),
+        (["digits", "--with", "dgc()", "--name", ""], ["--name must be the name of a folder", "got ''"]),
+        (["digits", "--with", "dgc()", "--name", ".."], ["--name must be the name of a folder", "got '..'"]),
         (["digits", "--with", "dgc()", "--name", "a/b"], ["--name must be the name of a folder", "'a/b'"]),
         (
             ["digits", "--with", "dgc()", "--name", "x", "--resume", "--overwrite"],

@@ -58,6 +58,8 @@ def test_a_run_compares_schemes_and_writes_a_page(tmp_path: Path) -> None:
         (["--with", "fedavg()", "--per-round", "1"], "--per-round must be a whole number in 2..6, got 1"),
         (["--with", "fedavg()", "--rounds", "0"], "--rounds must be a whole number"),
         (["--with", "fedavg()", "--seeds", "0"], "--seeds must be 1 or more"),
+        (["--with", "fedavg()", "--name", ""], "--name must be the name of a folder"),
+        (["--with", "fedavg()", "--name", "../x"], "--name must be the name of a folder"),
         (["--with", "fedavg()", "--lr", "0"], "--lr must be a finite number above 0"),
         (["--with", "updates(sampling=ring())"], "sampling must be one such as"),
         (["--with", "fedavg()", "--by", "dirichlet(0.5)", "--classes-per-client", "2"], "leave --by"),

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from laconic.cli.console import console, errors
-from laconic.cli.files import check_free, default_name, fresh_folder
+from laconic.cli.files import check_free, check_name, default_name, fresh_folder
 from laconic.cli.interrupts import Interrupts
 from laconic.cli.versions import version_of
 from laconic.core import arguments
@@ -121,7 +121,9 @@ def federate(
     check_packages()
     if engine == "flower":
         check_engine()
-    folder = out / (name or default_name(task))
+    name = default_name(task) if name is None else name
+    check_name(name, out)
+    folder = out / name
     check_free(folder, overwrite=overwrite, way_out=WAY_OUT)
     tensors = found.load(data)
     deal(plan, tensors)  # raises where the data cannot be dealt so

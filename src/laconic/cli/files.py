@@ -64,6 +64,12 @@ def default_name(task: str) -> str:
     return f"{task}-{datetime.now():%Y%m%d-%H%M%S-%f}"[:-3]
 
 
+def check_name(name: str, out: Path) -> None:
+    """Raise `SpecError` if a run's name is not that of one folder in `out`."""
+    if name in ("", "..") or Path(name).name != name:
+        raise SpecError(f"--name must be the name of a folder in {out}, such as first-try, got {name!r}")
+
+
 def check_free(folder: Path, *, overwrite: bool, way_out: str) -> None:
     """Raise `StateError` if a run cannot begin in this folder: it holds another one, or is no run at all.
 

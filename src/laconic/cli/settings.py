@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from laconic.cli.blocks import check_blocks
-from laconic.cli.files import check_free, default_name, fresh_folder
+from laconic.cli.files import check_free, check_name, default_name, fresh_folder
 from laconic.cli.fits import (
     check_activations,
     check_bits,
@@ -125,7 +125,7 @@ class Settings:
             workers=workers,
             pipeline=pipeline,
             eval_every=max(1, total // 10) if eval_every is None else eval_every,
-            name=name or default_name(task),
+            name=default_name(task) if name is None else name,
             precision=precisions.normal(precision),
             sparsity=None if sparsity is None else normal_sparsity(sparsity),
             **given,
@@ -198,8 +198,7 @@ class Settings:
                 "--restarts needs a strategy that goes on without a killed worker: give --patience too, such"
                 " as --patience 30; for methods, use `laconic run --max-restarts`"
             )
-        if not self.name or Path(self.name).name != self.name:
-            raise SpecError(f"--name must be the name of a folder in {self.out}, got {self.name!r}")
+        check_name(self.name, self.out)
         self.enlarged.check(self.workers, self.skew)
         if self.lowbit is not None:
             check_lowbit(self.lowbit, recipe, self.bits, self.specs)
