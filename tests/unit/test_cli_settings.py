@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 import laconic
@@ -300,6 +301,16 @@ def test_doctor_says_what_is_live_and_what_is_missing(
         word in result.output for word in ("kernels", "gloo", "LACONIC_DATA", str(tmp_path / "mnist.npz"))
     )
     assert "missing: data of cifar10" in result.output and "missing: data of mnist" not in result.output
+
+
+def test_doctor_counts_one_core_and_says_slower_of_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(doctor.torch, "get_num_threads", lambda: 1)
+    seconds = {torch.float32: 1.0, torch.bfloat16: 21.0, torch.float16: 0.5}
+    monkeypatch.setattr(doctor, "_product_s", seconds.__getitem__)
+    said = " ".join(invoke("doctor").output.split())
+    assert ", 1 core " in said and ", 1 thread " in said
+    assert "bf16 21 times slower than fp32, fp16 2 times as fast as fp32" in said
 
 
 def test_doctor_ends_with_what_to_try_here(monkeypatch: pytest.MonkeyPatch) -> None:

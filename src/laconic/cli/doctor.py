@@ -19,6 +19,7 @@ from laconic.cli.console import console
 from laconic.cli.versions import version_of
 from laconic.core.errors import DataError
 from laconic.core.extras import INSTALL_TRAIN
+from laconic.core.units import format_count
 from laconic.lab import missing as no_lab
 from laconic.tasks import TASKS
 from laconic.tasks.precision import DTYPES
@@ -71,9 +72,11 @@ def _facts() -> Table:
             continue
         shown = ", ".join(map(str, value)) if isinstance(value, (list, tuple, set, frozenset)) else str(value)
         table.add_row("kernels" if name == "live" else f"  {name.replace('_', ' ')}", shown or "none")
-    table.add_row("torch", f"{torch.__version__}, {torch.get_num_threads()} threads")
-    table.add_row("  CPU", f"{torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores")
-    cuda = f"{torch.cuda.device_count()} devices" if torch.cuda.is_available() else "no device"
+    table.add_row("torch", f"{torch.__version__}, {format_count(torch.get_num_threads(), 'thread')}")
+    table.add_row(
+        "  CPU", f"{torch.backends.cpu.get_cpu_capability()}, {format_count(os.cpu_count() or 1, 'core')}"
+    )
+    cuda = format_count(torch.cuda.device_count(), "device") if torch.cuda.is_available() else "no device"
     table.add_row("  CUDA", cuda)
     table.add_row("  precision", ", ".join(_precisions()))
     table.add_row("  backends", ", ".join(_backends()) or "none")
@@ -91,9 +94,17 @@ def _precisions() -> list[str]:
     seconds = {name: _product_s(dtype) for name, dtype in {"fp32": torch.float32, **DTYPES}.items()}
     plain = seconds.pop("fp32") or math.nan
     return [
-        f"{name} {'does not run' if each is None else f'{plain / each:.2g} times as fast as fp32'}"
-        for name, each in seconds.items()
+        f"{name} {'does not run' if each is None else speed(plain / each)}" for name, each in seconds.items()
     ]
+
+
+def speed(ratio: float) -> str:
+    """How fast a product is beside one in fp32, of which it does `ratio` in the same time.
+
+    >>> speed(2.04), speed(0.048)
+    ('2 times as fast as fp32', '21 times slower than fp32')
+    """
+    return f"{ratio:.2g} times as fast as fp32" if ratio >= 1 else f"{1 / ratio:.2g} times slower than fp32"
 
 
 def _product_s(dtype: torch.dtype) -> float | None:

@@ -13,6 +13,7 @@ from laconic.cli.console import errors
 from laconic.cli.interrupts import Interrupts
 from laconic.core import arguments
 from laconic.core.errors import SpecError
+from laconic.core.units import format_count
 from laconic.lab import Lab, Link, Profile, profile
 from laconic.lab.waiting import CommandFailed, OutOfTime
 from laconic.tasks.place import Hosts
@@ -74,7 +75,11 @@ def lab(
     try:
         with Interrupts(), Lab(hosts, chosen, offload=offload, seed=seed) as emulated:
             relayed = ", relayed packet by packet" if emulated.means == "relay" else ""
-            stderr.print(f"laconic: {hosts} hosts, each {chosen.link}{relayed}", style="dim", markup=False)
+            stderr.print(
+                f"laconic: {format_count(hosts, 'host')}, each {chosen.link}{relayed}",
+                style="dim",
+                markup=False,
+            )
             if places := stages_on_hosts(command, hosts):
                 stderr.print(f"laconic: {places}", style="dim", markup=False)
             run = emulated.run_once if once or starts_workers(command) else emulated.run

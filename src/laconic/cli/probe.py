@@ -16,7 +16,7 @@ from laconic.cli.console import console
 from laconic.cli.files import check_file, write
 from laconic.cli.run import run
 from laconic.core import arguments
-from laconic.core.units import format_rate, format_seconds
+from laconic.core.units import format_count, format_rate, format_seconds
 from laconic.plan.contenders import contenders
 from laconic.plan.probe import Probe
 from laconic.plan.script import probe_script
@@ -82,10 +82,10 @@ def show(screen: Console, found: Probe, path: Path) -> None:
         f" a worker {format_seconds(1e6 * busy.toll_s_a_byte)} of computing time."
     )
     work = found.work
+    cut, cores = format_count(len(work.buckets), "bucket"), format_count(work.cores, "core")
     screen.print(
         f"A step: forward {format_seconds(work.forward_s)}, backward {format_seconds(work.backward_s)},"
-        f" update {format_seconds(work.update_s)}; {len(work.buckets)} buckets, {work.cores:g} cores"
-        " per worker."
+        f" update {format_seconds(work.update_s)}; {cut}, {cores} per worker."
     )
     codecs = Table(box=None, padding=(0, 1), header_style="bold")
     for head in ("method", "MB a step", "encode", "decode"):

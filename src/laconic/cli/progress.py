@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from laconic.cli.settings import Settings
+from laconic.core.units import format_count
 from laconic.tasks.blockwise import is_blockwise
 
 REDRAWS_PER_S = 4
@@ -213,7 +214,7 @@ class Progress:
         settings = self.settings
         cut = "" if settings.pipeline is None else f", {settings.pipeline}"
         table = Table(
-            title=f"{settings.task}, {settings.workers} workers{cut}",
+            title=f"{settings.task}, {format_count(settings.workers, 'worker')}{cut}",
             title_justify="left",
             box=None,
             padding=(0, 2),

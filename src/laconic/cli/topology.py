@@ -14,6 +14,7 @@ from laconic.cli.files import check_svg, write_svg
 from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.spec import parse
+from laconic.core.units import format_count
 from laconic.report.topology_picture import picture
 from laconic.strategies.gossip.mixing import is_regular
 from laconic.strategies.gossip.mixing.averaging import averaging
@@ -46,7 +47,7 @@ def topology(
     if out is not None:
         write_svg(out, picture(made, size, step))
     screen = console()
-    screen.print(Text(f"{made!r} among {size} ranks", "bold cyan"))
+    screen.print(Text(f"{made!r} among {format_count(size, 'rank')}", "bold cyan"))
     screen.print(facts(made, size))
     if out is not None:
         screen.print(Text(f"picture: {out}", "dim"))

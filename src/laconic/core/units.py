@@ -68,6 +68,15 @@ def format_rate(bits: float) -> str:
     return f"{bits:.3g} bit/s"
 
 
+def format_count(number: float, noun: str) -> str:
+    """A number of things, one of which is singular.
+
+    >>> format_count(1, "core"), format_count(0.5, "core"), format_count(1024, "worker")
+    ('1 core', '0.5 cores', '1,024 workers')
+    """
+    return f"{number:,.10g} {noun}{'s' * (number != 1)}"
+
+
 def format_seconds(value: float) -> str:
     """The shortest way to write a time.
 
