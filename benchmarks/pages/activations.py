@@ -13,6 +13,7 @@ from benchmarks import activations_accuracy
 from benchmarks.pages.tables import table
 
 RESULTS = Path(__file__).parents[1] / "results" / "activations.json"
+SZ3 = RESULTS.with_name("sz3.json")
 EPOCH = {"resnet20": "ResNet-20", "vgg": "the VGG-like net"}  # trained for an epoch
 HEAD = """# Less memory for activations
 
@@ -78,6 +79,8 @@ def page() -> str:
     for part, write in (("memory", _memory), ("kept", _kept), ("accuracy", _accuracy), ("codec", _codec)):
         if found.get(part):
             lines += ["", *write(found[part], found["machine"])]
+    if SZ3.exists():
+        lines += ["", *_sz3(json.loads(SZ3.read_text()))]
     return "\n".join([*lines, ""])
 
 
@@ -197,3 +200,33 @@ def _codec(rows: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[str]:
             for row in rows
         ),
     )
+
+
+def _sz3(found: dict[str, Any]) -> Iterator[str]:
+    yield from ("## Beside SZ3", "")
+    yield f"Same inputs and bounds, pysz {found['pysz']}, in one process, from `python -m benchmarks.sz3`."
+    yield "*Zeros*: how many of them stay zeros; in ours all do. *Time*: SZ3's processor time, without"
+    yield "prediction, over that of `error_bound`."
+    yield ""
+    heads = ("input", "bound", "error_bound", "SZ3, no prediction", "zeros", "SZ3's default", "zeros")
+    yield from table(
+        (*heads, "time to encode", "to decode"),
+        [
+            [
+                row["input"],
+                f"{row['bound']:g}",
+                f"{row['ours']:.2f}",
+                f"{row['sz3']:.2f}",
+                _share(row["sz3_zeros_kept"]),
+                f"{row['sz3_predicting']:.2f}",
+                _share(row["sz3_predicting_zeros_kept"]),
+                f"{row['encode_times']:.1f}",
+                f"{row['decode_times']:.1f}",
+            ]
+            for row in found["rows"]
+        ],
+    )
+
+
+def _share(x: float | None) -> str:
+    return "-" if x is None else f"{x:.0%}"
