@@ -252,7 +252,7 @@ def test_what_cannot_be_sharded_is_refused_on_every_rank(pool: Any) -> None:
         "nothing was attached: the spec differs",
         "this optimiser is over none of the model's parameters",
         "layers.0 has a custom reduce-scatter already, Mine, and takes one",
-        "scaler= is for a memory that is kept unscaled, and for sharded models there is none",
+        "scaler= is for a memory that is kept unscaled, and that of sharded models is not",
         "this model is compressed already, with cgx()",
     )
     for *said, name in pool.run(2, refusals, timeout_s=LONG):

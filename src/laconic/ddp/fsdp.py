@@ -68,8 +68,8 @@ def compress_sharded(
     def build() -> ShardedHandle:
         if scaler is not None:
             raise AttachError(
-                "scaler= is for a memory that is kept unscaled, and for sharded models there is none:"
-                " leave it out, or train in bfloat16"
+                "scaler= is for a memory that is kept unscaled, and that of sharded models is not: train in"
+                " bfloat16 without a GradScaler"
             )
         ends = (Shards(within, seed), Shards(comm, seed))
         made = ShardedHandle(model, optimizer, spec, *ends, holding is not None, codec_of(parameters))

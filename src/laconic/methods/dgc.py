@@ -62,9 +62,10 @@ def dgc(
     Tensors of one dimension are summed without compression, with SGD's own momentum. Needs
     `torch.optim.SGD`. Payload: about density * n * (32 + log2(1 / density) + 1.5) bits, to each of the N - 1
     others: what a rank sends grows with N. With `down`, each entry goes to the rank that serves it, and that
-    much of the answers comes back, so that a rank sends hardly more among 64 than among 4 (see `server`).
-    The price: up to N * density of the entries come up, and `down` of them go back at once. The rest waits at
-    the servers, without more momentum, and at the same `down` the longer the more ranks there are.
+    much of the answers comes back, so that a rank sends at most twice as much among 64 as among 4, from 2
+    million entries on; in a smaller model headers grow with N (see `server`). The price: up to N * density
+    of the entries come up, and `down` of them go back at once. The rest waits at the servers, without more
+    momentum, and at the same `down` the longer the more ranks there are.
 
     Args:
         density: Share of the entries that is sent, in (0, 1]; default: 0.001.

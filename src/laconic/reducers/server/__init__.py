@@ -47,7 +47,8 @@ class Server(Reducer):
     Every rank serves as many elements as the others (see `deal`): a large tensor is cut in pieces, at most
     one for each rank, and both codecs take a piece as a tensor of its own, with its own largest entries or
     scale. Payload: of each piece the up-message, or, on the rank that serves it, the down-message. On the
-    wire (N - 1)/N of `up` and (N - 1)/N of `down`, so it hardly grows with N.
+    wire (N - 1)/N of `up` and (N - 1)/N of `down`, and 2 (N - 1) headers, one for each piece: where pieces
+    are large, it hardly grows with N.
 
     >>> from laconic.core.spec import parse
     >>> parse("server(sparse(topk(density=0.01)), cast('bf16'))")
