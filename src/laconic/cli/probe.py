@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from rich.table import Table
 from laconic.cli.console import console
 from laconic.cli.files import check_file, write
 from laconic.cli.run import run
+from laconic.cli.telling import Telling
 from laconic.core import arguments
 from laconic.core.units import format_count, format_rate, format_seconds
 from laconic.plan.contenders import contenders
@@ -36,6 +38,7 @@ def probe(
     ] = None,
     data: Annotated[Path | None, typer.Option(help="folder of the data set [default: $LACONIC_DATA]")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="the file to write")] = Path("probe.json"),
+    told_in: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure links, a training step and codecs on this machine, or on several by torchrun or in a lab."""
     check_file(out)
@@ -48,20 +51,41 @@ def probe(
         words += [word for spec in with_ or () for word in ("--with", spec)]
         words += ["--model", model] if model else []
         words += ["--data", str(data)] if data else []
-        return run(["--nproc-per-node", str(workers), "-m", "laconic.cli.main", *words])
+        return _start(workers, words, out)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // local))
     dist.init_process_group("gloo")
     tensors = chosen.load(data)
     net = recipe.build()
     x, y = chosen.inputs(tensors["train_x"][: chosen.batch], None), tensors["train_y"][: chosen.batch]
-    found = probe_script(net, recipe.optimizer(net), lambda: cross_entropy(net(x), y), with_ or ())
+    screen, doing = console(), [""]
+    tell = doing.append if told_in is None else told_in.write_text
+    with Telling(screen, lambda: doing[-1]):
+        found = probe_script(
+            net, recipe.optimizer(net), lambda: cross_entropy(net(x), y), with_ or (), told=tell
+        )
     if dist.get_rank() == 0:
         write(out, found.json())
-        show(console(), found, out)
+        if told_in is None:
+            show(screen, found, out)
     dist.barrier()
     dist.destroy_process_group()
     return None
+
+
+def _start(workers: int, words: list[str], out: Path) -> None:
+    """Probe with workers on this machine, and show what they found.
+
+    They tell in a file what they are doing, as lines of theirs would mix with ours on a terminal.
+    """
+    screen = console()
+    with tempfile.TemporaryDirectory(prefix="laconic-") as scratch:
+        told_in = Path(scratch) / "doing"
+        told_in.write_text(f"starting {workers} workers")
+        with Telling(screen, told_in.read_text):
+            words += ["--told-in", str(told_in)]
+            run(["--nproc-per-node", str(workers), "-m", "laconic.cli.main", *words])
+    show(screen, Probe.load(out), out)
 
 
 def show(screen: Console, found: Probe, path: Path) -> None:

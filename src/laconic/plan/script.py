@@ -17,9 +17,13 @@ from torch.optim import Optimizer
 from laconic.comm.comm import Comm
 from laconic.comm.torch_comm import TorchComm
 from laconic.core.errors import AttachError
+from laconic.core.layout import Layout
+from laconic.exchange.method import Method
 from laconic.plan.contenders import contenders, rehearse_all
 from laconic.plan.probe import Probe, layout_of, probe_network, probe_pairs, probe_work
+from laconic.plan.rehearsal import Rehearsed
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
+from laconic.strategies.strategy import Strategy
 
 
 def probe_script(
@@ -29,6 +33,7 @@ def probe_script(
     specs: Sequence[str] = (),
     *,
     group: dist.ProcessGroup | None = None,
+    told: Callable[[str], object] | None = None,
 ) -> Probe:
     """Measure links, a step of this training, and what methods would cost it, for `laconic plan`.
 
@@ -43,6 +48,7 @@ def probe_script(
         loss: Runs the forward pass on a batch and returns the loss. Called a dozen times.
         specs: Methods and strategies to measure; default: common ones. `dense()` is always measured too.
         group: The process group; default: all ranks.
+        told: Called on rank 0 with what is measured next, in a few words.
 
     Returns:
         The measurements, the same on every rank.
@@ -59,7 +65,12 @@ def probe_script(
         raise AttachError("one worker has no link to probe: start 2 workers or more")
     plain = model.module if isinstance(model, DistributedDataParallel) else model
     cores = (os.cpu_count() or 1) / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    network, pairs = probe_network(comm), probe_pairs(comm)
+    tell = told if told is not None and comm.rank == 0 else len
+    tell("links, all at once and while workers compute")
+    network = probe_network(comm)
+    tell("links, pair by pair")
+    pairs = probe_pairs(comm)
+    tell("a training step")
     alone = model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
     with _undone(plain, optimizer), alone:
         work = probe_work(plain, loss, optimizer, comm, cores)
@@ -67,8 +78,18 @@ def probe_script(
     named = tuple((entry.name, entry.shape) for entry in layout)
     found = Probe(comm.size, pairs, network, work, named)
     if comm.rank == 0:
-        found = replace(found, methods=tuple(rehearse_all(asked, layout)))
+        found = replace(found, methods=tuple(_rehearsed(asked, layout, tell)))
     return Probe.read(_shared(found.json(), comm))
+
+
+def _rehearsed(
+    asked: Sequence[Method | Strategy], layout: Layout, tell: Callable[[str], object]
+) -> Iterator[Rehearsed]:
+    """The costs of methods, and each is told when it is known."""
+    tell(f"encoding and decoding of {len(asked)} methods")
+    for number, each in enumerate(rehearse_all(asked, layout), 1):
+        tell(f"encoding and decoding, {number} of {len(asked)} known: {each.spec}")
+        yield each
 
 
 def _shared(text: str, comm: Comm) -> str:

@@ -1,0 +1,52 @@
+"""What a command is doing, on a terminal: a line at every change, and one at least every three seconds.
+
+Lines are plain, so that what others print to the same terminal stays as it is.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from rich.console import Console
+
+PAUSE_S, LOOK_S = 2.5, 0.25  # between lines, and between looks at what is being done
+
+
+class Telling:
+    """Inside `with`, a thread prints what `doing` returns, and for how long; nothing where it returns "".
+
+    Args:
+        screen: Where to print; nothing is printed where it is no terminal.
+        doing: What is being done now, in a few words.
+    """
+
+    def __init__(self, screen: Console, doing: Callable[[], str]) -> None:
+        self._screen, self._doing = screen, doing
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Telling:
+        if self._screen.is_terminal:
+            self._thread = threading.Thread(target=self._tell, name="laconic-telling", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _tell(self) -> None:
+        begun, told_s, last = time.monotonic(), 0.0, ""
+        while True:
+            now, passed_s = self._doing() or last, time.monotonic() - begun
+            if now and (now != last or passed_s - told_s >= PAUSE_S):
+                self._screen.print(f"{passed_s:3.0f} s  {now}", style="dim", markup=False)
+                last, told_s = now, passed_s
+            if self._ended.wait(LOOK_S):
+                return
