@@ -114,7 +114,7 @@ class Handle(Joinable):
         }
 
     def stats(self) -> Stats:
-        """Bytes and seconds of this rank since the start."""
+        """Bytes and seconds of this rank since the start; see `laconic.exchange.stats.Stats`."""
         meter, exchange = self._comm.snapshot(), self.exchange
         return Stats.of(
             meter,

@@ -50,7 +50,14 @@ class Stats:
         communicate_s: Seconds in collectives.
         decode_s: The remaining seconds of each exchange.
         buckets: DDP's buckets per step.
-        phases: Payload sent, by reduction and collective, such as "sum() all_reduce".
+        phases: Payload sent, by what it was for and the collective that sent it; the sum is `payload_sent`.
+            Of a method, such as "gather(qsgd()) all_gather", what is in front is the reducer, as the printed
+            method spells it; "sum()" is also what vectors get, which stay dense. Others are
+            "sparse gradients" (of embeddings, as they are) and "parameters minmax()" (FSDP2's all-gather, by
+            its codec). Of a strategy: "gossip" (to neighbours), "slow momentum" (SlowMo's mean), "centre"
+            (EASGD's centre), "periods" (LSGD's counts of steps), "election" (ranks' losses), "local leader"
+            and "leader" (the model of a group's and of all ranks' best), "inside a machine". A collective
+            alone is a mean of parameters, or what ranks agree on, such as a scale.
         noise: Gradient noise, in batches of a rank: `noise.examples(unit=64)` is the batch up to which a
             larger one pays, where a rank has 64 examples. Measured on the tensors that the method sums as
             they are; None where there are none, on one rank, and for strategies.

@@ -153,7 +153,7 @@ class DistributedOptimizer(Optimizer, Joinable):
         self._publish()
 
     def stats(self) -> Stats:
-        """Bytes and seconds of this rank since the start."""
+        """Bytes and seconds of this rank since the start; see `laconic.exchange.stats.Stats`."""
         return self.controller.stats()
 
     def notes(self) -> Notes:
