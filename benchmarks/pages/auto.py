@@ -57,6 +57,8 @@ def written(found: dict[str, Any]) -> str:
     ]
     if "loss" in found:
         lines += ["", *ends(found["loss"], found["seeds"])]
+    if "alike" in found:
+        lines += ["", *repeated(found["alike"])]
     return "\n".join(lines) + "\n"
 
 
@@ -78,8 +80,9 @@ def ends(losses: list[dict[str, Any]], seeds: int) -> list[str]:
     return [
         "## Where it ends",
         "",
-        f"An LSTM on Shakespeare's plays, {losses[0]['steps']} steps, two workers: test loss after the last"
-        f" step, mean ± standard error of {seeds} seeds, beside the candidate whose step was fastest there.",
+        f"A small GPT on Shakespeare's plays, {losses[0]['steps']} steps, two workers: test loss after the"
+        f" last step, mean ± standard error of {seeds} seeds, beside the candidate whose step was fastest"
+        " there.",
         "",
         *table(
             ("link", "method", "test loss", "ms a step"),
@@ -92,5 +95,20 @@ def ends(losses: list[dict[str, Any]], seeds: int) -> list[str]:
                 )
                 for link, row in rows
             ],
+        ),
+    ]
+
+
+def repeated(runs: list[dict[str, Any]]) -> list[str]:
+    """The section of runs that differ in their clocks alone."""
+    return [
+        "## The same run again",
+        "",
+        f"What auto() chooses depends on clocks. The same GPT, {runs[0]['steps']} steps with one seed: test"
+        f" loss of each run, on {runs[0]['machine']['cores']} cores ({runs[0]['machine']['processor']}).",
+        "",
+        *table(
+            ("link", "dense", *(f"auto(), run {i + 1}" for i in range(len(runs[0]["auto"])))),
+            [(named(row["link"]), f"{row['dense']:.4f}", *(f"{x:.4f}" for x in row["auto"])) for row in runs],
         ),
     ]
