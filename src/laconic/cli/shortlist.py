@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from laconic.cli.entries import FEW, TITLES, CatalogueEntry
+from laconic.cli.entries import FEW, MANY, TITLES, CatalogueEntry
 from laconic.cli.presets import PRESETS
 
 NAMED_ONLY = ("selector", "codec", "reducer")  # kinds of which the short list has the names alone
@@ -27,7 +27,8 @@ def print_short(screen: Console, found: Sequence[CatalogueEntry], *, with_preset
         screen.print(first)
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column("name", style="cyan", no_wrap=True)
-    table.add_column("bits sent", justify="right", no_wrap=True)
+    for size in (FEW, MANY):
+        table.add_column(f"N = {size}", justify="right", no_wrap=True)
     table.add_column("what it sends", ratio=1, no_wrap=True, overflow="ellipsis")
     named: list[tuple[str, str]] = []
     for kind, group in groupby(found, key=lambda entry: entry.kind):
@@ -35,22 +36,23 @@ def print_short(screen: Console, found: Sequence[CatalogueEntry], *, with_preset
         if kind in NAMED_ONLY and with_presets:
             named.append((TITLES[kind].partition(":")[0], ", ".join(reversed(each))))
             continue
-        table.add_row(Text(TITLES[kind].partition(":")[0], "bold"), "", "", style="")
+        table.add_row(Text(TITLES[kind].partition(":")[0], "bold"), "", "", "", style="")
         for name in reversed(each):
-            table.add_row(f"  {name}", bits(each[name]), each[name].sends)
+            sent = (bits(each[name], size) for size in (FEW, MANY))
+            table.add_row(f"  {name}", *sent, each[name].sends)
     screen.print()
     screen.print(table)
     for title, names in named:
         screen.print(Text.assemble((f"{title} ", "bold"), (names, "cyan")))
     screen.print(
-        f"bits sent: per parameter, by a worker in a step among {FEW}; dense sends 48."
-        " laconic methods NAME: all about one; --find WORD: those with a word; --all: everything, with papers"
-        " and figures",
+        f"N = {FEW}, N = {MANY}: bits per parameter that a worker sends in a step among so many; dense sends"
+        " 48 and 60, and what is gathered grows with N - 1. laconic methods NAME: all about one; --find WORD:"
+        " those with a word; --all: everything, with papers and figures",
         style="dim",
         markup=False,
     )
 
 
-def bits(entry: CatalogueEntry) -> str:
-    """What a worker puts on the wire among FEW, in bits per parameter; "-" where a link or graph decides."""
-    return "-" if entry.measured is None else f"{entry.measured.sent_at(FEW):.3g}"
+def bits(entry: CatalogueEntry, size: int) -> str:
+    """Bits per parameter that a worker sends among `size`; "-" where a link or graph decides."""
+    return "-" if entry.measured is None else f"{entry.measured.sent_at(size):.3g}"
