@@ -51,6 +51,7 @@ KINDS = {
     "Pipeline codings": "pipeline coding: what crosses between stages",
     "Low-bit trainings": "low-bit training: a model whose weights end in a few bits",
     "Sparsifiers": "sparsifier: which weights are in use",
+    "Sparse computing": "sparse computing: a share of weights computes, and of inputs is kept",
     "Block trainings": "block training: a model whose blocks train side by side",
     "Deployments": "deployment: where the replicas of a script run",
 }
@@ -61,6 +62,7 @@ CALLS = {
     "Activation codings": 'with laconic.activations.compress(model, "{spec}", optimizer):',
     "Pipeline codings": 'handle = laconic.pipeline.compress(schedule, "{spec}", samples=len(dataset))',
     "Sparsifiers": 'sparse = laconic.sparsity.sparsify(model, optimizer, "{spec}", steps=steps)',
+    "Sparse computing": 'laconic train cifar10 --with "cgx()" --sparsity "{spec}"',
     "Block trainings": 'trainer = laconic.admm.BlockTrainer(model, "{spec}", example=x)',
     "Deployments": 'laconic.Replicator("{spec}").launch(main)',
     "Topologies": 'model, optimizer = laconic.distribute(model, optimizer, "sgp(topology={spec})")',

@@ -247,6 +247,7 @@ def assert_equal(one: object, other: object) -> None:
     "more",
     [
         ["--sparsity", "rigl(density=0.2, every=4)", "--with", "masked(dense())"],
+        ["--sparsity", "swat(sparsity=0.8, refresh=7)", "--with", "cgx()"],
         pytest.param(["--sparsity", "gradual_pruning(every=3)", "--with", "dense()"], marks=pytest.mark.soak),
         pytest.param(["--lowbit", "binarise()", "--with", "dgc(density=0.05)"], marks=pytest.mark.soak),
     ],

@@ -79,6 +79,15 @@ def invoke(*arguments: str) -> Result:
             ["digits", "--with", "dense()", "--lowbit", "admm()", "--sparsity", "rigl()"],
             ["--sparsity and --lowbit cannot be combined", "give one of the two"],
         ),
+        (["digits", "--with", "dense()", "--sparsity", "swat(sparsity=1)"], ["sparsity must be", "got 1"]),
+        (
+            ["digits", "--with", "masked(dense())", "--sparsity", "swat()"],
+            ["masked(dense()) sends what masks say is in use, and swat() has none: take the method inside"],
+        ),
+        (
+            ["digits", "--with", "dense()", "--sparsity", "swat()", "--bits", "8"],
+            ["--sparsity swat() does not work with this model", "no layer to treat"],
+        ),
         (["digits", "--with", "dense()", "--activations", "comte()"], ["unknown name 'comte'", "comet"]),
         (["digits", "--with", "dense()", "--activations", "dense()"], ["take comet(...) or blocks(...)"]),
         (["digits", "--with", "dense()", "--lowbit", "dgc()"], ["--lowbit takes a low-bit training"]),

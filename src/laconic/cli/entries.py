@@ -37,6 +37,7 @@ from laconic.reducers import Reducer
 from laconic.reducers.sum import Sum
 from laconic.replicator.deployment import Deployment
 from laconic.sparsity.sparsifier import Sparsifier
+from laconic.sparsity.sparsifiers.swat import SwatTraining
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.gossip.topologies import Topology
 from laconic.strategies.strategy import Strategy
@@ -66,6 +67,7 @@ PIECES: dict[str, type[Spec]] = {
     "Pipeline codings: what crosses between stages": PipelineCoding,
     "Low-bit trainings: models whose weights end in a few bits": LowBitTraining,
     "Sparsifiers: which weights are in use": Sparsifier,
+    "Sparse computing: a share of weights computes, and of inputs is kept": SwatTraining,
     "Block trainings: a model whose blocks train side by side": BlockTraining,
     "Deployments: where the replicas of a script run": Deployment,
 }

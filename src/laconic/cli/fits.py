@@ -12,12 +12,14 @@ from laconic.core.errors import AttachError, LaconicError, SpecError
 from laconic.core.spec import parse
 from laconic.pipeline.crossing import for_stages
 from laconic.sparsity import Sparsifier, sparsify
+from laconic.sparsity.sparsifiers.swat import SwatTraining
 from laconic.strategies.distribute import strategy_or_method
 from laconic.strategies.strategy import Strategy
 from laconic.tasks.blockwise import is_blockwise
 from laconic.tasks.enlarged import Enlarged
 from laconic.tasks.few_bits import lowbit_attached
 from laconic.tasks.group_model import built
+from laconic.tasks.sparse_layers import swat_attached
 from laconic.tasks.task import Recipe
 
 
@@ -100,20 +102,31 @@ def check_activations(spec: str, bits: int | None, recipe: Recipe) -> None:
 def normal_sparsity(text: str) -> str:
     """A sparsifier in the spelling of its `repr`. Raises `SpecError`, naming --sparsity, if it is none."""
     found = parse(text)
-    if not isinstance(found, Sparsifier):
-        raise SpecError(f"--sparsity takes a sparsifier, such as rigl(density=0.1), got {found!r}")
+    if not isinstance(found, Sparsifier | SwatTraining):
+        raise SpecError(f"--sparsity takes a sparsifier, such as rigl(density=0.1), or swat(), got {found!r}")
     return repr(found)
 
 
 def check_sparsity(
     text: str, specs: Iterable[str], bits: int | None, lowbit: str | None, steps: int, recipe: Recipe
 ) -> None:
-    """Raise `SpecError` unless all methods exchange gradients, and the model can be made sparse."""
+    """Raise `SpecError` unless all methods exchange gradients, and the model can be made sparse.
+
+    SWAT has no masks: it goes with strategies too, and not with what sends by masks.
+    """
     if lowbit is not None:
         raise SpecError(
             "--sparsity and --lowbit cannot be combined: each would undo what the other does to the weights;"
             " give one of the two"
         )
+    made = parse(text)
+    if isinstance(made, SwatTraining):
+        if masked := [spec for spec in specs if spec.startswith("masked(")]:
+            raise SpecError(
+                f"{masked[0]} sends what masks say is in use, and {made} has none: take the method inside"
+            )
+        swat_attached(made, built(recipe, bits))
+        return
     for spec in specs:
         if isinstance(strategy_or_method(spec), Strategy):
             raise SpecError(

@@ -13,7 +13,9 @@ from rich.live import Live
 from rich.table import Table
 
 from laconic.cli.settings import Settings
+from laconic.core.spec import parse
 from laconic.core.units import format_count
+from laconic.sparsity import Sparsifier
 from laconic.tasks.blockwise import is_blockwise
 
 REDRAWS_PER_S = 4
@@ -83,6 +85,7 @@ class Progress:
             else None
         )
         self._drawn = 0.0
+        self._masked = settings.sparsity is not None and isinstance(parse(settings.sparsity), Sparsifier)
         stages = 1 if settings.pipeline is None else settings.pipeline.stages
         self._loss_at = {  # the first rank that knows the loss: of a last stage, of the last block
             spec: settings.workers - 1 if is_blockwise(spec) else stages - 1 for spec in settings.specs
@@ -180,7 +183,7 @@ class Progress:
             f"{row.megabytes:.2f}",
             "-" if row.step_s is None else f"{1000 * row.step_s:.1f} ms",
             "-" if row.step_s is None else duration(max(0, left) * row.step_s + self._tests_s(row)),
-            *(() if settings.sparsity is None else (self._density(row),)),
+            *((self._density(row),) if self._masked else ()),
         )
 
     def _tests_s(self, row: Shown) -> float:
@@ -221,7 +224,7 @@ class Progress:
         )
         table.add_column("method", style="cyan", no_wrap=True)
         heads = ("seed", "step", "loss", "accuracy", "MB sent", "step time", "left")
-        for name in heads if settings.sparsity is None else (*heads, "density"):
+        for name in (*heads, "density") if self._masked else heads:
             table.add_column(name, justify="right", no_wrap=True)
         for spec in self.rows:
             table.add_row(*self._cells(spec))

@@ -113,7 +113,8 @@ def train(
             rich_help_panel=SMALL,
             metavar="SPARSIFIER",
             help='train with few of the weights: "rigl(density=0.1)", "static_masks(density=0.1)";'
-            ' methods only, which then go inside "masked(...)" [default: all weights]',
+            ' methods only, which then go inside "masked(...)"; or keep few of the inputs too:'
+            ' "swat(sparsity=0.9)" [default: all weights]',
         ),
     ] = None,
     patience: Annotated[

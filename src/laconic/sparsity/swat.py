@@ -27,6 +27,7 @@ LAYERS: dict[type, Callable[[Any, Thresholds], SwatConv2d | SwatLinear]] = {
     nn.Linear: SwatLinear.of,
 }
 First = Literal["dense", "sparse"]
+FIRSTS: tuple[First, ...] = ("dense", "sparse")
 
 
 def swat(
@@ -73,7 +74,7 @@ def swat(
     """
     arguments.number("sparsity", sparsity, above=0, below=1)
     arguments.whole("refresh", refresh, 1)
-    arguments.choice("first", first, ("dense", "sparse"))
+    arguments.choice("first", first, FIRSTS)
     names = named(model)
     check_kept(names, keep)
     refuse_taken(names, keep)

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from laconic.core.errors import AttachError
-from laconic.sparsity import SparseTraining, sparsify
+from laconic.core.spec import parse
+from laconic.sparsity import SparseTraining, Sparsifier, sparsify
 from laconic.tasks.companion import Companion
 from laconic.tasks.settings import Event, TrainingSettings
 
@@ -42,8 +43,8 @@ class Masks(Companion):
 
 
 def masks(settings: TrainingSettings, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Masks]:
-    """The masks of --sparsity, or none. Raises `AttachError`, naming --sparsity, if it fails."""
-    if settings.sparsity is None:
+    """The masks of the sparsifier of --sparsity, or none. Raises `AttachError`, naming it, if it fails."""
+    if settings.sparsity is None or not isinstance(parse(settings.sparsity), Sparsifier):
         return []
     try:
         sparse = sparsify(model, optimizer, settings.sparsity, steps=settings.steps, seed=settings.seed)

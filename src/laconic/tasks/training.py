@@ -31,6 +31,7 @@ from laconic.tasks.resuming import captured, restore
 from laconic.tasks.settings import Emit, TrainingSettings
 from laconic.tasks.shard import Shard
 from laconic.tasks.skew import SkewedShard
+from laconic.tasks.sparse_layers import sparse_layers
 from laconic.tasks.steps import due, explained, spent
 from laconic.tasks.task import Task, Tensors, cross_entropy
 
@@ -48,7 +49,7 @@ def train_rank(settings: TrainingSettings, emit: Emit) -> list[int]:
     patience_s = settings.patience_of(spec)
     quorum = settings.quorum_of(spec)
     precision = Precision(settings.precision)
-    early = few_bits(settings, plain, updates)
+    early = [*few_bits(settings, plain, updates), *sparse_layers(settings, plain)]
     model, optimizer = distribute(
         plain,
         updates,
