@@ -138,6 +138,11 @@ class ShardedHandle:
         )
 
     @property
+    def saved_by_each(self) -> bool:
+        """Whether each rank saves its own state: it has a memory, as large as its shard of the model."""
+        return self._gradients.keeps
+
+    @property
     def fingerprint(self) -> dict[str, str]:
         """What all ranks must have alike."""
         return {
@@ -180,7 +185,7 @@ class ShardedHandle:
         """
         parameters = None if self._parameters is None else repr(self._parameters)
         own = {"spec": repr(self.method), "seed": self._shards.seed, "parameters": parameters}
-        if self._gradients.keeps:
+        if self.saved_by_each:
             if gather:
                 raise StateError(
                     f"the memory of {self.method} is a large one on each rank, as its shard of the model is:"
