@@ -101,9 +101,11 @@ def _precisions() -> list[str]:
 def speed(ratio: float) -> str:
     """How fast a product is beside one in fp32, of which it does `ratio` in the same time.
 
-    >>> speed(2.04), speed(0.048)
-    ('2 times as fast as fp32', '21 times slower than fp32')
+    >>> speed(2.04), speed(0.97), speed(0.048)
+    ('2 times as fast as fp32', 'as fast as fp32', '21 times slower than fp32')
     """
+    if 0.95 <= ratio <= 1.05:
+        return "as fast as fp32"
     return f"{ratio:.2g} times as fast as fp32" if ratio >= 1 else f"{1 / ratio:.2g} times slower than fp32"
 
 

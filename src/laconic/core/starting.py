@@ -23,10 +23,12 @@ def commanded(argv: list[str], original: list[str]) -> bool:
     (True, False)
     >>> commanded(["-m", "doctor"], ["python", "-m", "laconic.cli.main", "doctor"])
     True
+    >>> commanded(["-m"], ["python", "-mpackage.train"]), commanded([], [])
+    (False, False)
     """
-    if argv[0] == "-m":
-        return original[original.index("-m") + 1] in (MAIN, WORKER)
-    return Path(argv[0]).stem == "laconic"
+    if argv[:1] == ["-m"]:
+        return any(word.endswith((MAIN, WORKER)) for word in original)
+    return bool(argv) and Path(argv[0]).stem == "laconic"
 
 
 def serving(original: list[str]) -> bool:

@@ -46,7 +46,7 @@ class Replica:
         own = set(self.parameters.values())
         held = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
         outside = [each for each in held if each not in own]
-        self._trains_own = len(outside) < len(held)
+        self._untouched = bool(own) and len(outside) == len(held)  # the model, by the optimiser
         self.parameters |= {f"outside.{i}": each for i, each in enumerate(outside)}
         self._optimizers = each_of(optimizer)
         self.statistics = tuple(each for each in model.buffers() if each.dtype in AVERAGED)
@@ -74,7 +74,7 @@ class Replica:
                 raise AttachError(
                     f"{name} is on {each.device}, others on {first.device}: put all on one device"
                 )
-        if not self._trains_own:
+        if self._untouched:
             raise AttachError(
                 "the optimiser holds no trained parameter of this model, which would never change: build it"
                 " from model.parameters(), after anything that replaces them, such as a copy of the model"
