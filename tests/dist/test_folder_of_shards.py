@@ -35,7 +35,19 @@ def resumed(path: str) -> tuple[bool, bool, list[str]]:
     dist.barrier()
     own = Path(path) / f"{folder.NAME}-rank{dist.get_rank()}.pt"
     said = []
-    for damage in (lambda: own.write_bytes(b"no state"), own.unlink):
+    kept = torch.load(own)
+
+    def saved(**other: Any) -> None:
+        torch.save({**kept, **other}, own)
+
+    damages = (
+        lambda: own.write_bytes(b"no state"),
+        lambda: saved(seed=7),
+        lambda: saved(memory={"unknown": torch.ones(3)}),
+        lambda: saved(step=1),
+        own.unlink,
+    )
+    for damage in damages:
         if dist.get_rank() == 1:
             damage()
         dist.barrier()
@@ -50,7 +62,10 @@ def resumed(path: str) -> tuple[bool, bool, list[str]]:
 
 @pytest.mark.timeout(LONG)
 def test_each_rank_finds_its_memory_again(pool: Any, tmp_path: Path) -> None:
-    for nothing, same, (damaged, gone) in pool.run(2, resumed, str(tmp_path)):
+    for nothing, same, (damaged, seed, memory, step, gone) in pool.run(2, resumed, str(tmp_path)):
         assert nothing and same
         assert f"{folder.NAME}-rank1.pt cannot be used" in damaged
-        assert "ranks [1] have no file" in gone and "copy them all" in gone
+        assert seed.startswith("rank 1: the saved state is of seed 7") and memory.startswith("rank 1: ")
+        assert (
+            "of different steps (2, 1, by rank)" in step and "of different steps (2, none, by rank)" in gone
+        )

@@ -50,19 +50,42 @@ def load(handle: Handle | ShardedHandle, folder: Path | str, name: str = NAME) -
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     if not isinstance(handle, Handle) and handle.saved_by_each:
-        own = _read(_of_rank(folder, name, rank))
-        _check_all_alike(own, folder, name)
-    else:
-        parts = _parts(Path(folder) / f"{name}.pt", size) if rank == 0 else None
-        mine: list[Any] = [None]
-        dist.scatter_object_list(mine, parts)
-        own = mine[0]
-    if isinstance(own, str):
-        raise StateError(f"rank {rank}: {own}")
-    if own is None:
+        return _load_own(handle, folder, name)
+    parts = _parts(Path(folder) / f"{name}.pt", size) if rank == 0 else None
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, parts)
+    if isinstance(mine[0], str):
+        raise StateError(f"rank {rank}: {mine[0]}")
+    if mine[0] is None:
         return False
-    handle.load_state_dict(own)
+    handle.load_state_dict(mine[0])
     return True
+
+
+def _load_own(handle: ShardedHandle, folder: Path | str, name: str) -> bool:
+    """`load` where each rank has a file. What one rank must refuse, all refuse, with the memory they had."""
+    before = handle.state_dict()
+    own = _read(_of_rank(folder, name, dist.get_rank()))
+    wrong = own if isinstance(own, str) else None
+    if isinstance(own, dict):
+        try:
+            handle.load_state_dict(own)
+        except Exception as error:  # told to all ranks, which would go on without this one
+            wrong = str(error) if isinstance(error, StateError) else f"it is no state of a handle: {error!r}"
+    step = own.get("step") if isinstance(own, dict) and wrong is None else None
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, (wrong, step))
+    refused = [f"rank {rank}: {why}" for rank, (why, _) in enumerate(told) if why is not None]
+    if not refused and len({step for _, step in told}) > 1:
+        steps = ", ".join("none" if step is None else str(step) for _, step in told)
+        refused = [
+            f"the files {name}-rank<rank>.pt in {folder} are of different steps ({steps}, by rank): resume"
+            " each rank where its file is, from one checkpoint that all have written to its end"
+        ]
+    if refused:
+        handle.load_state_dict(before)
+        raise StateError(refused[0])
+    return own is not None
 
 
 def _of_rank(folder: Path | str, name: str, rank: int) -> Path:
@@ -81,20 +104,6 @@ def _read(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
     except Exception as error:  # told to all ranks, which would wait for this one
         return f"{path} cannot be used: {error}"
-
-
-def _check_all_alike(own: Any, folder: Path | str, name: str) -> None:
-    """Raise `StateError` on every rank if some ranks have a state to load and others none, or a wrong one."""
-    kinds: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(kinds, own if isinstance(own, str) else own is not None)
-    if wrong := [kind for kind in kinds if isinstance(kind, str)]:
-        raise StateError(wrong[0])
-    if len({*kinds}) > 1:
-        lacking = [rank for rank, has in enumerate(kinds) if not has]
-        raise StateError(
-            f"ranks {lacking} have no file {name}-rank<rank>.pt in {folder}, and others have: resume each"
-            " rank where its file is, or copy them all to a folder that every rank sees"
-        )
 
 
 def _parts(path: Path, size: int) -> list[Any]:
