@@ -85,6 +85,20 @@ def invoke(*arguments: str) -> Result:
             ["masked(dense()) sends what masks say is in use, and swat() has none: take the method inside"],
         ),
         (
+            [
+                "digits",
+                "--with",
+                "dense()",
+                "--sparsity",
+                "swat()",
+                "--activations",
+                "comet()",
+                "--model",
+                "cnn",
+            ],
+            ["swat() and --activations cannot be combined"],
+        ),
+        (
             ["digits", "--with", "dense()", "--sparsity", "swat()", "--bits", "8"],
             ["--sparsity swat() does not work with this model", "no layer to treat"],
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from torch import nn
 
@@ -108,13 +108,19 @@ def normal_sparsity(text: str) -> str:
 
 
 def check_sparsity(
-    text: str, specs: Iterable[str], bits: int | None, lowbit: str | None, steps: int, recipe: Recipe
+    text: str,
+    specs: Iterable[str],
+    bits: int | None,
+    beside: Mapping[str, str | None],
+    steps: int,
+    recipe: Recipe,
 ) -> None:
     """Raise `SpecError` unless all methods exchange gradients, and the model can be made sparse.
 
-    SWAT has no masks: it goes with strategies too, and not with what sends by masks.
+    SWAT has no masks: it goes with strategies too, and not with what sends by masks. `beside`: what --lowbit
+    and --activations are given, if anything.
     """
-    if lowbit is not None:
+    if beside["--lowbit"] is not None:
         raise SpecError(
             "--sparsity and --lowbit cannot be combined: each would undo what the other does to the weights;"
             " give one of the two"
@@ -124,6 +130,11 @@ def check_sparsity(
         if masked := [spec for spec in specs if spec.startswith("masked(")]:
             raise SpecError(
                 f"{masked[0]} sends what masks say is in use, and {made} has none: take the method inside"
+            )
+        if beside["--activations"] is not None:
+            raise SpecError(
+                f"{made} and --activations cannot be combined: both say what the same layers keep for"
+                " backward; give one of the two"
             )
         swat_attached(made, built(recipe, bits))
         return

@@ -169,7 +169,8 @@ class Settings:
         if self.activations is not None:
             check_activations(self.activations, self.bits, recipe)
         if self.sparsity is not None:
-            check_sparsity(self.sparsity, self.specs, self.bits, self.lowbit, self.steps, recipe)
+            taken = {"--lowbit": self.lowbit, "--activations": self.activations}
+            check_sparsity(self.sparsity, self.specs, self.bits, taken, self.steps, recipe)
         elif masked := [spec for spec in self.specs if spec.startswith("masked(")]:
             raise SpecError(
                 f"{masked[0]} sends what masks say is in use, and without --sparsity there are none: give it"

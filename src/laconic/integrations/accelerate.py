@@ -19,13 +19,14 @@ def keep_with(accelerator: Accelerator, handle: Handle | ShardedHandle, *, name:
     """Let `accelerator.save_state` and `load_state` save and load this handle's memory too.
 
     Call it on all ranks, once after `compress`. A run that is resumed has the same bits as one that was not
-    stopped. `save_state`, which all ranks call anyway, then gathers the memory of all on rank 0.
+    stopped. `save_state`, which all ranks call anyway, then gathers the memory of all on rank 0; of a sharded
+    model with error feedback each rank writes its own.
 
     Args:
         accelerator: The Accelerator that prepared the model.
         handle: What `laconic.compress` returned.
-        name: Of the file in the checkpoint's folder, without its ending; one for each handle. Default:
-            "laconic".
+        name: Of the file in the checkpoint's folder, or of its beginning where each rank writes one; without
+            its ending. One for each handle. Default: "laconic".
     """
 
     def saving(models: list[Any], weights: list[Any], output_dir: str) -> None:
@@ -34,7 +35,7 @@ def keep_with(accelerator: Accelerator, handle: Handle | ShardedHandle, *, name:
     def loading(models: list[Any], input_dir: str) -> None:
         if not folder.load(handle, input_dir, name):
             warnings.warn(
-                f"{input_dir} was saved without {name}.pt: {handle.method} begins with an empty memory",
+                f"{input_dir} was saved without {name}*.pt: {handle.method} begins with an empty memory",
                 stacklevel=2,
             )
 

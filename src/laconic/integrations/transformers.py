@@ -83,7 +83,7 @@ class TrainerCompression(TrainerCallback):
         self._attached = True
         if resumed is not None and not folder.load(self.handle, resumed):
             warnings.warn(
-                f"{resumed} was saved without {folder.NAME}.pt: {self.handle.method} begins with an empty"
+                f"{resumed} was saved without {folder.NAME}*.pt: {self.handle.method} begins with an empty"
                 " memory",
                 stacklevel=2,
             )

@@ -87,7 +87,7 @@ def choice(ranked: Sequence[Forecast]) -> Forecast:
 
 
 def _worst(each: Forecast) -> float:
-    """Points lost, of which nobody knows less than of what was not measured."""
+    """Points lost; what was not measured counts as most."""
     return math.inf if each.lost is None else each.lost
 
 

@@ -134,7 +134,7 @@ def between(rows: list[Row]) -> str:
 
 
 def kept_bytes(rows: list[Row]) -> str:
-    """One sentence about bytes kept for backward; "" if no activations are coded."""
+    """One sentence about bytes kept for backward, with SWAT by its layers; "" if all are as they are."""
     kept = [
         f"{row.kept_mb:.4g} of {row.kept_dense_mb:.4g} MB with {row.spec}"
         f" ({row.kept_dense_mb / row.kept_mb:.1f} times smaller)"
