@@ -63,6 +63,7 @@ def compared(name: str, x: Tensor, share: float) -> dict[str, Any]:
         "ours": 4 * x.numel() / wire.numel(),
         "sz3": 4 * x.numel() / len(packed),
         "zeros": float(zeros.mean()),
+        "zeros_kept": zeros_kept(kernels.error_bound_decode(wire, x.numel()).numpy()),
         "sz3_zeros_kept": zeros_kept(decoded),
         "sz3_predicting": 4 * x.numel() / len(predicted),
         "sz3_predicting_zeros_kept": zeros_kept(guessed),
