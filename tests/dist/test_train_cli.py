@@ -1,23 +1,17 @@
-"""`laconic train` on real processes: a run, Ctrl-C, a crash, a kill, and going on from a checkpoint."""
+"""`laconic train` on real processes: a run, Ctrl-C, a crash and a kill."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from laconic.report.ledger import EVENTS, read_events
-from laconic.tasks import checkpoint
+from tests.dist.train_command import finish, group_is_gone, start, steps_done, wait_for
 
-LIMIT_S = 400
 THIRD_PARTY = """
 from laconic.reducers.sum import Sum
 
@@ -28,65 +22,6 @@ class Faulty(Sum):
             raise ZeroDivisionError("a fault of rank 1")
         return super().bind(layout, comm)
 """
-
-
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "laconic.cli.main",
-        "train",
-        "digits",
-        "--workers",
-        "2",
-        "--out",
-        str(folder),
-    ]
-    return subprocess.Popen(
-        [*command, "--batch", "8", "--out", str(folder), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-        start_new_session=True,  # a group of its own, as a terminal gives it
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    try:
-        output, complaints = process.communicate(timeout=LIMIT_S)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, output, complaints
-
-
-def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def losses(folder: Path, seed: int) -> dict[tuple[int, int], float]:
-    steps = [event for event in read_events(folder) if event["kind"] == "step" and event["seed"] == seed]
-    return {(event["step"], event["rank"]): event["loss"] for event in steps}
-
-
-def steps_done(folder: Path, seed: int = 0) -> int:
-    return max((event["step"] for event in read_events(folder) if event["seed"] == seed), default=0)
-
-
-def group_is_gone(group: int) -> bool:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_a_run_writes_all_that_it_promises(tmp_path: Path) -> None:
@@ -185,88 +120,3 @@ def descendants(parent: int) -> list[int]:
 
 def is_worker(pid: int) -> bool:
     return "forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes().decode()
-
-
-def test_a_resumed_run_ends_with_the_same_bits_and_never_from_a_damaged_part(tmp_path: Path) -> None:
-    arguments = ["--steps", "30", "--eval-every", "15", "--checkpoint-every", "5", "--seeds", "2"]
-    arguments += ["--with", "dgc(density=0.05)"]
-    code, _, complaints = finish(start(tmp_path, *arguments, "--name", "whole"))
-    assert code == 0, complaints
-
-    process = start(tmp_path, *arguments, "--name", "cut")
-    folder = tmp_path / "cut"
-    seed1 = folder / "dgc_density_0.05" / "seed1"
-    wait_for(lambda: checkpoint.latest(seed1), process)
-    process.send_signal(signal.SIGTERM)
-    assert finish(process)[0] == 130
-
-    place = checkpoint.latest(seed1)
-    assert place is not None
-    part = place / "rank1.pt"
-    whole = part.read_bytes()
-    part.write_bytes(whole[:-100])
-    code, _, complaints = finish(start(tmp_path, *arguments, "--name", "cut", "--resume"))
-    assert code == 1
-    assert f"{place.name}/rank1.pt is damaged" in complaints and "remove" in complaints
-    assert "Traceback" not in complaints
-
-    part.write_bytes(whole)
-    code, output, complaints = finish(start(tmp_path, *arguments, "--name", "cut", "--resume"))
-    assert code == 0, complaints
-    plain = output.replace("\n", "")
-    assert "seed 0: already done" in plain and "seed 1: resumes from" in plain
-
-    def ends(name: str) -> list[dict[str, object]]:
-        place = tmp_path / name / "dgc_density_0.05" / "seed1" / "step-000030"
-        return [checkpoint.load(place, rank=rank, size=2) for rank in range(2)]
-
-    for one, other in zip(ends("whole"), ends("cut"), strict=True):
-        assert_equal(one, other)
-    assert losses(tmp_path / "whole", 0) == losses(folder, 0)  # equal seeds train equally, others do not
-    assert losses(tmp_path / "whole", 1) == losses(folder, 1) != losses(folder, 0)
-    steps = [(e["seed"], e["rank"], e["step"]) for e in read_events(folder) if e["kind"] == "step"]
-    assert len(steps) == len(set(steps)) == 2 * 2 * 30
-
-
-def assert_equal(one: object, other: object) -> None:
-    if isinstance(one, torch.Tensor):
-        assert isinstance(other, torch.Tensor) and torch.equal(one, other)
-    elif isinstance(one, dict):
-        assert isinstance(other, dict) and one.keys() == other.keys()
-        for key in one:
-            assert_equal(one[key], other[key])
-    elif isinstance(one, (list, tuple)):
-        assert isinstance(other, (list, tuple)) and len(one) == len(other)
-        for mine, yours in zip(one, other, strict=True):
-            assert_equal(mine, yours)
-    else:
-        assert one == other
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        ["--sparsity", "rigl(density=0.2, every=4)", "--with", "masked(dense())"],
-        ["--sparsity", "swat(sparsity=0.8, refresh=7)", "--with", "cgx()"],
-        pytest.param(["--sparsity", "gradual_pruning(every=3)", "--with", "dense()"], marks=pytest.mark.soak),
-        pytest.param(["--lowbit", "binarise()", "--with", "dgc(density=0.05)"], marks=pytest.mark.soak),
-    ],
-    ids=lambda more: more[1].split("(")[0],
-)
-def test_what_trains_along_goes_on_after_a_kill(more: list[str], tmp_path: Path) -> None:
-    arguments = ["--steps", "40", "--eval-every", "40", "--checkpoint-every", "5", *more]
-    code, _, complaints = finish(start(tmp_path, *arguments, "--name", "whole"))
-    assert code == 0, complaints
-    (place,) = (tmp_path / "whole").glob("*/seed0")
-    killed = start(tmp_path, *arguments, "--name", "cut")
-    seed0 = tmp_path / "cut" / place.parent.name / "seed0"
-    wait_for(lambda: checkpoint.latest(seed0), killed)
-    os.kill(killed.pid, signal.SIGKILL)
-    finish(killed)
-    code, output, complaints = finish(start(tmp_path, *arguments, "--name", "cut", "--resume"))
-    assert code == 0, complaints
-    assert "resumes from" in output.replace("\n", "")
-    for rank in range(2):
-        one, other = (checkpoint.load(each / "step-000040", rank=rank, size=2) for each in (place, seed0))
-        assert_equal(one, other)
-        assert one["sparsity" if "--sparsity" in more else "lowbit"]
