@@ -1,10 +1,13 @@
 """ADMM towards tables: an LSTM on Shakespeare beside float32, straight-through training and plain rounding.
 
     python -m benchmarks.admm              every run that is missing
+    python -m benchmarks.admm --times 4    some of them 4 times as long, to see what becomes of the gap
+    python -m benchmarks.admm --width 400  some of them with a wider model, to see the same
     python -m benchmarks.admm --quick      30 steps of each in a scratch folder, to see that all works
 
-Each run is a file in benchmarks/results/admm/, so a stopped benchmark goes on where it stopped; `make docs`
-writes page and picture. All runs of a seed see the same batches and learning rates, for equal steps.
+Each run is a file in benchmarks/results/admm/, or in a folder there for another length or width, so a stopped
+benchmark goes on where it stopped; `make docs` writes page and picture. All runs of a seed see the same
+batches, and the same learning rates but where `RATES` has another, for equal steps.
 """
 
 from __future__ import annotations
@@ -29,37 +32,47 @@ from laconic.tasks.task import Recipe, cross_entropy
 RUNS = Path(__file__).parent / "results" / "admm"
 WIDTH, BATCH, STEPS, SEEDS, TESTS = 200, 16, 3000, (0, 1, 2), 15
 PART = 400  # windows of the test set for the curve; the last figure is of all
-RECIPE = Recipe(lambda: LSTM(WIDTH), lr=3.0, weight_decay=0.0)  # as of the task's LSTM of 128
+EXTRA = "admm, ternary, extra-gradient"
+RATE, RATES = 3.0, {EXTRA: 0.1}  # as of the task's LSTM of 128; at 0.3 the extra-gradient step drifts
 FLOOR = 0.05  # of the peak rate: G moves on to the end, and the weights have to be able to follow
-GAMMA = {"gamma": 5e-4, "growth": 1.14, "every": 60, "start": 900}  # as of one seed, in shorter runs
+START, EVERY = 900, 60  # steps before the penalty; from one update of G to the next
+GAMMA, GROWTH = 5e-4, 1.14  # as of one seed, in shorter runs
+
+
+def penalty(times: float, every: int = EVERY, start: int = START) -> dict[str, Any]:
+    """The penalty of trainings so many times as long as `STEPS`."""
+    slow = {"every": max(1, round(times * every)), "start": round(times * start)}
+    return {"gamma": GAMMA, "growth": GROWTH, **slow}
+
+
 VARIANTS: dict[str, Any] = {
     "float": None,
-    "admm, ternary": lambda m, o: admm(m, o, "ternary", **GAMMA),
-    "straight-through, ternary": lambda m, o: straight_through(m, o, "ternary"),
-    "admm, binary": lambda m, o: admm(m, o, "binary", **GAMMA),
-    "straight-through, binary": lambda m, o: straight_through(m, o, "binary"),
-    "admm, quinary": lambda m, o: admm(m, o, "quinary", **GAMMA),
-    "admm, ternary, one scale a layer": lambda m, o: admm(m, o, "ternary", "layer", **GAMMA),
-    "admm, ternary, extra-gradient": lambda m, o: admm(
-        m, o, "ternary", gamma=5e-4, growth=1.14, every=30, start=450, extragradient=True
-    ),
+    "admm, ternary": lambda m, o, t: admm(m, o, "ternary", **penalty(t)),
+    "straight-through, ternary": lambda m, o, t: straight_through(m, o, "ternary"),
+    "admm, binary": lambda m, o, t: admm(m, o, "binary", **penalty(t)),
+    "straight-through, binary": lambda m, o, t: straight_through(m, o, "binary"),
+    "admm, quinary": lambda m, o, t: admm(m, o, "quinary", **penalty(t)),
+    "admm, ternary, one scale a layer": lambda m, o, t: admm(m, o, "ternary", "layer", **penalty(t)),
+    EXTRA: lambda m, o, t: admm(m, o, "ternary", **penalty(t, every=30, start=450), extragradient=True),
 }
+SOME = ("float", "admm, ternary", "straight-through, ternary")
 ROUNDED = ("binary", "ternary", "quinary")  # the float run's weights, rounded afterwards
 
 
-def train(variant: str, seed: int, steps: int) -> dict[str, Any]:
+def train(variant: str, seed: int, steps: int, width: int) -> dict[str, Any]:
     """One training; its losses in nats a letter, in float32 and quantised, and the packed model's size."""
     torch.set_num_threads(1)
     data, rng = load(), torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    model = RECIPE.build()
-    optimizer = RECIPE.optimizer(model)
+    recipe = Recipe(lambda: LSTM(width), lr=RATES.get(variant, RATE), weight_decay=0.0)
+    model = recipe.build()
+    optimizer = recipe.optimizer(model)
     attach = VARIANTS[variant]
-    handle = None if attach is None else attach(model, optimizer)
+    handle = None if attach is None else attach(model, optimizer, steps / STEPS)
     curve, began = [], time.thread_time()
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = max(FLOOR * RECIPE.lr, RECIPE.rate(RECIPE.lr, step, steps))
+            group["lr"] = max(FLOOR * recipe.lr, recipe.rate(recipe.lr, step, steps))
         chosen = torch.randint(0, len(data["train_x"]), (BATCH,), generator=rng)
         loss = cross_entropy(model(inputs(data["train_x"][chosen], None)), data["train_y"][chosen])
         optimizer.zero_grad()
@@ -126,7 +139,7 @@ def path_of(folder: Path, variant: str, seed: int) -> Path:
     return folder / f"{variant.replace(', ', '-').replace(' ', '-')}-{seed}.json"
 
 
-def run_all(folder: Path, steps: int, seeds: tuple[int, ...], variants: list[str]) -> None:
+def run_all(folder: Path, steps: int, width: int, seeds: tuple[int, ...], variants: list[str]) -> None:
     """Every run that has no file yet: first all of one seed, then the next."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed in seeds:
@@ -134,7 +147,7 @@ def run_all(folder: Path, steps: int, seeds: tuple[int, ...], variants: list[str
             path = path_of(folder, variant, seed)
             if path.exists() and json.loads(path.read_text())["steps"] == steps:
                 continue
-            row = train(variant, seed, steps)
+            row = train(variant, seed, steps, width)
             path.write_text(json.dumps(row, indent=1) + "\n")
             print(variant, seed, round(row["float"], 4), row.get("quantised"), row["cpu_s"], flush=True)
 
@@ -150,13 +163,17 @@ def main() -> None:
     options.add_argument("--quick", action="store_true", help="few steps, one seed, in a scratch folder")
     options.add_argument("--only", action="append", choices=tuple(VARIANTS), help="this; may be repeated")
     options.add_argument("--seeds", type=int, default=len(SEEDS), help="how many seeds")
+    options.add_argument("--times", type=int, default=1, help="trainings so many times as long")
+    options.add_argument("--width", type=int, default=WIDTH, help="units of the model [default: %(default)s]")
     given = options.parse_args()
-    variants = given.only or list(VARIANTS)
+    other = [f"times{given.times}"] * (given.times > 1) + [f"width{given.width}"] * (given.width != WIDTH)
+    variants = given.only or list(SOME if other else VARIANTS)
     if given.quick:
         with tempfile.TemporaryDirectory() as folder:
-            run_all(Path(folder), 30, SEEDS[:1], variants)
+            run_all(Path(folder), 30, WIDTH, SEEDS[:1], variants)
         return
-    run_all(RUNS, STEPS, SEEDS[: given.seeds], variants)
+    folder = RUNS / "-".join(other)
+    run_all(folder, given.times * STEPS, given.width, SEEDS[: given.seeds], variants)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,26 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from benchmarks.admm import BATCH, GAMMA, ROUNDED, RUNS, SEEDS, STEPS, VARIANTS, WIDTH, read
+from benchmarks.admm import (
+    BATCH,
+    EVERY,
+    EXTRA,
+    GAMMA,
+    GROWTH,
+    RATES,
+    ROUNDED,
+    RUNS,
+    SEEDS,
+    SOME,
+    START,
+    STEPS,
+    VARIANTS,
+    WIDTH,
+    read,
+)
 from benchmarks.pages.tables import table
 
 HEAD = """# Language models in 1 to 3 bits
@@ -74,9 +91,10 @@ extra-gradient step; gamma, its schedule and how often G moves are ours.
 ABOUT = f"""## Measured
 
 An LSTM of {WIDTH} units on Shakespeare, letter by letter, {STEPS:,} steps of {BATCH} windows of 64 letters,
-SGD; the same batches and rates for all rows of a seed. The penalty is not the default one: it begins after
-{GAMMA["start"]} steps with gamma {GAMMA["gamma"]:g}, which grows by {100 * GAMMA["growth"] - 100:.0f} % every
-{GAMMA["every"]} steps, as one seed of shorter trainings chose. Loss in nats a letter on the test set, mean
+SGD; the same batches for all rows of a seed, and the same rates but for the extra-gradient step, which has a
+peak of {RATES[EXTRA]:g}: at higher ones, or with a stronger penalty, it drifts. The penalty is not the
+default one: it begins after {START} steps with gamma {GAMMA:g}, which grows by {100 * GROWTH - 100:.0f} %
+every {EVERY} steps, as one seed of shorter trainings chose. Loss in nats a letter on the test set, mean
 over seeds with the standard deviation; "above float": of the same seeds. *Smaller* counts scales, biases and
 tables; the file is that of `torch.save`. `python -m benchmarks.admm` does the runs that are missing:
 {{found}} of {{planned}} are there."""
@@ -88,7 +106,6 @@ COLOURS = {
     "admm, binary": "#5fb49c",
     "straight-through, binary": "#e9a178",
 }
-DRIFTED = 100  # percent above float32 that no choice of table explains
 Runs = dict[str, dict[int, dict[str, Any]]]
 
 
@@ -110,16 +127,22 @@ def page() -> str:
         "seeds",
     )
     lines += table(heads, rows(runs))
-    lines += ["", "![Test loss of the quantised weights by step](admm.svg)", "", *claims(runs)]
+    lines += [
+        "",
+        "![Test loss of the quantised weights by step](admm.svg)",
+        "",
+        *claims(runs),
+        "",
+        *elsewhere(),
+    ]
     return "\n".join([*lines, ""])
 
 
-def grouped() -> Runs:
-    """Full runs by variant and seed."""
+def grouped(folder: Path = RUNS) -> Runs:
+    """The runs of a folder by variant and seed."""
     found: Runs = {}
-    for run in read(RUNS):
-        if run["steps"] == STEPS:
-            found.setdefault(run["variant"], {})[run["seed"]] = run
+    for run in read(folder):
+        found.setdefault(run["variant"], {})[run["seed"]] = run
     return found
 
 
@@ -178,10 +201,43 @@ def claims(runs: Runs) -> Iterator[str]:
         missed = "" if above <= 3 else ", which is missed"
         yield f"- Its loss is {above:.1f} % above float32's; the aim was 3 %{missed}."
     yield f"- It is below straight-through training at equal steps in {better} of {len(shared)} seeds."
-    predicted = runs.get("admm, ternary, extra-gradient", {})
-    drift = excess({seed: run["quantised"] for seed, run in predicted.items()}, runs.get("float", {}))
-    if drift is not None and drift > DRIFTED:
-        yield "- The extra-gradient step drifts at the rate that plain steps have here; see above."
+
+
+def elsewhere() -> Iterator[str]:
+    """The section of other lengths and widths, as far as they were run."""
+    found = {folder.name: grouped(folder) for folder in sorted(RUNS.iterdir()) if folder.is_dir()}
+    if not any(found.values()):
+        return
+    yield "## Where the gap comes from"
+    yield ""
+    yield (
+        "The same with more steps (`--times`, the penalty's schedule stretched as much) and with more units"
+        " (`--width`). Above float: of the same length, width and seeds."
+    )
+    yield ""
+    heads = ("trainings", "float, loss", *(f"{name}, above float, %" for name in SOME[1:]), "seeds")
+    everything = {f"{STEPS:,} steps, {WIDTH} units": grouped()}
+    everything |= {named(name): runs for name, runs in found.items() if runs}
+    yield from table(heads, (gap(name, runs) for name, runs in everything.items()))
+    yield ""
+
+
+def gap(name: str, runs: Runs) -> Sequence[str]:
+    """A row of that section: over the seeds that float32 and ADMM both have."""
+    seeds = sorted(runs["float"].keys() & runs[SOME[1]].keys())
+    base = {seed: runs["float"][seed] for seed in seeds}
+    mean = statistics.mean(run["float"] for run in base.values())
+    above = (
+        excess({seed: run["quantised"] for seed, run in runs.get(each, {}).items()}, base)
+        for each in SOME[1:]
+    )
+    return (name, f"{mean:.3f}", *("-" if each is None else f"{each:.1f}" for each in above), str(len(seeds)))
+
+
+def named(folder: str) -> str:
+    """A folder of runs in words: times4, width400 or both."""
+    sizes = {"times": 1, "width": WIDTH} | {part[:5]: int(part[5:]) for part in folder.split("-")}
+    return f"{sizes['times'] * STEPS:,} steps, {sizes['width']} units"
 
 
 def picture() -> str:
