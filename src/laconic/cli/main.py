@@ -22,7 +22,7 @@ from laconic.cli.run import PASS_THROUGH, run
 from laconic.cli.topology import topology
 from laconic.cli.train import train
 from laconic.core.errors import LaconicError
-from laconic.core.starting import INTERRUPTED, say_interrupted, started
+from laconic.core.starting import INTERRUPTED, forget_interrupt, say_interrupted, started
 from laconic.core.version import VERSION
 
 
@@ -47,6 +47,8 @@ class Commands(TyperGroup):
                 raise
             errors().print(f"laconic: {words}", style="bold red", markup=False)
             raise typer.Exit(2) from None
+        finally:
+            forget_interrupt()
 
 
 def show_version(asked: bool) -> None:

@@ -48,6 +48,15 @@ def say_interrupted() -> None:
         os.write(2, b"laconic: interrupted\n")
 
 
+def forget_interrupt() -> None:
+    """Let the process end with its own exit code after a KeyboardInterrupt that was handled.
+
+    Where it was raised inside `exec` of a string, as while a dataclass is made, CPython remembers it until
+    the next such `exec`, and at the end kills the process by SIGINT.
+    """
+    exec("")
+
+
 def _end(number: int, frame: FrameType | None) -> None:
     say_interrupted()
     os._exit(INTERRUPTED)
