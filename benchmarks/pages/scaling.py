@@ -1,4 +1,4 @@
-"""docs/scaling.md and its picture: from benchmarks/results/scaling.json, and answers.json."""
+"""docs/scaling.md and its picture: from benchmarks/results/scaling.json, and through_servers.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from benchmarks.pages import answers
+from benchmarks.pages import through_servers
 from benchmarks.pages.tables import table
 from benchmarks.scaling import FEW, LEAST, MANY, MOST, RESULT
 from laconic.report.curves import Curve
@@ -44,7 +44,7 @@ def page() -> str:
             [traffic_cells(rows, sizes) for rows in by_method(found["traffic"])],
         ),
         "",
-        *answers.section(),
+        *through_servers.section(),
         "",
         "## Time of one worker to select, ms",
         "",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from benchmarks.contenders import MODELS, SETS
-from benchmarks.pages import answers
+from benchmarks.pages import through_servers
 from benchmarks.pages.scaling import by_method, growth
 from benchmarks.pages.tables import table
 from benchmarks.scaling import FEW as FEWEST
@@ -111,8 +111,8 @@ SITUATIONS = (
         "Many workers",
         "What `gather` sends grows with the number of workers, so a sparse method that is best with"
         " four workers can be worst with sixty-four. What these send grows like an all-reduce. With `down=`"
-        f" what `dgc` and `stc` send grows from 4 workers to 64 {answers.promise()}, whose messages are"
-        " mostly headers ([figures](scaling.md#through-servers-down)). A server gets N - 1 messages in a"
+        f" what `dgc` and `stc` send grows from 4 workers to 64 {through_servers.promise()}, whose messages"
+        " are mostly headers ([figures](scaling.md#through-servers-down)). A server gets N - 1 messages in a"
         " round;"
         " `scatter_reduce(sparse(topk(0.01)), pattern='tree', feedback='both')` sends the same bytes in"
         " log2 N rounds of one message, and what is not sent yet waits on the inner ranks of the trees.",

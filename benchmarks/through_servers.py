@@ -1,12 +1,12 @@
 """What a rank sends through servers as ranks are added: `stc` and `dgc` with `down=`, by a model's size.
 
-    python -m benchmarks.answers            writes benchmarks/results/answers.json: some minutes
-    python -m benchmarks.answers --quick    the smallest model; writes nothing
+    python -m benchmarks.through_servers            some minutes; writes results/through_servers.json
+    python -m benchmarks.through_servers --quick    the smallest model; writes nothing
 
 A tensor is cut in pieces, and each piece has a header of its own, so a small model among many ranks sends
 more headers than entries. All messages of one step are encoded here, of every rank to every other, in one
 process: 64 ranks with a gradient and memories of 25.6 M entries each would not fit. Memories are empty.
-`tests/unit/test_answers.py` compares it with an exchange among threads.
+`tests/unit/test_traffic_through_servers.py` compares it with an exchange among threads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from laconic.exchange.method import lift
 from laconic.reducers.server import Server
 from laconic.reducers.server.deal import deal, homes
 
-RESULT = Path(__file__).parent / "results" / "answers.json"
+RESULT = Path(__file__).parent / "results" / "through_servers.json"
 SPECS = ("stc(density=0.0025, down=0.0025)", "dgc(density=0.001, down=0.001)")  # densities by default
 ENTRIES = (400_000, 1_000_000, 2_000_000, 4_000_000, sum(SIZES))
 WORKERS = (4, 16, 64)
@@ -97,7 +97,7 @@ def rows(quick: bool = False) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure, print, and write the JSON."""
-    parser = argparse.ArgumentParser(prog="benchmarks.answers")
+    parser = argparse.ArgumentParser(prog="benchmarks.through_servers")
     parser.add_argument("--quick", action="store_true", help="the smallest model; writes nothing")
     quick = parser.parse_args().quick
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The part of docs/scaling.md on `down=`: from benchmarks/results/answers.json."""
+"""The part of docs/scaling.md on `down=`: from benchmarks/results/through_servers.json."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from itertools import groupby
 from textwrap import wrap
 from typing import Any
 
-from benchmarks.answers import RESULT, WORKERS
 from benchmarks.pages.tables import table
+from benchmarks.through_servers import RESULT, WORKERS
 
 WIDTH = 100  # of text
 MOST = 2.0  # times: how much what a rank sends may grow from the fewest workers to the most
@@ -39,8 +39,8 @@ def section() -> list[str]:
     )
     how = (
         "kB that the busiest worker sends in a step, without packet headers, at the default densities."
-        " `python -m benchmarks.answers` encodes all messages of one step of all ranks in one process, and"
-        " writes `benchmarks/results/answers.json`."
+        " `python -m benchmarks.through_servers` encodes all messages of one step of all ranks in one"
+        " process, and writes `benchmarks/results/through_servers.json`."
     )
     return [
         "## Through servers: `down=`",
