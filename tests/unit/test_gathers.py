@@ -68,9 +68,12 @@ def test_each_of_two_levels_is_compared_with_dense(spec: str, fits: int, more: i
 def test_machines_are_as_torchrun_has_set_them(monkeypatch: pytest.MonkeyPatch) -> None:
     method = lift("two_level(sum(), gather(natural()))")
     assert warned(method, 8)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
     assert not warned(method, 28)
     assert "among 8" in warned(method, 32)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
+    assert warned(method, 8)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ is worth gathering among fewer than 64 / m ranks.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ import torch
 
 from laconic.codecs.selectors.density_schedule import has_density
 from laconic.codecs.sparse import Sparse
+from laconic.comm.mesh import ranks_beside
 from laconic.comm.wire_model import all_gather_bytes, all_reduce_bytes
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout
@@ -74,7 +74,7 @@ def gatherings(reducer: Reducer, size: int) -> Iterator[Gathering]:
     elif isinstance(reducer, Masked):
         yield from gatherings(reducer.reducer, size)
     elif isinstance(reducer, TwoLevel):
-        inside = reducer.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        inside = ranks_beside(reducer.ranks_per_node)
         for each in gatherings(reducer.inner, inside):
             yield replace(each, whom="ranks of the machine")
         for each in gatherings(reducer.between, -(-size // inside)):
