@@ -170,10 +170,12 @@ namespace {
 std::terminate_handler others = nullptr;  // what was called before
 std::thread::id last;                     // the thread that ends Python
 
-// A thread whose exit has no exception behind it came back to Python too late: it waits for the end of the process.
+// A thread whose exit has no exception behind it came back to Python too late: it waits for the end of the process, which
+// is near. What else ends so, such as a joinable std::thread that is destroyed, is only a minute late.
 void park() {
-  if (std::this_thread::get_id() == last || std::current_exception()) others();
-  while (true) std::this_thread::sleep_for(std::chrono::hours(1));
+  if (std::this_thread::get_id() != last && !std::current_exception())
+    std::this_thread::sleep_for(std::chrono::minutes(1));
+  others();
 }
 
 // Called by the thread that is about to end Python. Python makes a thread exit that asks for the GIL later, and C++ code
