@@ -20,7 +20,7 @@ def check_file(path: Path) -> None:
             raise SpecError(f"--out: there is no folder {path.parent}; make it first, or choose another")
         if path.is_file():
             path.open("ab").close()
-        elif not path.exists():
+        elif not _there(path):
             _try(path.parent)
     except OSError as error:
         raise SpecError(_cannot(path, error)) from None
@@ -45,6 +45,15 @@ def write(path: Path, text: str) -> None:
 
 def _cannot(path: Path, error: OSError) -> str:
     return f"--out: cannot write {path}: {error.strerror}; choose a file in a folder that you can write to"
+
+
+def _there(path: Path) -> bool:
+    """Whether it exists. Raises `OSError` if it never can, as `Path.exists` does before Python 3.14."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _try(folder: Path) -> None:
@@ -79,7 +88,7 @@ def check_free(folder: Path, *, overwrite: bool, way_out: str) -> None:
     try:
         if in_the_way := next((each for each in folder.parents if each.exists() and not each.is_dir()), None):
             raise SpecError(f"--out: {in_the_way} is a file, and runs need a folder: give another")
-        taken = folder.exists()
+        taken = _there(folder)
         _try(next(each for each in (folder, *folder.parents) if each.is_dir()))
     except OSError as error:
         raise SpecError(

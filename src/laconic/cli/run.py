@@ -37,7 +37,8 @@ def run(
     SCRIPT belongs to SCRIPT. On a single machine, no flag is needed for workers to find each other.
     """
     script = Path(arguments[0])
-    if not arguments[0].startswith("-") and not (script.is_file() or (script / "__main__.py").exists()):
+    runs = (script / "__main__.py").exists() if script.is_dir() else script.exists()
+    if not arguments[0].startswith("-") and not runs:
         raise SpecError(f"there is no script {arguments[0]!r} in {Path.cwd()}; give its path")
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
