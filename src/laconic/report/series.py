@@ -50,9 +50,7 @@ class SeedSeries:
     residual: Array  # at each evaluation, a low-bit training's distance from few bits; 0 for float32
     flips: Array  # at each evaluation, share of few-bit weights' signs that changed since the one before
     notes: Notes
-    kept: (
-        Array  # at each evaluation, bytes that a worker keeps for backward: coded ones, or inputs under SWAT
-    )
+    kept: Array  # at each evaluation, bytes that a worker keeps for backward: coded, or inputs under SWAT
     kept_dense: Array  # what they would be as they are
     counted: Array  # in a lab, bytes that each host's interface has sent, including headers
     noise: NoiseSeries  # of the gradient, in batches of a worker
