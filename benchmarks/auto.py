@@ -186,11 +186,11 @@ def losses(link: str | None) -> Row:
 
 def alike(link: str | None) -> Row:
     """The test losses of dense and of several runs of auto() with one seed, on the GPT."""
-    (dense,) = trained(link, ["dense()"], LONG, 1)
-    runs = [trained(link, [AUTO], LONG, 1)[0]["test_loss"]["mean"] for _ in range(RUNS)]
-    row: Row = {"link": link, "steps": LONG, "dense": dense["test_loss"]["mean"], "auto": runs}
-    row["machine"] = machine()
-    print(f"{named(link):>8}: GPT, test loss of dense {row['dense']:.4f}, of auto() {runs}", flush=True)
+    dense, *runs = (trained(link, [spec], LONG, 1)[0] for spec in ("dense()", *[AUTO] * RUNS))
+    row: Row = {"link": link, "steps": LONG, "machine": machine()}
+    row |= {"dense": dense["test_loss"]["mean"], "auto": [run["test_loss"]["mean"] for run in runs]}
+    row["smaller"] = [dense["total_mb"] / run["total_mb"] for run in runs]
+    print(f"{named(link):>8}: GPT, {row}", flush=True)
     return row
 
 
