@@ -16,7 +16,7 @@ SLICE   := tests/golden tests/unit/test_architecture.py tests/dist/test_fsdp.py 
 FLOWER  := .venv-federated
 OTHERS  := .venv-integrations
 
-.PHONY: setup demo test test-main test-beside test-federated test-integrations test-torch \
+.PHONY: setup demo test test-main test-federated test-integrations test-torch \
         venv-federated venv-integrations venv-torch check bench soak docs site clean
 
 setup: $(STAMP)
@@ -38,17 +38,13 @@ check: setup  ## what the linters and the types say
 # as the longest ones, of processes, come first.
 WORKERS ?= 3
 test: check  ## all tests; a slice of the slow laws
-	$(MAKE) --no-print-directory -j2 test-main test-beside
+	$(MAKE) --no-print-directory -j1 -k test-main test-federated test-integrations
 
 test-main: setup
 	$(BIN)/python -m pytest -q -m "not soak" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# What has a venv of its own is made and tested beside the rest, and told as a whole.
-BESIDE := build/test-beside.log
-test-beside: setup
-	mkdir -p build
-	$(MAKE) -j1 test-federated test-integrations >$(BESIDE) 2>&1; status=$$?; cat $(BESIDE); exit $$status
-
+# What has a venv of its own comes after the rest, not beside it: on two cores that takes as long in all, and commands
+# that tests start ran out of time.
 # Flower's pins do not go with those of constraints.txt: a venv of its own. What is tested there needs no kernels, so
 # nothing is compiled again.
 venv-federated: $(FLOWER)/.ready

@@ -43,6 +43,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()  # closes its files, which the next test would be blamed for
     return process.returncode, output, complaints
 
 
