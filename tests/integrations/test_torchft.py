@@ -30,6 +30,7 @@ TRAININGS: dict[str, list[dict[str, Any]]] = {  # of two replicas, by what is to
     "powersgd failed": [{"spec": POWER}, {"fail_at": [4]}],
     "cgx": [{"spec": "cgx(bits=4)"}],
     "ef21": [{"spec": "ef21_sgdm(topk(density=0.05))"}],
+    "gathers": [{"spec": "gather(sparse(topk(0.999)))", "steps": 3}],
     "not finite": [{"spec": TOPK}, {"nan_at": 3}],
     "half": [{"spec": TOPK, "steps": HALF}],
     "rest": [{"spec": TOPK}, {"resume": "half-0.pt"}, {"resume": "half-1.pt"}],
@@ -144,6 +145,12 @@ def test_a_gradient_that_is_not_finite_throws_the_step_away(found: Found) -> Non
 def test_a_checkpoint_goes_on_with_the_same_bits(found: Found) -> None:
     assert [each["tried"] for each in found["rest"]] == [STEPS - HALF] * 2
     assert equal(found["topk"], found["rest"])
+
+
+def test_a_gather_that_sends_more_than_dense_is_told_once(found: Found) -> None:
+    for each in found["gathers"]:
+        assert len([said for said in each["words"] if "where a dense all-reduce sends" in said]) == 1
+    assert found["topk"][0]["words"] == []
 
 
 def test_a_replica_that_died_comes_back(tmp_path: Path) -> None:

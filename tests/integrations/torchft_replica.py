@@ -26,11 +26,24 @@ STEPS_AT_MOST = 1000
 PATIENCE = timedelta(seconds=3)  # for a replica that reports an error and sends nothing more
 
 
+class Words(logging.Handler):
+    """What our log was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(record.getMessage())
+
+
 class Replica:
     """A training of the net of these tests, whose batches are those of the committed steps."""
 
     def __init__(self, told: dict[str, Any]) -> None:
         self.told = told
+        self.words = Words()
+        logging.getLogger("laconic").addHandler(self.words)
         self.plain = net(seed=told.get("seed", 0))
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.manager = torchft.Manager(
@@ -93,11 +106,14 @@ class Replica:
             end |= {"handle": dict(handle.state_dict()), "stats": vars(handle.stats()), "repr": repr(handle)}
             end["stats"].pop("noise")
             end["stats"]["phases"] = dict(end["stats"]["phases"])
+        logging.getLogger("laconic").removeHandler(self.words)
+        end["words"] = self.words.told
         return end | self.state() | {"manager": manager.state_dict(), "size": manager.num_participants()}
 
 
 def main(trainings: list[dict[str, Any]]) -> None:
-    logging.disable(logging.WARNING)
+    logging.getLogger("torchft").setLevel(logging.ERROR)
+    logging.getLogger("laconic").propagate = False  # what it says is kept, above
     for told in trainings:
         replica = Replica(told)
         torch.save(replica.go(), Path(told["out"]))

@@ -31,12 +31,20 @@ BETWEEN = ", and two_level(sum(), gather(codec)) gathers between machines only"
 
 
 def warn_of_gathers(method: Method, layout: Layout, size: int, stacklevel: int = 6) -> None:
-    """Warn where a rank of `size` would gather more bytes of these tensors than a dense all-reduce sends.
+    """Warn of each of `costly_gathers`.
+
+    `stacklevel`: of the caller's line that is warned of, as `warnings.warn` counts from here.
+    """
+    for told in costly_gathers(method, layout, size):
+        warnings.warn(told, stacklevel=stacklevel)
+
+
+def costly_gathers(method: Method, layout: Layout, size: int) -> Iterator[str]:
+    """In words, where a rank of `size` would gather more bytes than a dense all-reduce would send.
 
     Inside `two_level` each level is compared with a dense one of its own, inside `masked` all entries are
     taken to be in use: of fewer, both send fewer. Not where the length of messages depends on the gradients'
-    magnitudes, as with `threshold`. `stacklevel`: of the caller's line that is warned of, as `warnings.warn`
-    counts from here.
+    magnitudes, as with `threshold`.
     """
     for route, part in zip(method.routes, method.assign(layout), strict=True):
         for gathering in gatherings(route.reducer, size):
@@ -48,11 +56,10 @@ def warn_of_gathers(method: Method, layout: Layout, size: int, stacklevel: int =
                 all_reduce_bytes(4 * part.numel, gathering.size),
             )
             if sent > 1.001 * dense:
-                warnings.warn(
+                yield (
                     f"{method} sends each message to all other {gathering.whom}: among {gathering.size} that"
                     f" is {sent / 1e6:.3g} MB from each in an exchange, where a dense all-reduce sends"
-                    f" {dense / 1e6:.3g} MB; {WAY_OUT}{BETWEEN if gathering.whom == 'ranks' else ''}",
-                    stacklevel=stacklevel,
+                    f" {dense / 1e6:.3g} MB; {WAY_OUT}{BETWEEN if gathering.whom == 'ranks' else ''}"
                 )
 
 
