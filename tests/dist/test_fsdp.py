@@ -220,7 +220,7 @@ def refusals() -> list[str]:
             said.append(str(error))
     mine = "cgx(bits=4)" if dist.get_rank() else "cgx(bits=5)"
     late = torch.optim.SGD(GPT().parameters(), lr=0.1)
-    for spec, steps in ((mine, optimizer), ("cgx()", late)):
+    for spec, steps in ((mine, optimizer), ("cgx()", late), ("cgx()", [optimizer, late])):
         try:
             laconic.compress(model, steps, spec)
         except AttachError as error:
@@ -233,7 +233,7 @@ def refusals() -> list[str]:
             laconic.compress(model, optimizer, "cgx()", scaler=given)
         except AttachError as error:
             said.append(str(error))
-    handle = laconic.compress(model, optimizer, "cgx()")
+    handle = laconic.compress(model, [optimizer], "cgx()")  # as trainers hold it
     try:
         laconic.compress(model, optimizer, "cgx(bits=8)")
     except AttachError as error:
@@ -251,6 +251,7 @@ def test_what_cannot_be_sharded_is_refused_on_every_rank(pool: Any) -> None:
         "minmax: bits must be a whole number in 1..8, got 99",
         "nothing was attached: the spec differs",
         "this optimiser is over none of the model's parameters",
+        "a model under fully_shard takes one optimiser, got 2",
         "layers.0 has a custom reduce-scatter already, Mine, and takes one",
         "scaler= is for a memory that is kept unscaled, and that of sharded models is not",
         "this model is compressed already, with cgx()",

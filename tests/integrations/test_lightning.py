@@ -293,6 +293,47 @@ def fsdp1() -> str:
 
 
 @launched
+def beside_shards() -> list[tuple[bool, bool, str]]:
+    """A trainer of its own needs a GPU, so the callback alone is asked: makes checkpoints, attached, said."""
+    from torch.distributed.fsdp import fully_shard
+
+    from laconic.integrations import LightningCompression
+
+    seen = []
+    for spec in ("cgx(bits=4)", "error_fed(scatter_reduce(minmax(bits=2, block=16)))"):
+        for makes in (True, False):
+            model = net()
+            fully_shard(model)
+            trainer = SimpleNamespace(
+                strategy=SimpleNamespace(model=model),
+                world_size=2,
+                precision_plugin=None,
+                optimizers=[torch.optim.SGD(model.parameters(), **SGD)],
+                ckpt_path=None,
+                checkpoint_callbacks=[object()] if makes else [],
+            )
+            callback, said = LightningCompression(spec), ""
+            try:
+                callback.on_train_start(trainer, None)
+            except AttachError as error:
+                said = str(error)
+                laconic.compress(model, trainer.optimizers, "cgx(bits=4)").remove()  # none is left
+            seen.append((makes, callback.handle is not None, said))
+    return seen
+
+
+def test_a_memory_beside_shards_is_refused_where_checkpoints_are_made(pool):
+    for seen in pool.run(2, beside_shards, timeout_s=300):
+        assert [(makes, attached) for makes, attached, _ in seen] == [
+            (True, True),
+            (False, True),
+            (True, False),
+            (False, True),
+        ]
+        assert "enable_checkpointing=False" in seen[2][2] and "cgx(bits=4)" in seen[2][2]
+
+
+@launched
 def from_inside() -> tuple[bool, int]:
     """`compress` called by hand with what a LightningModule has: optimisers that Lightning has wrapped."""
     import lightning

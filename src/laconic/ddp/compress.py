@@ -116,11 +116,12 @@ def compress(
         from laconic.ddp.fsdp import compress_sharded
 
         optimizer, scaler = unwrapped(optimizer, scaler)
-        if not isinstance(optimizer, Optimizer):
+        held = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+        if len(held) != 1:
             raise AttachError(
-                "a model under fully_shard takes one optimiser, got several: give the one it has"
+                f"a model under fully_shard takes one optimiser, got {len(held)}: give the one it has"
             )
-        return compress_sharded(model, optimizer, spec, scaler=scaler, seed=seed, parameters=parameters)
+        return compress_sharded(model, held[0], spec, scaler=scaler, seed=seed, parameters=parameters)
     raise AttachError(
         f"compress needs a DistributedDataParallel, got {type(model).__name__}: {way_out(model)}"
     )

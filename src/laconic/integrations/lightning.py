@@ -61,7 +61,12 @@ class LightningCompression(Callback):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attach to the wrapped model, and go on from the checkpoint that the Trainer has loaded."""
+        """Attach to the wrapped model, and go on from the checkpoint that the Trainer has loaded.
+
+        Raises:
+            AttachError: The model cannot take the method, or the method keeps a memory beside shards and the
+                Trainer makes checkpoints: rank 0, which writes these, cannot gather it.
+        """
         saved, self._saved = self._saved, None
         model = trainer.strategy.model
         if trainer.world_size == 1 and inside(model) is None:
@@ -73,6 +78,15 @@ class LightningCompression(Callback):
             return
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self.handle = compress(model, trainer.optimizers, self.spec, scaler=scaler, seed=self.seed)
+        if trainer.checkpoint_callbacks and getattr(self.handle, "saved_by_each", False):
+            method = self.handle.method
+            self.handle.remove()
+            self.handle = None
+            raise AttachError(
+                f"{method} keeps a memory beside the shards of the model, which no checkpoint of the Trainer"
+                " can hold: leave these out, Trainer(enable_checkpointing=False), or take a method without"
+                ' memory, such as "cgx(bits=4)"'
+            )
         if saved is not None:
             self.handle.load_state_dict(saved)
         elif trainer.ckpt_path is not None:
