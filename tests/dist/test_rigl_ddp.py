@@ -90,8 +90,15 @@ def test_masks_are_equal_on_all_ranks(pool, spec):
         assert agrees and same and moved and zero
 
 
-@pytest.mark.parametrize("sparsifier", ["sparse_evolution(density=0.2, every=5)", "gradual_pruning(every=5)"])
-def test_the_baselines_keep_masks_equal_too(pool, sparsifier):
+@pytest.mark.parametrize(
+    "sparsifier",
+    [
+        "sparse_evolution(density=0.2, every=5)",
+        "gradual_pruning(every=5)",
+        "rigl(density=0.5, every=5, layout='2:4')",
+    ],
+)
+def test_other_sparsifiers_keep_masks_equal_too(pool, sparsifier):
     for agrees, same, moved, zero, _ in pool.run(3, together, "masked(topk(density=0.2))", 30, sparsifier):
         assert agrees and same and moved and zero
 

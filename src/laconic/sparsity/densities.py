@@ -2,7 +2,8 @@
 
 Uniform: the same in every layer. ERK: density_l = eps * (sum of the weight's dimensions) / (their product),
 with eps such that all layers together keep the given share; a layer that would keep more than all is dense,
-and eps follows from the others. Evci et al. 2020, arXiv:1911.11134, as in the authors' code.
+and eps follows from the others. Evci et al. 2020, arXiv:1911.11134, as in the authors' code. 2:4: half
+of every layer, two of each four neighbours.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Mapping
 from typing import Literal
 
 from laconic.core import arguments
+from laconic.core.errors import SpecError
 
-Layout = Literal["uniform", "erk"]
-LAYOUTS: tuple[Layout, ...] = ("uniform", "erk")
+Layout = Literal["uniform", "erk", "2:4"]
+LAYOUTS: tuple[Layout, ...] = ("uniform", "erk", "2:4")
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -24,18 +26,25 @@ def densities(shapes: Shapes, density: float, layout: Layout = "uniform") -> dic
     Args:
         shapes: The weights, by name: every dimension counts, those of a kernel too.
         density: Share of all entries to keep, in (0, 1].
-        layout: "uniform" (default) or "erk".
+        layout: "uniform" (default), "erk" or "2:4".
 
     Raises:
-        SpecError: The density or the layout is none of these.
+        SpecError: The density or the layout is none of these, or they do not go together.
 
     >>> found = densities({"wide": (100, 100), "narrow": (10, 10)}, 0.1, "erk")
     >>> {name: round(share, 3) for name, share in found.items()}
     {'wide': 0.092, 'narrow': 0.918}
     """
+    check(density, layout)
+    return _erk(shapes, density) if layout == "erk" else dict.fromkeys(shapes, float(density))
+
+
+def check(density: float, layout: Layout) -> None:
+    """Raise `SpecError` unless these can go together."""
     arguments.number("density", density, above=0, most=1)
     arguments.choice("layout", layout, LAYOUTS)
-    return dict.fromkeys(shapes, float(density)) if layout == "uniform" else _erk(shapes, density)
+    if layout == "2:4" and density != 0.5:
+        raise SpecError(f"layout '2:4' has two of each four weights in use: take density=0.5, got {density}")
 
 
 def entries(density: float, n: int) -> int:

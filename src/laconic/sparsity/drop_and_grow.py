@@ -1,7 +1,8 @@
 """Drop and grow: one update of a mask that keeps its number of entries.
 
 Evci et al. 2020, arXiv:1911.11134: of the entries in use, the smallest go; of all that are then not in use,
-the dropped ones too, those with the highest score come. What is dropped and comes back keeps its value.
+the dropped ones too, those with the highest score come. What is dropped and comes back keeps its value. Ours:
+by the layout 2:4, what drops makes room among its own four neighbours, and one of these comes.
 """
 
 from __future__ import annotations
@@ -9,8 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from laconic.sparsity import fours
+from laconic.sparsity.densities import Layout
+from laconic.sparsity.draws import shuffled
 
-def drop_and_grow(magnitude: Tensor, used: Tensor, score: Tensor, count: int, key: int) -> Tensor:
+
+def drop_and_grow(
+    magnitude: Tensor, used: Tensor, score: Tensor, count: int, key: int, layout: Layout = "uniform"
+) -> Tensor:
     """The next mask: `count` entries drop, and as many come.
 
     Args:
@@ -19,6 +26,7 @@ def drop_and_grow(magnitude: Tensor, used: Tensor, score: Tensor, count: int, ke
         score: How much each entry wants to be in use, (n,), finite.
         count: How many drop, at most as many as are in use.
         key: Decides between equal values, as the authors' noise does.
+        layout: By "2:4", `used` has two of each four neighbours, and so has what is returned.
 
     Returns:
         bool (n,), with as many entries as `used`.
@@ -28,6 +36,8 @@ def drop_and_grow(magnitude: Tensor, used: Tensor, score: Tensor, count: int, ke
     tensor([ True, False, False,  True])
     """
     kept = largest(magnitude.masked_fill(~used, -1), int(used.sum()) - count, key)
+    if layout == "2:4":
+        return fours.filled(kept, score, key + 1)
     return kept | largest(score.masked_fill(kept, float(score.amin()) - 1), count, key + 1)
 
 
@@ -46,13 +56,3 @@ def largest(x: Tensor, count: int, key: int) -> Tensor:
         equal = equal[shuffled(equal.numel(), key)[:wanted].to(x.device)]
     found[equal] = True
     return found
-
-
-def shuffled(n: int, key: int) -> Tensor:
-    """0..n-1 in an order of this key's, int64 (n,), on the host."""
-    return torch.randperm(n, generator=generator(key))
-
-
-def generator(key: int) -> torch.Generator:
-    """Random numbers of this 64-bit key, on the host, equal in every process."""
-    return torch.Generator().manual_seed((key & ((1 << 64) - 1)) >> 1)

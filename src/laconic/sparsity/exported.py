@@ -1,7 +1,7 @@
 """`export`: a model whose sparse weights are stored, saved and multiplied as sparse ones.
 
     CSR    the entries in use as float32, their columns as int32, and where each row begins: 8 bytes an entry
-    2:4    of each four neighbours in a row two, and in 2 bits each which: 18 bytes for 32 dense ones
+    2:4    of each four neighbours in a row two, and in 2 bits each which: 17 bytes for 32 dense ones
 
 A convolution is a product of its weight, (outputs, inputs * kernel), with the image's patches (im2col). The
 product by CSR is torch's, by MKL where it is there; 2:4 is a form for storing, and for processors that
@@ -130,7 +130,7 @@ def export(model: nn.Module, form: Form = "auto") -> nn.Module:
     Args:
         model: It does not change. A weight's entries in use are those that are not zero.
         form: "csr"; "2:4", for which each four neighbours of a row have at most two entries; "auto"
-            (default): 2:4 for weights that allow it and have more than 2 entries in 9, else CSR, which is
+            (default): 2:4 for weights that allow it and have more than 17 entries in 64, else CSR, which is
             then smaller.
 
     Raises:
@@ -192,7 +192,7 @@ def _is_two_of_four(weight: Tensor) -> bool:
 
 
 def _smaller(weight: Tensor) -> str:
-    many = 9 * int((weight != 0).sum()) > 2 * weight.numel()
+    many = 64 * int((weight != 0).sum()) > 17 * weight.numel()
     return "2:4" if many and _is_two_of_four(weight) else "csr"
 
 

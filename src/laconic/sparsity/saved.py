@@ -10,6 +10,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.core.errors import StateError
+from laconic.sparsity.densities import Layout
 
 ALIKE = ("format", "sparsifier", "steps", "seed")
 
@@ -19,6 +20,7 @@ def read_state(
     own: Mapping[str, Any],
     weights: Mapping[str, Tensor],
     limits: Mapping[str, tuple[int, int]],
+    layout: Layout,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Masks, bool in the weights' shapes, and scores, float32 likewise, on the weights' devices.
 
@@ -27,6 +29,7 @@ def read_state(
         own: The state of the training that is to go on from it.
         weights: The masked weights, by name.
         limits: The fewest and the most entries that a weight can have in use, by name.
+        layout: Of the masks.
 
     Raises:
         StateError: It is not such a state.
@@ -49,12 +52,12 @@ def read_state(
             "saved with scores of other weights: make the same model sparse, with the same keep="
         )
     return (
-        {name: _mask(name, bits, weights[name], limits[name]) for name, bits in masks.items()},
+        {name: _mask(name, bits, weights[name], limits[name], layout) for name, bits in masks.items()},
         {name: _score(name, score, weights[name]) for name, score in scores.items()},
     )
 
 
-def _mask(name: str, bits: Any, weight: Tensor, limits: tuple[int, int]) -> Tensor:
+def _mask(name: str, bits: Any, weight: Tensor, limits: tuple[int, int], layout: Layout) -> Tensor:
     n = weight.numel()
     if not isinstance(bits, Tensor) or bits.dtype is not torch.uint8 or bits.shape != ((n + 7) // 8,):
         raise StateError(
@@ -68,6 +71,8 @@ def _mask(name: str, bits: Any, weight: Tensor, limits: tuple[int, int]) -> Tens
             f"the mask of {name} has {count} of {n} entries in use, and this training has {least} to {most}:"
             " the state is damaged"
         )
+    if layout == "2:4" and int(used.view(-1, 4).sum(1).min()) < 2:
+        raise StateError(f"the mask of {name} has fewer than two of four in use: the state is damaged")
     return used.view(weight.shape).to(weight.device)
 
 

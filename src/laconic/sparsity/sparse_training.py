@@ -27,7 +27,6 @@ from laconic.core.turn import Turn
 from laconic.optim.closure import evaluated
 from laconic.sparsity.dense_gradients import DenseGradients
 from laconic.sparsity.densities import entries
-from laconic.sparsity.drop_and_grow import shuffled
 from laconic.sparsity.saved import read_state
 from laconic.sparsity.slots import clear_
 from laconic.sparsity.sparsifier import Moment, Sparsifier
@@ -113,10 +112,7 @@ class SparseTraining:
     def start(self) -> None:
         """Draw the first masks, and keep them from now on."""
         for name, weight in self._weights.items():
-            n = weight.numel()
-            count = entries(self.sparsifier.first_density(self._shares[name]), n)
-            used = torch.zeros(n, dtype=torch.bool)
-            used[shuffled(n, self._key(name, START))[:count]] = True
+            used = self.sparsifier.first_mask(weight.numel(), self._shares[name], self._key(name, START))
             self._use(name, used.view(weight.shape).to(weight.device))
             self._hooks.append(weight.register_hook(self._masked_gradient(name)))  # type: ignore[no-untyped-call]
         if self._weights:
@@ -168,7 +164,9 @@ class SparseTraining:
         """
         if self._weights and not self._hooks:
             raise StateError("remove() has ended this training: make the model sparse again, then load")
-        masks, scores = read_state(state, self.state_dict(), self._weights, self._limits())
+        masks, scores = read_state(
+            state, self.state_dict(), self._weights, self._limits(), self.sparsifier.layout
+        )
         self.masks.clear()  # the first masks do not count: a saved entry keeps its value
         for name, used in masks.items():
             self._use(name, used)

@@ -9,7 +9,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic.core.spec import Spec
-from laconic.sparsity.densities import Layout
+from laconic.sparsity import fours
+from laconic.sparsity.densities import Layout, entries
+from laconic.sparsity.draws import drawn
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,13 @@ class Sparsifier(Spec):
     def first_density(self, share: float) -> float:
         """The density at the start of a weight that has `share` at the end."""
         return share
+
+    def first_mask(self, n: int, share: float, key: int) -> Tensor:
+        """The mask of the start of a weight that has `share` at the end, bool (n,), on the host."""
+        share = self.first_density(share)
+        if self.layout == "2:4" and share < 1:
+            return fours.drawn(n, key)
+        return drawn(n, entries(share, n), key)
 
     @abstractmethod
     def due(self, turn: int, steps: int) -> bool:

@@ -100,7 +100,7 @@ def sparsify(
         made = parse(spec) if isinstance(spec, str) else spec
         if not isinstance(made, Sparsifier):
             raise SpecError(f"sparsify takes a sparsifier, such as rigl(density=0.1), got {made!r}")
-        weights = masked_weights(plain, keep, first=made.layout == "erk")
+        weights = masked_weights(plain, keep, made.layout)
         held = {each for one in optimizer.param_groups for each in one["params"]}
         missing = [name for name, weight in weights.items() if weight not in held]
         if missing:

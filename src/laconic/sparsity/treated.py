@@ -9,18 +9,20 @@ from torch import Tensor, nn
 from laconic.core.errors import AttachError
 from laconic.lowbit.kept import check_kept, is_kept
 from laconic.lowbit.taken import refuse_taken
+from laconic.sparsity import fours
+from laconic.sparsity.densities import Layout
 from laconic.sparsity.layers import SwatConv2d, SwatLinear
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def masked_weights(model: nn.Module, keep: Collection[str], *, first: bool) -> dict[str, nn.Parameter]:
+def masked_weights(model: nn.Module, keep: Collection[str], layout: Layout) -> dict[str, nn.Parameter]:
     """The weights to mask, by the name of the parameter, in the model's own order.
 
     Args:
         model: A plain module.
         keep: Names of modules that stay dense with everything inside.
-        first: Whether the first of these layers is masked too.
+        layout: "uniform" leaves the first of these layers out, "2:4" those whose rows are not made of fours.
 
     Raises:
         AttachError: There is none; one is masked already, shared with another module, or sharded.
@@ -39,10 +41,14 @@ def masked_weights(model: nn.Module, keep: Collection[str], *, first: bool) -> d
         and weight.requires_grad
     }
     treated = {
-        name: module for name, module in list(found.items())[0 if first else 1 :] if not is_kept(name, keep)
+        name: module
+        for index, (name, module) in enumerate(found.items())
+        if not is_kept(name, keep)
+        and (index > 0 or layout != "uniform")
+        and (layout != "2:4" or _in_fours(module))
     }
     if not treated:
-        raise AttachError(f"no layer to treat: {_why_none(len(found), keep, first)}")
+        raise AttachError(f"no layer to treat: {_why_none(len(found), keep, layout)}")
     weights: dict[str, nn.Parameter] = {}
     for name, module in treated.items():
         weight = module._parameters["weight"]
@@ -58,13 +64,23 @@ def masked_weights(model: nn.Module, keep: Collection[str], *, first: bool) -> d
     return weights
 
 
-def _why_none(found: int, keep: Collection[str], first: bool) -> str:
+def _in_fours(module: nn.Module) -> bool:
+    weight = module._parameters["weight"]
+    return weight is not None and fours.divisible(weight)
+
+
+def _why_none(found: int, keep: Collection[str], layout: Layout) -> str:
     """Why none of so many layers is left."""
     if not found:
         return "this model has no Linear or convolution layer with a weight to train"
     left = f" outside keep={tuple(keep)!r}" if keep else ""
-    if first:
+    if layout == "erk":
         return f"this model has {found} Linear and convolution layers to train, and none{left}"
+    if layout == "2:4":
+        return (
+            f"layout='2:4' leaves layers dense whose rows are no multiple of four, and of {found} Linear and"
+            f" convolution layers none has other rows{left}: take layout='erk'"
+        )
     return (
         f"layout='uniform' leaves the first of {found} Linear and convolution layers dense, and there is no"
         f" other{left}: take layout='erk'"

@@ -14,12 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from laconic.core import arguments
 from laconic.core.spec import Status
-from laconic.sparsity import schedule
-from laconic.sparsity.densities import LAYOUTS, Layout, entries
+from laconic.sparsity import fours, schedule
+from laconic.sparsity.densities import Layout, check, entries
 from laconic.sparsity.drop_and_grow import largest
 from laconic.sparsity.sparsifier import Moment, Sparsifier
 
@@ -33,7 +34,8 @@ class GradualPruning(Sparsifier):
         every: Turns from one update to the next; default: 100.
         begin: Share of the training before the first weights go, in [0, until); default: 0.25.
         until: Share of the training after which masks stay, in (0, 1]; default: 0.75.
-        layout: "erk" (default): narrow layers keep more; "uniform": all the same, and the first is dense.
+        layout: "erk" (default): narrow layers keep more; "uniform": all the same, and the first is dense;
+            "2:4": two of each four neighbours, with density=0.5.
 
     >>> GradualPruning(density=0.2)
     gradual_pruning(density=0.2)
@@ -50,11 +52,10 @@ class GradualPruning(Sparsifier):
     examples: ClassVar[tuple[str, ...]] = ("gradual_pruning(density=0.1)",)
 
     def __post_init__(self) -> None:
-        arguments.number("density", self.density, above=0, most=1)
+        check(self.density, self.layout)
         arguments.whole("every", self.every, 1)
         arguments.number("until", self.until, above=0, most=1)
         arguments.number("begin", self.begin, least=0, below=self.until)
-        arguments.choice("layout", self.layout, LAYOUTS)
 
     def first_density(self, share: float) -> float:
         return 1.0
@@ -70,4 +71,7 @@ class GradualPruning(Sparsifier):
         progress = 1.0 if at.turn >= last else max(0.0, (at.turn - first) / (last - first))
         density = share + (1 - share) * (1 - progress) ** 3
         count = min(int(used.sum()), entries(density, used.numel()))
-        return largest(weight.abs().masked_fill(~used, -1), count, at.key)
+        magnitude = weight.abs().masked_fill(~used, -1)
+        if self.layout == "2:4":  # the larger two of each four stay to the end
+            magnitude.masked_fill_(fours.filled(torch.zeros_like(used), magnitude, at.key), torch.inf)
+        return largest(magnitude, count, at.key)

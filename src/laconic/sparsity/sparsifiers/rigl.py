@@ -23,7 +23,7 @@ from torch import Tensor
 from laconic.core import arguments
 from laconic.core.spec import Status
 from laconic.sparsity import schedule
-from laconic.sparsity.densities import LAYOUTS, Layout
+from laconic.sparsity.densities import Layout, check
 from laconic.sparsity.drop_and_grow import drop_and_grow
 from laconic.sparsity.sparsifier import Moment, Sparsifier
 
@@ -37,7 +37,8 @@ class Rigl(Sparsifier):
         every: Turns from one update to the next; default: 100.
         drop: Share of a weight's entries that drop at first, in (0, 1]; default: 0.3.
         until: Share of the training after which masks stay, in (0, 1]; default: 0.75.
-        layout: "erk" (default): narrow layers keep more; "uniform": all the same, and the first is dense.
+        layout: "erk" (default): narrow layers keep more; "uniform": all the same, and the first is dense;
+            "2:4": two of each four neighbours, with density=0.5.
         accumulate: Turns whose gradients are added up for the score, the update's and those before it;
             default: 1. With more, each has norm 1, so that they count alike under a GradScaler too, and the
             port that has it takes four times as large an `every`.
@@ -60,9 +61,8 @@ class Rigl(Sparsifier):
     replaces_step: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        arguments.number("density", self.density, above=0, most=1)
+        check(self.density, self.layout)
         schedule.check(self.every, self.drop, self.until)
-        arguments.choice("layout", self.layout, LAYOUTS)
         arguments.whole("accumulate", self.accumulate, 1, self.every)
 
     def due(self, turn: int, steps: int) -> bool:
@@ -75,4 +75,4 @@ class Rigl(Sparsifier):
     def updated(self, weight: Tensor, used: Tensor, score: Tensor | None, share: float, at: Moment) -> Tensor:
         assert score is not None
         count = int(schedule.fraction(at.turn, at.steps, self.drop, self.until) * int(used.sum()))
-        return drop_and_grow(weight.abs(), used, score.abs(), count, at.key)
+        return drop_and_grow(weight.abs(), used, score.abs(), count, at.key, self.layout)

@@ -13,11 +13,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from laconic.core import arguments
 from laconic.core.spec import Status
 from laconic.sparsity import schedule
-from laconic.sparsity.densities import LAYOUTS, Layout
-from laconic.sparsity.drop_and_grow import drop_and_grow, generator
+from laconic.sparsity.densities import Layout, check
+from laconic.sparsity.draws import generator
+from laconic.sparsity.drop_and_grow import drop_and_grow
 from laconic.sparsity.sparsifier import Moment, Sparsifier
 
 
@@ -41,9 +41,8 @@ class SparseEvolution(Sparsifier):
     examples: ClassVar[tuple[str, ...]] = ("sparse_evolution(density=0.1)",)
 
     def __post_init__(self) -> None:
-        arguments.number("density", self.density, above=0, most=1)
+        check(self.density, self.layout)
         schedule.check(self.every, self.drop, self.until)
-        arguments.choice("layout", self.layout, LAYOUTS)
 
     def due(self, turn: int, steps: int) -> bool:
         return schedule.due(turn, steps, self.every, self.until)
@@ -51,4 +50,4 @@ class SparseEvolution(Sparsifier):
     def updated(self, weight: Tensor, used: Tensor, score: Tensor | None, share: float, at: Moment) -> Tensor:
         count = int(schedule.fraction(at.turn, at.steps, self.drop, self.until) * int(used.sum()))
         luck = torch.rand(used.numel(), generator=generator(at.key + 2)).to(used.device)
-        return drop_and_grow(weight.abs(), used, luck, count, at.key)
+        return drop_and_grow(weight.abs(), used, luck, count, at.key, self.layout)

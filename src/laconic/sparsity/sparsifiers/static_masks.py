@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from laconic.core import arguments
-from laconic.sparsity.densities import LAYOUTS, Layout
+from laconic.sparsity.densities import Layout, check
 from laconic.sparsity.sparsifier import Moment, Sparsifier
 
 
@@ -18,7 +17,8 @@ class StaticMasks(Sparsifier):
 
     Args:
         density: Share of the weights that are in use, in (0, 1]; default: 0.1.
-        layout: "erk" (default): narrow layers keep more; "uniform": all the same, and the first is dense.
+        layout: "erk" (default): narrow layers keep more; "uniform": all the same, and the first is dense;
+            "2:4": two of each four neighbours, with density=0.5.
 
     >>> StaticMasks(density=0.2)
     static_masks(density=0.2)
@@ -30,8 +30,7 @@ class StaticMasks(Sparsifier):
     examples: ClassVar[tuple[str, ...]] = ("static_masks(density=0.1)",)
 
     def __post_init__(self) -> None:
-        arguments.number("density", self.density, above=0, most=1)
-        arguments.choice("layout", self.layout, LAYOUTS)
+        check(self.density, self.layout)
 
     def due(self, turn: int, steps: int) -> bool:
         return False
