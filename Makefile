@@ -16,6 +16,9 @@ SLICE   := tests/golden tests/unit/test_architecture.py tests/dist/test_fsdp.py 
 FLOWER  := .venv-federated
 OTHERS  := .venv-integrations
 
+# Images of containers often have it set. Tests start a hundred commands, and each would compile all of laconic again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test test-main test-federated test-integrations test-torch \
         venv-federated venv-integrations venv-torch check bench soak docs site clean
 

@@ -1,4 +1,4 @@
-"""Options that let the laws of `make soak`, a night's work, go in parts.
+"""Options that let the laws of `make soak`, a night's work, go in parts; and Ctrl-C in the background.
 
 `--repeats N`: how often each is tried. `--part 3/64`: every 64th test of those chosen, from the third on.
 """
@@ -6,8 +6,15 @@
 from __future__ import annotations
 
 import re
+import signal
 
 import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests send SIGINT to what they start, and a shell has it ignored in what runs in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
