@@ -1,6 +1,6 @@
 """Bytes to the same loss: outer steps of SparseLoCo and Streaming DiLoCo beside dense data parallelism.
 
-    python -m benchmarks.outer            all runs; goes on where it stopped: 3 CPU hours
+    python -m benchmarks.outer            all runs; goes on where it stopped: 3 to 5 CPU hours
     python -m benchmarks.outer --only sparseloco    those of one contender, after dense's
     python -m benchmarks.outer --quick    a few steps of each, at one rate; nothing is kept
 
@@ -165,8 +165,8 @@ def test(bound: BoundStrategy, side: Loopback, model: nn.Module, data: dict[str,
 
 
 def do(run: Run, data: dict[str, Tensor], target: float = 0.0, steps: int | None = None) -> Row:
-    """What is kept of a run, which is trained if it is not."""
-    if steps is None and (found := run.read()) is not None:
+    """What is kept of a run, which is trained if it is not, or went for the loss of another dense run."""
+    if steps is None and (found := run.read()) is not None and found["target"] == target:
         return found
     most = steps or (STEPS if run.contender is DENSE else round(PATIENCE * STEPS))
     began = time.process_time()
