@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 
 import pytest
 import torch
@@ -115,6 +117,45 @@ def test_masks_are_equal_on_four_ranks_after_a_thousand_steps(pool):
         4, together, "masked(cgx(min_size=64))", 1000, timeout_s=600.0
     ):
         assert agrees and same and moved and zero
+
+
+def a_thousand_steps(folder, goes_on, dies_at=None):
+    """All ranks' masks at the end, and this rank's weights; a state of each rank is kept every 100 steps."""
+    rank, first = dist.get_rank(), 0
+    model = DistributedDataParallel(net(), **({} if goes_on else MANY))
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    sparse = sparsify(model, optimizer, "rigl(density=0.2, every=50)", steps=1000)
+    handle = laconic.compress(model, optimizer, "masked(topk(density=0.1))")
+    if goes_on:
+        saved = torch.load(folder / f"{rank}.pt", weights_only=True)
+        first = saved["step"]
+        for part, name in ((model.module, "model"), (optimizer, "optimizer"), (sparse, "sparse")):
+            part.load_state_dict(saved[name])
+        handle.load_state_dict(saved["laconic"])
+    for step in range(first, 1000):
+        if step == dies_at and rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step % 100 == 0 and not goes_on:
+            state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+            state |= {"sparse": sparse.state_dict(), "laconic": handle.state_dict()}
+            torch.save(state, folder / f"{rank}.pt")
+            dist.barrier()  # a state counts only where all have written it
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    return [mask.tolist() for mask in digests(sparse)], flat(model), first
+
+
+@pytest.mark.soak
+def test_masks_are_equal_on_four_ranks_after_a_thousand_steps_a_kill_and_a_resume(pool, tmp_path):
+    whole = pool.run(4, a_thousand_steps, tmp_path, False, timeout_s=600.0)
+    died = pool.fresh(4, a_thousand_steps, tmp_path, False, 555, timeout_s=600.0)
+    assert died[2].exit_code == -signal.SIGKILL and all(each.value is None for each in died)
+    resumed = pool.run(4, a_thousand_steps, tmp_path, True, timeout_s=600.0)
+    for (masks, weights, _), (again, others, first) in zip(whole, resumed, strict=True):
+        assert first == 500
+        assert masks == again == [masks[0]] * 4
+        assert torch.equal(weights, others)
 
 
 class Cancelling(nn.Module):
