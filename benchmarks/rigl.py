@@ -1,13 +1,15 @@
 """Sparse training on CIFAR-10: dense, static random masks, sparse evolution (SET), RigL and gradual pruning.
 
     python -m benchmarks.rigl                train; goes on where it stopped: one JSON a run
+    python -m benchmarks.rigl --width 2      some with twice as many channels, to see what becomes of gaps
+    python -m benchmarks.rigl --times 4      some 4 times as long, to see the same
     python -m benchmarks.rigl forward        size and time of a forward pass: dense, and exported as CSR
     python -m benchmarks.rigl traffic        bytes of gradients among four processes
     python -m benchmarks.rigl --quick        a few steps of each, written nowhere
 
 A ResNet of three blocks at 16, 32 and 64 channels whose first convolution has stride 2: 75 thousand weights.
 All runs have the same batches, the same number of steps and the same schedule of the rate, one process and
-one thread each. Results are in benchmarks/results/rigl/.
+one thread each. Results are in benchmarks/results/rigl/, or in a folder there for another width or length.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +44,26 @@ SEEDS = (0, 1, 2)
 STEPS, BATCH, LR = 2400, 64, 0.1
 EVERY = 50
 WORKERS = 4
+AGAIN = (
+    "dense",
+    f"rigl(density=0.2, every={EVERY})",
+    "static_masks(density=0.2)",
+)  # at other widths and lengths
 
 
-def small_resnet() -> nn.Module:
-    """Images float32 (n, 3, 32, 32) to logits (n, 10)."""
+def small_resnet(width: int = 1) -> nn.Module:
+    """Images float32 (n, 3, 32, 32) to logits (n, 10). With `width` times as many channels."""
+    first, second, third = (width * channels for channels in (16, 32, 64))
     model = nn.Sequential(
-        nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False),
-        nn.BatchNorm2d(16),
+        nn.Conv2d(3, first, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(first),
         nn.ReLU(),
-        Block(16, 16),
-        Block(16, 32),
-        Block(32, 64),
+        Block(first, first),
+        Block(first, second),
+        Block(second, third),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(64, 10),
+        nn.Linear(third, 10),
     )
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
@@ -71,15 +80,22 @@ def specs() -> list[str]:
     return found
 
 
-def path_of(spec: str, seed: int) -> Path:
+def path_of(spec: str, seed: int, width: int = 1, times: int = 1) -> Path:
     """Where a run is written."""
-    return RESULTS / f"{spec.translate(str.maketrans({c: '-' for c in '(=, )'})).strip('-')}-seed{seed}.json"
+    other = [f"width{width}"] * (width > 1) + [f"times{times}"] * (times > 1)
+    return (
+        RESULTS
+        / "-".join(other)
+        / f"{spec.translate(str.maketrans({c: '-' for c in '(=, )'})).strip('-')}-seed{seed}.json"
+    )
 
 
-def train(spec: str, seed: int, data: dict[str, torch.Tensor], steps: int = STEPS) -> dict[str, Any]:
+def train(
+    spec: str, seed: int, data: dict[str, torch.Tensor], steps: int = STEPS, width: int = 1
+) -> dict[str, Any]:
     """One training; its accuracy on the test set, the density and the seconds of processor time."""
     torch.manual_seed(seed)
-    recipe = Recipe(small_resnet, lr=LR)
+    recipe = Recipe(partial(small_resnet, width), lr=LR)
     model = recipe.build()
     optimizer = recipe.optimizer(model)
     sparse = None if spec == "dense" else sparsify(model, optimizer, spec, steps=steps, seed=seed)
@@ -102,6 +118,7 @@ def train(spec: str, seed: int, data: dict[str, torch.Tensor], steps: int = STEP
         "spec": spec,
         "seed": seed,
         "steps": steps,
+        "weights": sum(weight.numel() for weight in weights),
         "batch": BATCH,
         "lr": LR,
         "accuracy": accuracy(model, data),
@@ -125,17 +142,17 @@ def accuracy(model: nn.Module, data: dict[str, torch.Tensor]) -> float:
     return right / len(data["test_y"])
 
 
-def train_all(seeds: Sequence[int], quick: bool) -> None:
+def train_all(seeds: Sequence[int], quick: bool, width: int, times: int) -> None:
     """Every run that is not there yet, one seed after the other."""
     data = load()
-    RESULTS.mkdir(parents=True, exist_ok=True)
     for seed in seeds[:1] if quick else seeds:
-        for spec in specs():
-            path = path_of(spec, seed)
+        for spec in specs() if width == times == 1 else AGAIN:
+            path = path_of(spec, seed, width, times)
             if quick:
-                print(train(spec, seed, data, steps=4)["train_loss"], spec)
+                print(train(spec, seed, data, 4, width)["train_loss"], spec)
             elif not path.exists():
-                result = train(spec, seed, data)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                result = train(spec, seed, data, times * STEPS, width)
                 path.write_text(json.dumps(result, indent=1) + "\n")
                 print(
                     f"{spec}, seed {seed}: {100 * result['accuracy']:.2f} %, {result['cpu_s']:.0f} s",
@@ -251,10 +268,12 @@ def main() -> None:
     parser.add_argument("what", nargs="?", choices=("train", "forward", "traffic"), default="train")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="only these")
+    parser.add_argument("--width", type=int, default=1, help="so many times as many channels")
+    parser.add_argument("--times", type=int, default=1, help="trainings so many times as long")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.what == "train":
-        train_all(given.seeds, given.quick)
+        train_all(given.seeds, given.quick, given.width, given.times)
     else:
         (forward if given.what == "forward" else traffic)(given.quick)
 

@@ -21,9 +21,12 @@ ACCURACY = """## Accuracy
 CIFAR-10, a ResNet of three blocks with {weights:,} weights, {steps:,} steps at batch {batch}, rate {lr:g},
 the same batches for all; layers by ERK, masks updated every {every} steps until three quarters of the
 training. Mean over seeds and standard deviation, in % of the test set, and points below the dense net. The
-net is small for its task and the training short: a tenth of so few weights is too few, where a large net has
-more than it needs.
+net is small for its task and the training short.
 """
+AGAIN = """The same with {n} times as many {what}: {weights:,} weights, {steps:,} steps
+(`python -m benchmarks.rigl --{option} {n}`).
+"""
+OPTIONS = {"width": "channels", "times": "steps"}  # of what there are as many more
 TRAFFIC = """## Bytes
 
 ResNet-20 at density 0.1 by `rigl(density=0.1, every=100)`, {workers} processes over gloo, {steps} steps.
@@ -47,9 +50,9 @@ def page() -> str:
     return "\n".join([HEAD, *_accuracy(), *_traffic(), *_forward()]).rstrip("\n") + "\n"
 
 
-def runs() -> list[dict[str, Any]]:
+def runs(folder: Path = FOLDER) -> list[dict[str, Any]]:
     """All trainings."""
-    return [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*-seed*.json"))]
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*-seed*.json"))]
 
 
 def _accuracy() -> Iterator[str]:
@@ -59,17 +62,37 @@ def _accuracy() -> Iterator[str]:
         return
     first = dense[0]
     yield ACCURACY.format(weights=WEIGHTS, every=50, **{key: first[key] for key in ("steps", "batch", "lr")})
-    specs = sorted({run["spec"] for run in found}, key=_order)
+    yield from _table(found)
+    yield ""
+    yield from _aims(found)
+    for option in OPTIONS:
+        for folder in sorted(FOLDER.glob(f"{option}*/")):
+            yield from _again(folder, option)
+
+
+def _again(folder: Path, option: str) -> Iterator[str]:
+    """The table and the aims of another width or length."""
+    found = runs(folder)
+    dense = [run for run in found if run["spec"] == "dense"]
+    if dense:
+        n, sizes = folder.name.removeprefix(option), {key: dense[0][key] for key in ("weights", "steps")}
+        yield AGAIN.format(n=n, option=option, what=OPTIONS[option], **sizes)
+        yield from _table(found)
+        yield ""
+        yield from _aims(found)
+
+
+def _table(found: list[dict[str, Any]]) -> Iterator[str]:
+    """A row for each training: accuracy, and points below the dense one of the same seeds."""
+    dense = [run for run in found if run["spec"] == "dense"]
     rows = []
-    for spec in specs:
+    for spec in sorted({run["spec"] for run in found}, key=_order):
         mine = {run["seed"]: 100 * run["accuracy"] for run in found if run["spec"] == spec}
         lost = [100 * run["accuracy"] - mine[run["seed"]] for run in dense if run["seed"] in mine]
         density = next(run["density"] for run in found if run["spec"] == spec)
         below = "-" if spec == "dense" or not lost else f"{statistics.mean(lost):.2f}"
         rows.append([f"`{spec}`", f"{density:.2f}", _spread([*mine.values()]), below, str(len(mine))])
     yield from table(("training", "density", "accuracy, %", "points below dense", "seeds"), rows)
-    yield ""
-    yield from _aims(found)
 
 
 def _aims(found: list[dict[str, Any]]) -> Iterator[str]:
