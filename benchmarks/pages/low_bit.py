@@ -83,6 +83,9 @@ plain model, reads with `weights_only=True`, trusts nothing, and leaves `model` 
 """
 
 
+PRODUCTS = ("product", "kernel", "ms", "GOP/s", "faster than float32", "than int8", "aimed at")
+
+
 def page() -> str:
     """The whole page."""
     return "\n".join([HEAD, *_speed(), *_accuracy()]) + "\n"
@@ -101,9 +104,18 @@ def _speed() -> Iterator[str]:
     yield ""
     yield _aims(found["rows"])
     yield ""
-    heads = ["product", "kernel", "ms", "GOP/s", "faster than float32", "than int8", "aimed at"]
-    yield from table(heads, map(_product, found["rows"]))
+    yield from table(PRODUCTS, map(_product, found["rows"]))
     yield ""
+    older = FOLDER / "xnor-avx2.json"
+    if older.exists():
+        rows = json.loads(older.read_text())["rows"]
+        yield (
+            "The same on a machine where AVX2 is the widest there is, and where torch's int8 product has no"
+            f" fast form. {_aims(rows)}"
+        )
+        yield ""
+        yield from table(PRODUCTS, map(_product, rows))
+        yield ""
 
 
 def _aims(rows: list[dict[str, Any]]) -> str:

@@ -31,10 +31,12 @@ HEAD = f"""# Bytes to the same loss
 
 {WORKERS} workers train a small GPT on Shakespeare, letter by letter, {BATCH} windows of 64 letters a step.
 Dense data parallelism with AdamW does {STEPS} steps; the others train until the mean of their workers has its
-test loss of the same seed, or {PATIENCE:g} times as many steps. Each has the best of {len(RATES)} learning
-rates, chosen on the first seed. *MB* is what a worker puts on the wire until then, packet headers included;
-it does not depend on the link. *seconds* is how long that occupies 100 Mbit/s, compute apart: with `overlap=`
-it is beside compute, without in bursts between it.
+test loss of the same seed, or {PATIENCE:g} times as many steps. Each has the best learning rate of
+{", ".join(f"{rate:g}" for rate in RATES)}, chosen on the first seed.
+
+*MB* is what a worker puts on the wire until then, packet headers included; it does not depend on the link.
+*seconds* is how long that occupies 100 Mbit/s, compute apart: with `overlap=` it is beside compute, without
+in bursts between it.
 """
 TOLD = ("contender", "spec", "optimiser", "rate", "seeds", "steps", "MB", "fewer", "seconds at 100 Mbit/s")
 
