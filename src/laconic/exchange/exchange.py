@@ -136,7 +136,10 @@ class Exchange:
 
     def _reduce(self, reductions: Sequence[Reduction], suspect: str | None) -> None:
         """The mean of each leg, in the bucket: what can go on by itself does so, while others reduce."""
-        ends = [reduction.begin() for reduction in reductions]
+        ends = []
+        for reduction in reductions:
+            with self.comm.phase(reduction.leg.name):
+                ends.append(reduction.begin())
         for reduction, end in zip(reductions, ends, strict=True):
             if end is None and self.void is not None:
                 continue
