@@ -63,6 +63,18 @@ def test_two_of_four_keeps_fours_with_fewer(entries) -> None:
     assert nbytes(made) == 16 * 4 + 16 // 4
 
 
+@pytest.mark.parametrize("ones", range(1, 64))
+def test_auto_takes_the_form_that_is_smaller(ones) -> None:
+    """Of 32 fours the first have two entries each, the rest one or none: CSR is smaller with few."""
+    layer = nn.Linear(64, 2, bias=False)
+    used = torch.zeros(32, 4)
+    used[: ones // 2, :2] = 1
+    used[ones // 2, : ones % 2] = 1
+    layer.weight.data.mul_(used.view(2, 64))
+    sizes = {form: nbytes(export(layer, form)) for form in ("csr", "2:4")}
+    assert nbytes(export(layer)) == min(sizes.values())
+
+
 def test_bytes_are_counted() -> None:
     layer = thinned(nn.Linear(100, 50), 0.1)
     entries = int((layer.weight != 0).sum())

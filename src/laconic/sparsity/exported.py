@@ -130,8 +130,7 @@ def export(model: nn.Module, form: Form = "auto") -> nn.Module:
     Args:
         model: It does not change. A weight's entries in use are those that are not zero.
         form: "csr"; "2:4", for which each four neighbours of a row have at most two entries; "auto"
-            (default): 2:4 for weights that allow it and have more than 17 entries in 64, else CSR, which is
-            then smaller.
+            (default): for each weight the smaller of these, 2:4 only where it allows that.
 
     Raises:
         SpecError: `form` is none of these.
@@ -192,8 +191,8 @@ def _is_two_of_four(weight: Tensor) -> bool:
 
 
 def _smaller(weight: Tensor) -> str:
-    many = 64 * int((weight != 0).sum()) > 17 * weight.numel()
-    return "2:4" if many and _is_two_of_four(weight) else "csr"
+    csr = 8 * int((weight != 0).sum()) + 4 * (len(weight) + 1)  # bytes
+    return "2:4" if _is_two_of_four(weight) and 17 * weight.numel() < 8 * csr else "csr"
 
 
 def _csr(weight: Tensor) -> dict[str, Tensor]:
