@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import Any, ClassVar, Literal, overload
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,8 @@ class Handle(Joinable):
     It may be given to torch's `Join` behind its model, `with Join([model, handle])`. If the method exchanges
     inside `optimizer.step()`, it has to be: a rank without further inputs then takes these steps too.
     """
+
+    saved_by_each: ClassVar[bool] = False  # rank 0 may gather the memory of all ranks, as of no sharded model
 
     def __init__(
         self,

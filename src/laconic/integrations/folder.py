@@ -29,7 +29,7 @@ NAME = "laconic"
 def save(handle: Handle | ShardedHandle, folder: Path | str, name: str = NAME) -> None:
     """Write the memory of all ranks into this folder. Called by all ranks, between steps."""
     rank = dist.get_rank()
-    if not isinstance(handle, Handle) and handle.saved_by_each:
+    if handle.saved_by_each:
         Path(folder).mkdir(parents=True, exist_ok=True)  # rank 0 may have made it on its machine alone
         _write(handle.state_dict(), _of_rank(folder, name, rank))
         return
@@ -49,7 +49,7 @@ def load(handle: Handle | ShardedHandle, folder: Path | str, name: str = NAME) -
             ranks, model, method or seed.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
-    if not isinstance(handle, Handle) and handle.saved_by_each:
+    if handle.saved_by_each:
         return _load_own(handle, folder, name)
     parts = _parts(Path(folder) / f"{name}.pt", size) if rank == 0 else None
     mine: list[Any] = [None]
@@ -62,7 +62,7 @@ def load(handle: Handle | ShardedHandle, folder: Path | str, name: str = NAME) -
     return True
 
 
-def _load_own(handle: ShardedHandle, folder: Path | str, name: str) -> bool:
+def _load_own(handle: Handle | ShardedHandle, folder: Path | str, name: str) -> bool:
     """`load` where each rank has a file. What one rank must refuse, all refuse, with the memory they had."""
     before = handle.state_dict()
     own = _read(_of_rank(folder, name, dist.get_rank()))

@@ -78,7 +78,7 @@ class LightningCompression(Callback):
             return
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self.handle = compress(model, trainer.optimizers, self.spec, scaler=scaler, seed=self.seed)
-        if trainer.checkpoint_callbacks and getattr(self.handle, "saved_by_each", False):
+        if trainer.checkpoint_callbacks and self.handle.saved_by_each:
             method = self.handle.method
             self.handle.remove()
             self.handle = None
