@@ -22,7 +22,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,10 +86,10 @@ class Run:
         """What is kept of it; where the file is, it is done."""
         return FOLDER / f"{self.contender.name}-{self.rate:g}-{self.seed}.json"
 
-    def read(self) -> Row | None:
-        """What is kept of it, or None."""
+    def read(self, target: float) -> Row | None:
+        """What is kept of it on its way to this loss, or None."""
         found: Row | None = json.loads(self.file.read_text()) if self.file.exists() else None
-        return found
+        return found if found is not None and found["target"] == target else None
 
 
 class Dense(BoundStrategy):
@@ -165,8 +165,8 @@ def test(bound: BoundStrategy, side: Loopback, model: nn.Module, data: dict[str,
 
 
 def do(run: Run, data: dict[str, Tensor], target: float = 0.0, steps: int | None = None) -> Row:
-    """What is kept of a run, which is trained if it is not, or went for the loss of another dense run."""
-    if steps is None and (found := run.read()) is not None and found["target"] == target:
+    """What is kept of a run to this loss, which is trained if it is not."""
+    if steps is None and (found := run.read(target)) is not None:
         return found
     most = steps or (STEPS if run.contender is DENSE else round(PATIENCE * STEPS))
     began = time.process_time()
@@ -202,12 +202,18 @@ def best(rows: Sequence[Row]) -> float:
 
 def done(contender: Contender) -> list[Row]:
     """The runs at its best rate that are done, by seed; none while the first seed lacks a rate."""
-    pilots = [Run(contender, rate, SEEDS[0]).read() for rate in RATES]
+    targets = {} if contender is DENSE else losses(done(DENSE))
+    pilots = [Run(contender, rate, SEEDS[0]).read(targets.get(SEEDS[0], 0.0)) for rate in RATES]
     if any(each is None for each in pilots):
         return []
     rate = best([each for each in pilots if each is not None])
-    found = (Run(contender, rate, seed).read() for seed in SEEDS)
+    found = (Run(contender, rate, seed).read(targets.get(seed, 0.0)) for seed in SEEDS)
     return [each for each in found if each is not None]
+
+
+def losses(rows: Iterable[Row]) -> dict[int, float]:
+    """The last test loss of runs, by seed: dense's are what others train to."""
+    return {row["seed"]: row["curve"][-1][1] for row in rows}
 
 
 def play(contender: Contender, data: dict[str, Tensor], targets: dict[int, float]) -> Iterator[Row]:
@@ -232,7 +238,7 @@ def main() -> None:
             if given.only in (None, each.name):
                 do(Run(each, RATES[1], SEEDS[0]), data, steps=2 * LOOK)
         return
-    targets = {row["seed"]: row["curve"][-1][1] for row in play(DENSE, data, {})}
+    targets = losses(play(DENSE, data, {}))
     for each in OTHERS:
         if given.only in (None, each.name):
             for _ in play(each, data, targets):
