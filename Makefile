@@ -16,7 +16,7 @@ SLICE   := tests/golden tests/unit/test_architecture.py tests/dist/test_fsdp.py 
 FLOWER  := .venv-federated
 OTHERS  := .venv-integrations
 
-# Images of containers often have it set. Tests start a hundred commands, and each would compile all of laconic again.
+# Images of containers often set this, and each of the hundred commands that tests start would compile laconic anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test test-main test-federated test-integrations test-torch \

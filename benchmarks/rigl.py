@@ -44,11 +44,8 @@ SEEDS = (0, 1, 2)
 STEPS, BATCH, LR = 2400, 64, 0.1
 EVERY = 50
 WORKERS = 4
-AGAIN = (
-    "dense",
-    f"rigl(density=0.2, every={EVERY})",
-    "static_masks(density=0.2)",
-)  # at other widths and lengths
+# at another width or length
+AGAIN = ("dense", f"rigl(density=0.2, every={EVERY})", "static_masks(density=0.2)")
 
 
 def small_resnet(width: int = 1) -> nn.Module:
@@ -81,13 +78,10 @@ def specs() -> list[str]:
 
 
 def path_of(spec: str, seed: int, width: int = 1, times: int = 1) -> Path:
-    """Where a run is written."""
-    other = [f"width{width}"] * (width > 1) + [f"times{times}"] * (times > 1)
-    return (
-        RESULTS
-        / "-".join(other)
-        / f"{spec.translate(str.maketrans({c: '-' for c in '(=, )'})).strip('-')}-seed{seed}.json"
-    )
+    """Where a run is written. One of `width` and `times` is 1."""
+    folder = f"width{width}" if width > 1 else f"times{times}" if times > 1 else ""
+    name = spec.translate(str.maketrans({c: "-" for c in "(=, )"})).strip("-")
+    return RESULTS / folder / f"{name}-seed{seed}.json"
 
 
 def train(
@@ -268,9 +262,12 @@ def main() -> None:
     parser.add_argument("what", nargs="?", choices=("train", "forward", "traffic"), default="train")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="only these")
-    parser.add_argument("--width", type=int, default=1, help="so many times as many channels")
-    parser.add_argument("--times", type=int, default=1, help="trainings so many times as long")
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument("--width", type=int, default=1, help="so many times as many channels")
+    other.add_argument("--times", type=int, default=1, help="trainings so many times as long")
     given = parser.parse_args()
+    if min(given.width, given.times) < 1:
+        parser.error(f"--width and --times are at least 1, got {min(given.width, given.times)}")
     torch.set_num_threads(1)
     if given.what == "train":
         train_all(given.seeds, given.quick, given.width, given.times)

@@ -106,13 +106,12 @@ def _speed() -> Iterator[str]:
     yield ""
     yield from table(PRODUCTS, map(_product, found["rows"]))
     yield ""
-    older = FOLDER / "xnor-avx2.json"
-    if older.exists():
-        rows = json.loads(older.read_text())["rows"]
+    narrower = FOLDER / "xnor-avx2.json"
+    if narrower.exists():
+        rows = json.loads(narrower.read_text())["rows"]
         yield (
-            "There torch's int8 product takes AVX-512, also in the rows of our avx2 kernel. The same on a"
-            " machine where AVX2 is the widest there is, and where torch has no fast int8 product:"
-            f" {_aims(rows)}"
+            "The same on a machine where AVX2 is the widest there is, and where torch has no fast int8"
+            f" product, as it has above. {_aims(rows)}"
         )
         yield ""
         yield from table(PRODUCTS, map(_product, rows))

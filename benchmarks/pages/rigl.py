@@ -20,8 +20,7 @@ ACCURACY = """## Accuracy
 
 CIFAR-10, a ResNet of three blocks with {weights:,} weights, {steps:,} steps at batch {batch}, rate {lr:g},
 the same batches for all; layers by ERK, masks updated every {every} steps until three quarters of the
-training. Mean over seeds and standard deviation, in % of the test set, and points below the dense net. The
-net is small for its task and the training short.
+training. Mean over seeds and standard deviation, in % of the test set, and points below the dense net.
 """
 AGAIN = """The same with {n} times as many {what}: {weights:,} weights, {steps:,} steps
 (`python -m benchmarks.rigl --{option} {n}`).

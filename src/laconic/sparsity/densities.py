@@ -35,11 +35,11 @@ def densities(shapes: Shapes, density: float, layout: Layout = "uniform") -> dic
     >>> {name: round(share, 3) for name, share in found.items()}
     {'wide': 0.092, 'narrow': 0.918}
     """
-    check(density, layout)
+    check_density(density, layout)
     return _erk(shapes, density) if layout == "erk" else dict.fromkeys(shapes, float(density))
 
 
-def check(density: float, layout: Layout) -> None:
+def check_density(density: float, layout: Layout) -> None:
     """Raise `SpecError` unless these can go together."""
     arguments.number("density", density, above=0, most=1)
     arguments.choice("layout", layout, LAYOUTS)

@@ -31,11 +31,11 @@ def filled(kept: Tensor, score: Tensor, key: int) -> Tensor:
     >>> filled(torch.tensor([False, True, False, False]), torch.tensor([1.0, 0.0, 3.0, 2.0]), key=0)
     tensor([False,  True,  True, False])
     """
-    rank = score.masked_fill(kept, torch.inf).view(-1, 4)
-    luck = torch.rand(rank.shape, generator=generator(key)).argsort(1).to(score.device)
-    order = rank.gather(1, luck).argsort(dim=1, descending=True, stable=True)
+    wanted = score.masked_fill(kept, torch.inf).view(-1, 4)
+    luck = torch.rand(wanted.shape, generator=generator(key)).argsort(1).to(score.device)
+    order = wanted.gather(1, luck).argsort(dim=1, descending=True, stable=True)
     chosen = luck.gather(1, order[:, :2])
-    return torch.zeros_like(rank, dtype=torch.bool).scatter_(1, chosen, True).flatten()
+    return torch.zeros_like(wanted, dtype=torch.bool).scatter_(1, chosen, True).flatten()
 
 
 def drawn(n: int, key: int) -> Tensor:

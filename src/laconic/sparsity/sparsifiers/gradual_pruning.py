@@ -20,7 +20,7 @@ from torch import Tensor
 from laconic.core import arguments
 from laconic.core.spec import Status
 from laconic.sparsity import fours, schedule
-from laconic.sparsity.densities import Layout, check, entries
+from laconic.sparsity.densities import Layout, check_density, entries
 from laconic.sparsity.drop_and_grow import largest
 from laconic.sparsity.sparsifier import Moment, Sparsifier
 
@@ -52,7 +52,7 @@ class GradualPruning(Sparsifier):
     examples: ClassVar[tuple[str, ...]] = ("gradual_pruning(density=0.1)",)
 
     def __post_init__(self) -> None:
-        check(self.density, self.layout)
+        check_density(self.density, self.layout)
         arguments.whole("every", self.every, 1)
         arguments.number("until", self.until, above=0, most=1)
         arguments.number("begin", self.begin, least=0, below=self.until)

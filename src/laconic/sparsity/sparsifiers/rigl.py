@@ -23,7 +23,7 @@ from torch import Tensor
 from laconic.core import arguments
 from laconic.core.spec import Status
 from laconic.sparsity import schedule
-from laconic.sparsity.densities import Layout, check
+from laconic.sparsity.densities import Layout, check_density
 from laconic.sparsity.drop_and_grow import drop_and_grow
 from laconic.sparsity.sparsifier import Moment, Sparsifier
 
@@ -61,7 +61,7 @@ class Rigl(Sparsifier):
     replaces_step: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check(self.density, self.layout)
+        check_density(self.density, self.layout)
         schedule.check(self.every, self.drop, self.until)
         arguments.whole("accumulate", self.accumulate, 1, self.every)
 

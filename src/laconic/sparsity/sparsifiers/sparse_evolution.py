@@ -15,7 +15,7 @@ from torch import Tensor
 
 from laconic.core.spec import Status
 from laconic.sparsity import schedule
-from laconic.sparsity.densities import Layout, check
+from laconic.sparsity.densities import Layout, check_density
 from laconic.sparsity.draws import generator
 from laconic.sparsity.drop_and_grow import drop_and_grow
 from laconic.sparsity.sparsifier import Moment, Sparsifier
@@ -41,7 +41,7 @@ class SparseEvolution(Sparsifier):
     examples: ClassVar[tuple[str, ...]] = ("sparse_evolution(density=0.1)",)
 
     def __post_init__(self) -> None:
-        check(self.density, self.layout)
+        check_density(self.density, self.layout)
         schedule.check(self.every, self.drop, self.until)
 
     def due(self, turn: int, steps: int) -> bool:

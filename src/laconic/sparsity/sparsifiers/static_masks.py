@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from laconic.sparsity.densities import Layout, check
+from laconic.sparsity.densities import Layout, check_density
 from laconic.sparsity.sparsifier import Moment, Sparsifier
 
 
@@ -30,7 +30,7 @@ class StaticMasks(Sparsifier):
     examples: ClassVar[tuple[str, ...]] = ("static_masks(density=0.1)",)
 
     def __post_init__(self) -> None:
-        check(self.density, self.layout)
+        check_density(self.density, self.layout)
 
     def due(self, turn: int, steps: int) -> bool:
         return False
