@@ -376,6 +376,7 @@ def test_tied_layers_can_stay_dense() -> None:
         ({"refresh": 0}, "refresh must be a whole number"),
         ({"first": "real"}, "first must be 'dense' or 'sparse'"),
         ({"layout": "random"}, "layout must be 'uniform' or 'erk'"),
+        ({"layout": "2:4", "sparsity": 0.5}, "layout must be 'uniform' or 'erk'"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, why) -> None:

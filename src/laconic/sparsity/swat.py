@@ -17,7 +17,7 @@ from laconic.core.errors import AttachError, StateError
 from laconic.lowbit.called import Called, refuse_read
 from laconic.lowbit.kept import check_kept, is_kept
 from laconic.lowbit.taken import refuse_taken
-from laconic.sparsity.densities import Layout, densities
+from laconic.sparsity.densities import densities
 from laconic.sparsity.layers import SwatConv2d, SwatLinear
 from laconic.sparsity.thresholds import Thresholds
 from laconic.sparsity.treated import named, refuse_tied
@@ -28,6 +28,8 @@ LAYERS: dict[type, Callable[[Any, Thresholds], SwatConv2d | SwatLinear]] = {
 }
 First = Literal["dense", "sparse"]
 FIRSTS: tuple[First, ...] = ("dense", "sparse")
+Layout = Literal["uniform", "erk"]
+LAYOUTS: tuple[Layout, ...] = ("uniform", "erk")
 
 
 def swat(
@@ -75,6 +77,7 @@ def swat(
     arguments.number("sparsity", sparsity, above=0, below=1)
     arguments.whole("refresh", refresh, 1)
     arguments.choice("first", first, FIRSTS)
+    arguments.choice("layout", layout, LAYOUTS)
     names = named(model)
     check_kept(names, keep)
     refuse_taken(names, keep)

@@ -14,8 +14,7 @@ from torch import nn
 
 from laconic.core import arguments
 from laconic.core.spec import Spec, Status
-from laconic.sparsity.densities import LAYOUTS, Layout
-from laconic.sparsity.swat import FIRSTS, First, Swat, swat
+from laconic.sparsity.swat import FIRSTS, LAYOUTS, First, Layout, Swat, swat
 
 
 @dataclass(frozen=True, repr=False)
