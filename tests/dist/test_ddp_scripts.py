@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 
 import pytest
@@ -212,9 +213,58 @@ def added_later(spec):
     return torch.equal(*ends)
 
 
-@pytest.mark.parametrize("spec", ["topk(density=0.1)", "cgx(min_size=100)"])
+@pytest.mark.parametrize(
+    "spec", ["topk(density=0.1)", "cgx(min_size=100)", "dgc(density=0.05, warmup_steps=2)", "signum()"]
+)
 def test_a_group_may_be_added_later(pool, spec):
     assert pool.run(2, added_later, spec) == [True, True]
+
+
+def added_to_the_second(spec):
+    """As `added_later`, to the second of two optimisers, whose weight decay is its own."""
+    ends = []
+    for later in (False, True):
+        model = DistributedDataParallel(net())
+        first, second = halves(model)
+        kinds = [torch.optim.SGD(first, **SGD), torch.optim.SGD(second[1:], **{**SGD, "weight_decay": 0.1})]
+        if not later:
+            kinds[1].add_param_group({"params": second[:1]})
+        laconic.compress(model, kinds, spec)
+        if later:
+            kinds[1].add_param_group({"params": second[:1]})
+        for step in range(4):
+            for each in kinds:
+                each.zero_grad()
+            loss_of(model, step).backward()
+            for each in kinds:
+                each.step()
+        ends.append(flat(model))
+        assert agree(model)
+    return torch.equal(*ends)
+
+
+def test_a_group_may_be_added_to_any_of_the_optimisers(pool):
+    assert pool.run(2, added_to_the_second, "dgc(density=0.05)") == [True, True]
+
+
+def never_added(spec):
+    """What no optimiser has stays as it is, as under plain DDP; the log tells of it."""
+    told = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger("laconic").addHandler(handler)
+    model = DistributedDataParallel(net())
+    first, second = halves(model)
+    before = [each.clone() for each in second]
+    optimizer = torch.optim.SGD(first, **SGD)
+    laconic.compress(model, optimizer, spec)
+    logging.getLogger("laconic").removeHandler(handler)
+    go(model, optimizer)
+    return [len(told), all(torch.equal(*pair) for pair in zip(before, second, strict=True)), agree(model)]
+
+
+def test_what_no_optimiser_has_is_not_updated(pool):
+    assert pool.run(2, never_added, "dgc(density=0.05)") == [[1, True, True]] * 2
 
 
 def zero(spec):

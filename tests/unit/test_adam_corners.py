@@ -218,7 +218,7 @@ def test_feedback_keeps_one_bit_momentum_near_the_exact_one() -> None:
     [
         (lambda p: SGD(p, lr=0.1), "needs torch.optim.Adam or AdamW, got SGD"),
         (lambda p: AdamW(p, fused=True), "cannot do fused=True"),
-        (lambda p: AdamW(p[:1]), "does not have bias: give all of"),
+        (lambda p: AdamW(p[:1]), "does not have bias: give it all of"),
     ],
 )
 def test_another_optimiser_is_refused(make: Make, message: str) -> None:

@@ -88,7 +88,9 @@ class Handle(Joinable):
         site = Site(comm, seed, self.exchange.seconds)
         self._rules: list[BoundRule] = []
         for each in hooks:
-            own = self.layout.named([name for name in self.layout.names if self._optimisers.of(name) is each])
+            own = self.layout.named(
+                [name for name in self.layout.names if self._optimisers.may_hold(each, name)]
+            )
             bound = [
                 rule.bind(part.named(own.names), each, site) for rule, part in method.governed(self.layout)
             ]

@@ -150,6 +150,10 @@ class Optimisers:
         """The hooks on the optimiser that holds this tensor; on the first one if none does."""
         return next((each for each in self.hooks if each.holds(name)), self.hooks[0])
 
+    def may_hold(self, hooks: OptimiserHooks, name: str) -> bool:
+        """Whether this one's optimiser holds the tensor, or may be given it later, as none does."""
+        return hooks.holds(name) or not any(each.holds(name) for each in self.hooks)
+
     def have_masters(self) -> bool:
         """Whether one of them has float32 master weights."""
         return any(masters_of(each.optimiser) is not None for each in self.hooks)

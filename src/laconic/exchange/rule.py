@@ -31,6 +31,9 @@ class OptimiserView(Optimised, Protocol):
     def parameter(self, name: str) -> Tensor:
         """The model's parameter of this name."""
 
+    def holds(self, name: str) -> bool:
+        """Whether this tensor is in a group of the optimiser, now."""
+
 
 @dataclass(frozen=True)
 class Site:

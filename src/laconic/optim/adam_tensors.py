@@ -33,8 +33,8 @@ def check_adam(optimiser: Optimizer, missing: Collection[str]) -> None:
     refuse_settings(optimiser, ("fused", "capturable", "differentiable"), "does Adam's step", hints)
     if missing:
         raise AttachError(
-            f"this method exchanges momentum, but the optimiser does not have {next(iter(missing))}: give all"
-            " of model.parameters() to one optimiser"
+            "this method learns variances in its warm-up, then exchanges momentum, but the optimiser does not"
+            f" have {next(iter(missing))}: give it all of model.parameters() before compress"
         )
 
 

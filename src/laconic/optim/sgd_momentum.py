@@ -1,6 +1,6 @@
 """SGD whose momentum is applied before the exchange (DGC): `torch.optim.SGD` must not apply it again.
 
-Just before `step`, this rule updates the tensors whose gradient holds velocity; SGD updates all others:
+Just before `step`, this rule updates the optimiser's tensors whose gradient holds velocity; SGD all others:
 
     w = w - lr * (G + d)     G: mean of the sent velocities; d: weight decay * w, with its own momentum
 
@@ -9,6 +9,7 @@ With LARS in place of SGD the step has its trust ratio, from w and (1 - momentum
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ from laconic.exchange.rule import BoundRule, OptimiserView, Rule, Site, refuse_s
 from laconic.feedback import Feedback
 from laconic.optim.lars import LARS
 from laconic.optim.layerwise import adapted
+
+log = logging.getLogger("laconic")
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,11 @@ class SgdMomentum(Rule):
             )
         refuse_settings(optimiser, ("fused", "differentiable", "dampening"), "applies SGD's momentum")
         if missing:
-            raise AttachError(
-                "this method applies the momentum of every trained tensor, but the optimiser does not"
-                f" have {next(iter(missing))}: give all of model.parameters() to one optimiser"
+            log.warning(
+                "the optimiser does not have %s (tensors in all: %d): exchanged, and not updated before"
+                " add_param_group brings them",
+                next(iter(missing)),
+                len(missing),
             )
 
     def bind(self, layout: Layout, view: OptimiserView, site: Site) -> BoundRule:
@@ -65,8 +70,8 @@ class _BoundSgdMomentum(BoundRule):
     def step_(self, step: int) -> Iterable[str]:
         if not self._feedback.owns_momentum(step):
             return ()
-        grads = {name: self._view.parameter(name) for name in self._layout.names}
-        present = {name: parameter for name, parameter in grads.items() if parameter.grad is not None}
+        held = {name: self._view.parameter(name) for name in self._layout.names if self._view.holds(name)}
+        present = {name: parameter for name, parameter in held.items() if parameter.grad is not None}
         for name, parameter in present.items():
             self._update_(name, parameter, self._view.settings(name))
         return present.keys()

@@ -53,6 +53,10 @@ class InStep:
         """The model's parameter of this name."""
         return self._parameters[name]
 
+    def holds(self, name: str) -> bool:
+        """The optimiser has them all."""
+        return name in self._parameters
+
     def settings(self, name: str) -> Mapping[str, Any]:
         """The optimiser's settings; without rules, those of SGD."""
         return {"lr": 0.1, "momentum": 0.9} if not self._parameters else self.optimiser.param_groups[0]
