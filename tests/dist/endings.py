@@ -3,8 +3,8 @@
 A worker of the pool ends by `os._exit`, as all children of `multiprocessing` do, and so cannot show what
 happens when Python is finalised. Here a process that has imported torch forks the ranks, which fall off the
 end of the program. It reads groups of scripts, one a line, `[[spec, patience_s, ending], ...]`, plays those
-of a line all at once, and answers with a line of exit codes, `[[of rank 0, of rank 1], ...]`, "hung" for a
-rank that it had to kill.
+of a line all at once, and answers with a line of ends, `[[of rank 0, of rank 1], ...]`: each is the exit code
+and the seconds from the script's end to that of the process, or "hung" for a rank that it had to kill.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import mmap
 import os
 import signal
 import sys
@@ -33,7 +34,8 @@ from tests.dist.nets import SGD, loss_of, net
 from tests.laws.method_ranks import optimizer_for
 
 SIZE, STEPS = 2, 4
-HUNG_S = 60.0  # generous: the machine may be busy with many scripts
+HUNG_S = 180.0  # of a whole script, training included: the machine may be busy with many
+Asked = tuple[str | None, float | None, str]  # the spec, patience_s and the ending
 ENDINGS = {"plain": 0, "destroy": 0, "exception": 1, "exit": 3, "terminated": 143}
 
 
@@ -64,8 +66,9 @@ def trained(spec, patience_s):
     return model, optimizer, handle
 
 
-def script(rank: int, port: int, name: str, spec: str | None, patience_s: float | None, ending: str) -> None:
-    """What one rank runs."""
+def script(rank: int, port: int, name: str, asked: Asked, ended: memoryview) -> None:
+    """What one rank runs. `ended[0]` becomes the time at which nothing is left to it but to end."""
+    spec, patience_s, ending = asked
     torch.set_num_threads(1)
     machine = {"RANK": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # each rank has one of its own
     os.environ.update(machine, GLOO_SOCKET_IFNAME="lo")
@@ -74,9 +77,10 @@ def script(rank: int, port: int, name: str, spec: str | None, patience_s: float 
     store = dist.PrefixStore(name, dist.TCPStore("127.0.0.1", port, is_master=False))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE)
     kept = trained(spec, patience_s)
+    if ending == "destroy" and spec is not None and isinstance(strategy_or_method(spec), Strategy):
+        kept[1].finish()
+    ended[0] = time.monotonic()
     if ending == "destroy":
-        if spec is not None and isinstance(strategy_or_method(spec), Strategy):
-            kept[1].finish()
         dist.destroy_process_group()
     elif ending == "exception":
         raise ZeroDivisionError("on purpose")
@@ -87,10 +91,11 @@ def script(rank: int, port: int, name: str, spec: str | None, patience_s: float 
         time.sleep(HUNG_S)
 
 
-def played(groups: list, port: int, numbers) -> list | None:
-    """The exit codes of all ranks of these scripts; None in a rank that has done its part, and shall end."""
+def played(groups: list[Asked], port: int, numbers) -> list | None:
+    """The ends of all ranks of these scripts; None in a rank that has done its part, and shall end."""
     ranks: dict[int, tuple[int, int]] = {}
-    for index, (spec, patience_s, ending) in enumerate(groups):
+    ended = memoryview(mmap.mmap(-1, 8 * SIZE * len(groups))).cast("d")  # shared with the ranks
+    for index, asked in enumerate(groups):
         name = f"script{next(numbers)}"
         for rank in range(SIZE):
             if pid := os.fork():
@@ -100,21 +105,23 @@ def played(groups: list, port: int, numbers) -> list | None:
             os.dup2(null, 0)
             os.dup2(null, 1)
             os.dup2(null, 2)
-            script(rank, port, name, spec, patience_s, ending)
+            place = SIZE * index + rank
+            script(rank, port, name, asked, ended[place : place + 1])
             return None
-    codes: list[list[int | str]] = [["hung"] * SIZE for _ in groups]
+    ends: list[list[tuple[int, float] | str]] = [["hung"] * SIZE for _ in groups]
     deadline = time.monotonic() + HUNG_S
     while ranks and time.monotonic() < deadline:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid:
             index, rank = ranks.pop(pid)
-            codes[index][rank] = os.waitstatus_to_exitcode(status)
+            seconds = time.monotonic() - ended[SIZE * index + rank]
+            ends[index][rank] = os.waitstatus_to_exitcode(status), seconds
         else:
             time.sleep(0.005)
     for pid in ranks:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    return codes
+    return ends
 
 
 def serve(port: int) -> None:
@@ -123,10 +130,10 @@ def serve(port: int) -> None:
     gc.freeze()  # what is imported here need not be searched at the end of every rank
     numbers = itertools.count()
     for line in sys.stdin:
-        codes = played(json.loads(line), port, numbers)
-        if codes is None:
+        ends = played(json.loads(line), port, numbers)
+        if ends is None:
             return
-        print(json.dumps(codes), flush=True)
+        print(json.dumps(ends), flush=True)
 
 
 if __name__ == "__main__":
