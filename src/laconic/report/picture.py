@@ -81,7 +81,7 @@ def panel(
     """
     xs = np.concatenate([curve.x for curve in curves] or [np.array([1.0, 10.0])])
     ys = np.concatenate([curve.y for curve in curves] or [np.array([0.1, 1.0])])
-    ys = ys[np.isfinite(ys) & (ys > 0)]
+    ys = np.append(ys[np.isfinite(ys) & (ys > 0)], [] if mark is None else [mark])
     x_low = float(xs.min(initial=1e9)) if log_x else 0.0
     to_x, found = axis(x_low, float(xs.max(initial=1e-9)), left, PANEL_WIDTH, log=log_x)
     down, y_ticks = axis(float(ys.min(initial=1e9)), float(ys.max(initial=1e-9)), 0, PANEL_HEIGHT, log=log_y)
@@ -102,7 +102,8 @@ def panel(
     if mark is not None:
         at = float(to_y(np.array([mark]))[0])
         drawn.append(f'<path class="mark" d="M{left} {at:.1f}h{PANEL_WIDTH}"/>')
-        drawn.append(f'<text x="{left + 4}" y="{at - 5:.1f}">{mark:g} %</text>')
+        beside = at - 5 if at > TOP + 20 else at + 15  # above the line, where there is room
+        drawn.append(f'<text x="{left + 4}" y="{beside:.1f}">{mark:g} %</text>')
     for i, curve in enumerate(curves):
         kept = np.isfinite(curve.y) & (curve.y > 0)
         points = zip(to_x(curve.x[kept]), to_y(curve.y[kept]), strict=True)
