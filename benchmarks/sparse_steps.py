@@ -2,6 +2,7 @@
 
     python -m benchmarks.sparse_steps            all runs; goes on where it stopped: 4 CPU hours
     python -m benchmarks.sparse_steps --only topk --seed 0    those of one method, with one seed
+    python -m benchmarks.sparse_steps --density 0.01          those of one density, and dense training's
     python -m benchmarks.sparse_steps --quick    a few steps of each; nothing is kept
 
 With density d, an entry of the gradient is sent about once in 1 / d steps, so a training has to be a multiple
@@ -20,7 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,11 +77,11 @@ class Run:
         return found
 
 
-def runs() -> Iterator[Run]:
-    """All of them: those of a seed before the next seed, dense before what is compared with it."""
+def runs(densities: Iterable[float] = LENGTHS) -> Iterator[Run]:
+    """Those of these densities: a seed's before the next seed's, dense before what is compared with it."""
     for seed in SEEDS:
-        for density, lengths in LENGTHS.items():
-            for steps in lengths:
+        for density in densities:
+            for steps in LENGTHS[density]:
                 yield Run("dense", 1, steps, seed)
                 yield from (Run(method, density, steps, seed) for method in METHODS)
 
@@ -108,6 +109,7 @@ def main() -> None:
     options.add_argument("--quick", action="store_true", help="a few steps of each; nothing is kept")
     options.add_argument("--only", choices=["dense", *METHODS])
     options.add_argument("--seed", type=int, choices=SEEDS)
+    options.add_argument("--density", type=float, choices=LENGTHS)
     given = options.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
@@ -117,7 +119,7 @@ def main() -> None:
             if given.only in (None, method):
                 do(Run(method, 1 if method == "dense" else 0.01, 20, 0), data, keep=False)
         return
-    for run in runs():
+    for run in runs((given.density,) if given.density else LENGTHS):
         wanted = given.only in (None, run.method) and given.seed in (None, run.seed)
         if wanted and run.read() is None:
             do(run, data)

@@ -99,14 +99,13 @@ def claims() -> Iterator[str]:
 def picture() -> str:
     """Accuracy and test loss in percent of dense training's, by steps times density."""
     accuracy, loss, names = [], [], []
-    for method, density in CURVES:
-        its = series(method, density)
+    shown = {(method, density): its for method, density in CURVES if (its := series(method, density))}
+    for (method, density), its in shown.items():
         x = np.array([steps * density for steps, _ in its], dtype=np.float64)
         names.append(f"{method}(density={density:g})")
         accuracy.append(curve(x, [100 * ratio(pairs, "accuracy") for _, pairs in its]))
         loss.append(curve(x, [100 * ratio(pairs, "test_loss") for _, pairs in its]))
-    ticks = [steps * density for density, lengths in LENGTHS.items() for steps in lengths]
-    ticks = sorted({round(each, 6) for each in ticks})
+    ticks = sorted({round(steps * density, 6) for (_, density), its in shown.items() for steps, _ in its})
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height_of(names)}" role="img">',
         "<title>Accuracy and test loss against steps times density</title>",

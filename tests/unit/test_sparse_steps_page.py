@@ -85,4 +85,4 @@ def test_the_page_says_how_the_gap_falls(folder: Path) -> None:
     told = "- `topk(density=0.01)` loses 3.00 points after 1,000 steps, 1.00 after 2,000 (20 / density)."
     assert told in page.page()
     drawn = page.picture()
-    assert drawn.count("<polyline") == 2 * len(METHODS) * len(LENGTHS)
+    assert drawn.count("<polyline") == 2, "what has no runs is not drawn"
