@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from laconic.core.errors import AttachError, SpecError
+from laconic.core.errors import AttachError, SpecError, StateError
 from laconic.sparsity import SparseConv2d, SparseLinear, export, nbytes
-from laconic.sparsity.exported import SparseWeight
+from laconic.sparsity.sparse_weight import SparseWeight
 from laconic.tasks.cifar10 import resnet20
 
 
@@ -116,3 +116,76 @@ def test_a_model_is_not_changed_by_its_export() -> None:
     made = export(net)
     made[0].weight.values.zero_()
     assert torch.equal(net[0].weight, before) and isinstance(net[0], nn.Linear)
+
+
+class Scaled(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+def test_what_computes_otherwise_than_its_layer_stays_dense() -> None:
+    net = thinned(nn.Sequential(nn.Linear(16, 16), Scaled(16, 16), nn.Linear(16, 16)), 0.2)
+    net[2].register_forward_hook(lambda layer, args, y: y.relu())
+    made, x = export(net), torch.randn(3, 16)
+    assert [type(layer) for layer in made] == [SparseLinear, Scaled, nn.Linear]
+    torch.testing.assert_close(made(x), net(x))
+
+
+def test_a_layer_of_two_names_is_stored_once() -> None:
+    layer = thinned(nn.Linear(16, 16), 0.2)
+    net = nn.ModuleDict({"one": layer, "other": nn.Sequential(layer)})
+    made = export(net)
+    assert made["one"] is made["other"][0] and isinstance(made["one"], SparseLinear)
+    assert nbytes(made) == nbytes(export(layer))
+
+
+@pytest.mark.parametrize("build", [lambda: nn.Linear(16, 8), lambda: nn.Conv2d(4, 8, 3)])
+def test_autocast_and_empty_batches_are_as_those_of_the_layer(build) -> None:
+    layer = thinned(build(), 0.2)
+    made = export(layer)
+    x = torch.randn(2, *((16,) if isinstance(layer, nn.Linear) else (4, 6, 6)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(made(x), layer(x).float(), rtol=0.02, atol=0.02)
+    assert made(x[:0]).shape == layer(x[:0]).shape
+
+
+def test_a_weight_in_16_bits_is_refused_as_csr() -> None:
+    layer = thinned(nn.Linear(16, 8), 0.2).to(torch.bfloat16)
+    with pytest.raises(AttachError, match=r"bfloat16.*model\.float"):
+        export(layer, "csr")
+
+
+def damaged(name: str, change) -> dict[str, torch.Tensor]:
+    state = export(thinned(nn.Linear(16, 8), 0.2), "csr").state_dict()
+    return state | {f"weight.{name}": change(state[f"weight.{name}"].clone())}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("columns", lambda c: c + 16, "columns go from"),
+        ("columns", lambda c: c - 99, "columns go from"),
+        ("columns", lambda c: c[:-1], "rows do not divide"),
+        ("columns", lambda c: c.long(), "not a vector of torch.int32"),
+        ("values", lambda v: v[1:], "values are"),
+        ("values", lambda v: v.double(), "not a vector of torch.float32"),
+        ("rows", lambda r: r[:-1], "rows has 8 elements in place of 9"),
+        ("rows", lambda r: r.flip(0), "rows do not divide"),
+        ("rows", lambda r: r + 1, "rows do not divide"),
+    ],
+)
+def test_a_damaged_state_is_refused(name, change, said) -> None:
+    made = export(thinned(nn.Linear(16, 8), 0.2), "csr")
+    with pytest.raises(StateError, match=said):
+        made.load_state_dict(damaged(name, change))
+
+
+@pytest.mark.parametrize("form", ["csr", "2:4"])
+def test_the_state_of_another_shape_is_refused(form) -> None:
+    def exported(outputs: int) -> nn.Module:
+        layer = nn.Linear(16, outputs)
+        layer.weight.data.view(-1, 4)[:, 2:] = 0
+        return export(layer, form)
+
+    with pytest.raises(StateError, match=f"no {form} weight of 8 x 16"):
+        exported(8).load_state_dict(exported(4).state_dict())

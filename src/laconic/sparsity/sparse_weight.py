@@ -1,0 +1,120 @@
+"""A matrix with few entries, stored sparse.
+
+    CSR    the entries in use as float32, their columns as int32, and where each row begins: 8 bytes an entry
+    2:4    of each four neighbours in a row two, and in 2 bits each which: 17 bytes for 32 dense ones
+
+The product by CSR is torch's, by MKL where it is there; 2:4 is a form for storing, and for processors that
+multiply by it (Mishra et al. 2021, arXiv:2104.08378): here it is made dense for the product.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from laconic import kernels
+from laconic.core.errors import StateError
+
+BUFFERS = {"csr": ("rows", "columns", "values"), "2:4": ("places", "values")}
+
+
+class SparseWeight(nn.Module):
+    """A matrix (n, m) with few entries, stored as CSR or, two of each four, as 2:4. Not trained."""
+
+    rows: Tensor
+    columns: Tensor
+    places: Tensor
+    values: Tensor
+
+    def __init__(self, weight: Tensor, form: str) -> None:
+        super().__init__()
+        self.form, self.shape = form, tuple(weight.shape)
+        made = _csr(weight) if form == "csr" else _two_of_four(weight)
+        for name, tensor in made.items():
+            self.register_buffer(name, tensor)
+
+    def matrix(self) -> Tensor:
+        """What multiplies: CSR, or dense for 2:4."""
+        return self.csr() if self.form == "csr" else self.dense()
+
+    def csr(self) -> Tensor:
+        """The matrix as torch's sparse CSR tensor, on the same memory."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            return torch.sparse_csr_tensor(
+                self.rows, self.columns, self.values, self.shape, check_invariants=False
+            )
+
+    def dense(self) -> Tensor:
+        """The matrix, float32 (n, m)."""
+        if self.form == "csr":
+            return self.csr().to_dense()
+        n, m = self.shape
+        whole = self.values.new_zeros(n * m // 4, 4)
+        places = kernels.unpack_bits(self.places.cpu(), 2, self.values.numel()).long().view(-1, 2)
+        return whole.scatter_(1, places.to(whole.device), self.values.view(-1, 2)).view(n, m)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Take the positions of another export of this shape. Raises `StateError` for anything else."""
+        names = BUFFERS[self.form]
+        saved = {name: state_dict[prefix + name] for name in names if prefix + name in state_dict}
+        if len(saved) == len(names):
+            wrong = self._wrong(saved)
+            if wrong:
+                n, m = self.shape
+                raise StateError(
+                    f"{prefix}{wrong}, which is no {self.form} weight of {n} x {m}: load the state of an"
+                    " export of the same architecture and form; if it is that, the file is damaged"
+                )
+            for name, tensor in saved.items():
+                setattr(self, name, getattr(self, name).new_empty(tensor.shape))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _wrong(self, saved: dict[str, Any]) -> str:
+        """What makes these tensors no weight of this shape and form; empty if nothing does."""
+        for name, tensor in saved.items():
+            own = getattr(self, name)
+            if not isinstance(tensor, Tensor) or tensor.dtype is not own.dtype or tensor.dim() != 1:
+                return f"{name} is not a vector of {own.dtype}"
+            if (self.form == "2:4" or name == "rows") and tensor.shape != own.shape:
+                return f"{name} has {len(tensor)} elements in place of {len(own)}"
+        if self.form == "2:4":
+            return ""
+        rows, columns, values = saved["rows"], saved["columns"], saved["values"]
+        if int(rows[0]) != 0 or bool((rows.diff() < 0).any()) or int(rows[-1]) != len(columns):
+            return f"rows do not divide {len(columns)} entries"
+        if len(values) != len(columns):
+            return f"values are {len(values)} for {len(columns)} columns"
+        if len(columns) and not 0 <= int(columns.min()) <= int(columns.max()) < self.shape[1]:
+            return f"columns go from {int(columns.min())} to {int(columns.max())}"
+        return ""
+
+    def extra_repr(self) -> str:
+        return f"{self.shape[0]} x {self.shape[1]}, {self.form}, {self.values.numel()} entries"
+
+
+def is_two_of_four(weight: Tensor) -> bool:
+    """Whether each four neighbours in a row of this matrix (n, m) have at most two entries."""
+    return weight.shape[1] % 4 == 0 and int((weight.reshape(-1, 4) != 0).sum(1).max()) <= 2
+
+
+def smaller_form(weight: Tensor) -> str:
+    """The form of this matrix (n, m) that takes fewer bytes."""
+    csr = 8 * int((weight != 0).sum()) + 4 * (len(weight) + 1)  # bytes
+    return "2:4" if is_two_of_four(weight) and 17 * weight.numel() < 8 * csr else "csr"
+
+
+def _csr(weight: Tensor) -> dict[str, Tensor]:
+    used = weight != 0
+    rows = torch.cat([used.new_zeros(1, dtype=torch.int32), used.sum(1).cumsum(0).to(torch.int32)])
+    return {"rows": rows, "columns": used.nonzero()[:, 1].to(torch.int32), "values": weight[used]}
+
+
+def _two_of_four(weight: Tensor) -> dict[str, Tensor]:
+    fours = weight.reshape(-1, 4)
+    places = (fours != 0).to(torch.uint8).topk(2, dim=1).indices.sort(dim=1).values
+    codes = kernels.pack_bits(places.flatten().int().cpu(), 2).to(weight.device)
+    return {"places": codes, "values": fours.gather(1, places).flatten()}
