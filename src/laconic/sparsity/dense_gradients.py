@@ -46,6 +46,10 @@ class DenseGradients:
             self.turns[name] = self.turns[name] + dense if name in self.turns else dense
         self._passes.clear()
 
+    def skipped(self) -> None:
+        """The step was not taken."""
+        self._passes.clear()
+
     def summed(self, comm: Comm | None, several: bool) -> dict[str, Tensor]:
         """All that counts, summed over the ranks of `comm`: flat, by name. Called by all of them.
 

@@ -7,7 +7,6 @@ after step    or so, where updates follow the step; entries that are not in use 
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,10 +20,13 @@ from torch.utils.hooks import RemovableHandle
 from laconic import kernels
 from laconic.comm.metered import Metered
 from laconic.comm.torch_comm import TorchComm
-from laconic.core.errors import PeerError, StateError
+from laconic.core.errors import StateError
 from laconic.core.mask import Mask, set_mask
 from laconic.core.turn import Turn
 from laconic.optim.closure import evaluated
+from laconic.optim.master_weights import masters_of
+from laconic.optim.skipped import is_skipped
+from laconic.sparsity.agreed import refuse_other_masks
 from laconic.sparsity.dense_gradients import DenseGradients
 from laconic.sparsity.densities import entries
 from laconic.sparsity.saved import read_state
@@ -156,23 +158,37 @@ class SparseTraining:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, with the same bits, once the model's and the optimiser's are loaded.
+        """Go on from a saved state, with the same bits.
+
+        Make the model sparse first, then load its own state, the optimiser's, and this one: the first masks
+        set what they leave out to zero.
 
         Raises:
             StateError: With nothing changed: for the state of another sparsifier, length, seed or model, for
-                a damaged one, and after `remove()`.
+                a damaged one, after `remove()`, and for a model whose own state was loaded too early.
         """
         if self._weights and not self._hooks:
             raise StateError("remove() has ended this training: make the model sparse again, then load")
         masks, scores = read_state(
             state, self.state_dict(), self._weights, self._limits(), self.sparsifier.layout
         )
+        if self.turn == 0:
+            self._refuse_lost(masks)
         self.masks.clear()  # the first masks do not count: a saved entry keeps its value
         for name, used in masks.items():
             self._use(name, used)
         self.turn, self.updates, self._changed = state["turn"], state["updates"], state["changed"]
         self._dense_gradients.forget()
         self._dense_gradients.turns.update(scores)
+
+    def _refuse_lost(self, masks: Mapping[str, Tensor]) -> None:
+        """Raise `StateError` if all entries that these masks have, and the present ones lack, are zero."""
+        brought = [self._weights[name].detach()[used & ~self.masks[name]] for name, used in masks.items()]
+        if any(each.numel() for each in brought) and not any(bool(each.any()) for each in brought):
+            raise StateError(
+                "the weights that these masks use are zero, as making the model sparse sets them: load the"
+                " model's and the optimiser's states after that, then this one"
+            )
 
     def _limits(self) -> dict[str, tuple[int, int]]:
         """The fewest and the most entries that each weight can have in use, at the end and at the start."""
@@ -185,12 +201,17 @@ class SparseTraining:
     def _key(self, name: str, turn: int) -> int:
         return Turn(turn, seed=self.seed).common(name)
 
+    def _held(self, name: str) -> Tensor:
+        """The weight as the optimiser holds it: inside its step that may be a float32 master."""
+        weight, masters = self._weights[name], masters_of(self._optimizer)
+        return weight if masters is None else masters.now(weight)
+
     def _use(self, name: str, used: Tensor) -> None:
         """Make this the weight's mask. What is new in it, and all outside it, is zero: weight and slots."""
         weight, before = self._weights[name], self.masks.get(name, used)
         self.masks[name] = used
         set_mask(weight, Mask.of(weight, used))
-        clear_(self._optimizer, weight, ~(used & before))
+        clear_(self._optimizer, self._held(name), ~(used & before))
 
     def _masked_gradient(self, name: str) -> Callable[[Tensor], Tensor]:
         def hook(grad: Tensor) -> Tensor:
@@ -205,15 +226,17 @@ class SparseTraining:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self._hidden.clear()
         args, kwargs = evaluated(optimizer, args, kwargs)
+        if is_skipped(optimizer):
+            return args, kwargs
         if self.sparsifier.replaces_step and self._due() and self._update():
             groups = (group["params"] for group in optimizer.param_groups)
             present = [each for group in groups for each in group if each.grad is not None]
             self._hidden = [(each, each.grad) for each in present]
             for each in present:
                 each.grad = None  # which an optimiser leaves alone
-        for name, weight in self._weights.items():
-            if weight.grad is not None:
-                weight.grad.masked_fill_(~self.masks[name], 0)
+        for name, mask in self.masks.items():
+            if (grad := self._held(name).grad) is not None:
+                grad.masked_fill_(~mask, 0)
         return args, kwargs
 
     @torch.no_grad()
@@ -221,8 +244,11 @@ class SparseTraining:
         for parameter, grad in self._hidden:
             parameter.grad = grad
         self._hidden.clear()
-        for name, weight in self._weights.items():
-            weight.masked_fill_(~self.masks[name], 0)
+        if is_skipped(optimizer):
+            self._dense_gradients.skipped()
+            return
+        for name, mask in self.masks.items():
+            self._held(name).masked_fill_(~mask, 0)
         if not self.sparsifier.replaces_step and self._due():
             self._update()
         self._dense_gradients.stepped(self._counts_later(self.turn), self._comm)
@@ -255,9 +281,11 @@ class SparseTraining:
         for name, weight in self._weights.items():
             at = Moment(self.turn, self.steps, self._key(name, self.turn))
             share, score = self._shares[name], scores.get(name)
-            used = self.masks[name].flatten()
-            chosen[name] = self.sparsifier.updated(weight.detach().flatten(), used, score, share, at)
-        self._compare(chosen)
+            used = chosen[name] = self.masks[name].flatten()
+            if weight.requires_grad and (score is None or bool(score.any())):  # else it is not trained now
+                chosen[name] = self.sparsifier.updated(self._held(name).flatten(), used, score, share, at)
+        if self._comm is not None:
+            refuse_other_masks(chosen, self._comm, self.turn)
         new = sum(int((used & ~self.masks[name].flatten()).sum()) for name, used in chosen.items())
         self._changed = new / max(1, sum(int(used.sum()) for used in chosen.values()))
         for name, used in chosen.items():
@@ -265,19 +293,3 @@ class SparseTraining:
         self._dense_gradients.forget()
         self.updates += 1
         return True
-
-    def _compare(self, chosen: Mapping[str, Tensor]) -> None:
-        """Raise `PeerError` unless all ranks have chosen the same masks: 8 bytes a rank."""
-        if self._comm is None:
-            return
-        digest = hashlib.blake2b(digest_size=8)
-        for used in chosen.values():
-            digest.update(kernels.pack_bits(used.int().cpu(), 1).numpy().tobytes())
-        mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.int64)
-        for rank, other in enumerate(self._comm.all_gather(mine)):
-            if not torch.equal(mine, other):
-                raise PeerError(
-                    f"rank {self._comm.rank}: rank {rank} has chosen other masks at turn {self.turn}, as"
-                    " replicas differ: sparse training needs replicas that are equal at every step, as under"
-                    " DistributedDataParallel; for replicas that are meant to differ take static_masks()"
-                )
