@@ -329,6 +329,18 @@ def test_straight_through_takes_the_gradient_at_the_rounded_weights() -> None:
     assert handle.residual() > 0.1
 
 
+def test_straight_through_leaves_its_masters_behind() -> None:
+    model = net()
+    optimizer = sgd(model)
+    handle = straight_through(model, optimizer, "binary", "layer")
+    train(model, optimizer, range(3))
+    masters = {name: each.clone() for name, each in handle.masters().items()}
+    handle.remove()
+    found = dict(model.named_parameters())
+    assert all(torch.equal(found[name], each) for name, each in masters.items())
+    assert found["head.weight"].abs().unique().numel() > 1
+
+
 def test_straight_through_resumes_with_the_same_bits() -> None:
     model, again = net(), net()
     optimizer, other = sgd(model), sgd(again)
@@ -407,6 +419,12 @@ REFUSED: list[tuple[Callable[[], nn.Module], dict, type[Exception], str]] = [
     (lambda: net(proj_size=4), {}, AttachError, r"an LSTM with proj_size.*keep=\('cell',\)"),
     (lambda: net().double(), {}, AttachError, "torch.float64, but tables take float32"),
     (lambda: nn.Sequential(nn.Embedding(4, 4, sparse=True)), {}, AttachError, "sparse gradients or max_norm"),
+    (
+        lambda: nn.Sequential(nn.Embedding(4, 4, padding_idx=0)),
+        {"table": "binary", "tie": "layer"},
+        AttachError,
+        r"padding_idx, whose row is zero.*tie='row'.*keep=\('0',\)",
+    ),
 ]
 
 
@@ -419,6 +437,43 @@ def test_what_cannot_work_is_refused_and_nothing_changes(make, options, error, w
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
     after = model.state_dict()
     assert all(torch.equal(after[key], value) for key, value in before.items())
+
+
+@pytest.mark.parametrize(("table", "tie"), [("binary", "row"), ("ternary", "layer"), ("quinary", "model")])
+def test_a_row_of_padding_stays_zero(table, tie) -> None:
+    model = net()
+    model.embed = nn.Embedding(LETTERS, 6, padding_idx=0)
+    optimizer = sgd(model)
+    handle = admm(model, optimizer, table=table, tie=tie, every=2)
+    train(model, optimizer, range(6))
+    handle.finish()
+    assert not model.embed.weight[0].any() and model.embed.weight[1].any()
+
+
+def test_an_optimiser_that_climbs_is_refused() -> None:
+    model = net()
+    optimizer = sgd(model, maximize=True)
+    with pytest.raises(AttachError, match=r"maximize=True.*negate the loss"):
+        admm(model, optimizer)
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("extragradient", [False, True])
+def test_a_step_that_a_scaler_skips_does_not_count(fused: bool, extragradient: bool) -> None:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), fused=fused)
+    handle = admm(model, optimizer, every=1, extragradient=extragradient)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(6):
+        x, y = batch(step)
+        model.zero_grad()
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        scaler.scale(loss * (math.inf if step in (1, 4) else 1)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert handle.steps == handle.updates == (2 if extragradient else 4)
+    assert bool(flat(model).isfinite().all())
 
 
 def test_a_foreign_optimiser_is_refused() -> None:

@@ -161,6 +161,18 @@ def test_a_cell_of_real_levels_is_torchs(cell, bias: bool) -> None:
         assert torch.allclose(ours, theirs, atol=1e-6)
 
 
+@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell])
+def test_both_products_of_a_cell_have_gradients_in_few_bits(cell) -> None:
+    torch.manual_seed(2)
+    net = nn.ModuleList([cell(6, 4)])
+    quantise(net, gradients=4, first="binary", last="binary")
+    out = net[0](torch.randn(1, 6))
+    (out if cell is nn.GRUCell else out[0]).square().sum().backward()
+    for bias in (net[0].bias_ih, net[0].bias_hh):
+        exponents = torch.log2(bias.grad[bias.grad != 0].abs())
+        assert len(exponents) and torch.equal(exponents, exponents.round())
+
+
 OPTIMISERS = {
     name: kind
     for name, kind in vars(torch.optim).items()
@@ -235,6 +247,10 @@ def test_first_and_last_layers_are_as_asked_for() -> None:
     assert torch.equal(net[0](x), expected), "signs of the weights, and inputs as they are"
     assert [*binarise(mlp(), first="binary").layers] == ["0", "2", "4"]
     assert [*binarise(mlp(), keep=("2",)).layers] == ["4"]
+    for kept in ("0", "6"):  # which are the first and the last all the same
+        assert [*binarise(mlp(), keep=(kept,)).layers] == ["2", "4"]
+    real = binarise(mlp(), first="weights", keep=("0",)).layers
+    assert [*real] == ["2", "4"] and real["2"].rounding.bits.activations == 1
 
 
 def test_flips_are_the_share_of_signs_that_changed() -> None:
@@ -428,6 +444,16 @@ def test_shifts_replace_batch_norms() -> None:
     assert torch.allclose(net[1](x), (x - net[1].running_mean) * ap2((net[1].running_var + 1e-5).rsqrt()))
     handle.remove()
     assert net[1] is norm and torch.equal(norm.running_mean, 0.125 * x.mean(0)), "its own values"
+
+
+def test_a_norm_comes_back_with_the_buffers_of_a_model_that_was_moved() -> None:
+    net = mlp()
+    handle = binarise(net, norm="shift")
+    net.double()
+    net(torch.randn(64, 5, dtype=torch.float64))
+    running = net[1].running_mean.clone()
+    handle.remove()
+    assert torch.equal(net[1].running_mean, running) and bool(running.any())
 
 
 def test_binarised_training_learns_what_no_line_separates() -> None:

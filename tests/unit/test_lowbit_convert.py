@@ -174,6 +174,12 @@ def test_what_has_no_low_bit_form_is_refused(model: nn.Module, words: str) -> No
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_model_that_is_not_float32_is_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(AttachError, match=r"'0' is torch\..*: model\.float\(\)"):
+        convert(nn.Sequential(nn.Linear(2, 2)).to(dtype))
+
+
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(SpecError, match="bits must be a whole number in"):
         convert(net(), bits=16)

@@ -141,6 +141,53 @@ def test_a_resumed_run_does_the_same_bits(kind, rounding):
             assert same, (number, key)
 
 
+@pytest.mark.parametrize("loaded", ["frozen", "trained"])
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_a_layer_that_is_frozen_for_a_while_goes_on_with_the_same_bits(kind, loaded):
+    """Saved while it is frozen, loaded into a model that is or is not, and unfrozen then."""
+
+    def go(model, optimizer, steps):
+        for step in steps:
+            give_gradients(model, step)
+            for each in model.parameters():
+                each.grad = each.grad if each.requires_grad else None
+            optimizer.step()
+
+    model, again = net(), net(seed=9)
+    optimizer = master_weights(OPTIMISERS[kind](model.parameters()))
+    go(model, optimizer, range(4))
+    first = next(iter(model.parameters()))
+    first.requires_grad_(False)
+    go(model, optimizer, range(4, 6))
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    next(iter(again.parameters())).requires_grad_(loaded == "trained")
+    other = master_weights(OPTIMISERS[kind](again.parameters()))
+    for each, state in zip((again, other), saved, strict=True):
+        each.load_state_dict(state)
+    for one, its in ((model, optimizer), (again, other)):
+        next(iter(one.parameters())).requires_grad_(True)
+        go(one, its, range(6, 10))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    state = other.state_dict()["state"][0]
+    assert all(each.dtype is torch.float32 for each in state.values() if isinstance(each, torch.Tensor))
+
+
+def test_a_gradient_that_a_frozen_layer_still_has_is_stepped_in_float32():
+    """Torch's optimisers step whatever has a gradient."""
+    model, plain = net(), net().float()
+    ours = master_weights(OPTIMISERS["adam"](model.parameters()))
+    theirs = OPTIMISERS["adam"](plain.parameters())
+    give_gradients(model, 0)
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        one.grad = other.grad.float()
+        one.requires_grad_(False)
+        other.requires_grad_(False)
+    ours.step()
+    theirs.step()
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one.to(other.dtype), other)
+
+
 def test_groups_schedules_clipping_and_new_groups_work():
     """A schedule from before the masters, one from after, and a group that comes later, beside float32."""
     model, plain = net(), nn.Linear(4, 2)

@@ -128,11 +128,12 @@ def _attach(
     arguments.choice("norm", norm, NORMS)
     names = known(model, keep)
     found = candidates(names, keep)
-    treated = found[1 if first == "real" else 0 : len(found) - 1 if last == "real" else None]
+    inner = found[1 if first == "real" else 0 : len(found) - 1 if last == "real" else None]
+    treated = [name for name in inner if not is_kept(name, keep)]
     if not treated:
         raise AttachError(
-            f"no layer to treat: of {len(found)} layers, first={first!r} and last={last!r} leave none;"
-            " give the model another one, or first='binary'"
+            f"no layer to treat: of {len(found)} layers, first={first!r}, last={last!r} and keep="
+            f"{tuple(keep)!r} leave none; give the model another one, or first='binary'"
         )
     refuse_unfit(names, treated)
     pairs: dict[str, tuple[nn.Module, Any]] = {}

@@ -55,7 +55,8 @@ def convert(
         The copy, on the same device.
 
     Raises:
-        AttachError: A module with parameters has no low-bit form, or has hooks, or `keep` names no module.
+        AttachError: A module with parameters has no low-bit form, has hooks or is not float32, or `keep`
+            names no module.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 10))
     >>> [type(layer).__name__ for layer in convert(net)]
@@ -96,6 +97,11 @@ def _layer(
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         raise AttachError(f"{name!r} has hooks, which its low-bit form would lose: add them after convert()")
     tensors = [*chain(module.parameters(), module.buffers())]
+    for each in module.parameters():
+        if each.dtype is not torch.float32:
+            raise AttachError(
+                f"{name!r} is {each.dtype}, and low-bit layers are made of float32: model.float()"
+            )
     try:
         made = make(module, precision.at(name))
     except AttachError as error:

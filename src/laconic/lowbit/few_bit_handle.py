@@ -91,6 +91,8 @@ class FewBitHandle:
         for layer in self.layers.values():
             clipping.leave(layer)
         self._called.remove()
+        for name, before in self._before.items():
+            before._buffers.update(self._model.get_submodule(name)._buffers)  # which `to` replaces
         place(self._model, self._before)
         self.layers, self._before, self._signs = {}, {}, []
 

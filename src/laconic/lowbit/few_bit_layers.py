@@ -136,7 +136,8 @@ class FewBitGRUCell(_FewBitCell, nn.GRUCell):
         if hx is None:
             hx = input.new_zeros(*input.shape[:-1], self.hidden_size)
         of_x, of_h = self.gates(input, hx)
-        return gru(self.rounding.back(of_x, self.training), of_h, hx)
+        back, training = self.rounding.back, self.training
+        return gru(back(of_x, training), back(of_h, training, "gradient_hh"), hx)
 
 
 FEW = (FewBitConv2d, FewBitGRUCell, FewBitLinear, FewBitLSTMCell)

@@ -95,11 +95,11 @@ class Rounding:
         """A product of levels as a product of numbers in [-1, 1]."""
         return product if self.bits.divisor == 1 else product * (1 / self.bits.divisor)
 
-    def back(self, y: Tensor, training: bool) -> Tensor:
+    def back(self, y: Tensor, training: bool, name: str = "gradient") -> Tensor:
         """y unchanged; its gradient in few bits, if it has them."""
         if self.bits.gradients is None or not training:
             return y
-        return rounded_back(y, self.bits.gradients, self._key("gradient"))
+        return rounded_back(y, self.bits.gradients, self._key(name))
 
     def _key(self, name: str) -> int:
         return mix(self.bits.seed, self.turns, name_key(name))

@@ -27,9 +27,10 @@ def pack(model: nn.Module) -> nn.Module:
     """A copy for use of a model that `binarise` or `quantise` trained: weights 32 times smaller, by XNOR
     kernels.
 
-    Its results are bit for bit those of the model in evaluation. A layer's weights take `weights` bits each,
-    in memory and in a file; rows are filled up to whole bytes. All other layers and the biases stay float32,
-    so leave few parameters outside. The copy cannot be trained. One thread computes each product.
+    Its results are bit for bit those of the model in evaluation, for finite inputs. A layer's weights take
+    `weights` bits each, in memory and in a file; rows are filled up to whole bytes. All other layers and the
+    biases stay float32, so leave few parameters outside. The copy cannot be trained. One thread computes each
+    product.
 
     Raises:
         AttachError: The model has no layers in few bits, or logarithmic ones, or ones that are not float32,

@@ -31,17 +31,18 @@ def known(model: nn.Module, keep: Collection[str]) -> dict[str, nn.Module]:
 
 
 def candidates(names: dict[str, nn.Module], keep: Collection[str]) -> list[str]:
-    """Names of the layers that can have few bits, in the model's own order.
+    """Names of the layers that can have few bits, in the model's own order; those to keep are among them.
 
-    Raises `AttachError` if one is treated already, if the model is a layer itself, or if there is none.
+    Raises `AttachError` if one is treated already, if the model is a layer itself, or if there is none but
+    those to keep.
     """
     refuse_taken(names, keep)
-    found = [name for name, module in names.items() if type(module) in KINDS and not is_kept(name, keep)]
+    found = [name for name, module in names.items() if type(module) in KINDS]
     if "" in found:
         raise AttachError(
             "the model is a single layer, which cannot be replaced in place: wrap it in nn.Sequential"
         )
-    if not found:
+    if all(is_kept(name, keep) for name in found):
         raise AttachError(f"no layer to treat: the model has no {NAMES} outside of keep=")
     return found
 

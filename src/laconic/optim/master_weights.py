@@ -48,7 +48,8 @@ def master_weights(optimizer: Kind, *, rounding: Rounding = "nearest", seed: int
 
     Args:
         optimizer: Any `torch.optim.Optimizer` over the model's parameters, before or after
-            `laconic.compress`; before `laconic.distribute`.
+            `laconic.compress`; before `laconic.distribute`, and before a schedule of its rates is built, as
+            torch warns of another `step` there.
         rounding: "nearest" (default) keeps masters; "stochastic" keeps none, and rounds the stepped weights
             at random: unbiased, with a noise of up to one step of the 16-bit grid.
         seed: Of the random rounding; equal on all ranks, so that equal replicas stay equal. Default: 0.

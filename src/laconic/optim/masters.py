@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -73,10 +73,13 @@ class Masters:
             given.update(scaling)
 
     @contextmanager
-    def inside(self) -> Iterator[None]:
-        """Groups hold masters, which are rounded to the model's parameters at the end."""
+    def inside(self, also: Collection[Tensor] = ()) -> Iterator[None]:
+        """Groups hold masters, which are rounded to the model's parameters at the end.
+
+        Of `also` too, trained or not.
+        """
         try:
-            for parameter in self._halves():
+            for parameter in self._halves(also):
                 self._inside[parameter] = self._fresh(parameter)
             self._behind = {master: parameter for parameter, master in self._inside.items()}
             self._exchange(self._inside)
@@ -92,10 +95,14 @@ class Masters:
             held, self._inside, self._behind = self._inside, {}, {}
             self._publish(held)
 
-    def _halves(self) -> list[Tensor]:
-        groups = self._optimizer.param_groups
-        held = (each for group in groups for each in group["params"])
-        return [each for each in held if each.dtype in HALF and each.requires_grad]
+    def _halves(self, also: Collection[Tensor] = ()) -> list[Tensor]:
+        """What has masters inside a step: what is trained, and what is frozen but once was."""
+        known = {*self._kept, *self._optimizer.state, *also}
+        return [
+            each
+            for each in self._in_order()
+            if each.dtype in HALF and (each.requires_grad or each.grad is not None or each in known)
+        ]
 
     @torch.no_grad()
     def _fresh(self, parameter: Tensor) -> Tensor:
@@ -195,7 +202,7 @@ class Masters:
             number: {key: value for key, value in one.items() if key not in (MASTER, ROUNDINGS)}
             for number, one in state_dict["state"].items()
         }
-        with self.inside():
+        with self.inside(saved):
             load({**state_dict, "state": {number: one for number, one in own.items() if one}})
             for parameter, one in saved.items():
                 master = self.of(parameter)

@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from laconic.core.errors import StateError
+from laconic.core.errors import AttachError, StateError
 from laconic.lowbit.admm.extragradient import Prediction
 from laconic.lowbit.admm.outcome import Outcome
 from laconic.lowbit.admm.saved import read_state
 from laconic.lowbit.admm.settings import AdmmSettings
-from laconic.lowbit.admm.weights import Quantised, dense, project_all
+from laconic.lowbit.admm.weights import Quantised, dense, project_all, refuse_moved_padding
 
 FORMAT = 1
 
@@ -28,6 +28,12 @@ class Admm(Outcome):
         self, model: nn.Module, optimizer: Optimizer, settings: AdmmSettings, keep: Collection[str]
     ) -> None:
         super().__init__(model, optimizer, settings.its_table, keep)
+        refuse_moved_padding(self._layers, self.table, settings.tie)
+        if any(group.get("maximize") for group in optimizer.param_groups):
+            raise AttachError(
+                "this optimiser has maximize=True, and would climb the penalty too, away from the table:"
+                " build it without, and negate the loss"
+            )
         self.settings = settings
         self._optimizer = optimizer
         self.steps, self.updates, self.gamma = 0, 0, settings.gamma

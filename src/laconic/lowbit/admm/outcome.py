@@ -19,6 +19,7 @@ from laconic.lowbit import taken
 from laconic.lowbit.admm.packing import Size, packed_copy, size_of
 from laconic.lowbit.admm.tables import Table
 from laconic.lowbit.admm.weights import Quantised, check_optimizer, dense, treated_layers, treated_weights
+from laconic.optim.skipped import is_skipped
 
 
 class Outcome(ABC):
@@ -122,6 +123,8 @@ class Outcome(ABC):
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of `step`; a closure has been called, and is replaced by its result."""
+        if is_skipped(optimizer):
+            return args, kwargs
         closure: Callable[[], Any] | None = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is not None:
             with torch.enable_grad():
@@ -132,5 +135,7 @@ class Outcome(ABC):
         return args, kwargs
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if is_skipped(optimizer):
+            return
         with torch.no_grad():
             self.after()

@@ -19,7 +19,7 @@ from laconic.core import arguments
 from laconic.core.errors import NonFiniteError, StateError
 from laconic.lowbit.admm.outcome import Outcome
 from laconic.lowbit.admm.tables import Name, table_of
-from laconic.lowbit.admm.weights import Quantised, Tie, dense, project_all
+from laconic.lowbit.admm.weights import Quantised, Tie, dense, project_all, refuse_moved_padding
 
 
 def straight_through(
@@ -74,6 +74,7 @@ class StraightThrough(Outcome):
         keep: Collection[str],
     ) -> None:
         super().__init__(model, optimizer, table_of(table), keep)
+        refuse_moved_padding(self._layers, self.table, tie)
         self._tie, self._rounds = tie, rounds
         self.after()
         self.begin(optimizer)
@@ -93,6 +94,12 @@ class StraightThrough(Outcome):
     def after(self) -> None:
         """Keep the new Theta, and put the nearest G in the model."""
         self._keep({name: weight.detach().clone() for name, weight in self.weights.items()})
+
+    def remove(self) -> None:
+        """Take the hooks off and leave Theta behind. A second call does nothing."""
+        if not self._ended:
+            self._write(self._masters)
+        super().remove()
 
     def state_dict(self) -> dict[str, Any]:
         """Theta, the same on all ranks, to be saved beside model and optimiser."""

@@ -91,6 +91,17 @@ def project_all(values: Mapping[str, Tensor], table: Table, tie: Tie, rounds: in
     return {name: (alpha.clone(), part.view(value.shape)) for (name, value), part in pairs}
 
 
+def refuse_moved_padding(layers: Mapping[str, nn.Module], table: Table, tie: Tie) -> None:
+    """Raise `AttachError` if an Embedding's row of padding, which is zero, would not be zero any more."""
+    for name, layer in layers.items():
+        padded = isinstance(layer, nn.Embedding) and layer.padding_idx is not None
+        if padded and tie != "row" and 0 not in table.values:
+            raise AttachError(
+                f"{name!r} is an Embedding with padding_idx, whose row is zero, and this table has no zero:"
+                f" take tie='row', a table with zero such as 'ternary', or keep=({name!r},)"
+            )
+
+
 def _flat(value: Tensor, table: Table, rounds: int) -> tuple[Tensor, Tensor]:
     alpha, q = project(value.reshape(1, -1), table, rounds)
     return alpha, q.view(value.shape)
