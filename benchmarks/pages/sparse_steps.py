@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from benchmarks.pages.sparse_reasons import section
 from benchmarks.pages.tables import spread, table
 from benchmarks.small_net import SMALL_NET
 from benchmarks.sparse_steps import LENGTHS, LR, METHODS, SEEDS, Run
@@ -37,7 +38,7 @@ def page() -> str:
     """The page, of the runs that are done."""
     lines = [HEAD, f"![Accuracy and loss against steps times density]({PICTURE})", "", *claims(), ""]
     lines += table((*TOLD, "MB a worker", "fewer", "seeds"), rows())
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", *section()])
 
 
 def done() -> bool:

@@ -1,0 +1,55 @@
+"""Why top-k stays below dense training: a try changes one thing, and the page tells of what is done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import sparse_reasons, sparse_steps
+from benchmarks.pages import sparse_reasons as page
+from benchmarks.small_net import net
+from benchmarks.sparse_reasons import STEPS, TRIES, Run, do, runs, without_momentum
+from benchmarks.sparse_steps import Run as Plain
+
+from laconic.core.spec import parse
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, module in (("reasons", sparse_reasons), ("steps", sparse_steps)):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(module, "FOLDER", tmp_path / name)
+    return tmp_path
+
+
+def test_each_try_has_a_file_of_its_own(folder: Path) -> None:
+    assert len({run.file for run in runs()}) == len(list(runs())) == 3 * len(TRIES)
+
+
+def test_a_try_is_done_as_it_says(folder: Path) -> None:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (64, 3, 32, 32), generator=rng).to(torch.uint8)
+    data = {"train_x": x, "train_y": x[:, 0, 0, 0] % 10, "test_x": x, "test_y": x[:, 0, 0, 0] % 10}
+    run = Run("topk, no momentum", 0)
+    row = do(run, data, steps=3)
+    assert row["lr"] == 10 * sparse_steps.LR and row["momentum"] == 0 and row["spec"] == "topk(density=0.01)"
+    assert run.read() == json.loads(json.dumps(row))
+    optimizer = without_momentum(net(), 0.1, parse("topk(density=0.01)"))
+    assert optimizer.param_groups[0]["momentum"] == 0
+
+
+def test_the_page_tells_of_what_is_done(folder: Path) -> None:
+    assert page.section() == []
+    for run, accuracy in (
+        (Run("topk, no momentum", 0), 0.58),
+        (Plain("topk", 0.01, STEPS, 0), 0.52),
+        (Plain("dense", 1, STEPS, 0), 0.56),
+    ):
+        run.file.write_text(json.dumps({"accuracy": accuracy, "momentum": 0.0}))
+    told = page.section()
+    assert (
+        "| topk, no momentum | 0.5 | 0 | 58.00 | 1 |" in told and "| dense | 0.05 | 0.9 | 56.00 | 1 |" in told
+    )
+    assert "- `topk(density=0.01)` ends 6.00 points higher without momentum." in told
