@@ -16,6 +16,7 @@ from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
+from laconic.exchange.method import Method
 
 
 def there(x: Tensor, tile: int) -> Tensor:
@@ -122,3 +123,12 @@ def test_wrong_settings_are_refused(spec: str, words: str) -> None:
     with pytest.raises(SpecError) as refused:
         parse(spec)
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("n", [10**6, 1500 * 1500, 4096 * 4096, 10**9])
+def test_a_large_matrix_is_taken_too(n: int) -> None:
+    """The transform rounds, by which what is just below 1 must not become 1: feedback would be refused."""
+    method = parse("demo()")
+    assert isinstance(method, Method)
+    codec = method.routes[0].reducer.codec
+    assert codec is not None and 0.9 < codec.omega(n) < 1

@@ -51,7 +51,7 @@ class EF21(Feedback):
 
 
 class _Estimates(BoundFeedback):
-    """`_difference` v - h grows by eta (g - v) and shrinks by what is sent, so h itself is not kept."""
+    """`_difference` v - h grows by what v does and shrinks by what is sent, so h itself is not kept."""
 
     def __init__(self, layout: Layout, eta: float) -> None:
         self._eta = eta
@@ -72,9 +72,9 @@ class _Estimates(BoundFeedback):
         estimate = self._estimate.flat(layout, grad.device)
         difference = self._difference.flat(layout, grad.device)
         self._mean.flat(layout, grad.device)
-        kernels.accumulate_(difference, estimate, segments, scale=-eta)
+        kernels.accumulate_(difference, estimate, segments, scale=-1)
         finite = kernels.accumulate_(estimate, grad, segments, scale=eta * scale, decay=1 - eta)
-        finite &= kernels.accumulate_(difference, grad, segments, scale=eta * scale)
+        kernels.accumulate_(difference, estimate, segments)  # which a void step has changed in part
         return difference if finite else None
 
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from laconic.codecs.selectors.topk import TopK
+from laconic.core.errors import SpecError
 from laconic.exchange.method import Method, Route, everything, matrices, method, plain, routes
 from laconic.feedback.ef21 import EF21
 from laconic.reducers.sum import Sum
@@ -40,11 +41,16 @@ def ef21_sgdm(compressor: Any = TOP, *, eta: float = 0.1) -> Method:
         eta: Weight of the newest gradient, in (0, 1]; default: 0.1. 1 is EF21 without momentum.
 
     Raises:
-        SpecError: An argument is wrong, or `compressor` is a method.
+        SpecError: An argument is wrong, or `compressor` is a method, or a reducer that rounds the mean too.
 
     >>> from laconic.core.spec import parse
     >>> parse("ef21_sgdm(sign(), eta=0.2)")
     ef21_sgdm(compressor=sign(), eta=0.2)
     """
     reducer = plain(compressor, "ef21_sgdm").routes[0].reducer
+    if not reducer.exact_mean:
+        raise SpecError(
+            f"ef21_sgdm adds up what {reducer!r} gives as the mean, and with it what that rounds off once"
+            " more, for ever: take a codec, which is gathered, or scatter_reduce(..., feedback='both')"
+        )
     return routes(Route(matrices, reducer, EF21(eta)), Route(everything, Sum()))
