@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import laconic
-from laconic.core.errors import AttachError, LaconicError
+from laconic.core.errors import AttachError, LaconicError, NonFiniteError
 from tests.dist.distribute_world import resumed
 from tests.dist.nets import SGD, agree, flat, loss_of, net
 
@@ -70,6 +72,85 @@ def at_paces_of_their_own():
     end = agree(model), steps, rounds, optimizer.stats().steps
     optimizer.remove()
     return end
+
+
+def average_and_end(spec, steps=5):
+    """Whether `averaged` shows what `finish` leaves, twice alike, and changes nothing; or the own model."""
+    model, optimizer = pair(spec)
+    go(model, optimizer, range(steps))
+    before = flat(model)
+    with optimizer.averaged():
+        shown = flat(model)
+    same = torch.equal(flat(model), before)
+    with optimizer.averaged():
+        again = flat(model)
+    optimizer.finish()
+    return torch.equal(shown, flat(model)), torch.equal(shown, again), same, torch.equal(shown, before)
+
+
+@pytest.mark.parametrize(
+    "spec", ["diloco(every=4, overlap=3)", "diloco(every=4, fragments=2, overlap=3, mix=0.5)"]
+)
+def test_the_average_has_what_is_on_its_way(pool, spec):
+    assert pool.run(2, average_and_end, spec) == [(True, True, True, False)] * 2
+
+
+def sends_infinity(model, optimizer, step):
+    """A step after which a weight of rank 1 is Inf as it is sent, and as before afterwards."""
+    first = next(model.parameters()).data
+    loss_of(model, step).backward()
+    kept = first.clone()
+    if dist.get_rank() == 1:
+        first.fill_(torch.inf)
+    optimizer.step()
+    first.copy_(kept)
+
+
+def recovered(spec):
+    """An outer gradient of one rank is Inf; the state of before is loaded, and training goes on from it."""
+    ends = []
+    for fault in (False, True):
+        model = net()
+        plain = torch.optim.SGD(model.parameters(), lr=0.05)  # without decay, which would take Inf up
+        model, optimizer = laconic.distribute(model, plain, spec)
+        go(model, optimizer, range(3))
+        saved = copy.deepcopy((optimizer.state_dict(), model.state_dict()))
+        if fault:
+            with pytest.raises(NonFiniteError, match="an outer gradient is not finite"):
+                sends_infinity(model, optimizer, 3)
+                go(model, optimizer, range(4, 20))
+            model.load_state_dict(saved[1])
+            optimizer.load_state_dict(saved[0])
+        go(model, optimizer, range(3, 20))
+        optimizer.finish()
+        ends.append(flat(model))
+    return torch.equal(*ends)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["diloco(every=4)", "diloco(every=4, overlap=2)", "diloco(every=4, fragments=2, overlap=3, mix=0.5)"],
+)
+def test_after_a_step_that_is_void_a_saved_state_goes_on(pool, spec):
+    assert pool.run(2, recovered, spec) == [True, True]
+
+
+def left_behind(spec):
+    """After `remove()`: whether ranks agree, in float32 and in 16 bits, when all was still on its way."""
+    torch.manual_seed(0)
+    parts = nn.ParameterDict({"brief": torch.ones(5, dtype=torch.bfloat16), "long": torch.ones(5)})
+    model, optimizer = laconic.distribute(parts, torch.optim.SGD(parts.parameters(), lr=1.0), spec)
+    for _ in range(3):
+        for each in model.parameters():
+            each.grad = torch.full_like(each, dist.get_rank() + 1.0)
+        optimizer.step()
+    optimizer.remove()
+    return [each.detach().float().tolist() for each in model.parameters()]
+
+
+def test_remove_leaves_in_16_bits_too_what_was_on_its_way(pool):
+    found = pool.run(2, left_behind, "diloco(every=3, overlap=2, lr=1.0, momentum=0.0)")
+    assert found == [[[-3.5] * 5] * 2] * 2
 
 
 def test_a_slow_rank_does_fewer_steps_and_ranks_end_as_they_like(pool):

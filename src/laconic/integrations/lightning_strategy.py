@@ -35,7 +35,7 @@ class LightningStrategy(DDPStrategy):
 
     Args:
         spec: A strategy whose ranks exchange parameters, such as "local_sgd(every=8)".
-        seed: Of random topologies, sampling and rounding. Default: 0.
+        seed: Of sampling and rounding; a random topology has its own. Default: 0.
         statistics: Of BatchNorm: "average" (default) or "keep", as `laconic.distribute` takes it.
         options: Those of Lightning's DDPStrategy that are not DDP's own, such as `timeout`.
 

@@ -60,7 +60,7 @@ def distribute(
             "diloco(every=100)", or a method of `laconic.compress`, whose ranks exchange gradients under
             DistributedDataParallel. The same on all ranks.
         group: The process group that takes part; default: all ranks.
-        seed: Seed of random topologies, sampling and rounding; default: 0.
+        seed: Seed of sampling and rounding; default: 0. A random topology has its own, random_matching(seed).
         statistics: "average" (default): the group's model has the mean of BatchNorm's running statistics;
             "keep": each rank keeps its own. To estimate them again, call `optimizer.finish()`, then
             `torch.optim.swa_utils.update_bn`.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from laconic.core.errors import PeerError
+from laconic.core.errors import NonFiniteError, PeerError
 from laconic.exchange.agreement import accepted_by_all
 from laconic.exchange.gathered import GatheredState, gather_states, gathered, own_part
 from laconic.exchange.state import FORMAT, Identity, RankState, label, model_digest, unlabel
@@ -235,7 +235,8 @@ class ParameterController(Controller):
 
         def discard() -> None:  # what is under way belongs to the model that goes
             accepted_by_all(self.membership.side_comm, check)
-            self.bound.drain(self.membership.side_comm)
+            with suppress(NonFiniteError):  # it may be what the state is loaded for
+                self.bound.drain(self.membership.side_comm)
 
         self._collectively(discard)
         flat = tensors.pop("flat")
@@ -262,6 +263,7 @@ class ParameterController(Controller):
         self.bound.close()
         if self.shared_scaler is not None:
             self.shared_scaler.remove()
+        self.replica.publish()
         self.replica.release()
         self.membership.close()
         self.removed = True

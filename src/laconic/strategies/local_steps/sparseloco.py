@@ -39,7 +39,7 @@ class SparseLoCo(Strategy):
     """`diloco` without momentum over error-fed, chunk-wise top-k values in a few bits.
 
     Wire, every `every` steps: about density * n * (bits + log2(1 / density) + 1.5) bits, to each of the N - 1
-    others: 0.15 n bits by default, 210 times less than the parameters. Memory: 2 n float32.
+    others: 0.15 n bits by default, 210 times less than the parameters. Memory: 3 n float32.
 
     Args:
         every: Steps from one outer step to the next, 1 or more; default: 30.

@@ -30,6 +30,7 @@ from laconic.comm.comm import Comm
 from laconic.comm.metered import Metered
 from laconic.core.arguments import number, whole
 from laconic.core.errors import NonFiniteError, PeerError
+from laconic.core.layout import Layout
 from laconic.core.spec import Status
 from laconic.ddp.communication_thread import Answer, CommunicationThread
 from laconic.strategies.local_steps import Outer, outer_method
@@ -109,11 +110,15 @@ class DiLoCo(Strategy):
 
 @dataclass(frozen=True)
 class OnItsWay:
-    """An outer gradient that is being averaged, and after which step it is used."""
+    """An outer gradient that is being averaged, and after which step it is used.
+
+    `errors`: why it is void, on all ranks; the thread goes on, for a state may be loaded then.
+    """
 
     fragment: Fragment
     mean: Answer
     due: int
+    errors: list[NonFiniteError]
 
 
 class BoundDiLoCo(BoundStrategy):
@@ -145,13 +150,21 @@ class BoundDiLoCo(BoundStrategy):
 
     def _send(self, fragment: Fragment, steps: int) -> None:
         gradient = fragment.take(self._outer.anchor) - fragment.take(self.replica.flat)
-        mean = partial(self._outer.mean_, gradient, fragment.layout)
         if self._fifo is None:
-            self._apply(fragment, mean())
+            self._apply(fragment, self._outer.mean_(gradient, fragment.layout))
         else:
-            due = steps + self.config.overlap
-            self._under_way.append(OnItsWay(fragment, self._fifo.submit(mean), due))
+            errors: list[NonFiniteError] = []
+            mean = self._fifo.submit(partial(self._mean, gradient, fragment.layout, errors))
+            self._under_way.append(OnItsWay(fragment, mean, steps + self.config.overlap, errors))
         self.rounds += 1
+
+    def _mean(self, gradient: Tensor, layout: Layout, errors: list[NonFiniteError]) -> Tensor:
+        """The mean outer gradient (m,); the gradient itself, and why, where the mean is not finite."""
+        try:
+            return self._outer.mean_(gradient, layout)
+        except NonFiniteError as error:
+            errors.append(error)
+            return gradient
 
     def _arrive(self) -> None:
         """Wait for the oldest outer gradient that is on its way, and do its outer step."""
@@ -159,16 +172,16 @@ class BoundDiLoCo(BoundStrategy):
         try:
             mean = oldest.mean.wait()
         except RuntimeError as error:
-            assert self._fifo is not None
-            kind = NonFiniteError if isinstance(self._fifo.error, NonFiniteError) else PeerError
-            raise kind(str(error)) from error
+            raise PeerError(str(error)) from error
+        if oldest.errors:
+            raise oldest.errors[0]
         self._apply(oldest.fragment, mean)
 
     def _apply(self, fragment: Fragment, gradient: Tensor) -> None:
         """The outer step of a fragment, by its mean outer gradient (m,)."""
         velocity = fragment.take(self.velocity).mul_(self.config.momentum).add_(gradient)
-        gradient.add_(velocity, alpha=self.config.momentum)
-        model = fragment.take(self._outer.anchor).sub_(gradient, alpha=self.config.lr)
+        step = gradient.add(velocity, alpha=self.config.momentum)
+        model = fragment.take(self._outer.anchor).sub_(step, alpha=self.config.lr)
         fragment.put_(self.velocity, velocity)
         fragment.put_(self._outer.anchor, model)
         if self.config.mix:
@@ -176,8 +189,27 @@ class BoundDiLoCo(BoundStrategy):
         fragment.put_(self.replica.flat, model)
 
     def drain(self, side_comm: Comm) -> None:
+        errors: list[NonFiniteError] = []
         while self._under_way:
-            self._arrive()
+            try:
+                self._arrive()
+            except NonFiniteError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def consensus(self, side_comm: Comm) -> Tensor:
+        if not self._under_way:
+            return super().consensus(side_comm)
+        live = (self._outer.anchor, self.velocity, self.replica.flat)
+        copies, under_way = [each.clone() for each in live], self._under_way.copy()
+        try:
+            self.drain(side_comm)
+            return super().consensus(side_comm)
+        finally:
+            self._under_way = under_way
+            for each, copy in zip(live, copies, strict=True):
+                each.copy_(copy)
 
     def agreed(self) -> dict[str, Tensor]:
         return {"velocity": self.velocity}
