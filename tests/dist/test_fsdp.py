@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -143,6 +144,48 @@ def mean_of_gradients(spec: str, steps: int) -> float:
         found.append(total / (steps if each is spec else 1))
         handle.remove()
     return float((found[0] - found[1]).norm() / found[1].norm())
+
+
+class Turns(nn.Module):
+    """Two layers of one shape, used by turns, in one group of shards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False)])
+        self.turn = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.turn += 1
+        return self.layers[self.turn % 2](x)
+
+
+def by_turns() -> tuple[list[float], list[str]]:
+    """The relative error of each layer's summed gradient after 20 steps of each, and what was warned of."""
+    torch.manual_seed(0)
+    model = Turns()
+    fully_shard(model)
+    fed = "error_fed(scatter_reduce(minmax(bits=8, block=16)))"
+    handle = laconic.compress(model, torch.optim.SGD(model.parameters(), lr=0.0), fed)
+    scales = (1.0, 100.0)
+    got, wanted = ([torch.zeros(32, 32) for _ in scales] for _ in range(2))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(40):
+            which = (model.turn + 1) % 2
+            x = torch.randn(5, 32, generator=torch.Generator().manual_seed(model.turn))
+            model.zero_grad()
+            (scales[which] * model(x)).sum().backward()
+            wanted[which] += scales[which] * x.sum(0).expand(32, 32)
+            got[which] += model.layers[which].weight.grad.full_tensor()
+    handle.remove()
+    errors = [float((a - b).norm() / b.norm()) for a, b in zip(got, wanted, strict=True)]
+    return errors, [str(each.message) for each in told if "several sets" in str(each.message)]
+
+
+def test_what_is_left_of_one_parameter_does_not_go_to_another(pool: Any) -> None:
+    for errors, told in pool.run(2, by_turns):
+        assert max(errors) < 0.01
+        assert len(told) == 1 and "the model has gradients for 1,024 of 2,048 elements" in told[0]
 
 
 def test_with_error_feedback_the_error_of_the_mean_falls(pool: Any) -> None:

@@ -80,6 +80,32 @@ def test_the_gradients_are_the_mean_of_all_ranks(pool: Any, spec: str, backwards
             assert (one - other).abs().max() <= (0.01 if "cgx" in spec else 1e-6) * largest
 
 
+def accumulated(spec: str) -> tuple[list[Tensor], list[Tensor], list[int]]:
+    """Gradients of three passes, of which the last exchanges; the plain model's; exchanges so far."""
+    model, optimizer = replicated_gpt(2)
+    handle = laconic.compress(model, optimizer, spec)
+    torch.manual_seed(0)
+    plain, exchanges = GPT(), []
+    for step in range(3):
+        model.set_requires_all_reduce(step == 2)
+        loss_of(model, step).backward()
+        loss_of(plain, step).backward()
+        exchanges.append(handle.state_dict()["exchanges"])
+    for parameter in plain.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+    return [p.grad.full_tensor() for p in model.parameters()], [p.grad for p in plain.parameters()], exchanges
+
+
+def test_machines_exchange_once_for_several_passes(pool: Any) -> None:
+    """As fully_shard does after set_requires_all_reduce(False)."""
+    for got, plain, exchanges in pool.run(4, accumulated, "sum()", timeout_s=LONG):
+        assert exchanges == [0, 0, 1]
+        largest = max(float(part.abs().max()) for part in plain)
+        for one, other in zip(got, plain, strict=True):
+            assert (one - other).abs().max() <= 1e-6 * largest
+
+
 def by_hand() -> tuple[Tensor, Tensor]:
     """This rank's shard of one layer's gradient, and what the definition makes of the machines' means."""
     torch.manual_seed(0)

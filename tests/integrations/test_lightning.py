@@ -201,6 +201,44 @@ def test_a_resumed_run_has_the_same_bits(pool, tmp_path, spec, build):
 
 
 @launched
+def saved_after_fit(folder: str) -> tuple[bool, bool]:
+    """Whether a run goes on with the same bits from a file that is saved when `fit` has ended."""
+    _, whole, _ = fit("topk(density=0.02)")
+    trainer, _, _ = fit("topk(density=0.02)", 4)
+    place = Path(folder) / "after.ckpt"
+    trainer.save_checkpoint(place)
+    _, rest, again = fit("topk(density=0.02)", ckpt=place)
+    return torch.equal(flat(rest), flat(whole)), again.handle.stats().steps == STEPS
+
+
+def test_what_is_saved_after_fit_holds_the_memory_too(pool, tmp_path):
+    assert pool.run(2, saved_after_fit, str(tmp_path), timeout_s=300) == [(True, True)] * 2
+
+
+@launched
+def tested_then_trained(folder: str) -> tuple[bool, int]:
+    """A checkpoint is tested, and then a new model trained with the same callback: as if it had not been."""
+    import lightning
+
+    from laconic.integrations import LightningCompression
+
+    _, plain, _ = fit("topk(density=0.02)", 4)
+    fit("topk(density=0.02)", **kept(folder))
+    callback = LightningCompression("topk(density=0.02)")
+    options = QUIET | {"strategy": "ddp", "devices": 2, "max_epochs": 1, "enable_checkpointing": False}
+    lightning.Trainer(callbacks=[callback], **options).validate(
+        module(), loader(), ckpt_path=Path(folder) / "step=4.ckpt", verbose=False
+    )
+    trained = module()
+    lightning.Trainer(callbacks=[callback], **options).fit(trained, loader())
+    return torch.equal(flat(trained), flat(plain)), callback.handle.stats().steps
+
+
+def test_a_checkpoint_that_was_only_tested_leaves_no_memory(pool, tmp_path):
+    assert pool.run(2, tested_then_trained, str(tmp_path), timeout_s=300) == [(True, 4)] * 2
+
+
+@launched
 def resumed_elsewhere(folder: str) -> str:
     fit(None, 4, **kept(folder))
     plain = Path(folder) / "step=4.ckpt"

@@ -10,7 +10,7 @@ its resets are left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from laconic.comm.sent import Sent
 from laconic.core.errors import StateError
 
 STORE = MinMax(bits=8)  # Q
+MOST_SUMS = 10_000  # of sizes of tensors; with more, nobody knows whose the elements are
 
 
 class ShardMemory:
@@ -69,3 +70,21 @@ def key(module: str, n: int) -> str:
     'layers.0/1024'
     """
     return f"{module}/{n}"
+
+
+def is_one_set(n: int, sizes: Iterable[int]) -> bool:
+    """Whether n elements tell which of the tensors of these sizes they are of.
+
+    >>> is_one_set(7, [4, 4, 3]), is_one_set(8, [4, 4, 3]), is_one_set(11, [4, 4, 3])
+    (False, True, True)
+    """
+    found = [*sizes]
+    left_out = sum(found) - n
+    ways = {0: 1}  # to leave out so many elements
+    for size in found:
+        for total, count in [*ways.items()]:
+            if total + size <= left_out:
+                ways[total + size] = ways.get(total + size, 0) + count
+        if len(ways) > MOST_SUMS:
+            return False
+    return ways.get(left_out) == 1

@@ -90,8 +90,8 @@ class Replicas:
             raise StateError("the saved state has no number of exchanges: it is not of replicas of shards")
         self.exchange.load_state_dict(state, step=int(counts["exchanges"]))
 
-    def mean_(self, reduced: Tensor, module: str, group: Any) -> None:
-        """A module's flat shard (n,) of the machine's mean gradient becomes that of all machines."""
+    def check(self, reduced: Tensor, module: str) -> None:
+        """Raise `AttachError` if this flat shard (n,) lacks some of the module's gradients."""
         layout = self._layouts[module]
         if reduced.numel() != layout.numel:
             raise AttachError(
@@ -99,6 +99,10 @@ class Replicas:
                 " sharded elements in this step, and replicas exchange all of them: before compress, freeze"
                 " parameters that are not used"
             )
+
+    def mean_(self, reduced: Tensor, module: str, group: Any) -> None:
+        """A module's flat shard (n,) of the machine's mean gradient becomes that of all machines."""
+        layout = self._layouts[module]
         task = torch._C._current_graph_task_id()
         first, self._task = task != self._task, task
 
@@ -122,14 +126,26 @@ class Replicas:
 
 
 class ReplicaMean:
-    """What fully_shard calls with a module's flat shard, after its reduce-scatter. It replaces `before`."""
+    """What fully_shard calls with a module's flat shard, after its reduce-scatter. It replaces `before`.
+
+    After `set_requires_all_reduce(False)` shards add up here until machines exchange them, as in fully_shard.
+    """
 
     def __init__(self, replicas: Replicas, module: str, before: Any, group: Any) -> None:
         self.before = before
         self._replicas, self._module, self._group = replicas, module, group
+        self._waiting: Tensor | None = None
 
     def __call__(self, reduced: Tensor) -> None:
-        self._replicas.mean_(reduced, self._module, self._group)
+        self._replicas.check(reduced, self._module)
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            reduced.add_(waiting)
+        if self._group.all_reduce_grads:
+            self._replicas.mean_(reduced, self._module, self._group)
+        else:
+            self._waiting = reduced.clone()
+            reduced.zero_()
 
 
 def layout_of(model: nn.Module, module: FSDPModule) -> Layout:

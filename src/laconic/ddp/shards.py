@@ -7,6 +7,7 @@ codec sees a chunk as one tensor. Backward goes on meanwhile.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from laconic.core.errors import AttachError
 from laconic.core.layout import Entry, Layout
 from laconic.core.turn import Turn, mix
 from laconic.ddp.shard_backward import BesideBackward
-from laconic.ddp.shard_memory import ShardMemory
+from laconic.ddp.shard_memory import ShardMemory, is_one_set
 from laconic.ddp.shard_models import own_of, param_group_of, scatter_of, scattering
 from laconic.exchange.stats import Seconds
 from laconic.reducers.scatter_reduce import ScatterReduce
@@ -93,23 +94,26 @@ class Scatter:
         if self.memory is not None:
             self.memory.load_state_dict(state)
 
-    def mean(self, x: Tensor, partition: Partition, module: str, call: int = 0) -> Tensor | None:
+    def mean(
+        self, x: Tensor, partition: Partition, module: str, call: int = 0, remembers: bool = True
+    ) -> Tensor | None:
         """This rank's chunk of the mean of flat x, float32; None if x is not finite on some rank.
 
         With a memory x is overwritten. `call`: the number of earlier calls in this step; each call rounds by
-        its own keys.
+        its own keys. `remembers`: whether the memory, if there is one, is for this x.
         """
         began = time.perf_counter()
         shards, comm = self.shards, self.shards.comm
         comm.mark()
-        if self.memory is not None:
-            self.memory.add_to_(x, module)
+        memory = self.memory if remembers else None
+        if memory is not None:
+            memory.add_to_(x, module)
         finite = kernels.all_finite(x, partition.bucket.segments)
         turn = Turn(shards.step, comm.rank, mix(shards.seed, call) if call else shards.seed)
         with comm.phase(repr(self.reducer)):
             mean, sent = self._bound.scatter(x if finite else None, partition, turn, x)
-        if self.memory is not None and sent is not None:
-            self.memory.keep(x, sent, module)
+        if memory is not None and sent is not None:
+            memory.keep(x, sent, module)
         self.dense_bytes += comm.dense_scattered(4 * x.numel())
         shards.seconds.add(began, time.perf_counter(), *comm.since_mark())
         return mean
@@ -124,6 +128,7 @@ class ScatterMean:
         self._scatter = scatter
         self._module, self._name = module, f"shards of {module}"
         self._partitions: dict[int, Partition] = {}  # by elements: parameters without a gradient are left out
+        self._sets: dict[int, bool] = {}  # by elements: whether only one set of parameters has so many
         self._step, self._call = -1, 0  # of the last call; each micro-batch of a step makes one
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -145,11 +150,11 @@ class ScatterMean:
         if n not in self._partitions:
             self._partitions[n] = chunks(self._name, n, shards.comm.rank, shards.comm.size)
         self._step, self._call = shards.step, self._call + 1 if self._step == shards.step else 0
-        call, partition = self._call, self._partitions[n]
+        call, partition, remembers = self._call, self._partitions[n], self._remembers(n)
 
         def job() -> None:
             x = input_tensor.to(torch.float32)
-            mean = self._scatter.mean(x, partition, self._module, call)
+            mean = self._scatter.mean(x, partition, self._module, call, remembers)
             if mean is None:
                 output_tensor.fill_(torch.nan)
             else:
@@ -160,6 +165,27 @@ class ScatterMean:
         else:
             self._scatter.beside.fill(output_tensor, job, self._group)
         return None
+
+    def _remembers(self, n: int) -> bool:
+        """Whether n elements are always of the same parameters, so that what is left of them can wait."""
+        if self._scatter.memory is None or self._group is None:
+            return True
+        if n not in self._sets:
+            size = self._scatter.shards.comm.size
+            sizes = [
+                size * part.padded_sharded_param_size.numel()
+                for part in self._group.fsdp_params
+                if part.sharded_param.requires_grad
+            ]
+            self._sets[n] = is_one_set(n, sizes)
+            if not self._sets[n]:
+                warnings.warn(
+                    f"{self._module or 'the model'} has gradients for {n:,} of {sum(sizes):,} elements in a"
+                    " step, and several sets of its parameters have so many: nothing is kept of what is not"
+                    " sent then. Shard what is used by turns as modules of their own",
+                    stacklevel=2,
+                )
+        return self._sets[n]
 
 
 def factor(op: Any, size: int) -> float:

@@ -9,12 +9,16 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from laconic.comm.torch_comm import TorchComm
 from laconic.core.errors import AttachError
 from laconic.ddp.compress import FOREIGN, compress, inside
 from laconic.ddp.handle import Handle
+from laconic.exchange.gathered import gather_states
+from laconic.exchange.state import RankState
 
 if TYPE_CHECKING:
     from laconic.ddp.fsdp import ShardedHandle
@@ -43,6 +47,7 @@ class LightningCompression(Callback):
         self.spec, self.seed = spec, seed
         self.handle: Handle | ShardedHandle | None = None
         self._saved: dict[str, Any] | None = None
+        self._left: RankState | None = None  # the memory of this rank when `fit` has ended
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse a strategy that cannot take a method, before anything is wrapped.
@@ -50,6 +55,7 @@ class LightningCompression(Callback):
         Raises:
             AttachError: The strategy is FSDP1's or DeepSpeed's, or has a communication hook already.
         """
+        self._saved = None  # of a checkpoint that was only tested
         strategy = trainer.strategy
         for kind in type(strategy).__mro__:
             if kind.__name__ in STRATEGIES:
@@ -67,7 +73,7 @@ class LightningCompression(Callback):
             AttachError: The model cannot take the method, or the method keeps a memory beside shards and the
                 Trainer makes checkpoints: rank 0, which writes these, cannot gather it.
         """
-        saved, self._saved = self._saved, None
+        saved, self._saved, self._left = self._saved, None, None
         model = trainer.strategy.model
         if trainer.world_size == 1 and inside(model) is None:
             warnings.warn(
@@ -105,11 +111,19 @@ class LightningCompression(Callback):
             f"{self.handle.method}: each rank sent about {stats.network_sent / 1e6:.1f} MB, {stats.ratio:.0f}"
             " times less than dense"
         )
+        if isinstance(self.handle, Handle):
+            self._left = self.handle.state_dict()
         self.handle.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """The memory of all ranks, on rank 0. The Trainer calls it on all of them."""
-        if self.handle is None:
+        """The memory of all ranks, on rank 0. The Trainer calls it on all of them, also after `fit`."""
+        if self._left is not None:
+            comm = TorchComm.own(dist.group.WORLD)  # the handle's own has ended with it
+            try:
+                return dict(gather_states(self._left, comm))
+            finally:
+                comm.close()
+        if self.handle is None or self.handle.saved_by_each:
             return {}
         return dict(self.handle.state_dict(gather=True))
 
