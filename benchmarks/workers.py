@@ -88,7 +88,7 @@ class ByMethod:
         names = {parameter: name for name, parameter in model.named_parameters()}
         self.model, self.optimizer = model, optimizer
         self.layout = Layout.of((name, tuple(p.shape)) for p, name in names.items())
-        hooks = OptimiserHooks(optimizer, names, lambda: self.exchange.step - 1, method.rules)
+        hooks = OptimiserHooks(optimizer, names, lambda _: self.exchange.step - 1, method.rules)
         self.exchange = Exchange(method, self.layout, comm, hooks, seed)
         site = Site(comm, seed, self.exchange.seconds)
         self.rules = [rule.bind(part, hooks, site) for rule, part in method.governed(self.layout)]

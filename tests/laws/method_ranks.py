@@ -34,7 +34,9 @@ class Rank:
         }
         self.optimizer = optimizer_for(self.method, [*self.parameters.values()])
         names: Mapping[Any, str] = {each: name for name, each in self.parameters.items()}
-        self.hooks = OptimiserHooks(self.optimizer, names, lambda: self.exchange.step - 1, self.method.rules)
+        self.hooks = OptimiserHooks(
+            self.optimizer, names, lambda _: self.exchange.step - 1, self.method.rules
+        )
         self.exchange = Exchange(self.method, MODEL, self.comm, self.hooks, SEED)
         self.exchange.step = begin
         site = Site(self.comm, SEED, self.exchange.seconds)

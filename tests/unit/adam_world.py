@@ -32,7 +32,7 @@ class World:
         self.step = 0
         self.optimiser = make([*self.model.parameters()])
         names = {parameter: name for name, parameter in self.model.named_parameters()}
-        self.side = OptimiserHooks(self.optimiser, names, lambda: self.step, [rule])
+        self.side = OptimiserHooks(self.optimiser, names, lambda _: self.step, [rule])
         layout = Layout.of([("weight", (4, 5))])
         self.rule: BoundRule = rule.bind(layout, self.side, Site(Metered(comm), 7, Seconds()))
         self.side.install([self.rule])

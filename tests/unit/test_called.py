@@ -51,6 +51,7 @@ class Two(One):
         self.encoder = nn.TransformerEncoder(layer(), 2)
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # of plain models
 X = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(1))
 PADDED = torch.arange(5)[None] >= torch.tensor([5, 3, 4])[:, None]
 NORMS = ("encoder.norm1", "encoder.norm2")
@@ -71,7 +72,6 @@ def seen(model: nn.Module, x: Tensor = X) -> Tensor:
     return fast[~PADDED]
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # of the plain model
 @pytest.mark.parametrize("build", [One, Two])
 @pytest.mark.parametrize("name", CONVERTED)
 def test_evaluation_without_gradients_computes_with_the_converted_layers(name, build) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from laconic.core.memory_order import by_stride
+
 
 @dataclass(frozen=True, eq=False)
 class Mask:
@@ -33,8 +35,7 @@ class Mask:
     @classmethod
     def of(cls, parameter: Tensor, used: Tensor) -> Mask:
         """The mask `used`, bool in the parameter's shape."""
-        by_stride = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
-        return cls(used, used.permute(by_stride).flatten().nonzero().flatten())
+        return cls(used, used.permute(by_stride(parameter)).flatten().nonzero().flatten())
 
     def clear_(self, x: Tensor) -> Tensor:
         """Set to zero the entries of x, in the parameter's shape, that are not in use."""

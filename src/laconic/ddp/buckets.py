@@ -18,8 +18,10 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from laconic.core.layout import Entry, Layout
+from laconic.core.memory_order import shaped
 from laconic.ddp.communication_thread import Answer, CommunicationThread
 from laconic.ddp.gradient_watch import GradientWatch
+from laconic.ddp.optimiser import OptimiserHooks
 from laconic.ddp.zeroed import ZeroedWatch
 from laconic.exchange.exchange import Exchange
 from laconic.optim.stochastic_rounding import HALF
@@ -51,12 +53,12 @@ class Mean:
     view: Tensor
     scale: float
 
-    def as_gradient_of(self, parameter: Tensor) -> Tensor:
-        """The unscaled mean in the parameter's shape."""
-        grad = (self.view.detach() / self.scale).to(parameter.dtype.to_real())
+    def as_gradient_of(self, parameter: Tensor, *, scaled: bool = False) -> Tensor:
+        """The mean in the parameter's shape, unscaled or not."""
+        grad = (self.view.detach() / (1.0 if scaled else self.scale)).to(parameter.dtype.to_real())
         if parameter.is_complex():
-            return torch.view_as_complex(grad.view(*parameter.shape, 2))
-        return grad.view(parameter.shape)
+            return shaped(torch.view_as_complex(grad.view(-1, 2)), parameter)
+        return shaped(grad, parameter)
 
 
 class Buckets:
@@ -147,28 +149,28 @@ class Buckets:
 
     def discard(self) -> None:
         """The means of the last backward pass are thrown away."""
+        self.means.clear()
         self._stepped()
 
-    def before_step(self, parameter: Callable[[str], Tensor]) -> None:
-        """The optimiser is about to take the present step, by the gradients of `parameter(name)`.
+    def before_step(self, hooks: OptimiserHooks) -> None:
+        """This optimiser is about to take the present step.
 
-        A parameter that no rank has used gets the mean of what was held back for it, as DDP leaves it out. A
-        gradient that was changed since the exchange is warned of.
+        A parameter of it that no rank has used gets the mean of what was held back for it, as DDP leaves it
+        out. A gradient that was changed since the exchange is warned of.
         """
-        for name, mean in self.means.items() if self._restores else ():
-            unused = parameter(name)
+        for name in [*filter(hooks.trains, self.means)] if self._restores else ():
+            unused, mean = hooks.parameter(name), self.means.pop(name)
             untouched = unused.grad is None or not bool(unused.grad.any())
             if untouched and bool(mean.view.any()):
-                unused.grad = mean.as_gradient_of(unused)
+                unused.grad = mean.as_gradient_of(unused, scaled=hooks.divides)
         for name in self._watch.noted():
-            grad = parameter(name).grad
+            grad = hooks.parameter(name).grad
             if grad is not None:
                 self._watch.compare(name, grad)
         self._stepped()
 
     def _stepped(self) -> None:
         self._unused = False
-        self.means.clear()
         if self._zeroed is not None:
             self._zeroed.pending = False
 

@@ -27,6 +27,7 @@ from laconic.exchange.method import Method
 from laconic.exchange.rule import BoundRule, Site
 from laconic.exchange.state import FORMAT, Identity, RankState, label, model_digest, unlabel
 from laconic.exchange.stats import Stats
+from laconic.optim.inner import under
 
 
 class Handle(Joinable):
@@ -179,7 +180,7 @@ class Handle(Joinable):
         """
         state = own_part(state, self._comm.rank, self._comm.size)
         tensors = unlabel(state, self._identity())
-        parts = [_under(f"rule{i}/", tensors) for i in range(len(self._rules))]
+        parts = [under(f"rule{i}/", tensors) for i in range(len(self._rules))]
         for rule, part in zip(self._rules, parts, strict=True):
             rule.check_state(part)
         own = {key: value for key, value in tensors.items() if not key.startswith("rule")}
@@ -245,7 +246,7 @@ class Handle(Joinable):
         """The present step's mean in float32, if DDP has it in 16 bits; None if it is not kept."""
         return self.buckets.float_mean(name)
 
-    def _before_step(self) -> int:
+    def _before_step(self, hooks: OptimiserHooks) -> int:
         """The step that the optimiser is about to take. Raises if it must not be taken."""
         exchange, rank = self.exchange, self._comm.rank
         if self.buckets.failure is not None:
@@ -261,7 +262,7 @@ class Handle(Joinable):
             self._uneven.stepped(exchange.step - 1)
         self._follow_masks()
         self._saves.check(exchange.step - 1)
-        self.buckets.before_step(self._optimisers.hooks[0].parameter)
+        self.buckets.before_step(hooks)
         return exchange.step - 1
 
     def _follow_masks(self) -> None:
@@ -290,8 +291,3 @@ def refuse_complex(method: Method, layout: Layout, parameters: Mapping[str, Tens
                     " real parameters only: keep it as real pairs, torch.view_as_real(...), or take a method"
                     " that leaves the step alone, such as 'topk(density=0.01)'"
                 )
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose key has this prefix, without it."""
-    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}

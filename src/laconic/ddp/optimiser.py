@@ -16,6 +16,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from laconic.core.errors import AttachError
+from laconic.core.memory_order import shaped
+from laconic.core.skipped import is_skipped
 from laconic.exchange.rule import BoundRule, Rule
 from laconic.optim.closure import evaluated
 from laconic.optim.master_weights import masters_of
@@ -33,7 +35,7 @@ class OptimiserHooks:
         self,
         optimiser: Optimizer,
         names: Mapping[Tensor, str],
-        before_step: Callable[[], int],
+        before_step: Callable[[OptimiserHooks], int],
         rules: Sequence[Rule],
         others: Sequence[Optimizer] = (),
         mean_of: Callable[[str], Tensor | None] = lambda name: None,
@@ -84,6 +86,15 @@ class OptimiserHooks:
         """Whether this tensor is in a group of the optimiser."""
         return name in self._groups()
 
+    def trains(self, name: str) -> bool:
+        """Whether this optimiser steps the tensor: it holds it, and it is not frozen."""
+        return self.holds(name) and self._parameters[name].requires_grad
+
+    @property
+    def divides(self) -> bool:
+        """Whether the optimiser itself divides gradients by a GradScaler's scale in this step."""
+        return getattr(self.optimiser, "grad_scale", None) is not None
+
     def _groups(self) -> dict[str, dict[str, Any]]:
         """The group of each tensor, by name."""
         groups = self.optimiser.param_groups
@@ -108,7 +119,9 @@ class OptimiserHooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of `step`; a closure has been called, and is replaced by its result."""
         args, kwargs = evaluated(optimiser, args, kwargs)
-        step = self._before_step()
+        if is_skipped(optimiser):
+            return args, kwargs
+        step = self._before_step(self)
         self._refine()
         for rule in self._rules:
             for name in rule.step_(step):
@@ -125,7 +138,7 @@ class OptimiserHooks:
             master, mean = self.parameter(name), self._mean_of(name)
             if mean is None or master.grad is None or master is parameter:
                 continue
-            mean = mean.view(master.shape)
+            mean = shaped(mean, parameter)
             if torch.equal(mean.to(parameter.dtype).float(), master.grad):
                 master.grad = mean
 

@@ -22,10 +22,10 @@ from laconic.comm.metered import Metered
 from laconic.comm.torch_comm import TorchComm
 from laconic.core.errors import StateError
 from laconic.core.mask import Mask, set_mask
+from laconic.core.skipped import is_skipped
 from laconic.core.turn import Turn
 from laconic.optim.closure import evaluated
 from laconic.optim.master_weights import masters_of
-from laconic.optim.skipped import is_skipped
 from laconic.sparsity.agreed import refuse_other_masks
 from laconic.sparsity.dense_gradients import DenseGradients
 from laconic.sparsity.densities import entries

@@ -74,7 +74,8 @@ def distribute(
             default: 1.
         scaler: The GradScaler in use, if any. A method keeps its memory unscaled by it. Under a strategy its
             finding is shared, by 4 bytes a step: an overflow on one rank makes all skip that update, and
-            scales stay equal. Default: none; then each rank of a strategy skips by its own scaler.
+            scales stay equal. Default: none; then each rank of a strategy skips by its own scaler, which
+            `by_machine`, whose ranks share gradients, refuses at the first step.
         ddp_options: Options of DistributedDataParallel, if the spec is a method.
 
     Returns:

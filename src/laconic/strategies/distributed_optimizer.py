@@ -98,7 +98,8 @@ class DistributedOptimizer(Optimizer, Joinable):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-            self.note_loss(loss)
+            if loss is not None:
+                self.note_loss(loss)
         noted_loss, self._loss = self._loss, None
         self._check_exchanged()
         scaled: Tensor | None = getattr(self, "found_inf", None)  # which a GradScaler sets
@@ -108,6 +109,11 @@ class DistributedOptimizer(Optimizer, Joinable):
                 self.controller.step(update, noted_loss)
             return loss
         Join.notify_join_context(self)
+        if scaled is not None and self.controller.shares_gradients and not self.controller.shares_scale:
+            raise AttachError(
+                "by_machine averages gradients in a machine, and each rank's GradScaler has its own scale:"
+                " give it to distribute(..., scaler=scaler)"
+            )
         skip = not all_finite(gradients(self)) if scaled is None else bool(scaled)
         self._round(nothing if skip else partial(self._replica.update, update), noted_loss)
         if skip and scaled is None:
@@ -229,9 +235,10 @@ class DistributedOptimizer(Optimizer, Joinable):
                 called, or is not in the model.
         """
         given = param_group["params"]
-        for each in [given] if isinstance(given, Tensor) else list(given):
+        held = [given] if isinstance(given, Tensor) else [*given]  # it may be a generator, read once
+        for each in held:
             self._check(each)
-        self.optimizer.add_param_group(param_group)
+        self.optimizer.add_param_group({**param_group, "params": held})
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """For torch's `Join`: a rank without further inputs goes on taking its rounds."""

@@ -11,6 +11,7 @@ float32 holds of averages and small steps, and its own updates are added to that
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import groupby
 
@@ -49,8 +50,7 @@ class Replica:
         self._untouched = bool(own) and len(outside) == len(held)  # the model, by the optimiser
         self.parameters |= {f"outside.{i}": each for i, each in enumerate(outside)}
         self._optimizers = each_of(optimizer)
-        self.statistics = tuple(each for each in model.buffers() if each.dtype in AVERAGED)
-        self.constants = tuple(each for each in model.buffers() if each.dtype not in AVERAGED)
+        self._model = weakref.ref(model)
         self.layout = Layout.of((name, tuple(each.shape)) for name, each in self.parameters.items())
         self._check(model)
         self.flat = torch.empty(0)
@@ -79,6 +79,20 @@ class Replica:
                 "the optimiser holds no trained parameter of this model, which would never change: build it"
                 " from model.parameters(), after anything that replaces them, such as a copy of the model"
             )
+
+    @property
+    def statistics(self) -> tuple[Tensor, ...]:
+        """The floating-point buffers as they are now: `forward` may put others in their places."""
+        return tuple(each for each in self._buffers() if each.dtype in AVERAGED)
+
+    @property
+    def constants(self) -> tuple[Tensor, ...]:
+        """The other buffers."""
+        return tuple(each for each in self._buffers() if each.dtype not in AVERAGED)
+
+    def _buffers(self) -> tuple[Tensor, ...]:
+        model = self._model()
+        return () if model is None else tuple(model.buffers())
 
     def flatten(self) -> None:
         """Copy all parameters into one tensor, and make those in float32 views of it."""
@@ -128,8 +142,9 @@ class Replica:
         return {entry.name: part.view(entry.shape) for entry, part in parts}
 
     def rates(self, optimizer: Optimizer) -> Iterator[tuple[float, slice]]:
-        """Ranges of `flat` with their present learning rates; 0 for parameters outside the optimiser."""
-        held = {each: float(group["lr"]) for group in optimizer.param_groups for each in group["params"]}
+        """Ranges of `flat` with their present learning rates; 0 for what is frozen or in no optimiser."""
+        pairs = ((each, float(group["lr"])) for group in optimizer.param_groups for each in group["params"])
+        held = {each: rate for each, rate in pairs if each.requires_grad}
         for rate, run in groupby(self.layout, lambda entry: held.get(self.parameters[entry.name], 0.0)):
             entries = list(run)
             yield rate, slice(entries[0].offset, entries[-1].offset + entries[-1].numel)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
+from laconic.core.memory_order import flat
 from laconic.feedback import Optimised
 from laconic.feedback.memory import Memory
 
@@ -31,7 +32,7 @@ class Velocity(Memory):
             if buffer is not None:
                 settings = self._optimised.settings(entry.name)
                 factor = float(settings["momentum"]) if settings["nesterov"] else 1.0
-                self.set(entry, buffer.detach().to(torch.float32).flatten() * factor)
+                self.set(entry, flat(buffer.detach().to(torch.float32)) * factor)
 
     def momentum(self, layout: Layout) -> tuple[Tensor, bool]:
         """The momentum of each of these tensors, float32 (s,), and whether it is Nesterov's."""

@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from laconic.core.errors import StateError
+from laconic.core.skipped import is_skipped
 from laconic.lowbit import taken
 from laconic.lowbit.admm.packing import Size, packed_copy, size_of
 from laconic.lowbit.admm.tables import Table
 from laconic.lowbit.admm.weights import Quantised, check_optimizer, dense, treated_layers, treated_weights
-from laconic.optim.skipped import is_skipped
 
 
 class Outcome(ABC):
