@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
@@ -163,7 +165,7 @@ def joined_by_format():
         model = DistributedDataParallel(Convolutions().to(memory_format=form))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         handle = laconic.compress(model, optimizer, "onebit_adam(warmup_steps=20)")
-        with torch.distributed.algorithms.join.Join([model, handle]):
+        with Join([model, handle]):
             for step in range(2 if dist.get_rank() else 6):
                 optimizer.zero_grad()
                 x = torch.randn(
@@ -307,3 +309,22 @@ def reassigned():
 def test_buffers_that_forward_replaces_are_averaged(pool):
     (shown, end, back), (other, end_of_other, _) = pool.run(2, reassigned)
     assert shown == other == end == end_of_other and back
+
+
+def told_in_join(spec):
+    """What a rank is warned of that has run out of inputs, and the other one."""
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    laconic.compress(model, optimizer, spec)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with Join([model]):
+            for step in range(3 if dist.get_rank() else 6):
+                optimizer.zero_grad()
+                loss_of(model, step).backward()
+                optimizer.step()
+    return [str(each.message) for each in told], agree(model)
+
+
+def test_a_rank_without_inputs_is_not_warned_of_its_steps(pool):
+    assert pool.run(2, told_in_join, "dgc(density=0.1)") == [([], True)] * 2

@@ -129,7 +129,7 @@ class Buckets:
 
         answer = self._thread.submit(job, [buffer.device] if buffer.is_cuda else None)
         # at the end of backward DDP would raise a failure too, next, as a C++ error about a cast to a tensor
-        if last and torch._C._current_graph_task_id() >= 0:  # none in a Replicator's step, or under Join
+        if last and in_backward():
             Variable._execution_engine.queue_callback(partial(self._thread.wait, answer))
         return answer
 
@@ -187,8 +187,8 @@ class Buckets:
     def _check_stepped(self) -> None:
         """Warn if a second backward pass would mistake what the first one has sent for a gradient."""
         exchange, zeroed = self.exchange, self._zeroed
-        told = zeroed is not None and zeroed.warned
-        if self._unused and not told and exchange.void is None and exchange.owns_momentum(exchange.step - 1):
+        told = exchange.void is not None or (zeroed is not None and zeroed.warned)
+        if self._unused and in_backward() and not told and exchange.owns_momentum(exchange.step - 1):
             warnings.warn(
                 "two synchronised backward passes without optimizer.step() between them:"
                 f" {exchange.method} would take the velocity that the first has sent for a gradient."
@@ -225,6 +225,11 @@ class Buckets:
             view = buffer[entry.offset : entry.offset + entry.numel]
             self.means[entry.name] = Mean(view, scale)
         return buffer
+
+
+def in_backward() -> bool:
+    """Whether autograd is at work here: not in a Replicator's step, nor for a rank without inputs in Join."""
+    return torch._C._current_graph_task_id() >= 0
 
 
 def layout_of(names: Iterable[str], bucket: Bucket) -> Layout:
