@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -46,6 +47,21 @@ def test_a_run_writes_all_that_it_promises(tmp_path: Path) -> None:
     assert dgc["smaller"] >= 50
     assert dgc["consensus"] == 0 < lsgd["consensus"]
     assert "dgc(density=0.01)" in output and "step 12/12" in output
+
+
+def test_on_a_terminal_it_trains_too(tmp_path: Path) -> None:
+    """There a table is redrawn, where a pipe gets lines."""
+    ours, theirs = os.openpty()
+    process = start(tmp_path, "--steps", "3", "--with", "cgx()", "--name", "run", stdout=theirs)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux: the end
+        while part := os.read(ours, 4096):
+            shown += part
+    os.close(ours)
+    code, _, complaints = finish(process)
+    assert code == 0, (complaints, shown.decode())
+    assert b"report.html" in shown
 
 
 def test_ctrl_c_ends_all_and_keeps_what_was_measured(tmp_path: Path) -> None:

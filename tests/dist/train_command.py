@@ -15,7 +15,7 @@ from laconic.report.ledger import read_events
 LIMIT_S = 400
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(folder: Path, *arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
     command = [
         sys.executable,
         "-m",
@@ -29,7 +29,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     ]
     return subprocess.Popen(
         [*command, "--batch", "8", "--out", str(folder), *arguments],
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},

@@ -67,3 +67,21 @@ def test_what_a_resumed_training_has_sent_is_read_from_its_ledger(tmp_path: Path
     }  # fmt: skip
     assert sent_before(tmp_path, "dense()", 1) == pytest.approx(sent / 1e6) and sent > 0
     assert sent_before(tmp_path, "nothing()", 1) == 0
+
+
+@pytest.mark.parametrize("sparsity", [None, "rigl(density=0.2)", "swat(sparsity=0.9)"])
+def test_on_a_terminal_a_table_is_drawn(tmp_path: Path, sparsity: str | None) -> None:
+    settings = Settings.of(
+        task="digits", model=None, methods=("dense()",), against=(), workers=1, seeds=1, seed=0, steps=2,
+        batch=None, lr=None, eval_every=1, checkpoint_every=0, data=None, out=tmp_path, name="x",
+        resume=False, sparsity=sparsity,
+    )  # fmt: skip
+    told = io.StringIO()
+    with Progress(Console(file=told, width=200, force_terminal=True), settings) as progress:
+        progress.begin("dense()", 0)
+        about = {"method": "dense()", "rank": 0, "step": 1}
+        progress.show({**about, "kind": "step", "loss": 1.0, "step_s": 1.0, "network_sent": 8})
+        progress.end("dense()", 0)
+    drawn = told.getvalue()
+    assert "method" in drawn and "step time" in drawn
+    assert ("density" in drawn) == (sparsity is not None and "rigl" in sparsity)

@@ -53,7 +53,8 @@ def probe(
         words += ["--data", str(data)] if data else []
         return _start(workers, words, out)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // local))
+    if local > 1 or "OMP_NUM_THREADS" not in os.environ:  # as in the lab, whose hosts share the cores
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local))
     dist.init_process_group("gloo")
     tensors = chosen.load(data)
     net = recipe.build()

@@ -79,13 +79,13 @@ class Progress:
         self.console = console
         self.settings = settings
         self.rows = {spec: Shown() for spec in settings.specs}
+        self._masked = settings.sparsity is not None and isinstance(parse(settings.sparsity), Sparsifier)
         self._live = (
             Live(self._table(), console=console, refresh_per_second=REDRAWS_PER_S, transient=True)
             if console.is_terminal
             else None
         )
         self._drawn = 0.0
-        self._masked = settings.sparsity is not None and isinstance(parse(settings.sparsity), Sparsifier)
         stages = 1 if settings.pipeline is None else settings.pipeline.stages
         self._loss_at = {  # the first rank that knows the loss: of a last stage, of the last block
             spec: settings.workers - 1 if is_blockwise(spec) else stages - 1 for spec in settings.specs
