@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import sparse_steps
+from benchmarks import sparse_reasons, sparse_steps
 from benchmarks.pages import sparse_steps as page
 from benchmarks.sparse_steps import LENGTHS, METHODS, SEEDS, Run, do, runs
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sparse_steps, "FOLDER", tmp_path)
+    monkeypatch.setattr(sparse_reasons, "FOLDER", tmp_path / "reasons")
     return tmp_path
 
 
