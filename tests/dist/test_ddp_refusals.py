@@ -119,14 +119,14 @@ def test_a_refusal_leaves_no_hook_and_no_group(pool):
 def half_an_optimiser():
     model = DistributedDataParallel(net())
     try:
-        laconic.compress(model, torch.optim.SGD(list(model.parameters())[:2], **SGD), "dgc(density=0.1)")
+        laconic.compress(model, torch.optim.Adam(list(model.parameters())[:2]), "onebit_adam()")
     except AttachError as error:
         return str(error)
     return None
 
 
-def test_dgc_wants_all_parameters_in_one_optimiser(pool):
-    assert all("one optimiser" in answer for answer in pool.run(2, half_an_optimiser))
+def test_adams_momentum_wants_all_parameters(pool):
+    assert all("give it all of model.parameters()" in answer for answer in pool.run(2, half_an_optimiser))
 
 
 def said_at_attach(spec):

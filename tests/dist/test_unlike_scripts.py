@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 
@@ -253,27 +254,33 @@ def test_generators_and_closures_without_a_result_are_taken(pool, spec):
     assert pool.run(2, closed, spec) == [(None, False)] * 2
 
 
-def scaled_by_machine(shared):
-    model = net()
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    given = {"scaler": scaler} if shared else {}
+def by_machine(joined, shared=False):
+    """Moves of a weight whose gradient is 1 on each rank; rank 0 overflows once, or runs out of inputs."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4096.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     spec = "by_machine(local_sgd(every=1), ranks_per_node=2)"
-    model, optimizer = laconic.distribute(model, optimizer, spec, **given)
-    for step in range(3):
-        optimizer.zero_grad()
-        scaler.scale(loss_of(model, step)).backward()
-        try:
+    model, optimizer = laconic.distribute(model, optimizer, spec, **({"scaler": scaler} if shared else {}))
+    first, moved = dist.get_rank() == 0, []
+    with Join([optimizer]) if joined else contextlib.nullcontext():
+        for step in range(1 if joined and first else 4):
+            optimizer.zero_grad()
+            loss = model(torch.ones(1, 1)).sum() * (math.inf if step == 1 and first and not joined else 1)
+            scaler.scale(loss).backward()
+            before = model.weight.item()
             scaler.step(optimizer)
-        except AttachError as error:
-            return str(error)
-        scaler.update()
-    return agree(model)
+            scaler.update()
+            moved.append(model.weight.item() - before)
+    return moved, model.weight.item()
 
 
-def test_scales_of_their_own_are_refused_where_gradients_are_shared(pool):
-    assert pool.run(2, scaled_by_machine, True) == [True, True]
-    assert all("distribute(..., scaler=scaler)" in said for said in pool.run(2, scaled_by_machine, False))
+def test_gradients_are_shared_as_what_they_are_worth(pool):
+    """Each rank has a GradScaler of its own, with another scale after the overflow, or all have one."""
+    for shared in (False, True):
+        assert pool.run(2, by_machine, False, shared) == [([-1.0, 0.0, -1.0, -1.0], -3.0)] * 2
+    (first, end), (other, same) = pool.run(2, by_machine, True)
+    assert first == [-1.0] and other == [-1.0, -0.5, -0.5, -0.5] and end == same == -2.5
 
 
 class Running(nn.Module):
@@ -328,3 +335,35 @@ def told_in_join(spec):
 
 def test_a_rank_without_inputs_is_not_warned_of_its_steps(pool):
     assert pool.run(2, told_in_join, "dgc(density=0.1)") == [([], True)] * 2
+
+
+def stepped_alone(spec, kept):
+    """The optimiser that was given to `distribute` is stepped, in place of what it returned."""
+    model = net()
+    plain = torch.optim.SGD(model.parameters(), lr=0.05)
+    found = laconic.distribute(model, plain, spec)
+    if not kept:
+        del found
+    loss_of(model, 0).backward()
+    with pytest.raises(AttachError) as caught:
+        plain.step()
+    if kept:
+        found[1].step()
+        found[1].remove()
+        plain.step()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_given_optimiser_does_not_step_alone(pool, kept):
+    for said in pool.run(2, stepped_alone, "local_sgd(every=2)", kept):
+        assert "step the optimiser that it returned" in said
+
+
+def test_without_a_group_or_with_a_misspelt_option_the_way_out_is_named():
+    model = net()
+    plain = torch.optim.SGD(model.parameters(), lr=0.05)
+    with pytest.raises(AttachError, match=r"did you mean patience_s=\?"):
+        laconic.distribute(model, plain, "sgp()", patience=30)
+    with pytest.raises(AttachError, match="init_process_group first"):
+        laconic.distribute(model, plain, "sgp()")

@@ -47,14 +47,15 @@ class Rank:
     spec: str
     comm: Loopback
     lr: float = 0.1
+    model: Numbers = field(init=False)
     replica: Replica = field(init=False)
     controller: ParameterController = field(init=False)
     optimizer: DistributedOptimizer = field(init=False)
 
     def __post_init__(self) -> None:
-        model, strategy = Numbers(), parse(self.spec)
-        plain = sgd(model, (self.lr, self.lr), momentum=0.0 if strategy.owns_momentum else 0.9)
-        self.replica = Replica(model, plain)
+        self.model, strategy = Numbers(), parse(self.spec)
+        plain = sgd(self.model, (self.lr, self.lr), momentum=0.0 if strategy.owns_momentum else 0.9)
+        self.replica = Replica(self.model, plain)
         strategy.check(self.comm.size, plain)
         self.replica.flatten()
         together: Any = Together(Metered(self.comm.split(0)), self.comm.split(0))

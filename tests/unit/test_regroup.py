@@ -46,7 +46,7 @@ def test_an_infinite_statistic_survives_a_rank_that_comes_back(dtype: torch.dtyp
     def play(comm: Loopback) -> torch.Tensor:
         rank = Rank("local_sgd()", comm)
         own = mask.clone()
-        rank.replica.statistics = (own,)
+        rank.model.register_buffer("mask", own)
         x = torch.full_like(rank.replica.flat, torch.nan if comm.rank == 1 else comm.rank)
         agreed = average_(rank.replica, x, Stand(comm.rank, comm.rank != 1, True, {}), comm)
         assert (agreed.averaged, agreed.place, agreed.trained) == ([0, 2], 2, True)

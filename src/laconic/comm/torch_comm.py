@@ -35,7 +35,7 @@ from laconic.comm.naming import backend_of, destroy, in_store, named_group
 from laconic.comm.posted import OPS, Message, PostedComm
 from laconic.comm.two_rounds import begin_sum_
 from laconic.comm.wire_model import is_direct
-from laconic.core.errors import PeerError
+from laconic.core.errors import AttachError, PeerError
 
 CHILDREN: collections.Counter[str] = collections.Counter()  # groups made of each group's ranks, by its name
 COUNTERS: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()  # counters made in each group
@@ -50,13 +50,15 @@ class TorchComm(PostedComm):
         group: A process group with any backend; default: all ranks.
 
     Raises:
-        ValueError: There is no process group yet.
+        AttachError: There is no process group yet.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         group = group or dist.group.WORLD
         if group is None:
-            raise ValueError("there is no process group yet: call torch.distributed.init_process_group first")
+            raise AttachError(
+                "there is no process group yet: call torch.distributed.init_process_group first"
+            )
         self._group: dist.ProcessGroup | None = group
         self.ranks = dist.get_process_group_ranks(group)  # rank here -> rank in the world
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)

@@ -18,7 +18,7 @@ class Controller(ABC):
     """Ties one rank to its group; `DistributedOptimizer` calls it."""
 
     shares_gradients = False  # before the update, so that a rank without inputs has one too
-    shares_scale = False  # all ranks have the scale of one GradScaler, if any
+    mixes_scales = False  # shares gradients of ranks whose GradScalers may have other scales
 
     @abstractmethod
     def step(self, update: Update, loss: float | None) -> None:

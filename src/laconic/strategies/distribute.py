@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import weakref
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -74,8 +76,7 @@ def distribute(
             default: 1.
         scaler: The GradScaler in use, if any. A method keeps its memory unscaled by it. Under a strategy its
             finding is shared, by 4 bytes a step: an overflow on one rank makes all skip that update, and
-            scales stay equal. Default: none; then each rank of a strategy skips by its own scaler, which
-            `by_machine`, whose ranks share gradients, refuses at the first step.
+            scales stay equal. Default: none; then each rank of a strategy skips by its own scaler.
         ddp_options: Options of DistributedDataParallel, if the spec is a method.
 
     Returns:
@@ -119,6 +120,9 @@ def distribute(
         return wrapped, DistributedOptimizer(as_one(optimizers), GradientController(handle), model)
     if ddp_options:
         option = next(iter(ddp_options))
+        near = difflib.get_close_matches(option, inspect.signature(distribute).parameters, n=1)
+        if near:
+            raise AttachError(f"distribute has no option {option}=: did you mean {near[0]}=?")
         raise AttachError(f"{strategy!r} does not use DistributedDataParallel: leave {option}= out")
     scaler = scaler if scaler is not None and scaler.is_enabled() else None
     return model, _bind(model, optimizers, strategy, group, seed, statistics, patience_s, quorum, scaler)

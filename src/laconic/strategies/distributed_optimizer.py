@@ -17,7 +17,8 @@ from laconic.core.errors import AttachError, NonFiniteError, StateError
 from laconic.exchange.stats import Stats
 from laconic.optim.master_weights import masters_of
 from laconic.strategies.controller import Controller, GradientController
-from laconic.strategies.gradients import all_finite, gradients, step_unscaled
+from laconic.strategies.gradients import all_finite, gradients, step_unscaled, unscale_
+from laconic.strategies.only_through import OnlyThrough
 from laconic.strategies.parameter_controller import ParameterController
 from laconic.strategies.rounds import Rounds, nothing
 from laconic.strategies.several import Several, each_of
@@ -54,6 +55,7 @@ class DistributedOptimizer(Optimizer, Joinable):
         self._replica = controller.replica if isinstance(controller, ParameterController) else None
         self._group = group
         self._loss: float | None = None
+        self._only = OnlyThrough(each_of(optimizer) if self._replica else ())
         self._share()
         named = () if model is None else model.named_parameters()
         self._names: dict[Tensor, str] = {each: name for name, each in named}
@@ -103,17 +105,16 @@ class DistributedOptimizer(Optimizer, Joinable):
         noted_loss, self._loss = self._loss, None
         self._check_exchanged()
         scaled: Tensor | None = getattr(self, "found_inf", None)  # which a GradScaler sets
-        update = partial(step_unscaled, self.optimizer, getattr(self, "grad_scale", None))
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        if scale is not None and self.controller.mixes_scales:
+            unscale_(self, scale)
+            scale = None
+        update = partial(step_unscaled, self.optimizer, scale)
         if self._replica is None:
             if scaled is None or not bool(scaled):
                 self.controller.step(update, noted_loss)
             return loss
         Join.notify_join_context(self)
-        if scaled is not None and self.controller.shares_gradients and not self.controller.shares_scale:
-            raise AttachError(
-                "by_machine averages gradients in a machine, and each rank's GradScaler has its own scale:"
-                " give it to distribute(..., scaler=scaler)"
-            )
         skip = not all_finite(gradients(self)) if scaled is None else bool(scaled)
         self._round(nothing if skip else partial(self._replica.update, update), noted_loss)
         if skip and scaled is None:
@@ -125,10 +126,9 @@ class DistributedOptimizer(Optimizer, Joinable):
         return loss
 
     def note_loss(self, loss: Tensor | float) -> None:
-        """Pass on this step's loss, by which `lsgd` elects its leaders; `step(closure)` does that too.
+        """Pass on this step's loss, a number or a tensor of one element; `step(closure)` does that too.
 
-        Args:
-            loss: A number, or a tensor of one element.
+        By it `lsgd` elects its leaders.
         """
         self._loss = loss.item() if isinstance(loss, Tensor) else float(loss)
 
@@ -159,7 +159,10 @@ class DistributedOptimizer(Optimizer, Joinable):
         self._publish()
 
     def stats(self) -> Stats:
-        """Bytes and seconds of this rank since the start; see `laconic.exchange.stats.Stats`."""
+        """Bytes and seconds of this rank's steps since the start; see `laconic.exchange.stats.Stats`.
+
+        `averaged()` and `finish()` are not counted: each sends the model once, dense.
+        """
         return self.controller.stats()
 
     def notes(self) -> Notes:
@@ -169,13 +172,12 @@ class DistributedOptimizer(Optimizer, Joinable):
     def remove(self) -> None:
         """Make model and optimiser ordinary again. Called by all ranks, between steps."""
         self.controller.remove()
+        self._only.remove()
 
     def discard(self) -> None:
         """Forget what is held back: nothing of any gradient so far comes back in a later step.
 
-        For gradients that are thrown away under a method, as `handle.discard()` of `laconic.compress`. Under
-        a strategy there is nothing to forget: ranks exchange nothing before `step`. Called by all ranks,
-        between steps.
+        As `handle.discard()` of `laconic.compress`; under a strategy there is nothing. Called by all ranks.
         """
         self.controller.discard()
 
@@ -225,10 +227,7 @@ class DistributedOptimizer(Optimizer, Joinable):
         self._publish()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Let the optimiser hold more of the parameters that are exchanged.
-
-        Args:
-            param_group: As `torch.optim.Optimizer.add_param_group` takes it.
+        """Let the optimiser hold more of the parameters that are exchanged, as torch's do.
 
         Raises:
             AttachError: A parameter of the group is not exchanged: it was frozen when `distribute` was
@@ -270,7 +269,8 @@ class DistributedOptimizer(Optimizer, Joinable):
 
     def _round(self, update: Update, loss: float | None) -> None:
         """A step of the strategy, in which the parameters become what it made of them."""
-        self.controller.step(update, loss)
+        with self._only:
+            self.controller.step(update, loss)
         self._publish()
 
     def _without_inputs(self) -> Update:

@@ -26,13 +26,18 @@ def step_unscaled(optimizer: Optimizer, scale: Tensor | None) -> None:
         if scale is not None and masters_of(each) is not None:
             each.grad_scale = scale  # type: ignore[attr-defined]  # as a GradScaler sets it
         elif scale is not None:
-            for grad in gradients(each):
-                grad.div_(scale)
+            unscale_(each, scale)
     try:
         optimizer.step()
     finally:
         for each in each_of(optimizer):
             vars(each).pop("grad_scale", None)
+
+
+def unscale_(optimizer: Optimizer, scale: Tensor) -> None:
+    """Divide its gradients by a GradScaler's scale."""
+    for grad in gradients(optimizer):
+        grad.div_(scale)
 
 
 def all_finite(grads: Iterable[Tensor]) -> bool:

@@ -51,7 +51,7 @@ class ParameterController(Controller):
     ) -> None:
         self.strategy = strategy
         self.shares_gradients = strategy.shares_gradients
-        self.shares_scale = scaler is not None
+        self.mixes_scales = strategy.shares_gradients and scaler is None
         self.replica = replica
         self.membership = membership
         self._optimizer = optimizer

@@ -1,0 +1,41 @@
+"""A wrapped optimiser steps through the one that wraps it, or not at all: alone, ranks would drift apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from laconic.core.errors import AttachError
+
+
+class OnlyThrough:
+    """Refuses steps of these optimisers but inside its context, until `remove`."""
+
+    def __init__(self, optimizers: Iterable[Optimizer]) -> None:
+        self._inside = False
+        self._hooks: list[RemovableHandle] = [each.register_step_pre_hook(self._check) for each in optimizers]
+
+    def __enter__(self) -> None:
+        self._inside = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inside = False
+
+    def _check(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._inside:
+            raise AttachError(
+                f"this {type(optimizer).__name__} was given to laconic.distribute(), and would step this rank"
+                " alone: step the optimiser that it returned, model, optimizer = laconic.distribute(...), or"
+                " call its remove() first"
+            )
+
+    def remove(self) -> None:
+        """Let them step alone again."""
+        for hook in self._hooks:
+            hook.remove()
