@@ -216,7 +216,7 @@ def test_what_is_saved_after_fit_holds_the_memory_too(pool, tmp_path):
 
 
 @launched
-def tested_then_trained(folder: str) -> tuple[bool, int]:
+def validated_then_trained(folder: str) -> tuple[bool, int]:
     """A checkpoint is tested, and then a new model trained with the same callback: as if it had not been."""
     import lightning
 
@@ -235,7 +235,7 @@ def tested_then_trained(folder: str) -> tuple[bool, int]:
 
 
 def test_a_checkpoint_that_was_only_tested_leaves_no_memory(pool, tmp_path):
-    assert pool.run(2, tested_then_trained, str(tmp_path), timeout_s=300) == [(True, 4)] * 2
+    assert pool.run(2, validated_then_trained, str(tmp_path), timeout_s=300) == [(True, 4)] * 2
 
 
 @launched
