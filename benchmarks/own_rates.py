@@ -17,7 +17,6 @@ them.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ import torch
 
 from benchmarks.machine import machine
 from benchmarks.small_net import SMALL_GPT, SMALL_NET, load_windows
-from benchmarks.workers import Data, Problem, Row, train
+from benchmarks.workers import Data, Problem, Row, keep, kept, train
 from laconic.core.errors import NonFiniteError
 from laconic.report.ledger import slug
 from laconic.tasks.cifar10 import load
@@ -122,8 +121,7 @@ class Run:
 
     def read(self) -> Row | None:
         """What is kept of it, or None."""
-        found: Row | None = json.loads(self.file.read_text()) if self.file.exists() else None
-        return found
+        return kept(self.file)
 
 
 def loss_of(row: Row) -> float:
@@ -202,14 +200,6 @@ def do(run: Run, data: Data, steps: int | None = None) -> Row:
     return row
 
 
-def keep(run: Run, row: Row) -> None:
-    """Write the file, whole or not at all."""
-    run.file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = run.file.with_suffix(".part")
-    temporary.write_text(json.dumps(row | {"machine": machine()}) + "\n")
-    temporary.replace(run.file)
-
-
 def main() -> None:
     """Train what is not done."""
     specs = list(dict.fromkeys(spec for family in FAMILIES for spec in family.specs))
@@ -227,7 +217,7 @@ def main() -> None:
                     do(Run(family, spec, family.usual, SEEDS[0]), data[family.folder], steps=20)
         return
     for run in due(given.only):
-        keep(run, do(run, data[run.family.folder]))
+        keep(run.file, do(run, data[run.family.folder]) | {"machine": machine()})
 
 
 if __name__ == "__main__":

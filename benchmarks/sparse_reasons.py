@@ -13,7 +13,6 @@ them.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from torch.optim import SGD, Optimizer
 from benchmarks.machine import machine
 from benchmarks.small_net import SMALL_NET
 from benchmarks.sparse_steps import LR, SEEDS
-from benchmarks.workers import Row, train
+from benchmarks.workers import Row, keep, kept, train
 from laconic.exchange.method import Method
 from laconic.report.ledger import slug
 from laconic.strategies.strategy import Strategy
@@ -73,8 +72,7 @@ class Run:
 
     def read(self) -> Row | None:
         """What is kept of it, or None."""
-        found: Row | None = json.loads(self.file.read_text()) if self.file.exists() else None
-        return found
+        return kept(self.file)
 
 
 def runs() -> Iterator[Run]:
@@ -82,17 +80,14 @@ def runs() -> Iterator[Run]:
     yield from (Run(name, seed) for seed in SEEDS for name in TRIES)
 
 
-def do(run: Run, data: dict[str, Tensor], steps: int = STEPS, *, keep: bool = True) -> Row:
+def do(run: Run, data: dict[str, Tensor], steps: int = STEPS, *, lasting: bool = True) -> Row:
     """Train, and write the file."""
     asked = TRIES[run.name]
     problem = SMALL_NET if asked.momentum else replace(SMALL_NET, optimizer=without_momentum)
     row: Row = {"name": run.name, "momentum": 0.9 if asked.momentum else 0.0}
     row |= train(problem, asked.spec, asked.rate * LR, steps, run.seed, data) | {"machine": machine()}
-    if keep:
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        temporary = run.file.with_suffix(".part")
-        temporary.write_text(json.dumps(row) + "\n")
-        temporary.replace(run.file)
+    if lasting:
+        keep(run.file, row)
     print(f"{run.name:30} seed {run.seed}: accuracy {100 * row['accuracy']:.2f} %", flush=True)
     return row
 
@@ -107,7 +102,7 @@ def main() -> None:
     data = dict(load())
     for run in runs():
         if given.quick and run.seed == SEEDS[0]:
-            do(run, data, steps=20, keep=False)
+            do(run, data, steps=20, lasting=False)
         elif not given.quick and run.read() is None:
             do(run, data)
 

@@ -19,7 +19,6 @@ docs/sparse_steps.md is made of them.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from torch import Tensor
 
 from benchmarks.machine import machine
 from benchmarks.small_net import SMALL_NET
-from benchmarks.workers import Row, train
+from benchmarks.workers import Row, keep, kept, train
 from laconic.report.ledger import slug
 from laconic.tasks.cifar10 import load
 
@@ -73,8 +72,7 @@ class Run:
 
     def read(self) -> Row | None:
         """What is kept of it, or None."""
-        found: Row | None = json.loads(self.file.read_text()) if self.file.exists() else None
-        return found
+        return kept(self.file)
 
 
 def runs(densities: Iterable[float] = LENGTHS) -> Iterator[Run]:
@@ -86,15 +84,12 @@ def runs(densities: Iterable[float] = LENGTHS) -> Iterator[Run]:
                 yield from (Run(method, density, steps, seed) for method in METHODS)
 
 
-def do(run: Run, data: dict[str, Tensor], *, keep: bool = True) -> Row:
+def do(run: Run, data: dict[str, Tensor], *, lasting: bool = True) -> Row:
     """Train, and write the file."""
     made = train(SMALL_NET, run.spec, LR, run.steps, run.seed, data)
     row: Row = {"method": run.method, "density": run.density} | made | {"machine": machine()}
-    if keep:
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        temporary = run.file.with_suffix(".part")
-        temporary.write_text(json.dumps(row) + "\n")
-        temporary.replace(run.file)
+    if lasting:
+        keep(run.file, row)
     print(
         f"{run.spec:42} {run.steps:6,} steps, seed {run.seed}: accuracy {100 * row['accuracy']:.2f} %,"
         f" loss {row['test_loss']:.4f}, {row['sent_mb']:.4g} MB a worker, {row['cpu_s']:.0f} CPU-s",
@@ -117,7 +112,7 @@ def main() -> None:
     if given.quick:
         for method in ("dense", *METHODS):
             if given.only in (None, method):
-                do(Run(method, 1 if method == "dense" else 0.01, 20, 0), data, keep=False)
+                do(Run(method, 1 if method == "dense" else 0.01, 20, 0), data, lasting=False)
         return
     for run in runs((given.density,) if given.density else LENGTHS):
         wanted = given.only in (None, run.method) and given.seed in (None, run.seed)

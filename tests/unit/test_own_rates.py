@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from benchmarks import own_rates
-from benchmarks.own_rates import DIVERGED, FAMILIES, SEEDS, Run, due, keep, next_rate, own_rate
+from benchmarks.own_rates import DIVERGED, FAMILIES, SEEDS, Run, due, next_rate, own_rate
 from benchmarks.pages import own_rates as page
-from benchmarks.workers import Row
+from benchmarks.workers import Row, keep
 
 SGD = FAMILIES[0]
 
@@ -33,7 +33,7 @@ def train(only: str | None = None, most: int = 10_000, best: float = 0.2) -> lis
     for run in due(only):
         if len(done) == most:
             break
-        keep(run, row_of(run, best))
+        keep(run.file, row_of(run, best))
         done.append(run)
     return done
 
@@ -70,7 +70,7 @@ def test_it_goes_on_where_it_stopped(folder: Path) -> None:
 def test_a_method_is_compared_at_its_own_rate_and_at_denses(folder: Path) -> None:
     assert not page.done()
     for seed, rate in ((0, 0.025), (0, 0.05), (0, 0.1), (1, 0.05), (2, 0.05)):
-        keep(run := Run(SGD, "dense()", rate, seed), row_of(run, 0.05))
+        keep((run := Run(SGD, "dense()", rate, seed)).file, row_of(run, 0.05))
     train("sign()", best=0.2)
     assert page.done()
     text = page.page()

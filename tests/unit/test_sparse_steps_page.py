@@ -44,7 +44,7 @@ def test_each_sparse_run_has_a_dense_one_of_its_length() -> None:
 @pytest.mark.parametrize("method", ["dense", *METHODS])
 def test_a_training_is_reproducible(method: str, folder: Path, data: dict[str, Tensor]) -> None:
     run = Run(method, 1 if method == "dense" else 0.1, 10, 0)
-    once, again = (do(run, data, keep=False) for _ in range(2))
+    once, again = (do(run, data, lasting=False) for _ in range(2))
     assert not run.file.exists()
     assert once["curve"] == again["curve"]
     assert once["sent_mb"] == again["sent_mb"]
@@ -52,7 +52,7 @@ def test_a_training_is_reproducible(method: str, folder: Path, data: dict[str, T
 
 
 def test_workers_train_as_one_on_their_mean_gradient(data: dict[str, Tensor]) -> None:
-    row = do(Run("dense", 1, 12, 1), data, keep=False)
+    row = do(Run("dense", 1, 12, 1), data, lasting=False)
     assert row["curve"][-1][1] < row["curve"][0][1]
     dense_mb = 12 * 2 * 3 / 4 * 4 * row["parameters"] / 1e6  # an all-reduce among four
     assert dense_mb < row["sent_mb"] < 1.1 * dense_mb  # packet headers
@@ -60,7 +60,7 @@ def test_workers_train_as_one_on_their_mean_gradient(data: dict[str, Tensor]) ->
 
 def test_a_sparse_run_sends_less(data: dict[str, Tensor]) -> None:
     dense, sparse = (
-        do(Run(name, density, 5, 0), data, keep=False)["sent_mb"]
+        do(Run(name, density, 5, 0), data, lasting=False)["sent_mb"]
         for name, density in (("dense", 1), ("topk", 0.01))
     )
     assert sparse < dense / 10
