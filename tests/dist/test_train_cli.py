@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def test_on_a_terminal_it_trains_too(tmp_path: Path) -> None:
     os.close(ours)
     code, _, complaints = finish(process)
     assert code == 0, (complaints, shown.decode())
-    assert b"report.html" in shown
+    assert b"report.html" in re.sub(rb"\r?\n", b"", shown)  # a long path breaks at the edge
 
 
 def test_ctrl_c_ends_all_and_keeps_what_was_measured(tmp_path: Path) -> None:
