@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -120,3 +121,20 @@ def test_a_dying_peer_is_called_so_on_the_healthy_rank(tmp_path: Path) -> None:
     last = [line for line in said.splitlines() if "Error" in line][-1]
     assert "laconic.core.errors.PeerError: a peer of rank 1 died, left or was late" in last, said
     assert "Unable to cast" not in last and "GLHF" not in last
+
+
+def test_ctrl_c_ends_the_wait_for_a_machine_that_does_not_come(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    command = [sys.executable, "-m", "laconic.cli.main", "run", str(tmp_path / "train.py")]
+    command += ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waits:
+        assert waits.stderr is not None
+        said = waits.stderr.readline()
+        assert said.startswith(f"laconic: meeting 2 machines at 127.0.0.1:{port}")
+        with pytest.raises(subprocess.TimeoutExpired):
+            waits.wait(5)  # it is where torch waits
+        waits.send_signal(signal.SIGINT)
+        assert waits.wait(LIMIT_S) == 130
+        assert "Interrupted" in waits.stderr.read()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from laconic.cli.console import errors
+from laconic.cli.meeting import meeting
 from laconic.core.errors import SpecError
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def run(
         given.training_script, given.module = "laconic.cli.worker", True
     logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
     try:
-        start(given)  # type: ignore[no-untyped-call]
+        with meeting(given):
+            start(given)  # type: ignore[no-untyped-call]
     except SignalException as error:
         if error.sigval is signal.Signals.SIGINT:
             raise KeyboardInterrupt from None

@@ -189,6 +189,10 @@ def _call(name: str, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
         return make(*positional, **named)
     except TypeError as error:
         raise SpecError(f"{name}: {error}; it takes {name}{signature_text(make)}") from error
+    except SpecError as error:
+        if str(error).startswith(name):
+            raise
+        raise SpecError(f"{name}: {error}") from error
 
 
 def signature_text(make: Callable[..., Any]) -> str:

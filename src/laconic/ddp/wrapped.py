@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from laconic.core import arguments
 from laconic.core.errors import AttachError
 
 # Of each wrapper: the package that it is of, and where it has its GradScaler, if there is one.
@@ -29,8 +30,9 @@ def unwrapped(
 ) -> tuple[Optimizers, torch.amp.GradScaler | None]:
     """The same optimisers without the wrappers of a trainer, and the GradScaler: as given, or theirs.
 
-    Raises `AttachError` if the scaler that was given is not the one by which a wrapper steps.
+    Raises `AttachError` if the scaler that was given is none, or not the one by which a wrapper steps.
     """
+    check_is_scaler(scaler)
     given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     opened = [_opened(each) for each in given]
     for _, found in opened:
@@ -42,6 +44,15 @@ def unwrapped(
         scaler = scaler or found
     plain = [each for each, _ in opened]
     return (plain[0] if isinstance(optimizer, Optimizer) else plain), scaler
+
+
+def check_is_scaler(scaler: object) -> None:
+    """Raise `AttachError` for what is neither a GradScaler, of torch or of another device, nor None."""
+    if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
+        raise AttachError(
+            f"scaler= takes the GradScaler that the script steps by, got {arguments.shown(scaler)}: give"
+            " torch.amp.GradScaler(...), or leave it out where there is none"
+        )
 
 
 def _opened(optimizer: Optimizer) -> tuple[Optimizer, torch.amp.GradScaler | None]:

@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from laconic.comm.comm import Comm
+from laconic.comm.waiting import ATTACHING, told_if_long
 from laconic.core.errors import AttachError, StateError
 
 Fingerprint = Mapping[str, str]  # what is compared -> its value, in words that an error can show
@@ -54,7 +55,8 @@ def built_by_all(comm: Comm, build: Callable[[], T]) -> T:
 def agree(comm: Comm, mine: Fingerprint | None, error: Exception | None = None) -> None:
     """Raise `error`, or `AttachError`, on every rank unless all have the same fingerprint and no error."""
     text = json.dumps({"error": None if error is None else str(error), "fingerprint": dict(mine or {})})
-    texts = comm.all_gather(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
+    with told_if_long(comm.rank, ATTACHING):
+        texts = comm.all_gather(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
     if error is not None:
         raise error
     others = [json.loads(bytes(each.tolist())) for each in texts]
@@ -77,7 +79,8 @@ def accepted_by_all(comm: Comm, check: Callable[[], object]) -> None:
         check()
     except StateError as error:
         refused = error
-    texts = comm.all_gather(torch.frombuffer(bytearray(f" {refused or ''}".encode()), dtype=torch.uint8))
+    with told_if_long(comm.rank, "load_state_dict"):
+        texts = comm.all_gather(torch.frombuffer(bytearray(f" {refused or ''}".encode()), dtype=torch.uint8))
     if refused is not None:
         raise refused
     for rank, text in enumerate(texts):

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 import torch
 
 from laconic.comm.comm import Comm
+from laconic.comm.waiting import told_if_long
 from laconic.core.errors import StateError
 from laconic.exchange.state import FORMAT, RankState
 
@@ -36,7 +37,8 @@ def gathered(value: Any, comm: Comm) -> list[Any]:
     file = io.BytesIO()
     torch.save(value, file)
     mine = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
-    lengths = torch.cat(comm.all_gather(torch.tensor([mine.numel()]))).tolist()
+    with told_if_long(comm.rank, "state_dict(gather=True)"):
+        lengths = torch.cat(comm.all_gather(torch.tensor([mine.numel()]))).tolist()
     if comm.rank:
         comm.exchange({0: mine}, {})
         return []

@@ -11,7 +11,7 @@ from typing import Any
 from laconic.codecs.dense import Dense
 from laconic.core.errors import SpecError
 from laconic.core.layout import Entry, Layout
-from laconic.exchange.method import Method, everything, method
+from laconic.exchange.method import Method, everything, lift, method
 from laconic.exchange.policy import share_out
 
 DENSE = Dense()
@@ -46,8 +46,16 @@ def by_name(names: Mapping[str, Any], *, rest: Any = DENSE) -> Method:
     if not names:
         raise SpecError(f"by_name: names must have a pattern, such as {{'*norm*': dense()}}; or use {rest!r}")
     patterns = tuple(names)
-    arms = [(_Named(pattern, patterns), spec) for pattern, spec in names.items()]
-    return share_out(*arms, (everything, rest))
+    arms = [(_Named(pattern, patterns), _lifted(spec, repr(pattern))) for pattern, spec in names.items()]
+    return share_out(*arms, (everything, _lifted(rest, "rest")))
+
+
+def _lifted(spec: Any, where: str) -> Method:
+    """`lift`, whose error says where in the arguments the spec is."""
+    try:
+        return lift(spec)
+    except SpecError as error:
+        raise SpecError(f"by_name: {where}: {error}") from error
 
 
 @dataclass(frozen=True)

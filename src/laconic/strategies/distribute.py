@@ -20,6 +20,7 @@ from laconic.core.spec import parse
 from laconic.ddp.compress import inside
 from laconic.ddp.hook import attach
 from laconic.ddp.optimiser import all_of
+from laconic.ddp.wrapped import check_is_scaler
 from laconic.exchange.agreement import agree
 from laconic.exchange.method import Method, lift
 from laconic.exchange.state import model_digest
@@ -93,6 +94,7 @@ def distribute(
             "distribute takes the plain model: give it model.module, or keep the wrapper and call"
             " laconic.compress(model, optimizer, spec)"
         )
+    check_is_scaler(scaler)
     known, optimizers = _distributed.get(model), all_of(optimizer)
     wrapped_already = any(isinstance(each, DistributedOptimizer) for each in optimizers)
     if wrapped_already or (known is not None and not known.removed):
