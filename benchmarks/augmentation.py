@@ -25,7 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.large_batch import keep, tested
+from benchmarks.files import keep
+from benchmarks.large_batch import tested
 from benchmarks.machine import machine
 from laconic.data import batch_augmentation
 from laconic.recipes import Copies, large_batch

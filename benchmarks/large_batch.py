@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.files import keep
 from benchmarks.machine import machine
 from laconic.core.turn import mix
 from laconic.data.draws import order
@@ -129,14 +130,6 @@ def tested(model: nn.Module, data: dict[str, Tensor]) -> float:
             for x, y in zip(data["test_x"].split(500), data["test_y"].split(500), strict=True)
         )
     return right / len(data["test_y"])
-
-
-def keep(file: Path, found: dict[str, Any]) -> None:
-    """Write the file, whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_suffix(".new")
-    beside.write_text(json.dumps(found, indent=1) + "\n")
-    beside.replace(file)
 
 
 def kept(files: Sequence[Path]) -> list[dict[str, Any]]:

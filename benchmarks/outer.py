@@ -19,19 +19,18 @@ the megabytes so far. docs/outer.md is made of them.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
+from benchmarks.files import Row, keep, kept
 from benchmarks.machine import machine
 from benchmarks.small_net import load_windows
 from benchmarks.workers import in_turn
@@ -50,7 +49,6 @@ FEWER = 100  # bar: times fewer bytes than dense to its loss, for sparseloco and
 HELD = ("sparseloco", "streaming")
 SEEDS, RATES = (0, 1, 2), (0.001, 0.002, 0.004)
 FOUR_BITS = "scatter_reduce(logquant(levels=7))"  # a sign and a power of two, up and down
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class Run:
 
     def read(self, target: float) -> Row | None:
         """What is kept of it on its way to this loss, or None."""
-        found: Row | None = json.loads(self.file.read_text()) if self.file.exists() else None
+        found = kept(self.file)
         return found if found is not None and found["target"] == target else None
 
 
@@ -175,10 +173,7 @@ def do(run: Run, data: dict[str, Tensor], target: float = 0.0, steps: int | None
     taken = {"workers": WORKERS, "batch": BATCH, "target": target, "machine": machine()}
     row: Row = about | taken | made | {"cpu_s": round(time.process_time() - began, 1)}
     if steps is None:
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        temporary = run.file.with_suffix(".part")
-        temporary.write_text(json.dumps(row) + "\n")
-        temporary.replace(run.file)
+        keep(run.file, row)
     step, loss, sent = row["curve"][-1]
     print(
         f"{run.contender.name:10} rate {run.rate:g} seed {run.seed}: loss {loss:.4f} after {step} steps,"

@@ -25,9 +25,10 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.files import Row, keep, kept
 from benchmarks.machine import machine
 from benchmarks.small_net import SMALL_GPT, SMALL_NET, load_windows
-from benchmarks.workers import Data, Problem, Row, keep, kept, train
+from benchmarks.workers import Data, Problem, train
 from laconic.core.errors import NonFiniteError
 from laconic.report.ledger import slug
 from laconic.tasks.cifar10 import load

@@ -30,6 +30,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.files import keep
 from benchmarks.machine import machine
 from laconic.optim import master_weights
 from laconic.report.ledger import slug
@@ -189,9 +190,7 @@ def work(rank: int, port: int, wanted: list[Cell], steps: int, kept: bool) -> No
             told = ("train_loss", "test_loss", "accuracy", "wire_kb", "skipped", "cpu_s")
             print(cell, {name: round(figures[name], 4) for name in told}, flush=True)
         if rank == 0 and kept:
-            temporary = cell.file.with_suffix(".part")
-            temporary.write_text(json.dumps(figures, indent=1) + "\n")
-            temporary.replace(cell.file)
+            keep(cell.file, figures)
         dist.barrier()
     os._exit(0)
 

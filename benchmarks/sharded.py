@@ -25,7 +25,6 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,6 +34,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import spawn
 
 import laconic
+from benchmarks.files import Row, keep, kept
 from benchmarks.machine import machine
 from laconic.ddp.fsdp import ShardedHandle
 from laconic.tasks.shakespeare import gpt_10m, load
@@ -42,7 +42,6 @@ from laconic.tasks.shakespeare import gpt_10m, load
 FOLDER = Path(__file__).parent / "results" / "sharded"
 WORKERS, BATCH, STEPS, LOOK, WARMUP, TESTED = 4, 1, 500, 100, 50, 128
 RATE, SEEDS, WITHIN = 0.0005, (0, 1, 2), 0.01
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,7 @@ class Contender:
 
     def read(self, seed: int) -> Row | None:
         """What is kept of a run, or None."""
-        path = self.file(seed)
-        found: Row | None = json.loads(path.read_text()) if path.exists() else None
-        return found
+        return kept(self.file(seed))
 
 
 DENSE = Contender("dense", "scatter_reduce(dense())", "dense()")
@@ -158,10 +155,7 @@ def do(contender: Contender, seed: int, steps: int | None = None) -> Row:
     taken = {"seed": seed, "workers": WORKERS, "batch": BATCH, "rate": RATE, "machine": machine()}
     row: Row = about | taken | made
     if steps is None:
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        temporary = contender.file(seed).with_suffix(".part")
-        temporary.write_text(json.dumps(row) + "\n")
-        temporary.replace(contender.file(seed))
+        keep(contender.file(seed), row)
     step, loss = row["curve"][-1]
     print(
         f"{contender.name:10} seed {seed}: loss {loss:.4f} after {step} steps, all-gather"

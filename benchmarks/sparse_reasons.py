@@ -22,10 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from benchmarks.files import Row, keep, kept
 from benchmarks.machine import machine
 from benchmarks.small_net import SMALL_NET
 from benchmarks.sparse_steps import LR, SEEDS
-from benchmarks.workers import Row, keep, kept, train
+from benchmarks.workers import train
 from laconic.exchange.method import Method
 from laconic.report.ledger import slug
 from laconic.strategies.strategy import Strategy

@@ -27,9 +27,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.files import Row, keep, kept
 from benchmarks.machine import machine
 from benchmarks.small_net import SMALL_NET
-from benchmarks.workers import Row, keep, kept, train
+from benchmarks.workers import train
 from laconic.report.ledger import slug
 from laconic.tasks.cifar10 import load
 

@@ -16,7 +16,6 @@ target, accuracy by seconds, bytes and seconds of a step. docs/time_to_accuracy.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import subprocess
@@ -25,8 +24,8 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from benchmarks.files import Row, keep, kept
 from benchmarks.machine import machine
 from laconic.report.ledger import slug
 from laconic.report.reaching import accuracy_by_second
@@ -47,7 +46,6 @@ METHODS = (
     "diloco(every=20)",
     "sparseloco(every=10, density=0.05)",
 )
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -79,8 +77,7 @@ class Run:
 
     def read(self) -> Row | None:
         """What is kept of it, or None."""
-        found: Row | None = json.loads(self.file.read_text()) if self.file.exists() else None
-        return found
+        return kept(self.file)
 
 
 def runs() -> Iterator[Run]:
@@ -145,15 +142,8 @@ def measured(run: Run, steps: int = STEPS) -> Row:
         "step_s": row.step_s.mean,
         "wire_mb": row.wire_mb,
     }
-    return plain(figures | {"seconds": curve.x.round(2).tolist(), "percent": curve.y.round(3).tolist()})
-
-
-def keep(run: Run, row: Row) -> None:
-    """Write the file, whole or not at all."""
-    run.file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = run.file.with_suffix(".part")
-    temporary.write_text(json.dumps(row | {"machine": machine()}) + "\n")
-    temporary.replace(run.file)
+    curves = {"seconds": curve.x.round(2).tolist(), "percent": curve.y.round(3).tolist()}
+    return plain(figures | curves) | {"machine": machine()}
 
 
 def main() -> None:
@@ -172,7 +162,7 @@ def main() -> None:
             continue
         row = measured(run, 2 * LOOK if given.quick else STEPS)
         if not given.quick:
-            keep(run, row)
+            keep(run.file, row)
         told = "not reached" if row["reach_s"] is None else f"{row['reach_s']:.0f} s"
         print(
             f"{run.goal.task:11} {run.link:7} {run.spec:36} seed {run.seed}: {told} to {run.goal.target:g} %,"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import files
 from benchmarks.contenders import CONTENDERS, MODELS, SEEDS, STEPS, WORKERS, Contender
 from benchmarks.machine import machine
 from benchmarks.thinned import curves
@@ -137,14 +137,10 @@ def plan_of(trial: Trial, steps: int) -> TrainingSettings:
 
 def keep(trial: Trial, found: dict[str, Any]) -> None:
     """Write the file, whole or not at all: one figure or curve a line."""
-    trial.file.parent.mkdir(parents=True, exist_ok=True)
-    beside = trial.file.with_suffix(".new")
-    lines = (f" {json.dumps(name)}: {json.dumps(plain(value))}" for name, value in found.items())
-    beside.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    beside.replace(trial.file)
+    files.keep(trial.file, {name: plain(value) for name, value in found.items()})
 
 
 def kept(contender: Contender, task: str) -> list[dict[str, Any]]:
     """What is there of one method on one task, by seed."""
-    files = [Trial(contender, task, seed).file for seed in range(SEEDS)]
-    return [json.loads(file.read_text()) for file in files if file.exists()]
+    found = (files.kept(Trial(contender, task, seed).file) for seed in range(SEEDS))
+    return [row for row in found if row is not None]

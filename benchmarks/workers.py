@@ -6,19 +6,17 @@ bytes are counted as there; only DDP's buckets are missing: a step exchanges all
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from benchmarks.files import Row
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.layout import Layout
@@ -32,21 +30,6 @@ from laconic.strategies.strategy import Strategy
 
 WORKERS, WARMUP, POINTS = 4, 50, 40
 Data = dict[str, Tensor]
-Row = dict[str, Any]
-
-
-def kept(file: Path) -> Row | None:
-    """What is kept of a run; None where it is not done."""
-    found: Row | None = json.loads(file.read_text()) if file.exists() else None
-    return found
-
-
-def keep(file: Path, row: Row) -> None:
-    """Write the file of a run, whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(".part")
-    temporary.write_text(json.dumps(row) + "\n")
-    temporary.replace(file)
 
 
 @dataclass(frozen=True)

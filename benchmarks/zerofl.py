@@ -11,7 +11,6 @@ examples and their batches do not depend on the mask.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.files import keep
 from benchmarks.machine import machine
 from laconic.core.layout import Layout
 from laconic.core.turn import mix
@@ -203,14 +203,6 @@ def main() -> None:
         found = train(trial, tensors, *((1, 500) if options.quick else (ROUNDS,)))
         keep(file, found)
         print(f"{file.stem}: {100 * found['accuracy']:.2f} %, {found['uplink_bytes']:,.0f} bytes", flush=True)
-
-
-def keep(file: Path, found: dict[str, Any]) -> None:
-    """Write the file, whole or not at all: one figure or curve a line."""
-    beside = file.with_suffix(".new")
-    lines = (f" {json.dumps(name)}: {json.dumps(value)}" for name, value in found.items())
-    beside.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    beside.replace(file)
 
 
 if __name__ == "__main__":

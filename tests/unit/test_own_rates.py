@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from benchmarks import own_rates
+from benchmarks.files import Row, keep
 from benchmarks.own_rates import DIVERGED, FAMILIES, SEEDS, Run, due, next_rate, own_rate
 from benchmarks.pages import own_rates as page
-from benchmarks.workers import Row, keep
 
 SGD = FAMILIES[0]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from benchmarks import time_to_accuracy
+from benchmarks.files import keep
 from benchmarks.pages import time_to_accuracy as page
-from benchmarks.time_to_accuracy import GOALS, LINKS, METHODS, SEEDS, Run, command, keep, runs
+from benchmarks.time_to_accuracy import GOALS, LINKS, METHODS, SEEDS, Run, command, runs
 
 from laconic.strategies.distribute import strategy_or_method
 
@@ -47,9 +47,9 @@ def test_the_page_compares_with_dense_of_the_same_seeds(folder: Path) -> None:
     assert not page.done()
     goal, link = GOALS[0], LINKS[0]
     for seed, (dense, quick) in enumerate(((100.0, 20.0), (140.0, 28.0))):
-        keep(Run(goal, link, "dense()", seed), row(dense))
-        keep(Run(goal, link, "cgx(bits=4)", seed), row(quick))
-    keep(Run(goal, link, "auto()", 0), row(None, 0.5))
+        keep(Run(goal, link, "dense()", seed).file, row(dense))
+        keep(Run(goal, link, "cgx(bits=4)", seed).file, row(quick))
+    keep(Run(goal, link, "auto()", 0).file, row(None, 0.5))
     assert page.done()
     text = page.page()
     assert "## cifar10, `cnn`, to 60 %, 100mbit" in text
@@ -58,8 +58,9 @@ def test_the_page_compares_with_dense_of_the_same_seeds(folder: Path) -> None:
     assert "1gbit" not in text
 
 
-def test_a_kept_file_says_on_which_machine(folder: Path) -> None:
+def test_a_run_reads_as_it_was_kept(folder: Path) -> None:
     run = Run(GOALS[1], LINKS[1], "dense()", 0)
-    keep(run, row(1.0))
-    assert json.loads(run.file.read_text())["machine"]["cores"] > 0
-    assert run.read() == json.loads(run.file.read_text())
+    assert run.read() is None
+    keep(run.file, row(1.0))
+    assert run.read() == row(1.0)
+    assert [*run.file.parent.iterdir()] == [run.file]
