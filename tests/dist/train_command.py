@@ -24,8 +24,6 @@ def start(folder: Path, *arguments: str, stdout: int = subprocess.PIPE) -> subpr
         "digits",
         "--workers",
         "2",
-        "--out",
-        str(folder),
     ]
     return subprocess.Popen(
         [*command, "--batch", "8", "--out", str(folder), *arguments],
