@@ -34,7 +34,7 @@ from tests.dist.nets import SGD, loss_of, net
 from tests.laws.method_ranks import optimizer_for
 
 SIZE, STEPS = 2, 4
-HUNG_S = 180.0  # of a whole script, training included: the machine may be busy with many
+HUNG_S, ENDING_S = 180.0, 30.0  # of a whole script, and from its end to that of its process: many are at work
 Asked = tuple[str | None, float | None, str]  # the spec, patience_s and the ending
 ENDINGS = {"plain": 0, "destroy": 0, "exception": 1, "exit": 3, "terminated": 143}
 
@@ -116,12 +116,21 @@ def played(groups: list[Asked], port: int, numbers) -> list | None:
             index, rank = ranks.pop(pid)
             seconds = time.monotonic() - ended[SIZE * index + rank]
             ends[index][rank] = os.waitstatus_to_exitcode(status), seconds
-        else:
-            time.sleep(0.005)
+            continue
+        time.sleep(0.005)
+        for pid, (index, rank) in list(ranks.items()):
+            if 0 < ended[SIZE * index + rank] < time.monotonic() - ENDING_S:
+                kill(pid)
+                del ranks[pid]
     for pid in ranks:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        kill(pid)
     return ends
+
+
+def kill(pid: int) -> None:
+    """End a rank that does not end by itself."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def serve(port: int) -> None:

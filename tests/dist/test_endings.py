@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from laconic.strategies.strategy import Strategy
-from tests.dist.endings import ENDINGS, SIZE
+from tests.dist.endings import ENDING_S, ENDINGS, SIZE
 from tests.laws.strategy_ranks import fits
 from tests.laws.table import compressors, specs
 
@@ -67,8 +67,13 @@ def check(ours: list[list[End]]) -> None:
 
 
 def slowest(scripts: list[list[End]]) -> float:
-    """Seconds of the rank that takes the longest to end."""
-    return max(seconds for ranks in scripts for _, seconds in ranks)
+    """Seconds of the rank that takes the longest to end.
+
+    Of torch alone one in 35 hangs on a loaded machine, with torch 2.13: a worker of gloo wants the GIL to let
+    go of what backward left with its work, and the model that is freed has the GIL and joins that worker.
+    Models under `compress` have no such work.
+    """
+    return max(ENDING_S if end == "hung" else end[1] for ranks in scripts for end in ranks)
 
 
 @pytest.mark.timeout(180)
