@@ -165,3 +165,52 @@ def test_bytes_are_those_of_the_docstring(pool):
     assert one.forward_sent == zero.forward_received == 2 * 24  # answers
     assert one.backward_sent == zero.backward_received == 24 + body
     assert zero.ratio > 2 and one.ratio > 2
+
+
+def crossing(order, spec):
+    """Gradients on rank 0 of three tensors of one shape, whose tokens go back in this order."""
+    link = laconic.pipeline.link(spec)
+    if dist.get_rank() == 0:
+        sent = [torch.ones(4, requires_grad=True) for _ in range(3)]
+        tokens = [link.send(x, to=1) for x in sent]
+        for place in order:
+            tokens[place].backward()
+        return [x.grad.tolist() for x in sent]
+    came = [link.receive((4,), source=0) for _ in range(3)]
+    sum((place + 1) * x.sum() for place, x in enumerate(came)).backward()
+    return None
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_gradients_find_their_own_tensors(pool, order):
+    assert pool.run(2, crossing, order, "dense()")[0] == [[1.0] * 4, [2.0] * 4, [3.0] * 4]
+
+
+def dropped_token():
+    """What rank 0 hears where a gradient comes of a tensor whose token is gone."""
+    link = laconic.pipeline.link("dense()")
+    if dist.get_rank() == 0:
+        link.send(torch.ones(4, requires_grad=True), to=1)
+        token = link.send(torch.ones(4, requires_grad=True), to=1)
+        return told(token.backward)
+    first, second = (link.receive((4,), source=0) for _ in range(2))
+    return told(first.sum().backward) or told(second.sum().backward)  # rank 0 is gone by then, or not yet
+
+
+def test_a_gradient_that_nobody_awaits_goes_to_nobody(pool):
+    assert pool.run(2, dropped_token)[0][0] == "WireError"
+
+
+def empty():
+    link = laconic.pipeline.link("minmax(bits=8)")
+    if dist.get_rank() == 0:
+        x = torch.randn(0, 4, requires_grad=True)
+        link.send(x, to=1).backward()
+        return tuple(x.grad.shape)
+    weight = torch.ones(4, requires_grad=True)
+    (link.receive((0, 4), source=0) * weight).sum().backward()
+    return weight.grad.tolist()
+
+
+def test_an_empty_tensor_crosses_both_ways(pool):
+    assert pool.run(2, empty) == [(0, 4), [0.0] * 4]

@@ -12,6 +12,7 @@ from torch import nn
 import laconic
 from laconic.core.errors import AttachError, LaconicError, SpecError
 from tests.dist.pipelines import (
+    MICROS,
     SAMPLES,
     SCHEDULES,
     TESTED,
@@ -19,6 +20,7 @@ from tests.dist.pipelines import (
     block,
     check_sides,
     compressed,
+    data,
     order,
     told,
     trained,
@@ -248,6 +250,30 @@ def test_a_stage_that_raises_is_told_on_every_rank(pool, kind):
             assert [each is not None for each in said] == [False, False, True, False]
             assert said[2][0] == "PeerError" and f"stage 1, micro-batch 0, {where}" in said[2][1]
         check_sides([digests for _, digests in found])
+
+
+def forgotten(kind):
+    """What is said of steps without targets, first and later, of a short batch, and of the next step."""
+    pipeline = Pipeline(kind)
+    handle = laconic.pipeline.compress(pipeline.schedule, **CHANGE)
+    x, y = data()
+
+    def step(ids, **target):
+        args = [x[ids]] if pipeline.first else []
+        return handle.step(*args, samples=ids, **(target if pipeline.last else {}))
+
+    short, whole = torch.arange(MICROS - 1), order(0)
+    steps = [(whole, {}), (whole, {"target": y[whole]}), (whole, {}), (short, {"target": y[short]})]
+    return [told(lambda ids=ids, target=target: step(ids, **target)) for ids, target in [*steps, steps[1]]]
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_no_target_and_a_short_batch_are_told_on_every_rank(pool, kind):
+    for first, whole, later, short, after in pool.run(2, forgotten, kind):
+        for targetless in (first, later):
+            assert targetless[0] == "StateError" and "the loss has no target" in targetless[1]
+        assert short[0] == "StateError" and "3 samples cannot be split into 4" in short[1]
+        assert whole is after is None
 
 
 class Whole(nn.Module):

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from laconic.comm.torch_comm import TorchComm
 from laconic.core import arguments
 from laconic.core.codec import Codec
-from laconic.core.errors import AttachError, SpecError
+from laconic.core.errors import AttachError, SpecError, StateError
 from laconic.core.selector import Selector
 from laconic.core.spec import parse
 from laconic.exchange.agreement import built_by_all
@@ -29,6 +29,7 @@ from laconic.pipeline.handle import Handle
 from laconic.pipeline.place import Place
 from laconic.pipeline.plan import Plan
 
+NO_TARGET = "the loss has no target: give step target=, on the rank of the last stage"
 TESTED = ((2, 13), (2, 13))  # torch's stages change between versions: widen it where the tests have run
 
 
@@ -215,24 +216,42 @@ def _attached(handle: Handle, schedule: Any, stages: Sequence[Any]) -> Handle:
         plain = schedule._step_microbatches
 
         @functools.wraps(plain)
-        def step(*args: Any, **kwargs: Any) -> Any:
-            out = plain(*args, **kwargs)
+        def step(
+            arg_mbs: Any = None, kwarg_mbs: Any = None, target_mbs: Any = None, *more: Any, **named: Any
+        ) -> Any:
+            missing = target_mbs is None and schedule._loss_fn is not None and any(s.is_last for s in stages)
+            handle.begin_first(StateError(NO_TARGET) if missing else None)
+            out = plain(arg_mbs, kwarg_mbs, target_mbs, *more, **named)
             handle.end()
             return out
 
         schedule._step_microbatches = step
         handle.when_removed(functools.partial(delattr, schedule, "_step_microbatches"))
-        loss = schedule._compute_loss
-
-        @functools.wraps(loss)
-        def guarded(output: Any, *args: Any, **kwargs: Any) -> Any:
-            return handle.links[-1].guarded(
-                -1, "loss", lambda: loss(output, *args, **kwargs), lambda: torch.zeros(())
-            )
-
-        schedule._compute_loss = guarded
-        handle.when_removed(functools.partial(delattr, schedule, "_compute_loss"))
+        _guard_loss(handle, schedule)
     return handle
+
+
+def _guard_loss(handle: Handle, schedule: Any) -> None:
+    """Let a loss that fails, or has no target, be told to all ranks at the end of the step."""
+    one, each = schedule._compute_loss, schedule._maybe_compute_loss
+
+    def checked(output: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        if target is None:
+            raise StateError(NO_TARGET)
+        return one(output, target, *args, **kwargs)
+
+    @functools.wraps(one)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        return handle.links[-1].guarded(-1, "loss", lambda: checked(*args, **kwargs), lambda: torch.zeros(()))
+
+    @functools.wraps(each)
+    def with_targets(stage: Any, output: Any, targets: Any, *args: Any, **kwargs: Any) -> Any:
+        none = [None] * schedule._n_microbatches
+        return each(stage, output, none if targets is None else targets, *args, **kwargs)
+
+    schedule._compute_loss, schedule._maybe_compute_loss = guarded, with_targets
+    for name in ("_compute_loss", "_maybe_compute_loss"):
+        handle.when_removed(functools.partial(delattr, schedule, name))
 
 
 def _restored(stage: Any, kind: type) -> None:

@@ -21,7 +21,7 @@ from laconic.pipeline.codings.change import Change
 from laconic.pipeline.links import Direction, StageLinks
 from laconic.pipeline.plan import Plan
 from laconic.pipeline.stats import Stats, Traffic
-from laconic.pipeline.step import Step, checked_ids
+from laconic.pipeline.step import Step, check_split, checked_ids
 
 
 class Handle:
@@ -113,6 +113,7 @@ class Handle:
                 "compress was given stages, not their schedule: set handle.samples = ids, then call"
                 " schedule.step; or give compress the schedule"
             )
+        check_split(samples, self._schedule._n_microbatches)
         self._ids, self._upcoming = samples, upcoming
         return self._schedule.step(*args, **kwargs)
 
@@ -230,6 +231,10 @@ class Handle:
             step.fail(error, "")
         if self._exact:  # lengths follow from the ids: agree on them before anything is sent
             state.agree_on(self._comm, step, list(self._changes()), self._first_rank)
+
+    def begin_first(self, error: Exception | None) -> None:
+        """Called on all ranks in a step, with what is wrong before its first message."""
+        self._step.begin_first(self._comm, error)
 
     def end(self, stage: Any = None) -> None:
         """Called at the end of a step: by the schedule, or by each stage where no schedule is known."""

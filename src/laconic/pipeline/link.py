@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -34,7 +36,8 @@ def link(
         token = link.send(first_half(x), to=1); token.backward()                      # rank 0
         loss_fn(second_half(link.receive((32, 256), source=0)), y).backward()         # rank 1
 
-    Calls block, and match in order. Each message goes once, without memory: for changes by sample see
+    Calls block, and match in order; gradients find their own tensors, in whatever order autograd has them.
+    Each message goes once, without memory: for changes by sample see
     `laconic.pipeline.compress`. Before a tensor goes an offer of 24 bytes, its length and a digest of shape,
     dtype, codec and turn, and the answer to it, 24 bytes too, so that ends that disagree both hear of it; a
     gradient has an offer and no answer, and goes only where both ends want one. So a tensor costs a round
@@ -62,8 +65,9 @@ class Link:
         self._codecs: dict[Direction, Codec] = {"forward": forward, "backward": backward}
         self._group, self._seed = group, seed
         self._traffic = Traffic()
-        self._turns: dict[tuple[str, int, int], int] = {}
-        self._rank = dist.get_rank(group)
+        self._turns: dict[tuple[int, int], int] = {}
+        self._awaited: dict[int, WeakValueDictionary[int, Awaited]] = {}
+        self.rank = dist.get_rank(group)
 
     def __repr__(self) -> str:
         return f"link({self._codecs['forward']!r}, backward={self._codecs['backward']!r})"
@@ -111,25 +115,30 @@ class Link:
         """
         wanted = torch.is_grad_enabled()
         out = torch.empty(tuple(shape), dtype=dtype, device=device)
-        if not (self.get("forward", out, source, wanted) and wanted):
+        turn = self.begin(source, self.rank)
+        if not (self.get(out, source, turn, wanted) and wanted):
             return out
-        start = torch.zeros((), dtype=dtype, device=device, requires_grad=True)
-        received: Tensor = _Receive.apply(start, _Arrived(out), self, source)  # type: ignore[no-untyped-call]
+        start, arrived = torch.zeros((), dtype=dtype, device=device, requires_grad=True), _Arrived(out)
+        received: Tensor = _Receive.apply(start, arrived, self, source, turn)  # type: ignore[no-untyped-call]
         return received
 
     def stats(self) -> Stats:
         """Bytes and seconds of this rank since the start; a step is a tensor sent or received."""
-        return Stats.of(
-            self._traffic, steps=sum(n for (way, *_), n in self._turns.items() if way == "forward")
-        )
+        return Stats.of(self._traffic, steps=sum(self._turns.values()))
 
-    def put(self, direction: Direction, x: Tensor, to: int, wanted: bool = False) -> bool:
+    def begin(self, source: int, to: int) -> int:
+        """The turn of the next tensor from one rank to another."""
+        turn = self._turns.get((source, to), 0)
+        self._turns[source, to] = turn + 1
+        return turn
+
+    def put(self, direction: Direction, x: Tensor, to: int, turn: int, wanted: bool = False) -> bool:
         """Offer x to a rank, and send it. If it cannot be sent, the other side hears that, and this raises.
 
         Returns:
             Whether a gradient comes back: `wanted` here, and there.
         """
-        channel, visit, agreed = self._next(direction, x.shape, x.dtype, self._rank, to)
+        channel, visit, agreed = self._channel(direction, x.shape, x.dtype, self.rank, to, turn)
         try:
             if not (x.is_floating_point() or isinstance(channel, Plain)):
                 raise AttachError(
@@ -140,7 +149,7 @@ class Link:
         except Exception as error:
             self._tell(direction, Offer(State.FAILED), x.device, to, dense=0)
             if isinstance(error, LaconicError):
-                raise type(error)(f"rank {self._rank}, to rank {to}, {direction}: {error}") from error
+                raise type(error)(f"rank {self.rank}, to rank {to}, {direction}: {error}") from error
             raise
         offer = Offer(State.OFFERED, wanted, body.numel(), agreed)
         self._tell(direction, offer, x.device, to, dense=x.nbytes)
@@ -152,27 +161,55 @@ class Link:
             self._traffic.sent(direction, body.numel(), 0, 0.0)
         return wanted and answer.gradient
 
-    def get(self, direction: Direction, out: Tensor, source: int, wanted: bool = False) -> bool:
+    def get(self, out: Tensor, source: int, turn: int, wanted: bool) -> bool:
         """One tensor from a rank, decoded to `out`; whether its gradient is wanted there."""
-        channel, visit, agreed = self._next(direction, out.shape, out.dtype, source, self._rank)
-        offer = self._hear(direction, out.device, source)
-        if offer.state is State.FAILED:
-            raise PeerError(
-                f"rank {self._rank}: rank {source} could not send its tensor, and says why: its own error"
-                " names it"
-            )
+        channel, visit, agreed = self._channel("forward", out.shape, out.dtype, source, self.rank, turn)
+        offer = self._offered("forward", out.device, source)
         alike = offer.agreed == agreed
-        if direction == "forward":
-            answer = Offer(State.OFFERED if alike else State.REFUSED, wanted)
-            self._tell(direction, answer, out.device, source, dense=0)
+        answer = Offer(State.OFFERED if alike else State.REFUSED, wanted)
+        self._tell("forward", answer, out.device, source, dense=0)
         if not alike:
             raise WireError(self._unlike(channel, source))
+        self._body("forward", offer, channel, visit, out, source)
+        return offer.gradient
+
+    def awaits(self, x: Tensor, to: int, turn: int) -> Awaited:
+        """Where the gradient of what was sent will arrive, for as long as this is kept."""
+        channel, visit, agreed = self._channel("backward", x.shape, x.dtype, to, self.rank, turn)
+        awaited = Awaited(channel, visit, x.device)
+        self._awaited.setdefault(to, WeakValueDictionary())[agreed] = awaited
+        return awaited
+
+    def gradient(self, awaited: Awaited, source: int) -> Tensor:
+        """What a rank sends back. Gradients of other tensors that come first are kept for these."""
+        known = self._awaited[source]
+        while not awaited.came:
+            offer = self._offered("backward", awaited.device, source)
+            owner = known.get(offer.agreed)
+            if owner is None:
+                raise WireError(self._unlike(awaited.channel, source))
+            out = torch.empty(owner.channel.shape, dtype=owner.channel.dtype, device=owner.device)
+            self._body("backward", offer, owner.channel, owner.visit, out, source)
+            owner.came.append(out)
+        return awaited.came.popleft()
+
+    def _offered(self, direction: Direction, device: torch.device, source: int) -> Offer:
+        offer = self._hear(direction, device, source)
+        if offer.state is State.FAILED:
+            raise PeerError(
+                f"rank {self.rank}: rank {source} could not send its tensor, and says why: its own error"
+                " names it"
+            )
+        return offer
+
+    def _body(
+        self, direction: Direction, offer: Offer, channel: Channel, visit: Visit, out: Tensor, source: int
+    ) -> None:
         body = torch.empty(offer.nbytes, dtype=torch.uint8, device=out.device)
         if offer.nbytes:
             dist.recv(body, group=self._group, group_src=source)
             self._traffic.received(direction, offer.nbytes, 0.0)
         channel.decode_(body, out, visit)
-        return offer.gradient
 
     def _tell(self, direction: Direction, offer: Offer, device: torch.device, to: int, *, dense: int) -> None:
         dist.send(offer.message(device), group=self._group, group_dst=to)
@@ -186,22 +223,30 @@ class Link:
 
     def _unlike(self, channel: Channel, other: int) -> str:
         return (
-            f"rank {self._rank} has {channel.dtype} of {tuple(channel.shape)} by {self!r}, and rank {other}"
+            f"rank {self.rank} has {channel.dtype} of {tuple(channel.shape)} by {self!r}, and rank {other}"
             " another shape, dtype, codec or seed, or is at another turn: make links of equal arguments on"
             " both ranks, name the shape and dtype of what is sent, and match calls in order"
         )
 
-    def _next(
-        self, direction: Direction, shape: torch.Size, dtype: torch.dtype, source: int, to: int
+    def _channel(
+        self, direction: Direction, shape: torch.Size, dtype: torch.dtype, source: int, to: int, turn: int
     ) -> tuple[Channel, Visit, int]:
-        """The channel of the next tensor from one rank to another, and a digest of what both must have."""
-        turn = self._turns.get((direction, source, to), 0)
-        self._turns[direction, source, to] = turn + 1
+        """The channel of a tensor or its gradient between ranks, and a digest of what both must have."""
         name, codec, visit = f"{source}>{to}:{direction}", self._codecs[direction], Visit(turn, 0, None)
         channel: Channel = Coded(name, shape, dtype, self._seed, codec)
         if isinstance(codec, Dense):
             channel = Plain(name, shape, dtype, self._seed)
         return channel, visit, digest(*channel.agreed(visit), repr(self), str(self._seed))
+
+
+@dataclass(eq=False)
+class Awaited:
+    """Gradients of one sent tensor: how they come, and those that have come before it asked for them."""
+
+    channel: Channel
+    visit: Visit
+    device: torch.device
+    came: deque[Tensor] = field(default_factory=deque)
 
 
 @dataclass(frozen=True)
@@ -214,30 +259,29 @@ class _Arrived:
 class _Send(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ends: Link, to: int, enabled: bool) -> Tensor:
-        ctx.ends, ctx.to, ctx.like = ends, to, torch.empty_like(x, device="meta")
-        ctx.device = x.device
-        ctx.comes = ends.put("forward", x, to, enabled and ctx.needs_input_grad[0])
+        ctx.ends, ctx.to, ctx.awaited = ends, to, None
+        turn = ends.begin(ends.rank, to)
+        if ends.put("forward", x, to, turn, enabled and ctx.needs_input_grad[0]):
+            ctx.awaited = ends.awaits(x, to, turn)
         return torch.zeros((), dtype=x.dtype, device=x.device)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        if not ctx.comes:
+        if ctx.awaited is None:
             raise PeerError(
                 f"rank {ctx.to} received this tensor without gradients, so none comes back: let it call"
                 " receive where gradients are enabled, or send what requires none"
             )
-        out = torch.empty(ctx.like.shape, dtype=ctx.like.dtype, device=ctx.device)
-        ctx.ends.get("backward", out, ctx.to)
-        return out, None, None, None
+        return ctx.ends.gradient(ctx.awaited, ctx.to), None, None, None
 
 
 class _Receive(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, start: Tensor, arrived: _Arrived, ends: Link, source: int) -> Tensor:
-        ctx.ends, ctx.source = ends, source
+    def forward(ctx: Any, start: Tensor, arrived: _Arrived, ends: Link, source: int, turn: int) -> Tensor:
+        ctx.ends, ctx.source, ctx.turn = ends, source, turn
         return arrived.out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        ctx.ends.put("backward", grads[0], ctx.source)
-        return torch.zeros_like(grads[0].flatten()[:1]).view(()), None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        ctx.ends.put("backward", grads[0], ctx.source, ctx.turn)
+        return grads[0].new_zeros(()), None, None, None, None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from laconic.comm.comm import Comm
 from laconic.core import errors
-from laconic.core.errors import LaconicError, PeerError
+from laconic.core.errors import LaconicError, PeerError, StateError
 from laconic.data.sample_ids import sample_ids
 
 
@@ -24,12 +24,14 @@ class Step:
         ids: int64 (batch,) of its samples, on the CPU; None where none were given.
         failure: what stopped it here, and the words for it.
         heard: whether another rank has said that it failed.
+        begun: whether there was a step.
     """
 
     number: int = 0
     ids: Tensor | None = None
     failure: tuple[Exception, str] | None = None
     heard: bool = False
+    begun: bool = False
 
     @property
     def failed(self) -> bool:
@@ -39,6 +41,14 @@ class Step:
         """Note the first failure."""
         if self.failure is None:
             self.failure = error, f"{where}: {error}" if where else str(error)
+
+    def begin_first(self, comm: Comm, error: Exception | None) -> None:
+        """Called by all ranks: in its first step torch sends shapes before ours, and a rank would wait."""
+        if not self.begun:
+            if error is not None:
+                self.fail(error, "")
+            self.end(comm)
+            self.begun = True
 
     def end(self, comm: Comm) -> None:
         """Called by all ranks: raise the same error on each if one of them has failed.
@@ -71,6 +81,15 @@ def checked_ids(ids: Tensor | Sequence[int] | None, samples: int) -> Tensor:
         ".samples = ids before schedule.step, on every rank; laconic.data.with_ids(dataset) gives them",
         call="compress",
     )
+
+
+def check_split(ids: Tensor | Sequence[int] | None, micro_batches: int) -> None:
+    """Raise `StateError`, alike on all ranks that have the same ids, for a batch that torch cannot split."""
+    if ids is not None and len(ids) < micro_batches:
+        raise StateError(
+            f"a batch of {len(ids)} samples cannot be split into {micro_batches} micro-batches: drop a short"
+            " last batch, DataLoader(..., drop_last=True), or make a schedule of fewer"
+        )
 
 
 def _class(name: str) -> type[Exception]:
