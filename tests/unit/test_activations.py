@@ -6,6 +6,7 @@ import copy
 import gc
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -207,6 +208,45 @@ def test_autocast_keeps_sixteen_bits_within_the_bound() -> None:
             assert float((one - other).norm()) < 0.03 * float(one.norm())
 
 
+@pytest.mark.parametrize("spec", ["comet(share=0.1)", "blocks(bits=2)"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_autocast_s_weight_is_not_taken_for_an_input_of_as_many_elements(spec: str, bias: bool) -> None:
+    torch.manual_seed(0)
+    wide = 32
+    model = nn.Sequential(nn.Linear(wide, wide, bias), nn.SiLU(), nn.Linear(wide, wide, bias))
+
+    def run(spec: str | None) -> Tensor:
+        twin = copy.deepcopy(model)
+        x = torch.randn(2, wide, wide // 2, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        keeps = nullcontext() if spec is None else laconic.activations.compress(twin, spec)
+        for _ in range(3):  # adaptive bounds begin at the second
+            x.grad = None
+            with keeps, torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = twin(x.transpose(1, 2)).float().square().mean()
+            loss.backward()
+        assert x.grad is not None
+        return x.grad
+
+    assert torch.equal(run(None), run(spec))
+
+
+@pytest.mark.parametrize("layer, shape", [(nn.Conv2d(3, 4, 3), (3, 8, 8)), (nn.Conv1d(3, 4, 3), (3, 8))])
+def test_a_convolution_without_a_batch_is_coded_as_with_one_of_one(
+    layer: nn.Module, shape: tuple[int]
+) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+    def run(x: Tensor) -> Tensor:
+        twin = copy.deepcopy(layer)
+        with laconic.activations.compress(twin, "comet()"):
+            for _ in range(2):
+                twin.zero_grad()
+                twin(x).square().sum().backward()
+        return twin.weight.grad
+
+    assert torch.allclose(run(x), run(x[None]))
+
+
 def test_channels_last_comes_back_as_it_was() -> None:
     torch.manual_seed(0)
     model, (x, y) = vgg().to(memory_format=torch.channels_last), batch()
@@ -214,7 +254,9 @@ def test_channels_last_comes_back_as_it_was() -> None:
     assert torch.equal(grads(model, x, y, None)[0], grads(model, x, y, "comet(norms='exact')")[0])
 
 
-@pytest.mark.parametrize("options", [(2, None, 0, 1), (3, 2, 1, 1), (3, 1, 1, 2), ((2, 3), (1, 2), 0, 1)])
+@pytest.mark.parametrize(
+    "options", [(2, None, 0, 1), ((2,), (), 0, 1), (3, 2, 1, 1), (3, 1, 1, 2), ((2, 3), (1, 2), 0, 1)]
+)
 def test_places_in_windows_are_exact(options: tuple[object, ...]) -> None:
     x = torch.randn(2, 3, 17, 19, generator=torch.Generator().manual_seed(0))
     indices = F.max_pool2d(x, *options[:2], *options[2:], return_indices=True)[1]  # type: ignore[call-overload]

@@ -91,5 +91,15 @@ class Call:
             return "shape" if saved.shape == self.input.shape else ""
         if self.layer is None or self.done or not float_like or saved.numel() != self.input.numel():
             return ""
-        self.done = True  # a weight cast by autocast follows, and may have as many elements
+        if self.products and self._is_cast_weight(saved):
+            return ""
+        self.done = True  # a weight cast by autocast may follow, with as many elements
         return "input" if self.products else "norm"
+
+    def _is_cast_weight(self, saved: Tensor) -> bool:
+        """Whether this is the weight, as autocast has cast it: a product may save that before its input."""
+        weight: Tensor = self.given["weight"].detach()
+        if weight.numel() != saved.numel() or weight.dtype == saved.dtype or saved.dim() != weight.dim():
+            return False
+        cast = weight.to(saved.dtype)
+        return torch.equal(cast, saved) or (cast.dim() == 2 and torch.equal(cast.T, saved))

@@ -217,10 +217,10 @@ def _statistics(call: Call) -> Callable[[Tensor], Watched]:
     layer, x = call.layer, call.input
     assert layer is not None
     if call.products:
-        shape, options = x.shape, call.geometry(layer.weight)
+        shape, options = _batched(x.shape, layer.weight), call.geometry(layer.weight)
 
         def products(out: Tensor) -> Watched:
-            count = terms(shape, out.shape, layer.weight.shape, options)
+            count = terms(shape, _batched(out.shape, layer.weight), layer.weight.shape, options)
             return lambda grad: layer.see_products(grad, count, shape[0])
 
         return products
@@ -228,3 +228,8 @@ def _statistics(call: Call) -> Callable[[Tensor], Watched]:
     variance = x.detach().float().var(dims, unbiased=False) + call.given.get("eps", 1e-5)
     inverse = float((1 / variance).mean().sqrt())
     return lambda out: lambda grad: layer.see_norm(grad, inverse)
+
+
+def _batched(shape: torch.Size, weight: Tensor) -> torch.Size:
+    """The shape of a layer's input or output with a batch of 1 where it has none."""
+    return torch.Size([1] * (weight.dim() - len(shape))) + shape

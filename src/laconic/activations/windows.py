@@ -12,9 +12,9 @@ from laconic import kernels
 
 
 def pair(value: Any) -> tuple[int, int]:
-    """One number or two."""
-    first, second = value if isinstance(value, (tuple, list)) else (value, value)
-    return int(first), int(second)
+    """One number, alone or in a sequence, or two."""
+    numbers = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    return int(numbers[0]), int(numbers[-1])
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Windows:
     @classmethod
     def of(cls, x: Tensor, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1) -> Windows:
         """Of the arguments of `max_pool2d`."""
-        stride = kernel if stride is None or stride == [] else stride
+        stride = kernel if stride is None or stride in ([], ()) else stride
         return cls(x.shape[-1], pair(kernel), pair(stride), pair(padding), pair(dilation))
 
     @property
