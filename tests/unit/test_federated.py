@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from laconic.core.errors import NonFiniteError, SpecError, StateError, WireError
 from laconic.federated.client import Client
@@ -274,6 +275,26 @@ def test_what_cannot_be_used_is_refused() -> None:
     client.receive(Server(first).message_for("a"))
     with pytest.raises(NonFiniteError, match="diverged"):
         client.reply({**first, "first.weight": torch.full((40, 30), math.inf)})
+    with pytest.raises(NonFiniteError, match=r"'first\.weight', or its update in float32"):
+        client.reply({**first, "first.weight": torch.full((40, 30), 1e200, dtype=torch.float64)})
+
+
+def test_what_is_published_is_held_in_the_first_models_dtypes() -> None:
+    first = {"w": torch.zeros(4), "n": torch.tensor(0)}
+    server = Server(first)
+    server.publish({"w": torch.ones(4), "n": torch.tensor(3.7)})
+    assert server.public["n"] == 3 and server.public["n"].dtype == torch.int64
+
+
+def test_a_model_on_another_device_comes_to_the_host() -> None:
+    form = Form.of({"w": torch.zeros(3), "norm.running_mean": torch.zeros(3), "n": torch.tensor(0)})
+    with FakeTensorMode():
+        there = {
+            member.name: torch.empty(member.shape, dtype=member.dtype, device="cuda")
+            for member in form.members
+        }
+        assert form.pack(there, "sent").device.type == "cpu"
+        assert {each.device.type for each in form.pick(there, "sent").values()} == {"cpu"}
 
 
 def test_kinds_of_messages_follow_the_length_of_an_absence() -> None:

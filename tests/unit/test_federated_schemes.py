@@ -29,3 +29,19 @@ def test_falling_samples_fall_to_two(share: float, rate: float, number: int, cli
     chosen = sampling.chosen(number, clients, 7)
     assert chosen == sampling.chosen(number, clients, 7) == sorted(set(chosen)) and len(chosen) == now
     assert laconic.parse(repr(sampling)) == sampling
+
+
+def test_a_majority_does_not_vote_on_variances():
+    model = {"bn.running_var": torch.ones(2), "bn.num_batches_tracked": torch.tensor(0), "w": torch.zeros(2)}
+    proposal = {"bn.running_var": torch.tensor([4.0, 0.01]), "bn.num_batches_tracked": torch.tensor(3)}
+    clients = [({**proposal, "w": torch.tensor(w)}, 1) for w in ([1.0, -1.0], [1.0, 1.0], [3.0, -1.0])]
+    found = majority(model, clients)
+    assert [*found] == [*model]
+    assert torch.allclose(found["bn.running_var"], proposal["bn.running_var"])
+    assert found["bn.num_batches_tracked"] == 3
+    assert torch.equal(found["w"], torch.tensor([1.0, -1.0]))
+
+
+def test_a_majority_votes_on_scalars():
+    clients = [({"s": torch.tensor(s)}, 1) for s in (1.9, 1.8, 2.3)]
+    assert torch.allclose(majority({"s": torch.tensor(2.0)}, clients)["s"], torch.tensor(1.8))

@@ -172,8 +172,15 @@ class Client:
         form, message, state = self.form, self._message, self._state
         update = form.flat(trained) - form.shown(state["public"])
         if not bool(update.isfinite().all()):
-            bad = next(name for name in form.layout.names if not bool(trained[name].isfinite().all()))
-            raise NonFiniteError(f"training has diverged: {bad!r} holds NaN or Inf; lower the learning rate")
+            bad = next(
+                entry.name
+                for entry in form.layout
+                if not bool(update[entry.offset : entry.offset + entry.numel].isfinite().all())
+            )
+            raise NonFiniteError(
+                f"training has diverged: {bad!r}, or its update in float32, holds NaN or Inf; lower the"
+                " learning rate"
+            )
         coding = Coding.up(message.up, form.layout)
         coding.limit_(update, message.version)
         residual = torch.zeros_like(update) if state["residual"] is None else state["residual"].clone()

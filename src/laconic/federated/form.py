@@ -199,7 +199,7 @@ class Form:
     def pack(self, model: Mapping[str, Tensor], *roles: str) -> Tensor:
         """The bytes of the tensors of these roles, uint8 (m,)."""
         parts = [
-            as_bytes(model[member.name].detach().contiguous().reshape(-1).to(member.dtype))
+            as_bytes(model[member.name].detach().to("cpu", member.dtype).contiguous().reshape(-1))
             for member in self._with(*roles)
         ]
         return torch.cat([torch.empty(0, dtype=torch.uint8), *parts])
@@ -217,8 +217,11 @@ class Form:
         }
 
     def pick(self, model: Mapping[str, Tensor], *roles: str) -> Tensors:
-        """Copies of the tensors of these roles."""
-        return {member.name: model[member.name].detach().clone() for member in self._with(*roles)}
+        """Copies of the tensors of these roles, in host memory and in this form's dtypes."""
+        return {
+            member.name: model[member.name].detach().to("cpu", member.dtype, copy=True)
+            for member in self._with(*roles)
+        }
 
     def _with(self, *roles: str) -> tuple[Member, ...]:
         return tuple(member for member in self.members if member.role in roles)

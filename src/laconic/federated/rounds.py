@@ -11,7 +11,7 @@ from torch import Tensor
 from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.federated.client import Client
-from laconic.federated.form import Buffers, Tensors
+from laconic.federated.form import STATISTICS, Buffers, Tensors
 from laconic.federated.message import NeedsWhole, Refused
 from laconic.federated.samplings import Sampling
 from laconic.federated.server import Server
@@ -47,17 +47,20 @@ def majority(model: Tensors, proposals: Proposals) -> Tensors:
     """signSGD with majority vote (Bernstein et al. 2018, arXiv:1810.05291) on updates, tensor by tensor.
 
     Each client's update has a mean magnitude; the step is the sign of most clients, times the median of these
-    magnitudes. Integers are taken from the first proposal.
+    magnitudes. Statistics of norms are no gradient's sum, and a variance has a lower end: they are averaged.
+    Integers are taken from the first proposal.
     """
 
     def voted(name: str, value: Tensor) -> Tensor:
-        if not value.is_floating_point():
-            return proposals[0][0][name].clone()
         updates = torch.stack([tensors[name] - value for tensors, _ in proposals])
-        sizes = updates.abs().flatten(1).mean(1) if value.numel() else torch.zeros(len(proposals))
+        sizes = updates.abs().reshape(len(proposals), -1).mean(1)
         return value + sizes.median() * updates.sign().sum(0).sign()
 
-    return {name: voted(name, value) for name, value in model.items()}
+    def is_voted(name: str, value: Tensor) -> bool:
+        return value.is_floating_point() and value.numel() > 0 and not name.endswith(STATISTICS)
+
+    rest = mean({name: value for name, value in model.items() if not is_voted(name, value)}, proposals)
+    return {name: rest[name] if name in rest else voted(name, value) for name, value in model.items()}
 
 
 def _mean(model: Tensors, proposals: Proposals, weights: Sequence[float]) -> Tensors:
