@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import re
 
 import pytest
@@ -24,7 +26,7 @@ from tests.unit.block_world import (
 from torch import nn
 
 import laconic
-from laconic.admm import BlockAdmm, BlockTrainer, Proximal
+from laconic.admm import BlockAdmm, BlockTrainer, Proximal, cut_into
 from laconic.comm.loopback import Loopback
 from laconic.core.errors import AttachError, NonFiniteError, SpecError, StateError
 
@@ -319,3 +321,68 @@ def test_a_state_of_another_training_is_refused():
 
     with pytest.raises(StateError, match=re.escape("the saved state is of spec 'block_admm(blocks=3)'")):
         Loopback.run(3, rank)
+
+
+def test_a_module_that_stands_twice_is_in_its_place_twice():
+    twice = nn.ReLU()
+    model = nn.Sequential(nn.Linear(4, 8), twice, nn.Linear(8, 8), twice, nn.Linear(8, 2))
+    assert [block.names for block in cut_into(model, 3)] == [("0", "1"), ("2", "3"), ("4",)]
+    first, second = cut_into(model, 2)
+    x = torch.randn(3, 4)
+    assert torch.equal(second.layers(first.layers(x)), model(x))
+
+
+def test_a_tensor_of_two_blocks_is_refused():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    with pytest.raises(AttachError, match=r"0\.weight and 2\.weight are one tensor, in blocks 1 and 2"):
+        cut_into(model, 2)
+
+
+def test_modules_stay_in_their_modes():
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    model[1].eval()
+
+    def modes(comm):
+        own = copy.deepcopy(model)
+        BlockTrainer(own, "block_admm(blocks=2)", example=torch.randn(2, 4), comm=comm)
+        return [each.training for each in own]
+
+    assert Loopback.run(2, modes) == [[True, False, True, True]] * 2
+
+
+@pytest.mark.parametrize("mode", ["online", "batch"])
+def test_a_batch_may_be_filled_anew(mode):
+    x, y = data()
+
+    def body(comm, reused):
+        made = trainer(comm, f"block_admm(blocks=3, mode='{mode}')")
+        inputs, targets = x[ids_of(0)].clone(), y[ids_of(0)].clone()
+        for step in range(5):
+            ids = ids_of(step)
+            if not reused:
+                inputs, targets = inputs.clone(), targets.clone()
+            inputs.copy_(x[ids])
+            targets.copy_(y[ids])
+            made.step(inputs, targets, ids if made.samples else None)
+        made.finish()
+        return flat(made.gather())
+
+    fresh, again = (Loopback.run(3, lambda comm, r=reused: body(comm, r)) for reused in (False, True))
+    assert all(torch.equal(one, other) for one, other in zip(fresh, again, strict=True))
+
+
+def test_a_state_does_not_move_with_the_training():
+    def body(comm):
+        made = trainer(comm, ONLINE)
+        for step in range(6):
+            stepped(made, step)
+        saved = made.state_dict()
+        kept = copy.deepcopy(saved)
+        stepped(made, 6)
+        made.finish()
+        file, other = io.BytesIO(), io.BytesIO()
+        torch.save(saved, file), torch.save(kept, other)
+        return file.getvalue() == other.getvalue()
+
+    assert Loopback.run(3, body) == [True] * 3

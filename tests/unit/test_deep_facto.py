@@ -81,3 +81,19 @@ def test_bad_input():
         DeepFacto(4, 2, decay=1.0)
     with pytest.raises(AttachError, match=r"has 4 features, and a sample of \(5,\) has 5"):
         DeepFacto(4, 2)(torch.rand(3, 5))
+
+
+def test_a_feature_that_comes_late_is_learnt():
+    rng = torch.Generator().manual_seed(3)
+    facto, late = DeepFacto(6, 3), torch.tensor([3.0, 1, 1, 1, 1, 1])
+    first = torch.rand(16, 6, generator=rng)
+    first[:, 0] = 0
+    facto.learn(first)
+    for _ in range(200):
+        facto.learn(torch.rand(16, 6, generator=rng) * late)
+    assert float(facto.parts[:, 0].max()) > 0.1
+    nothing = DeepFacto(6, 3)
+    nothing.learn(-torch.ones(4, 6))
+    for _ in range(50):
+        nothing.learn(torch.ones(4, 6))
+    assert nothing.error(torch.ones(4, 6)) < 0.2

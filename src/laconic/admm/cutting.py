@@ -42,7 +42,8 @@ def cut_into(model: nn.Module, blocks: int, at: Sequence[str] = ()) -> list[Bloc
             have parameters as the others, or one fewer or more.
 
     Raises:
-        AttachError: It is no Sequential, has no such children or too few, or a block has no parameters.
+        AttachError: It is no Sequential, has no such children or too few, a block has no parameters, or two
+            share one.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> [block.names for block in cut_into(net, 2)]
@@ -53,7 +54,7 @@ def cut_into(model: nn.Module, blocks: int, at: Sequence[str] = ()) -> list[Bloc
             f"blocks are cut between the children of an nn.Sequential, got {type(model).__name__}: write it"
             " as nn.Sequential(first, second, ...), whose children may be modules of any kind"
         )
-    names = [name for name, _ in model.named_children()]
+    names = [*model._modules]  # named_children() leaves out a module that stands there a second time
     starts = _named(names, blocks, at) if at else _even(model, blocks)
     edges = [0, *starts, len(names)]
     made = [_block(model, names[start:end]) for start, end in pairwise(edges)]
@@ -63,6 +64,7 @@ def cut_into(model: nn.Module, blocks: int, at: Sequence[str] = ()) -> list[Bloc
                 f"block {number + 1} of {blocks}, children {', '.join(block.names)}, has no parameters to"
                 " train: cut elsewhere, or into fewer blocks"
             )
+    _refuse_shared(model, made)
     return made
 
 
@@ -73,7 +75,7 @@ def shapes(blocks: Sequence[Block], example: Tensor) -> list[torch.Size]:
         AttachError: The model does not take the example, or gives something else than one float32 tensor.
     """
     found, x = [], example
-    modes = [block.layers.training for block in blocks]
+    modes = {module: module.training for block in blocks for module in block.layers.modules()}
     try:
         with torch.no_grad():
             for number, block in enumerate(blocks):
@@ -86,9 +88,23 @@ def shapes(blocks: Sequence[Block], example: Tensor) -> list[torch.Size]:
                     )
                 found.append(x.shape[1:])
     finally:
-        for block, mode in zip(blocks, modes, strict=True):
-            block.layers.train(mode)
+        for module, mode in modes.items():
+            module.training = mode
     return found[:-1]
+
+
+def _refuse_shared(model: nn.Module, blocks: Sequence[Block]) -> None:
+    """Raise `AttachError` for a tensor of two blocks, which train apart, each on its own rank."""
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    home: dict[Tensor, int] = {}
+    for number, block in enumerate(blocks, 1):
+        for each in block.tensors:
+            if home.setdefault(each, number) != number:
+                names = " and ".join(name for name, tensor in named if tensor is each)
+                raise AttachError(
+                    f"{names} are one tensor, in blocks {home[each]} and {number}, which train apart: give"
+                    " each its own, or cut so that one block has both"
+                )
 
 
 def _named(names: Sequence[str], blocks: int, at: Sequence[str]) -> list[int]:

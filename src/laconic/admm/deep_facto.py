@@ -80,6 +80,7 @@ class DeepFacto(Proximal):
         self.codes.mul_(self.decay).add_(code.T @ code)
         self.products.mul_(self.decay).add_(code.T @ v)
         self.parts.mul_(self.products / (self.codes @ self.parts + TINY))
+        self.parts.clamp_(min=TINY)  # from 0 no product leads back, and a feature may come later
         return (code @ self.parts).view_as(x)
 
     def extra_repr(self) -> str:

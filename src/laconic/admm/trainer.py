@@ -239,8 +239,13 @@ class BlockTrainer:
         rows = len(given) if given is not None else len(ids)  # type: ignore[arg-type]
         if ids is not None and len(ids) != rows:
             raise StateError(f"give one id for each sample of the batch: {rows} samples, {len(ids)} ids")
-        first, last = self.comm.rank == 0, self.comm.rank == self.last
-        return Fed(rows, ids, x if first else None, y if last else None)
+        kept = [
+            None
+            if tensor is None or not own
+            else tensor.clone()  # a script may fill its batch anew meanwhile
+            for tensor, own in ((x, self.comm.rank == 0), (y, self.comm.rank == self.last))
+        ]
+        return Fed(rows, ids, *kept)
 
     def _identity(self) -> dict[str, Any]:
         return {

@@ -7,6 +7,7 @@ forwards one mini-batch and trains on an older one, and what it sends is needed 
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -94,7 +95,7 @@ class Worker:
             "previous": self._previous,
             "layers": _copied(self.problem.layers.state_dict()),
             "proximal": {} if self.problem.proximal is None else _copied(self.problem.proximal.state_dict()),
-            "optimizer": self.problem.optimizer.state_dict(),
+            "optimizer": copy.deepcopy(self.problem.optimizer.state_dict()),
             "kept": None if self.kept is None else self.kept.state_dict(),
         }
 
