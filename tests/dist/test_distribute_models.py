@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 import laconic
-from tests.dist.distribute_world import pair, stop_and_go, trained
+from tests.dist.distribute_world import go, pair, stop_and_go, trained
 from tests.dist.nets import SGD, agree, flat, loss_of, net
 
 SPECS = [
@@ -141,3 +141,74 @@ def test_averaging_at_every_step_is_training_on_mean_gradients(pool):
     """SGD with momentum is linear in its gradients. Tolerance: float32 over 5 steps."""
     assert max(pool.run(3, from_the_start, 5)) < 1e-6
     assert min(pool.run(3, from_the_start, 3)) > 1e-4
+
+
+class Masked(nn.Module):
+    """A model with constants among its float buffers: the lowest float, and one that is expanded."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = net()
+        self.register_buffer("mask", torch.full((4, 4), torch.finfo(torch.float32).min).triu(1))
+        self.register_buffer("third", torch.full((3, 1), 1 / 3).expand(3, 5))
+        self.register_buffer("mean", torch.full((2,), float(dist.get_rank())))
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def constants_after(spec):
+    model = Masked()
+    mask, third = model.mask.clone(), model.third.clone()
+    model, optimizer = laconic.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), spec)
+    model.mean.fill_(dist.get_rank())  # a statistic of each rank's own data
+    loss_of(model, 0).backward()
+    optimizer.step()
+    optimizer.finish()
+    return torch.equal(model.mask, mask), torch.equal(model.third, third), model.mean.tolist()
+
+
+@pytest.mark.parametrize("spec", ["local_sgd(every=2)", "sgp()"])
+def test_constants_among_float_buffers_stay_as_they_are(pool, spec):
+    assert pool.run(3, constants_after, spec) == [(True, True, [1.0, 1.0])] * 3
+
+
+def frozen_later(spec):
+    """How far a layer moves that is frozen between two outer steps."""
+    model, optimizer = trained(spec, steps=4)
+    for each in model[0].parameters():
+        each.requires_grad_(False)
+        each.grad = None
+    before = flat(model[0]).clone()
+    go(model, optimizer, range(4, 8))
+    return torch.equal(flat(model[0]), before), agree(model)
+
+
+def test_a_layer_that_is_frozen_later_rests_under_outer_momentum(pool):
+    assert pool.run(2, frozen_later, "diloco(every=2)") == [(True, True)] * 2
+
+
+ROUNDS = "zero_one_adam(freeze_steps=1, kappa=1, double_every=1, longest=4)"
+
+
+def between_rounds():
+    """Replicas inside `averaged`, after it, and after `finish`, in the middle of a round."""
+    torch.manual_seed(0)
+    model = net()
+    model, optimizer = laconic.distribute(model, torch.optim.Adam(model.parameters(), lr=0.01), ROUNDS)
+    go(model, optimizer, range(6))
+    own = flat(model)
+    with optimizer.averaged() as apart:
+        inside = agree(model)
+    after = torch.equal(flat(model), own)
+    before = agree(model)
+    optimizer.finish()
+    met = agree(model)
+    go(model, optimizer, range(6, 9))
+    return apart, inside, after, before, met, bool(flat(model).isfinite().all())
+
+
+def test_a_method_of_rounds_meets_in_finish_and_is_averaged(pool):
+    (apart, *rest), (other, *_) = pool.run(2, between_rounds)
+    assert 0 < apart == other < 1
+    assert rest == [True, True, False, True, True]

@@ -7,13 +7,14 @@ import re
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import batch_norm, cross_entropy
 
 from laconic import Replicator
-from laconic.core.errors import AttachError, DataError, PeerError, SpecError
+from laconic.core.errors import AttachError, DataError, NonFiniteError, PeerError, SpecError
 from laconic.replicator import InputContext
 
 BATCH = 16
@@ -79,12 +80,14 @@ def test_the_comparison_can_fail() -> None:
 def test_replicas_draw_what_processes_of_their_own_would_draw() -> None:
     def main(replicator: Replicator) -> list[float]:
         torch.manual_seed(7 + replicator.replica)
-        first = torch.rand(1).item()
+        np.random.seed(7 + replicator.replica)
+        first = [torch.rand(1).item(), np.random.rand()]
         replicator.all_sum(1.0)  # others run, and draw
-        return [first, torch.rand(1).item()]
+        return [*first, torch.rand(1).item(), np.random.rand()]
 
     torch.manual_seed(7)
-    expected = [torch.rand(1).item(), torch.rand(1).item()]
+    np.random.seed(7)
+    expected = [draw() for _ in range(2) for draw in (lambda: torch.rand(1).item(), np.random.rand)]
     before = torch.get_rng_state()
     assert Replicator("local(replicas=3)").launch(main)[0] == expected
     assert torch.equal(torch.get_rng_state(), before)
@@ -486,3 +489,61 @@ def test_debug_lets_a_right_script_pass() -> None:
     (alone,) = Replicator("single").launch(trained)
     every = Replicator("local(replicas=2)", debug=True).launch(trained)
     torch.testing.assert_close(every[0], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_bools_are_counted_and_complex_sums_have_gradients() -> None:
+    def main(replicator):
+        z = torch.tensor([1 + 2j], requires_grad=True)
+        total = replicator.all_sum(z)
+        total.abs().square().sum().backward()
+        flag = torch.tensor([replicator.replica == 0, True])
+        return (
+            replicator.all_sum(flag).tolist(),
+            replicator.all_mean(flag).tolist(),
+            total.requires_grad,
+            z.grad,
+        )
+
+    for sums, means, differentiable, grad in Replicator("local(replicas=4)").launch(main):
+        assert sums == [1, 4] and means == [0.25, 1.0] and differentiable and grad is not None
+    assert Replicator("single").launch(main)[0][:2] == ([1, 1], [1.0, 1.0])
+
+
+def gathering(replicator):
+    model = network()
+    adam = torch.optim.Adam(model.parameters(), lr=0.1)
+    optimizer = replicator.wrap_optimizer(
+        adam, compressor="zero_one_adam(freeze_steps=1, double_every=1, longest=4)"
+    )
+    for _ in range(6):
+        optimizer.zero_grad()
+        model(X[8 * replicator.replica :][:8]).square().mean().backward()
+        optimizer.step()
+    saved = optimizer.state_dict(gather=True)
+    with optimizer.averaged() as apart:
+        shown = nn.utils.parameters_to_vector(model.parameters()).detach()
+    optimizer.remove()
+    return saved["ranks"] if "ranks" in saved else len(str(saved)), apart, shown
+
+
+def test_what_exchanges_outside_of_steps_passes_the_baton_on() -> None:
+    (_, one, first), (_, other, second) = Replicator("local(replicas=2)", timeout_s=20).launch(gathering)
+    assert one == other > 0
+    assert torch.equal(first, second)
+
+
+def test_alone_is_the_same_script() -> None:
+    def main(replicator):
+        model = network()
+        optimizer = replicator.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        model(X[:4]).sum().backward()
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict(gather=True))
+        before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+        optimizer.zero_grad()
+        (model(X[:4]).sum() * float("nan")).backward()
+        with pytest.raises(NonFiniteError, match="nothing was changed"):
+            optimizer.step()
+        return torch.equal(before, nn.utils.parameters_to_vector(model.parameters()))
+
+    assert Replicator("single").launch(main) == [True]

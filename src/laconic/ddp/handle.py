@@ -88,15 +88,16 @@ class Handle(Joinable):
         )
         site = Site(comm, seed, self.exchange.seconds)
         self._rules: list[BoundRule] = []
+        self._apart: list[BoundRule] = []  # those between whose rounds replicas differ
         for each in hooks:
             own = self.layout.named(
                 [name for name in self.layout.names if self._optimisers.may_hold(each, name)]
             )
-            bound = [
-                rule.bind(part.named(own.names), each, site) for rule, part in method.governed(self.layout)
-            ]
+            governed = method.governed(self.layout)
+            bound = [rule.bind(part.named(own.names), each, site) for rule, part in governed]
             each.install(bound)
             self._rules += bound
+            self._apart += [b for b, (rule, _) in zip(bound, governed, strict=True) if not rule.keeps_equal]
         self.buckets.watch(dense.values())
         self._uneven: UnevenInputs | None = None
         self._joined = joined
@@ -199,6 +200,12 @@ class Handle(Joinable):
         """
         self.exchange.discard()
         self.buckets.discard()
+
+    def meet(self) -> None:
+        """Make replicas equal, where a method has them differ between its rounds. Called by all ranks."""
+        with self._optimisers.on_masters():
+            for rule in self._apart:
+                rule.close()
 
     def remove(self) -> None:
         """Restore DDP's own all-reduce; what was not sent is dropped. The model can be compressed again.

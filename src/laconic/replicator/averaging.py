@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from laconic.comm.metered import Metered
 from laconic.core.errors import SpecError
 from laconic.ddp.handle import Handle
 from laconic.exchange.agreement import agree, built_by_all
+from laconic.exchange.gathered import GatheredState
 from laconic.exchange.gathers import warn_of_gathers
 from laconic.exchange.method import Method, lift
 from laconic.replicator.deployment import Seat
@@ -28,8 +29,9 @@ class Averaging(GradientController):
     def __init__(
         self, handle: Handle, optimizer: Optimizer, waiting: Callable[[], AbstractContextManager[object]]
     ) -> None:
-        super().__init__(handle)
-        self._buckets = buckets(list(named(optimizer)))
+        parameters = list(named(optimizer))
+        super().__init__(handle, parameters)
+        self._buckets = buckets(parameters)
         self._waiting = waiting
         in_step = any(rule.exchanges_in_step for rule in handle.method.rules)
         self._stepping = waiting if in_step else nullcontext
@@ -47,6 +49,29 @@ class Averaging(GradientController):
                 bucket.give()
         with self._stepping():
             update()
+
+    def gathered(self, optimiser: Mapping[str, Any]) -> tuple[GatheredState, list[Any]]:
+        with self._waiting():
+            return super().gathered(optimiser)
+
+    @contextmanager
+    def averaged(self) -> Iterator[float]:
+        with ExitStack() as stack:
+            with self._waiting():
+                apart = stack.enter_context(super().averaged())
+            yield apart
+
+    def finish(self) -> None:
+        with self._waiting():
+            super().finish()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        with self._waiting():
+            super().load_state_dict(state)
+
+    def remove(self) -> None:
+        with self._waiting():
+            super().remove()
 
     def end(self) -> None:
         """End the exchange's thread, without a word to the others."""

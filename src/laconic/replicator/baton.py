@@ -2,8 +2,8 @@
 
 torch's default generator belongs to the process. If replicas drew from it as their threads happen to run, no
 two runs would be alike. So a replica runs only while it holds the baton, and gives it on where it waits for
-the others. With it goes the state of `torch`'s and `random`'s default generators: a script that seeds them
-gets what it would get in a process of its own.
+the others. With it goes the state of the default generators of torch, Python and NumPy: a script that seeds
+them gets what it would get in a process of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,12 +22,13 @@ from laconic.comm.comm import Comm, ReduceOp
 from laconic.comm.counter import Counter
 
 T = TypeVar("T")
+RandomState = tuple[Tensor, Any, Any]
 
 
 class Baton:
     """One replica's hold on it. `lock`: of all replicas of the process. `state`: the random one at first."""
 
-    def __init__(self, lock: threading.Lock, state: tuple[Tensor, Any]) -> None:
+    def __init__(self, lock: threading.Lock, state: RandomState) -> None:
         self._lock, self._state = lock, state
 
     @contextmanager
@@ -52,24 +54,30 @@ class Baton:
         restore(self._state)
 
     def _give(self) -> None:
-        self._state = (torch.get_rng_state(), random.getstate())
+        self._state = present()
         self._lock.release()
 
 
-def restore(state: tuple[Tensor, Any]) -> None:
-    """Make this the state of the default generators of `torch` and `random`."""
+def present() -> RandomState:
+    """The state of the default generators of torch, Python and NumPy."""
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+
+def restore(state: RandomState) -> None:
+    """The reverse of `present`."""
     torch.set_rng_state(state[0])
     random.setstate(state[1])
+    np.random.set_state(state[2])
 
 
-def states(count: int) -> list[tuple[Tensor, Any]]:
+def states(count: int) -> list[RandomState]:
     """A random state for each replica: the first has the process's own, the others are seeded from it."""
-    seed, own, plain = torch.initial_seed(), torch.get_rng_state(), random.getstate()
-    found: list[tuple[Tensor, Any]] = [(own, plain)]
+    seed, found = torch.initial_seed(), [present()]
     for replica in range(1, count):
         draws = random.Random(f"{seed} {replica}")
         generator = torch.Generator().manual_seed(draws.getrandbits(63))
-        found.append((generator.get_state(), draws.getstate()))
+        numbers = np.random.RandomState(random.Random(f"{seed} {replica} numpy").getrandbits(32)).get_state()
+        found.append((generator.get_state(), draws.getstate(), numbers))
     return found
 
 

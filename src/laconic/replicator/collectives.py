@@ -29,7 +29,8 @@ class Group:
         self.comm, self.order = comm, order
 
     def sums(self, tensors: Sequence[Tensor], what: str, *parts: object) -> list[Tensor]:
-        """The sum over replicas of each tensor: one message for all tensors of a dtype."""
+        """The sum over replicas of each tensor, of bools as int64: one message for all tensors of a dtype."""
+        tensors = [each.long() if each.dtype is torch.bool else each for each in tensors]
         note = self.order.note(what, *parts)
         return list(_AllSum.apply(self, note, *tensors)) if tensors else []  # type: ignore[no-untyped-call]
 
@@ -54,12 +55,12 @@ class _AllSum(Function):
         ctx.group, ctx.note = group, note
         group.order.check(note)
         made = by_kind(tensors, group.comm.all_reduce)
-        ctx.mark_non_differentiable(*(each for each in made if not each.is_floating_point()))
+        ctx.mark_non_differentiable(*(each for each in made if not differentiable(each)))
         return tuple(made)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        floating = [i for i, each in enumerate(grads) if each is not None and each.is_floating_point()]
+        floating = [i for i, each in enumerate(grads) if each is not None and differentiable(each)]
         note = f"the backward pass of {ctx.note}"
         sums = _AllSum.apply(ctx.group, note, *(grads[i] for i in floating))  # type: ignore[no-untyped-call]
         found = dict(zip(floating, sums, strict=True))
@@ -75,7 +76,7 @@ class _AllGather(Function):
         ]
         ctx.group, ctx.note, ctx.rows = group, note, [len(each) for each in every]
         made = torch.cat(every)
-        if not made.is_floating_point():
+        if not differentiable(made):
             ctx.mark_non_differentiable(made)
         return made
 
@@ -106,7 +107,7 @@ class _Broadcast(Function):
         ctx.group, ctx.note, ctx.root = group, note, root
         group.order.check(note)
         made = group.comm.broadcast(x.detach().clone(memory_format=torch.contiguous_format), root)
-        if not made.is_floating_point():
+        if not differentiable(made):
             ctx.mark_non_differentiable(made)
         return made
 
@@ -115,6 +116,11 @@ class _Broadcast(Function):
         note = f"the backward pass of {ctx.note}"
         (total,) = _AllSum.apply(ctx.group, note, grad)  # type: ignore[no-untyped-call]
         return None, None, None, total if ctx.group.comm.rank == ctx.root else torch.zeros_like(total)
+
+
+def differentiable(x: Tensor) -> bool:
+    """Whether gradients can be of this dtype."""
+    return x.is_floating_point() or x.is_complex()
 
 
 def by_kind(tensors: Sequence[Tensor], combine: Callable[[Tensor], Tensor]) -> list[Tensor]:

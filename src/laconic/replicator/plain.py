@@ -6,22 +6,32 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from torch.optim import Optimizer
+
 from laconic.comm.metered import Meter
-from laconic.exchange.gathered import GatheredState
+from laconic.core.errors import NonFiniteError
+from laconic.exchange.gathered import GatheredState, own_part
 from laconic.exchange.state import FORMAT, RankState
 from laconic.exchange.stats import Seconds, Stats
 from laconic.replicator.stats import ReplicatorStats
 from laconic.strategies.controller import Controller
+from laconic.strategies.gradients import all_finite, gradients
 from laconic.strategies.strategy import Notes, Update
 
 
 class Plain(Controller):
     """The optimiser's own steps, counted."""
 
-    def __init__(self) -> None:
-        self.steps = 0
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer, self.steps = optimizer, 0
 
     def step(self, update: Update, loss: float | None) -> None:
+        """`update()`. Raises `NonFiniteError`, with nothing changed, as many replicas do."""
+        if not all_finite(gradients(self._optimizer)):
+            raise NonFiniteError(
+                "a gradient is NaN or infinite: nothing was changed; call optimizer.zero_grad() and go on, or"
+                " lower the learning rate"
+            )
         update()
         self.steps += 1
 
@@ -50,7 +60,7 @@ class Plain(Controller):
         return GatheredState(format=FORMAT, ranks=[self.state_dict()]), [optimiser]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.steps = int(state["step"])
+        self.steps = int(own_part(state, 0, 1)["step"])
 
     def discard(self) -> None:
         """Nothing is held back."""

@@ -50,7 +50,7 @@ def controller_of(
         as_method(DENSE if compressor is None else compressor)
     if seat.alone:
         named(optimizer)
-        return Plain()
+        return Plain(optimizer)
     if seat.served:
         if topology is not None:
             raise SpecError(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from laconic.comm.comm import Comm
 from laconic.ddp.handle import Handle
 from laconic.exchange.gathered import GatheredState, gathered
 from laconic.exchange.state import RankState
@@ -73,11 +78,38 @@ class Controller(ABC):
         """Untie this rank: the model and the optimiser are ordinary again."""
 
 
-class GradientController(Controller):
-    """Replicas are always equal, because all apply the same mean gradient."""
+@contextmanager
+def averaged(parameters: Sequence[Tensor], comm: Comm) -> Iterator[float]:
+    """Inside `with`, each parameter is its mean over ranks; the distance to it, as a share of its norm.
 
-    def __init__(self, handle: Handle) -> None:
-        self.handle = handle
+    Called by all ranks.
+    """
+    with torch.no_grad():
+        own = [each.detach().clone() for each in parameters]
+        means = [comm.all_reduce(each.float().contiguous() / comm.size) for each in own]
+        apart, norm = (
+            sum(float(x.double().square().sum()) for x in tensors)
+            for tensors in ([mean - each.float() for mean, each in zip(means, own, strict=True)], means)
+        )
+        total = float(comm.all_reduce(torch.tensor([apart], dtype=torch.float64)))
+        for each, mean in zip(parameters, means, strict=True):
+            each.copy_(mean)
+    try:
+        yield math.sqrt(total / comm.size / (norm or 1.0))
+    finally:
+        with torch.no_grad():
+            for each, before in zip(parameters, own, strict=True):
+                each.copy_(before)
+
+
+class GradientController(Controller):
+    """Replicas are equal, as all apply the same mean gradient; under a rule with rounds, after each round.
+
+    `parameters`: of the model on this rank.
+    """
+
+    def __init__(self, handle: Handle, parameters: Iterable[Tensor]) -> None:
+        self.handle, self._parameters = handle, tuple(parameters)
 
     def __repr__(self) -> str:
         return repr(self.handle)
@@ -92,10 +124,12 @@ class GradientController(Controller):
         return {}
 
     def averaged(self) -> AbstractContextManager[float]:
-        return nullcontext(0.0)
+        if self.handle.method.keeps_equal:
+            return nullcontext(0.0)
+        return averaged(self._parameters, self.handle.exchange.comm.comm)
 
     def finish(self) -> None:
-        """Replicas are equal."""
+        self.handle.meet()
 
     @property
     def rank(self) -> int:

@@ -119,7 +119,9 @@ def distribute(
             )
         wrapped = DistributedDataParallel(model, process_group=group, **ddp_options)
         handle = attach(wrapped, optimizers, strategy, scaler=scaler, seed=seed)
-        return wrapped, DistributedOptimizer(as_one(optimizers), GradientController(handle), model)
+        return wrapped, DistributedOptimizer(
+            as_one(optimizers), GradientController(handle, model.parameters()), model
+        )
     if ddp_options:
         option = next(iter(ddp_options))
         near = difflib.get_close_matches(option, inspect.signature(distribute).parameters, n=1)

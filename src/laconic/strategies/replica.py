@@ -136,6 +136,12 @@ class Replica:
         found = (None if masters is None else masters.kept(parameter) for masters in known)
         return next((master for master in found if master is not None), None)
 
+    def rest_(self, velocity: Tensor) -> None:
+        """Let what is frozen now have no velocity, float32 (n,)."""
+        for name, part in self.views(velocity).items():
+            if not self.parameters[name].requires_grad:
+                part.zero_()
+
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Each parameter's part of flat (n,), in its shape."""
         parts = zip(self.layout, self.layout.segments.views(flat), strict=True)
@@ -171,9 +177,8 @@ class Replica:
 
     def adopt(self, comm: Comm, root: int = 0) -> None:
         """Copy the root's parameters and buffers. Called by all ranks."""
-        for tensor in (self.flat, *self.statistics):
-            comm.broadcast(tensor, root)
-        for each in self.constants:
+        comm.broadcast(self.flat, root)
+        for each in (*self.statistics, *self.constants):
             if each.numel():  # as bytes: no backend has all dtypes
                 own = each.detach().reshape(-1).contiguous().view(torch.uint8)
                 wire = comm.broadcast(own.clone(), root)
@@ -187,6 +192,15 @@ class Replica:
         return math.sqrt(mean) / (float(model.norm()) or 1.0)
 
     def mean_statistics_(self, comm: Comm) -> None:
-        """Replace every statistic by its mean over ranks. Called by all ranks."""
+        """Replace every statistic by its mean over ranks, where they differ. Called by all ranks.
+
+        A float buffer may be a constant, such as a mask of the lowest float32: a sum of equals, divided by
+        their number, need not be the same, or finite. Where nothing differs nothing is written, so that a
+        buffer may be expanded.
+        """
         for each in self.statistics:
-            comm.all_reduce(each).div_(comm.size)
+            own = each.detach().contiguous()
+            low, high = (comm.all_reduce(own.clone(), op) for op in ("min", "max"))
+            mean = comm.all_reduce(own / comm.size)
+            if not torch.equal(low, high):
+                each.copy_(torch.where(low == high, own, mean))

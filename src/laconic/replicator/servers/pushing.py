@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from laconic.comm.metered import Metered
-from laconic.core.errors import NonFiniteError, PeerError, StateError
+from laconic.core.errors import AttachError, NonFiniteError, PeerError, StateError
 from laconic.core.layout import Layout
 from laconic.exchange.agreement import agree
 from laconic.exchange.gathered import GatheredState
@@ -43,6 +43,11 @@ class Pushing(Controller):
     ) -> None:
         self._seat, self._optimizer, self.name, self._seed = seat, optimizer, name, seed
         self._names = named(optimizer)
+        if found := [name for each, name in self._names.items() if each.is_complex()]:
+            raise AttachError(
+                f"{found[0]} is complex, and servers keep float32: give its real and imaginary parts as two"
+                " parameters, or take 'sync' or 'local'"
+            )
         self.comm = Metered(seat.comm)
         self.steps, self.refused = 0, 0
         self.staleness: Counter[int] = Counter()

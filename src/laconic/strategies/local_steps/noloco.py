@@ -114,6 +114,7 @@ class BoundNoLoCo(BoundStrategy):
         came = {peer: torch.empty_like(going) for peer in shares.into}
         with self.comm.phase("gossip"):
             self.comm.exchange(dict.fromkeys(shares.out, going), came)
+        self.replica.rest_(self.velocity)
         self.velocity.mul_(config.momentum).sub_(self.slow, alpha=config.pull)
         self.velocity.add_(going, alpha=shares.own)
         for peer, message in came.items():

@@ -179,6 +179,7 @@ class BoundDiLoCo(BoundStrategy):
 
     def _apply(self, fragment: Fragment, gradient: Tensor) -> None:
         """The outer step of a fragment, by its mean outer gradient (m,)."""
+        self.replica.rest_(self.velocity)
         velocity = fragment.take(self.velocity).mul_(self.config.momentum).add_(gradient)
         step = gradient.add(velocity, alpha=self.config.momentum)
         model = fragment.take(self._outer.anchor).sub_(step, alpha=self.config.lr)
