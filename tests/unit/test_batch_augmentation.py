@@ -17,6 +17,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SubsetRandomSampler,
+    WeightedRandomSampler,
 )
 
 from laconic.core.errors import SpecError, StateError
@@ -177,6 +178,7 @@ class Stream(IterableDataset[int]):
             ),
             "DistributedSampler",
         ),
+        (lambda: batch_augmentation(DistributedSampler(Numbers(), 2, 0), batch=2), "DistributedSampler"),
         (
             lambda: batch_augmentation(
                 RandomSampler(Numbers(), generator=torch.Generator()), batch=2, copies=1
@@ -264,3 +266,21 @@ def test_copies_refuse_what_cannot_be() -> None:
         Copies(2, outputs="averaged", correct_every=5)
     with pytest.raises(StateError, match="step and factor"):
         Copies(2).load_state_dict({"lr": 1.0})
+
+
+def test_an_example_that_is_drawn_again_is_augmented_anew() -> None:
+    sampler = WeightedRandomSampler([1.0, 0.0, 0.0], 12, replacement=True)
+    first, second = (
+        [d for batch in CopiesSampler(sampler, 3, 2, "ranks", rank=r, size=2) for d in batch]
+        for r in range(2)
+    )
+    assert [d.example for d in first] == [d.example for d in second] == [0] * 12
+    assert len({d.key for d in first + second}) == 24
+
+
+def test_copies_take_token_ids() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 3))
+    x, y = torch.randint(10, (4, 3)), torch.randint(3, (4,))
+    told = Copies(2).backward(model, F.cross_entropy, x, y)
+    assert torch.allclose(told, F.cross_entropy(model(x), y))

@@ -24,6 +24,11 @@ from laconic.core.errors import SpecError
 from laconic.data.copied_dataset import Augment, CopiedDataset
 from laconic.data.copies_sampler import Across, CopiesSampler
 
+DEALT_TWICE = (
+    "a DistributedSampler has dealt its examples to ranks, and batch augmentation deals them itself: give a"
+    " loader without sampler=, with shuffle=True, or a sampler of all examples"
+)
+
 
 @overload
 def batch_augmentation(
@@ -103,6 +108,8 @@ def batch_augmentation(
     if isinstance(source, Sampler):
         arguments.whole("batch", batch, 1, hint="distinct examples of a rank's step")
         assert batch is not None
+        if isinstance(source, DistributedSampler) and source.num_replicas > 1:
+            raise SpecError(DEALT_TWICE)
         return CopiesSampler(source, batch, copies, across, **settings)
     if not isinstance(source, DataLoader):
         raise SpecError(
@@ -147,10 +154,7 @@ def _dealt(loader: DataLoader[Any]) -> tuple[int | Sampler[Any], bool]:
         )
     sampler = loader.sampler
     if isinstance(sampler, DistributedSampler):
-        raise SpecError(
-            "this loader has a DistributedSampler, and batch augmentation deals examples to ranks itself:"
-            " leave sampler= out, or give shuffle=True"
-        )
+        raise SpecError(DEALT_TWICE)
     if type(sampler) is RandomSampler and not sampler.replacement:
         total = len(sampler.data_source)
         if sampler.num_samples == total:

@@ -66,7 +66,7 @@ def seeded(key: int) -> Iterator[None]:
     """
     before = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key >> 1)
+        torch.default_generator.manual_seed(key >> 1)  # torch.manual_seed would seed all devices, for good
         random.seed(key)
         np.random.seed(key & 0xFFFFFFFF)
         try:

@@ -1,4 +1,5 @@
-"""Which example is drawn for which copy at which step: pure functions of (seed, epoch, index, copy).
+"""Which example is drawn for which copy at which step: pure functions of (seed, epoch, index, copy),
+and of the visit, where a sampler draws an example again in one epoch.
 
 Across ranks, ranks g * copies to (g + 1) * copies - 1 are group g: its members take the same examples, each
 as another copy. Inside a batch, a rank's batch holds every copy of its examples, all examples of copy 0
@@ -8,7 +9,8 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -133,10 +135,11 @@ class CopiesSampler(Sampler[list[Draw]]):
     def __iter__(self) -> Iterator[list[Draw]]:
         epoch, start = self._next  # at the first batch: DataLoader makes iterators that it does not use
         self._next = (epoch + 1, 0)
-        mine = self._order(epoch)[self._group :: self._groups]
+        drawn = self._order(epoch).tolist()
+        mine = [*zip(drawn, _visits(drawn), strict=True)][self._group :: self._groups]
         for step in range(start, self.steps_per_epoch):
-            chosen = mine[step * self.batch : (step + 1) * self.batch].tolist()
-            yield [Draw(i, c, mix(self.seed, epoch, i, c)) for c in self._own for i in chosen]
+            chosen = mine[step * self.batch : (step + 1) * self.batch]
+            yield [Draw(i, c, mix(self.seed, epoch, i, c, *v)) for c in self._own for i, v in chosen]
 
     def _order(self, epoch: int) -> Tensor:
         key = mix(self.seed, epoch, COMMON)
@@ -147,6 +150,14 @@ class CopiesSampler(Sampler[list[Draw]]):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key >> 1)
             return torch.tensor([*self._source], dtype=torch.int64)
+
+
+def _visits(drawn: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Of each example, the number of its visits before; () at the first, and most orders have no other."""
+    seen: Counter[int] = Counter()
+    for example in drawn:
+        yield (seen[example],) if seen[example] else ()
+        seen[example] += 1
 
 
 def _length(sampler: Sampler[Any]) -> int:

@@ -91,14 +91,14 @@ class Copies:
             result = loss(found.unflatten(0, (self.copies, -1)).mean(0), ys[0])
             torch.autograd.backward(result)
             return result.detach()
-        replicated, total = inside(model), x.new_zeros(())
+        replicated, parts = inside(model), []
         for number, (rows, labels) in enumerate(zip(xs, ys, strict=True)):
             last = number == self.copies - 1
             with nullcontext() if replicated is None or last else replicated.no_sync():
                 part = loss(model(rows), labels) / self.copies
                 torch.autograd.backward(part * self.factor)
-            total += part.detach()
-        return total
+            parts.append(part.detach())
+        return torch.stack(parts).sum()
 
     def _measured(
         self, model: nn.Module, loss: Loss, xs: tuple[Tensor, ...], ys: tuple[Tensor, ...]
