@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from laconic.core.errors import SpecError
+from laconic.core.errors import AttachError, SpecError
 from laconic.optim import AMSGrad, QCMDAdaGrad, QRDAAdaGrad
 from laconic.optim.prox import block_soft, soft
 from laconic.optim.rounds import Rounds
@@ -212,3 +213,15 @@ def test_rounds_are_the_paper_s_sequences(rounds: Rounds) -> None:
         meets.append(at)
         at += min(rounds.longest, 2 ** ((at - rounds.freeze_steps) // rounds.double_every))
     assert [t for t in range(300) if rounds.meets(t)] == [*range(rounds.freeze_steps), *meets]
+
+
+@pytest.mark.parametrize("make", [AMSGrad, QCMDAdaGrad, QRDAAdaGrad])
+def test_sparse_and_complex_gradients_are_refused(make: Any) -> None:
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(AttachError, match=r"needs dense gradients, and this one, \(4, 2\), is sparse"):
+        make(table.parameters(), lr=0.1).step()
+    z = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    z.abs().sum().backward()
+    with pytest.raises(AttachError, match=f"{make.__name__} is for real parameters"):
+        make([z], lr=0.1).step()

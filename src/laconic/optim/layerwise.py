@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from laconic.core import arguments
-from laconic.core.errors import AttachError
+from laconic.optim.per_tensor import refuse_sparse
 
 Tensors = list[Tensor]
 
@@ -109,12 +109,3 @@ def norms(tensors: Tensors) -> Tensors:
 def real(x: Tensor) -> Tensor:
     """The tensor itself, or a view of a complex one as pairs of reals."""
     return torch.view_as_real(x) if x.is_complex() else x
-
-
-def refuse_sparse(grad: Tensor, optimiser: str) -> None:
-    """Raise `AttachError` for a sparse gradient."""
-    if grad.is_sparse:
-        raise AttachError(
-            f"{optimiser} needs dense gradients, and this one, {tuple(grad.shape)}, is sparse: build the"
-            " Embedding without sparse=True, or give it to torch.optim.SparseAdam"
-        )

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from laconic.core.errors import AttachError
+
 
 class PerTensor(Optimizer):
     """Checks the settings of every parameter group, and updates all parameters with a gradient."""
@@ -36,6 +38,9 @@ class PerTensor(Optimizer):
 
         Returns:
             The closure's result, or None.
+
+        Raises:
+            AttachError: A gradient is sparse or complex.
         """
         loss = None
         if closure is not None:
@@ -44,5 +49,20 @@ class PerTensor(Optimizer):
         for group in self.param_groups:
             for w in group["params"]:
                 if w.grad is not None:
+                    refuse_sparse(w.grad, type(self).__name__)
+                    if w.is_complex():
+                        raise AttachError(
+                            f"{type(self).__name__} is for real parameters, and this one is {w.dtype}: give"
+                            " its real and imaginary parts as two parameters"
+                        )
                     self.update_(w, w.grad, group)
         return loss
+
+
+def refuse_sparse(grad: Tensor, optimiser: str) -> None:
+    """Raise `AttachError` for a sparse gradient."""
+    if grad.is_sparse:
+        raise AttachError(
+            f"{optimiser} needs dense gradients, and this one, {tuple(grad.shape)}, is sparse: build the"
+            " Embedding without sparse=True, or give it to torch.optim.SparseAdam"
+        )
