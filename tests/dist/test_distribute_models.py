@@ -164,6 +164,8 @@ def constants_after(spec):
     model.mean.fill_(dist.get_rank())  # a statistic of each rank's own data
     loss_of(model, 0).backward()
     optimizer.step()
+    with optimizer.averaged():
+        assert model.mask.isfinite().all()
     optimizer.finish()
     return torch.equal(model.mask, mask), torch.equal(model.third, third), model.mean.tolist()
 

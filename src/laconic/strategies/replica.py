@@ -34,11 +34,11 @@ class Replica:
     """The trained parameters of one model: `flat` float32 (n,), laid out by `layout`.
 
     `statistics`: the floating-point buffers of the model, such as BatchNorm's running means; `constants`: its
-    other buffers, such as counters and complex tables, which ranks begin alike. Nothing changes before
-    `flatten`. Trained parameters that the optimiser holds beside the model's, such as a loss's, are
-    exchanged with them, as "outside.<i>". Raises `AttachError` if no parameter is trained, if the optimiser
-    holds none of the model's, or if parameters are on several devices, sharded, or neither float32 nor in
-    half precision.
+    other buffers, such as counters, complex tables and expanded tensors, which ranks begin alike. Nothing
+    changes before `flatten`. Trained parameters that the optimiser holds beside the model's, such as a
+    loss's, are exchanged with them, as "outside.<i>". Raises `AttachError` if no parameter is trained, if the
+    optimiser holds none of the model's, or if parameters are on several devices, sharded, or neither float32
+    nor in half precision.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -83,12 +83,12 @@ class Replica:
     @property
     def statistics(self) -> tuple[Tensor, ...]:
         """The floating-point buffers as they are now: `forward` may put others in their places."""
-        return tuple(each for each in self._buffers() if each.dtype in AVERAGED)
+        return tuple(each for each in self._buffers() if each.dtype in AVERAGED and not _is_expanded(each))
 
     @property
     def constants(self) -> tuple[Tensor, ...]:
         """The other buffers."""
-        return tuple(each for each in self._buffers() if each.dtype not in AVERAGED)
+        return tuple(each for each in self._buffers() if each.dtype not in AVERAGED or _is_expanded(each))
 
     def _buffers(self) -> tuple[Tensor, ...]:
         model = self._model()
@@ -191,16 +191,24 @@ class Replica:
         mean = float(comm.all_reduce(apart)) / comm.size
         return math.sqrt(mean) / (float(model.norm()) or 1.0)
 
-    def mean_statistics_(self, comm: Comm) -> None:
-        """Replace every statistic by its mean over ranks, where they differ. Called by all ranks.
+    def mean_statistics_(self, comm: Comm, among: int | None = None, counts: bool = True) -> None:
+        """Replace every statistic by its mean over ranks, or over `among` of them; whether this one counts.
 
-        A float buffer may be a constant, such as a mask of the lowest float32: a sum of equals, divided by
-        their number, need not be the same, or finite. Where nothing differs nothing is written, so that a
-        buffer may be expanded.
+        A float buffer may be a constant, such as a mask of the lowest float32: the sum of equals, divided by
+        their number, need not be the same, or finite. So what is alike on all stays. Called by all ranks;
+        nothing changes if a collective fails.
         """
         for each in self.statistics:
             own = each.detach().contiguous()
-            low, high = (comm.all_reduce(own.clone(), op) for op in ("min", "max"))
-            mean = comm.all_reduce(own / comm.size)
-            if not torch.equal(low, high):
-                each.copy_(torch.where(low == high, own, mean))
+            none = float("inf")  # also: a product of an infinite entry with 0 would be NaN
+            low = comm.all_reduce(own.clone() if counts else torch.full_like(own, none), "min")
+            high = comm.all_reduce(own.clone() if counts else torch.full_like(own, -none), "max")
+            mean = comm.all_reduce(own / (among or comm.size) if counts else torch.zeros_like(own))
+            agreed = torch.where(low == high, low, mean)
+            if not torch.equal(agreed, own):
+                each.copy_(agreed)
+
+
+def _is_expanded(x: Tensor) -> bool:
+    """Whether entries share memory, so that none can be written to."""
+    return any(size > 1 and not stride for size, stride in zip(x.shape, x.stride(), strict=True))

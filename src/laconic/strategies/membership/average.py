@@ -62,8 +62,7 @@ def average_(replica: Replica, model: Tensor, stand: Stand, comm: Comm) -> Agree
         memory[key] = comm.broadcast(own, root)
     counts = comm.rank in averaged
     mean = comm.all_reduce(_share(model, counts)).div_(len(averaged))
-    for each in replica.statistics:
-        each.copy_(comm.all_reduce(_share(each, counts)) / len(averaged))  # unchanged if the collective fails
+    replica.mean_statistics_(comm, len(averaged), counts)
     replica.flat.copy_(mean)
     return Agreement(max(row[0] for row in rows), averaged, level < 3, memory)
 
