@@ -15,7 +15,7 @@ from benchmarks.peers.running import Running, ddp, sgd
 ALONE, DENSE = "no communication", "DDP, dense"
 RING, HIVE = "decent-dp, ring", "hivemind, 8 bits"
 POWERSGD = "PowerSGD hook, rank 1"
-DGC, AUTO = "dgc(density=0.001)", "auto()"
+DGC, AUTO = "dgc(density=0.001)", "auto(lossiest=sampled_topk(density=0.001))"  # all candidates
 WHOLE = ", one bucket"  # at the end of a spec: DDP hands over all gradients at once, which saves messages
 OURS = (
     DGC,

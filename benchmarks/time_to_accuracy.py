@@ -1,6 +1,6 @@
 """Time to accuracy over emulated links: seconds of training until a test reaches a target.
 
-    python -m benchmarks.time_to_accuracy                  all of it: 8 hours; goes on where it stopped
+    python -m benchmarks.time_to_accuracy                  all of it: 6 hours; goes on where it stopped
     python -m benchmarks.time_to_accuracy --link 100mbit --task cifar10 --seed 0    a slice: 20 minutes
     python -m benchmarks.time_to_accuracy --quick          a few steps of each; nothing is kept
 
@@ -27,6 +27,7 @@ from pathlib import Path
 
 from benchmarks.files import Row, keep, kept
 from benchmarks.machine import machine
+from benchmarks.steps_contenders import AUTO
 from laconic.report.ledger import slug
 from laconic.report.reaching import accuracy_by_second
 from laconic.report.series import read_run
@@ -42,6 +43,7 @@ METHODS = (
     "cgx(bits=4)",
     "dgc(density=0.01, warmup_steps=150)",
     "auto()",
+    AUTO,  # with the sparse candidates
     "osgp()",
     "diloco(every=20)",
     "sparseloco(every=10, density=0.05)",

@@ -26,6 +26,9 @@ def written(found: dict[str, Any]) -> str:
         "",
         explained,
         "",
+        f"What follows is of `{AUTO}`, which may take any candidate. `auto()` alone ends at the"
+        " fourth: [time to accuracy](time_to_accuracy.md) has both.",
+        "",
         "Made by `make docs` from what `python -m benchmarks.auto` leaves in `benchmarks/results/auto.json`,",
         f"on a [lab](lab.md) of two hosts on {found['machine']['cores']} cores.",
         "",

@@ -143,7 +143,7 @@ def all_bars(found: dict[str, Any]) -> list[tuple[str, str, str]]:
                 best_s = min(rows[link, each]["step_s"] for each in fixed if (link, each) in rows)
                 times = rows[link, AUTO]["step_s"] / best_s
                 what = (
-                    f"{name}, {link}: `auto()` at most {BEHIND:g} times the fastest of ours in DDP's buckets"
+                    f"{name}, {link}: `{AUTO}` at most {BEHIND:g} times the fastest of ours in DDP's buckets"
                 )
                 goals.append((what, f"{times:.2f}", "yes" if times <= BEHIND else "**no**"))
         if (SLOW, DENSE) in rows:

@@ -73,3 +73,11 @@ def test_auto_takes_codecs_and_selectors_for_candidates():
 def test_what_a_link_decides_is_not_rehearsed(spec):
     with pytest.raises(SpecError, match="adapts to the link"):
         next(rehearse([lift(spec)], MODEL))
+
+
+def test_by_default_it_stops_at_four_bits() -> None:
+    usable = lift("auto()").routes[0].reducer.usable
+    assert usable == CANDIDATES[:4] and repr(usable[-1]) == "scatter_reduce(minmax(block=128))"
+    assert lift("auto(lossiest=sampled_topk(density=0.001))").routes[0].reducer.usable == CANDIDATES
+    given = "auto((sum(), gather(sparse(topk(density=0.1)))))"
+    assert len(lift(given).routes[0].reducer.usable) == 2

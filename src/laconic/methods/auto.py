@@ -14,12 +14,14 @@ from laconic.exchange.method import Method, Route, everything, lift, method, rou
 from laconic.reducers import Reducer
 from laconic.reducers.autotune import CANDIDATES, Autotune
 
+SAFE = CANDIDATES[3]  # 4 bits: what is sparser costs accuracy under many an optimiser's momentum
+
 
 @method(
     paper="-",
     status="-",
-    sends="what pays on this link: all of it, half, 8 or 4 bits, or the largest entries",
-    examples=("auto(gain=0.1)", "auto(lossiest=scatter_reduce(minmax(bits=8)))"),
+    sends="what pays on this link: all of it, half, 8 or 4 bits; if allowed, the largest entries",
+    examples=("auto(gain=0.1)", "auto(lossiest=sampled_topk(density=0.001))"),
 )
 def auto(
     candidates: Sequence[Reducer] = CANDIDATES,
@@ -39,9 +41,12 @@ def auto(
     1.5 times as long as it did, among the lossier ones; when it takes so much less, among the less lossy.
     Ranks decide alike, by the slowest one's seconds.
 
-    `lossiest`: a candidate beyond which it never goes. `pinned`: a candidate that is in use from the first
-    step on, for the same bits in each run; nothing is timed. The logger "laconic" says what is decided and
-    why. Any optimiser takes the mean.
+    `lossiest`: a candidate beyond which it never goes; default: 4 bits, or the last of the candidates that
+    are given. Up to `sampled_topk(density=0.001)` it sends the largest entries alone, for the slowest links:
+    where the optimiser's momentum comes after the exchange that costs accuracy (docs/sparse_steps.md), and
+    `dgc`, with momentum of its own, keeps it. `pinned`: a candidate that is in use from the first step on,
+    for the same bits in each run; nothing is timed. The logger "laconic" says what is decided and why. Any
+    optimiser takes the mean.
 
     Payload: that of the candidate kept; memory: 4 bytes an element.
 
@@ -52,6 +57,8 @@ def auto(
         raise SpecError(f"auto: candidates are a list of reducers, codecs or selectors, got {candidates!r}")
     given = tuple(map(_candidate, candidates))
     most, fixed = (None if each is None else _candidate(each) for each in (lossiest, pinned))
+    if most is None and given == CANDIDATES:
+        most = SAFE
     return routes(Route(everything, Autotune(given, gain, every, most, fixed)))
 
 
