@@ -291,7 +291,7 @@ def test_what_cannot_be_sharded_is_refused_on_every_rank(pool: Any) -> None:
         "onebit_adam(warmup_steps=3) cannot be sharded: it",
         "terngrad() cannot be sharded: shared_scale() has no first half",
         "dense() cannot be sharded: it sums, as fully_shard does",
-        "minmax: bits must be a whole number in 1..8, got 99",
+        "cgx: minmax: bits must be a whole number in 1..8, got 99",
         "nothing was attached: the spec differs",
         "this optimiser is over none of the model's parameters",
         "a model under fully_shard takes one optimiser, got 2",
