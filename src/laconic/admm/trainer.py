@@ -239,13 +239,10 @@ class BlockTrainer:
         rows = len(given) if given is not None else len(ids)  # type: ignore[arg-type]
         if ids is not None and len(ids) != rows:
             raise StateError(f"give one id for each sample of the batch: {rows} samples, {len(ids)} ids")
-        kept = [
-            None
-            if tensor is None or not own
-            else tensor.clone()  # a script may fill its batch anew meanwhile
-            for tensor, own in ((x, self.comm.rank == 0), (y, self.comm.rank == self.last))
-        ]
-        return Fed(rows, ids, *kept)
+        # copies, as a script may fill its batch anew before the last tick that reads this one
+        inputs = x.clone() if x is not None and self.comm.rank == 0 else None
+        labels = y.clone() if y is not None and self.comm.rank == self.last else None
+        return Fed(rows, ids, inputs, labels)
 
     def _identity(self) -> dict[str, Any]:
         return {
