@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -136,7 +137,8 @@ class CopiesSampler(Sampler[list[Draw]]):
         epoch, start = self._next  # at the first batch: DataLoader makes iterators that it does not use
         self._next = (epoch + 1, 0)
         drawn = self._order(epoch).tolist()
-        mine = [*zip(drawn, _visits(drawn), strict=True)][self._group :: self._groups]
+        visits = repeat((), self._n) if isinstance(self._source, int) else _visits(drawn)
+        mine = [*zip(drawn, visits, strict=True)][self._group :: self._groups]
         for step in range(start, self.steps_per_epoch):
             chosen = mine[step * self.batch : (step + 1) * self.batch]
             yield [Draw(i, c, mix(self.seed, epoch, i, c, *v)) for c in self._own for i, v in chosen]
@@ -153,7 +155,7 @@ class CopiesSampler(Sampler[list[Draw]]):
 
 
 def _visits(drawn: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Of each example, the number of its visits before; () at the first, and most orders have no other."""
+    """Of each example, the number of its visits before; () at the first."""
     seen: Counter[int] = Counter()
     for example in drawn:
         yield (seen[example],) if seen[example] else ()
