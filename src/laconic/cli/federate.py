@@ -21,6 +21,7 @@ from laconic.cli.versions import version_of
 from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.core.spec import parse
+from laconic.core.starting import INTERRUPTED
 from laconic.federated.schemes import scheme_of
 from laconic.report import check_packages
 from laconic.report.federation.page import HEADS, publish_federation
@@ -31,7 +32,6 @@ from laconic.tasks import federation, find
 from laconic.tasks.federation import Federation, deal, partition_of
 from laconic.tasks.on_flower import check_engine, federate_on_flower
 
-INTERRUPTED = 130  # by Ctrl-C
 WAY_OUT = "give another --name, or --overwrite to delete it"
 MOMENTUM = 0.0  # hurts where few take part: a client's would be of a model long past
 BATCH = 20

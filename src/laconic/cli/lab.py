@@ -13,12 +13,13 @@ from laconic.cli.console import errors
 from laconic.cli.interrupts import Interrupts
 from laconic.core import arguments
 from laconic.core.errors import SpecError
+from laconic.core.starting import INTERRUPTED
 from laconic.core.units import format_count
 from laconic.lab import Lab, Link, Profile, profile
 from laconic.lab.waiting import CommandFailed, OutOfTime
 from laconic.tasks.place import Hosts
 
-INTERRUPTED, OUT_OF_TIME = 130, 124  # exit codes, the same as those of shells and `timeout`
+OUT_OF_TIME = 124  # exit code, the same as that of `timeout`
 MB = 1e6
 
 

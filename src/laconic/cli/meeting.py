@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from laconic.cli.console import errors
+from laconic.core.starting import INTERRUPTED, say_interrupted
 
 GRACE_S = 1.0  # for the main thread to end by itself
-INTERRUPTED = 130  # exit code
 
 
 @contextmanager
@@ -51,5 +51,5 @@ def _watch(reads: socket.socket, ended: threading.Event) -> None:
             if came[0] != signal.SIGINT or ended.wait(GRACE_S):
                 continue
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # the agent has no workers yet
-                errors().print("Interrupted before all machines had come")
+                say_interrupted()
                 os._exit(INTERRUPTED)
