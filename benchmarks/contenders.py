@@ -88,6 +88,8 @@ CONTENDERS = (
         "fastsgd()",
         "sketchml()",
         "dgc(density=0.01, warmup_steps=100)",
+        "ef21_sgdm()",
+        "demo()",
         rates={"cifar10": 0.05},  # at 0.1 dense gains nothing, and the noise of any quantiser costs points
     ),
     *family(
@@ -136,6 +138,8 @@ REDUCTIONS = family(
 ALIKE = (
     "slowmo()",
     "diloco(every=50)",
+    "noloco(every=50)",
+    "sparseloco(every=10, density=0.05)",
     "sgp()!",
     "slowmo(every=48, base=sgp())!",
     "osgp()",

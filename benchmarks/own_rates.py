@@ -75,7 +75,10 @@ FAMILIES = (
             "dgc(density=0.01, warmup_steps=200)",
             "stc(density=0.01)",
             "dhqc(density=0.01)",
+            "ef21_sgdm()",
             "sketchml()",
+            "diloco(every=20)",
+            "sparseloco(every=10, density=0.05)",
         ),
     ),
     Family("Adam", 2e-3, "adam()", ("onebit_adam(warmup_steps=400)",)),
@@ -86,7 +89,7 @@ FAMILIES = (
         ("comp_ams(topk(density=0.01))", "comp_ams(sign())"),
     ),
     Family(
-        "AdamW, a small transformer",
+        "AdamW and bf16 autocast, a small transformer",
         2e-3,
         "dense()",
         (

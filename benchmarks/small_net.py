@@ -52,12 +52,13 @@ def sgd(model: nn.Module, lr: float, by: Method | Strategy) -> Optimizer:
 
 
 def letter_loss(model: nn.Module, x: Tensor, y: Tensor, draws: torch.Generator) -> Tensor:
-    """Of the next letters."""
-    return F.cross_entropy(model(x.long()).flatten(0, 1), y.long().flatten())
+    """Of the next letters, in bf16 autocast."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.cross_entropy(model(x.long()).flatten(0, 1), y.long().flatten())
 
 
 def letter_test(model: nn.Module, x: Tensor, y: Tensor) -> tuple[int, int, float]:
-    """Of the next letters."""
+    """Of the next letters, in float32."""
     out, y = model(x.long()).flatten(0, 1), y.long().flatten()
     return int((out.argmax(1) == y).sum()), len(y), float(F.cross_entropy(out, y, reduction="sum"))
 

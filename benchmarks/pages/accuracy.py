@@ -29,6 +29,8 @@ Why methods fall short at 1,000 steps, as far as we know:
   shrinks over 2,000 steps.
 - `majority_vote`: every entry moves by the learning rate, however small its gradient. It needs its own rate,
   but here, as for all methods, it has that of its family.
+- `ef21_sgdm` sends changes of an average over ten steps, into a mean that all go on using: entries that wait
+  leave old gradients in it, where error feedback leaves them out. Its papers' optimiser has no momentum.
 - `comp_ams` and the AdaGrads: the second moment is that of the sent values. With block signs it is equal for
   all entries of a tensor, so the step is not adapted to each entry; with sparse entries it is learned only as
   fast as they are sent. Learning rates are those of the family."""
@@ -44,7 +46,9 @@ Why strategies fall short at 1,000 steps, as far as we know:
 - Strategies with local steps synchronise every 8 (`local_sgd`), 12 (`slowmo`) and 50 steps (`diloco`): 20
   to 125 times in 1,000 steps. `lsgd` and `easgd` synchronise every 4 steps, but move workers only part of
   the way. On skewed shards, `lsgd` follows the worker with the easiest examples.
-- Learning rates are those of the family; no strategy has its own."""
+- Learning rates are those of the family; no strategy has its own. An outer step with momentum moves the model
+  by up to lr / (1 - momentum) times what the workers did, 7 for `diloco`: its own rate is a fraction of dense
+  training's, and there it loses [far less](own_rates.md)."""
 
 
 def page() -> str:

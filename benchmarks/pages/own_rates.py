@@ -17,9 +17,9 @@ HEAD = f"""# Each method at a learning rate of its own
 
 Noise and delay ask for another rate than dense training. {WORKERS} workers train a small convolutional net
 on CIFAR-10, {SMALL_NET.batch} images a worker and step, and a small transformer on Shakespeare, letter by
-letter, {SMALL_GPT.batch} windows a worker and step. With the first seed each method looks for its rate: its
-family's usual one, then twice and half of the best so far, until both neighbours of the best have a larger
-test loss.
+letter, {SMALL_GPT.batch} windows a worker and step, in bf16 autocast. With the first seed each method looks
+for its rate: its family's usual one, then twice and half of the best so far, until both neighbours of the
+best have a larger test loss.
 
 *Lost*: points of test accuracy below dense training of the same seeds at *its* own rate, mean ± standard
 error over seeds; *at dense's rate*: what the first seed loses at that rate. *Fewer*: bytes that a worker puts

@@ -104,7 +104,8 @@ SITUATIONS = (
             ),
             Pick("sign()", "one bit per entry, with error feedback"),
             Pick("sketchml()", "quantises values to bins of equal count"),
-            Pick("stc(density=0.01)", "positions, signs and one magnitude: the fewest bytes here"),
+            Pick("stc(density=0.01)", "positions, signs and one magnitude"),
+            Pick("demo()", "the strongest frequencies of the momentum: the fewest bytes here"),
         ),
     ),
     Situation(
@@ -161,8 +162,15 @@ SITUATIONS = (
         "Between regions, over the internet, or with clients that seldom connect: each worker takes many"
         " local steps, then sends one update, which can be compressed too, with `compressor=`.",
         (
-            Pick("diloco(every=50)", "an outer momentum over many local steps; any inner optimiser"),
-            Pick("sparseloco()", "1/64 of the movements, in few bits: the fewest bytes here"),
+            Pick(
+                "diloco(every=50)",
+                "an outer momentum over many local steps; any inner optimiser, SGD at a"
+                " [smaller rate](own_rates.md)",
+            ),
+            Pick(
+                "sparseloco(every=10, density=0.05)",
+                "a twentieth of the movements, in 2 bits: the fewest bytes here",
+            ),
             Pick("local_sgd(every=8)", "the simplest"),
             Pick("slowmo()", "slow momentum, applied when workers synchronise"),
             Pick("lpdt()", "8-bit differences to neighbours, and momentum that copes with skewed shards"),
