@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.files import Row, keep, kept
 from benchmarks.machine import machine
-from benchmarks.small_net import SMALL_GPT, SMALL_NET, load_windows
+from benchmarks.small_net import SMALL_GPT, SMALL_NET, WITHOUT_MOMENTUM, load_windows
 from benchmarks.workers import Data, Problem, train
 from laconic.core.errors import NonFiniteError
 from laconic.report.ledger import slug
@@ -40,7 +40,7 @@ DIVERGED = "diverged"
 
 @dataclass(frozen=True)
 class Family:
-    """Methods that share an optimiser. `usual`: the rate that each tries first."""
+    """Methods that share an optimiser. `usual`: the rate that each tries first. `folder`: of its results."""
 
     name: str
     usual: float
@@ -48,6 +48,7 @@ class Family:
     others: tuple[str, ...]
     problem: Problem = SMALL_NET
     steps: int = 2000
+    task: str = "cifar10"
     folder: str = "cifar10"
 
     @property
@@ -81,6 +82,14 @@ FAMILIES = (
             "sparseloco(every=10, density=0.05)",
         ),
     ),
+    Family(
+        "SGD without momentum, for which EF21-SGDM is made",
+        0.25,
+        "dense()",
+        ("ef21_sgdm()", "topk(density=0.01)"),
+        WITHOUT_MOMENTUM,
+        folder="cifar10-without-momentum",
+    ),
     Family("Adam", 2e-3, "adam()", ("onebit_adam(warmup_steps=400)",)),
     Family(
         "AMSGrad",
@@ -104,6 +113,7 @@ FAMILIES = (
         ),
         SMALL_GPT,
         600,
+        "shakespeare",
         "shakespeare",
     ),
 )
@@ -218,10 +228,10 @@ def main() -> None:
         for family in FAMILIES:
             for spec in family.specs:
                 if given.only in (None, spec):
-                    do(Run(family, spec, family.usual, SEEDS[0]), data[family.folder], steps=20)
+                    do(Run(family, spec, family.usual, SEEDS[0]), data[family.task], steps=20)
         return
     for run in due(given.only):
-        keep(run.file, do(run, data[run.family.folder]) | {"machine": machine()})
+        keep(run.file, do(run, data[run.family.task]) | {"machine": machine()})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 from benchmarks.workers import Data, Problem
 from laconic.exchange.method import Method
@@ -51,6 +51,11 @@ def sgd(model: nn.Module, lr: float, by: Method | Strategy) -> Optimizer:
     return Recipe(net, lr, nesterov=False, weight_decay=0.0).optimizer(model, lr, by)
 
 
+def plain_sgd(model: nn.Module, lr: float, by: Method | Strategy) -> Optimizer:
+    """SGD without momentum."""
+    return SGD(model.parameters(), lr=lr)
+
+
 def letter_loss(model: nn.Module, x: Tensor, y: Tensor, draws: torch.Generator) -> Tensor:
     """Of the next letters, in bf16 autocast."""
     with torch.autocast("cpu", torch.bfloat16):
@@ -82,4 +87,5 @@ def load_windows() -> Data:
 
 
 SMALL_NET = Problem(net, 16, image_loss, image_test, sgd)
+WITHOUT_MOMENTUM = Problem(net, 16, image_loss, image_test, plain_sgd)
 SMALL_GPT = Problem(GPT, 8, letter_loss, letter_test, adamw)
