@@ -255,6 +255,11 @@ MODELS = {
     "named": (net(), ("2", "fc"), r"cannot be cut at 'fc': its children are 0, 1, 2, 3, 4"),
     "order": (net(), ("4", "2"), "in the model's order"),
     "empty": (net(), ("1", "2"), "block 2 of 3, children 1, has no parameters"),
+    "frozen": (
+        nn.Sequential(nn.Linear(16, 4).requires_grad_(False), nn.Linear(4, 4), nn.Linear(4, 4)),
+        (),
+        "block 1 of 3, children 0, has only frozen parameters",
+    ),
     "few": (nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 4)), (), "at most 2, the children"),
     "inside": (net(Proximal(torch.sign), nn.ReLU()), ("2", "4"), "child 1 is a Proximal, so it must begin"),
     "many": (net(*[Proximal(torch.sign)] * 2)[:4], (), "at most 2, the children"),

@@ -212,8 +212,9 @@ def test_laconic_plan_ranks_and_advises(tmp_path):
         f" --with topk(density=0.01) --with fp16() -o {drawn}".split(),
     )
     assert said.exit_code == 0, said.output
-    assert "2 to 8 workers: topk(density=0.01)" in said.output
-    assert said.output.index("topk") < said.output.index("fp16") < said.output.index("dense")
+    assert said.stderr == "laconic: rehearsing 3 methods\n"
+    assert "2 to 8 workers: topk(density=0.01)" in said.stdout
+    assert said.stdout.index("topk") < said.stdout.index("fp16") < said.stdout.index("dense")
     assert drawn.read_text().startswith("<svg")
 
 

@@ -99,7 +99,10 @@ def test_ranks_agree_on_the_network(monkeypatch):
 
 
 def test_a_link_that_keeps_the_processor_busy_has_a_toll(monkeypatch):
-    """Each byte takes 200 ns of the interpreter, which the multiplying thread wants too."""
+    """Each byte takes 200 ns of the interpreter, which the multiplying thread wants too.
+
+    A machine that is busy with other things says little of a toll: one of three tries has to find it.
+    """
     monkeypatch.setattr(beside, "MAX_BYTES", 1 << 18)
 
     class Laborious(Loopback):
@@ -109,11 +112,14 @@ def test_a_link_that_keeps_the_processor_busy_has_a_toll(monkeypatch):
                 pass
             return super().all_gather(x)
 
-    ranks = [Laborious(comm.room, comm.rank) for comm in Loopback.world(2)]
-    one, other = Loopback.run(2, lambda comm: beside.probe_beside(ranks[comm.rank], Network(1e9, 1e-5)))
-    assert one == other
-    assert 2e-8 < one.toll_s_a_byte < 1e-6
-    assert one.busy.latency_s >= one.latency_s == 1e-5
+    def toll():
+        ranks = [Laborious(comm.room, comm.rank) for comm in Loopback.world(2)]
+        one, other = Loopback.run(2, lambda comm: beside.probe_beside(ranks[comm.rank], Network(1e9, 1e-5)))
+        assert one == other
+        assert one.busy.latency_s >= one.latency_s == 1e-5
+        return one.toll_s_a_byte
+
+    assert any(2e-8 < toll() < 1e-6 for _ in range(3))
 
 
 def test_a_step_is_measured_and_its_buckets_come_in_order():

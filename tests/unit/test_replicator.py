@@ -287,6 +287,24 @@ def test_no_thread_outlives_a_launch() -> None:
     assert not set(threading.enumerate()) - before
 
 
+def test_a_batch_of_none_is_a_batch() -> None:
+    def main(replicator: Replicator) -> list[None]:
+        return [*replicator.make_input(lambda context: [None, None], "single")]
+
+    assert Replicator("local(replicas=2)").launch(main) == [[None, None]] * 2
+
+
+def test_rows_without_elements_are_gathered() -> None:
+    def main(replicator: Replicator) -> tuple[int, ...]:
+        rows = torch.zeros(replicator.replica + 1, 0, 3, requires_grad=True)
+        every = replicator.all_gather(rows)
+        every.sum().backward()
+        assert rows.grad is not None and rows.grad.shape == rows.shape
+        return tuple(every.shape)
+
+    assert Replicator("local(replicas=2)").launch(main) == [(3, 0, 3)] * 2
+
+
 def test_all_stop_at_the_end_of_the_shortest_input() -> None:
     def main(replicator: Replicator) -> int:
         batches = replicator.make_input(lambda context: range(3 + context.pipeline), "per_replica")
@@ -328,6 +346,14 @@ def test_two_optimisers_of_one_name() -> None:
     Replicator("single").launch(wrapping("generator", "discriminator"))
     for spec in ("single", "local(replicas=2)"):
         refused(AttachError, "two optimisers are named 'generator'", wrapping("generator", "generator"), spec)
+
+
+def test_a_parameter_that_came_too_late() -> None:
+    def main(replicator: Replicator) -> None:
+        optimizer = replicator.wrap_optimizer(torch.optim.SGD(nn.Linear(2, 2).parameters()))
+        optimizer.add_param_group({"params": [torch.zeros(3, requires_grad=True)]})
+
+    refused(AttachError, r"shape \(3,\) was frozen or unknown when wrap_optimizer\(\) was called", main)
 
 
 def test_a_name_that_differs_between_replicas() -> None:

@@ -152,6 +152,16 @@ def test_an_optimiser_that_servers_cannot_build() -> None:
         world(2, play)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
+def test_numbers_that_servers_would_round_are_refused(dtype: torch.dtype) -> None:
+    def play(seat: Seat) -> None:
+        weight = torch.nn.Parameter(torch.zeros(3, dtype=dtype))
+        Pushing(seat, torch.optim.SGD([weight], lr=0.1), "dense()", "it", seed=0, number=0)
+
+    with pytest.raises(AttachError, match="and servers keep float32"):
+        world(2, play)
+
+
 def test_what_is_no_call_is_refused() -> None:
     def play(comm: Loopback) -> Call | None:
         if comm.rank == 0:

@@ -42,8 +42,8 @@ def cut_into(model: nn.Module, blocks: int, at: Sequence[str] = ()) -> list[Bloc
             have parameters as the others, or one fewer or more.
 
     Raises:
-        AttachError: It is no Sequential, has no such children or too few, a block has no parameters, or two
-            share one.
+        AttachError: It is no Sequential, has no such children or too few, a block has no parameters, the
+            first has only frozen ones, or two blocks share one.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> [block.names for block in cut_into(net, 2)]
@@ -64,6 +64,12 @@ def cut_into(model: nn.Module, blocks: int, at: Sequence[str] = ()) -> list[Bloc
                 f"block {number + 1} of {blocks}, children {', '.join(block.names)}, has no parameters to"
                 " train: cut elsewhere, or into fewer blocks"
             )
+    if not any(each.requires_grad for each in made[0].layers.parameters()):
+        raise AttachError(
+            f"block 1 of {blocks}, children {', '.join(made[0].names)}, has only frozen parameters, and no"
+            " block before it to train: cut later, or apply these layers to the data and leave them out of"
+            " the model"
+        )
     _refuse_shared(model, made)
     return made
 

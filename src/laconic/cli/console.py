@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 from rich.console import Console
 
 PLAIN_WIDTH = 160  # columns
@@ -18,3 +21,15 @@ def console() -> Console:
 def errors() -> Console:
     """Standard error. Its lines are never wrapped."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def working(screen: Console, doing: str) -> Iterator[Callable[[str], None]]:
+    """Say what goes on for many seconds: a spinner on a terminal, elsewhere one line on standard error.
+
+    Yields what changes the words beside the spinner.
+    """
+    if not screen.is_terminal:
+        errors().print(f"laconic: {doing}", style="dim", markup=False)
+    with screen.status(doing, spinner="dots") as status:
+        yield status.update

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from laconic.cli.console import console
+from laconic.cli.console import console, working
 from laconic.cli.files import check_svg, write_svg
 from laconic.cli.plan_pipeline import PipelineAsked, plan_pipeline
 from laconic.cli.tables import shown
@@ -108,10 +108,12 @@ def plan(
     asked = contenders(with_ or ())
     rehearsed = {each.spec: each for each in probed.methods} if probed and not params else {}
     screen = console()
-    with screen.status("rehearsing", spinner="dots") as status:
-        for each in rehearse_all([each for each in asked if repr(each) not in rehearsed], layout):
-            rehearsed[each.spec] = each
-            status.update(f"rehearsed {each.spec}")
+    unknown = [each for each in asked if repr(each) not in rehearsed]
+    if unknown:
+        with working(screen, f"rehearsing {len(unknown)} methods") as say:
+            for each in rehearse_all(unknown, layout):
+                rehearsed[each.spec] = each
+                say(f"rehearsed {each.spec}")
     found = [rehearsed[repr(each)] for each in asked]
     if out is not None:
         title = f"{layout.numel / 1e6:,.3g} M parameters, {units.format_rate(8 * network.bytes_a_second)}"

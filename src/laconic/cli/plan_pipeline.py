@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from laconic.cli.console import console
+from laconic.cli.console import console, working
 from laconic.cli.tables import shown
 from laconic.core import arguments, units
 from laconic.core.errors import SpecError
@@ -155,7 +155,7 @@ def plan_pipeline(
     shape = (asked.shape[0] // cut.micro_batches, *asked.shape[1:])
     methods = contenders(asked.between or BETWEEN) if cut.replicas > 1 else []
     screen = console()
-    with screen.status("rehearsing", spinner="dots"):
+    with working(screen, f"rehearsing {len(crossings)} methods between stages"):
         visits = {spec: rehearse_crossing(each, shape) for spec, each in crossings.items()}
         between: list[Rehearsed | None] = [*rehearse_all(methods, layout)] or [None]
 

@@ -71,9 +71,7 @@ class _AllGather(Function):
     @staticmethod
     def forward(ctx: Any, group: Group, note: str, x: Tensor) -> Tensor:
         group.order.check(note)
-        every = [
-            each.view(-1, *x.shape[1:]) for each in group.comm.all_gather(x.detach().contiguous().view(-1))
-        ]
+        every = _rows_of_all(group.comm, x.detach())
         ctx.group, ctx.note, ctx.rows = group, note, [len(each) for each in every]
         made = torch.cat(every)
         if not differentiable(made):
@@ -116,6 +114,14 @@ class _Broadcast(Function):
         note = f"the backward pass of {ctx.note}"
         (total,) = _AllSum.apply(ctx.group, note, grad)  # type: ignore[no-untyped-call]
         return None, None, None, total if ctx.group.comm.rank == ctx.root else torch.zeros_like(total)
+
+
+def _rows_of_all(comm: Comm, x: Tensor) -> list[Tensor]:
+    """Each replica's rows. Those of rows without elements are counted, as their lengths say nothing."""
+    one = x.shape[1:]
+    if one.numel():
+        return [each.view(-1, *one) for each in comm.all_gather(x.contiguous().view(-1))]
+    return [x.new_empty(int(rows), *one) for rows in comm.all_gather(torch.tensor([len(x)]))]
 
 
 def differentiable(x: Tensor) -> bool:

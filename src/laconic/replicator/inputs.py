@@ -14,6 +14,7 @@ from laconic.comm.comm import Comm
 from laconic.core.errors import DataError, PeerError
 from laconic.replicator.deployment import Seat
 from laconic.replicator.nests import Nest, Structure, flatten, told
+from laconic.replicator.order import END
 
 Replication = Literal["single", "per_worker", "per_replica"]
 SINGLE: Replication = "single"
@@ -85,9 +86,9 @@ def _shared(comm: Comm, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         if comm.rank == 0:
             try:
                 batches = begin() if batches is None else batches
-                batch = next(batches, None)
+                batch = next(batches, END)
                 said = '["end"]'
-                if batch is not None:
+                if batch is not END:
                     parts, said = cut(batch, comm.size)
             except Exception as error:
                 failure, text = error, f"{type(error).__name__}: {error}"

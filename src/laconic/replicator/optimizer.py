@@ -25,6 +25,11 @@ class ReplicatedOptimizer(DistributedOptimizer):
         name: Its name among the optimisers of a script.
     """
 
+    _not_exchanged = (
+        "was frozen or unknown when wrap_optimizer() was called, so replicas do not exchange it: give it to"
+        " the optimiser before wrap_optimizer(), with requires_grad"
+    )
+
     def __init__(self, optimizer: Optimizer, controller: Controller, name: str, order: Order) -> None:
         super().__init__(optimizer, controller)
         self.name = name

@@ -31,9 +31,8 @@ ALL = "optimizers"  # where a gathered state holds those of the ranks' optimiser
 class DistributedOptimizer(Optimizer, Joinable):
     """Your optimiser, tied to those of the other ranks. Made by `laconic.distribute`.
 
-    It shares the parameter groups and the state of the wrapped optimiser, so learning rate schedules work,
-    and so does a GradScaler. A rank whose gradient holds Inf or NaN skips its update and still communicates:
-    no other waits for it. With `distribute(..., scaler=)` all skip that update.
+    It shares the wrapped one's groups and state, so schedules work, and so does a GradScaler. A rank whose
+    gradient is not finite skips its update and still communicates; with `distribute(scaler=)` all skip it.
 
     Args:
         optimizer: The wrapped optimiser.
@@ -41,6 +40,11 @@ class DistributedOptimizer(Optimizer, Joinable):
         model: The model whose parameters are exchanged. Default: None, those that the optimiser holds.
         group: The process group that takes part. Default: all ranks.
     """
+
+    _not_exchanged = (
+        "was frozen or unknown when distribute() was called, so ranks do not exchange it: call"
+        " optimizer.remove(), then distribute() again with it in the optimiser"
+    )
 
     def __init__(
         self,
@@ -286,15 +290,11 @@ class DistributedOptimizer(Optimizer, Joinable):
 
     def _check_exchanged(self) -> None:
         """Raise `AttachError` if the optimiser is about to step a parameter that no rank exchanges."""
-        for group in self.param_groups:
-            for each in group["params"]:
-                if each.grad is not None and each not in self._exchanged:
-                    self._check(each)
+        for each in (each for group in self.param_groups for each in group["params"]):
+            if each.grad is not None:
+                self._check(each)
 
     def _check(self, parameter: Tensor) -> None:
         if parameter not in self._exchanged:
             name = self._names.get(parameter, f"a parameter of shape {tuple(parameter.shape)}")
-            raise AttachError(
-                f"{name} was frozen or unknown when distribute() was called, so ranks do not exchange it:"
-                " call optimizer.remove(), then distribute() again with it in the optimiser"
-            )
+            raise AttachError(f"{name} {self._not_exchanged}")

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from laconic.comm.metered import Metered
@@ -43,11 +44,7 @@ class Pushing(Controller):
     ) -> None:
         self._seat, self._optimizer, self.name, self._seed = seat, optimizer, name, seed
         self._names = named(optimizer)
-        if found := [name for each, name in self._names.items() if each.is_complex()]:
-            raise AttachError(
-                f"{found[0]} is complex, and servers keep float32: give its real and imaginary parts as two"
-                " parameters, or take 'sync' or 'local'"
-            )
+        _refuse_what_servers_cannot_keep(self._names)
         self.comm = Metered(seat.comm)
         self.steps, self.refused = 0, 0
         self.staleness: Counter[int] = Counter()
@@ -207,3 +204,17 @@ class Pushing(Controller):
 
 def _alike(told: Mapping[str, Any]) -> dict[str, str]:
     return {"the optimiser": str(told["class"]), "compressor=": str(told["compressor"])}
+
+
+def _refuse_what_servers_cannot_keep(names: Mapping[Tensor, str]) -> None:
+    for each, name in names.items():
+        if each.is_complex():
+            raise AttachError(
+                f"{name} is complex, and servers keep float32: give its real and imaginary parts as two"
+                " parameters, or take 'sync' or 'local'"
+            )
+        if each.dtype == torch.float64:
+            raise AttachError(
+                f"{name} is float64, and servers keep float32, which would round it: make the model float32"
+                " by model.float() before its optimiser, or take 'sync' or 'local'"
+            )
