@@ -307,6 +307,34 @@ def test_bytes_are_the_density_times_the_dense_ones(pool):
         assert payload < 0.104 * 4.5 / 32 + 0.004  # biases in float32
 
 
+def gradients_in_another_order(spec):
+    """Of a model that is sparse before it is in channels_last."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Conv2d(6, 5, 3), nn.Flatten())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sparse = sparsify(model, optimizer, "static_masks(density=0.3)", steps=10)
+    together = DistributedDataParallel(model.to(memory_format=torch.channels_last))
+    handle = laconic.compress(together, optimizer, spec)
+    found = []
+    for step in range(3):
+        optimizer.zero_grad()
+        x = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        together(x).square().mean().backward()
+        found.append(torch.cat([each.grad.flatten() for each in model.parameters()]))
+        optimizer.step()
+    handle.remove()
+    sparse.remove()
+    return found
+
+
+def test_masks_follow_the_order_in_memory(pool):
+    masked = pool.run(2, gradients_in_another_order, "masked(dense())")
+    whole = pool.run(2, gradients_in_another_order, "dense()")
+    for ours, theirs in zip(masked, whole, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+        assert all(bool(each.any()) for each in ours)
+
+
 def refusals():
     said = []
     model = DistributedDataParallel(net())

@@ -112,3 +112,11 @@ def test_autocast_leaves_low_bit_layers_in_float32() -> None:
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         y = layer(x)
     assert y.dtype == torch.float32
+
+
+def test_an_empty_batch_moves_nothing() -> None:
+    layer = QuantLinear(3, 2, precision=Precision(bits=8))
+    layer(normal(4, 3))
+    before = layer.inputs.low.clone(), layer.inputs.high.clone()
+    assert layer(torch.empty(0, 3)).shape == (0, 2)
+    assert (layer.inputs.low, layer.inputs.high) == before

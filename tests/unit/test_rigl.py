@@ -434,3 +434,23 @@ def test_only_a_sparsifier_makes_a_model_sparse() -> None:
         sparsify(net, sgd(net), "topk(density=0.1)", steps=10)
     with pytest.raises(SpecError, match="unknown name"):
         sparsify(net, sgd(net), "rigel()", steps=10)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_layer_without_weights_has_no_mask() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 0), nn.Linear(0, 5), nn.Linear(5, 4))
+    sparse = rigl(net, torch.optim.SGD(net.parameters(), lr=0.1), 0.5, steps=10)
+    assert sparse.masks.keys() == {"0.weight", "3.weight"}
+
+
+def test_a_mask_moves_with_its_weight() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.Conv2d(2, 3, 3))
+    rigl(net, torch.optim.SGD(net.parameters(), lr=0.1), 0.5, steps=10)
+    weight = net[1].weight
+    before = mask_of(weight)
+    assert before is not None and mask_of(weight) is before
+    net[1].to(memory_format=torch.channels_last)
+    after = mask_of(weight)
+    assert after is not None and torch.equal(after.used, before.used)
+    in_memory = weight.detach().permute(0, 2, 3, 1).flatten()
+    assert torch.equal(after.positions, in_memory.nonzero().flatten())

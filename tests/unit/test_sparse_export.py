@@ -189,3 +189,9 @@ def test_the_state_of_another_shape_is_refused(form) -> None:
 
     with pytest.raises(StateError, match=f"no {form} weight of 8 x 16"):
         exported(8).load_state_dict(exported(4).state_dict())
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_layer_without_inputs_is_exported() -> None:
+    layer = nn.Sequential(nn.Linear(0, 3))
+    assert torch.equal(export(layer)(torch.empty(2, 0)), layer(torch.empty(2, 0)))

@@ -23,6 +23,7 @@ class Mask:
         used: bool, in the parameter's shape.
         positions: int64 (k,), ascending: where these entries lie in the parameter's memory, which is how
             they lie in a bucket of gradients.
+        stride: The parameter's strides, for which that holds.
 
     >>> import torch
     >>> Mask.of(torch.zeros(2, 2), torch.tensor([[True, False], [False, True]])).positions
@@ -31,11 +32,14 @@ class Mask:
 
     used: Tensor
     positions: Tensor
+    stride: tuple[int, ...]
 
     @classmethod
     def of(cls, parameter: Tensor, used: Tensor) -> Mask:
         """The mask `used`, bool in the parameter's shape."""
-        return cls(used, used.permute(by_stride(parameter)).flatten().nonzero().flatten())
+        used = used.to(parameter.device)
+        positions = used.permute(by_stride(parameter)).flatten().nonzero().flatten()
+        return cls(used, positions, parameter.stride())
 
     def clear_(self, x: Tensor) -> Tensor:
         """Set to zero the entries of x, in the parameter's shape, that are not in use."""
@@ -46,8 +50,15 @@ _masks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def mask_of(parameter: Tensor) -> Mask | None:
-    """The parameter's mask; None where all entries are in use."""
+    """The parameter's mask; None where all entries are in use.
+
+    It is made anew where the parameter lies in memory in another order since, as in channels_last, or on
+    another device.
+    """
     found: Mask | None = _masks.get(parameter)  # type: ignore[no-untyped-call]
+    if found is not None and (found.stride, found.used.device) != (parameter.stride(), parameter.device):
+        found = Mask.of(parameter, found.used)
+        set_mask(parameter, found)
     return found
 
 

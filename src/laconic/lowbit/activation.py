@@ -48,7 +48,7 @@ class Activation(nn.Module):
         return mix(self.precision.seed, int(self.turns), name_key(name))
 
     def _ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.training and int(self.turns):
+        if (not self.training and int(self.turns)) or not x.numel():
             return self.low, self.high
         examples = x.reshape(len(x), -1) if x.dim() > 1 else x[None]
         low, high = examples.amin(1).mean(), examples.amax(1).mean()

@@ -98,7 +98,7 @@ class SparseWeight(nn.Module):
 
 def is_two_of_four(weight: Tensor) -> bool:
     """Whether each four neighbours in a row of this matrix (n, m) have at most two entries."""
-    return weight.shape[1] % 4 == 0 and int((weight.reshape(-1, 4) != 0).sum(1).max()) <= 2
+    return weight.shape[1] % 4 == 0 and not bool(((weight.reshape(-1, 4) != 0).sum(1) > 2).any())
 
 
 def smaller_form(weight: Tensor) -> str:

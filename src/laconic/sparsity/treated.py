@@ -39,6 +39,7 @@ def masked_weights(model: nn.Module, keep: Collection[str], layout: Layout) -> d
         if type(module) in LAYERS
         and (weight := module._parameters.get("weight")) is not None
         and weight.requires_grad
+        and weight.numel()
     }
     treated = {
         name: module
