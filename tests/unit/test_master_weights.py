@@ -412,3 +412,29 @@ def test_a_deep_copy_has_masters_of_its_own_and_goes_on_with_the_same_bits(round
     assert set(mine) & {"master_weight", "roundings"}
     for key, value in third.state_dict()["state"][0].items():
         assert torch.equal(value, before["state"][0][key]), "a copy of a copy is on its own"
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_hooks_of_others_see_the_models_parameters(rounding) -> None:
+    w = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = master_weights(torch.optim.SGD([w], lr=1.0, momentum=0.9), rounding=rounding)
+    seen, once = [], []
+
+    def clip(*_):
+        once.append(handle.remove())
+        nn.utils.clip_grad_norm_([w], 0.5)
+
+    def clamp(*_):
+        seen.append(w.tolist())
+        with torch.no_grad():
+            w.clamp_(max=0.5)
+
+    handle = optimizer.register_step_pre_hook(clip)
+    optimizer.register_step_post_hook(clamp)
+    w.grad = torch.ones_like(w)
+    optimizer.step()
+    assert seen == [[0.75] * 4] and w.tolist() == [0.5] * 4 and len(once) == 1
+    w.grad = torch.ones_like(w)
+    optimizer.step()  # not clipped any more: momentum 0.9 * 0.25 + 1, from the weights as they were clamped
+    assert seen[1] == pytest.approx([0.5 - 1.225] * 4, abs=0.004)
+    assert len(optimizer._optimizer_step_post_hooks) == 1 and not optimizer._optimizer_step_pre_hooks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError, StateError
 from laconic.core.turn import mix
+from laconic.optim.step_hooks import between_hooks
 from laconic.optim.stochastic_rounding import HALF, round_at_random
 
 MASTER, ROUNDINGS = "master_weight", "roundings"  # in the state of a parameter
@@ -66,11 +68,18 @@ class Masters:
         try:
             if bool(scaling.get("found_inf", False)):
                 return None
-            with self.inside():
-                self._take_gradients(scaling.get("grad_scale"))
-                return step() if closure is None else step(lambda: self._evaluated(closure))
+            return between_hooks(
+                self._optimizer, partial(self._stepped, step, scaling.get("grad_scale")), closure
+            )
         finally:
             given.update(scaling)
+
+    def _stepped(
+        self, step: Callable[..., Any], scale: Tensor | None, closure: Callable[[], Any] | None
+    ) -> Any:
+        with self.inside():
+            self._take_gradients(scale)
+            return step() if closure is None else step(lambda: self._evaluated(closure))
 
     @contextmanager
     def inside(self, also: Collection[Tensor] = ()) -> Iterator[None]:
