@@ -20,7 +20,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from laconic.core.errors import SpecError, StateError
+from laconic.core.errors import AttachError, SpecError, StateError
 from laconic.data import CopiedDataset, CopiesSampler, batch_augmentation
 from laconic.recipes import Copies
 
@@ -264,8 +264,26 @@ def test_copies_refuse_what_cannot_be() -> None:
         Copies(3).backward(norm_net(), F.cross_entropy, *data(2))
     with pytest.raises(SpecError, match="leave one of the two out"):
         Copies(2, outputs="averaged", correct_every=5)
-    with pytest.raises(StateError, match="step and factor"):
-        Copies(2).load_state_dict({"lr": 1.0})
+    x, y = data(2)
+    with pytest.raises(SpecError, match="8 rows of inputs, 4 of labels"):
+        Copies(2).backward(norm_net(), F.cross_entropy, x, y[:4])
+    with pytest.raises(AttachError, match="nothing to train"):
+        Copies(2, correct_every=1).backward(norm_net().requires_grad_(False), F.cross_entropy, x, y)
+    for wrong in ({"lr": 1.0}, {"step": "a", "factor": None}):
+        with pytest.raises(StateError, match="step and factor"):
+            Copies(2).load_state_dict(wrong)
+
+
+def test_a_correction_counts_sparse_gradients() -> None:
+    x = torch.tensor([[0], [1], [2], [0]])
+    factors = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(3, 4, sparse=sparse), nn.Flatten(), nn.Linear(4, 3))
+        copies = Copies(2, correct_every=1)
+        copies.backward(model, F.cross_entropy, x, torch.tensor([0, 1, 0, 1]))
+        factors.append(copies.factor)
+    assert factors[0] == factors[1] > 1
 
 
 def test_an_example_that_is_drawn_again_is_augmented_anew() -> None:

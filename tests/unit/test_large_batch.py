@@ -131,6 +131,8 @@ def test_a_batch_that_does_not_divide_is_refused_with_its_neighbours() -> None:
         ({"batch": 0}, "batch must be"),
         ({"base_batch": 1.5}, "base_batch must be"),
         ({"steps": 0}, "steps must be"),
+        ({"steps": "500", "batch": 128}, "steps must be"),
+        ({"momentum": 1.0}, "momentum must be"),
         ({"warmup_steps": 10}, "warmup_steps must be below steps=10"),
         ({"optimizer": "adam"}, "'lamb', 'lars' or 'sgd'"),
         ({"scaling": "cube"}, "scaling must be"),

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from laconic.core.errors import SpecError
+from laconic.core.errors import AttachError, SpecError
 from laconic.core.powers import nearest_power
 from laconic.optim import ShiftAdaMax
 
@@ -47,3 +47,13 @@ def test_settings_out_of_range_are_refused() -> None:
     for wrong in ({"lr": -1.0}, {"betas": (1.0, 0.9)}, {"betas": 0.9}):
         with pytest.raises(SpecError):
             ShiftAdaMax([w], **wrong)
+    with pytest.raises(SpecError):
+        ShiftAdaMax([{"params": [w], "lr": -1.0}])
+
+
+@pytest.mark.parametrize("odd", ["sparse", "complex"])
+def test_gradients_of_another_kind_are_refused(odd: str) -> None:
+    w = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64 if odd == "complex" else torch.float32))
+    w.grad = torch.ones_like(w).to_sparse() if odd == "sparse" else torch.ones_like(w)
+    with pytest.raises(AttachError, match="ShiftAdaMax"):
+        ShiftAdaMax([w]).step()

@@ -9,19 +9,20 @@ AdaMax: Kingma and Ba 2015, arXiv:1412.6980. Weights are clipped by `laconic.low
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from laconic.core.powers import nearest_power
+from laconic.optim.per_tensor import PerTensor
 from laconic.optim.settings import Parameters, at_least_zero, two_shares
 
 LEAST = 2.0**-27
 
 
-class ShiftAdaMax(torch.optim.Optimizer):
+class ShiftAdaMax(PerTensor):
     """The equations above. State: two tensors a parameter, and the step.
 
     Args:
@@ -43,24 +44,13 @@ class ShiftAdaMax(torch.optim.Optimizer):
     def __init__(
         self, params: Parameters, lr: float = 0.002, betas: tuple[float, float] = (0.9, 0.999)
     ) -> None:
-        at_least_zero(lr=lr)
-        two_shares("betas", betas)
         super().__init__(params, {"lr": lr, "betas": betas})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step. With a `closure` it returns the loss that this computes."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for w in group["params"]:
-                if w.grad is not None:
-                    self._update_(w, w.grad, group)
-        return loss
+    def check(self, group: Mapping[str, Any]) -> None:
+        at_least_zero(lr=group["lr"])
+        two_shares("betas", group["betas"])
 
-    def _update_(self, w: Tensor, g: Tensor, group: dict[str, Any]) -> None:
+    def update_(self, w: Tensor, g: Tensor, group: Mapping[str, Any]) -> None:
         state, (b1, b2) = self.state[w], group["betas"]
         if not state:
             state.update(step=0, m=torch.zeros_like(w), v=torch.zeros_like(w))

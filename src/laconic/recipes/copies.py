@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from laconic.core import arguments
-from laconic.core.errors import SpecError, StateError
+from laconic.core.errors import AttachError, SpecError, StateError
 from laconic.ddp.compress import inside
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -74,8 +74,11 @@ class Copies:
             The mean loss, without the correction's factor; it needs no gradient.
 
         Raises:
-            SpecError: `copies` does not divide the number of rows.
+            SpecError: `copies` does not divide the number of rows, or inputs and labels differ in it.
+            AttachError: With `correct_every`, the model has nothing to train.
         """
+        if len(x) != len(y):
+            raise SpecError(f"give a label for each input: {len(x)} rows of inputs, {len(y)} of labels")
         for each in (x, y):
             if len(each) % self.copies:
                 raise SpecError(
@@ -106,16 +109,19 @@ class Copies:
         """The factor, from these copies; averaged over the ranks of a DistributedDataParallel."""
         replicated = inside(model)
         trained = [each for each in model.parameters() if each.requires_grad]
+        if not trained:
+            raise AttachError("no parameter of this model requires a gradient: there is nothing to train")
         buffers = [each.clone() for each in model.buffers()]
         total = [torch.zeros_like(each) for each in trained]
         lengths = []
         with nullcontext() if replicated is None else replicated.no_sync():
             for rows, labels in zip(xs, ys, strict=True):
-                grads = torch.autograd.grad(loss(model(rows), labels), trained, allow_unused=True)
-                lengths.append(norm([grad for grad in grads if grad is not None]))
-                for sum_, grad in zip(total, grads, strict=True):
-                    if grad is not None:
-                        sum_ += grad
+                found = torch.autograd.grad(loss(model(rows), labels), trained, allow_unused=True)
+                grads = [grad.to_dense() for grad in found if grad is not None]
+                lengths.append(norm(grads))
+                sums = [each for each, grad in zip(total, found, strict=True) if grad is not None]
+                for sum_, grad in zip(sums, grads, strict=True):
+                    sum_ += grad
         with torch.no_grad():
             for buffer, before in zip(model.buffers(), buffers, strict=True):
                 buffer.copy_(before)
@@ -132,9 +138,10 @@ class Copies:
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Go on from a saved state. Raises `StateError` for another object's."""
-        if set(state) != {"step", "factor"}:
+        numbers = all(isinstance(each, int | float) for each in state.values())
+        if set(state) != {"step", "factor"} or not numbers:
             raise StateError(
-                f"these are not the numbers of Copies.state_dict(), step and factor: {sorted(state)[:3]};"
+                f"these are not the numbers of Copies.state_dict(), step and factor: {dict(state)!r:.80};"
                 " load what it returned"
             )
         self._step, self.factor = int(state["step"]), float(state["factor"])

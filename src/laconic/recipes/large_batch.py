@@ -85,6 +85,8 @@ def large_batch(
     ('LAMB', 0.02)
     """
     arguments.choice("optimizer", optimizer, tuple(USUAL))
+    arguments.whole("steps", steps, 1)
+    arguments.number("momentum", momentum, least=0, below=1)
     usual = USUAL[optimizer]
     scaling = usual.scaling if scaling is None else scaling
     lr = usual.lr if lr is None else lr
@@ -108,7 +110,6 @@ def _made(model: nn.Module, kind: Kind, lr: float, decay: float, momentum: float
         return LAMB(trained, lr=lr, weight_decay=decay)
     if kind == "lars":
         return LARS(trained, lr=lr, momentum=momentum, weight_decay=decay, trust=TRUST)
-    arguments.number("momentum", momentum, least=0, below=1)
     arguments.number("weight_decay", decay, least=0)
     groups = [
         {"params": [each for each in trained if each.dim() > 1], "weight_decay": decay},
