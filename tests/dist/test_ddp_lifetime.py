@@ -155,6 +155,30 @@ def test_a_dropped_model_takes_its_exchange_with_it(pool):
     assert pool.run(2, forgotten) == [(True, False)] * 2
 
 
+def wrapped_anew():
+    """A module in a second DDP after the first was dropped, with the same optimiser."""
+    module = net()
+    optimizer = torch.optim.SGD(module.parameters(), **SGD)
+    model = DistributedDataParallel(module)
+    laconic.compress(model, optimizer, "dgc(density=0.1)")
+    stepped(model, 0)
+    optimizer.step()
+    del model
+    gc.collect()
+    model = DistributedDataParallel(module)
+    stepped(model, 1)
+    optimizer.step()
+    with_momentum = all("momentum_buffer" in optimizer.state[each] for each in module.parameters())
+    handle = laconic.compress(model, optimizer, "topk(density=0.1)")
+    stepped(model, 2)
+    optimizer.step()
+    return with_momentum, handle.stats().steps, agree(model)
+
+
+def test_an_optimiser_outlives_its_compressed_model(pool):
+    assert pool.run(2, wrapped_anew) == [(True, 1, True)] * 2
+
+
 def saved_and_loaded(model):
     file = io.BytesIO()
     torch.save(model, file)

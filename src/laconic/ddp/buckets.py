@@ -21,6 +21,7 @@ from laconic.core.layout import Entry, Layout
 from laconic.core.memory_order import shaped
 from laconic.ddp.communication_thread import Answer, CommunicationThread
 from laconic.ddp.gradient_watch import GradientWatch
+from laconic.ddp.left_out import LeftOut
 from laconic.ddp.optimiser import OptimiserHooks
 from laconic.ddp.zeroed import ZeroedWatch
 from laconic.exchange.exchange import Exchange
@@ -68,7 +69,7 @@ class Buckets:
         exchange: What makes a bucket the mean of all ranks.
         names: The name of each parameter of the model.
         scaler: The GradScaler in use, if any: memories are kept unscaled.
-        keep_means: Whether to keep the means of a step for parameters that no rank has used.
+        keep_means: Whether there may be parameters that no rank has used, whose means are kept.
         masters: Whether an optimiser has float32 masters, which get means that are not rounded to 16 bits.
     """
 
@@ -85,7 +86,8 @@ class Buckets:
         self.exchange = exchange
         self._watch = GradientWatch()
         self.means: dict[str, Mean] = {}  # of the present step, by tensor name, if they are kept
-        self._restores = self._keep_means = keep_means
+        self._keep_means = keep_means
+        self._left_out = LeftOut(names) if keep_means else None
         self._masters = masters
         self._float_means: dict[str, Mean] = {}  # of the present step, of parameters in 16 bits
         self._thread = CommunicationThread(f"laconic rank {exchange.comm.rank}")
@@ -111,6 +113,8 @@ class Buckets:
         if last and self._zeroed is not None:
             self._zeroed.pending = True  # only now: more gradients of this pass were still to be added
         scale, layout = self._scale, None if buffer.is_sparse else self._layout_of(bucket, buffer)
+        if self._left_out is not None and layout is not None:
+            self._left_out.clear_stale_(buffer, layout)
         ready = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
 
         def job() -> Tensor:
@@ -130,17 +134,27 @@ class Buckets:
         answer = self._thread.submit(job, [buffer.device] if buffer.is_cuda else None)
         # at the end of backward DDP would raise a failure too, next, as a C++ error about a cast to a tensor
         if last and in_backward():
-            Variable._execution_engine.queue_callback(partial(self._thread.wait, answer))
+            Variable._execution_engine.queue_callback(partial(self._finish_backward, answer))
         return answer
+
+    def _finish_backward(self, last: Answer) -> None:
+        self._thread.wait(last)
+        if self._left_out is not None:  # after DDP's own callback, which writes gradients
+            Variable._execution_engine.queue_callback(self._note_left_out)
+
+    def _note_left_out(self) -> None:
+        if self._left_out is not None:
+            self._left_out.note(self.means if self.exchange.void is None else {})
 
     def watch(self, parameters: Iterable[Tensor]) -> None:
         """Warn where gradients of these parameters are thrown away, and come back."""
         if self.exchange.holds_back:
-            self._zeroed = ZeroedWatch(parameters, repr(self.exchange.method))
+            trained = [each for each in parameters if each.requires_grad]
+            self._zeroed = ZeroedWatch(trained, repr(self.exchange.method))
 
     def keep_all_means(self, always: bool) -> None:
         """Keep the means of each step from now on, or only where parameters can be unused."""
-        self._keep_means = always or self._restores
+        self._keep_means = always or self._left_out is not None
 
     def float_mean(self, name: str) -> Tensor | None:
         """float32 (n,): the present step's mean of a parameter in 16 bits, unscaled; None if none is kept."""
@@ -148,21 +162,20 @@ class Buckets:
         return None if mean is None else mean.view / mean.scale
 
     def discard(self) -> None:
-        """The means of the last backward pass are thrown away."""
+        """The means of backward passes that no step has taken are thrown away."""
         self.means.clear()
+        if self._left_out is not None:
+            self._left_out.discard()
         self._stepped()
 
     def before_step(self, hooks: OptimiserHooks) -> None:
         """This optimiser is about to take the present step.
 
-        A parameter of it that no rank has used gets the mean of what was held back for it, as DDP leaves it
-        out. A gradient that was changed since the exchange is warned of.
+        A parameter of it that no rank has used gets the mean of what was held back for it. A gradient that
+        was changed since the exchange is warned of.
         """
-        for name in [*filter(hooks.trains, self.means)] if self._restores else ():
-            unused, mean = hooks.parameter(name), self.means.pop(name)
-            untouched = unused.grad is None or not bool(unused.grad.any())
-            if untouched and bool(mean.view.any()):
-                unused.grad = mean.as_gradient_of(unused, scaled=hooks.divides)
+        if self._left_out is not None:
+            self._left_out.give(hooks, self._scale)
         for name in self._watch.noted():
             grad = hooks.parameter(name).grad
             if grad is not None:
@@ -181,8 +194,9 @@ class Buckets:
     def close(self) -> None:
         """Finish the queued buckets and end the thread."""
         self._thread.close()
-        if self._zeroed is not None:
-            self._zeroed.remove()
+        for watch in (self._zeroed, self._left_out):
+            if watch is not None:
+                watch.remove()
 
     def _check_stepped(self) -> None:
         """Warn if a second backward pass would mistake what the first one has sent for a gradient."""

@@ -17,7 +17,7 @@ from laconic.core.errors import AttachError, NonFiniteError, PeerError
 from laconic.core.layout import Layout
 from laconic.core.mask import cleared, mask_of
 from laconic.ddp.buckets import Buckets, real_shape
-from laconic.ddp.optimiser import OptimiserHooks, Optimisers, all_of
+from laconic.ddp.optimiser import OptimiserHooks, Optimisers, all_of, refuse_complex
 from laconic.ddp.save_watch import SaveWatch
 from laconic.ddp.uneven import JoinedModel, UnevenInputs
 from laconic.exchange.exchange import Exchange
@@ -217,12 +217,16 @@ class Handle(Joinable):
             with self._optimisers.on_masters():
                 for rule in self._rules:
                     rule.close()
-        for hooks in self._optimisers.hooks:
-            hooks.remove()
+        self.let_go()
         self.buckets.close()
         detach, self._detach = self._detach, ()
         for callback in detach:
             callback()
+
+    def let_go(self) -> None:
+        """From now on the optimiser steps by itself."""
+        for hooks in self._optimisers.hooks:
+            hooks.remove()
 
     def when_removed(self, *callbacks: Callable[[], None]) -> None:
         """Call these once, in this order, at the end of `remove`."""
@@ -286,15 +290,3 @@ class Handle(Joinable):
             kept = cleared(rule.state_dict(), masks)
             if kept is not None:
                 rule.load_state_dict(kept)
-
-
-def refuse_complex(method: Method, layout: Layout, parameters: Mapping[str, Tensor]) -> None:
-    """Raise `AttachError` if the method is to step a complex parameter itself."""
-    for _, part in method.governed(layout):
-        for name in part.names:
-            if parameters[name].is_complex():
-                raise AttachError(
-                    f"{name} is {parameters[name].dtype}, and {method} changes how the optimiser steps, for"
-                    " real parameters only: keep it as real pairs, torch.view_as_real(...), or take a method"
-                    " that leaves the step alone, such as 'topk(density=0.01)'"
-                )

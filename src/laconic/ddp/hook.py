@@ -7,8 +7,9 @@
 DDP takes a hook once for life, so the hook asks a `Slot` that stays; an empty one is DDP's own all-reduce.
 """
 
+import contextlib
 import weakref
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -119,8 +120,16 @@ def attach(
     for each in optimizers:
         _compressed[each] = weakref.ref(slot)
     handle.when_removed(slot.empty, group.close)
-    weakref.finalize(model, handle.buckets.end, group.close).atexit = False
+    weakref.finalize(model, let_go, slot, handle, group).atexit = False
     return handle
+
+
+def let_go(slot: Slot, handle: Handle, group: TorchComm) -> None:
+    """The model is gone: its optimiser steps as before, and may be compressed with another model."""
+    if slot.handle is handle:
+        slot.empty()
+        handle.let_go()
+    handle.buckets.end(group.close)
 
 
 def check_free(model: DistributedDataParallel, optimizers: Sequence[Optimizer]) -> None:
@@ -163,16 +172,26 @@ def hook(slot: Slot, bucket: GradBucket) -> torch.futures.Future[Tensor]:
 
 
 def parameter_names(model: DistributedDataParallel) -> dict[Tensor, str]:
-    """Each parameter that the model trains, with its name in the plain model."""
-    return trained(model.module, set(getattr(model, "parameters_to_ignore", ())))
+    """Each parameter that DDP exchanges, with its name in the plain model.
+
+    It is what was trained when the DDP was built. What has been frozen since stays in its buckets.
+    """
+    module, ignored = model.module, set(getattr(model, "parameters_to_ignore", ()))
+    every = {each: name for name, each in module.named_parameters() if name not in ignored}
+    held = {each for each in every if each.requires_grad}
+    if len(held) < len(every):
+        with contextlib.suppress(RuntimeError):  # before its first pass an embedding has no sparse gradient
+            buckets = model.reducer._get_zeros_like_grad_buckets()
+            held = {each for bucket in buckets for each in bucket.parameters()}
+    return {each: name.replace("_orig_mod.", "") for each, name in every.items() if each in held}
 
 
-def trained(module: torch.nn.Module, ignored: Container[str] = ()) -> dict[Tensor, str]:
+def trained(module: torch.nn.Module) -> dict[Tensor, str]:
     """Each trained parameter of a plain model with its name: a compiled wrapper leaves no trace."""
     return {
         parameter: name.replace("_orig_mod.", "")
         for name, parameter in module.named_parameters()
-        if parameter.requires_grad and name not in ignored
+        if parameter.requires_grad
     }
 
 

@@ -16,8 +16,10 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from laconic.core.errors import AttachError
+from laconic.core.layout import Layout
 from laconic.core.memory_order import shaped
 from laconic.core.skipped import is_skipped
+from laconic.exchange.method import Method
 from laconic.exchange.rule import BoundRule, Rule
 from laconic.optim.closure import evaluated
 from laconic.optim.master_weights import masters_of
@@ -58,7 +60,8 @@ class OptimiserHooks:
             raise AttachError(
                 f"two of the optimisers hold {names.get(shared, 'one parameter')}: give each its own"
             )
-        missing = [name for parameter, name in names.items() if parameter not in trained | elsewhere]
+        frozen = {each for group in optimiser.param_groups for each in group["params"]} - trained
+        missing = [name for each, name in names.items() if each not in trained | elsewhere | frozen]
         for rule in rules:
             rule.check(optimiser, missing)
         self._rules: tuple[BoundRule, ...] = ()
@@ -203,3 +206,15 @@ def all_of(given: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
             "there is no optimiser in this list: give the one that steps the model's parameters, or several"
         )
     return found
+
+
+def refuse_complex(method: Method, layout: Layout, parameters: Mapping[str, Tensor]) -> None:
+    """Raise `AttachError` if the method is to step a complex parameter itself."""
+    for _, part in method.governed(layout):
+        for name in part.names:
+            if parameters[name].is_complex():
+                raise AttachError(
+                    f"{name} is {parameters[name].dtype}, and {method} changes how the optimiser steps, for"
+                    " real parameters only: keep it as real pairs, torch.view_as_real(...), or take a method"
+                    " that leaves the step alone, such as 'topk(density=0.01)'"
+                )

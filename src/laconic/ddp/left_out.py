@@ -1,0 +1,92 @@
+"""Left out: parameters of which no rank has made a gradient in a backward pass (find_unused_parameters).
+
+Their part of a bucket is zero, and what was held back for them is exchanged with the rest. DDP gives them no
+gradient of it. So the mean is kept until the optimiser that holds them steps, which may be after other
+passes, as with the two halves of a GAN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from laconic.core.layout import Layout
+from laconic.ddp.optimiser import OptimiserHooks
+
+
+class Mean(Protocol):
+    """What is read of a tensor's mean: see `laconic.ddp.buckets`."""
+
+    @property
+    def view(self) -> Tensor:
+        """Flat."""
+
+    def as_gradient_of(self, parameter: Tensor, *, scaled: bool = False) -> Tensor:
+        """The mean in the parameter's shape, unscaled or not."""
+
+
+class LeftOut:
+    """Of one model. `names`: of its parameters."""
+
+    def __init__(self, names: Mapping[Tensor, str]) -> None:
+        self._parameters = {name: parameter for parameter, name in names.items()}
+        self._means: dict[str, Tensor] = {}  # unscaled
+        self._made: set[str] = set()  # who has a gradient of the present pass on this rank
+        self._watched = {name for name, each in self._parameters.items() if each.requires_grad}
+        self._hooks: list[RemovableHandle] = [
+            self._parameters[name].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(_note, self._made, name)
+            )
+            for name in sorted(self._watched)
+        ]
+
+    def clear_stale_(self, buffer: Tensor, layout: Layout) -> None:
+        """Zero in a bucket what is of an earlier step: DDP copies the gradient that an unused tensor has."""
+        for entry in layout:
+            old = self._parameters[entry.name].grad
+            stale = old is not None and entry.name in self._watched - self._made
+            if stale and not _share_memory(old, buffer):
+                buffer[entry.offset : entry.offset + entry.numel].zero_()
+
+    def note(self, means: Mapping[str, Mean]) -> None:
+        """A pass has ended, and DDP has written its gradients: keep the means that it left out."""
+        self._made.clear()
+        for name, mean in means.items():
+            parameter = self._parameters[name]
+            if bool(mean.view.any()) and not _is_gradient_of(parameter, mean):
+                left = mean.as_gradient_of(parameter)
+                self._means[name] = left.add_(self._means[name]) if name in self._means else left
+
+    def give(self, hooks: OptimiserHooks, scale: float) -> None:
+        """This optimiser is about to step: its parameters get what was kept for them."""
+        for name in [*filter(hooks.trains, self._means)]:
+            held, left = hooks.parameter(name), self._means.pop(name)
+            left = left.to(held.dtype).mul_(scale if hooks.divides else 1.0)
+            held.grad = left if held.grad is None else held.grad + left
+
+    def discard(self) -> None:
+        """Forget what is kept."""
+        self._means.clear()
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _note(made: set[str], name: str, parameter: Tensor) -> None:
+    made.add(name)
+
+
+def _share_memory(one: Tensor | None, other: Tensor) -> bool:
+    return one is not None and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _is_gradient_of(parameter: Tensor, mean: Mean) -> bool:
+    grad = parameter.grad
+    return grad is not None and torch.equal(grad, mean.as_gradient_of(parameter, scaled=True))
