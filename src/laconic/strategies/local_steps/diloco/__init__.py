@@ -43,6 +43,9 @@ from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 class DiLoCo(Strategy):
     """Nesterov SGD on the outer gradient d, every `every` steps; of each fragment, where there are several.
 
+    Over many rounds the model moves by up to lr / (1 - momentum) times what ranks did, 7 with the defaults:
+    SGD inside wants a rate below data parallel's (docs/own_rates.md).
+
     Wire, every `every` steps: what `compressor` sends for one gradient, 4 n bytes if dense; a fragment at a
     time. Memory: 2 n float32, and that of `compressor`.
 
