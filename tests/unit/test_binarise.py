@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import pickle
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from laconic.core.errors import AttachError, SpecError, StateError
 from laconic.lowbit import (
@@ -471,3 +473,43 @@ def test_binarised_training_learns_what_no_line_separates() -> None:
         optimizer.step()
     net.eval()
     assert (net(x).argmax(1) == y).float().mean() > 0.8, "a line has half"
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_repeats_the_signs_that_were_drawn(reentrant: bool) -> None:
+    """A cell is called three times in each of two regions; the gradients are those without checkpointing."""
+
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.GRUCell(4, 6)
+
+        def forward(self, x: Tensor, h: Tensor) -> Tensor:
+            for _ in range(3):
+                h = self.cell(x, h)
+            return h
+
+    torch.manual_seed(3)
+    net = nn.Sequential(Steps())
+    binarise(net, first="binary", last="binary", stochastic=True)
+    plain = copy.deepcopy(net)
+    for _ in range(2):
+        x, h = torch.randn(5, 4), torch.randn(5, 6, requires_grad=True)
+        run = functools.partial(checkpoint, net[0], use_reentrant=reentrant)
+        run(x, run(x, h)).square().sum().backward()
+        plain[0](x, plain[0](x, h)).square().sum().backward()
+    for ours, theirs in zip(net.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(ours.grad, theirs.grad) and ours.grad.any()
+    assert net[0].cell.rounding.turns == 12
+
+
+def test_checkpointing_tells_two_calls_with_the_same_input_apart() -> None:
+    net = mlp()
+    binarise(net, first="binary", stochastic=True, norm="shift")
+    plain, x = copy.deepcopy(net), torch.randn(6, 5)
+    for call in (functools.partial(checkpoint, net, use_reentrant=False), plain):
+        (call(x).square().sum() + call(x).exp().sum()).backward()
+    for ours, theirs in zip(net.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+    for ours, theirs in zip(net.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(ours, theirs)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from laconic.core.errors import AttachError, SpecError
 from laconic.lowbit import (
@@ -200,3 +202,17 @@ def test_the_models_of_images_have_a_low_bit_form_and_those_of_text_have_none(na
             convert(built)
     else:
         convert(built)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_repeats_a_batch_and_does_not_count_it(reentrant: bool) -> None:
+    """Same random bits, running ends and statistics as without it, for a block that is called twice."""
+    torch.manual_seed(0)
+    net = convert(Residual(), 4, rounding="stochastic")
+    plain, x = copy.deepcopy(net), torch.randn(4, 8, 6, 6, requires_grad=True)
+    for call in (functools.partial(checkpoint, net, use_reentrant=reentrant), plain):
+        call(call(x)).square().sum().backward()
+    for ours, theirs in zip(net.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(ours.grad, theirs.grad)
+    for ours, theirs in zip(net.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(ours, theirs)

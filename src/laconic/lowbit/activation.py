@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from laconic.core.turn import mix, name_key
 from laconic.lowbit.grid import Precision, straight
+from laconic.lowbit.repeats import Repeats, repeated
 
 KEPT = 0.1  # share of a running value that is left after a batch: the last batch counts nine tenths
 
@@ -35,24 +36,33 @@ class Activation(nn.Module):
         self.register_buffer("low", torch.zeros(()))
         self.register_buffer("high", torch.zeros(()))
         self.register_buffer("turns", torch.zeros((), dtype=torch.int64))
+        self._turn = 0  # of the present call
+        self._repeats = Repeats()
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.turns += 1
+        self._begin(x)
         low, high = self._ends(x.detach().float())
         key = self.key("activation") if self.precision.rounding == "stochastic" else None
         return straight(x.float(), low, high, self.precision.bits, key)
 
     def key(self, name: str) -> int:
         """The key of random bits for this purpose, at this training batch."""
-        return mix(self.precision.seed, int(self.turns), name_key(name))
+        return mix(self.precision.seed, self._turn, name_key(name))
+
+    def _begin(self, x: Tensor) -> None:
+        again = repeated(self.training)
+        if self.training and not again:
+            self.turns += 1
+        self._turn = int(self.turns)
+        if self.training and self.precision.rounding == "stochastic":
+            self._turn = self._repeats.turn(self._turn, again, x)
 
     def _ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if (not self.training and int(self.turns)) or not x.numel():
             return self.low, self.high
         examples = x.reshape(len(x), -1) if x.dim() > 1 else x[None]
         low, high = examples.amin(1).mean(), examples.amax(1).mean()
-        if self.training:
+        if self.training and not repeated(self.training):
             self.low.mul_(KEPT).add_(low, alpha=1 - KEPT)
             self.high.mul_(KEPT).add_(high, alpha=1 - KEPT)
         return low, high

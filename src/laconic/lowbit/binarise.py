@@ -54,6 +54,7 @@ def binarise(
             "weights" takes the signs of its weights alone, "binary" treats it as the others.
         last: "real" (default) leaves the last one as it is, "binary" treats it as the others.
         stochastic: Draw the signs of inputs in training, P(1) = clip((x + 1) / 2, 0, 1); default: no.
+            Activation checkpointing repeats the draws of a layer's last 512 calls.
         norm: "shift" replaces BatchNorm by `ShiftBatchNorm`; default: "float", as it is.
         keep: Names of modules that do not change, with everything inside; default: none.
         seed: Of what is drawn; give each rank its own. Default: 0.
@@ -104,7 +105,8 @@ def quantise(
             models can be packed.
         first: As for `binarise`: "binary" treats the layer as the others.
         last: As for `binarise`.
-        stochastic: Round inputs at random in training; default: no.
+        stochastic: Round inputs at random in training; default: no. Activation checkpointing repeats the
+            bits of a layer's last 512 calls.
         norm: As for `binarise`.
         keep: Names of modules that do not change, with everything inside; default: none.
         seed: Of all random rounding; give each rank its own. Default: 0.

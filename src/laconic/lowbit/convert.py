@@ -48,7 +48,8 @@ def convert(
         model: The float32 model; it is not changed.
         bits: Bits of activations, weights and gradients, 2 to 8; default: 8.
         seed: Seed of random rounding; give each rank its own. Default: 0.
-        rounding: Rounding of activations: "nearest" (default) or "stochastic".
+        rounding: Rounding of activations: "nearest" (default) or "stochastic". Activation checkpointing
+            repeats the bits of a layer's last 512 calls, and does not count them twice.
         keep: Names of modules that stay float32 with everything inside; default: none.
 
     Returns:

@@ -55,7 +55,7 @@ class FewBitLinear(_FewBits, nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         rounding, training = self.rounding, self.training
-        rounding.begin(training)
+        rounding.begin(training, x)
         with torch.autocast(x.device.type, enabled=False):
             levels = rounding.activation(x.to(self.weight.dtype), training)
             y = rounding.scaled(F.linear(levels, rounding.weight(self.weight)))
@@ -78,7 +78,7 @@ class FewBitConv2d(_FewBits, nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         rounding, training = self.rounding, self.training
-        rounding.begin(training)
+        rounding.begin(training, x)
         with torch.autocast(x.device.type, enabled=False):
             levels = rounding.activation(x.to(self.weight.dtype), training)
             shape: Any = (self.stride, self.padding, self.dilation, self.groups)
@@ -92,7 +92,7 @@ class _FewBitCell(_FewBits):
     def gates(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         """W_ih x + b_ih and W_hh h + b_hh."""
         rounding, training = self.rounding, self.training
-        rounding.begin(training)
+        rounding.begin(training, x, h)
         found = []
         with torch.autocast(x.device.type, enabled=False):
             for place, side in ((x, "ih"), (h, "hh")):

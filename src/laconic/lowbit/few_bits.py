@@ -12,6 +12,7 @@ from laconic.core.errors import StateError
 from laconic.core.turn import mix, name_key
 from laconic.lowbit.levels import integers, logarithmic, top
 from laconic.lowbit.log_gradient import rounded_back
+from laconic.lowbit.repeats import Repeats, repeated
 
 Scale = Literal["linear", "log"]
 
@@ -64,17 +65,22 @@ class FewBits:
 
 
 class Rounding:
-    """The rounding of one layer. `turns` counts its calls in training: random bits depend on it and the
-    seed.
+    """The rounding of one layer. `turns` counts its calls in training, but for those that activation
+    checkpointing repeats: random bits depend on it and the seed.
     """
 
     def __init__(self, bits: FewBits) -> None:
         self.bits = bits
         self.turns = 0
+        self._turn = 0  # of the present call
+        self._repeats = Repeats()
 
-    def begin(self, training: bool) -> None:
-        """A call of the layer begins."""
-        self.turns += training
+    def begin(self, training: bool, *inputs: Tensor) -> None:
+        """A call of the layer begins. One that activation checkpointing repeats does not count."""
+        again = repeated(training)
+        self.turns += training and not again
+        drawn = self.bits.stochastic and training
+        self._turn = self._repeats.turn(self.turns, again, *inputs) if drawn else self.turns
 
     def weight(self, w: Tensor) -> Tensor:
         """Levels of a weight: integers, or powers of two if the scale is "log"."""
@@ -102,7 +108,7 @@ class Rounding:
         return rounded_back(y, self.bits.gradients, self._key(name))
 
     def _key(self, name: str) -> int:
-        return mix(self.bits.seed, self.turns, name_key(name))
+        return mix(self.bits.seed, self._turn, name_key(name))
 
     def state_dict(self) -> dict[str, Any]:
         """The count that random rounding depends on."""

@@ -16,6 +16,7 @@ from laconic.lowbit.activation import KEPT, Activation
 from laconic.lowbit.grid import Precision, fitted, rounded_gradient
 from laconic.lowbit.layers import EIGHT
 from laconic.lowbit.range_scale import range_scale
+from laconic.lowbit.repeats import repeated
 
 
 class _LowBitNorm(nn.Module):
@@ -81,8 +82,9 @@ class RangeNorm(_LowBitNorm):
         if self.training:
             rows = x.transpose(0, 1).flatten(1)
             mean, scale = rows.mean(1), range_scale(rows)
-            self.running_mean.mul_(KEPT).add_(mean.detach(), alpha=1 - KEPT)
-            self.running_scale.mul_(KEPT).add_(scale.detach(), alpha=1 - KEPT)
+            if not repeated(self.training):
+                self.running_mean.mul_(KEPT).add_(mean.detach(), alpha=1 - KEPT)
+                self.running_scale.mul_(KEPT).add_(scale.detach(), alpha=1 - KEPT)
         else:
             mean, scale = self.running_mean, self.running_scale
         along = (-1, *[1] * (x.dim() - 2))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from laconic.core.errors import AttachError
 from laconic.core.powers import straight_power
+from laconic.lowbit.repeats import repeated
 
 MOMENTUM, EPS = 0.125, 1e-5
 
@@ -71,10 +72,11 @@ class ShiftBatchNorm(nn.Module):
             mean = x.mean(over)
             centred = x - mean.view(along)
             var = (centred * straight_power(centred)).mean(over)
-            with torch.no_grad():
-                self.num_batches_tracked += 1
-                self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), MOMENTUM)
-                self.running_var.lerp_(var.detach().to(self.running_var.dtype), MOMENTUM)
+            if not repeated(self.training):
+                with torch.no_grad():
+                    self.num_batches_tracked += 1
+                    self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), MOMENTUM)
+                    self.running_var.lerp_(var.detach().to(self.running_var.dtype), MOMENTUM)
         else:
             centred, var = x - self.running_mean.view(along), self.running_var
         scale = straight_power((var + EPS).rsqrt()) * straight_power(self.weight)
