@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune, spectral_norm
 
 from laconic.core.errors import AttachError, NonFiniteError, SpecError, StateError
 from laconic.core.spec import parse
@@ -404,6 +405,12 @@ def frozen() -> nn.Module:
     return model
 
 
+def pruned() -> nn.Module:
+    model = net()
+    prune.l1_unstructured(model.head, "weight", 0.5)
+    return model
+
+
 REFUSED: list[tuple[Callable[[], nn.Module], dict, type[Exception], str]] = [
     (net, {"table": "quaternary"}, SpecError, "table must be 'binary', .* got 'quaternary'"),
     (net, {"tie": "column"}, SpecError, "tie must be 'model', 'layer' or 'row', got 'column'"),
@@ -419,6 +426,13 @@ REFUSED: list[tuple[Callable[[], nn.Module], dict, type[Exception], str]] = [
     (lambda: net(proj_size=4), {}, AttachError, r"an LSTM with proj_size.*keep=\('cell',\)"),
     (lambda: net().double(), {}, AttachError, "torch.float64, but tables take float32"),
     (lambda: nn.Sequential(nn.Embedding(4, 4, sparse=True)), {}, AttachError, "sparse gradients or max_norm"),
+    (pruned, {}, AttachError, r"'head.weight' is computed by a hook: remove .*keep=\('head',\)"),
+    (
+        lambda: nn.Sequential(spectral_norm(nn.Linear(4, 4))),
+        {},
+        AttachError,
+        "'0.weight' is computed by a hook",
+    ),
     (
         lambda: nn.Sequential(nn.Embedding(4, 4, padding_idx=0)),
         {"table": "binary", "tie": "layer"},

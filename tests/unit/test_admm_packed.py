@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.unit.test_admm import LETTERS, Net, batch, net, sgd, train
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from laconic.core.errors import AttachError, StateError
 from laconic.lowbit import admm, load_tables
@@ -150,3 +151,13 @@ def changed(**parts: Tensor | None) -> dict[str, Tensor]:
 def test_other_and_damaged_files_are_refused(state, words) -> None:
     with pytest.raises(StateError, match=words):
         load_tables(net(), state())
+
+
+def test_a_kept_layer_that_cannot_be_copied_is_named() -> None:
+    model = net()
+    prune.l1_unstructured(model.head, "weight", 0.5)
+    handle = admm(model, sgd(model), keep=("head",))
+    with pytest.raises(AttachError, match=r"'head\.weight' is computed from parameters.*remove .*pruning"):
+        handle.pack()
+    prune.remove(model.head, "weight")
+    assert torch.equal(handle.pack().head.weight, model.head.weight)

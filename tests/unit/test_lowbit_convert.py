@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 from laconic.core.errors import AttachError, SpecError
@@ -156,6 +157,10 @@ def hooked() -> nn.Module:
     return nn.Sequential(layer)
 
 
+def pruned() -> nn.Module:
+    return nn.Sequential(prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5))
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
@@ -167,6 +172,7 @@ def hooked() -> nn.Module:
         (nn.Sequential(nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect")), "nn.ReflectionPad2d"),
         (nn.Sequential(nn.BatchNorm2d(2, track_running_stats=False)), "use GroupNorm"),
         (hooked(), "add them after convert()"),
+        (pruned(), "'0.weight' is computed from parameters, and such a tensor cannot be copied: remove"),
         (convert(nn.Sequential(nn.Linear(2, 2))), "'0' is a QuantLinear"),
     ],
 )

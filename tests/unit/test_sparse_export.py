@@ -7,6 +7,7 @@ import io
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from laconic.core.errors import AttachError, SpecError, StateError
 from laconic.sparsity import SparseConv2d, SparseLinear, export, nbytes
@@ -195,3 +196,11 @@ def test_the_state_of_another_shape_is_refused(form) -> None:
 def test_a_layer_without_inputs_is_exported() -> None:
     layer = nn.Sequential(nn.Linear(0, 3))
     assert torch.equal(export(layer)(torch.empty(2, 0)), layer(torch.empty(2, 0)))
+
+
+def test_a_pruned_layer_is_named_until_its_pruning_is_removed() -> None:
+    model = nn.Sequential(prune.l1_unstructured(nn.Linear(16, 8), "weight", 0.8))
+    with pytest.raises(AttachError, match=r"'0\.weight' is computed from parameters.*remove .*pruning"):
+        export(model)
+    prune.remove(model[0], "weight")
+    assert isinstance(export(model)[0], SparseLinear)

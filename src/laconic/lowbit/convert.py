@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection
 from itertools import chain
 from typing import Any
@@ -13,6 +12,7 @@ from torch import nn
 from laconic.core.errors import AttachError
 from laconic.lowbit.add import Add, QuantAdd
 from laconic.lowbit.called import Called
+from laconic.lowbit.computed import copied
 from laconic.lowbit.evonorm import EvoNormS0, RangeEvoNorm
 from laconic.lowbit.grid import Precision, Rounding
 from laconic.lowbit.kept import check_kept
@@ -56,8 +56,8 @@ def convert(
         The copy, on the same device.
 
     Raises:
-        AttachError: A module with parameters has no low-bit form, has hooks or is not float32, or `keep`
-            names no module.
+        AttachError: A module with parameters has no low-bit form, has hooks or is not float32; a weight is
+            computed by a hook; or `keep` names no module.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 10))
     >>> [type(layer).__name__ for layer in convert(net)]
@@ -65,7 +65,7 @@ def convert(
     """
     precision = Precision(bits, rounding, seed)
     check_kept(dict(model.named_modules(remove_duplicate=False)), keep)
-    made = _converted(copy.deepcopy(model), "", precision, keep, {})
+    made = _converted(copied(model), "", precision, keep, {})
     Called(made, [module for module in made.modules() if isinstance(module, (QuantConv2d, QuantLinear))])
     return made
 

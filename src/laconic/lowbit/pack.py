@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from laconic.core.errors import AttachError, SpecError, StateError
 from laconic.lowbit.called import Called
+from laconic.lowbit.computed import copied
 from laconic.lowbit.few_bits import FewBits
 from laconic.lowbit.packed_layers import FORMS, Packed
 from laconic.lowbit.shift_norm import ShiftBatchNorm
@@ -34,7 +34,7 @@ def pack(model: nn.Module) -> nn.Module:
 
     Raises:
         AttachError: The model has no layers in few bits, or logarithmic ones, or ones that are not float32,
-            or has products beyond 2^24.
+            or has products beyond 2^24; another layer's weights are computed by a hook.
 
     >>> from laconic.lowbit import binarise
     >>> net = nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 64), nn.Linear(64, 2)).eval()
@@ -59,8 +59,7 @@ def pack(model: nn.Module) -> nn.Module:
             made[name] = FORMS[type(layer)].of(layer)
         except AttachError as error:
             raise AttachError(f"{name!r}: {error}") from None
-    copied = copy.deepcopy(model, {id(layer): made[name] for name, layer in named.items()})
-    return _for_use(copied)
+    return _for_use(copied(model, {id(layer): made[name] for name, layer in named.items()}))
 
 
 def packed_layers(model: nn.Module) -> dict[str, Packed]:
@@ -109,7 +108,7 @@ def load_packed(path: str | Path, model: nn.Module) -> nn.Module:
     except Exception as error:  # torch's reader meets damage with errors of many kinds
         raise StateError(f"{path} is not a packed model, or is damaged: {type(error).__name__}") from None
     layers, norms, state = _parts(found)
-    made = copy.deepcopy(model)
+    made = copied(model)
     place(made, {name: _empty(made, name, bits) for name, bits in layers.items()})
     if norms is not None:
         place(made, {name: _shifted(made, name) for name in norms})

@@ -6,7 +6,6 @@ is stored of a weight, `sparse_weight` says.
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Literal, TypeGuard, get_args
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from laconic.core import arguments
 from laconic.core.errors import AttachError
 from laconic.lowbit.called import Called, read
+from laconic.lowbit.computed import copied
 from laconic.sparsity.sparse_weight import SparseWeight, is_two_of_four, smaller_form
 
 Form = Literal["csr", "2:4", "auto"]
@@ -87,8 +87,9 @@ def export(model: nn.Module, form: Form = "auto") -> nn.Module:
 
     Raises:
         SpecError: `form` is none of these.
-        AttachError: No layer is sparse; or "2:4" is asked for, and a sparse layer's weight is not so; or a
-            weight in 16 bits would be CSR, which torch multiplies in float32 alone.
+        AttachError: No layer is sparse; or a weight is computed by a hook; or "2:4" is asked for, and a
+            sparse layer's weight is not so; or a weight in 16 bits would be CSR, which torch multiplies in
+            float32 alone.
 
     >>> net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
     >>> _ = net[0].weight.data.masked_fill_(torch.rand(64, 64) > 0.1, 0)
@@ -96,7 +97,7 @@ def export(model: nn.Module, form: Form = "auto") -> nn.Module:
     ['SparseLinear', 'ReLU', 'Linear']
     """
     arguments.choice("form", form, get_args(Form))
-    made = copy.deepcopy(model)
+    made = copied(model)
     names = dict(made.named_modules(remove_duplicate=False))
     left, stored = read(names), dict[nn.Module, SparseLinear | SparseConv2d]()
     for name, layer in names.items():

@@ -75,8 +75,9 @@ def admm(
 
     Raises:
         SpecError: An argument is out of range.
-        AttachError: The model has no such layer, or is drawn to a table already; matrices are shared or not
-            float32; the optimiser does not train them; `keep` names no module. Nothing has changed then.
+        AttachError: The model has no such layer, or is drawn to a table already; matrices are shared, not
+            float32 or computed by hooks; the optimiser does not train them; `keep` names no module. Nothing
+            has changed then.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Embedding(10, 40), nn.Linear(40, 10))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from laconic.lowbit.admm.layers import PACKED, PackedMatrix
 from laconic.lowbit.admm.tables import Table, table_with
 from laconic.lowbit.admm.weights import Quantised, layer_weights
 from laconic.lowbit.called import Called
+from laconic.lowbit.computed import copied
 
 PARTS = ("codes", "alpha", "values")
 
@@ -59,7 +59,7 @@ def packed_copy(model: nn.Module, found: Quantised, table: Table) -> nn.Module:
     for name, (alpha, q) in found.items():
         layer, _, key = name.rpartition(".")
         matrices.setdefault(layer, {})[key] = PackedMatrix.of(alpha, q, table)
-    return _with_packed(copy.deepcopy(model), matrices)
+    return _with_packed(copied(model), matrices)
 
 
 def size_of(packed: nn.Module, model: nn.Module) -> Size:
@@ -114,7 +114,7 @@ def load_tables(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
             raise StateError(f"{layer}.{missing[0]}.codes is missing: the file is damaged")
     if not matrices:
         raise StateError("this state holds no packed layer of this model: load it with load_state_dict()")
-    packed = _with_packed(copy.deepcopy(model), matrices)
+    packed = _with_packed(copied(model), matrices)
     try:
         packed.load_state_dict(dict(state))
     except RuntimeError as error:

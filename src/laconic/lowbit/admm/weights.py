@@ -13,6 +13,7 @@ from laconic.core.errors import AttachError, NonFiniteError
 from laconic.lowbit.admm.projection import project
 from laconic.lowbit.admm.tables import Table
 from laconic.lowbit.called import refuse_read
+from laconic.lowbit.computed import refuse_computed
 from laconic.lowbit.kept import check_kept, is_kept
 from laconic.lowbit.taken import refuse_taken
 
@@ -109,6 +110,7 @@ def _flat(value: Tensor, table: Table, rounds: int) -> tuple[Tensor, Tensor]:
 
 def _refuse_unfit(layers: Mapping[str, nn.Module]) -> None:
     for name, layer in layers.items():
+        refuse_computed(name, layer)
         if isinstance(layer, nn.Embedding) and (layer.sparse or layer.max_norm is not None):
             raise AttachError(
                 f"{name!r} is an Embedding with sparse gradients or max_norm, which the penalty would undo:"

@@ -1,0 +1,38 @@
+"""Weights that hooks of torch.nn.utils compute before each call: weight_norm, spectral_norm and pruning."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from laconic.core.errors import AttachError
+
+Model = TypeVar("Model", bound=nn.Module)
+WAY = "remove weight_norm, spectral_norm or pruning of torch.nn.utils first"
+
+
+def refuse_computed(name: str, layer: nn.Module) -> None:
+    """Raise `AttachError` if this layer's weights or biases are computed, and no parameters."""
+    for key, part in vars(layer).items():
+        if isinstance(part, Tensor) and key.startswith(("weight", "bias")):
+            raise AttachError(
+                f"{_of(name, key)} is computed by a hook: {WAY}, or keep its layer with keep=({name!r},)"
+            )
+
+
+def copied(model: Model, memo: dict[int, Any] | None = None) -> Model:
+    """A deep copy. Raises `AttachError` if a module holds what was computed from parameters."""
+    for name, module in model.named_modules():
+        for key, part in vars(module).items():
+            if isinstance(part, Tensor) and not part.is_leaf:
+                raise AttachError(
+                    f"{_of(name, key)} is computed from parameters, and such a tensor cannot be copied:"
+                    f" {WAY}; a result that your own module holds, set to None"
+                )
+    return copy.deepcopy(model, memo)
+
+
+def _of(name: str, key: str) -> str:
+    return repr(f"{name}.{key}" if name else key)
