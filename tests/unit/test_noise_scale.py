@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
+from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.method import lift
@@ -132,6 +133,34 @@ def test_accumulation_on_one_rank_measures_it_too() -> None:
     assert noise is not None
     assert noise.samples == 200
     assert noise.examples(unit=8) == pytest.approx(variance / signal, rel=0.35)
+
+
+def test_noise_is_the_same_under_a_grad_scaler() -> None:
+    found = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=7)):
+        torch.manual_seed(0)
+        model, accumulation = nn.Linear(6, 2), Accumulation(12, most=4, ranks=1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(4 * EVERY):
+            optimizer.zero_grad()
+            for share, rows in accumulation.parts(model, torch.randn(12, 6), scaler=scaler):
+                loss = share * model(rows).square().mean()
+                (loss if scaler is None else scaler.scale(loss)).backward()
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+        found.append(accumulation.noise)
+    plain, scaled = found
+    assert scaler.get_scale() == 2.0**18
+    assert plain.samples == scaled.samples == 4
+    assert scaled.variance == pytest.approx(plain.variance) and scaled.signal == pytest.approx(plain.signal)
+
+
+def test_what_is_no_grad_scaler_is_refused() -> None:
+    with pytest.raises(AttachError, match=r"takes the GradScaler that the script steps by, got 65536\.0"):
+        next(Accumulation(4, most=2, ranks=1).parts(nn.Linear(2, 1), torch.ones(4, 2), scaler=65536.0))
 
 
 def test_a_step_on_top_of_older_gradients_is_not_measured() -> None:

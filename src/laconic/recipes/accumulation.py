@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.ddp.compress import inside
+from laconic.ddp.wrapped import check_is_scaler
 from laconic.exchange.noise_scale import EVERY, Noise, NoiseScale
 
 
@@ -72,7 +73,9 @@ class Accumulation:
         """
         return self._noise.noise()
 
-    def parts(self, model: nn.Module, *tensors: Tensor) -> Iterator[tuple[Any, ...]]:
+    def parts(
+        self, model: nn.Module, *tensors: Tensor, scaler: torch.amp.GradScaler | None = None
+    ) -> Iterator[tuple[Any, ...]]:
         """Micro-batches of this rank's tensors, each of `per_rank` rows; every part but the last is no_sync.
 
         Give every part its backward pass, and leave no part out:
@@ -83,13 +86,17 @@ class Accumulation:
         Args:
             model: Under DistributedDataParallel or plain; compressed or not.
             tensors: Inputs, labels and the like; examples are rows.
+            scaler: The GradScaler that scales the losses, so that `noise` is of gradients without its scale;
+                default: none.
 
         Returns:
             An iterator of (share, *rows), where share is the part's weight in the mean; they sum to 1.
 
         Raises:
             SpecError: A tensor has another number of rows.
+            AttachError: `scaler` is no GradScaler.
         """
+        check_is_scaler(scaler)
         for each in tensors:
             if len(each) != self.per_rank:
                 raise SpecError(
@@ -109,7 +116,9 @@ class Accumulation:
             if measures and number == 0:
                 small = squared_norm(trained) * (self.per_rank / size) ** 2
         if measures:
-            self._noise.add(small, squared_norm(trained), self.per_rank / self.sizes[0])
+            of_scale = 1.0 if scaler is None else scaler.get_scale() ** 2
+            whole = squared_norm(trained)
+            self._noise.add(small / of_scale, whole / of_scale, self.per_rank / self.sizes[0])
         self._steps += 1
 
 
