@@ -132,7 +132,7 @@ def layer_of(conv: nn.Conv2d, x: Tensor, g: Tensor) -> float:
     layer = Layer("", conv.weight, Comet(), lambda weight: None)
     layer.begin(x)
     geometry = tuple(zip(conv.stride, conv.padding, conv.dilation, strict=True))
-    layer.see_products(g, terms(x.shape, g.shape, conv.weight.shape, geometry), x.shape[0])
+    layer.see_products(g, terms(x.shape, g.shape, conv.weight.shape, geometry), x.shape[0], layer.support)
     return layer.spread
 
 
@@ -319,3 +319,66 @@ def test_what_cannot_go_together_is_refused() -> None:
 def test_specs_are_their_repr() -> None:
     for spec in ("comet()", "comet(share=0.05, mode='paper')", "blocks(bits=2)"):
         assert repr(laconic.parse(spec)) == spec
+
+
+class Unrolled(nn.Module):
+    """A layer that is called `times` in a forward pass."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.inner, self.times = nn.Linear(32, 32), times
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.times):
+            x = x + self.inner(x).tanh()
+        return x
+
+
+@pytest.mark.parametrize("stepping", [True, False])
+@pytest.mark.parametrize(("times", "parts"), [(1, 1), (16, 1), (1, 16), (4, 4)])
+def test_the_bound_holds_for_all_calls_whose_gradients_add_up(times: int, parts: int, stepping: bool) -> None:
+    """Sigma of the weight's gradient over mean |momentum|, or |gradient|, of the same batch in each step."""
+    torch.manual_seed(0)
+    model, share = Unrolled(times), 0.01
+    weight = model.inner.weight
+    x, y = torch.randn(64 * parts, 32), torch.randn(64 * parts, 32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.5) if stepping else None
+
+    def gradient() -> Tensor:
+        model.zero_grad()
+        for one, other in zip(x.chunk(parts), y.chunk(parts), strict=True):
+            ((model(one) - other).square().mean() / parts).backward()
+        assert weight.grad is not None
+        return weight.grad.clone()
+
+    exact, found = gradient(), []
+    with laconic.activations.compress(model, f"comet(share={share})", optimizer) as session:
+        for step in range(13):
+            error = gradient() - exact
+            if optimizer is not None:
+                optimizer.step()
+            if step > 10:  # the bound of step 10's statistics: momentum is there by then
+                held = exact if optimizer is None else optimizer.state[weight]["momentum_buffer"]
+                found.append(float(error.square().mean().sqrt() / held.abs().mean()))
+    assert session.state_dict()["layers"]["inner.weight"]["calls"] == 13
+    assert all(0.7 * share < each < 1.2 * share for each in found), found
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_skipped_step_s_gradient_is_forgotten(late: bool) -> None:
+    """The weight stays as it is, and its gradient is cleared before the next forward pass or after it."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 4), torch.randn(16, 4)
+    with laconic.activations.compress(model, "comet(every=1)") as session:
+        for _ in range(3):
+            if not late:
+                model.zero_grad()
+            loss = model(x).square().mean()
+            model.zero_grad()
+            loss.backward()
+    once = laconic.activations.compress(model, "comet(every=1)")
+    model.zero_grad()
+    with once:
+        model(x).square().mean().backward()
+    spread = [each.state_dict()["layers"]["weight"]["spread"] for each in (session, once)]
+    assert spread[0] == spread[1] > 0

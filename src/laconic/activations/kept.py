@@ -10,6 +10,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.activations.coding import Coding
+from laconic.activations.layer import Layer
 
 
 class Kept(Protocol):
@@ -116,12 +117,14 @@ class Input:
 
     coded: Coded
     order: Order
+    layer: Layer
 
     @property
     def nbytes(self) -> int:
         return self.coded.nbytes
 
     def unpack(self) -> Tensor:
+        self.layer.goes_back()
         return self.order.shaped(self.coded.coding.decode(self.coded.wire, self.coded.n))
 
 

@@ -22,7 +22,11 @@ Momentum = Callable[[Tensor], Tensor | None]
 
 
 class Layer:
-    """A convolution, linear layer or batch norm, known by its weight. `name`: of that parameter."""
+    """A convolution, linear layer or batch norm, known by its weight. `name`: of that parameter.
+
+    `calls` counts steps: all calls whose gradients add up are one, of a layer that is used several times and
+    of micro-batches. A step ends when the weight changes or its gradient is cleared.
+    """
 
     def __init__(self, name: str, weight: nn.Parameter, coding: Coding, momentum: Momentum) -> None:
         self.name, self.weight, self.coding, self.momentum = name, weight, coding, momentum
@@ -34,6 +38,9 @@ class Layer:
         self.mean_grad = math.nan
         self.bound: float | None = None
         self._fresh = False
+        self._version: int | None = None  # of the weight, in this step
+        self._went_back = self._due = False  # in this step
+        self._squares = 0.0  # of the spreads of this step's calls
         self._removable: RemovableHandle | None = None
 
     @property
@@ -50,18 +57,37 @@ class Layer:
         """Go on where `state` was taken."""
         for name in STATE:
             setattr(self, name, state[name])
+        self._version = None
 
     def begin(self, x: Tensor) -> bool:
-        """One more forward pass with this input; whether its statistics are due."""
-        due = self.calls in EARLY or self.calls % self.coding.every == 0
+        """One more call with this input; whether its statistics are due."""
+        cleared = self._went_back and self.weight.grad is None
+        if self._version != self.weight._version or cleared:
+            self._begin_step()
+        if self._due:
+            rms = float(x.detach().float().square().mean().sqrt())
+            self.rms = min(filter(None, (self.rms, rms)), default=0.0)
+            self.support = float((x.detach() != 0).float().mean())
+        return self._due
+
+    def _begin_step(self) -> None:
+        self._version, self._went_back = self.weight._version, False
+        self._due = self.calls in EARLY or self.calls % self.coding.every == 0
         self.calls += 1
         if self._fresh:
             self._fresh = False
             self.bound = self.solve()
-        if due:
-            self.rms = float(x.detach().float().square().mean().sqrt())
-            self.support = float((x.detach() != 0).float().mean())
-        return due
+        if self._due:
+            self._forget()
+            self.rms = 0.0
+
+    def _forget(self) -> None:
+        """What calls have added to a gradient that is no more."""
+        self._squares, self.limit = 0.0, math.inf
+
+    def goes_back(self) -> None:
+        """Its input is read in backward."""
+        self._went_back = True
 
     def solve(self) -> float | None:
         """The bound of the last statistics, or None where they say nothing."""
@@ -87,6 +113,8 @@ class Layer:
         """Take the statistics of this step's backward: `saw` the output's gradient, then the weight's."""
 
         def begun(grad: Tensor) -> None:
+            if self._removable is None and self.weight.grad is None:
+                self._forget()
             saw(grad)
             self.mean_grad = math.nan
             if self._removable is None:
@@ -104,13 +132,13 @@ class Layer:
             self._removable.remove()
             self._removable = None
 
-    def see_products(self, grad: Tensor, terms: float, batch: int) -> None:
+    def see_products(self, grad: Tensor, terms: float, batch: int, support: float) -> None:
         """The law of sums of products: of a convolution or linear layer with this output gradient."""
         g = grad.detach().float()
         if self.coding.mode == "law":
-            self.spread = float(g.square().mean().sqrt()) * math.sqrt(terms * self.support / 3)
+            self._add(float(g.square().mean().sqrt()) * math.sqrt(terms * support / 3))
         else:
-            self.spread = A * float(g.abs().mean()) * math.sqrt(batch * self.support)
+            self._add(A * float(g.abs().mean()) * math.sqrt(batch * support))
 
     def see_norm(self, grad: Tensor, inverse: float) -> None:
         """The law of a batch norm's scale, whose gradient sums g * (x - mean) * inverse over n elements.
@@ -120,8 +148,13 @@ class Layer:
         """
         g = grad.detach().float()
         n, rms = g.numel() / g.shape[1], float(g.square().mean().sqrt())
-        self.spread = rms * math.sqrt(n / 3) * inverse
-        self.limit = math.sqrt(3) * self.coding.share * n * rms / inverse
+        self._add(rms * math.sqrt(n / 3) * inverse)
+        self.limit = min(self.limit, math.sqrt(3) * self.coding.share * n * rms / inverse)
+
+    def _add(self, spread: float) -> None:
+        """One call's error: those of several, which are independent, add up in squares."""
+        self._squares += spread**2
+        self.spread = math.sqrt(self._squares)
 
 
 def terms(x: torch.Size, out: torch.Size, weight: torch.Size, geometry: Geometry | None) -> float:

@@ -174,7 +174,8 @@ class Session(TorchFunctionMode):
         bound = call.layer.current(saved) if self.coding.adaptive else 0.0
         coded = self._twins.find(key)
         if coded is not None and coded.bound <= bound:
-            return self._count(saved, Input(coded, Order.of(saved)), call.layer.label, again=True)
+            kept = Input(coded, Order.of(saved), call.layer)
+            return self._count(saved, kept, call.layer.label, again=True)
         shared = self._later is not None and self.coding.keeps_signs
         self._key += 1
         try:
@@ -183,7 +184,7 @@ class Session(TorchFunctionMode):
             raise NonFiniteError(f"the input of {call.layer.label or 'the model'}: {error}") from None
         self._twins.add(key, saved, coded)
         self._settle(coded if shared else None)
-        return self._count(saved, Input(coded, Order.of(saved)), call.layer.label)
+        return self._count(saved, Input(coded, Order.of(saved), call.layer), call.layer.label)
 
     def _settle(self, coded: Coded | None = None) -> None:
         if self._later is not None:
@@ -218,10 +219,11 @@ def _statistics(call: Call) -> Callable[[Tensor], Watched]:
     assert layer is not None
     if call.products:
         shape, options = _batched(x.shape, layer.weight), call.geometry(layer.weight)
+        support = layer.support
 
         def products(out: Tensor) -> Watched:
             count = terms(shape, _batched(out.shape, layer.weight), layer.weight.shape, options)
-            return lambda grad: layer.see_products(grad, count, shape[0])
+            return lambda grad: layer.see_products(grad, count, shape[0], support)
 
         return products
     dims = [d for d in range(x.dim()) if d != 1]

@@ -21,8 +21,9 @@ class Comet(Coding):
         paper   sigma = 0.32 mean|g| sqrt(N R) eb            the paper's, with N the batch size
 
     g: gradient of the layer's output; n: terms of a weight's gradient, N * height * width; R: share of the
-    input that is not zero. Statistics are taken in steps 0, 3, 10 and 30, while momentum grows, and every
-    `every` steps.
+    input that is not zero. Of a layer that is called several times in a step, and of micro-batches, sigma^2
+    is the sum over all calls whose gradients add up. Statistics are taken in steps 0, 3, 10 and 30, while
+    momentum grows, and every `every` steps.
 
     Reconstruction: the public code keeps a constant bound and saves no memory. The kernel is ours, without
     prediction. Inputs of batch norms are our addition (`norms="exact"` leaves them): the same law for their
