@@ -131,6 +131,35 @@ def test_a_shard_is_the_mean_of_what_machines_send_of_it(pool: Any) -> None:
         assert ((got - expected).abs() > 1e-3).sum() <= 2  # an entry may round the other way
 
 
+def looked_at(spec: str | None, removes: bool) -> tuple[list[float], Tensor]:
+    """Losses and weights where a forward pass without gradients stands between backward() and step()."""
+    model, optimizer = replicated_gpt(2)
+    if spec is not None:
+        handle = laconic.compress(model, optimizer, spec)
+        if removes:
+            loss_of(model, 0).backward()  # a handle that was at work
+            handle.remove()
+    losses = []
+    for step in range(5):
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        loss.backward()
+        with torch.no_grad():
+            loss_of(model, step)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses, whole(model)
+
+
+@pytest.mark.parametrize("removes", [False, True])
+def test_a_forward_pass_between_backward_and_step_changes_nothing(pool: Any, removes: bool) -> None:
+    """dense() has the bits of plain HSDP then too."""
+    plain = pool.run(4, looked_at, None, False, timeout_s=LONG)
+    ours = pool.run(4, looked_at, "dense()", removes, timeout_s=LONG)
+    for (losses, weights), (expected, whole_of) in zip(ours, plain, strict=True):
+        assert losses == expected and torch.equal(weights, whole_of)
+
+
 def stop_and_go() -> tuple[Tensor, Tensor, str]:
     """Parameters after 6 steps; and after 3 and 3 more, with a new handle and the state of the first."""
     found = []

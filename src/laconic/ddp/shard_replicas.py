@@ -54,13 +54,13 @@ class Replicas:
         """In the place of the all-reduce of every module."""
         self._beside = BesideBackward(f"replicas of rank {self.exchange.comm.rank}")
         for name, module in scattering(model):
-            param_group_of(module).mesh_info = without_replicas(self._before[name])
+            describe(param_group_of(module), without_replicas(self._before[name]))
             module.set_all_reduce_hook(ReplicaMean(self, name, self._before[name], param_group_of(module)))
 
     def detach(self, model: nn.Module) -> None:
         """Back to fully_shard's own all-reduce."""
         for name, module in scattering(model):
-            param_group_of(module).mesh_info = self._before[name]
+            describe(param_group_of(module), self._before[name])
             param_group_of(module)._all_reduce_hook = None
         if self._beside is not None:
             self._beside.close()
@@ -178,6 +178,16 @@ def own_mesh(name: str, module: FSDPModule) -> Any:
             " out set_gradient_divide_factor"
         )
     return group.mesh_info
+
+
+def describe(group: Any, info: Any) -> None:
+    """Give FSDP2 this description of a module's mesh; of that after a forward pass too, where it is the same.
+
+    Where the two differ, FSDP2 keeps a copy of each parameter for the latter.
+    """
+    if group.post_forward_mesh_info == group.mesh_info:
+        group.post_forward_mesh_info = info
+    group.mesh_info = info
 
 
 def without_replicas(info: Any) -> Any:
