@@ -80,6 +80,31 @@ def test_the_gradients_are_the_mean_of_all_ranks(pool: Any, spec: str, backwards
             assert (one - other).abs().max() <= (0.01 if "cgx" in spec else 1e-6) * largest
 
 
+def of_a_pair(spec: str | None) -> Tensor:
+    """Weights after two steps of a model with two modules in one group of shards."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 4))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("machines", "shards"))
+    fully_shard([model[2], model[3]], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if spec is not None:
+        laconic.compress(model, optimizer, spec)
+    for step in range(2):
+        optimizer.zero_grad()
+        x = torch.randn(4, 16, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        model(x).square().sum().backward()
+        optimizer.step()
+    return whole(model)
+
+
+def test_modules_that_share_a_group_of_shards_are_one(pool: Any) -> None:
+    """dense() has the bits of plain HSDP after fully_shard([a, b])."""
+    plain = pool.run(4, of_a_pair, None, timeout_s=LONG)
+    for weights, expected in zip(pool.run(4, of_a_pair, "dense()", timeout_s=LONG), plain, strict=True):
+        assert torch.equal(weights, expected)
+
+
 def accumulated(spec: str) -> tuple[list[Tensor], list[Tensor], list[int]]:
     """Gradients of three passes, of which the last exchanges; the plain model's; exchanges so far."""
     model, optimizer = replicated_gpt(2)

@@ -13,9 +13,16 @@ from laconic.core.errors import AttachError
 
 
 def scattering(model: nn.Module) -> list[tuple[str, FSDPModule]]:
-    """The modules that have a reduce-scatter: those under `fully_shard` with parameters of their own."""
+    """The modules that have a reduce-scatter: those under `fully_shard` with parameters of their own.
+
+    Of modules that share one, after `fully_shard([a, b])`, the first.
+    """
     modules = ((name, part) for name, part in model.named_modules() if isinstance(part, FSDPModule))
-    return [(name, part) for name, part in modules if scatter_of(part) is not None]
+    firsts: dict[int, tuple[str, FSDPModule]] = {}
+    for name, part in modules:
+        if scatter_of(part) is not None:
+            firsts.setdefault(id(param_group_of(part)), (name, part))
+    return list(firsts.values())
 
 
 def scatter_of(module: FSDPModule) -> Any:
