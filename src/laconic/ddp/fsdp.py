@@ -34,7 +34,7 @@ from laconic.ddp.shards import Scatter, Shards
 from laconic.exchange.agreement import built_by_all
 from laconic.exchange.gathers import warn_of_gathers
 from laconic.exchange.method import Method, lift
-from laconic.exchange.state import model_digest
+from laconic.exchange.state import check_has, model_digest
 from laconic.exchange.stats import Stats
 from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.feedback.memory.contraction import safe_gain
@@ -185,6 +185,7 @@ class ShardedHandle:
         """
         parameters = None if self._parameters is None else repr(self._parameters)
         own = {"spec": repr(self.method), "seed": self._shards.seed, "parameters": parameters}
+        own |= {"model": model_digest(self._layout)}
         if self.saved_by_each:
             if gather:
                 raise StateError(
@@ -198,15 +199,15 @@ class ShardedHandle:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken.
 
-        Raises `StateError`, with nothing changed, for another method, seed or parameters=, and with a memory
-        for another rank or size.
+        Raises `StateError`, with nothing changed, for another model, method, seed or parameters=, and with a
+        memory for another rank or size, or where the memory is missing.
         """
         own = self.state_dict()
-        for key in own.keys() - {"step", "memory", *self._gradients.counts}:
-            if state.get(key) != own[key]:
-                raise StateError(
-                    f"the saved state is of {key} {state.get(key)!r}, this handle has {own[key]!r}"
-                )
+        own = {key: value for key, value in own.items() if key not in self._gradients.counts}
+        check_has(state, own)
+        for key in own.keys() - {"step", "memory"}:
+            if state[key] != own[key]:
+                raise StateError(f"the saved state is of {key} {state[key]!r}, this handle has {own[key]!r}")
         device = next(iter(self._optimizer.param_groups[0]["params"])).device
         memory = {key: tensor.to(device) for key, tensor in state.get("memory", {}).items()}
         self._gradients.load_state_dict(memory, state)

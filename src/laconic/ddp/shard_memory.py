@@ -54,11 +54,13 @@ class ShardMemory:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore them. Raises `StateError`, with nothing changed, if they are damaged."""
         for name, wire in state.items():
-            n = int(name.rpartition("/")[2])
-            if wire.dtype != torch.uint8 or wire.numel() != STORE.nbytes(n):
+            n = name.rpartition("/")[2]
+            if not n.isdecimal():
+                raise StateError(f"{name} is no residual of shards: the saved state is of another handle")
+            if wire.dtype != torch.uint8 or wire.numel() != STORE.nbytes(int(n)):
                 raise StateError(
                     f"the residual of {name} has {wire.numel()} elements of {wire.dtype}, it must have"
-                    f" {STORE.nbytes(n)} bytes: the saved state is damaged"
+                    f" {STORE.nbytes(int(n))} bytes: the saved state is damaged"
                 )
         self._wires = dict(state)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -58,15 +58,20 @@ def label(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
 
 def unlabel(state: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors of a state without the rank in their keys. Raises `StateError` if it belongs elsewhere."""
-    missing = [key for key in RankState.__annotations__ if key not in state]
-    if missing:
-        raise StateError(f"this is no state of a handle: it has no {missing[0]!r}")
+    check_has(state, RankState.__annotations__)
     for key, value in expected.items():
         if state[key] != value:
             hint = HINTS.get(key, "")
             raise StateError(f"the saved state is of {key} {state[key]!r}, this handle has {value!r}{hint}")
     prefix = f"rank{state['rank']}/"
     return {key.removeprefix(prefix): tensor for key, tensor in state["tensors"].items()}
+
+
+def check_has(state: Mapping[str, Any], keys: Iterable[str]) -> None:
+    """Raise `StateError` if one of these is missing."""
+    missing = next((key for key in keys if key not in state), None)
+    if missing is not None:
+        raise StateError(f"this is no state of a handle: it has no {missing!r}")
 
 
 def check_shapes(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
