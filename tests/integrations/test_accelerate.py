@@ -137,6 +137,29 @@ def test_a_file_that_cannot_be_used_is_told_on_every_rank(pool, tmp_path):
 
 
 @launched
+def compressed_again(folder: str) -> tuple[str, int]:
+    """The saved spec and the steps of a second handle, where the first was removed."""
+    from laconic.integrations import keep_with
+
+    run = Run()
+    run.go(0, 2)
+    run.handle.remove()
+    run.handle = laconic.compress(run.model, run.optimizer, "topk(density=0.1)")
+    keep_with(run.accelerator, run.handle)
+    run.go(2, 4)
+    run.accelerator.save_state(folder)
+    torch.distributed.barrier()
+    run.accelerator.load_state(folder)
+    kept = torch.load(Path(folder) / "laconic.pt", weights_only=True)
+    return kept["ranks"][0]["spec"], run.handle.stats().steps
+
+
+def test_a_removed_handle_is_saved_no_more(pool, tmp_path):
+    found = pool.run(2, compressed_again, str(tmp_path / "state"), timeout_s=300)
+    assert found == [("topk(density=0.1)", 2)] * 2
+
+
+@launched
 def quick_tour(folder: str) -> tuple[float, float, float]:
     losses, ratio = runpy.run_path(str(EXAMPLES / "accelerate_quick_tour.py"))["main"](Path(folder), cpu=True)
     assert Path(folder, "laconic.pt").exists()

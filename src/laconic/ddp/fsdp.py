@@ -225,6 +225,10 @@ class ShardedHandle:
         for callback in detach:
             callback()
 
+    def when_removed(self, *callbacks: Callable[[], object]) -> None:
+        """Call these once, in this order, at the end of `remove`, before those of earlier calls."""
+        self._detach = [*callbacks, *self._detach]
+
     def _stepped(self, *_: Any) -> None:
         self._within.step = self._shards.step = self._shards.step + 1
 

@@ -229,8 +229,8 @@ class Handle(Joinable):
             hooks.remove()
 
     def when_removed(self, *callbacks: Callable[[], None]) -> None:
-        """Call these once, in this order, at the end of `remove`."""
-        self._detach = callbacks
+        """Call these once, in this order, at the end of `remove`, before those of earlier calls."""
+        self._detach = (*callbacks, *self._detach)
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """For torch's `Join`."""

@@ -18,9 +18,9 @@ from laconic.integrations import folder
 def keep_with(accelerator: Accelerator, handle: Handle | ShardedHandle, *, name: str = folder.NAME) -> None:
     """Let `accelerator.save_state` and `load_state` save and load this handle's memory too.
 
-    Call it on all ranks, once after `compress`. A run that is resumed has the same bits as one that was not
-    stopped. `save_state`, which all ranks call anyway, then gathers the memory of all on rank 0; of a sharded
-    model with error feedback each rank writes its own.
+    Call it on all ranks, once after each `compress`; a handle that is removed is saved no more. A run that is
+    resumed has the same bits as one that was not stopped. `save_state`, which all ranks call anyway, then
+    gathers the memory of all on rank 0; of a sharded model with error feedback each rank writes its own.
 
     Args:
         accelerator: The Accelerator that prepared the model.
@@ -39,5 +39,6 @@ def keep_with(accelerator: Accelerator, handle: Handle | ShardedHandle, *, name:
                 stacklevel=2,
             )
 
-    accelerator.register_save_state_pre_hook(saving)
-    accelerator.register_load_state_pre_hook(loading)
+    saves = accelerator.register_save_state_pre_hook(saving)
+    loads = accelerator.register_load_state_pre_hook(loading)
+    handle.when_removed(saves.remove, loads.remove)
