@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import laconic
 from laconic.core.errors import AttachError
 from tests.integrations.launched import launched
-from tests.integrations.test_lightning import adam, fit, flat, kept, loader, module, same_everywhere
+from tests.integrations.test_lightning import QUIET, adam, fit, flat, kept, loader, module, same_everywhere
 
 SPECS = {
     "local_sgd(every=3)": None,
@@ -99,6 +99,43 @@ def validated(folder: str) -> tuple[bool, bool]:
 
 def test_validation_is_of_the_average(pool, tmp_path):
     assert pool.run(2, validated, str(tmp_path), timeout_s=300) == [(True, False)] * 2
+
+
+@launched
+def trained_again(fails: bool) -> tuple[bool, bool, list[int]]:
+    """Whether ranks end a first fit alike; a second Trainer trains the module as a copy; steps of both."""
+    import lightning
+
+    from laconic.integrations import LightningStrategy
+
+    class Fails(lightning.Callback):
+        def on_validation_batch_start(self, trainer: Any, *_: Any) -> None:
+            if fails and trainer.global_step:
+                raise RuntimeError("of the user")
+
+    def trainer(**options: Any) -> Any:
+        strategy = LightningStrategy("local_sgd(every=3)")
+        return lightning.Trainer(
+            strategy=strategy, devices=2, max_epochs=1, enable_checkpointing=False, **QUIET, **options
+        )
+
+    trained, first, second = module(), trainer(callbacks=[Fails()]), trainer()
+    try:
+        first.fit(trained, loader(), loader())
+    except RuntimeError as error:
+        assert str(error) == "of the user"
+    alike, copied = same_everywhere(flat(trained)), module()
+    copied.load_state_dict(trained.state_dict())
+    second.fit(trained, loader())
+    trainer().fit(copied, loader())
+    steps = [each.strategy.optimizer.stats().steps for each in (first, second)]
+    return alike, torch.equal(flat(trained), flat(copied)), steps
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_second_trainer_takes_the_same_module(pool, fails):
+    """Also after an error in validation, which leaves each rank its replica, and not the average."""
+    assert pool.run(2, trained_again, fails, timeout_s=300) == [(not fails, True, [4, 4])] * 2
 
 
 @launched

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -24,6 +25,8 @@ from laconic.strategies.distribute import distribute, strategy_or_method
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from laconic.strategies.parameter_controller import Statistics
 from laconic.strategies.strategy import Strategy
+
+_tied: WeakKeyDictionary[LightningModule, DistributedOptimizer] = WeakKeyDictionary()
 
 
 class LightningStrategy(DDPStrategy):
@@ -78,8 +81,10 @@ class LightningStrategy(DDPStrategy):
                 f" {len(optimizers)}: use its parameter groups, or laconic.distribute in a script of your"
                 " own"
             )
-        if self.optimizer is not None:
-            self.optimizer.remove()  # of an earlier fit
+        module = self.lightning_module
+        assert module is not None
+        if (earlier := _tied.pop(module, None)) is not None:
+            earlier.remove()  # of an earlier fit, whose figures and state stay until here
         scaler = getattr(self.precision_plugin, "scaler", None)
         _, self.optimizer = distribute(
             self.model,
@@ -89,7 +94,7 @@ class LightningStrategy(DDPStrategy):
             statistics=self.statistics,
             scaler=scaler,
         )
-        self.optimizers = [self.optimizer]
+        self.optimizers, _tied[module] = [self.optimizer], self.optimizer
         # At every batch the Trainer waits for rank 0 to say whether it has got SIGTERM: the last barrier.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing
 
@@ -123,6 +128,11 @@ class LightningStrategy(DDPStrategy):
         inner = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
         assert isinstance(inner, DistributedOptimizer)
         return inner.state_dict(gather=True)
+
+    def teardown(self) -> None:
+        """Back to this rank's replica too where validation has failed."""
+        self._averaged.close()
+        super().teardown()
 
     @property
     def _fitting(self) -> bool:
