@@ -317,6 +317,22 @@ def test_what_cannot_go_together_is_refused_with_the_way_out(pool):
         assert "LBFGS" in many and "use SGD, Adam" in many
 
 
+@pytest.mark.parametrize("variant", ["ddp_spawn", "ddp_fork", "ddp_notebook"])
+def test_ranks_that_are_no_scripts_are_refused(variant):
+    """The handle and the memory would stay in processes that end with `fit`. The callback alone is asked."""
+    import lightning
+
+    from laconic.integrations import LightningCompression, LightningStrategy
+
+    trainer = lightning.Trainer(strategy=variant, devices=2, enable_checkpointing=False, **QUIET)
+    callback = LightningCompression("auto()")
+    callback.setup(trainer, None, "validate")
+    with pytest.raises(AttachError, match=r"starts ranks that end with fit.*strategy='ddp'"):
+        callback.setup(trainer, None, "fit")
+    with pytest.raises(AttachError, match=r"start ranks that end with fit.*leave start_method= out"):
+        LightningStrategy("local_sgd()", start_method=trainer.strategy._start_method)
+
+
 @launched
 def fsdp1() -> str:
     """A trainer of its own needs a GPU, so the callback alone is asked."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities import rank_zero_info
 
 from laconic.comm.torch_comm import TorchComm
@@ -29,11 +30,11 @@ STRATEGIES = {"FSDPStrategy": "FullyShardedDataParallel", "DeepSpeedStrategy": "
 class LightningCompression(Callback):
     """Compresses the gradients of a Trainer's model, `Trainer(callbacks=[LightningCompression("auto()")])`.
 
-    For `strategy="ddp"` and its variants, and for ModelParallelStrategy with methods that can be sharded.
-    Accumulation, precision plugins and manual optimisation go on as they are, and so does clipping, but with
-    momentum correction (`dgc`), whose `clip=` is to be used instead. Checkpoints of the Trainer hold the
-    memory of all ranks, which rank 0 gathers; `fit(ckpt_path=...)` goes on with the same bits, on as many
-    ranks.
+    For `strategy="ddp"`, whose ranks each run the whole script, and for ModelParallelStrategy with methods
+    that can be sharded. Accumulation, precision plugins and manual optimisation go on as they are, and so
+    does clipping, but with momentum correction (`dgc`), whose `clip=` is to be used instead. Checkpoints of
+    the Trainer hold the memory of all ranks, which rank 0 gathers; `fit(ckpt_path=...)` goes on with the same
+    bits, on as many ranks.
 
     Args:
         spec: As `laconic.compress` takes it.
@@ -53,7 +54,8 @@ class LightningCompression(Callback):
         """Refuse a strategy that cannot take a method, before anything is wrapped.
 
         Raises:
-            AttachError: The strategy is FSDP1's or DeepSpeed's, or has a communication hook already.
+            AttachError: The strategy is FSDP1's or DeepSpeed's, has a communication hook already, or starts
+                its ranks from within the script, which `fit` ends.
         """
         self._saved = None  # of a checkpoint that was only tested
         strategy = trainer.strategy
@@ -64,6 +66,11 @@ class LightningCompression(Callback):
             raise AttachError(
                 "this DDPStrategy has a communication hook, and DDP takes one for life: leave ddp_comm_hook="
                 " out"
+            )
+        if stage == "fit" and isinstance(strategy.launcher, _MultiProcessingLauncher):
+            raise AttachError(
+                f"this {type(strategy).__name__} starts ranks that end with fit, and the handle would end"
+                " with them: run a script with strategy='ddp' in place of ddp_spawn, ddp_fork or ddp_notebook"
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -46,7 +46,7 @@ class LightningStrategy(DDPStrategy):
         optimizer: What `laconic.distribute` returned, from the set-up on: figures, notes of the last step.
 
     Raises:
-        AttachError: The spec is a method, which DDP exchanges gradients by.
+        AttachError: The spec is a method, which DDP exchanges gradients by, or an option does not fit.
     """
 
     def __init__(
@@ -57,6 +57,11 @@ class LightningStrategy(DDPStrategy):
             raise AttachError(
                 f'{found!r} exchanges gradients: Trainer(strategy="ddp",'
                 " callbacks=[LightningCompression(...)])"
+            )
+        if options.get("start_method", "popen") != "popen":
+            raise AttachError(
+                f"start_method={options['start_method']!r} would start ranks that end with fit, and {found!r}"
+                " would end with them: run a script, and leave start_method= out"
             )
         super().__init__(**options)
         if self._ddp_kwargs:
