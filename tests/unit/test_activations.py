@@ -382,3 +382,25 @@ def test_a_skipped_step_s_gradient_is_forgotten(late: bool) -> None:
         model(x).square().mean().backward()
     spread = [each.state_dict()["layers"]["weight"]["spread"] for each in (session, once)]
     assert spread[0] == spread[1] > 0
+
+
+def test_equal_values_err_alike_and_zeros_do_not_err() -> None:
+    """Constant features exceed the law, which takes errors for independent, by at most sqrt(3 n)."""
+    torch.manual_seed(0)
+    n, share, model = 1024, 0.01, nn.Linear(32, 32)
+    ones = torch.randn(1, 8).expand(n, 8)
+    x, y = torch.cat([torch.randn(n, 16), ones, torch.zeros(n, 8)], 1), torch.randn(n, 32) + 1
+
+    def gradient() -> Tensor:
+        model.zero_grad()
+        (model(x) - y).square().mean().backward()
+        assert model.weight.grad is not None
+        return model.weight.grad.clone()
+
+    exact = gradient()
+    with laconic.activations.compress(model, f"comet(share={share})"):
+        gradient()
+        error = (gradient() - exact) / exact.abs().mean()
+    drawn, constant, zero = (each.square().mean().sqrt() for each in error.split([16, 8, 8], 1))
+    assert drawn < 2 * share and zero == 0
+    assert 3 * share < constant < share * (3 * n) ** 0.5

@@ -25,6 +25,11 @@ class Comet(Coding):
     is the sum over all calls whose gradients add up. Statistics are taken in steps 0, 3, 10 and 30, while
     momentum grows, and every `every` steps.
 
+    Both laws take errors for independent. Values are rounded to nearest, so equal values err alike: where a
+    feature has one value in many of the n terms, sigma is above that of the law, up to sqrt(3 n) times, and
+    the error is the same in each step. With 8 of 32 features constant over 1,024 examples it is 13 times what
+    `share` asks for: take a smaller share there. Zeros are exact.
+
     Reconstruction: the public code keeps a constant bound and saves no memory. The kernel is ours, without
     prediction. Inputs of batch norms are our addition (`norms="exact"` leaves them): the same law for their
     scale's gradient, and at most `share` of relative error in the gradient of their input.
