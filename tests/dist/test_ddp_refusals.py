@@ -35,6 +35,16 @@ def rejected(case):
         laconic.compress(model, optimizer, "topk(density=0.1)")
     if case == "adam":
         laconic.compress(model, torch.optim.Adam(model.parameters()), "dgc(density=0.1)")
+    if case == "no optimiser":
+        laconic.compress(model, None, "topk(density=0.1)")
+    if case == "scheduler":
+        laconic.compress(model, torch.optim.lr_scheduler.StepLR(optimizer, 1), "topk(density=0.1)")
+    if case == "parameters":
+        laconic.compress(model, model.parameters(), "topk(density=0.1)")
+    if case == "no seed":
+        laconic.compress(model, optimizer, "topk(density=0.1)", seed=None)
+    if case == "half a seed":
+        laconic.compress(model, optimizer, "topk(density=0.1)", seed=0.5 if rank else 0)
     if case == "foreign optimiser":
         laconic.compress(model, torch.optim.SGD(net().parameters(), lr=0.1), "topk(density=0.1)")
     if case == "other hook":
@@ -59,6 +69,10 @@ def attempt(case):
         ("specs differ", AttachError, "the spec differs"),
         ("twice", AttachError, "compressed already"),
         ("adam", AttachError, "onebit_adam"),
+        ("no optimiser", AttachError, "optimizer= takes the torch.optim.Optimizer .*, got NoneType"),
+        ("scheduler", AttachError, "got StepLR: give its optimiser"),
+        ("parameters", AttachError, "got Parameter: build one over them"),
+        ("no seed", SpecError, "seed must be a whole number of 0 or more, below 2.63, got None"),
         ("foreign optimiser", AttachError, "build the optimiser from model.parameters"),
         ("other hook", AttachError, "communication hook already"),
     ],
@@ -74,6 +88,12 @@ def test_an_error_on_one_rank_is_told_to_all(pool):
     first, second = pool.run(2, attempt, "one rank fails")
     assert first[0] is SpecError and "density" in first[1]
     assert second[0] is AttachError and "rank 0 says" in second[1]
+
+
+def test_a_seed_that_one_rank_has_wrong_is_told_to_all(pool):
+    first, second = pool.run(2, attempt, "half a seed")
+    assert first[0] is AttachError and "rank 1 says" in first[1]
+    assert second[0] is SpecError and "got 0.5" in second[1]
 
 
 def refused_then_accepted():

@@ -44,13 +44,18 @@ def foreign_states():
             handle.load_state_dict({**state, **change})
         except StateError as error:
             said.append(str(error))
+    for no_state in (None, [state]):
+        with pytest.raises(StateError) as caught:
+            handle.load_state_dict(no_state)
+        said.append(str(caught.value))
     return said
 
 
 def test_a_state_that_belongs_elsewhere_is_refused(pool):
     for said in pool.run(2, foreign_states):
-        assert len(said) == 5
+        assert len(said) == 7
         assert "rank" in said[0] and "laconic.resize" in said[1] and "topk" in said[2]
+        assert said[5] == "a state of a handle is a dictionary, got None" and "got [{" in said[6]
 
 
 def state_of_one():

@@ -125,8 +125,8 @@ def test_a_resumed_run_ends_with_the_same_bits(pool: Any, spec: str) -> None:
         assert torch.equal(one, other)
 
 
-def foreign_states() -> tuple[list[str], bool]:
-    """What is said of states that belong elsewhere, and whether the memory is as before."""
+def foreign_states() -> tuple[list[str], bool, dict[str, Any]]:
+    """What is said of states that belong elsewhere, whether the memory is as before, and the rank's state."""
     states = []
     for width in (24, 16):
         model = nn.Linear(width, 4)
@@ -136,22 +136,28 @@ def foreign_states() -> tuple[list[str], bool]:
         states.append(handle.state_dict())
     other, own = states
     of_replicas = {**own, "memory": {"route0/residual/weight": torch.zeros(3)}}
-    wrong = [other, of_replicas, *({k: v for k, v in own.items() if k != key} for key in ("memory", "step"))]
+    parts = [{k: v for k, v in own.items() if k != key} for key in ("memory", "step")]
+    wrong = [other, of_replicas, *parts, None]
     said = []
     for state in wrong:
         with pytest.raises(StateError) as caught:
             handle.load_state_dict(state)
         said.append(str(caught.value))
     before, after = own["memory"], handle.state_dict()["memory"]
-    return said, before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in before)
+    same = before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in before)
+    return said, same, own
 
 
 def test_a_state_that_belongs_elsewhere_is_refused(pool: Any) -> None:
-    for (model, replicas, memory, step), same in pool.run(2, foreign_states, timeout_s=LONG):
+    found = pool.run(2, foreign_states, timeout_s=LONG)
+    for (model, replicas, memory, step, nothing), same, _ in found:
         assert "2 tensors, 100 elements" in model and "this handle has '2 tensors, 68 elements" in model
         assert "route0/residual/weight is no residual of shards" in replicas
         assert "has no 'memory'" in memory and "has no 'step'" in step
+        assert nothing == "a state of a handle is a dictionary, got None"
         assert same
+    with pytest.raises(StateError, match="resize takes no states of a model under fully_shard"):
+        laconic.resize([state for *_, state in found], 4)
 
 
 def mean_of_gradients(spec: str, steps: int) -> float:

@@ -101,7 +101,7 @@ def compress(
         AttachError: On every rank, with nothing attached: the model is of another kind or has another hook or
             reduce-scatter, the optimiser is compressed already or does not suit the method, the method cannot
             be sharded, or the ranks disagree.
-        SpecError: The spec is wrong.
+        SpecError: The spec or the seed is wrong.
     """
     replicated = inside(model)
     if replicated is not None:

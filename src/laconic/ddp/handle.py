@@ -13,6 +13,7 @@ from torch.distributed.algorithms.join import Joinable, JoinHook
 from torch.optim import Optimizer
 
 from laconic.comm.metered import Metered
+from laconic.core import arguments
 from laconic.core.errors import AttachError, NonFiniteError, PeerError
 from laconic.core.layout import Layout
 from laconic.core.mask import cleared, mask_of
@@ -25,7 +26,7 @@ from laconic.exchange.gathered import GatheredState, gather_states, own_part
 from laconic.exchange.masks import MaskWatch
 from laconic.exchange.method import Method
 from laconic.exchange.rule import BoundRule, Site
-from laconic.exchange.state import FORMAT, Identity, RankState, label, model_digest, unlabel
+from laconic.exchange.state import FORMAT, Identity, RankState, check_has, label, model_digest, unlabel
 from laconic.exchange.stats import Stats
 from laconic.optim.inner import under
 
@@ -53,6 +54,7 @@ class Handle(Joinable):
         joined: JoinedModel | None = None,
     ) -> None:
         Joinable.__init__(self)
+        arguments.whole("seed", seed)
         self.method = method
         dense = {name: parameter for parameter, name in names.items() if name not in sparse}
         self.layout = Layout.of((name, real_shape(parameter)) for name, parameter in dense.items())
@@ -61,15 +63,10 @@ class Handle(Joinable):
         self._scaler = scaler
         self._comm = comm
         self._saves = SaveWatch(comm.counter(), comm.size)
-        optimizers = all_of(optimizer)
+        optimizers, rules = all_of(optimizer), method.rules
         hooks = [
             OptimiserHooks(
-                each,
-                names,
-                self._before_step,
-                method.rules,
-                [o for o in optimizers if o is not each],
-                self._mean_of,
+                each, names, self._before_step, rules, [o for o in optimizers if o is not each], self._mean_of
             )
             for each in optimizers
         ]
@@ -176,9 +173,10 @@ class Handle(Joinable):
             state: What `state_dict()` returned on this rank, or `state_dict(gather=True)` on rank 0.
 
         Raises:
-            StateError: With nothing changed: the state is of another rank, world size (see `laconic.resize`),
-                model, method or seed.
+            StateError: With nothing changed: it is no state of a handle, or one of another rank, world size
+                (see `laconic.resize`), model, method or seed.
         """
+        check_has(state, ())
         state = own_part(state, self._comm.rank, self._comm.size)
         tensors = unlabel(state, self._identity())
         parts = [under(f"rule{i}/", tensors) for i in range(len(self._rules))]

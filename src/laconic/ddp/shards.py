@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from laconic import kernels
 from laconic.comm.metered import Metered
 from laconic.comm.partition import Partition, piece
+from laconic.core import arguments
 from laconic.core.errors import AttachError
 from laconic.core.layout import Entry, Layout
 from laconic.core.turn import Turn, mix
@@ -32,6 +33,7 @@ class Shards:
     """What the modules of one model share: the group of ranks, the seed, the step, statistics."""
 
     def __init__(self, comm: Metered, seed: int) -> None:
+        arguments.whole("seed", seed)
         self.comm = comm
         self.seed = seed
         self.step = 0

@@ -6,11 +6,12 @@ where a library is not loaded, nothing of it can be given.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from laconic.core import arguments
 from laconic.core.errors import AttachError
@@ -30,11 +31,11 @@ def unwrapped(
 ) -> tuple[Optimizers, torch.amp.GradScaler | None]:
     """The same optimisers without the wrappers of a trainer, and the GradScaler: as given, or theirs.
 
-    Raises `AttachError` if the scaler that was given is none, or not the one by which a wrapper steps.
+    Raises `AttachError` if what was given is no optimiser or no scaler, or not the one by which a wrapper
+    steps.
     """
     check_is_scaler(scaler)
-    given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-    opened = [_opened(each) for each in given]
+    opened = [_opened(each) for each in as_list(optimizer)]
     for _, found in opened:
         if found is not None and scaler is not None and found is not scaler:
             raise AttachError(
@@ -44,6 +45,28 @@ def unwrapped(
         scaler = scaler or found
     plain = [each for each, _ in opened]
     return (plain[0] if isinstance(optimizer, Optimizer) else plain), scaler
+
+
+def as_list(given: object) -> list[Optimizer]:
+    """One optimiser, or several, as a list. Raises `AttachError` for anything else."""
+    found: list[Optimizer] = []
+    for each in given if isinstance(given, Iterable) else [given]:
+        if not isinstance(each, Optimizer):
+            raise AttachError(
+                "optimizer= takes the torch.optim.Optimizer that steps the model's parameters, or a list of"
+                f" several, got {type(each).__name__}{_instead_of(each)}"
+            )
+        found.append(each)
+    return found
+
+
+def _instead_of(given: object) -> str:
+    """The way out, where it is known."""
+    if isinstance(given, LRScheduler):
+        return ": give its optimiser, scheduler.optimizer"
+    if isinstance(given, torch.Tensor):
+        return ": build one over them, such as torch.optim.SGD(model.parameters(), lr=0.1)"
+    return ""
 
 
 def check_is_scaler(scaler: object) -> None:

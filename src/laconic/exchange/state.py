@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from laconic.comm.comm import Comm
+from laconic.core import arguments
 from laconic.core.errors import StateError
 from laconic.core.layout import Layout
 
@@ -68,7 +69,9 @@ def unlabel(state: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, 
 
 
 def check_has(state: Mapping[str, Any], keys: Iterable[str]) -> None:
-    """Raise `StateError` if one of these is missing."""
+    """Raise `StateError` if this is no dictionary, or one of these is missing."""
+    if not isinstance(state, Mapping):
+        raise StateError(f"a state of a handle is a dictionary, got {arguments.shown(state)}")
     missing = next((key for key in keys if key not in state), None)
     if missing is not None:
         raise StateError(f"this is no state of a handle: it has no {missing!r}")
@@ -102,11 +105,19 @@ def resize(states: Sequence[Mapping[str, Any]] | Mapping[str, Any], size: int) -
         One state for each new rank, in rank order.
 
     Raises:
-        StateError: A state is missing or out of order, or the states are not of one run.
+        StateError: A state is missing or out of order, the states are not of one run, or they are of a model
+            under `fully_shard`.
     """
     if size < 1:
         raise StateError(f"size must be 1 or more, got {size}")
     saved: Sequence[Mapping[str, Any]] = states.get("ranks", []) if isinstance(states, Mapping) else states
+    for state in saved:
+        if isinstance(state, Mapping) and "parameters" in state:
+            raise StateError(
+                "resize takes no states of a model under fully_shard: one without a memory loads on any"
+                " number of ranks as it is, and a memory is of one shard: begin anew from the saved model"
+            )
+        check_has(state, RankState.__annotations__)
     if not saved or [state.get("rank") for state in saved] != list(range(saved[0]["size"])):
         raise StateError(
             f"resize needs the states of all ranks in rank order, got ranks {[s.get('rank') for s in saved]}"

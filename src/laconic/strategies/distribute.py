@@ -20,7 +20,7 @@ from laconic.core.spec import parse
 from laconic.ddp.compress import inside
 from laconic.ddp.hook import attach
 from laconic.ddp.optimiser import all_of
-from laconic.ddp.wrapped import check_is_scaler
+from laconic.ddp.wrapped import as_list, check_is_scaler
 from laconic.exchange.agreement import agree
 from laconic.exchange.method import Method, lift
 from laconic.exchange.state import model_digest
@@ -84,7 +84,7 @@ def distribute(
         The model, wrapped in DistributedDataParallel if the spec is a method, and its `DistributedOptimizer`.
 
     Raises:
-        SpecError: The spec is wrong, or does not fit the number of ranks.
+        SpecError: The spec or the seed is wrong, or the spec does not fit the number of ranks.
         AttachError: The model or the optimiser does not fit, the model is distributed already, the scaler is
             shared already or cannot be (`adpsgd`, `patience_s`), or the ranks disagree on spec, seed, scaler,
             statistics or model. Raised on every rank.
@@ -95,7 +95,7 @@ def distribute(
             " laconic.compress(model, optimizer, spec)"
         )
     check_is_scaler(scaler)
-    known, optimizers = _distributed.get(model), all_of(optimizer)
+    known, optimizers = _distributed.get(model), all_of(as_list(optimizer))
     wrapped_already = any(isinstance(each, DistributedOptimizer) for each in optimizers)
     if wrapped_already or (known is not None and not known.removed):
         raise AttachError("this model is distributed already: call its optimizer.remove() first")
@@ -157,6 +157,7 @@ def _bind(
     try:
         error: AttachError | SpecError | None = None
         try:
+            arguments.whole("seed", seed)
             optimizer = as_one(optimizers)
             replica = Replica(model, optimizer)
             for each in optimizers:
