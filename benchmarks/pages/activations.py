@@ -34,11 +34,13 @@ with laconic.activations.compress(model, "comet(share=0.01)", optimizer):
 ```
 
 The error reaches the gradients of weights alone, and its sigma there stays below `share` of the mean
-|momentum|. The gradient of each layer's input is that of dense training bit by bit, with one exception:
-inputs of batch norms are coded too, which changes their input's gradient by at most `share`.
-`comet(norms='exact')` leaves them as they are, and their bytes stay. `blocks(bits=4)` keeps the same few bits
-for every layer. A mask of a ReLU or of dropout is kept as a bit an element, and a place of max pooling in a
-few bits: exact. Everything else stays as it is.
+|momentum|: all calls count whose gradients add up, of a layer that is used several times and of
+micro-batches. Features with one value in many examples err alike, so that their error is above it: take a
+smaller `share` there. The gradient of each layer's input is that of dense training bit by bit, with one
+exception: inputs of batch norms are coded too, which changes their input's gradient by at most `share`.
+`comet(norms='exact')` leaves them as they are, and their bytes stay. `blocks(bits=4)` keeps the same few
+bits for every layer. A mask of a ReLU or of dropout is kept as a bit an element, and a place of max pooling
+in a few bits: exact. Everything else stays as it is.
 
 The block may hold the whole training, a step or a forward pass: bounds adapt alike, and backward may come
 after it. A session's bounds and its next rounding are in its state, to be saved beside the model's and the

@@ -60,7 +60,8 @@ On the command line: `laconic train mnist --model bnn --lowbit "binarise()" --wi
   off until `handle.remove()`.
 - **Signs need both signs**: put a BatchNorm before a treated layer, and no ReLU between them.
 - `stochastic=True` draws the signs of inputs in training; random bits depend on a seed and a count of
-  calls, which `handle.state_dict()` saves. Give each rank its own `seed=`.
+  calls, which `handle.state_dict()` saves. Give each rank its own `seed=`. A call that activation
+  checkpointing repeats has the same bits and does not count, among a layer's last 512.
 - `norm="shift"` and `laconic.optim.ShiftAdaMax` replace factors by powers of two, as the paper has it.
 - Training computes in float32 and takes no less time or memory than before.
 
