@@ -83,10 +83,10 @@ FAMILIES = (
         ),
     ),
     Family(
-        "SGD without momentum, for which EF21-SGDM is made",
+        "SGD without momentum",
         0.25,
         "dense()",
-        ("ef21_sgdm()", "topk(density=0.01)"),
+        ("topk(density=0.01)", "stc(density=0.01)", "sign()", "ef21_sgdm()"),
         WITHOUT_MOMENTUM,
         folder="cifar10-without-momentum",
     ),

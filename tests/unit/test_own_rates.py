@@ -48,21 +48,21 @@ def test_the_search_goes_on_while_the_best_is_at_an_edge() -> None:
 
 @pytest.mark.parametrize("best", [0.05, 0.2, 0.0125])
 def test_each_method_finds_its_rate_and_trains_the_other_seeds_there(folder: Path, best: float) -> None:
-    train("sign()", best=best)
-    assert own_rate(SGD, "sign()") == best
+    train("natural()", best=best)
+    assert own_rate(SGD, "natural()") == best
     for seed in SEEDS:
-        assert Run(SGD, "sign()", best, seed).read() is not None
-    assert Run(SGD, "sign()", 4 * best, SEEDS[1]).read() is None
+        assert Run(SGD, "natural()", best, seed).read() is not None
+    assert Run(SGD, "natural()", 4 * best, SEEDS[1]).read() is None
 
 
 def test_one_method_brings_its_baseline_and_no_other(folder: Path) -> None:
-    assert {run.spec for run in train("sign()")} == {"dense()", "sign()"}
-    assert train("sign()") == []
+    assert {run.spec for run in train("natural()")} == {"dense()", "natural()"}
+    assert train("natural()") == []
 
 
 def test_it_goes_on_where_it_stopped(folder: Path) -> None:
-    first = train("sign()", most=3)
-    rest = train("sign()")
+    first = train("natural()", most=3)
+    rest = train("natural()")
     assert not set(first) & set(rest)
     assert len(first) == 3
 
@@ -71,13 +71,13 @@ def test_a_method_is_compared_at_its_own_rate_and_at_denses(folder: Path) -> Non
     assert not page.done()
     for seed, rate in ((0, 0.025), (0, 0.05), (0, 0.1), (1, 0.05), (2, 0.05)):
         keep((run := Run(SGD, "dense()", rate, seed)).file, row_of(run, 0.05))
-    train("sign()", best=0.2)
+    train("natural()", best=0.2)
     assert page.done()
     text = page.page()
     assert SGD.name in text
-    (told,) = [line for line in text.splitlines() if line.startswith("| `sign()`")]
-    dense, own = row_of(Run(SGD, "dense()", 0.05, 0), 0.05), row_of(Run(SGD, "sign()", 0.2, 0), 0.2)
-    shared = row_of(Run(SGD, "sign()", 0.05, 0), 0.2)
+    (told,) = [line for line in text.splitlines() if line.startswith("| `natural()`")]
+    dense, own = row_of(Run(SGD, "dense()", 0.05, 0), 0.05), row_of(Run(SGD, "natural()", 0.2, 0), 0.2)
+    shared = row_of(Run(SGD, "natural()", 0.05, 0), 0.2)
     assert f"{100 * (dense['accuracy'] - own['accuracy']):.2f} ± 0.00" in told
     assert f"{100 * (dense['accuracy'] - shared['accuracy']):.2f}" in told
     assert "| 0.2 |" in told
