@@ -164,8 +164,7 @@ SITUATIONS = (
         (
             Pick(
                 "diloco(every=50)",
-                "an outer momentum over many local steps; any inner optimiser, SGD at a"
-                " [smaller rate](own_rates.md)",
+                "an outer momentum over many local steps; any inner optimiser, SGD at a smaller rate",
             ),
             Pick(
                 "sparseloco(every=10, density=0.05)",
