@@ -189,11 +189,15 @@ class Buckets:
 
     def end(self, last: Callable[[], object] | None = None) -> None:
         """End the thread when the queued buckets are done, without waiting for that. It calls `last` then."""
+        self._unwatch()
         self._thread.end(last)
 
     def close(self) -> None:
         """Finish the queued buckets and end the thread."""
         self._thread.close()
+        self._unwatch()
+
+    def _unwatch(self) -> None:
         for watch in (self._zeroed, self._left_out):
             if watch is not None:
                 watch.remove()
