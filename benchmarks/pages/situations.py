@@ -96,7 +96,9 @@ SITUATIONS = (
         "100 Mbit/s and less",
         "Only bytes count: send the largest entries, or signs, and keep the rest for later steps. At"
         " density d an entry waits for about 1 / d steps: this costs accuracy in short trainings, and less"
-        " in longer ones ([DGC over twice the steps](accuracy.md)).",
+        " in longer ones ([DGC over twice the steps](accuracy.md)). What waits is a momentum of its own: on"
+        " top of SGD's momentum it costs points, which `dgc` is made to avoid; with `SGD(lr=...)` alone top-k"
+        " lost none ([rates of their own](own_rates.md)).",
         (
             Pick(
                 "dgc(density=0.01, warmup_steps=100)",
