@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -18,10 +17,9 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from laconic.core.layout import Entry, Layout
-from laconic.core.memory_order import shaped
 from laconic.ddp.communication_thread import Answer, CommunicationThread
 from laconic.ddp.gradient_watch import GradientWatch
-from laconic.ddp.left_out import LeftOut
+from laconic.ddp.left_out import LeftOut, Mean
 from laconic.ddp.optimiser import OptimiserHooks
 from laconic.ddp.zeroed import ZeroedWatch
 from laconic.exchange.exchange import Exchange
@@ -45,21 +43,6 @@ class Bucket(Protocol):
 
     def gradients(self) -> list[Tensor]:
         """Each parameter's gradient: a view of the buffer."""
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A tensor's mean as it lies, flat, in DDP's bucket, times the scaler's scale."""
-
-    view: Tensor
-    scale: float
-
-    def as_gradient_of(self, parameter: Tensor, *, scaled: bool = False) -> Tensor:
-        """The mean in the parameter's shape, unscaled or not."""
-        grad = (self.view.detach() / (1.0 if scaled else self.scale)).to(parameter.dtype.to_real())
-        if parameter.is_complex():
-            return shaped(torch.view_as_complex(grad.view(-1, 2)), parameter)
-        return shaped(grad, parameter)
 
 
 class Buckets:
@@ -140,11 +123,8 @@ class Buckets:
     def _finish_backward(self, last: Answer) -> None:
         self._thread.wait(last)
         if self._left_out is not None:  # after DDP's own callback, which writes gradients
-            Variable._execution_engine.queue_callback(self._note_left_out)
-
-    def _note_left_out(self) -> None:
-        if self._left_out is not None:
-            self._left_out.note(self.means if self.exchange.void is None else {})
+            means = self.means if self.exchange.void is None else {}
+            Variable._execution_engine.queue_callback(partial(self._left_out.note, means))
 
     def watch(self, parameters: Iterable[Tensor]) -> None:
         """Warn where gradients of these parameters are thrown away, and come back."""

@@ -8,26 +8,31 @@ passes, as with the two halves of a GAN.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from laconic.core.layout import Layout
+from laconic.core.memory_order import shaped
 from laconic.ddp.optimiser import OptimiserHooks
 
 
-class Mean(Protocol):
-    """What is read of a tensor's mean: see `laconic.ddp.buckets`."""
+@dataclass(frozen=True)
+class Mean:
+    """A tensor's mean as it lies, flat, in DDP's bucket, times the scaler's scale."""
 
-    @property
-    def view(self) -> Tensor:
-        """Flat."""
+    view: Tensor
+    scale: float
 
     def as_gradient_of(self, parameter: Tensor, *, scaled: bool = False) -> Tensor:
         """The mean in the parameter's shape, unscaled or not."""
+        grad = (self.view.detach() / (1.0 if scaled else self.scale)).to(parameter.dtype.to_real())
+        if parameter.is_complex():
+            return shaped(torch.view_as_complex(grad.view(-1, 2)), parameter)
+        return shaped(grad, parameter)
 
 
 class LeftOut:
@@ -49,15 +54,16 @@ class LeftOut:
         """Zero in a bucket what is of an earlier step: DDP copies the gradient that an unused tensor has."""
         for entry in layout:
             old = self._parameters[entry.name].grad
-            stale = old is not None and entry.name in self._watched - self._made
-            if stale and not _share_memory(old, buffer):
+            unused = entry.name in self._watched and entry.name not in self._made
+            if unused and old is not None and not _share_memory(old, buffer):
                 buffer[entry.offset : entry.offset + entry.numel].zero_()
 
     def note(self, means: Mapping[str, Mean]) -> None:
         """A pass has ended, and DDP has written its gradients: keep the means that it left out."""
+        unsure = [name for name in means if name not in self._made]  # others may have used these
         self._made.clear()
-        for name, mean in means.items():
-            parameter = self._parameters[name]
+        for name in unsure:
+            parameter, mean = self._parameters[name], means[name]
             if bool(mean.view.any()) and not _is_gradient_of(parameter, mean):
                 left = mean.as_gradient_of(parameter)
                 self._means[name] = left.add_(self._means[name]) if name in self._means else left
@@ -83,8 +89,8 @@ def _note(made: set[str], name: str, parameter: Tensor) -> None:
     made.add(name)
 
 
-def _share_memory(one: Tensor | None, other: Tensor) -> bool:
-    return one is not None and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _is_gradient_of(parameter: Tensor, mean: Mean) -> bool:

@@ -60,8 +60,9 @@ class OptimiserHooks:
             raise AttachError(
                 f"two of the optimisers hold {names.get(shared, 'one parameter')}: give each its own"
             )
-        frozen = {each for group in optimiser.param_groups for each in group["params"]} - trained
-        missing = [name for each, name in names.items() if each not in trained | elsewhere | frozen]
+        groups = [group for one in (optimiser, *others) for group in one.param_groups]
+        held = {each for group in groups for each in group["params"]}  # frozen or not
+        missing = [name for each, name in names.items() if each not in held]
         for rule in rules:
             rule.check(optimiser, missing)
         self._rules: tuple[BoundRule, ...] = ()
