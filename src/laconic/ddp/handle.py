@@ -18,9 +18,10 @@ from laconic.core.errors import AttachError, NonFiniteError, PeerError
 from laconic.core.layout import Layout
 from laconic.core.mask import cleared, mask_of
 from laconic.ddp.buckets import Buckets, real_shape
-from laconic.ddp.optimiser import OptimiserHooks, Optimisers, all_of, refuse_complex
+from laconic.ddp.optimiser import OptimiserHooks, Optimisers, refuse_complex
 from laconic.ddp.save_watch import SaveWatch
 from laconic.ddp.uneven import JoinedModel, UnevenInputs
+from laconic.ddp.wrapped import all_of
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.gathered import GatheredState, gather_states, own_part
 from laconic.exchange.masks import MaskWatch

@@ -26,8 +26,8 @@ from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
 from laconic.ddp.communication_thread import Answer, CommunicationThread
 from laconic.ddp.handle import Handle
-from laconic.ddp.optimiser import all_of
 from laconic.ddp.uneven import JoinedModel
+from laconic.ddp.wrapped import all_of
 from laconic.exchange.agreement import built_by_all
 from laconic.exchange.gathers import warn_of_gathers
 from laconic.exchange.method import lift

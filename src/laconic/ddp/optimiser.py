@@ -199,16 +199,6 @@ def held_by(optimiser: Optimizer) -> set[Tensor]:
     return {each for group in optimiser.param_groups for each in group["params"] if each.requires_grad}
 
 
-def all_of(given: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
-    """One optimiser, or several, as a list. Raises `AttachError` for none."""
-    found = [given] if isinstance(given, Optimizer) else [*given]
-    if not found:
-        raise AttachError(
-            "there is no optimiser in this list: give the one that steps the model's parameters, or several"
-        )
-    return found
-
-
 def refuse_complex(method: Method, layout: Layout, parameters: Mapping[str, Tensor]) -> None:
     """Raise `AttachError` if the method is to step a complex parameter itself."""
     for _, part in method.governed(layout):

@@ -35,7 +35,7 @@ def unwrapped(
     steps.
     """
     check_is_scaler(scaler)
-    opened = [_opened(each) for each in as_list(optimizer)]
+    opened = [_opened(each) for each in all_of(optimizer)]
     for _, found in opened:
         if found is not None and scaler is not None and found is not scaler:
             raise AttachError(
@@ -47,8 +47,8 @@ def unwrapped(
     return (plain[0] if isinstance(optimizer, Optimizer) else plain), scaler
 
 
-def as_list(given: object) -> list[Optimizer]:
-    """One optimiser, or several, as a list. Raises `AttachError` for anything else."""
+def all_of(given: object) -> list[Optimizer]:
+    """One optimiser, or several, as a list. Raises `AttachError` for none, and for anything else."""
     found: list[Optimizer] = []
     for each in given if isinstance(given, Iterable) else [given]:
         if not isinstance(each, Optimizer):
@@ -57,6 +57,10 @@ def as_list(given: object) -> list[Optimizer]:
                 f" several, got {type(each).__name__}{_instead_of(each)}"
             )
         found.append(each)
+    if not found:
+        raise AttachError(
+            "there is no optimiser in this list: give the one that steps the model's parameters, or several"
+        )
     return found
 
 

@@ -19,8 +19,7 @@ from laconic.core.errors import AttachError, SpecError
 from laconic.core.spec import parse
 from laconic.ddp.compress import inside
 from laconic.ddp.hook import attach
-from laconic.ddp.optimiser import all_of
-from laconic.ddp.wrapped import as_list, check_is_scaler
+from laconic.ddp.wrapped import all_of, check_is_scaler
 from laconic.exchange.agreement import agree
 from laconic.exchange.method import Method, lift
 from laconic.exchange.state import model_digest
@@ -95,7 +94,7 @@ def distribute(
             " laconic.compress(model, optimizer, spec)"
         )
     check_is_scaler(scaler)
-    known, optimizers = _distributed.get(model), all_of(as_list(optimizer))
+    known, optimizers = _distributed.get(model), all_of(optimizer)
     wrapped_already = any(isinstance(each, DistributedOptimizer) for each in optimizers)
     if wrapped_already or (known is not None and not known.removed):
         raise AttachError("this model is distributed already: call its optimizer.remove() first")
