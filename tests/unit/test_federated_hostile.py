@@ -249,3 +249,20 @@ def test_a_round_goes_on_without_who_is_refused() -> None:
     ):
         assert set(outcome.failed) == {1, 2} and "diverged" in outcome.failed[1]
     assert server.traffic.refusals == {("2", "too large"): 3}
+
+
+def test_a_client_that_diverged_once_is_welcome_again() -> None:
+    """What its residual owes of an update that was too large would make all later ones too large."""
+    first = model()
+    server, client = Server(first, "topk(density=0.1)"), Client(first)
+    for size, refused in ((1.0, False), (1e6, True), (1e-2, False), (1e-2, False)):
+        held = deliver(server, client, "a")
+        wire = client.reply({**held, "first.weight": held["first.weight"] + size})
+        if refused:
+            with pytest.raises(Refused, match="too large: the update's norm"):
+                server.receive("a", wire)
+        else:
+            server.publish(server.receive("a", wire))
+    assert server.traffic.refusals == {("a", "too large"): 1}
+    owed = client._state["residual"]
+    assert 0 < float(owed.norm()) < 10

@@ -16,7 +16,7 @@ from laconic.federated.cache import read_updates, write_entries_
 from laconic.federated.coding import Coding
 from laconic.federated.form import Buffers, Form, Tensors
 from laconic.federated.memory import InMemory, Memory
-from laconic.federated.message import Kind, Message, NeedsWhole, Refused, digest
+from laconic.federated.message import Kind, Message, NeedsWhole, Refused, digest, too_large
 
 
 class Client:
@@ -26,6 +26,7 @@ class Client:
         reply      x = residual + (trained - model);   send C(x);   residual = x - decode(C(x))
 
     A reply that the server never took is sent again with the next one: the server says which it took last.
+    One that it refused because its update was too large is forgotten, and the residual with it.
     Nothing is kept before the reply is made, and that in one piece: a client that is killed at any moment
     goes on as if it had not met the server that round.
 
@@ -112,24 +113,32 @@ class Client:
             raise Refused("malformed", str(error)) from error
         if message.kind is not Kind.WHOLE and digest(public) != message.model:
             raise NeedsWhole(f"version {self.version} of this client is not the model that it adds to")
-        residual: Tensor | None = self._state.get("residual")
-        pending = self._state.get("pending")
-        if residual is not None and pending is not None and pending["token"] != message.accepted:
-            residual = Coding.up(pending["up"], form.layout).decode_add_(
-                pending["wire"], residual.clone(), pending["step"]
-            )
         self._state = {
             "fingerprint": self._identity.hex(),
             "form": form.text,
             "version": message.version,
             "public": public,
-            "residual": residual,
+            "residual": self._owed(message.accepted),
             "pending": None,
             "local": self._local,
             "rounds": self.rounds,
         }
         self._message = message
         return form.whole(public, self._others)
+
+    def _owed(self, accepted: int) -> Tensor | None:
+        """What the server has not heard of: the residual, and the last reply if it was not accepted.
+
+        Nothing if that reply was too large: its residual would make all later ones too large.
+        """
+        residual: Tensor | None = self._state.get("residual")
+        pending = self._state.get("pending")
+        if residual is None or pending is None or pending["token"] == accepted:
+            return residual
+        if too_large(pending["token"]) == accepted:
+            return None
+        coding = Coding.up(pending["up"], self.form.layout)
+        return coding.decode_add_(pending["wire"], residual.clone(), pending["step"])
 
     def _public(self, message: Message) -> Tensor:
         form, body = self.form, message.body

@@ -5,7 +5,8 @@
     kind           1    see `Kind`
     fingerprint    8    of the model's form: names, shapes, dtypes, and what is done with buffers
     token          8    drawn by the server for this client's message; the client's answer repeats it
-    accepted       8    down: the token of the last answer that the server accepted from this client, or 0
+    accepted       8    down: the token of the last answer that the server accepted from this client, or 0; or
+                        `too_large` of the last one, whose update nobody could have taken
     base           4    down: the version that the client must hold, or 0; up: the one it trained from
     version        4    down: the version that it holds then; up: the same as base
     model          8    `digest` of the compressed tensors of that version
@@ -144,6 +145,14 @@ class Message:
         body = wire[start + LENGTH.size : end].clone()
         fingerprint, token, accepted, base, version, model = fields
         return cls(Kind(kind), fingerprint, token, accepted, base, version, model, goes_up, comes_down, body)
+
+
+def too_large(token: int) -> int:
+    """What stands for the token, an odd number, of an answer that was refused for its update's size.
+
+    Its client then forgets what it has not yet sent, which would make all its later answers too large.
+    """
+    return token - 1
 
 
 def digest(model: Tensor) -> int:

@@ -25,7 +25,7 @@ from laconic.federated.cache import Cache
 from laconic.federated.coding import Coding
 from laconic.federated.form import Buffers, Form, Tensors
 from laconic.federated.limits import check_buffers, check_fits, check_update, not_finite
-from laconic.federated.message import LONGEST_SPEC, Kind, Message, Refused, digest
+from laconic.federated.message import LONGEST_SPEC, Kind, Message, Refused, digest, too_large
 from laconic.federated.traffic import Traffic
 
 FORMAT = 3
@@ -173,7 +173,8 @@ class Server:
 
         Raises:
             Refused: The answer is malformed, truncated, oversized, replayed, of another round, model, spec or
-                protocol, not finite or too large. It is counted, and nothing else has changed.
+                protocol, not finite or too large. It is counted, and nothing else has changed; only, a client
+            whose update was too large hears of it with its next message, and forgets what it still owes.
         """
         self.traffic.came_up(client, wire.numel())
         try:
@@ -206,12 +207,16 @@ class Server:
         except WireError as error:
             raise Refused("malformed", str(error)) from error
         check_buffers(others, self._others)
-        norm = check_update(update, self._public)
-        if self._max_norm is not None and norm > self._max_norm:
-            update.mul_(self._max_norm / norm)
-        proposed = self.form.whole(self._target + update, {**self._others, **others})
-        check_fits({name: proposed[name] for name in self.form.layout.names})
         contact = self._contacts[client]
+        try:
+            norm = check_update(update, self._public)
+            if self._max_norm is not None and norm > self._max_norm:
+                update.mul_(self._max_norm / norm)
+            proposed = self.form.whole(self._target + update, {**self._others, **others})
+            check_fits({name: proposed[name] for name in self.form.layout.names})
+        except Refused:
+            contact.accepted = too_large(message.token)
+            raise
         contact.version, contact.accepted, contact.token = message.version, message.token, 0
         return proposed
 
