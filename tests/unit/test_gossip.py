@@ -10,6 +10,7 @@ from laconic.comm.loopback import Loopback
 from laconic.core.errors import AttachError, SpecError
 from laconic.core.spec import parse
 from laconic.strategies.gossip.mixing import matrix, metropolis, uniform
+from laconic.strategies.gossip.mixing.messages import ParameterMessage
 
 UNEVEN = "graph(edges=((0, 1), (1, 2), (2, 0), (0, 2), (2, 3), (3, 0)), directed=True)"
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}  # float32 over a few steps of numbers near 1
@@ -198,3 +199,27 @@ def test_receive_buffers_do_not_grow_with_the_peers_met(spec):
         return buffers.count + len(getattr(at_work, "_landing", ()))
 
     assert all(count <= 2 for count in Loopback.run(8, play))
+
+
+@pytest.mark.parametrize("wire", ["fp16", "bf16"])
+def test_what_a_wire_of_16_bits_cannot_hold_saturates(wire):
+    """The sender keeps the rest: ranks that agree go on agreeing, and an infinite weight stays one."""
+    x = torch.tensor([1.0, 7e4, -torch.finfo(torch.float32).max, torch.inf])
+    message = ParameterMessage(x, wire)
+    message.write(x, 0.5)
+    most = torch.finfo(message.x.dtype).max
+    assert message.x.tolist() == [1.0, *x[1:3].clamp(-most, most).to(message.x.dtype).tolist(), torch.inf]
+    assert message.x[:3].isfinite().all()
+
+
+@pytest.mark.parametrize("spec", ["sgp(wire='fp16')", "osgp(wire='fp16')"])
+def test_weights_too_large_for_the_wire_stay(spec):
+    def play(comm):
+        at_work, take, aside = bound(spec, comm, lr=0.0)
+        at_work.replica.flat.fill_(7e4)
+        for step in range(4):
+            take(step)
+        return at_work.consensus(aside)
+
+    for x in Loopback.run(2, play):
+        torch.testing.assert_close(x, torch.full_like(x, 7e4))

@@ -258,6 +258,7 @@ def test_without_momentum_any_optimiser_will_do() -> None:
         ("lpdt(momentum=1)", "lpdt: momentum must be a number in [0, 1), got 1"),
         ("quasi_global(momentum=-0.1)", "quasi_global: momentum must be"),
         ("quasi_global(adpsgd())", "adpsgd also moves the model between"),
+        ("quasi_global(slowmo(base=adpsgd()))", "adpsgd also moves the model between"),
         ("quasi_global(ring())", "base must be a strategy"),
         ("lpdt(gamma=0)", "lpdt: gamma must be"),
         ("lpdt(topology=exponential())", "lpdt needs the same neighbours at every step"),

@@ -46,7 +46,7 @@ class QuasiGlobal(Strategy):
         nesterov: Whether the step is Nesterov's; default: True.
 
     Raises:
-        SpecError: An argument is outside its range, or `base` is adpsgd().
+        SpecError: An argument is outside its range, or `base` is adpsgd() or has it inside.
     """
 
     base: Strategy = field(default_factory=DPSGD)
@@ -63,10 +63,10 @@ class QuasiGlobal(Strategy):
         arguments.piece(f"{self.name}: base", self.base, Strategy, "dpsgd()")
         arguments.number(f"{self.name}: momentum", self.momentum, least=0, below=1)
         arguments.flag(f"{self.name}: nesterov", self.nesterov)
-        if isinstance(self.base, ADPSGD):
+        if _has_adpsgd(self.base):
             raise SpecError(
                 "quasi_global measures the movement of each step, but adpsgd also moves the model between"
-                " steps: use base=dpsgd() or sgp()"
+                f" steps, got base={self.base!r}: use base=dpsgd() or sgp()"
             )
 
     @property
@@ -153,6 +153,10 @@ class BoundQuasiGlobal(BoundStrategy):
 
     def abandon(self) -> None:
         self._base.abandon()
+
+
+def _has_adpsgd(strategy: Strategy) -> bool:
+    return isinstance(strategy, ADPSGD) or any(map(_has_adpsgd, strategy.parts))
 
 
 def check_plain(strategy: Strategy, optimizer: Optimizer) -> None:

@@ -36,7 +36,10 @@ class ParameterMessage:
         self.x = self.packed[HEAD:].view(dtype)
 
     def write(self, x: Tensor, weight: float) -> None:
-        """Copy float32 x (n,) and its weight into the buffer."""
+        """Copy float32 x (n,) and its weight into the buffer. What 16 bits cannot hold saturates."""
+        if self.x.dtype != x.dtype:
+            most = torch.finfo(self.x.dtype).max
+            x = torch.where(x.isinf(), x, x.clamp(-most, most))
         self.x.copy_(x)
         self.weight_cell.fill_(weight)
 
