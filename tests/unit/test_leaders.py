@@ -144,6 +144,19 @@ def test_a_machine_where_nobody_can_lead_follows_the_global_leader() -> None:
     assert [each["leader"] for each in Loopback.run(4, play)] == [3, 3, 3, 3]
 
 
+def test_a_rank_that_had_no_inputs_leads_again_at_once() -> None:
+    """Under Join its loss is inf: it cannot lead at that election, and its losses before and after count."""
+
+    def play(comm: Loopback) -> list[int]:
+        rank, leaders = worker("lsgd(every=2, local_every=2, average=6, ranks_per_node=2)", comm), []
+        for step in range(6):
+            rank.train([step], loss=lambda r, s: math.inf if r == 1 and s in (2, 3) else 2.0 - r)
+            leaders.append(rank.bound.notes()["leader"])
+        return leaders
+
+    assert Loopback.run(2, play) == [[-1, 1, 1, 0, 0, 1]] * 2
+
+
 def said(spec: str, size: int, spoil: int | None = None, **how: Any) -> list[tuple[type, str]]:
     """The error of every rank; the parameters of rank `spoil` become infinite."""
 

@@ -18,6 +18,7 @@ steps of all, so that fast workers do more of them: that is count='total'; `peri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -177,7 +178,8 @@ class BoundLSGD(BoundStrategy):
 
     def step_(self, update: Update, loss: float | None) -> None:
         config, x = self.config, self.replica.flat
-        if loss is not None:
+        leads = loss != math.inf  # which a rank without inputs passes on
+        if loss is not None and leads:
             self.losses.note(loss)
         update()
         x.lerp_(self.leader.copy, config.pull / config.every)
@@ -186,12 +188,12 @@ class BoundLSGD(BoundStrategy):
         with self.comm.phase("periods"):
             meets = self.periods.step(self.steps + 1)
         if meets:
-            self._meet()
+            self._meet(resting=not leads, leads=leads)
 
-    def _meet(self, resting: bool = False) -> None:
+    def _meet(self, resting: bool, leads: bool = True) -> None:
         config, x = self.config, self.replica.flat
         with self.comm.phase("election"):
-            scores = poll(self.comm, self.losses, x, resting)
+            scores = poll(self.comm, self.losses, x, resting, leads)
         if self.local_leader is not None:
             with self.comm.phase("local leader"):
                 self.local_leader.follow_(x, scores, config.local_mix)

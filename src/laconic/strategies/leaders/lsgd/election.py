@@ -37,16 +37,17 @@ class Losses:
         return int(self.counts[0] - self.counts[1])
 
 
-def poll(comm: Comm, losses: Losses, x: Tensor, resting: bool = False) -> list[float]:
+def poll(comm: Comm, losses: Losses, x: Tensor, resting: bool = False, leads: bool = True) -> list[float]:
     """Every rank's mean loss in rank order, inf if it is not finite. Called by all ranks.
 
-    `resting`: this rank has done no step since the last election, so it needs no new loss.
+    `resting`: this rank has done no step since the last election, so it needs no new loss. `leads`: whether
+    it can be elected; otherwise its loss is inf.
 
     Wire: 24 bytes a rank. Raises on every rank: `AttachError` if a rank has noted no loss since the last
     election, `NonFiniteError` if the parameters x (n,) of a rank, or the losses of all, are not finite.
     """
     fresh = math.inf if resting else losses.fresh()
-    mine = [losses.mean(), fresh, float(x.isfinite().all())]
+    mine = [losses.mean() if leads else math.inf, fresh, float(x.isfinite().all())]
     answers = comm.all_gather(torch.tensor(mine, dtype=torch.float64, device=x.device))
     reports = [answer.tolist() for answer in answers]
     losses.counts[1] = losses.counts[0]
