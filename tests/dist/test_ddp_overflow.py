@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from itertools import pairwise
 
 import pytest
@@ -84,6 +85,47 @@ def test_residuals_do_not_mix_scales(pool):
     """The scale doubles every two steps, powers of two: the same bits as without a scaler."""
     for plain, scaled in pool.run(2, scaled_and_not):
         assert torch.equal(plain, scaled)
+
+
+def warned_of_a_scaler(spec, tells, fused, touch):
+    """What a script is told that steps by a GradScaler, or whose `touch` changes its gradients."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=touch is None)
+    laconic.compress(model, optimizer, spec, scaler=scaler if tells else None)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for step in range(3):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, step)).backward()
+            if touch is not None:
+                for each in model.parameters():
+                    each.grad.mul_(touch)
+            scaler.step(optimizer)
+            scaler.update()
+    return [str(each.message) for each in said]
+
+
+@pytest.mark.parametrize(
+    ("spec", "fused"),
+    [
+        ("topk(density=0.1)", False),
+        ("topk(density=0.1)", True),
+        ("sign()", False),
+        ("dgc(density=0.1)", False),
+    ],
+)
+def test_a_scaler_that_a_memory_does_not_know_of_is_told(pool, spec, fused):
+    for said in pool.run(2, warned_of_a_scaler, spec, False, fused, None):
+        (text,) = said
+        assert "between backward() and step()" in text and "scaler=scaler" in text
+    assert pool.run(2, warned_of_a_scaler, spec, True, fused, None) == [[], []]
+
+
+def test_clipping_and_methods_without_a_memory_are_told_nothing(pool):
+    assert pool.run(2, warned_of_a_scaler, "topk(density=0.1)", False, False, 0.3) == [[], []]
+    assert pool.run(2, warned_of_a_scaler, "fp16()", False, False, None) == [[], []]
 
 
 def sparse_overflow():

@@ -159,7 +159,7 @@ class Buckets:
         for name in self._watch.noted():
             grad = hooks.parameter(name).grad
             if grad is not None:
-                self._watch.compare(name, grad)
+                self._watch.compare(name, grad, hooks.scale)
         self._stepped()
 
     def _stepped(self) -> None:
@@ -218,7 +218,7 @@ class Buckets:
                 self.exchange.cancel(f"the mean of {layout.names[0]} does not fit into {buffer.dtype}")
                 buffer.fill_(torch.nan)
         owned = self.exchange.owns_momentum(self.exchange.step)
-        self._watch.note(flat, layout, owned, scale)
+        self._watch.note(flat, layout, owned, scale, self._scaler is None and self.exchange.holds_back)
         for entry in layout if self._keep_means else ():
             view = buffer[entry.offset : entry.offset + entry.numel]
             self.means[entry.name] = Mean(view, scale)

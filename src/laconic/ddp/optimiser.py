@@ -76,6 +76,12 @@ class OptimiserHooks:
             self.optimiser.register_step_post_hook(self._after),
         )
 
+    @property
+    def scale(self) -> float:
+        """By which this step itself will divide gradients: a GradScaler leaves that to a fused one."""
+        scale = getattr(self.optimiser, "grad_scale", None)
+        return 1.0 if scale is None else float(scale)
+
     def parameter(self, name: str) -> Tensor:
         """The model's parameter of this name; inside a step, its float32 master if there is one."""
         parameter, masters = self._parameters[name], masters_of(self.optimiser)
