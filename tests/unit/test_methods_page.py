@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from laconic.cli.entries import FEW, GROUPS, MANY, entries, figures
 from laconic.cli.main import app
-from laconic.cli.methods import STATUS
+from laconic.cli.methods import HEADS, STATUS, cells
 from laconic.core.layout import Layout
 from laconic.core.spec import Status, find, names
 from laconic.core.tensor_codec import TensorCodec
@@ -183,6 +183,20 @@ def test_status_words_are_explained_in_the_list_and_beside_a_name() -> None:
 def test_the_list_stays_inside_100_columns() -> None:
     shown = CliRunner().invoke(app, ["methods", "--all"], env={"COLUMNS": "100", "FORCE_COLOR": "1"})
     assert shown.exit_code == 0 and "arXiv:1712.01887" in shown.output
+
+
+def test_names_and_figures_are_whole_on_narrow_screens() -> None:
+    """Figures of one method stand below each other; the list leaves out what it has no room for."""
+    for width in (40, 80):
+        env = {"COLUMNS": str(width)}
+        one = CliRunner().invoke(app, ["methods", "dgc"], env=env).output
+        (entry, *_) = (each for each in entries() if each.name == "dgc")
+        for head, cell in zip(HEADS, cells(entry), strict=True):
+            assert re.search(rf"{head} +{re.escape(cell)}", one), head
+        listed = CliRunner().invoke(app, ["methods"], env=env).output
+        assert {"quasi_global", "qcmd_adagrad"} <= {*listed.split()}
+        assert re.search(r"fp16 +24 +30\b", listed)
+        assert max(map(len, (*one.splitlines(), *listed.splitlines()))) <= width
 
 
 def test_the_page_has_every_name_once_and_every_spec() -> None:

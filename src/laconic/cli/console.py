@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,7 +14,7 @@ PLAIN_WIDTH = 160  # columns
 def console() -> Console:
     """Standard output."""
     screen = Console(highlight=False)
-    if not screen.is_terminal:
+    if not screen.is_terminal and "COLUMNS" not in os.environ:
         screen.width = PLAIN_WIDTH
     return screen
 

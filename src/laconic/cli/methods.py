@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.cli.console import console
+from laconic.cli.docstrings import flowing
 from laconic.cli.entries import FEW, MANY, TITLES, CatalogueEntry, entries, pieces
 from laconic.cli.shortlist import print_short
 from laconic.core.errors import SpecError
@@ -22,6 +23,7 @@ from laconic.core.spec import find, signature_text
 from laconic.exchange.method import Paper
 
 HEADS = (f"N = {FEW}", f"N = {MANY}", "smaller", "any N", "error", "bound", "unbiased")
+WIDE = 110  # columns; a narrower screen has figures below each other
 LISTED = 5  # of them, the columns of the list of all names
 STATUS = {
     "verified": "checked against its authors' or other public code",
@@ -140,10 +142,10 @@ def show(screen: Console, name: str) -> None:
     screen.print(Text(f"{name}{signature_text(make)}", "bold cyan"))
     for text in (sys.modules[make.__module__].__doc__, inspect.getdoc(make)):
         screen.print()
-        screen.print(flowing(text or ""), markup=False)
+        screen.print(flowing(text or "", screen.width), markup=False)
     facts = Table(box=None, padding=(0, 1), show_header=False)
     facts.add_column(style="bold", no_wrap=True)
-    facts.add_column(ratio=1)
+    facts.add_column(ratio=1, overflow="fold")
     status = getattr(make, "status", "-")
     facts.add_row("paper", getattr(make, "paper", "-"))
     code = getattr(make, "code", "-")
@@ -157,24 +159,26 @@ def show(screen: Console, name: str) -> None:
     screen.print()
     screen.print(facts)
     if any(entry.max_bits is not None for entry in found):
-        figures = Table(box=None, padding=(0, 1), header_style="bold")
-        figures.add_column("measured", style="cyan", overflow="fold")
-        for head in HEADS:
-            figures.add_column(head, justify="right", no_wrap=True)
-        for entry in found:
-            figures.add_row(entry.spec, *cells(entry))
-        screen.print()
-        screen.print(figures)
+        for figures in [across(found)] if screen.width >= WIDE else map(upright, found):
+            screen.print()
+            screen.print(figures)
 
 
-def flowing(text: str) -> str:
-    """A docstring with one line per paragraph, for a screen of any width. Equations are left unchanged.
+def across(found: Sequence[CatalogueEntry]) -> Table:
+    """The figures, a row a spec."""
+    figures = Table(box=None, padding=(0, 1), header_style="bold")
+    figures.add_column("measured", style="cyan", overflow="fold")
+    for head in HEADS:
+        figures.add_column(head, justify="right", no_wrap=True)
+    for entry in found:
+        figures.add_row(entry.spec, *cells(entry))
+    return figures
 
-    >>> flowing("Two lines\\nof words:\\n\\n    y = x\\n    z = y")
-    'Two lines of words:\\n\\n    y = x\\n    z = y'
-    """
-    blocks = text.strip("\n").rstrip().split("\n\n")
-    prose = [not any(line.startswith((" ", ">>>")) for line in block.split("\n")) for block in blocks]
-    return "\n\n".join(
-        block.replace("\n", " ") if joins else block for block, joins in zip(blocks, prose, strict=True)
-    )
+
+def upright(entry: CatalogueEntry) -> Table:
+    """The figures of one spec, a row each."""
+    figures = Table(box=None, padding=(0, 1), title=entry.spec, title_style="cyan", title_justify="left")
+    figures.show_header = False
+    for head, cell in zip(HEADS, cells(entry), strict=True):
+        figures.add_row(head, cell)
+    return figures

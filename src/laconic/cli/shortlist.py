@@ -12,6 +12,8 @@ from rich.text import Text
 from laconic.cli.entries import FEW, MANY, TITLES, CatalogueEntry
 from laconic.cli.presets import PRESETS
 
+LEAST = 20  # columns for what a method sends; where there are fewer, that is left out
+BESIDE = 2 + 4 * 2 + 2 * 6  # columns beside names and that: the indent, padding, and figures of up to 6
 NAMED_ONLY = ("selector", "codec", "reducer")  # kinds of which the short list has the names alone
 
 
@@ -29,17 +31,20 @@ def print_short(screen: Console, found: Sequence[CatalogueEntry], *, with_preset
     table.add_column("name", style="cyan", no_wrap=True)
     for size in (FEW, MANY):
         table.add_column(f"N = {size}", justify="right", no_wrap=True)
-    table.add_column("what it sends", ratio=1, no_wrap=True, overflow="ellipsis")
+    room = screen.width - max(len(entry.name) for entry in found) - BESIDE
+    says = room >= LEAST
+    if says:
+        table.add_column("what it sends", max_width=room, no_wrap=True, overflow="ellipsis")
     named: list[tuple[str, str]] = []
     for kind, group in groupby(found, key=lambda entry: entry.kind):
         each = {entry.name: entry for entry in reversed(list(group))}  # the first spec of a name
         if kind in NAMED_ONLY and with_presets:
             named.append((TITLES[kind].partition(":")[0], ", ".join(reversed(each))))
             continue
-        table.add_row(Text(TITLES[kind].partition(":")[0], "bold"), "", "", "", style="")
+        table.add_row(Text(TITLES[kind].partition(":")[0], "bold"))
         for name in reversed(each):
             sent = (bits(each[name], size) for size in (FEW, MANY))
-            table.add_row(f"  {name}", *sent, each[name].sends)
+            table.add_row(f"  {name}", *sent, *([each[name].sends] if says else []))
     screen.print()
     screen.print(table)
     for title, names in named:

@@ -22,6 +22,7 @@ from laconic.core.layout import Layout
 
 FORMAT = 2
 HINTS = {
+    "spec": "; take that spec, or start with new checkpoints",
     "size": "; laconic.resize makes states for another number of ranks",
     "rank": "; save one file a rank, or state_dict(gather=True) on rank 0, which loads on every rank",
 }
