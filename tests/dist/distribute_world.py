@@ -10,8 +10,7 @@ from tests.dist.nets import SGD, flat, loss_of, momentum_for, net
 
 
 def pair(spec, **options):
-    torch.manual_seed(dist.get_rank())  # replicas differ until distribute makes them alike
-    model, momentum = net(), momentum_for(spec)
+    model, momentum = net(seed=dist.get_rank()), momentum_for(spec)  # distribute makes replicas alike
     sgd = SGD | {"momentum": momentum, "nesterov": momentum > 0}
     return laconic.distribute(model, torch.optim.SGD(model.parameters(), **sgd), spec, **options)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -83,6 +85,41 @@ def others_go_on(sleeper):
 def test_a_rank_that_sleeps_holds_nobody_up(pool, sleeper):
     """It would hang otherwise."""
     assert pool.run(4, others_go_on, sleeper) == [True] * 4
+
+
+def late_to_adopt(spec, finishes):
+    """Rank 0 adopts the average a little later than rank 1, which goes on at once, and asks."""
+    model = Vector()
+    plain = torch.optim.SGD(model.parameters(), lr=1.0)
+    model, optimizer = laconic.distribute(model, plain, spec)
+    bound = optimizer.controller.bound
+    asked = getattr(bound, "_base", bound)
+    adopt_ = asked.adopt_
+
+    def late(model):
+        time.sleep(0.5 if dist.get_rank() == 0 else 0.0)
+        adopt_(model)
+
+    asked.adopt_ = late
+    for step in range(8):  # rank 1 asks at the first and the fifth
+        pull = -10.0 * dist.get_rank() if step in (1, 2) else 0.0
+        model.x.grad = torch.full((5,), pull / 2)
+        optimizer.step()
+        if step + 1 in finishes:
+            optimizer.finish()
+    end = flat(model)
+    optimizer.remove()
+    return end
+
+
+@pytest.mark.parametrize(
+    ("spec", "finishes"),
+    [("adpsgd(every=4)", (1, 4, 8)), ("slowmo(every=4, beta=0.0, base=adpsgd(every=4))", (1, 8))],
+)
+def test_nobody_asks_a_rank_that_has_yet_to_adopt_the_average(pool, spec, finishes):
+    """It would answer with its old model, and then forget how far it has come."""
+    for end in pool.run(2, late_to_adopt, spec, finishes):
+        torch.testing.assert_close(end, torch.full((5,), 5.0))
 
 
 def trains():

@@ -120,3 +120,20 @@ def test_every_regroup_tells_what_starts_anew(spec: str, reset: set[str]) -> Non
 
     for ((before, step, agreed, fresh),) in Loopback.run(3, play):
         assert (before, step, agreed.averaged, {*fresh}) == ([], 2, [0, 2], reset)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_each_rank_keeps_its_statistics_where_it_is_told_to(keep: bool) -> None:
+    """Rank 1 was away, and takes the others' mean over as it does their model. Frozen ones are one rank's."""
+
+    def play(comm: Loopback) -> tuple[float, float]:
+        rank = Rank("local_sgd()", comm)
+        own, frozen = torch.tensor([10.0 * comm.rank]), torch.tensor([100.0 + comm.rank])
+        rank.model.register_buffer("mean", own)
+        rank.model.register_parameter("frozen", torch.nn.Parameter(frozen, requires_grad=False))
+        stand = Stand(1, comm.rank != 1, True, {})
+        average_(rank.replica, rank.replica.flat, stand, comm, keep)
+        return own.item(), frozen.item()
+
+    means = [0.0, 10.0, 20.0] if keep else [10.0, 10.0, 10.0]
+    assert Loopback.run(3, play) == [(mean, 100.0) for mean in means]

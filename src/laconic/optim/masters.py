@@ -135,7 +135,7 @@ class Masters:
     @torch.no_grad()
     def _take_gradients(self, scale: Tensor | None = None) -> None:
         for parameter, master in self._inside.items():
-            grad = None if parameter.grad is None else parameter.grad.float()
+            grad = None if parameter.grad is None else _single_like(parameter.grad, master)
             master.grad = grad if grad is None or scale is None else grad.div_(scale)
         for other in self._in_order():
             if scale is not None and other not in self._behind and other.grad is not None:  # in float32
@@ -219,6 +219,14 @@ class Masters:
                     with torch.no_grad():
                         master.copy_(one[MASTER])
         self._roundings = max((int(one[ROUNDINGS]) for one in saved.values() if ROUNDINGS in one), default=0)
+
+
+def _single_like(grad: Tensor, master: Tensor) -> Tensor:
+    """A gradient in float32, laid out as its master: fused kernels take that for granted."""
+    single = grad.float()
+    if single.layout != torch.strided or single.stride() == master.stride():
+        return single
+    return torch.empty_like(master).copy_(single)
 
 
 def _single(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -65,7 +65,6 @@ class DistributedOptimizer(Optimizer, Joinable):
         self._names: dict[Tensor, str] = {each: name for name, each in named}
         held = (each for group in self.param_groups for each in group["params"])
         self._exchanged = {each for each in (*self._names, *held) if each.requires_grad}
-        self._publish()
 
     def _share(self) -> None:
         if isinstance(self.optimizer, Several):
@@ -142,7 +141,7 @@ class DistributedOptimizer(Optimizer, Joinable):
     def averaged(self) -> AbstractContextManager[float]:
         """A context, `with optimizer.averaged() as distance:`, in which the model is the group's average.
 
-        Called by all ranks.
+        Called by all ranks. To train or to load a state in there is a `StateError`: it would be lost.
 
         Returns:
             The context. It yields the root mean square distance of the ranks' models from the average, as a
@@ -152,15 +151,13 @@ class DistributedOptimizer(Optimizer, Joinable):
 
     @contextmanager
     def _averaged(self) -> Iterator[float]:
-        with self.controller.averaged() as distance:
-            self._publish()
+        with self._as_flat(), self.controller.averaged() as distance:
             yield distance
-        self._publish()
 
     def finish(self) -> None:
         """Load the group's exact average on every rank. Call it on all ranks, before you save the model."""
-        self.controller.finish()
-        self._publish()
+        with self._as_flat():
+            self.controller.finish()
 
     def stats(self) -> Stats:
         """Bytes and seconds of this rank's steps since the start; see `laconic.exchange.stats.Stats`.
@@ -197,12 +194,11 @@ class DistributedOptimizer(Optimizer, Joinable):
             memories of all ranks, which `laconic.resize` takes, and under "optimizers" their optimisers'
             states, or only one if all ranks have the same.
         """
-        if gather:
-            memories, optimizers = self.controller.gathered(self.optimizer.state_dict())
-            self._publish()
-            return {KEY: memories, ALL: optimizers}
-        own = self.controller.state_dict()  # may complete messages, which move the model
-        self._publish()
+        with self._as_flat():  # it may complete messages, which move the model
+            if gather:
+                memories, optimizers = self.controller.gathered(self.optimizer.state_dict())
+                return {KEY: memories, ALL: optimizers}
+            own = self.controller.state_dict()
         return self.optimizer.state_dict() | {KEY: own}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -225,10 +221,12 @@ class DistributedOptimizer(Optimizer, Joinable):
             plain = states[self.controller.rank if len(states) == len(state_dict[KEY]["ranks"]) else 0]
         if isinstance(self.optimizer, Several) and ALL not in plain:
             self.optimizer.check_state(plain)
-        self.controller.load_state_dict(state_dict[KEY])
-        self.optimizer.load_state_dict(plain)
+        with self._as_flat():
+            self.controller.load_state_dict(state_dict[KEY])
+            self.optimizer.load_state_dict(plain)
         self._share()
-        self._publish()
+        if self._replica is not None:
+            self._replica.lay_out_state()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Let the optimiser hold more of the parameters that are exchanged, as torch's do.
@@ -273,9 +271,8 @@ class DistributedOptimizer(Optimizer, Joinable):
 
     def _round(self, update: Update, loss: float | None) -> None:
         """A step of the strategy, in which the parameters become what it made of them."""
-        with self._only:
+        with self._only, self._as_flat():
             self.controller.step(update, loss)
-        self._publish()
 
     def _without_inputs(self) -> Update:
         """The update of a round without inputs: by the gradients of others where the strategy shares them."""
@@ -284,9 +281,8 @@ class DistributedOptimizer(Optimizer, Joinable):
         self.optimizer.zero_grad()
         return partial(self._replica.update, self.optimizer.step)
 
-    def _publish(self) -> None:
-        if self._replica is not None:
-            self._replica.publish()
+    def _as_flat(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._replica is None else self._replica.as_flat()
 
     def _check_exchanged(self) -> None:
         """Raise `AttachError` if the optimiser is about to step a parameter that no rank exchanges."""

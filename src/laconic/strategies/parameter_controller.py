@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from laconic.core.errors import NonFiniteError, PeerError
+from laconic.core.errors import NonFiniteError, PeerError, StateError
 from laconic.exchange.agreement import accepted_by_all
 from laconic.exchange.gathered import GatheredState, gather_states, gathered, own_part
 from laconic.exchange.state import FORMAT, Identity, RankState, label, model_digest, unlabel
@@ -59,6 +59,7 @@ class ParameterController(Controller):
         self._statistics = statistics
         self.removed = False
         self._nobody_trained = False  # whether no rank had a trained model at the last regroup
+        self._shows_average = False
         self._memory: dict[str, Tensor] = {}  # of the strategy, equal on all ranks, at the last regroup
         self._calls = 0  # collective calls since the last step
         self._furthest = (0, 0)  # steps and calls of the rank that was ahead at the last regroup
@@ -66,6 +67,7 @@ class ParameterController(Controller):
             self._rejoin()
         else:
             self.bound = strategy.bind(replica, optimizer, membership.comm, seed)
+        replica.publish()
         membership.comm.reset()
         self.shared_scaler: SharedScaler | None = None
         if scaler is not None:
@@ -87,6 +89,7 @@ class ParameterController(Controller):
             )
 
     def step(self, update: Update, loss: float | None) -> None:
+        self._check_own()
         self.replica.check_views()
         self._calls = 0
         if self.membership.regroup_requested:
@@ -97,6 +100,7 @@ class ParameterController(Controller):
 
     def _collectively(self, act: Callable[[], object], last: bool = False) -> None:
         """Do what all ranks do between steps. `last`: it ends the training, so do it wherever others are."""
+        self._check_own()
         self._calls += 1
         while (self.bound.steps, self._calls) >= self._furthest and (error := self._loses_rank(act)):
             steps = self.bound.steps
@@ -105,6 +109,13 @@ class ParameterController(Controller):
                 self._calls = int(last)
                 if not last:
                     return
+
+    def _check_own(self) -> None:
+        if self._shows_average:
+            raise StateError(
+                "inside `with optimizer.averaged()` the model is the group's average, and this rank's own one"
+                " comes back at its end, so what is trained or loaded there would be lost: leave it first"
+            )
 
     def _loses_rank(self, act: Callable[[], object]) -> str:
         """What shows that a rank was lost in this call, or "". The error itself keeps the old group alive."""
@@ -135,7 +146,9 @@ class ParameterController(Controller):
                 present = membership.generation == generation + 1
                 place = steps * MOST_CALLS + self._calls
                 stand = Stand(place, present, trained, self._memory, up_to_date=bool(memory))
-                agreed = average_(self.replica, model, stand, membership.side_comm)
+                agreed = average_(
+                    self.replica, model, stand, membership.side_comm, self._statistics == "keep"
+                )
                 own = membership.comm
                 chosen = Alone() if own.size == 1 else self.strategy
                 for each in each_of(self._optimizer):
@@ -174,9 +187,11 @@ class ParameterController(Controller):
             kept = own
 
         self._collectively(show)
+        self._shows_average = True
         try:
             yield distance
         finally:
+            self._shows_average = False
             for each, own in zip((self.replica.flat, *self.replica.statistics), kept, strict=bool(kept)):
                 each.copy_(own)
 
@@ -189,10 +204,12 @@ class ParameterController(Controller):
         model = self.bound.consensus(side)
         side.all_reduce(self.replica.flat.new_zeros(1))  # a consensus may be local, as a leader's: all meet
         self.bound.adopt_(model)
+        side.all_reduce(self.replica.flat.new_zeros(1))  # nobody sends while another still adopts
         self._load(model)
 
     def _load(self, model: Tensor) -> None:
         self.replica.flat.copy_(model)
+        self.replica.publish()
         if self._statistics == "average":
             self.replica.mean_statistics_(self.membership.side_comm)
 

@@ -10,10 +10,13 @@ float32 holds of averages and small steps, and its own updates are added to that
 
 from __future__ import annotations
 
+import hashlib
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +37,12 @@ class Replica:
     """The trained parameters of one model: `flat` float32 (n,), laid out by `layout`.
 
     `statistics`: the floating-point buffers of the model, such as BatchNorm's running means; `constants`: its
-    other buffers, such as counters, complex tables and expanded tensors, which ranks begin alike. Nothing
-    changes before `flatten`. Trained parameters that the optimiser holds beside the model's, such as a
-    loss's, are exchanged with them, as "outside.<i>". Raises `AttachError` if no parameter is trained, if the
-    optimiser holds none of the model's, or if parameters are on several devices, sharded, or neither float32
-    nor in half precision.
+    other buffers, such as counters, complex tables and expanded tensors; `frozen`: parameters that are not
+    trained. Ranks begin with the same. Nothing changes before `flatten`. Trained parameters that the
+    optimiser holds beside the model's, such as a loss's, are exchanged with them, as "outside.<i>".
+
+    Raises `AttachError` if no parameter is trained, if the optimiser holds none of the model's, or if
+    parameters are on several devices, on none (meta), sharded, or neither float32 nor in half precision.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -60,6 +64,12 @@ class Replica:
             raise AttachError(
                 "fully_shard has sharded this model, and a strategy needs a whole one on every rank: leave"
                 " fully_shard out, or keep it and call laconic.compress(model, optimizer, 'cgx(bits=8)')"
+            )
+        if any(each.is_meta for each in (*self.parameters.values(), *self.frozen, *self._buffers())):
+            raise AttachError(
+                "this model is on the meta device and has no values yet: give it some, as"
+                " model.to_empty(device='cpu') and its own initialisation do, before you build the optimiser"
+                " and call distribute()"
             )
         if not self.parameters:
             raise AttachError("this model has no parameter with requires_grad: there is nothing to train")
@@ -90,6 +100,17 @@ class Replica:
         """The other buffers."""
         return tuple(each for each in self._buffers() if each.dtype not in AVERAGED or _is_expanded(each))
 
+    @property
+    def frozen(self) -> tuple[Tensor, ...]:
+        """The parameters of model and optimiser that are not in the layout."""
+        model, exchanged = self._model(), set(self.parameters.values())
+        groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
+        held = (
+            *(() if model is None else model.parameters()),
+            *(x for each in groups for x in each["params"]),
+        )
+        return tuple(dict.fromkeys(each for each in held if each not in exchanged))
+
     def _buffers(self) -> tuple[Tensor, ...]:
         model = self._model()
         return () if model is None else tuple(model.buffers())
@@ -102,6 +123,16 @@ class Replica:
             view.copy_(self.parameters[name].detach())
             if self.parameters[name].dtype == torch.float32:
                 self.parameters[name].data = view
+        self.lay_out_state()
+
+    def lay_out_state(self) -> None:
+        """Give the optimiser's state the memory format of `flat`: fused kernels take that for granted."""
+        for parameter in self.parameters.values():
+            if parameter.dtype == torch.float32 and parameter.grad is not None:
+                parameter.grad = parameter.grad.contiguous()
+            if parameter.dtype == torch.float32 or self._master(parameter) is not None:
+                for state in (each.state[parameter] for each in self._optimizers if parameter in each.state):
+                    state.update({key: _in_order(value, parameter) for key, value in state.items()})
 
     def halves(self) -> list[tuple[nn.Parameter, Tensor]]:
         """Each parameter in half precision, with its part of `flat`."""
@@ -114,6 +145,21 @@ class Replica:
         """Round `flat` to the parameters in half precision."""
         for each, view in self.halves():
             each.data.copy_(view)
+
+    @contextmanager
+    def as_flat(self) -> Iterator[None]:
+        """In the end, also after an error, parameters in half precision are `flat`, rounded.
+
+        What was written to them from outside since the last time counts.
+        """
+        for each, view in self.halves():
+            same = view.to(each.dtype) == each.detach()
+            if not (same.is_cpu and bool(same.all())):  # elsewhere, asking costs more than copying
+                view.copy_(torch.where(same, view, each.detach().float()))
+        try:
+            yield
+        finally:
+            self.publish()
 
     def update(self, optimise: Callable[[], object]) -> None:
         """Let the optimiser do its step on the parameters as they are in `flat` now."""
@@ -176,14 +222,13 @@ class Replica:
                 master.data = master.detach().clone()
 
     def adopt(self, comm: Comm, root: int = 0) -> None:
-        """Copy the root's parameters and buffers. Called by all ranks."""
+        """Copy the root's parameters, trained and frozen, and its buffers. Called by all ranks."""
         comm.broadcast(self.flat, root)
-        for each in (*self.statistics, *self.constants):
-            if each.numel():  # as bytes: no backend has all dtypes
-                own = each.detach().reshape(-1).contiguous().view(torch.uint8)
-                wire = comm.broadcast(own.clone(), root)
-                if not torch.equal(wire, own):  # one that is alike may be expanded, and so read alone
-                    each.copy_(wire.view(each.dtype).view(each.shape))
+        _adopt((*self.statistics, *self.constants, *self.frozen), comm, root)
+
+    def adopt_frozen(self, comm: Comm, root: int) -> None:
+        """Copy the root's frozen parameters. Called by all ranks."""
+        _adopt(self.frozen, comm, root)
 
     def distance(self, model: Tensor, comm: Comm) -> float:
         """Root mean square over ranks of |x_r - model|, over |model|. Called by all ranks."""
@@ -191,8 +236,12 @@ class Replica:
         mean = float(comm.all_reduce(apart)) / comm.size
         return math.sqrt(mean) / (float(model.norm()) or 1.0)
 
-    def mean_statistics_(self, comm: Comm, among: int | None = None, counts: bool = True) -> None:
-        """Replace every statistic by its mean over ranks, or over `among` of them; whether this one counts.
+    def mean_statistics_(
+        self, comm: Comm, among: int | None = None, counts: bool = True, *, load: bool = True
+    ) -> None:
+        """Replace every statistic by its mean over ranks, or over `among` of them.
+
+        `counts`: whether this rank is one of them; `load`: whether it takes the mean over.
 
         A float buffer may be a constant, such as a mask of the lowest float32: the sum of equals, divided by
         their number, need not be the same, or finite. So what is alike on all stays. Called by all ranks;
@@ -205,8 +254,37 @@ class Replica:
             high = comm.all_reduce(own.clone() if counts else torch.full_like(own, -none), "max")
             mean = comm.all_reduce(own / (among or comm.size) if counts else torch.zeros_like(own))
             agreed = torch.where(low == high, low, mean)
-            if not torch.equal(agreed, own):
+            if load and not torch.equal(agreed, own):
                 each.copy_(agreed)
+
+
+def _in_order(value: Any, parameter: Tensor) -> Any:
+    """A state of a parameter's shape in row-major order; any other as it is."""
+    shaped = isinstance(value, Tensor) and value.shape == parameter.shape
+    return value.contiguous() if shaped else value
+
+
+def _adopt(tensors: Sequence[Tensor], comm: Comm, root: int) -> None:
+    """Copy the root's tensors; those that are alike on all ranks do not travel. Called by all ranks."""
+    if not tensors:
+        return
+    own = torch.tensor([_digest(each) for each in tensors], device=tensors[0].device)
+    differs = comm.all_reduce((comm.broadcast(own.clone(), root) != own).long(), "max")
+    for each, differ in zip(tensors, differs.tolist(), strict=True):
+        if (
+            differ
+        ):  # as bytes: no backend has all dtypes; one that is alike may be expanded, and so read alone
+            wire = comm.broadcast(_bytes(each).clone(), root)
+            each.detach().copy_(wire.view(each.dtype).view(each.shape))
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.detach().reshape(-1).contiguous().view(torch.uint8)
+
+
+def _digest(x: Tensor) -> int:
+    hashed = hashlib.blake2b(_bytes(x).cpu().numpy().tobytes(), digest_size=8)
+    return int.from_bytes(hashed.digest(), "little", signed=True)
 
 
 def _is_expanded(x: Tensor) -> bool:

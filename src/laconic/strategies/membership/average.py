@@ -43,8 +43,10 @@ class Agreement:
     memory: dict[str, Tensor]
 
 
-def average_(replica: Replica, model: Tensor, stand: Stand, comm: Comm) -> Agreement:
+def average_(replica: Replica, model: Tensor, stand: Stand, comm: Comm, keep: bool = False) -> Agreement:
     """Load the ranks' average of model (n,) and of statistics into the replica. Called by all ranks.
+
+    `keep`: each rank that is averaged keeps its own statistics.
 
     Ranks that missed no group decide; without any, those with a trained model; without any, all. If a rank is
     lost meanwhile, parameters stay as they are.
@@ -62,7 +64,8 @@ def average_(replica: Replica, model: Tensor, stand: Stand, comm: Comm) -> Agree
         memory[key] = comm.broadcast(own, root)
     counts = comm.rank in averaged
     mean = comm.all_reduce(_share(model, counts)).div_(len(averaged))
-    replica.mean_statistics_(comm, len(averaged), counts)
+    replica.mean_statistics_(comm, len(averaged), counts, load=not (keep and counts))
+    replica.adopt_frozen(comm, root)
     replica.flat.copy_(mean)
     return Agreement(max(row[0] for row in rows), averaged, level < 3, memory)
 
