@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.files import Row, keep, kept
 from benchmarks.machine import machine
-from benchmarks.small_net import SMALL_GPT, SMALL_NET, WITHOUT_MOMENTUM, load_windows
+from benchmarks.small_net import BY_SIGNS, SMALL_GPT, SMALL_NET, WITHOUT_MOMENTUM, load_windows
 from benchmarks.workers import Data, Problem, train
 from laconic.core.errors import NonFiniteError
 from laconic.report.ledger import slug
@@ -115,6 +115,16 @@ FAMILIES = (
         600,
         "shakespeare",
         "shakespeare",
+    ),
+    Family(
+        "Steps by sign and bf16 autocast, the same transformer",
+        5e-4,
+        "dense()",
+        ("demo()", "topk(density=0.01)"),
+        BY_SIGNS,
+        600,
+        "shakespeare",
+        "shakespeare-by-signs",
     ),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from benchmarks.workers import Data, Problem
 from laconic.exchange.method import Method
@@ -77,6 +77,11 @@ def adamw(model: nn.Module, lr: float, by: Method | Strategy) -> Optimizer:
     return AdamW(model.parameters(), lr=lr, weight_decay=0.0)
 
 
+def signs(model: nn.Module, lr: float, by: Method | Strategy) -> Optimizer:
+    """Steps of one length, against the sign of what the method hands over, by which DeMo was published."""
+    return Adam(model.parameters(), lr=lr, betas=(0.0, 0.0))
+
+
 def load_windows() -> Data:
     """The text, and so many windows of its last tenth."""
     data = dict(load_text())
@@ -89,3 +94,4 @@ def load_windows() -> Data:
 SMALL_NET = Problem(net, 16, image_loss, image_test, sgd)
 WITHOUT_MOMENTUM = Problem(net, 16, image_loss, image_test, plain_sgd)
 SMALL_GPT = Problem(GPT, 8, letter_loss, letter_test, adamw)
+BY_SIGNS = Problem(GPT, 8, letter_loss, letter_test, signs)
