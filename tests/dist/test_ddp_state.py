@@ -39,6 +39,7 @@ def foreign_states():
         {"spec": "topk(density=0.5)"},
         {"model": "another"},
         {"tensors": {}},
+        {"tensors": None},
     ):
         try:
             handle.load_state_dict({**state, **change})
@@ -53,9 +54,11 @@ def foreign_states():
 
 def test_a_state_that_belongs_elsewhere_is_refused(pool):
     for said in pool.run(2, foreign_states):
-        assert len(said) == 7
-        assert "rank" in said[0] and "laconic.resize" in said[1] and "topk" in said[2]
-        assert said[5] == "a state of a handle is a dictionary, got None" and "got [{" in said[6]
+        assert len(said) == 8
+        assert "rank" in said[0] and "laconic.resize" in said[1]
+        assert "take that spec" in said[2]
+        assert said[5] == "this is no state of a handle: its 'tensors' are None"
+        assert said[6] == "a state of a handle is a dictionary, got None" and "got [{" in said[7]
 
 
 def state_of_one():

@@ -70,12 +70,14 @@ def unlabel(state: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, 
 
 
 def check_has(state: Mapping[str, Any], keys: Iterable[str]) -> None:
-    """Raise `StateError` if this is no dictionary, or one of these is missing."""
+    """Raise `StateError` if this is no dictionary, one of these is missing, or its tensors are none."""
     if not isinstance(state, Mapping):
         raise StateError(f"a state of a handle is a dictionary, got {arguments.shown(state)}")
     missing = next((key for key in keys if key not in state), None)
     if missing is not None:
         raise StateError(f"this is no state of a handle: it has no {missing!r}")
+    if not isinstance(tensors := state.get("tensors", {}), Mapping):
+        raise StateError(f"this is no state of a handle: its 'tensors' are {arguments.shown(tensors)}")
 
 
 def check_shapes(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str) -> None:
