@@ -86,7 +86,7 @@ FAMILIES = (
         "SGD without momentum",
         0.25,
         "dense()",
-        ("topk(density=0.01)", "stc(density=0.01)", "sign()", "ef21_sgdm()"),
+        ("topk(density=0.01)", "stc(density=0.01)", "sign()", "ef21_sgdm()", "ef21_sgdm(topk(density=0.1))"),
         WITHOUT_MOMENTUM,
         folder="cifar10-without-momentum",
     ),
