@@ -188,7 +188,7 @@ def test_the_list_stays_inside_100_columns() -> None:
 def test_names_and_figures_are_whole_on_narrow_screens() -> None:
     """Figures of one method stand below each other; the list leaves out what it has no room for."""
     for width in (40, 80):
-        env = {"COLUMNS": str(width)}
+        env = {"COLUMNS": str(width), "FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "dumb"}
         one = CliRunner().invoke(app, ["methods", "dgc"], env=env).output
         (entry, *_) = (each for each in entries() if each.name == "dgc")
         for head, cell in zip(HEADS, cells(entry), strict=True):

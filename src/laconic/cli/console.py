@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,7 +13,7 @@ PLAIN_WIDTH = 160  # columns
 def console() -> Console:
     """Standard output."""
     screen = Console(highlight=False)
-    if not screen.is_terminal and "COLUMNS" not in os.environ:
+    if not screen.is_terminal:
         screen.width = PLAIN_WIDTH
     return screen
 

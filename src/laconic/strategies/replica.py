@@ -129,7 +129,7 @@ class Replica:
         """Give the optimiser's state the memory format of `flat`: fused kernels take that for granted."""
         for parameter in self.parameters.values():
             if parameter.dtype == torch.float32 and parameter.grad is not None:
-                parameter.grad = parameter.grad.contiguous()
+                parameter.grad = _in_order(parameter.grad, parameter)
             if parameter.dtype == torch.float32 or self._master(parameter) is not None:
                 for state in (each.state[parameter] for each in self._optimizers if parameter in each.state):
                     state.update({key: _in_order(value, parameter) for key, value in state.items()})
@@ -259,9 +259,9 @@ class Replica:
 
 
 def _in_order(value: Any, parameter: Tensor) -> Any:
-    """A state of a parameter's shape in row-major order; any other as it is."""
-    shaped = isinstance(value, Tensor) and value.shape == parameter.shape
-    return value.contiguous() if shaped else value
+    """A dense tensor of a parameter's shape in row-major order; anything else as it is."""
+    dense = isinstance(value, Tensor) and value.layout == torch.strided
+    return value.contiguous() if dense and value.shape == parameter.shape else value
 
 
 def _adopt(tensors: Sequence[Tensor], comm: Comm, root: int) -> None:
