@@ -137,6 +137,18 @@ def test_an_excerpt_keeps_first_and_last_and_stays_below_its_limit():
     assert excerpt(Layout.of([("a", (10**6, 1))]), 1000).numel == 1000
 
 
+def test_an_excerpt_of_a_model_with_a_huge_end_forecasts_low_rank_as_low_rank():
+    """The embedding of a language model keeps its width; factors of a shape (1, n) would never pay."""
+    layout = Layout.of(
+        [("wte", (50257, 768)), *((f"w{i}", (768, 3072)) for i in range(12)), ("norm", (768,))]
+    )
+    part = excerpt(layout)
+    assert part["wte"].shape[1] == 768 and part["norm"].shape == (768,) and part.numel <= 1 << 23
+    powersgd = lift("powersgd(rank=2)")
+    scale = layout.numel / part.numel
+    assert powersgd.nbytes(part) * scale == pytest.approx(powersgd.nbytes(layout), rel=0.5)
+
+
 def test_seconds_of_messages_are_latencies_and_bytes():
     ring = Rehearsed("", {"all_reduce": Traffic(ONCE, Growth((0, 2e6, 0, 0)))}, NOTHING, NOTHING)
     assert Network(1e6, 0.01).seconds(ring, 5) == pytest.approx(8 * 0.01 + 2 * 4 / 5)

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from laconic.cli.main import app
 from laconic.comm.loopback import Loopback
-from laconic.core.errors import StateError
+from laconic.core.errors import AttachError, StateError
 from laconic.plan import beside, probe
 from laconic.plan.growth import Growth
 from laconic.plan.network import Network
-from laconic.plan.probe import Pair, Probe
+from laconic.plan.probe import Pair, Probe, _ready
 from laconic.plan.rehearsal import Rehearsed, Traffic
 from laconic.plan.step import Work
 
@@ -163,3 +163,9 @@ def test_laconic_plan_says_what_it_misses():
     assert said.exit_code == 2
     assert "--workers" in said.output
     assert "--probe" in said.output
+
+
+def test_a_model_without_gradients_is_told() -> None:
+    weight = torch.nn.Parameter(torch.zeros(3))
+    with pytest.raises(AttachError, match="no trained parameter of this model has had a gradient"):
+        _ready([weight], {}, 0.0, 1.0, (12,))

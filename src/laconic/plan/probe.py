@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from laconic.comm import wire_model
 from laconic.comm.comm import Comm
-from laconic.core.errors import StateError
+from laconic.core.errors import AttachError, StateError
 from laconic.core.layout import Layout
 from laconic.plan.beside import probe_beside
 from laconic.plan.growth import Growth
@@ -222,6 +222,11 @@ def _ready(
     cut: Sequence[int],
 ) -> list[float]:
     """When all gradients of each bucket are ready, as fractions of backward."""
+    if not any(each in ends for each in trained):
+        raise AttachError(
+            "no trained parameter of this model has had a gradient, so no step can be measured: check that"
+            " the loss depends on what the optimiser trains"
+        )
     ready = sorted(((ends[each] - start) / backward_s, 4 * each.numel()) for each in trained if each in ends)
     found, filled, reached = [], 0, 0
     for nbytes in cut:

@@ -8,6 +8,7 @@ ranks do not share caches.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -118,18 +119,33 @@ def fitted(spec: str, played: Mapping[int, Played], scale: float, when: When = "
 def excerpt(layout: Layout, max_elements: int = MAX_ELEMENTS) -> Layout:
     """A layout of at most `max_elements`: the first and last tensor, and every k-th of the others.
 
+    Of a tensor with more than a quarter of these the longest dimension is shortened.
+
     >>> excerpt(Layout.of((f"w{i}", (10, 10)) for i in range(9)), max_elements=500).numel
     500
     """
     if layout.numel <= max_elements:
         return layout
-    entries = list(layout)
-    for stride in range(2, len(entries) + 1):
-        kept = [*entries[:-1:stride], entries[-1]]
-        if sum(entry.numel for entry in kept) <= max_elements:
-            return Layout.of((entry.name, entry.shape) for entry in kept)
-    ends = dict.fromkeys((entries[0], entries[-1]))
-    return Layout.of((entry.name, (1, min(entry.numel, max_elements // len(ends)))) for entry in ends)
+    shapes = [
+        (entry.name, _shortened(entry.shape, max(1, max_elements // min(4, len(layout))))) for entry in layout
+    ]
+    strides = range(1, len(shapes) + 1)
+    excerpts = (Layout.of([*shapes[:-1:stride], shapes[-1]]) for stride in strides)
+    return next(each for each in excerpts if each.numel <= max_elements)
+
+
+def _shortened(shape: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """A shape of at most `most` elements, with as many dimensions.
+
+    >>> _shortened((50257, 768), 1 << 21), _shortened((9,), 4), _shortened((4, 3), 100), _shortened((6, 6), 4)
+    ((2730, 768), (4,), (4, 3), (3, 1))
+    """
+    sides = list(shape)
+    while math.prod(sides) > most:
+        longest = sides.index(max(sides))
+        others = math.prod(sides) // sides[longest]
+        sides[longest] = max(sides[longest] // 2, most // others) if most < others else most // others
+    return tuple(sides)
 
 
 @dataclass(frozen=True)
