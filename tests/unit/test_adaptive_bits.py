@@ -14,6 +14,7 @@ from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.errors import SpecError, StateError
 from laconic.core.layout import Layout
+from laconic.core.mask import Mask
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
 from laconic.reducers.scatter_reduce.widths import cheapest, grains_of
@@ -173,3 +174,26 @@ def test_wrong_options_and_states_are_refused() -> None:
 
     with pytest.raises(StateError, match=r"a\.weight has a width of 77 bits"):
         everywhere(2, load)
+
+
+def test_under_masks_the_seven_errors_are_not_taken_for_seven_entries() -> None:
+    layout = Layout.of([("w", (4, 4)), ("b", (3,))])
+    used = torch.arange(16).view(4, 4) < 7
+    mask = Mask.of(torch.nn.Parameter(torch.zeros(4, 4)), used)
+
+    def play(comm: Loopback) -> bool:
+        first, other = (parse("masked(adaptive_bits(every=1))").bind(layout, comm) for _ in range(2))
+        ends = []
+        for each in (first, other):
+            each.remask({"w": mask})
+        x = torch.randn(19)
+        first.reduce(x, layout, Turn(0, comm.rank), torch.empty(19))
+        state = first.state_dict()
+        other.load_state_dict(state)
+        for each in (first, other):
+            out = torch.empty(19)
+            each.reduce(x, layout, Turn(1, comm.rank), out)
+            ends.append(out)
+        return state["once/errors/w"].shape == (7,) and torch.equal(*ends)
+
+    assert everywhere(2, play) == [True, True]

@@ -349,3 +349,27 @@ def test_a_resumed_run_goes_on_with_what_was_decided():
     for ours, theirs, pairs in Loopback.run(2, body):
         assert ours == theirs is not None
         assert all(torch.equal(a, b) for one, two in pairs for a, b in zip(one, two, strict=True))
+
+
+def test_what_was_left_behind_bleeds_out_after_a_resume_too():
+    """The dense candidate has been decided on, and much is left behind: no step adds all of it."""
+    spec = Autotune((CANDIDATES[0], CANDIDATES[4]))
+
+    def body(comm):
+        rank = Rank(comm, RATES["hidden"], spec)
+        decided(rank)
+        state = {key: value.clone() for key, value in rank.bound.state_dict().items()}
+        for key in state:
+            if key.startswith("residual/"):
+                state[key] = torch.full_like(state[key], 100.0)
+        other = Rank(comm, RATES["hidden"], spec)
+        other.bound.load_state_dict(state)
+        other.steps = rank.steps
+        means, _ = other.step(drift)
+        plain = torch.cat(
+            [sum(drift(each, rank.steps, bucket) for each in range(2)) / 2 for bucket in BUCKETS]
+        )
+        return rank.chosen, float(torch.cat(means).norm() / plain.norm())
+
+    for chosen, grown in Loopback.run(2, body):
+        assert chosen == 0 and 1.1 < grown < 2.1

@@ -88,3 +88,14 @@ def test_dense_steps_are_not_clipped() -> None:
     first, second, third = means(spec, given, [MODEL], size=1)
     assert torch.equal(first, given[0]) and torch.equal(second, given[0])
     assert float(third.norm()) <= 1 + 1e-5
+
+
+def test_a_bucket_that_was_nearly_zero_tells_nothing_about_the_rest() -> None:
+    """A layer that starts at zero wakes up: the gradient stays far below its limit, and is sent whole."""
+    asleep, awake = (0.05 / gradient(0, 0).norm() * gradient(0, 0) for _ in range(2))
+    parts = [slice(MODEL[each.name].offset, MODEL[each.name].offset + each.numel) for each in MANY[0]]
+    for part in parts:
+        asleep[part] *= 1e-9
+    mean = means(CLIPPED, [asleep, awake], MANY, size=1)[1]
+    for part in parts:
+        assert float(mean[part].norm()) > 0.8 * float(awake[part].norm())

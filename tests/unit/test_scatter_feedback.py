@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import pytest
 import torch
 from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one_step
 from tests.unit.memory_world import STEPS, held, lost, resumed, through_a_void_step
 from torch import Tensor
 
+from laconic.comm.loopback import Loopback
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
@@ -64,6 +68,23 @@ def test_nothing_is_lost(size: int, spec: str) -> None:
 @pytest.mark.parametrize("when", [0, 1, 3])
 def test_a_void_step_leaves_the_residual_of_the_mean_as_it_was(when: int, spec: str) -> None:
     assert any(through_a_void_step(spec, "once/mean", when)) == (when > 0)
+
+
+@pytest.mark.parametrize("spec", [BOTH, RING, FEW])
+def test_a_void_step_leaves_what_the_step_before_it_left(spec: str) -> None:
+    """Nobody asks for the state between the two, which would settle it."""
+
+    def play(comm: Loopback, steps: int) -> Tensor:
+        exchange = exchange_on(comm, spec)
+        for t in range(steps):
+            flat = gradient(comm.rank, t)
+            flat[0] = math.inf if t == 2 else flat[0]
+            assert one_step(exchange, flat, [MODEL])[1] == (t != 2)
+        return held(exchange.state_dict(), "once/mean")
+
+    before, after = (everywhere(3, partial(play, steps=steps)) for steps in (2, 3))
+    assert any(kept.any() for kept in before)
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize("spec", SPECS)

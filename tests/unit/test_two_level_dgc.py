@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from tests.laws.method_ranks import BUCKETS, Rank
-from tests.laws.worlds import gradient
+from tests.laws.worlds import MODEL, everywhere, exchange_on, gradient, one_step
 from torch import Tensor
 
 from laconic.comm.loopback import Loopback
@@ -84,3 +86,17 @@ def test_it_is_a_method_that_is_named_as_it_was_written() -> None:
 def test_where_a_method_does_not_fit_it_is_refused(spec: str, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         lift(spec)
+
+
+def test_inf_in_a_dense_step_of_the_warm_up_voids_it() -> None:
+    """A sum in bfloat16 would saturate it, and trusts the momentum correction to look."""
+    spec = (
+        "two_level(sum(dtype='bf16'), dgc(density=0.25, warmup_steps=4, warmup=(1.0, 0.5)), ranks_per_node=2)"
+    )
+
+    def play(comm: Loopback) -> bool:
+        flat = gradient(comm.rank, 0)
+        flat[3] = math.inf if comm.rank == 1 else flat[3]
+        return one_step(exchange_on(comm, spec), flat, [MODEL])[1]
+
+    assert everywhere(4, play) == [False] * 4

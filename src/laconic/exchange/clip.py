@@ -3,12 +3,14 @@
 The factor of a bucket needs the norm of all tensors, vectors included. With one bucket that is at hand. With
 several, the rest is taken from the last step, grown as much as what has come so far:
 
-    |g|^2 ~ s * (1 + rest' / s')     s: squared norm of the tensors that have come in this step,
+    |g|^2 ~ s + rest' * growth       s: squared norm of the tensors that have come in this step,
                                      s', rest': of the same tensors and of the others in the last step
+    growth = s / s'                  where s' is a hundredth of s' + rest' or more
+             (s + rest') / (s' + rest')    otherwise: a small part tells little about the rest
     g = g * min(1, limit / |g|)
 
-That is exact for the last bucket, and for all where the gradient has changed in length alone. Where there was
-no last step, it is the norm of what has come so far.
+That is exact for the last bucket, and where the gradient has changed in length alone for all but small ones.
+Where there was no last step, it is the norm of what has come so far.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from torch import Tensor
 from laconic.core.layout import Layout
 
 KIND = "clip"
+TELLING = 0.01  # of the last step's squared norm: such a part tells how the rest has grown
 
 
 class Clip:
@@ -63,4 +66,6 @@ class Clip:
         now = sum(self._now.values())
         before = sum(self._before[name] for name in self._now)
         rest = sum(square for name, square in self._before.items() if name not in self._now)
-        return math.sqrt(now + rest * now / before if before else now + rest)
+        if before >= TELLING * (before + rest) > 0:
+            return math.sqrt(now + rest * now / before)
+        return math.sqrt(now + rest * (now + rest) / (before + rest) if rest else now)

@@ -90,7 +90,8 @@ class _Corrected(BoundFeedback):
 
     def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
         if not self._spec.owns_momentum(turn.step):
-            return layout.segments.scale_(grad, scale)
+            scaled = layout.segments.scale_(grad, scale)
+            return scaled if kernels.all_finite(scaled, layout.segments) else None
         self._velocity.start()
         self._pending.finish_before(turn.step)
         velocity = self._velocity.flat(layout, grad.device)

@@ -126,6 +126,11 @@ class BoundReducer(ABC):
         assert not self.state_dict(), f"{type(self).__name__} keeps state, and must put it back"
 
     @property
+    def own_shapes(self) -> tuple[str, ...]:
+        """How keys of its state begin whose values have not the shape of the tensor they name: here none."""
+        return ()
+
+    @property
     def holds_back(self) -> bool:
         """Whether a part of a mean can come back in a later step: by default not."""
         return False

@@ -142,6 +142,10 @@ class BoundMasked(BoundReducer):
         return self._inner.detects_non_finite
 
     @property
+    def own_shapes(self) -> tuple[str, ...]:
+        return self._inner.own_shapes
+
+    @property
     def holds_back(self) -> bool:
         return self._inner.holds_back
 
@@ -242,7 +246,7 @@ class BoundMasked(BoundReducer):
         made = dict(state)
         for key, value in state.items():
             name = key.rpartition("/")[2]
-            mask = self._masks.get(name)
+            mask = None if key.startswith(self._inner.own_shapes) else self._masks.get(name)
             if mask is not None and value.shape == mask.positions.shape:
                 whole = value.new_zeros(self._layout[name].numel)
                 made[key] = whole.index_copy_(0, mask.positions.to(value.device), value).view(
@@ -255,7 +259,7 @@ class BoundMasked(BoundReducer):
         made = dict(state)
         for key, value in state.items():
             name = key.rpartition("/")[2]
-            mask = self._masks.get(name)
+            mask = None if key.startswith(self._inner.own_shapes) else self._masks.get(name)
             if mask is not None and tuple(value.shape) == self._layout[name].shape:
                 made[key] = value.flatten()[mask.positions.to(value.device)]
         return made

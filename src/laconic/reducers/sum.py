@@ -33,8 +33,8 @@ class Sum(Reducer):
     Payload: 4 or 2 bytes an element, and 4 bytes more for 'fp16'. There all ranks scale x by the same power
     of two, from the largest |x| of them all, M: N times that just fits, so nothing overflows, and what is
     lost of an entry is at most 2^-11 of it in each addition, or 2^-40 N M where that is more (M > 1e-24). In
-    'bf16' each rank divides by N before it rounds, and saturates where the sum of all could overflow. So a
-    finite x has a finite mean.
+    'bf16' each rank divides by N before it rounds, and saturates where the sum of all could overflow. So in
+    16 bits a finite x has a finite mean; in 'fp32' a sum of ranks that overflows voids the step.
 
     >>> Sum(dtype="fp16")
     sum(dtype='fp16')

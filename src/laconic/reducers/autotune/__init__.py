@@ -276,6 +276,7 @@ class BoundAutotune(BoundReducer):
             {key: value for key, value in state.items() if not key.startswith("once/")}
         )
         self._holding.update(self._matrices.names)
+        self._bleeding.update(self._matrices.names)
         if chosen != UNDECIDED:
             self.autotuner.resume(chosen, float(state[USUAL]))
 

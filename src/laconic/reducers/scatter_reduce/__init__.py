@@ -172,6 +172,8 @@ class TwoHalves(BoundReducer):
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
+        if self._residual is not None:
+            self._residual.begin(turn.step)
         partition = self._partition(layout)
         mean, sent = self.scatter(x, partition, turn, out)
         if self.gather(mean, partition, turn, out, alpha):
@@ -211,7 +213,7 @@ class TwoHalves(BoundReducer):
         """out[bucket] = alpha * mean of all pieces, as all ranks decode it. False where one is not finite."""
         home, wire, residual = partition.home, None, self._residual
         if mean is not None and residual is not None:
-            mean = residual.add_to_(mean, home, turn.step)
+            mean = residual.add_to_(mean, home)
         if mean is not None and kernels.all_finite(mean, home.segments):
             # Keys of its own: with those of this rank's up-messages the roundings would not be independent.
             later = replace(turn, seed=mix(turn.seed, ANSWER))

@@ -44,6 +44,7 @@ from laconic.reducers.scatter_reduce.cuts import cuts
 from laconic.reducers.scatter_reduce.widths import Widths, cheapest
 
 CHOICE = tuple(range(2, 9))  # bits
+ERRORS = "once/errors/"  # how keys of the state begin that have an error for each of these
 
 
 @dataclass(frozen=True, repr=False)
@@ -177,6 +178,10 @@ class _AdaptiveBits(BoundReducer):
         widths = tuple(self._bits[self._tensor_of[name]] for name in part.names)
         return Widths(widths, self._spec.block, self._spec.rounding)
 
+    @property
+    def own_shapes(self) -> tuple[str, ...]:
+        return (ERRORS,)
+
     def put_back(self, layout: Layout) -> None:
         self._pending.drop(layout)
 
@@ -186,7 +191,7 @@ class _AdaptiveBits(BoundReducer):
         for name in self._layout.names:
             state[f"once/bits/{name}"] = torch.tensor(self._bits[name])
             errors = self._errors.get(name, (-1.0,) * len(CHOICE))  # not measured
-            state[f"once/errors/{name}"] = torch.tensor(errors, dtype=torch.float64)
+            state[ERRORS + name] = torch.tensor(errors, dtype=torch.float64)
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -197,5 +202,5 @@ class _AdaptiveBits(BoundReducer):
             raise StateError(
                 f"{wrong} has a width of {bits[wrong]} bits in the saved state, 2 to 8 are possible"
             )
-        errors = {name: tuple(state[f"once/errors/{name}"].tolist()) for name in self._layout.names}
+        errors = {name: tuple(state[ERRORS + name].tolist()) for name in self._layout.names}
         self._bits, self._errors = bits, {name: row for name, row in errors.items() if row[0] >= 0}

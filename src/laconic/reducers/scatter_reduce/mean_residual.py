@@ -34,9 +34,12 @@ class MeanResidual:
         self._memory = Memory("pieces", Layout(tuple(self._pieces.values())))
         self._pending: Pending[Tensor] = Pending(self._finish)
 
-    def add_to_(self, mean: Tensor, home: Layout, step: int) -> Tensor:
-        """mean += residual, for the mean float32 (home.numel,) of this rank's pieces of a bucket."""
+    def begin(self, step: int) -> None:
+        """A bucket of this step is about to be reduced: what earlier ones left counts, even if it is void."""
         self._pending.finish_before(step)
+
+    def add_to_(self, mean: Tensor, home: Layout) -> Tensor:
+        """mean += residual, for the mean float32 (home.numel,) of this rank's pieces of a bucket."""
         return mean.add_(self._memory.flat(home, mean.device)) if home.numel else mean
 
     def keep(self, left: Tensor, home: Layout, step: int) -> None:
