@@ -16,9 +16,8 @@ from torch import Tensor
 from laconic.core.layout import Layout
 
 TOLERANCE = 0.02  # relative: what rounding to bfloat16 may change
-LOOKS = (
-    16  # at tensors for a scaler alone: it is there from the first step on, and a look waits for the device
-)
+LOOKS = 16  # at tensors, for a scaler alone, which is there from the first step on: each waits for the device
+LEAST_POWER = 7  # a scaler divides by 2^7 or more; a script that has added gradients up, by less
 
 
 class GradientWatch:
@@ -38,7 +37,7 @@ class GradientWatch:
             return
         owned = frozenset(owned)
         watched = [each for each in layout if each.name in owned]
-        if not watched and remembers and self._looks:
+        if not watched and remembers and self._looks > 0:
             watched = list(layout)
         smallest = min(watched, key=lambda entry: entry.numel, default=None)
         if smallest is not None:
@@ -62,7 +61,7 @@ class GradientWatch:
                 f" {expected:.4g}, it is {found:.4g}). With momentum correction it holds velocity: to clip"
                 " gradients use clip= of the method, and with a GradScaler pass compress(..., scaler=scaler)"
             )
-        elif not velocity and (power := _power_of_two(expected, found)):
+        elif not velocity and (power := _power_of_two(expected, found)) >= LEAST_POWER:
             self._warn(
                 f"the gradient of {name} was divided by {2**power} between backward() and step(), as by a"
                 " GradScaler. When that changes its scale, what this method holds back would come back at the"
