@@ -173,8 +173,8 @@ class Server:
 
         Raises:
             Refused: The answer is malformed, truncated, oversized, replayed, of another round, model, spec or
-                protocol, not finite or too large. It is counted, and nothing else has changed; only, a client
-            whose update was too large hears of it with its next message, and forgets what it still owes.
+                protocol, not finite or too large. It is counted, and nothing else has changed. A client whose
+                update was too large hears of it with its next message, and forgets what it still owes.
         """
         self.traffic.came_up(client, wire.numel())
         try:

@@ -15,7 +15,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Any
 
 import torch
@@ -270,12 +270,9 @@ def _adopt(tensors: Sequence[Tensor], comm: Comm, root: int) -> None:
         return
     own = torch.tensor([_digest(each) for each in tensors], device=tensors[0].device)
     differs = comm.all_reduce((comm.broadcast(own.clone(), root) != own).long(), "max")
-    for each, differ in zip(tensors, differs.tolist(), strict=True):
-        if (
-            differ
-        ):  # as bytes: no backend has all dtypes; one that is alike may be expanded, and so read alone
-            wire = comm.broadcast(_bytes(each).clone(), root)
-            each.detach().copy_(wire.view(each.dtype).view(each.shape))
+    for each in compress(tensors, differs.tolist()):  # others may be expanded, and so read alone
+        wire = comm.broadcast(_bytes(each).clone(), root)  # bytes, as no backend has all dtypes
+        each.detach().copy_(wire.view(each.dtype).view(each.shape))
 
 
 def _bytes(x: Tensor) -> Tensor:
