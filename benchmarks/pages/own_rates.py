@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from textwrap import fill
 
 from benchmarks.own_rates import DIVERGED, FAMILIES, SEEDS, Family, Run, own_rate
 from benchmarks.pages.tables import spread, table
@@ -25,6 +26,7 @@ best have a larger test loss.
 error over seeds; *at dense's rate*: what the first seed loses at that rate. *Fewer*: bytes that a worker puts
 on the wire.
 """
+WIDTH = 110
 TOLD = ("method", "rate", "accuracy, %", "lost", "at dense's rate", "MB a worker", "fewer", "seeds")
 
 
@@ -34,7 +36,13 @@ def page() -> str:
     for family in FAMILIES:
         if found := [*rows(family)]:
             heading = f"## {family.name}, {family.steps:,} steps"
-            lines += [heading, "", *table(TOLD, found), ""]
+            lines += [
+                heading,
+                "",
+                *([fill(family.why, WIDTH), ""] if family.why else []),
+                *table(TOLD, found),
+                "",
+            ]
     return "\n".join(lines)
 
 
