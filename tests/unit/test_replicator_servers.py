@@ -115,6 +115,14 @@ def test_a_checkpoint_goes_on_and_another_models_is_refused(tmp_path: Path) -> N
     assert [each.name for each in file.parent.iterdir()] == [file.name]
     with pytest.raises(StateError, match="holds other tensors"):
         share(file=file, shapes=((3, 3),))
+    whole = file.read_bytes()
+    torch.save(torch.load(file, weights_only=True) | {"class": "Adam"}, file)
+    with pytest.raises(StateError, match=r"it\.pt is of Adam, and this optimiser is "):
+        share(file=file)
+    for damaged in (b"", b"garbage", whole[:-100]):
+        file.write_bytes(damaged)
+        with pytest.raises(StateError, match=r"it\.pt is damaged or no checkpoint: remove it"):
+            share(file=file)
 
 
 def test_tensors_are_dealt_evenly_and_whole() -> None:

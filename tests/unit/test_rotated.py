@@ -48,3 +48,8 @@ def test_a_constant_block_does_not_become_a_spike() -> None:
 def test_a_block_is_a_power_of_four() -> None:
     with pytest.raises(SpecError, match="block"):
         parse("rotated(minmax(), block=512)")
+
+
+def test_of_a_contraction_a_large_tensor_is_one_too() -> None:
+    """Rounding alone does not make error feedback refuse it."""
+    assert parse("rotated(signmean())").omega(3_000_000) < 1

@@ -110,7 +110,9 @@ class Rotated(Codec):
         return self.codec.message_nbytes(segments)
 
     def omega(self, n: int) -> float:
-        return (math.sqrt(self.codec.omega(n)) + ROUNDING) ** 2
+        inner = self.codec.omega(n)
+        rounded = (math.sqrt(inner) + ROUNDING) ** 2
+        return min(rounded, math.nextafter(1, 0)) if inner < 1 else rounded  # of a contraction, one is left
 
 
 def by_blocks(x: Tensor, block: int, *, back: bool = False) -> Tensor:

@@ -20,7 +20,7 @@ class Keeping(Companion):
 
     key: ClassVar[str] = "keeping"
 
-    def __init__(self, model: nn.Module, spec: str, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: nn.Module, spec: str, optimizer: torch.optim.Optimizer | None) -> None:
         self.session = activations.compress(model, spec, optimizer)
 
     def open(self) -> AbstractContextManager[Any]:
@@ -55,5 +55,7 @@ class Keeping(Companion):
 def kept_in_code(
     settings: TrainingSettings, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> list[Keeping]:
-    """The session of --activations, or none."""
-    return [] if settings.activations is None else [Keeping(model, settings.activations, optimizer)]
+    """The session of --activations, or none. Bounds of the optimiser do not hold for scaled losses."""
+    scaled = settings.precision == "fp16"
+    spec = settings.activations
+    return [] if spec is None else [Keeping(model, spec, None if scaled else optimizer)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -101,21 +102,35 @@ class Share:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         state = {
             "version": self.version,
+            "class": self.told["class"],
             "tensors": self.told["tensors"],
             "flat": self.flat,
             "optimizer": self.optimizer.state_dict(),
         }
         temporary = self.file.with_name(f".{self.file.name}.{os.getpid()}")
-        torch.save(state, temporary)
+        with temporary.open("wb") as out:
+            torch.save(state, out)
+            out.flush()
+            os.fsync(out.fileno())
         temporary.replace(self.file)
         self._saved = self.version
 
     def _load(self, file: Path) -> None:
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+            raise StateError(
+                f"{file} is damaged or no checkpoint: remove it to start anew, or give Replicator another folder"
+            ) from error
         if state["tensors"] != self.told["tensors"]:
             raise StateError(
                 f"{file} holds other tensors than this optimiser's: it is of another model or another number"
                 " of servers; give Replicator another folder"
+            )
+        if state.get("class", self.told["class"]) != self.told["class"]:
+            raise StateError(
+                f"{file} is of {state['class']}, and this optimiser is {self.told['class']}: build that one,"
+                " or give Replicator another folder"
             )
         self.flat.copy_(state["flat"])
         self.optimizer.load_state_dict(state["optimizer"])
