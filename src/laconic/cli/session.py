@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from rich.console import Console
@@ -61,7 +61,7 @@ class Session:
     def _train_one(self, spec: str, seed: int, data: Path, ledger: Ledger, progress: Progress) -> None:
         settings = self.settings
         folder = settings.folder / slug(spec) / f"seed{seed}"
-        resume_from = checkpoint.latest(folder) if settings.resume else None
+        resume_from = on_record(settings, spec, seed, folder) if settings.resume else None
         if settings.resume:
             if (spec, seed) in self._finished:
                 progress.skip(spec, seed)
@@ -121,11 +121,42 @@ def sent_before(folder: Path, spec: str, seed: int) -> float:
     return float(sum(sent)) / 1e6
 
 
+def on_record(settings: Settings, spec: str, seed: int, folder: Path) -> Path | None:
+    """The newest checkpoint up to which every worker's events have been written, else the oldest; None: none.
+
+    Workers run ahead of what is written, which a killed run may lack.
+    """
+    done: defaultdict[int, set[int]] = defaultdict(set)
+    tested: Counter[int] = Counter()
+    for event in read_events(settings.folder):
+        if (event["method"], event["seed"]) == (spec, seed):
+            if event["kind"] == "step":
+                done[event["rank"]].add(event["step"])
+            tested[event["step"]] += event["kind"] == "eval"
+
+    def recorded(step: int) -> bool:
+        due = step % settings.eval_every == 0 or step == settings.steps
+        steps = [sum(each <= step for each in ranks) for ranks in done.values()]
+        return steps == [step] * settings.workers and (not due or tested[step] == settings.workers)
+
+    places = checkpoint.complete(folder)
+    found = (place for place in reversed(places) if recorded(checkpoint.step_of(place)))
+    return next(found, next(iter(places), None))
+
+
 def finished(settings: Settings) -> set[tuple[str, int]]:
-    """Method and seed of each training whose last step every worker has done and tested."""
-    last = Counter(
-        (event["method"], event["seed"])
-        for event in read_events(settings.folder)
-        if event["kind"] == "eval" and event["step"] == settings.steps
-    )
-    return {training for training, ranks in last.items() if ranks == settings.workers}
+    """Method and seed of each training whose last step every worker that is left has done and tested."""
+    last: Counter[tuple[str, int]] = Counter()
+    lost: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+    for event in read_events(settings.folder):
+        training = event["method"], event["seed"]
+        last[training] += event["kind"] == "eval" and event["step"] == settings.steps
+        if event["kind"] == "lost":
+            lost[training].add(event["rank"])
+        if event["kind"] == "back":
+            lost[training].discard(event["rank"])
+    return {
+        training
+        for training, ranks in last.items()
+        if ranks and ranks == settings.workers - len(lost[training])
+    }

@@ -86,13 +86,21 @@ def _binned(method: MethodSeries, x: Array) -> Curve:
 def trailing_mean(values: Array, width: int) -> Array:
     """Means over the last `width` columns, or fewer at the start: (seeds, steps) to the same shape.
 
+    What is not finite leaves a gap where it counts.
+
     >>> trailing_mean(np.array([[1.0, 3.0, 5.0]]), 2).tolist()
     [[1.0, 2.0, 4.0]]
+    >>> trailing_mean(np.array([[np.inf, 3.0, 5.0, 7.0]]), 2).tolist()
+    [[nan, nan, 4.0, 6.0]]
     """
-    total = np.cumsum(np.pad(values, ((0, 0), (1, 0))), axis=1)
+    finite = np.isfinite(values)
+    total, missing = (
+        np.cumsum(np.pad(each, ((0, 0), (1, 0))), axis=1) for each in (np.where(finite, values, 0.0), ~finite)
+    )
     ends = np.arange(1, values.shape[1] + 1)
     starts = np.maximum(0, ends - width)
     means: Array = (total[:, ends] - total[:, starts]) / (ends - starts)
+    means[missing[:, ends] > missing[:, starts]] = np.nan
     return means
 
 

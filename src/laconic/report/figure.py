@@ -24,7 +24,8 @@ class Figure:
         found = np.array([value for value in values if not math.isnan(value)])
         if not len(found):
             return cls(math.nan, math.nan)
-        error = float(found.std(ddof=1) / math.sqrt(len(found))) if len(found) > 1 else math.nan
+        spread = len(found) > 1 and bool(np.isfinite(found).all())
+        error = float(found.std(ddof=1) / math.sqrt(len(found))) if spread else math.nan
         return cls(float(found.mean()), error)
 
     def text(self, scale: float = 1.0, digits: int = 2) -> str:

@@ -39,6 +39,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from laconic.core.errors import StateError
+
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -141,4 +143,12 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]  # a last line without an end was cut
+    return [_event(line, path, number) for number, line in enumerate(lines[:-1], 1) if line]  # a last was cut
+
+
+def _event(line: str, path: Path, number: int) -> dict[str, Any]:
+    try:
+        event: dict[str, Any] = json.loads(line)
+    except ValueError as error:
+        raise StateError(f"{path}, line {number} is damaged ({error}): remove the line") from None
+    return event

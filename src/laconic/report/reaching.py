@@ -29,7 +29,7 @@ class HasReach(Protocol):
 def seconds_to(seed: SeedSeries, percent: float) -> float:
     """Seconds until the first test of at least `percent`; nan if none is."""
     reached = seed.eval_steps[100 * seed.accuracy >= percent - 1e-9]
-    return float(_seconds_after(seed)[int(reached[0]) - 1]) if len(reached) else math.nan
+    return float(_seconds_at(seed, reached[:1])[0]) if len(reached) else math.nan
 
 
 def seconds_of(method: MethodSeries, percent: float) -> Figure:
@@ -41,8 +41,7 @@ def seconds_of(method: MethodSeries, percent: float) -> Figure:
 def accuracy_by_second(method: MethodSeries) -> Curve:
     """Test accuracy in percent, at the mean seconds after which seeds were tested."""
     tested = accuracy_by_step(method)
-    at = tested.x.astype(int) - 1
-    seconds = np.stack([_seconds_after(seed)[at] for seed in method.seeds]).mean(axis=0)
+    seconds = np.stack([_seconds_at(seed, tested.x) for seed in method.seeds]).mean(axis=0)
     return Curve(seconds, tested.y, tested.error)
 
 
@@ -70,7 +69,7 @@ def target_of(config: Mapping[str, object]) -> float | None:
     return float(found) if isinstance(found, (int, float)) else None
 
 
-def _seconds_after(seed: SeedSeries) -> Array:
-    """Seconds after each step, float64 (steps,)."""
-    total: Array = np.cumsum(seed["step_s"])
+def _seconds_at(seed: SeedSeries, steps: Array) -> Array:
+    """Seconds of all steps that are on record up to each of these, float64."""
+    total: Array = np.cumsum(np.pad(seed["step_s"], (1, 0)))[np.searchsorted(seed.steps, steps, "right")]
     return total

@@ -15,7 +15,7 @@ from laconic.report.figure import MB as MB
 from laconic.report.figure import UNKNOWN
 from laconic.report.figure import Figure as Figure
 from laconic.report.reaching import seconds_of, target_of
-from laconic.report.series import WIRE, Array, MethodSeries, Run
+from laconic.report.series import WIRE, Array, MethodSeries, Run, SeedSeries
 
 SUMMARY = "summary.json"
 
@@ -167,8 +167,8 @@ def _row(method: MethodSeries, config: dict[str, Any]) -> Row:
         spec=method.spec,
         seeds=len(method.seeds),
         steps=method.common,
-        accuracy=Figure.of(seed.accuracy[-1] if len(seed.accuracy) else math.nan for seed in method.seeds),
-        test_loss=Figure.of(seed.test_loss[-1] if len(seed.test_loss) else math.nan for seed in method.seeds),
+        accuracy=Figure.of(seed.accuracy[at] for seed, at in last_tests(method)),
+        test_loss=Figure.of(seed.test_loss[at] for seed, at in last_tests(method)),
         train_loss=Figure.of(method.over_seeds("loss")[:, tail].mean(axis=1)),
         payload_mb=late_mean("payload_sent") / MB,
         wire_mb=sent / MB,
@@ -193,6 +193,12 @@ def _row(method: MethodSeries, config: dict[str, Any]) -> Row:
         reach_s=UNKNOWN if target is None else seconds_of(method, target),
         **_pipelined(config, late_mean),
     )
+
+
+def last_tests(method: MethodSeries) -> list[tuple[SeedSeries, int]]:
+    """Each seed, and where the last test is that all have done; nothing where there is none."""
+    steps = set.intersection(*(set(seed.eval_steps.tolist()) for seed in method.seeds))
+    return [(seed, seed.eval_steps.tolist().index(max(steps))) for seed in method.seeds] if steps else []
 
 
 def _pipelined(config: dict[str, Any], late_mean: Callable[[str], float]) -> dict[str, float]:

@@ -120,7 +120,8 @@ class Share:
             state = torch.load(file, map_location="cpu", weights_only=True)
         except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
             raise StateError(
-                f"{file} is damaged or no checkpoint: remove it to start anew, or give Replicator another folder"
+                f"{file} is damaged or no checkpoint: remove it to start anew, or give Replicator another"
+                " folder"
             ) from error
         if state["tensors"] != self.told["tensors"]:
             raise StateError(
