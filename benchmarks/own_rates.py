@@ -127,7 +127,7 @@ FAMILIES = (
         "Steps by sign and bf16 autocast, the same transformer",
         5e-4,
         "dense()",
-        ("demo()", "topk(density=0.01)"),
+        ("demo()",),
         BY_SIGNS,
         600,
         "shakespeare",
