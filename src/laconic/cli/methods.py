@@ -177,8 +177,8 @@ def across(found: Sequence[CatalogueEntry]) -> Table:
 
 def upright(entry: CatalogueEntry) -> Table:
     """The figures of one spec, a row each."""
-    figures = Table(box=None, padding=(0, 1), title=entry.spec, title_style="cyan", title_justify="left")
-    figures.show_header = False
+    figures = Table(box=None, padding=(0, 1), show_header=False)
+    figures.title, figures.title_style, figures.title_justify = entry.spec, "cyan", "left"
     for head, cell in zip(HEADS, cells(entry), strict=True):
         figures.add_row(head, cell)
     return figures

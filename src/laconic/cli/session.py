@@ -67,6 +67,8 @@ class Session:
                 progress.skip(spec, seed)
                 return
             first = checkpoint.step_of(resume_from) if resume_from else 0
+            for later in (each for each in checkpoint.complete(folder) if checkpoint.step_of(each) > first):
+                checkpoint.remove(later)  # its parts are about to be written anew, one by one
             progress.print_line(f"{spec}, seed {seed}: resumes from {resume_from or 'the start'}")
             ledger.rewrite(
                 lambda event: (event["method"], event["seed"]) != (spec, seed) or event["step"] <= first

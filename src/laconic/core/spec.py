@@ -181,10 +181,12 @@ def _dict(node: ast.Dict, text: str) -> dict[str, Any]:
 def _call(name: str, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
     make = find(name)
     signature = inspect.signature(make)
-    unknown = next((key for key in named if key not in signature.parameters), None)
+    if unknown := [key for key in named if key not in signature.parameters]:
+        raise SpecError(
+            f"{name}: got an unexpected keyword argument {unknown[0]!r}; it takes"
+            f" {name}{signature_text(make)}"
+        )
     try:
-        if unknown is not None:
-            raise TypeError(f"got an unexpected keyword argument {unknown!r}")
         signature.bind(*positional, **named)
     except TypeError as error:
         raise SpecError(f"{name}: {error}; it takes {name}{signature_text(make)}") from None

@@ -67,10 +67,15 @@ def save(
         marker = {"step": step, "world_size": size, "sha256": {part.name: _digest(part) for part in parts}}
         _write_atomically(place / MARKER, lambda path: path.write_text(json.dumps(marker, indent=1)))
         for old in complete(folder)[:-keep]:
-            (old / MARKER).unlink()  # first: a half-removed checkpoint does not count
-            shutil.rmtree(old)
+            remove(old)
     barrier()
     return place
+
+
+def remove(place: Path) -> None:
+    """Remove a checkpoint; one that is half removed does not count."""
+    (place / MARKER).unlink()
+    shutil.rmtree(place)
 
 
 def complete(folder: Path) -> list[Path]:

@@ -114,7 +114,6 @@ class BoundSlowMo(BoundStrategy):
         self._optimizer = optimizer
         self._outer = Outer(replica, comm, Dense(), seed, self.seconds)
         self._base: BoundStrategy | None = None
-        self._base_is_clocked = config.base is not None and config.base.clocked
         if config.base is not None:
             self._side_comm = comm.split(0)  # all ranks; the base may have pending messages in its own group
             self._base = config.base.bind(replica, optimizer, comm, seed)
@@ -142,7 +141,7 @@ class BoundSlowMo(BoundStrategy):
         self._outer.restart_(model)
         if self._base is not None and self.config.average:
             self._base.adopt_(model)
-            if self._base_is_clocked:  # nobody sends while another still adopts
+            if self.config.clocked:  # nobody sends while another still adopts
                 self._side_comm.all_reduce(torch.zeros(1))
         for state in self._optimizer.state.values():
             if isinstance(buffer := state.get("momentum_buffer"), Tensor):
