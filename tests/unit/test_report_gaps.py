@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from laconic.cli import session
 from laconic.cli.session import finished, on_record
 from laconic.core.errors import StateError
 from laconic.report import Ledger, publish
@@ -19,7 +20,9 @@ from laconic.report.curves import trailing_mean
 from laconic.report.figure import Figure
 from laconic.report.ledger import EVENTS, read_events
 from laconic.tasks import checkpoint
+from laconic.tasks.settings import Event, TrainingSettings
 
+from .test_cli_failures import train
 from .test_report_summary import CONFIG, step_event, test_event, write_run
 
 SPEC = "dense()"
@@ -81,6 +84,30 @@ def test_a_run_goes_on_from_the_newest_checkpoint_that_is_on_record(tmp_path: Pa
     assert step() == 1
     without(tmp_path, lambda event: event["kind"] == "step")
     assert step() == 1, "nothing is on record, and the training goes on from what there is"
+
+
+def test_checkpoints_later_than_the_one_taken_are_removed_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(plan: TrainingSettings) -> Iterator[Event]:
+        first = checkpoint.step_of(plan.resume_from) if plan.resume_from else 0
+        found.append((first, [checkpoint.step_of(each) for each in checkpoint.complete(plan.folder)]))
+        checkpoints(plan.folder, tuple(range(first + 1, 5)))
+        for step in range(first + 1, 5):
+            for kind in (step_event, test_event):
+                yield from (kind(plan.spec, plan.seed, rank, step) for rank in range(plan.workers))
+
+    found: list[tuple[int, list[int]]] = []
+    monkeypatch.setattr(session, "launch", launch)
+    arguments = ["--steps", "4", "--eval-every", "2", "--workers", "2", "--seeds", "1"]
+    assert train(tmp_path, *arguments).exit_code == 0
+    without(tmp_path / "run", lambda event: event["step"] == 3 and event["rank"] == 1)
+    without(tmp_path / "run", lambda event: event["step"] == 4 and event["kind"] == "eval")
+    again = train(tmp_path, *arguments, "--resume")
+    assert again.exit_code == 0, again.output
+    assert found == [(0, []), (2, [1, 2])]
+    steps = [(e["rank"], e["step"]) for e in read_events(tmp_path / "run") if e["kind"] == "step"]
+    assert sorted(steps) == [(rank, step) for rank in range(2) for step in range(1, 5)]
 
 
 def test_a_training_that_lost_a_worker_for_good_has_finished(tmp_path: Path) -> None:
