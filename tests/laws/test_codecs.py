@@ -61,6 +61,14 @@ def test_dtype_shape_and_size(spec: str, live: str) -> None:
         assert back.dtype == torch.float32 and back.shape == x.shape, label
 
 
+@pytest.mark.parametrize("spec", [spec for spec in specs(Codec) if "sparse(" not in spec])
+def test_more_elements_never_take_fewer_bytes(spec: str) -> None:
+    """What holds values of a selection relies on it: it sizes for the most that may be selected."""
+    codec = parse(spec)
+    sizes = [codec.nbytes(n) for n in range(2000)]
+    assert sizes == sorted(sizes)
+
+
 @each
 def test_equal_keys_give_equal_bytes_and_the_input_stays(spec: str, live: str) -> None:
     codec = parse(spec)

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from laconic import kernels
 from laconic.core import arguments
@@ -41,7 +42,8 @@ class MinmaxSketch(TensorCodec):
 
     Wire: the bins' values float32 (bins,), group by group from zero on, an unused one 0; groups of elements
     in ceil(log2 groups) bits each; the tables in ceil(log2 w) bits a cell: about 4 bins + n (log2 groups +
-    rows * share * log2 w) / 8 bytes. Up to `bins` elements arrive as they are, as by `quantile(bins)`.
+    rows * share * log2 w) / 8 bytes. Up to `bins` elements arrive as they are, as by `quantile(bins)`; zeros
+    then fill the wire up to what `bins` took, so that more elements never take fewer bytes.
 
     Error: with "mean", as for `quantile(groups)`, at most 1 - 1/m of |x|^2, m = ceil(2 n / groups), since
     all elements read back from one bin are of one group. With "least" at most |x|^2, so error feedback
@@ -105,7 +107,8 @@ class MinmaxSketch(TensorCodec):
             kernels.pack_bits(codes.to(torch.int32), bits)
             for codes, bits in ((groups, bits_for(self.groups)), (table, bits_for(shape.width)))
         ]
-        return torch.cat([self._book(x, seen).view(torch.uint8), *packed])
+        wire = torch.cat([self._book(x, seen).view(torch.uint8), *packed])
+        return functional.pad(wire, (0, self.nbytes(n) - wire.numel()))
 
     def _book(self, x: Tensor, seen: Tensor) -> Tensor:
         """What each bin stands for, float32 (bins,), of x (n,) whose bins are read back as `seen` (n,)."""
@@ -124,8 +127,8 @@ class MinmaxSketch(TensorCodec):
             out = torch.zeros(n, device=wire.device)
             return kernels.quantile_add_(wire, Segments.whole(n), out, self.bins)
         shape, bits = self.shape(n), bits_for(self.groups)
-        lengths = [4 * self.bins, kernels.packed_nbytes(n, bits), self._table_nbytes(n)]
-        parts = torch.split(wire, lengths)
+        lengths = self._lengths(n)
+        parts = torch.split(wire[: sum(lengths)], lengths)
         book = parts[0].clone().view(torch.float32)
         groups = kernels.unpack_bits(parts[1].clone(), bits, n).to(torch.int64)
         table = kernels.unpack_bits(parts[2].clone(), bits_for(shape.width), shape.cells).to(torch.int64)
@@ -134,13 +137,14 @@ class MinmaxSketch(TensorCodec):
         return book[groups * shape.width + kernels.sketch_query(table, groups, shape)]
 
     def nbytes(self, n: int) -> int:
-        if n <= self.bins:
-            return kernels.codebook_nbytes(quantile_shape(n, self.bins), n)
-        return 4 * self.bins + kernels.packed_nbytes(n, bits_for(self.groups)) + self._table_nbytes(n)
+        exact = kernels.codebook_nbytes(quantile_shape(min(n, self.bins), self.bins), min(n, self.bins))
+        return exact if n <= self.bins else max(exact, sum(self._lengths(n)))
 
-    def _table_nbytes(self, n: int) -> int:
+    def _lengths(self, n: int) -> list[int]:
+        """Bytes of the bins' values, of the groups and of the tables, n > bins."""
         shape = self.shape(n)
-        return kernels.packed_nbytes(shape.cells, bits_for(shape.width))
+        table = kernels.packed_nbytes(shape.cells, bits_for(shape.width))
+        return [4 * self.bins, kernels.packed_nbytes(n, bits_for(self.groups)), table]
 
     def omega(self, n: int) -> float:
         if n <= self.bins:
