@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.core.codec import Codec
-from laconic.core.errors import WireError
+from laconic.core.errors import NonFiniteError, WireError
 from laconic.core.spec import parse
 
 from .table import LIVE, SIZES, USUAL, cases, decoded, given, same, specs
@@ -67,6 +68,17 @@ def test_more_elements_never_take_fewer_bytes(spec: str) -> None:
     codec = parse(spec)
     sizes = [codec.nbytes(n) for n in range(2000)]
     assert sizes == sorted(sizes)
+
+
+@each
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_refused_by_name_if_at_all(spec: str, value: float) -> None:
+    codec = parse(spec)
+    for n in (5, 1001):
+        x = given("normal", n)
+        x[n // 3] = value
+        with suppress(NonFiniteError):
+            assert codec.encode(x, key=3).numel() <= codec.nbytes(n)
 
 
 @each

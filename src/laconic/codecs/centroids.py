@@ -16,7 +16,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.core import arguments
-from laconic.core.errors import WireError
+from laconic.core.errors import NonFiniteError, WireError
 from laconic.core.framing import as_bytes, as_numbers
 from laconic.core.spec import Status
 from laconic.core.tensor_codec import TensorCodec
@@ -32,7 +32,8 @@ class Centroids(TensorCodec):
     ceil(n bits / 8) bytes. Up to 2^bits elements are sent as they are, in 4 n bytes. Inside `sparse` a tensor
     is its chosen entries, and m is about zero: with 2 bits a sign, and a large or a small magnitude.
     Error: a bin of p members on one side of m loses at most 1 - 1/p of the sum of (x - m)^2, and there are
-    members on both sides: omega = 1 - 1/(n - 1).
+    members on both sides: omega = 1 - 1/(n - 1). NaN and Inf in more than 2^bits elements raise
+    `NonFiniteError`.
 
     >>> codec = Centroids(bits=2)
     >>> wire = codec.encode(torch.tensor([1.0, -1.0, 3.0, -3.0, 1.0, -1.0]))
@@ -62,6 +63,8 @@ class Centroids(TensorCodec):
         half = 1 << self.bits - 1
         values = x.double()
         centred = values - values.mean()
+        if not bool(centred.isfinite().all()):
+            raise NonFiniteError("a mean cannot hold NaN or Inf: skip such a step, as `compress` does")
         width = self.range * centred.square().mean().sqrt() / (2 * half)
         width = torch.where(width > 0, width, torch.ones_like(width))
         codes = (centred / width).floor_().clamp_(-half, half - 1).add_(half).long()

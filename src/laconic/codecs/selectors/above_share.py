@@ -15,6 +15,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.core import arguments
+from laconic.core.errors import NonFiniteError
 from laconic.core.layout import Segments
 from laconic.core.selector import Selector
 from laconic.core.spec import Status
@@ -51,6 +52,8 @@ class AboveShare(Selector):
         kernels.addressable(segments.sizes)
         largest = torch.zeros(len(segments))
         largest[segments.sizes_tensor > 0] = kernels.norms(x, segments).cpu()
+        if bool(largest.isnan().any()):
+            raise NonFiniteError("nothing is large beside NaN: skip such a step, as `compress` does")
         limits = largest * torch.tensor(self.share, dtype=torch.float64).float()
         return kernels.above(x, segments, limits.clamp_(min=LEAST))
 
