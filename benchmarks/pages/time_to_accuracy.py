@@ -1,12 +1,18 @@
-"""docs/time_to_accuracy.md: seconds to a target over emulated links, from results/time_to_accuracy/."""
+"""docs/time_to_accuracy.md and its pictures: seconds to a target, from results/time_to_accuracy/."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
 
 from benchmarks.pages.tables import spread, table
 from benchmarks.time_to_accuracy import GOALS, LINKS, LOOK, METHODS, SEEDS, STEPS, WORKERS, Goal, Row, Run
+from laconic.report.curves import Curve
+from laconic.report.legend import WIDTH, legend
+from laconic.report.picture import HEIGHT, height_of, panel, style
 
 DENSE = METHODS[0]
 HEAD = f"""# Time to accuracy
@@ -27,6 +33,8 @@ def page() -> str:
     """The page, of the trainings that are done."""
     lines = [HEAD]
     for goal in GOALS:
+        if started(goal):
+            lines += [f"![Test accuracy on {goal.task} by seconds of training]({picture_of(goal)})", ""]
         for link in LINKS:
             if found := [*rows(goal, link)]:
                 heading = f"## {goal.task}, `{goal.model}`, to {goal.target:g} %, {link}"
@@ -36,7 +44,22 @@ def page() -> str:
 
 def done() -> bool:
     """Whether there is a training to tell of."""
-    return any(of(goal, link, spec) for goal in GOALS for link in LINKS for spec in METHODS)
+    return any(map(started, GOALS))
+
+
+def started(goal: Goal) -> bool:
+    """Whether there is a training of a goal."""
+    return any(of(goal, link, spec) for link in LINKS for spec in METHODS)
+
+
+def picture_of(goal: Goal) -> str:
+    """The file of a goal's picture."""
+    return f"time_to_accuracy-{goal.task}.svg"
+
+
+def pictures(folder: Path) -> dict[Path, Callable[[], str]]:
+    """What makes each picture."""
+    return {folder / picture_of(goal): lambda goal=goal: picture(goal) for goal in GOALS if started(goal)}
 
 
 def of(goal: Goal, link: str, spec: str) -> dict[int, Row]:
@@ -78,3 +101,29 @@ def reached(its: dict[int, Row], dense: dict[int, Row]) -> tuple[str, str]:
         return told, "-"
     sooner = sum(dense[seed]["reach_s"] for seed in both) / sum(seconds[seed] for seed in both)
     return told, f"{sooner:.1f} times"
+
+
+def picture(goal: Goal) -> str:
+    """Test accuracy by seconds of training, a panel for each link: means over the seeds that are done."""
+    height = height_of(METHODS)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
+        f"<title>Test accuracy on {goal.task} by seconds of training</title>",
+        f"<style>{style()}</style>",
+        f'<rect class="paper" width="{WIDTH}" height="{height}" rx="10"/>',
+        f'<text class="head" x="56" y="32">{goal.task}: test accuracy, %, by seconds of training</text>',
+    ]
+    for link, left in zip(LINKS, (56, 482), strict=True):
+        curves = [curve(of(goal, link, spec)) for spec in METHODS]
+        if any(len(each.x) for each in curves):
+            parts.append(panel(curves, left, f"over {link}", log_x=True, log_y=False, mark=goal.target))
+    return "\n".join([*parts, legend(METHODS, HEIGHT - 24), "</svg>"]) + "\n"
+
+
+def curve(its: dict[int, Row]) -> Curve:
+    """The means over seeds at each test, none where nothing is done."""
+    seconds, percent = (
+        np.array([row[what] for row in its.values()] or [[]], dtype=np.float64).mean(axis=0)
+        for what in ("seconds", "percent")
+    )
+    return Curve(seconds, percent, np.zeros_like(seconds))

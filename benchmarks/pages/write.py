@@ -180,6 +180,7 @@ if pipelines_page.rows("loss"):
     WHOLE[ROOT / "docs" / "pipelines.svg"] = pipelines_page.picture
 if time_to_accuracy_page.done():
     WHOLE[ROOT / "docs" / "time_to_accuracy.md"] = time_to_accuracy_page.page
+    WHOLE.update(time_to_accuracy_page.pictures(ROOT / "docs"))
 if zerofl_page.FOLDER.exists():
     WHOLE[ROOT / "docs" / "zerofl.md"] = zerofl_page.page
 if steps_page.RESULTS.exists():

@@ -64,3 +64,14 @@ def test_a_run_reads_as_it_was_kept(folder: Path) -> None:
     keep(run.file, row(1.0))
     assert run.read() == row(1.0)
     assert [*run.file.parent.iterdir()] == [run.file]
+
+
+def test_the_picture_shows_means_over_seeds_and_only_links_with_trainings(folder: Path) -> None:
+    goal, link = GOALS[1], LINKS[0]
+    for seed, (seconds, percent) in enumerate((([1.0, 3.0], [20.0, 40.0]), ([2.0, 5.0], [30.0, 50.0]))):
+        keep(Run(goal, link, "fp16()", seed).file, {"seconds": seconds, "percent": percent})
+    mean = page.curve(page.of(goal, link, "fp16()"))
+    assert (mean.x.tolist(), mean.y.tolist()) == ([1.5, 4.0], [25.0, 45.0])
+    text = page.picture(goal)
+    assert text.count("<polyline") == len(METHODS) and f"over {link}" in text and "over 1gbit" not in text
+    assert [*page.pictures(folder)] == [folder / "time_to_accuracy-shakespeare.svg"]
