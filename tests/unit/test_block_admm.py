@@ -328,6 +328,38 @@ def test_a_state_of_another_training_is_refused():
         Loopback.run(3, rank)
 
 
+def test_a_state_that_one_rank_refuses_changes_nothing_on_any():
+    def rank(comm):
+        made = trainer(comm, BATCH)
+        for step in range(9):
+            stepped(made, step)
+        good = made.state_dict()
+        other = trainer(comm, BATCH)
+        before = flat(other.block.layers)
+        worker = dict(good["worker"])
+        damaged = {
+            "nothing": None,
+            "empty": {**good, "worker": {}},
+            "not kept": {**good, "worker": {**worker, "kept": None}},
+            "no count": {**good, "worker": {**worker, "ticks": "9"}},
+            "other shape": {
+                **good,
+                "worker": {**worker, "layers": {k: v[..., :1] for k, v in worker["layers"].items()}},
+            },
+        }
+        for name, state in damaged.items():
+            with pytest.raises(StateError, match="saved state" if comm.rank == 1 else "rank 1 says"):
+                other.load_state_dict(state if comm.rank == 1 else good)
+            assert torch.equal(flat(other.block.layers), before), name
+            kept = other._worker.kept
+            assert other.stats().ticks == 0 and (kept is None or not bool(kept.seen.any()))
+        other.load_state_dict(good)
+        return flat(other.block.layers), flat(made.block.layers)
+
+    for found, wanted in Loopback.run(3, rank):
+        assert torch.equal(found, wanted)
+
+
 def test_a_module_that_stands_twice_is_in_its_place_twice():
     twice = nn.ReLU()
     model = nn.Sequential(nn.Linear(4, 8), twice, nn.Linear(8, 8), twice, nn.Linear(8, 2))

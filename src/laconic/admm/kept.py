@@ -73,14 +73,20 @@ class Kept:
         return {"seen": self.seen.clone(), "rows": self.memory.rows(self.seen)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from here. Raises `StateError` for rows of another size."""
+        """Go on from here. Raises `StateError` as `check`."""
+        self.check(state)
+        self.memory.load(state["seen"], state["rows"])
+        self.seen.copy_(state["seen"])
+
+    def check(self, state: dict[str, Tensor]) -> None:
+        """Raise `StateError` for rows of another size or number."""
+        if len(state["rows"]) != int(state["seen"].sum()):
+            raise StateError("there is a saved row for each sample that was seen: the state is damaged")
         if state["rows"].shape[1] != self.memory.nbytes or len(state["seen"]) != len(self.seen):
             raise StateError(
                 f"a saved sample fills {state['rows'].shape[1]} bytes, here {self.memory.nbytes}: the model"
                 " has changed"
             )
-        self.memory.load(state["seen"], state["rows"])
-        self.seen.copy_(state["seen"])
 
     def close(self) -> None:
         """Free the rows."""

@@ -21,10 +21,11 @@ from laconic.admm.trainings.block_admm import BlockAdmm
 from laconic.admm.worker import Fed, Worker
 from laconic.comm.comm import Comm
 from laconic.comm.torch_comm import TorchComm
+from laconic.core import arguments
 from laconic.core.errors import AttachError, StateError
 from laconic.core.spec import parse
 from laconic.data.sample_ids import sample_ids
-from laconic.exchange.agreement import agree
+from laconic.exchange.agreement import accepted_by_all, agree
 
 MISSING = (
     "mode='batch' stores activations and duals by sample, and needs the ids of a batch's samples: trainer"
@@ -206,15 +207,31 @@ class BlockTrainer:
         """Go on where `state_dict` was taken. Called on every rank, with states of one checkpoint.
 
         Raises:
-            StateError: With nothing changed: the state is of another rank or training.
+            StateError: With nothing changed on any rank: a state is of another rank or training, or damaged.
         """
-        for key, value in {"format": FORMAT, **self._identity()}.items():
-            if saved.get(key) != value:
+        before = self._worker.trained()
+
+        def take() -> None:
+            self._check_identity(saved)
+            self._worker.take(saved["worker"])
+
+        try:
+            accepted_by_all(self.comm, take)
+        except Exception:
+            self._worker.put(before)
+            raise
+        self._worker.go_on(saved["worker"])
+
+    def _check_identity(self, saved: Mapping[str, Any]) -> None:
+        known = {"format": FORMAT, **self._identity()}
+        if not isinstance(saved, Mapping) or saved.keys() != {*known, "worker"}:
+            raise StateError(f"the saved state is not one of BlockTrainer.state_dict(): {arguments.shown(saved)}")
+        for key, value in known.items():
+            if saved[key] != value:
                 raise StateError(
-                    f"the saved state is of {key} {saved.get(key)!r}, this trainer has {value!r}: save and"
+                    f"the saved state is of {key} {saved[key]!r}, this trainer has {value!r}: save and"
                     " load one file a rank, with the same call of BlockTrainer"
                 )
-        self._worker.load_state_dict(saved["worker"])
 
     def close(self) -> None:
         """Free stored X and U, and the process group that was made here."""

@@ -21,7 +21,11 @@ from laconic.admm.kept import Kept
 from laconic.admm.neighbours import Neighbours
 from laconic.admm.stats import Span
 from laconic.admm.sub_problem import SubProblem, Visit
-from laconic.core.errors import PeerError
+from laconic.core import arguments
+from laconic.core.errors import PeerError, StateError
+
+TRAINED = frozenset({"layers", "proximal", "optimizer"})
+PARTS = TRAINED | {"ticks", "updates", "fed", "visits", "following", "previous", "kept"}  # of a state
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,23 @@ class Worker:
             self.ticks += 1
             return term if self.number == self.last else None
 
+    def trained(self) -> dict[str, Any]:
+        """What is trained, and its optimiser."""
+        problem = self.problem
+        return {
+            "layers": _copied(problem.layers.state_dict()),
+            "proximal": {} if problem.proximal is None else _copied(problem.proximal.state_dict()),
+            "optimizer": copy.deepcopy(problem.optimizer.state_dict()),
+        }
+
+    def put(self, trained: Mapping[str, Any]) -> None:
+        """Load what `trained` gives."""
+        problem = self.problem
+        problem.layers.load_state_dict(trained["layers"])
+        if problem.proximal is not None:
+            problem.proximal.load_state_dict(trained["proximal"])
+        problem.optimizer.load_state_dict(trained["optimizer"])
+
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers and tensors, with what is under way."""
         return {
@@ -93,23 +114,33 @@ class Worker:
             "visits": {number: vars(each).copy() for number, each in self._visits.items()},
             "following": self._following,
             "previous": self._previous,
-            "layers": _copied(self.problem.layers.state_dict()),
-            "proximal": {} if self.problem.proximal is None else _copied(self.problem.proximal.state_dict()),
-            "optimizer": copy.deepcopy(self.problem.optimizer.state_dict()),
+            **self.trained(),
             "kept": None if self.kept is None else self.kept.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+    def take(self, state: Mapping[str, Any]) -> None:
+        """Load what is trained of a state that is not trusted, and check the rest of it.
+
+        Raises `StateError`; then a part may be loaded.
+        """
+        try:
+            if state.keys() != PARTS or not all(type(count) is int for count in _counts(state)):
+                raise StateError(f"it has {arguments.shown(state)}")
+            if self.kept is not None:
+                self.kept.check(state["kept"])
+            _under_way(state)
+            self.put(state)
+        except Exception as error:  # torch refuses with errors of many kinds
+            raise StateError(
+                f"the saved state is not of block {self.number + 1} as it is here, or is damaged: {error}"
+            ) from error
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that was taken."""
         if self.kept is not None:
             self.kept.load_state_dict(state["kept"])
-        self.problem.layers.load_state_dict(state["layers"])
-        if self.problem.proximal is not None:
-            self.problem.proximal.load_state_dict(state["proximal"])
-        self.problem.optimizer.load_state_dict(state["optimizer"])
-        self.ticks, self.updates = state["ticks"], state["updates"]
-        self._fed = {number: Fed(**each) for number, each in state["fed"].items()}
-        self._visits = {number: Visit(**each) for number, each in state["visits"].items()}
+        self.ticks, self.updates = _counts(state)
+        self._fed, self._visits = _under_way(state)
         self._following, self._previous = state["following"], state["previous"]
 
     def _wanted(self, arriving: int, due: int) -> dict[str, torch.Size]:
@@ -179,6 +210,17 @@ class Worker:
             with suppress(PeerError):  # it is gone too, and the first error says more
                 self.links.give_up()
             raise
+
+
+def _counts(state: Mapping[str, Any]) -> tuple[int, int]:
+    return state["ticks"], state["updates"]
+
+
+def _under_way(state: Mapping[str, Any]) -> tuple[dict[int, Fed], dict[int, Visit]]:
+    return (
+        {number: Fed(**each) for number, each in state["fed"].items()},
+        {number: Visit(**each) for number, each in state["visits"].items()},
+    )
 
 
 def _copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
