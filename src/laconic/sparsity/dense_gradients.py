@@ -10,7 +10,7 @@ that changes, and that nobody knows here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -29,14 +29,24 @@ class DenseGradients:
         self._weights = weights
         self.turns: dict[str, Tensor] = {}
         self._passes: dict[str, Tensor] = {}  # the backward passes since the last step
+        self._coming: dict[str, tuple[bool, Tensor]] = {}  # whether it is the step's first, and the gradient
 
     def note(self, name: str, grad: Tensor) -> None:
-        """A backward pass has this gradient, which is about to be added to the weight's."""
+        """A pass has this gradient. It counts once it is added to the weight's: `autograd.grad` adds none."""
         held = self._weights[name].grad
-        first = held is None or not bool(held.any())  # of this step
-        before = None if first else self._passes.get(name)
-        dense = grad.detach().to(torch.float32)
-        self._passes[name] = dense.clone() if before is None else before + dense
+        first = held is None or not bool(held.any())
+        self._coming[name] = first, grad.detach().to(torch.float32, copy=True)
+
+    def after(self, name: str) -> Callable[[Tensor], None]:
+        """The hook for when a pass has added what was noted last, if anything, to the weight's gradient."""
+
+        def added(weight: Tensor) -> None:
+            if coming := self._coming.pop(name, None):
+                first, dense = coming
+                before = None if first else self._passes.get(name)
+                self._passes[name] = dense if before is None else before + dense
+
+        return added
 
     def stepped(self, counts: bool, comm: Comm | None) -> None:
         """The step is done; its gradients count for a later update, or not any more. Called by all ranks."""

@@ -117,6 +117,8 @@ class SparseTraining:
             used = self.sparsifier.first_mask(weight.numel(), self._shares[name], self._key(name, START))
             self._use(name, used.view(weight.shape).to(weight.device))
             self._hooks.append(weight.register_hook(self._masked_gradient(name)))  # type: ignore[no-untyped-call]
+            added = self._dense_gradients.after(name)
+            self._hooks.append(weight.register_post_accumulate_grad_hook(added))  # type: ignore[no-untyped-call]
         if self._weights:
             before = self._optimizer.register_step_pre_hook(self._before)
             hooks = before.hooks_dict_ref()
