@@ -36,7 +36,7 @@ def block_soft(z: Tensor, h: Tensor, c: float) -> Tensor:
     """
     rows = z.reshape(1, -1) if z.dim() < 2 else z.flatten(1)
     scaled, weight = (rows * h.reshape(rows.shape)).double(), h.reshape(rows.shape).double()
-    alive = torch.linalg.vector_norm(scaled, dim=1, keepdim=True) > c
+    vanishes = torch.linalg.vector_norm(scaled, dim=1, keepdim=True) <= c  # a row with NaN does not
     low = torch.zeros_like(scaled[:, :1])
     high = torch.linalg.vector_norm(rows.double(), dim=1, keepdim=True)  # no row grows
     for _ in range(ROUNDS):
@@ -44,7 +44,7 @@ def block_soft(z: Tensor, h: Tensor, c: float) -> Tensor:
         above = (scaled / (weight * middle + c)).square().sum(dim=1, keepdim=True) > 1
         low, high = torch.where(above, middle, low), torch.where(above, high, middle)
     shrunk = scaled * high / (weight * high + c)
-    return torch.where(alive, shrunk, 0.0).to(z.dtype).reshape(z.shape)
+    return torch.where(vanishes, 0.0, shrunk).to(z.dtype).reshape(z.shape)
 
 
 def shrink(z: Tensor, h: Tensor, l1: float, l2: float) -> Tensor:

@@ -51,4 +51,4 @@ class QCMDAdaGrad(RegularisedAdaGrad):
         seen = state["sum"].addcmul_(g, g)
         h = seen.sqrt().add_(group["delta"])
         z = w - lr * g / h
-        w.copy_(torch.where(seen > 0, shrink(z, h, lr * group["l1"], lr * group["l2"]), w))
+        w.copy_(torch.where(seen == 0, w, shrink(z, h, lr * group["l1"], lr * group["l2"])))

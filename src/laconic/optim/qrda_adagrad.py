@@ -57,4 +57,4 @@ class QRDAAdaGrad(RegularisedAdaGrad):
         seen = state["sum"].addcmul_(g, g)
         h = seen.sqrt().add_(group["delta"])
         z = state["start"] - state["dual"].add_(g, alpha=lr) / h
-        w.copy_(torch.where(seen > 0, shrink(z, h, c * group["l1"], c * group["l2"]), w))
+        w.copy_(torch.where(seen == 0, w, shrink(z, h, c * group["l1"], c * group["l2"])))
