@@ -36,14 +36,15 @@ def top(bits: int) -> int:
 def places(x: Tensor, bits: int, key: int | None = None) -> Tensor:
     """u, whole numbers from 0 to 2^bits - 1 in the dtype of x: the linear level of each number, the lowest 0.
 
-    With a `key` it rounds at random. A NaN has the sign -1 in one bit, and stays NaN in more.
+    With a `key` it rounds at random. A NaN stays NaN.
 
     >>> places(torch.tensor([-2.0, -0.5, 0.0, 0.2, 1.0]), bits=2)
     tensor([0., 1., 2., 2., 3.])
     """
     if key is None:
         if bits == 1:
-            return (x >= 0).to(x.dtype)  # the sum below would round numbers just below 0 up to 1
+            # the sum below would round numbers just below 0 up to 1
+            return torch.where(x.isnan(), x, (x >= 0).to(x.dtype))
         moved = (x + 1) * (top(bits) / 2) + 0.5
     else:
         dither = kernels.dither24(key, x.numel(), device=x.device).view(x.shape)

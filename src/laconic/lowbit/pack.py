@@ -34,7 +34,8 @@ def pack(model: nn.Module) -> nn.Module:
 
     Raises:
         AttachError: The model has no layers in few bits, or logarithmic ones, or ones that are not float32,
-            or has products beyond 2^24; another layer's weights are computed by a hook.
+            not finite or have hooks, or has products beyond 2^24; another layer's weights are computed by a
+            hook.
 
     >>> from laconic.lowbit import binarise
     >>> net = nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 64), nn.Linear(64, 2)).eval()
@@ -50,6 +51,13 @@ def pack(model: nn.Module) -> nn.Module:
         )
     made = {}
     for name, layer in named.items():
+        if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
+            raise AttachError(f"{name!r} has hooks, which its packed form would lose: remove them first")
+        for key, part in layer.named_parameters():
+            if not bool(part.isfinite().all()):
+                raise AttachError(
+                    f"{name}.{key} holds NaN or Inf: this training has diverged; pack an earlier model"
+                )
         other = {str(part.dtype) for part in layer.parameters()} - {"torch.float32"}
         if other:
             raise AttachError(
