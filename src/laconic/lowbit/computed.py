@@ -1,4 +1,7 @@
-"""Weights that hooks of torch.nn.utils compute before each call: weight_norm, spectral_norm and pruning."""
+"""Weights that torch.nn.utils computes: weight_norm, spectral_norm and pruning.
+
+Hooks compute them before each call, or parametrizations, which give their layer a class of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,30 @@ import copy
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from laconic.core.errors import AttachError
 
 Model = TypeVar("Model", bound=nn.Module)
 WAY = "remove weight_norm, spectral_norm or pruning of torch.nn.utils first"
+
+
+def plain_type(layer: nn.Module) -> type:
+    """The class of a layer without parametrizations.
+
+    >>> plain_type(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
+    <class 'torch.nn.modules.linear.Linear'>
+    """
+    return parametrize.type_before_parametrizations(layer)
+
+
+def refuse_parametrised(name: str, layer: nn.Module) -> None:
+    """Raise `AttachError` if this layer's weights or biases are computed by a parametrization."""
+    if parametrize.is_parametrized(layer):
+        raise AttachError(
+            f"{name!r} has parametrizations, so its weights are computed: torch.nn.utils.parametrize."
+            f"remove_parametrizations() first, or keep the layer with keep=({name!r},)"
+        )
 
 
 def refuse_computed(name: str, layer: nn.Module) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from laconic.core.errors import AttachError
 from laconic.lowbit.called import refuse_read
+from laconic.lowbit.computed import plain_type, refuse_parametrised
 from laconic.lowbit.few_bit_layers import FewBitConv2d, FewBitGRUCell, FewBitLinear, FewBitLSTMCell
 from laconic.lowbit.kept import check_kept, is_kept
 from laconic.lowbit.taken import refuse_taken
@@ -37,7 +38,7 @@ def candidates(names: dict[str, nn.Module], keep: Collection[str]) -> list[str]:
     those to keep.
     """
     refuse_taken(names, keep)
-    found = [name for name, module in names.items() if type(module) in KINDS]
+    found = [name for name, module in names.items() if plain_type(module) in KINDS]
     if "" in found:
         raise AttachError(
             "the model is a single layer, which cannot be replaced in place: wrap it in nn.Sequential"
@@ -48,10 +49,17 @@ def candidates(names: dict[str, nn.Module], keep: Collection[str]) -> list[str]:
 
 
 def refuse_unfit(names: dict[str, nn.Module], treated: Collection[str]) -> None:
-    """Raise `AttachError` if a layer to treat is only read, not float32, has hooks or shares a weight."""
+    """Raise `AttachError` if a layer to treat is only read or has hooks, or if its weights are not float32,
+    are computed, have no values or are shared.
+    """
     refuse_read(names, treated)
     for name in treated:
+        refuse_parametrised(name, names[name])
         for key, part in names[name].named_parameters(recurse=False):
+            if part.is_meta:
+                raise AttachError(
+                    f"{name}.{key} is on meta, without values: model.to_empty(device=...) and load them first"
+                )
             if part.dtype is not torch.float32:
                 raise AttachError(
                     f"{name}.{key} is {part.dtype}, but master weights are float32: model.float(), under"

@@ -15,6 +15,7 @@ from torch import nn
 from laconic.core import arguments
 from laconic.core.errors import AttachError, StateError
 from laconic.lowbit.called import Called, refuse_read
+from laconic.lowbit.computed import plain_type, refuse_parametrised
 from laconic.lowbit.kept import check_kept, is_kept
 from laconic.lowbit.taken import refuse_taken
 from laconic.sparsity.densities import densities
@@ -161,6 +162,8 @@ def _treated(
             raise AttachError(
                 f"{name!r} is sparse already: call the first handle's remove() before another swat()"
             )
+        if plain_type(module) in LAYERS and not is_kept(name, keep):
+            refuse_parametrised(name, module)
         if type(module) in LAYERS:
             found[name] = module
     if "" in found:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from torch import Tensor, nn
 
 from laconic.core.errors import AttachError
+from laconic.lowbit.computed import plain_type, refuse_parametrised
 from laconic.lowbit.kept import check_kept, is_kept
 from laconic.lowbit.taken import refuse_taken
 from laconic.sparsity import fours
@@ -33,6 +34,9 @@ def masked_weights(model: nn.Module, keep: Collection[str], layout: Layout) -> d
     for name, module in names.items():
         if isinstance(module, (SwatConv2d, SwatLinear)):
             raise AttachError(f"{name!r} is sparse already, by swat(): call its handle's remove() first")
+    for name, module in names.items():
+        if plain_type(module) in LAYERS and not is_kept(name, keep):
+            refuse_parametrised(name, module)
     found = {
         name: module
         for name, module in names.items()

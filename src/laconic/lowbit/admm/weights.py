@@ -13,7 +13,7 @@ from laconic.core.errors import AttachError, NonFiniteError
 from laconic.lowbit.admm.projection import project
 from laconic.lowbit.admm.tables import Table
 from laconic.lowbit.called import refuse_read
-from laconic.lowbit.computed import refuse_computed
+from laconic.lowbit.computed import plain_type, refuse_computed, refuse_parametrised
 from laconic.lowbit.kept import check_kept, is_kept
 from laconic.lowbit.taken import refuse_taken
 
@@ -34,7 +34,9 @@ def treated_layers(model: nn.Module, keep: Collection[str] = ()) -> dict[str, nn
     check_kept(names, keep)
     refuse_taken(names, keep)
     found = {
-        name: layer for name, layer in names.items() if type(layer) in LAYERS and not is_kept(name, keep)
+        name: layer
+        for name, layer in names.items()
+        if plain_type(layer) in LAYERS and not is_kept(name, keep)
     }
     if not found:
         left = "" if not keep else f" outside keep={tuple(keep)!r}"
@@ -110,6 +112,7 @@ def _flat(value: Tensor, table: Table, rounds: int) -> tuple[Tensor, Tensor]:
 
 def _refuse_unfit(layers: Mapping[str, nn.Module]) -> None:
     for name, layer in layers.items():
+        refuse_parametrised(name, layer)
         refuse_computed(name, layer)
         if isinstance(layer, nn.Embedding) and (layer.sparse or layer.max_norm is not None):
             raise AttachError(
@@ -125,8 +128,6 @@ def _refuse_unfit(layers: Mapping[str, nn.Module]) -> None:
             weight = layer.get_parameter(key)
             if weight.dtype != torch.float32:
                 raise AttachError(f"{name}.{key} is {weight.dtype}, but tables take float32: model.float()")
-        if getattr(layer, "parametrizations", None) is not None:
-            raise AttachError(f"{name!r} has parametrizations, whose weights are computed: remove them first")
 
 
 def _refuse_tied(names: Mapping[str, nn.Module], layers: Mapping[str, nn.Module]) -> None:
