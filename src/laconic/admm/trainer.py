@@ -225,7 +225,9 @@ class BlockTrainer:
     def _check_identity(self, saved: Mapping[str, Any]) -> None:
         known = {"format": FORMAT, **self._identity()}
         if not isinstance(saved, Mapping) or saved.keys() != {*known, "worker"}:
-            raise StateError(f"the saved state is not one of BlockTrainer.state_dict(): {arguments.shown(saved)}")
+            raise StateError(
+                f"the saved state is none of BlockTrainer.state_dict(): {arguments.shown(saved)}"
+            )
         for key, value in known.items():
             if saved[key] != value:
                 raise StateError(

@@ -54,7 +54,7 @@ class Activation(nn.Module):
         if self.training and not again:
             self.turns += 1
         self._turn = int(self.turns)
-        if self.training and self.precision.rounding == "stochastic":
+        if self.training:  # gradients are rounded at random in any case
             self._turn = self._repeats.turn(self._turn, again, x)
 
     def _ends(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -73,7 +73,11 @@ class FewBitHandle:
         return {name: layer.rounding.state_dict() for name, layer in self.layers.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, with the same bits. Raises `StateError`, unchanged, for another one."""
+        """Go on from a saved state, with the same bits; flips count from the signs that the model has now, so
+        load it first.
+
+        Raises `StateError`, unchanged, for a state of other layers, or of other bits.
+        """
         if not isinstance(state, Mapping) or state.keys() != self.layers.keys():
             other = sorted(map(str, set(state) ^ self.layers.keys())) if isinstance(state, Mapping) else []
             raise StateError(
@@ -83,6 +87,7 @@ class FewBitHandle:
             layer.rounding.check(state[name])
         for name, layer in self.layers.items():
             layer.rounding.load_state_dict(state[name])
+        self._signs = self._packed()
 
     def remove(self) -> None:
         """Put the layers back as they were, with the master weights that they have now. A second call does
@@ -92,7 +97,9 @@ class FewBitHandle:
             clipping.leave(layer)
         self._called.remove()
         for name, before in self._before.items():
-            before._buffers.update(self._model.get_submodule(name)._buffers)  # which `to` replaces
+            now = self._model.get_submodule(name)  # `to` and `load_state_dict(assign=True)` replace these
+            before._buffers.update(now._buffers)
+            before._parameters.update(now._parameters)
         place(self._model, self._before)
         self.layers, self._before, self._signs = {}, {}, []
 

@@ -65,8 +65,8 @@ class FewBits:
 
 
 class Rounding:
-    """The rounding of one layer. `turns` counts its calls in training, but for those that activation
-    checkpointing repeats: random bits depend on it and the seed.
+    """The rounding of one layer. `turns` counts its calls in training that draw random bits, which depend on
+    it and the seed; those that activation checkpointing repeats do not count.
     """
 
     def __init__(self, bits: FewBits) -> None:
@@ -77,10 +77,10 @@ class Rounding:
 
     def begin(self, training: bool, *inputs: Tensor) -> None:
         """A call of the layer begins. One that activation checkpointing repeats does not count."""
-        again = repeated(training)
-        self.turns += training and not again
-        drawn = self.bits.stochastic and training
-        self._turn = self._repeats.turn(self.turns, again, *inputs) if drawn else self.turns
+        if training and (self.bits.stochastic or self.bits.gradients is not None):
+            again = repeated(training)
+            self.turns += not again
+            self._turn = self._repeats.turn(self.turns, again, *inputs)
 
     def weight(self, w: Tensor) -> Tensor:
         """Levels of a weight: integers, or powers of two if the scale is "log"."""
@@ -111,13 +111,18 @@ class Rounding:
         return mix(self.bits.seed, self._turn, name_key(name))
 
     def state_dict(self) -> dict[str, Any]:
-        """The count that random rounding depends on."""
-        return {"turns": self.turns}
+        """The count that random rounding depends on, and the bits and the seed that it is of."""
+        return {"turns": self.turns, "bits": repr(self.bits)}
 
     def check(self, state: Any) -> None:
-        """Raise `StateError` unless it is a state of this class."""
-        if not isinstance(state, dict) or [*state] != ["turns"] or type(state["turns"]) is not int:
-            raise StateError(f"a layer's state is {{'turns': int}}, got {arguments.shown(state)}")
+        """Raise `StateError` unless it is a state of a layer with these bits and this seed."""
+        shown = arguments.shown(state)
+        if not isinstance(state, dict) or {*state} != {"turns", "bits"}:
+            raise StateError(f"a layer's state is {{'turns': int, 'bits': str}}, got {shown}")
+        if type(state["turns"]) is not int or state["turns"] < 0:
+            raise StateError(f"turns must be a whole number of 0 or more, got {shown}")
+        if state["bits"] != repr(self.bits):
+            raise StateError(f"saved with {state['bits']}, and here are {self.bits!r}: convert alike")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state."""

@@ -76,7 +76,9 @@ def quantise(x: Tensor, low: Tensor, high: Tensor, bits: int = 8, key: int | Non
 
 
 def ends(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest element of x, each a tensor of no dimension."""
+    """The smallest and the largest element of x, each a tensor of no dimension; 0 if x has none."""
+    if not x.numel():
+        return x.new_zeros(()), x.new_zeros(())
     low, high = torch.aminmax(x)
     return low, high
 

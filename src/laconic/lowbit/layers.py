@@ -20,7 +20,7 @@ EIGHT = Precision()
 
 
 class QuantConv2d(nn.Conv2d):
-    """A low-bit convolution of x (n, c, h, w) float32, padded with zeros.
+    """A low-bit convolution of x (n, c, h, w) or (c, h, w) float32, padded with zeros.
 
     Args:
         in_channels: As in `torch.nn.Conv2d`.
@@ -77,6 +77,8 @@ class QuantConv2d(nn.Conv2d):
         return made
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 3:
+            return self.forward(x[None])[0]
         bits = self.precision.bits
         return biprecision.conv2d(
             self.inputs(x),

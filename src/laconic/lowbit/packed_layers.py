@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from laconic import kernels
 from laconic.core.errors import AttachError, StateError
+from laconic.kernels.xnor.shape import LONGEST
 from laconic.lowbit.few_bit_layers import FewBitConv2d, FewBitGRUCell, FewBitLinear, FewBitLSTMCell, gru, lstm
 from laconic.lowbit.few_bits import FewBits, Rounding
 from laconic.lowbit.levels import places
@@ -45,14 +46,19 @@ class Packed(nn.Module):
                 f"{entries} products of {levels.weights} by {levels.activations} bits exceed 2^24, beyond"
                 " which float32 is not exact: keep the layer real with keep="
             )
+        if levels.activations is not None and entries > LONGEST:
+            raise AttachError(
+                f"a product of {entries} signs, and XNOR kernels take at most {LONGEST}: keep the layer real"
+                " with keep="
+            )
         self.levels = levels
         self.packs = {}
 
-    def keep(self, name: str, shape: tuple[int, ...], row: int) -> None:
-        """A buffer for the bits of weights: (planes, ..., ceil(row / 8))."""
+    def keep(self, name: str, shape: tuple[int, ...], weight: Tensor, row: int) -> None:
+        """A buffer for the bits of a weight, where it is: (planes, ..., ceil(row / 8))."""
         self.packs[name] = row
         whole = (self.levels.weights, *shape, (row + 7) // 8)
-        self.register_buffer(name, torch.zeros(whole, dtype=torch.uint8))
+        self.register_buffer(name, torch.zeros(whole, dtype=torch.uint8, device=weight.device))
 
     def keep_bias(self, name: str, bias: Tensor | None) -> None:
         """A buffer for a bias, or none."""
@@ -116,7 +122,7 @@ class PackedLinear(Packed):
 
     def __init__(self, layer: nn.Linear, levels: FewBits) -> None:
         super().__init__(levels, layer.in_features)
-        self.keep("bits", (layer.out_features,), layer.in_features)
+        self.keep("bits", (layer.out_features,), layer.weight, layer.in_features)
         self.keep_bias("bias", layer.bias)
 
     @classmethod
@@ -139,7 +145,7 @@ class PackedConv2d(Packed):
         super().__init__(levels, channels * layer.kernel_size[0] * layer.kernel_size[1])
         self.shape: Any = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
         self.groups = layer.groups
-        self.keep("bits", (layer.out_channels, *layer.kernel_size), channels)
+        self.keep("bits", (layer.out_channels, *layer.kernel_size), layer.weight, channels)
         self.keep_bias("bias", layer.bias)
 
     @classmethod
@@ -173,7 +179,7 @@ class _PackedCell(Packed):
         self.hidden_size = layer.hidden_size
         for side in ("ih", "hh"):
             weight, bias = getattr(layer, f"weight_{side}"), getattr(layer, f"bias_{side}")
-            self.keep(f"bits_{side}", (len(weight),), weight.shape[1])
+            self.keep(f"bits_{side}", (len(weight),), weight, weight.shape[1])
             self.keep_bias(f"bias_{side}", bias)
 
     @classmethod

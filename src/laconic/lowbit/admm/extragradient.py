@@ -40,6 +40,12 @@ class Prediction:
                 for each in held
             ]
             return
+        self.back()
+
+    @torch.no_grad()
+    def back(self) -> None:
+        """Go back to Theta, and to the optimiser's state there."""
+        state = self._optimizer.state
         for parameter, value, kept in self._behind:
             parameter.copy_(value)
             if kept is not None:

@@ -70,6 +70,12 @@ class Admm(Outcome):
         if self._near and (self.steps - self.settings.start) % self.settings.every == 0:
             self._move()
 
+    def remove(self) -> None:
+        if self._prediction is not None and self._prediction.ahead:
+            self._prediction.back()  # half a step is none
+            self._prediction.ahead = False
+        super().remove()
+
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers and tensors, the same on all ranks, to be saved beside model and optimiser.
 

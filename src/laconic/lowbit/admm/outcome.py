@@ -82,9 +82,12 @@ class Outcome(ABC):
 
         Returns:
             The model: float32 as before, and its packed form has the same outputs bit for bit.
+
+        Raises:
+            StateError: `remove` was called before.
         """
+        last = self._found()
         if not self._ended:
-            last = self.solution()
             self.remove()
             self._last = last
             self._write(dense(last))
@@ -111,7 +114,7 @@ class Outcome(ABC):
         if not self._ended:
             return self.solution()
         if self._last is None:
-            raise StateError("removed without finish(), so there is nothing to pack: attach and finish again")
+            raise StateError("removed without finish(), so no weights are quantised: attach and finish again")
         return self._last
 
     @torch.no_grad()

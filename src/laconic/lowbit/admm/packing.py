@@ -144,6 +144,8 @@ def _checked(name: str, shape: tuple[int, ...], state: Mapping[str, Tensor]) -> 
     except KeyError as error:
         raise StateError(f"{error} is missing: the file is damaged") from None
     rows, columns = shape
+    if not all(isinstance(part, Tensor) for part in (codes, alpha, values)):
+        raise StateError(f"{name}: packed parts are tensors, got {type(codes).__name__}: the file is damaged")
     if (codes.dtype, alpha.dtype, values.dtype) != (torch.uint8, torch.float32, torch.int8):
         raise StateError(
             f"{name}: packed parts are uint8, float32 and int8, got {codes.dtype}, {alpha.dtype}"
