@@ -37,7 +37,8 @@ The error reaches the gradients of weights alone, and its sigma there stays belo
 |momentum|: all calls count whose gradients add up, of a layer that is used several times and of
 micro-batches. Features with one value in many examples err alike, so that their error is above it: take a
 smaller `share` there. The gradient of each layer's input is that of dense training bit by bit, with one
-exception: inputs of batch norms are coded too, which changes their input's gradient by at most `share`.
+exception: inputs of batch norms are coded too, which changes their input's gradient by about `share` of the
+gradient of their output, on average over channels; a channel whose gradient follows its input errs by more.
 `comet(norms='exact')` leaves them as they are, and their bytes stay. `blocks(bits=4)` keeps the same few
 bits for every layer. A mask of a ReLU or of dropout is kept as a bit an element, and a place of max pooling
 in a few bits: exact. Everything else stays as it is.

@@ -63,9 +63,12 @@ def without(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("state", "told"),
     [
-        ({}, r"this is no state of activations: it has no 'key'.*: load what `state_dict\(\)` .* gave"),
-        ({"key": 1, "layers": [1, 2]}, "its 'layers' are of type list, not by the parameter's name"),
-        ({"key": "a", "layers": {}}, "its 'key' is 'a', no number"),
+        ({}, r"this is no state of activations: it has no 'coding'.*: load what `state_dict\(\)` .* gave"),
+        (
+            {"coding": "", "key": 1, "layers": [1, 2]},
+            "its 'layers' are of type list, not by the parameter's name",
+        ),
+        ({"coding": "", "key": "a", "layers": {}}, "its 'key' is 'a', no number"),
         ([], "it is of type list"),
         (
             laconic.activations.compress(nn.Linear(4, 2)).state_dict(),

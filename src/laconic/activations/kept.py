@@ -12,6 +12,8 @@ from laconic import kernels
 from laconic.activations.coding import Coding
 from laconic.activations.layer import Layer
 
+FP16 = torch.finfo(torch.float16).max
+
 
 class Kept(Protocol):
     """Bytes that wait for backward."""
@@ -40,7 +42,9 @@ class Order:
         return (x.permute(0, 2, 3, 1) if self.last else x).reshape(-1)
 
     def shaped(self, x: Tensor) -> Tensor:
-        """And back."""
+        """And back; what float16 would have as Inf, as an error can make it, as its largest."""
+        if self.dtype is torch.float16 and x.dtype is torch.float32:
+            x = x.clamp(-FP16, FP16)
         if not self.last:
             return x.view(self.shape).to(self.dtype)
         n, c, h, w = self.shape
@@ -155,7 +159,7 @@ class TwoValued:
     @classmethod
     def of(cls, x: Tensor, value: Tensor) -> TwoValued:
         order = Order.of(x)
-        return cls(kernels.pack_bits((order.flat(x) > 0).to(torch.int32), 1), value, order)
+        return cls(kernels.pack_bits((~(order.flat(x) <= 0)).to(torch.int32), 1), value, order)
 
     @property
     def nbytes(self) -> int:

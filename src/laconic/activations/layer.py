@@ -25,14 +25,14 @@ class Layer:
     """A convolution, linear layer or batch norm, known by its weight. `name`: of that parameter.
 
     `calls` counts steps: all calls whose gradients add up are one, of a layer that is used several times and
-    of micro-batches. A step ends when the weight changes or its gradient is cleared.
+    of micro-batches. A step ends with the optimiser's, or when the weight changes or its gradient is cleared.
     """
 
     def __init__(self, name: str, weight: nn.Parameter, coding: Coding, momentum: Momentum) -> None:
         self.name, self.weight, self.coding, self.momentum = name, weight, coding, momentum
         self.calls = 0
         self.spread = math.nan  # sigma of the weight gradient's error for a bound of 1
-        self.limit = math.inf  # of a batch norm: the bound times mean |grad| of its scale stays below it
+        self.limit = math.inf  # of a batch norm: share of it is the most of bound * mean |grad| of its scale
         self.rms = 0.0
         self.support = 1.0
         self.mean_grad = math.nan
@@ -53,14 +53,23 @@ class Layer:
         """All that it has learned, as numbers."""
         return {name: getattr(self, name) for name in STATE}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken."""
+    def load(self, state: Mapping[str, Any], alike: bool) -> None:
+        """Go on where `state` was taken; with a coding that is not `alike`, bounds are solved anew."""
         for name in STATE:
             setattr(self, name, state[name])
         self._version = None
+        if not alike:
+            self.calls, self._fresh = 0, math.isfinite(self.spread)
+
+    def stepped(self) -> None:
+        """The optimiser has stepped: fused ones leave the weight's version as it is."""
+        if self.weight.grad is not None:
+            self._version = None
 
     def begin(self, x: Tensor) -> bool:
         """One more call with this input; whether its statistics are due."""
+        if not x.numel():
+            return False
         cleared = self._went_back and self.weight.grad is None
         if self._version != self.weight._version or cleared:
             self._begin_step()
@@ -95,7 +104,7 @@ class Layer:
         scale = self.mean_grad if held is None else float(held.abs().mean())
         bound = self.coding.share * scale / self.spread if self.spread > 0 else math.nan
         if self.mean_grad > 0:
-            bound = min(bound, self.limit / self.mean_grad, COARSEST * self.rms)
+            bound = min(bound, self.coding.share * self.limit / self.mean_grad, COARSEST * self.rms)
         return min(max(bound, LEAST), MOST) if bound > 0 and math.isfinite(bound) else None
 
     def current(self, x: Tensor) -> float:
@@ -149,7 +158,7 @@ class Layer:
         g = grad.detach().float()
         n, rms = g.numel() / g.shape[1], float(g.square().mean().sqrt())
         self._add(rms * math.sqrt(n / 3) * inverse)
-        self.limit = min(self.limit, math.sqrt(3) * self.coding.share * n * rms / inverse)
+        self.limit = min(self.limit, math.sqrt(3) * n * rms / inverse)
 
     def _add(self, spread: float) -> None:
         """One call's error: those of several, which are independent, add up in squares."""

@@ -101,18 +101,21 @@ def measure(
     if opened():
         raise AttachError("measure opens a block of its own: call it outside of the block of `compress`")
     session = spec if isinstance(spec, Session) else compress(model, spec)
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    learned = session.state_dict()
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
     session.ledger = ledger = Ledger()
     try:
-        with torch.random.fork_rng(), torch.enable_grad(), session:
+        with torch.random.fork_rng(), torch.enable_grad(), session.unchanged(), session:
             out = model(*(batch if isinstance(batch, tuple) else (batch,)))
         del out
     finally:
         session.ledger = None
-        session.load_state_dict(learned)
         with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+            for module, name, buffer, before in buffers:
+                module._buffers[name] = buffer.copy_(before)
     rows = tuple(Row(name, dense, kept) for name, (dense, kept) in ledger.rows.items())
     return Kept(repr(session.coding), rows)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor, nn, overrides
+from torch import Tensor, UntypedStorage, nn, overrides
 from torch.overrides import TorchFunctionMode
 
-from laconic.activations import compiled, state
+from laconic.activations import compiled, state, steps
 from laconic.activations.calls import Call
 from laconic.activations.coding import Coding
 from laconic.activations.kept import Coded, Exact, Input, Kept, Order, Shape, TwoValued
@@ -46,27 +46,41 @@ class Session(TorchFunctionMode):
         self._key = 0
         self._kept = self._inputs = 0  # tensors in this block, and inputs of layers among them
         self._told = False
-        self._own: frozenset[int] = frozenset()
+        self._own: dict[int, UntypedStorage] = {}  # held, as an address that is free is used again
         self._hooks = ExitStack()
+        steps.watch(self)
 
     def bounds(self) -> dict[str, float | None]:
         """The error bound of each layer that was called; None before its first statistics."""
         return {layer.label: layer.bound for layer in self._layers.values() if layer.calls}
 
     def state_dict(self) -> dict[str, Any]:
-        """What the layers' bounds follow from, and the key of the next rounding. Numbers only."""
-        return state.of(self._layers.values(), self._key)
+        """What the layers' bounds follow from, the key of the next rounding, and the coding's spec."""
+        return state.of(self._layers.values(), self._key, self.coding)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on exactly where `state_dict` was taken, with the same model.
+
+        Under another spec, as with a smaller share, bounds are solved anew from what was learned.
 
         Raises:
             StateError: The state is of a model with other parameters, or damaged. Nothing has changed.
         """
         state.check(saved, self._layers.values())
-        self._key = saved["key"]
+        self._key, alike = saved["key"], saved["coding"] == repr(self.coding)
         for layer in self._layers.values():
-            layer.load(saved["layers"][layer.name])
+            layer.load(saved["layers"][layer.name], alike)
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """A block after which nothing has been learned in it."""
+        before = self._key, {name: vars(layer).copy() for name, layer in self._layers.items()}
+        try:
+            yield
+        finally:
+            self._key = before[0]
+            for name, fields in before[1].items():
+                vars(self._layers[name]).update(fields)
 
     def __enter__(self) -> Session:
         if compiled.inside():
@@ -74,7 +88,7 @@ class Session(TorchFunctionMode):
         if opened():
             raise AttachError("activations are compressed already: leave the inner `compress` out")
         own = [*self._model.parameters(), *self._model.buffers()]
-        self._own = frozenset(each.untyped_storage()._cdata for each in own)
+        self._own = {each._cdata: each for each in (tensor.untyped_storage() for tensor in own)}
         super().__enter__()  # type: ignore[no-untyped-call]
         self._hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
         self._kept, self._inputs, self._told = 0, 0, False
@@ -84,6 +98,7 @@ class Session(TorchFunctionMode):
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._hooks.close()
+        self._own = {}
         super().__exit__(kind, value, trace)  # type: ignore[no-untyped-call]
         self._settle()
         if kind is None:
@@ -139,7 +154,7 @@ class Session(TorchFunctionMode):
 
     def _pack(self, saved: Tensor) -> Kept:
         plain = type(saved) in (Tensor, nn.Parameter) and saved.layout is torch.strided
-        if not plain or saved.untyped_storage()._cdata in self._own:
+        if not plain or self._is_own(saved):
             return Exact.of(saved)
         self._kept += 1
         call, key = self._call, elements(saved)
@@ -166,6 +181,16 @@ class Session(TorchFunctionMode):
             options = {name.removesuffix("_size"): call.given[name] for name in given if name in call.given}
             kept = Places.of(saved, Windows.of(call.input, **options))
         return self._count(saved, kept, label)
+
+    def _is_own(self, saved: Tensor) -> bool:
+        """Whether it is the model's: known when the block was opened, or the weight of the present call."""
+        place = saved.untyped_storage()._cdata
+        weight = self._call.given.get("weight") if self._call is not None else None
+        return place in self._own or (
+            isinstance(weight, Tensor)
+            and weight.layout is torch.strided
+            and weight.untyped_storage()._cdata == place
+        )
 
     def _input(self, saved: Tensor, call: Call, key: Key) -> Kept:
         """An input of a layer, coded within its bound, or the same tensor as another layer coded it."""
@@ -199,6 +224,12 @@ class Session(TorchFunctionMode):
             nbytes = 0 if again else None if isinstance(kept, Exact) else kept.nbytes
             self.ledger.add(label, saved, nbytes)
         return kept
+
+    def stepped(self, held: Container[int]) -> None:
+        """An optimiser that holds the parameters with these ids has stepped."""
+        for name, layer in self._layers.items():
+            if name in held:
+                layer.stepped()
 
     def _momentum(self, weight: Tensor) -> Tensor | None:
         """What the optimiser has of it, if it is known and has any."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from laconic.activations.coding import Coding
 from laconic.activations.layer import STATE, Layer
 from laconic.core.errors import StateError
 
 WAY = ": load what `state_dict()` of a session of this model gave"
 
 
-def of(layers: Iterable[Layer], key: int) -> dict[str, Any]:
-    """Numbers only. `key`: of the next rounding."""
+def of(layers: Iterable[Layer], key: int, coding: Coding) -> dict[str, Any]:
+    """Numbers, and the coding's spec. `key`: of the next rounding."""
     each = {layer.name: {"shape": tuple(layer.weight.shape), **layer.state()} for layer in layers}
-    return {"key": key, "layers": each}
+    return {"coding": repr(coding), "key": key, "layers": each}
 
 
 def check(state: Mapping[str, Any], layers: Iterable[Layer]) -> None:
@@ -44,7 +45,7 @@ def _form(state: Mapping[str, Any]) -> str:
     """What is wrong with it at first sight, or ""."""
     if not isinstance(state, Mapping):
         return f"it is of type {type(state).__name__}"
-    for field in ("key", "layers"):
+    for field in ("coding", "key", "layers"):
         if field not in state:
             return f"it has no {field!r}"
     if not isinstance(state["key"], int):

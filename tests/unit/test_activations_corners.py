@@ -1,0 +1,133 @@
+"""Sessions in unusual cases: swapped storages, fused optimisers, empty calls, another share, float16."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from laconic.activations import compress, measure
+from laconic.activations.kept import Order, TwoValued
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+
+
+def given(rows: int = 64) -> Tensor:
+    return torch.randn(rows, 64, generator=torch.Generator().manual_seed(1))
+
+
+def test_weights_that_get_new_storages_in_a_block_stay_exact() -> None:
+    plain, model, values = net(), net(), given()
+    x = values.clone().requires_grad_()
+    plain(x).square().mean().backward()
+    with compress(model, "comet(share=0.1)"):
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()  # as a swap with averaged weights does
+        again = values.clone().requires_grad_()  # where a weight was, unless its storage is held
+        model(again).square().mean().backward()
+    assert x.grad is not None and again.grad is not None
+    assert torch.equal(x.grad, again.grad)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+def test_bounds_adapt_under_every_optimiser(fused: bool, known: bool) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
+    session = compress(model, "comet()", optimizer if known else None)
+    with session:
+        for _ in range(12):
+            loss = model(given()).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert [session.state_dict()["layers"][name]["calls"] for name in ("0.weight", "2.weight")] == [12, 12]
+    assert all(bound is not None for bound in session.bounds().values())
+
+
+def test_a_call_with_an_empty_input_changes_no_bound() -> None:
+    def bounds(empty: bool) -> dict[str, float | None]:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        session = compress(model, "comet(every=1)", optimizer)
+        for _ in range(5):
+            optimizer.zero_grad()
+            with session:
+                loss = model(given()).square().mean()
+                if empty:
+                    loss = loss + model(given()[:0]).sum()
+                loss.backward()
+            optimizer.step()
+        return session.bounds()
+
+    assert bounds(True) == bounds(False)
+
+
+def test_a_state_loaded_under_a_smaller_share_has_smaller_bounds() -> None:
+    def trained(session_of: str, steps: int, state: object = None) -> tuple[dict[str, float | None], object]:
+        model = net()
+        session = compress(model, session_of)
+        if state is not None:
+            session.load_state_dict(state)  # type: ignore[arg-type]
+        for _ in range(steps):
+            model.zero_grad()
+            with session:
+                model(given()).square().mean().backward()
+        return session.bounds(), session.state_dict()
+
+    coarse, state = trained("comet(share=0.5)", 6)
+    fine, _ = trained("comet(share=0.005)", 2, state)
+    own, _ = trained("comet(share=0.005)", 2)
+    for name, bound in fine.items():
+        assert bound is not None and own[name] is not None and coarse[name] is not None
+        assert bound == pytest.approx(own[name], rel=0.05) and bound < coarse[name]  # type: ignore[operator]
+
+
+class Moving(nn.Module):
+    """Replaces a buffer in each forward pass."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean()
+        out: Tensor = self.inner(x)
+        return out
+
+
+def test_measuring_in_the_middle_of_an_accumulation_leaves_all_as_it_is() -> None:
+    def bounds(measured: bool) -> dict[str, float | None]:
+        model = Moving()
+        session = compress(model, "comet(every=1)")
+        for step in range(3):
+            model.zero_grad()
+            for part in given().chunk(4):
+                with session:
+                    model(part).square().mean().backward()
+                if measured and step == 1:
+                    before = model.mean
+                    measure(model, part, session)
+                    assert model.mean is before
+        return session.bounds()
+
+    assert bounds(True) == bounds(False)
+
+
+def test_large_float16_inputs_do_not_decode_to_inf() -> None:
+    x = torch.tensor([65504.0, -65504.0, 1.0], dtype=torch.float16)
+    assert torch.equal(Order.of(x).shaped(x.float() * torch.tensor([1.001, 1.001, 1.0])), x)
+
+
+def test_the_mask_of_a_relu_whose_output_is_nan_is_as_torch_has_it() -> None:
+    x = torch.tensor([math.nan, -1.0, 0.0, 2.0])
+    mask = TwoValued.of(torch.relu(x), x.new_ones(())).unpack()
+    assert mask.tolist() == [1.0, 0.0, 0.0, 1.0]
