@@ -32,8 +32,8 @@ class Comet(Coding):
 
     Reconstruction: the public code keeps a constant bound and saves no memory. The kernel is ours, without
     prediction. Inputs of batch norms are our addition (`norms="exact"` leaves them): the same law for their
-    scale's gradient. The gradient of their input errs by about `share` of that of their output, on average over
-    channels: by more in a channel whose gradient follows its input.
+    scale's gradient. The gradient of their input errs by about `share` of that of their output, on average
+    over channels: by more in a channel whose gradient follows its input.
     """
 
     name: ClassVar[str] = "comet"
