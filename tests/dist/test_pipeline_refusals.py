@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import resource
 from contextlib import nullcontext
 
@@ -274,6 +275,74 @@ def test_no_target_and_a_short_batch_are_told_on_every_rank(pool, kind):
             assert targetless[0] == "StateError" and "the loss has no target" in targetless[1]
         assert short[0] == "StateError" and "3 samples cannot be split into 4" in short[1]
         assert whole is after is None
+
+
+def short(options, first):
+    """What is said where the batch is short on the ranks that have it, and of good steps around it.
+
+    `first`: whether it comes before any good one, too.
+    """
+    pipeline = Pipeline("GPipe")
+    handle = laconic.pipeline.compress(pipeline.schedule, **options)
+    said = []
+    for step, rows in enumerate([3] * first + [8, 3, 8, 0, 8]):
+        if "samples" in options:
+            handle.samples = order(step)[:rows] if rows else order(step)
+        said.append(told(lambda step=step, rows=rows: pipeline.train(order(step)[:rows])))
+        pipeline.optimizer.zero_grad()
+    return said
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("options", [CHANGE, {"spec": "minmax(bits=4)"}], ids=["change", "direct"])
+def test_a_short_batch_leaves_no_rank_behind(pool, options, first):
+    for said in pool.run(3, short, options, first):
+        said = said[first:]
+        assert [each is None for each in said] == [True, False, True, False, True]
+        for (name, text), rows in zip(said[1::2], (3, 0), strict=True):
+            assert name == "StateError" and f"{rows} samples cannot be split into 4" in text
+
+
+def own_number_of_ids():
+    pipeline = Pipeline("GPipe")
+    handle = laconic.pipeline.compress(pipeline.schedule, **CHANGE)
+    said = []
+    for few in (False, True, False):
+        ids = order(0)[:3] if few and pipeline.rank == 0 else order(0)
+        step = functools.partial(handle.step, samples=ids)
+        said.append(told(lambda step=step: pipeline.train(order(0), step)))
+        pipeline.optimizer.zero_grad()
+    return said
+
+
+def test_too_few_ids_on_one_rank_are_told_on_every_rank(pool):
+    for before, (name, text), after in pool.run(3, own_number_of_ids):
+        assert name == "StateError" and "3 samples cannot be split into 4" in text
+        assert before is after is None
+
+
+def evaluated(options, batches):
+    """Steps and evaluations of these sizes; torch's own pipeline without options."""
+    pipeline = Pipeline("GPipe")
+    handle = laconic.pipeline.compress(pipeline.schedule, **options) if options else None
+    said = []
+    for training, rows in batches:
+        ids = order(0, SAMPLES)[:rows]
+        if handle is not None and training and "samples" in options:
+            handle.samples = ids
+        said.append(told(lambda ids=ids, do=pipeline.train if training else pipeline.evaluate: do(ids)))
+    return said, pipeline.weights
+
+
+BATCHES = [(False, 4), (True, 8), (False, 4), (True, 8), (False, 16), (False, 16), (True, 8)]
+
+
+@pytest.mark.parametrize("options", [CHANGE, {"spec": "dense()"}], ids=["change", "dense"])
+def test_evaluation_takes_batches_of_another_size_as_torch_does(pool, options):
+    plain, found = pool.run(3, evaluated, {}, BATCHES), pool.run(3, evaluated, options, BATCHES)
+    for (said, weights), (own, ours) in zip(plain, found, strict=True):
+        assert said == own == [None] * len(BATCHES)
+        assert options is CHANGE or torch.equal(weights, ours)
 
 
 class Whole(nn.Module):

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from laconic.cli.main import app
 from laconic.cli.pipelining import PipelineOptions
 from laconic.core.errors import SpecError
+from laconic.pipeline.compress import FORWARD, _plan
 from laconic.tasks import find
 from laconic.tasks.settings import Pipeline
 from laconic.tasks.shakespeare import GPT, wide_windows
@@ -116,3 +117,10 @@ def test_the_large_gpt_has_10_8_million_parameters() -> None:
     with torch.device("meta"):
         model = find("shakespeare").recipe("gpt10m").build()
     assert sum(each.numel() for each in model.parameters()) == pytest.approx(10.8e6, rel=0.01)
+
+
+def test_a_spec_and_its_parts_are_not_given_together() -> None:
+    rest = (16, "dense()", None, None, 0)  # samples, keep, folder, most_bytes, seed
+    with pytest.raises(SpecError, match=r"ac_sgd\(.*not both: got .*backward='dense\(\)'"):
+        _plan("ac_sgd()", FORWARD, "dense()", *rest)
+    assert repr(_plan("change(minmax(bits=4))", FORWARD, "dense()", *rest).backward) == "dense()"

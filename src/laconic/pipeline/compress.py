@@ -29,6 +29,7 @@ from laconic.pipeline.handle import Handle
 from laconic.pipeline.place import Place
 from laconic.pipeline.plan import Plan
 
+FORWARD, BACKWARD = "change(minmax(bits=4))", "minmax(bits=8)"
 NO_TARGET = "the loss has no target: give step target=, on the rank of the last stage"
 TESTED = ((2, 13), (2, 13))  # torch's stages change between versions: widen it where the tests have run
 
@@ -37,8 +38,8 @@ def compress(
     schedule_or_stage: Any,
     spec: str | PipelineCoding | Codec | Selector | None = None,
     *,
-    forward: str | Change | Codec = "change(minmax(bits=4))",
-    backward: str | Codec = "minmax(bits=8)",
+    forward: str | Change | Codec = FORWARD,
+    backward: str | Codec = BACKWARD,
     samples: int | None = None,
     keep: str | Codec = "dense()",
     folder: str | Path | None = None,
@@ -165,6 +166,11 @@ def _plan(
     """The arguments, parsed and checked."""
     if spec is not None:
         method = parse(spec) if isinstance(spec, str) else spec
+        if forward != FORWARD or (backward != BACKWARD and not isinstance(method, Change)):
+            raise SpecError(
+                f"{method!r} says what is sent forward and backward, so give it, or forward= and backward=,"
+                f" not both: got forward={forward!r}, backward={backward!r}"
+            )
         if isinstance(method, AcSgd | Direct):
             forward, backward = method.forward_coding, method.backward_coding
         elif isinstance(method, Change):
@@ -225,8 +231,19 @@ def _attached(handle: Handle, schedule: Any, stages: Sequence[Any]) -> Handle:
             handle.end()
             return out
 
-        schedule._step_microbatches = step
-        handle.when_removed(functools.partial(delattr, schedule, "_step_microbatches"))
+        plain_step = schedule.step
+
+        @functools.wraps(plain_step)
+        def whole_step(*args: Any, target: Any = None, **kwargs: Any) -> Any:
+            assert handle.batches is not None
+            training = bool(schedule._has_backward)
+            args, kwargs, target = handle.batches.whole(args, kwargs, target, training)
+            return plain_step(*args, target=target, **kwargs)
+
+        schedule._step_microbatches, schedule.step = step, whole_step
+        handle.when_removed(
+            *(functools.partial(delattr, schedule, n) for n in ("_step_microbatches", "step"))
+        )
         _guard_loss(handle, schedule)
     return handle
 

@@ -20,8 +20,9 @@ from laconic.pipeline.channel import Channel
 from laconic.pipeline.codings.change import Change
 from laconic.pipeline.links import Direction, StageLinks
 from laconic.pipeline.plan import Plan
+from laconic.pipeline.split import Batches
 from laconic.pipeline.stats import Stats, Traffic
-from laconic.pipeline.step import Step, check_split, checked_ids
+from laconic.pipeline.step import Step, checked_ids
 
 
 class Handle:
@@ -36,6 +37,7 @@ class Handle:
         self.plan = plan
         self._schedule, self._stages, self._comm, self._exact = schedule, list(stages), comm, exact
         self._traffic, self._step = Traffic(), Step()
+        self.batches = None if schedule is None else Batches(schedule, self._step)
         self._ids: Tensor | Sequence[int] | None = None
         self._upcoming: Tensor | Sequence[int] | None = None
         self._first_rank = dist.get_process_group_ranks(self._stages[0].group or dist.group.WORLD)[0]
@@ -43,9 +45,7 @@ class Handle:
         self._loaded: dict[str, Saved] = {}  # of boundaries that nothing has crossed since
         self._removers: list[Callable[[], None]] = []
         self._removed = False
-        self.links = [
-            StageLinks(stage, self._step, self._traffic, self._make, exact) for stage in self._stages
-        ]
+        self.links = [StageLinks(each, self._step, self._traffic, self._make, exact) for each in stages]
 
     def __repr__(self) -> str:
         indices = ", ".join(str(stage.stage_index) for stage in self._stages)
@@ -108,12 +108,12 @@ class Handle:
             StateError, NonFiniteError, WireError, OSError: on every rank: see the message.
         """
         self._check_attached()
-        if self._schedule is None:
+        if self.batches is None:
             raise AttachError(
                 "compress was given stages, not their schedule: set handle.samples = ids, then call"
                 " schedule.step; or give compress the schedule"
             )
-        check_split(samples, self._schedule._n_microbatches)
+        self.batches.check_ids(samples)
         self._ids, self._upcoming = samples, upcoming
         return self._schedule.step(*args, **kwargs)
 
@@ -218,7 +218,7 @@ class Handle:
         if stage is not self._stages[0]:
             return
         step, self._ended = self._step, 0
-        step.failure, step.heard, step.ids = None, False, None
+        step.begin()
         for each in self._changes():
             each.buffer.discard()  # of a step that failed
         ids, self._ids = self._ids, None
@@ -260,11 +260,13 @@ class Handle:
                 if isinstance(channel, Changes):
                     yield channel
 
-    def _make(self, direction: Direction, name: str, shape: torch.Size, dtype: torch.dtype) -> Channel:
+    def _make(
+        self, direction: Direction, name: str, shape: torch.Size, dtype: torch.dtype, training: bool
+    ) -> Channel:
         plan = self.plan
         coding = plan.forward if direction == "forward" else plan.backward
         made = channel_of(coding, name, shape, dtype, plan.seed, plan.keep, plan.samples, self._open)
-        if isinstance(made, Changes):
+        if training and isinstance(made, Changes):
             try:
                 self._restore(made)
             except Exception as error:
@@ -272,8 +274,7 @@ class Handle:
         return made
 
     def _restore(self, channel: Changes) -> None:
-        buffer = self._loaded.pop(channel.name, None)
-        if buffer is not None:
+        if (buffer := self._loaded.pop(channel.name, None)) is not None:
             state.check_fit({channel.name: buffer}, [channel])
             channel.buffer.restore(buffer)
 

@@ -21,7 +21,7 @@ from laconic.pipeline.step import Step
 Direction = Literal["forward", "backward"]
 Posted = tuple[Channel, Tensor, Tensor, Visit]  # where to decode to, and the message
 T = TypeVar("T")
-MakeChannel = Callable[[Direction, str, torch.Size, torch.dtype], Channel]
+MakeChannel = Callable[[Direction, str, torch.Size, torch.dtype, bool], Channel]  # the last: for training
 
 
 @dataclass
@@ -44,6 +44,7 @@ class StageLinks:
     make: MakeChannel
     exact: bool
     channels: dict[tuple[Direction, str, int], Channel] = field(default_factory=dict)
+    tests: dict[tuple[Direction, str, int], Channel] = field(default_factory=dict)  # of evaluation: no memory
     void: set[int] = field(default_factory=set)  # micro-batches whose forward pass has failed
     _posted: dict[tuple[Direction, int], list[Posted]] = field(default_factory=dict)
     _coming: dict[tuple[Direction, int], list[dist.Work]] = field(default_factory=dict)
@@ -80,8 +81,8 @@ class StageLinks:
             target: Tensor = op.tensor
             channel, visit = self._channel(direction, "receive", slot, target), self._visit(micro)
             key = (direction, slot, micro)
-            if key not in self._rooms:
-                most = HEADER.size + channel.most
+            most = HEADER.size + channel.most
+            if key not in self._rooms or self._rooms[key].numel() < most:
                 self._rooms[key] = torch.empty(most, dtype=torch.uint8, device=target.device)
             room = self._rooms[key]
             op.tensor = room[: HEADER.size + channel.room(visit)] if self.exact else room
@@ -152,16 +153,22 @@ class StageLinks:
             )
 
     def _channel(self, direction: Direction, side: str, slot: int, tensor: Tensor) -> Channel:
-        found = self.channels.get((direction, side, slot))
-        if found is None:
+        """The channel of a tensor: made anew where torch has told both sides another shape, as between two
+        evaluations, unless it holds samples.
+        """
+        training = bool(self.stage.has_backward)
+        known = self.channels if training else self.tests
+        found = known.get((direction, side, slot))
+        shape, dtype = tensor.shape, tensor.dtype
+        if direction == "forward" and side == "send":  # what the next stage was told, whatever comes
+            told = self.stage._stage_meta.outputs[slot]
+            shape, dtype = told.shape, told.dtype
+        other = found is not None and (found.shape, found.dtype) != (shape, dtype)
+        if found is None or (other and not (training and isinstance(found, Changes))):
             index, step = self.stage.stage_index, 1 if direction == "forward" else -1
             source = index if side == "send" else index - step
-            shape, dtype = tensor.shape, tensor.dtype
-            if direction == "forward" and side == "send":  # what the next stage was told, whatever comes
-                told = self.stage._stage_meta.outputs[slot]
-                shape, dtype = told.shape, told.dtype
             name = f"{source}>{source + step}:{slot}"
-            found = self.channels[direction, side, slot] = self.make(direction, name, shape, dtype)
+            found = known[direction, side, slot] = self.make(direction, name, shape, dtype, training)
         return found
 
     def _visit(self, micro: int) -> Visit:

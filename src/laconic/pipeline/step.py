@@ -11,7 +11,7 @@ from torch import Tensor
 
 from laconic.comm.comm import Comm
 from laconic.core import errors
-from laconic.core.errors import LaconicError, PeerError, StateError
+from laconic.core.errors import LaconicError, PeerError
 from laconic.data.sample_ids import sample_ids
 
 
@@ -25,6 +25,7 @@ class Step:
         failure: what stopped it here, and the words for it.
         heard: whether another rank has said that it failed.
         begun: whether there was a step.
+        foreseen: what is wrong with the coming step.
     """
 
     number: int = 0
@@ -32,10 +33,22 @@ class Step:
     failure: tuple[Exception, str] | None = None
     heard: bool = False
     begun: bool = False
+    foreseen: Exception | None = None
 
     @property
     def failed(self) -> bool:
         return self.failure is not None or self.heard
+
+    def foresee(self, error: Exception) -> None:
+        """The coming step will fail: the first error that is foreseen is told."""
+        self.foreseen = self.foreseen or error
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.failure, self.heard, self.ids = None, False, None
+        foreseen, self.foreseen = self.foreseen, None
+        if foreseen is not None:
+            self.fail(foreseen, "")
 
     def fail(self, error: Exception, where: str) -> None:
         """Note the first failure."""
@@ -81,15 +94,6 @@ def checked_ids(ids: Tensor | Sequence[int] | None, samples: int) -> Tensor:
         ".samples = ids before schedule.step, on every rank; laconic.data.with_ids(dataset) gives them",
         call="compress",
     )
-
-
-def check_split(ids: Tensor | Sequence[int] | None, micro_batches: int) -> None:
-    """Raise `StateError`, alike on all ranks that have the same ids, for a batch that torch cannot split."""
-    if ids is not None and len(ids) < micro_batches:
-        raise StateError(
-            f"a batch of {len(ids)} samples cannot be split into {micro_batches} micro-batches: drop a short"
-            " last batch, DataLoader(..., drop_last=True), or make a schedule of fewer"
-        )
 
 
 def _class(name: str) -> type[Exception]:
