@@ -39,10 +39,10 @@ def link(
     Calls block, and match in order; gradients find their own tensors, in whatever order autograd has them. A
     sender waits until its tensor is taken: call `backward` on either end after all tensors of a step have
     crossed, as two ends that both send wait for each other until the group's time-out. Each message goes
-    once, without memory: for changes by sample see `laconic.pipeline.compress`. Before a tensor goes an offer of 24 bytes, its length and a digest of shape,
-    dtype, codec and turn, and the answer to it, 24 bytes too, so that ends that disagree both hear of it; a
-    gradient has an offer and no answer, and goes only where both ends want one. So a tensor costs a round
-    trip of the link beside its bytes.
+    once, without memory: for changes by sample see `laconic.pipeline.compress`. Before a tensor goes an offer
+    of 24 bytes, its length and a digest of shape, dtype, codec and turn, and the answer to it, 24 bytes too,
+    so that ends that disagree both hear of it; a gradient has an offer and no answer, and goes only where
+    both ends want one. So a tensor costs a round trip of the link beside its bytes.
 
     Args:
         codec: any codec or selector, of what is sent.
