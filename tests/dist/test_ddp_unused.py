@@ -99,3 +99,63 @@ def thawed(spec: str) -> bool:
 @pytest.mark.parametrize("spec", ["topk(density=0.2)", "dgc(density=0.2)"])
 def test_a_layer_that_is_frozen_before_compress_can_thaw(pool, spec):
     assert pool.run(2, thawed, spec) == [True, True]
+
+
+def clipped(spec: str) -> list[float]:
+    """The norms of steps where one half is used in the first alone, and gradients are clipped to 0.1."""
+    model = DistributedDataParallel(Halves(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    laconic.compress(model, optimizer, spec)
+    norms = []
+    for step in range(4):
+        before = torch.cat([each.detach().flatten().clone() for each in model.parameters()])
+        optimizer.zero_grad()
+        names = ("first", "second") if step == 0 else ("first",)
+        (30 * model(names, inputs(step)[dist.get_rank()])).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        after = torch.cat([each.detach().flatten() for each in model.parameters()])
+        norms.append(float((after - before).norm()))
+    assert agree(model)
+    return norms
+
+
+@pytest.mark.filterwarnings("ignore:.*changed")
+@pytest.mark.parametrize("spec", ["dense()", "topk(density=0.2)"])
+def test_clipping_covers_what_comes_late_for_an_unused_parameter(pool, spec):
+    for norms in pool.run(2, clipped, spec):
+        assert max(norms) < 0.1 + 1e-5
+
+
+def resumed(at: int, in_place: bool) -> float:
+    """How far two optimisers by turns, going on from a state, come from where they were without a stop."""
+
+    def made() -> tuple[DistributedDataParallel, list[torch.optim.Optimizer], laconic.ddp.handle.Handle]:
+        model = DistributedDataParallel(Halves(), find_unused_parameters=True)
+        optimizers = [torch.optim.SGD([each], lr=1.0) for each in model.parameters()]
+        return model, optimizers, laconic.compress(model, optimizers, "topk(density=0.2)")
+
+    def train(run, steps):
+        model, optimizers, _ = run
+        for step in steps:
+            turn = int(step % 4 != 0)  # the second half trains in three steps of four
+            optimizers[turn].zero_grad()
+            model((["first", "second"][turn],), inputs(step)[dist.get_rank()]).backward()
+            optimizers[turn].step()
+
+    run = made()
+    train(run, range(at))
+    kept = {name: each.clone() for name, each in run[0].state_dict().items()}, run[2].state_dict()
+    train(run, range(at, 9))
+    whole = torch.cat([each.detach().flatten().clone() for each in run[0].parameters()])
+    again = run if in_place else made()
+    again[0].load_state_dict(kept[0])
+    again[2].load_state_dict(kept[1])
+    train(again, range(at, 9))
+    return float((torch.cat([each.detach().flatten() for each in again[0].parameters()]) - whole).abs().max())
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_waits_for_another_optimiser_is_in_the_state(pool, in_place):
+    for at in (2, 3, 5):
+        assert pool.run(2, resumed, at, in_place) == [0.0, 0.0]

@@ -54,6 +54,7 @@ class Buckets:
         scaler: The GradScaler in use, if any: memories are kept unscaled.
         keep_means: Whether there may be parameters that no rank has used, whose means are kept.
         masters: Whether an optimiser has float32 masters, which get means that are not rounded to 16 bits.
+        lone: The hooks of the only optimiser; None if there are several.
     """
 
     def __init__(
@@ -64,13 +65,14 @@ class Buckets:
         *,
         keep_means: bool,
         masters: Callable[[], bool] = lambda: False,
+        lone: Callable[[], OptimiserHooks | None] = lambda: None,
     ) -> None:
         self.per_step = 0  # buckets of the present step so far
         self.exchange = exchange
         self._watch = GradientWatch()
         self.means: dict[str, Mean] = {}  # of the present step, by tensor name, if they are kept
         self._keep_means = keep_means
-        self._left_out = LeftOut(names) if keep_means else None
+        self.left_out = LeftOut(names, lone) if keep_means else None
         self._masters = masters
         self._float_means: dict[str, Mean] = {}  # of the present step, of parameters in 16 bits
         self._thread = CommunicationThread(f"laconic rank {exchange.comm.rank}")
@@ -96,8 +98,8 @@ class Buckets:
         if last and self._zeroed is not None:
             self._zeroed.pending = True  # only now: more gradients of this pass were still to be added
         scale, layout = self._scale, None if buffer.is_sparse else self._layout_of(bucket, buffer)
-        if self._left_out is not None and layout is not None:
-            self._left_out.clear_stale_(buffer, layout)
+        if self.left_out is not None and layout is not None:
+            self.left_out.clear_stale_(buffer, layout)
         ready = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
 
         def job() -> Tensor:
@@ -122,9 +124,9 @@ class Buckets:
 
     def _finish_backward(self, last: Answer) -> None:
         self._thread.wait(last)
-        if self._left_out is not None:  # after DDP's own callback, which writes gradients
+        if self.left_out is not None:  # after DDP's own callback, which writes gradients
             means = self.means if self.exchange.void is None else {}
-            Variable._execution_engine.queue_callback(partial(self._left_out.note, means))
+            Variable._execution_engine.queue_callback(partial(self.left_out.note, means))
 
     def watch(self, parameters: Iterable[Tensor]) -> None:
         """Warn where gradients of these parameters are thrown away, and come back."""
@@ -134,7 +136,7 @@ class Buckets:
 
     def keep_all_means(self, always: bool) -> None:
         """Keep the means of each step from now on, or only where parameters can be unused."""
-        self._keep_means = always or self._left_out is not None
+        self._keep_means = always or self.left_out is not None
 
     def float_mean(self, name: str) -> Tensor | None:
         """float32 (n,): the present step's mean of a parameter in 16 bits, unscaled; None if none is kept."""
@@ -144,8 +146,8 @@ class Buckets:
     def discard(self) -> None:
         """The means of backward passes that no step has taken are thrown away."""
         self.means.clear()
-        if self._left_out is not None:
-            self._left_out.discard()
+        if self.left_out is not None:
+            self.left_out.discard()
         self._stepped()
 
     def before_step(self, hooks: OptimiserHooks) -> None:
@@ -154,8 +156,8 @@ class Buckets:
         A parameter of it that no rank has used gets the mean of what was held back for it. A gradient that
         was changed since the exchange is warned of.
         """
-        if self._left_out is not None:
-            self._left_out.give(hooks, self._scale)
+        if self.left_out is not None:
+            self.left_out.give(hooks, self._scale)
         for name in self._watch.noted():
             grad = hooks.parameter(name).grad
             if grad is not None:
@@ -178,7 +180,7 @@ class Buckets:
         self._unwatch()
 
     def _unwatch(self) -> None:
-        for watch in (self._zeroed, self._left_out):
+        for watch in (self._zeroed, self.left_out):
             if watch is not None:
                 watch.remove()
 

@@ -77,12 +77,14 @@ class Handle(Joinable):
         )
         self._masks = MaskWatch(self.layout.names, lambda name: mask_of(dense[name]))
         masters = weakref.WeakMethod(self._optimisers.have_masters)  # the thread must not keep this handle
+        lone = weakref.WeakMethod(self._optimisers.lone)
         self.buckets = Buckets(
             self.exchange,
             names,
             scaler,
             keep_means=restore_unused,
             masters=lambda: bool((found := masters()) and found()),
+            lone=lambda: found() if (found := lone()) else None,
         )
         site = Site(comm, seed, self.exchange.seconds)
         self._rules: list[BoundRule] = []
@@ -148,6 +150,8 @@ class Handle(Joinable):
         tensors = self.exchange.state_dict()
         for i, rule in enumerate(self._rules):
             tensors |= {f"rule{i}/{key}": value for key, value in rule.state_dict().items()}
+        if (left_out := self.buckets.left_out) is not None:
+            tensors |= {f"left/{name}": mean for name, mean in left_out.state_dict().items()}
         step = self.exchange.step
         state = RankState(**self._identity(), step=step, tensors=label(tensors, self._comm.rank))
         if gather:
@@ -183,10 +187,14 @@ class Handle(Joinable):
         parts = [under(f"rule{i}/", tensors) for i in range(len(self._rules))]
         for rule, part in zip(self._rules, parts, strict=True):
             rule.check_state(part)
-        own = {key: value for key, value in tensors.items() if not key.startswith("rule")}
+        if left_out := self.buckets.left_out:
+            left_out.check_state(under("left/", tensors))
+        own = {key: value for key, value in tensors.items() if not key.startswith(("rule", "left/"))}
         self.exchange.load_state_dict(own, step=int(state["step"]))
         for rule, part in zip(self._rules, parts, strict=True):
             rule.load_state_dict(part)
+        if left_out:
+            left_out.load_state_dict(under("left/", tensors))
 
     def discard(self) -> None:
         """Forget what is held back: nothing of any gradient so far comes back in a later step.

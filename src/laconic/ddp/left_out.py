@@ -1,13 +1,14 @@
 """Left out: parameters of which no rank has made a gradient in a backward pass (find_unused_parameters).
 
 Their part of a bucket is zero, and what was held back for them is exchanged with the rest. DDP gives them no
-gradient of it. So the mean is kept until the optimiser that holds them steps, which may be after other
-passes, as with the two halves of a GAN.
+gradient of it. A lone optimiser finds the mean as their gradient, once backward is over. Where there are
+several, as with the two halves of a GAN, it is kept until the one that holds them steps, which may be after
+other passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from laconic.core.errors import StateError
 from laconic.core.layout import Layout
 from laconic.core.memory_order import shaped
 from laconic.ddp.optimiser import OptimiserHooks
@@ -36,9 +38,10 @@ class Mean:
 
 
 class LeftOut:
-    """Of one model. `names`: of its parameters."""
+    """Of one model. `names`: of its parameters; `lone`: the hooks of its optimiser, unless it has several."""
 
-    def __init__(self, names: Mapping[Tensor, str]) -> None:
+    def __init__(self, names: Mapping[Tensor, str], lone: Callable[[], OptimiserHooks | None]) -> None:
+        self._lone = lone
         self._parameters = {name: parameter for parameter, name in names.items()}
         self._means: dict[str, Tensor] = {}  # unscaled
         self._made: set[str] = set()  # who has a gradient of the present pass on this rank
@@ -62,9 +65,15 @@ class LeftOut:
         """A pass has ended, and DDP has written its gradients: keep the means that it left out."""
         unsure = [name for name in means if name not in self._made]  # others may have used these
         self._made.clear()
+        lone = self._lone()
         for name in unsure:
             parameter, mean = self._parameters[name], means[name]
-            if bool(mean.view.any()) and not _is_gradient_of(parameter, mean):
+            if not bool(mean.view.any()) or _is_gradient_of(parameter, mean):
+                continue
+            if lone is not None and lone.trains(name):  # where the script may clip it
+                left = mean.as_gradient_of(parameter, scaled=True)
+                parameter.grad = left if parameter.grad is None else parameter.grad + left
+            else:
                 left = mean.as_gradient_of(parameter)
                 self._means[name] = left.add_(self._means[name]) if name in self._means else left
 
@@ -78,6 +87,23 @@ class LeftOut:
     def discard(self) -> None:
         """Forget what is kept."""
         self._means.clear()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What is kept, by name."""
+        return dict(self._means)
+
+    def check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Raise `StateError` unless these are means of these parameters."""
+        for name, mean in state.items():
+            known = self._parameters.get(name)
+            if known is None or known.shape != mean.shape:
+                raise StateError(f"the saved mean of {name} is of another model: build it alike")
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Keep these, and nothing else."""
+        self._means = {
+            name: mean.to(self._parameters[name].device, copy=True) for name, mean in state.items()
+        }
 
     def remove(self) -> None:
         """Remove the hooks."""

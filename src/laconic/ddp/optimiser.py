@@ -177,6 +177,10 @@ class Optimisers:
         """Whether this one's optimiser holds the tensor, or may be given it later, as none does."""
         return hooks.holds(name) or not any(each.holds(name) for each in self.hooks)
 
+    def lone(self) -> OptimiserHooks | None:
+        """The hooks of the only optimiser, where parameters themselves have the gradients that it takes."""
+        return None if len(self.hooks) > 1 or self.have_masters() else self.hooks[0]
+
     def have_masters(self) -> bool:
         """Whether one of them has float32 master weights."""
         return any(masters_of(each.optimiser) is not None for each in self.hooks)
