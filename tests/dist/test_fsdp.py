@@ -223,6 +223,29 @@ def test_what_is_left_of_one_parameter_does_not_go_to_another(pool: Any) -> None
         assert len(told) == 1 and "the model has gradients for 1,024 of 2,048 elements" in told[0]
 
 
+def thawed() -> float:
+    """The largest entry of a gradient that is zero, after another layer of its size was trained."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False))
+    fully_shard(model)
+    model[1].weight.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    laconic.compress(model, optimizer, "error_fed(scatter_reduce(minmax(bits=2, block=16)))")
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
+    for _ in range(2):
+        model.zero_grad()
+        (100 * model(x)).square().mean().backward()
+    model[1].weight.requires_grad_(True)
+    model[0].weight.requires_grad_(False)
+    model.zero_grad()
+    (0 * model(x)).sum().backward()
+    return float(model[1].weight.grad.full_tensor().abs().max())
+
+
+def test_what_is_left_of_a_layer_that_is_frozen_does_not_go_to_the_one_that_thaws(pool: Any) -> None:
+    assert pool.run(2, thawed) == [0.0, 0.0]
+
+
 def test_with_error_feedback_the_error_of_the_mean_falls(pool: Any) -> None:
     """Without it the mean of 40 equal gradients is as wrong as each of them."""
     for spec, most in ((FED, 1 / 20), ("cgx(bits=2)", 2.0)):

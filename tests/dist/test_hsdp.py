@@ -274,6 +274,24 @@ def test_a_step_without_all_gradients_says_so(pool: Any) -> None:
         assert said.startswith("the model has gradients for 20 of its 40 sharded elements in this step")
 
 
+def thawed() -> str:
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    fully_shard(model, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("machines", "shards")))
+    model[1].weight.requires_grad_(False)
+    laconic.compress(model, torch.optim.SGD(model.parameters(), lr=0.1), "topk(density=0.1)")
+    model(torch.ones(3, 8)).sum().backward()
+    model[1].weight.requires_grad_(True)
+    model[0].weight.requires_grad_(False)
+    model.zero_grad()
+    loss = model(torch.ones(3, 8)).sum()
+    return error_of(AttachError, loss.backward)
+
+
+def test_other_trained_parameters_than_at_the_start_are_refused(pool: Any) -> None:
+    for said in pool.run(2, thawed, timeout_s=LONG):
+        assert said.startswith("other parameters of the model are trained than when it was compressed")
+
+
 def warnings_of_a_gather() -> list[tuple[str, str]]:
     model, optimizer = replicated_gpt(4)
     with warnings.catch_warnings(record=True) as found:

@@ -42,6 +42,7 @@ class Replicas:
     def __init__(self, method: Method, model: nn.Module, shards: Shards) -> None:
         refuse_optimised(method, "between replicas of shards")
         self._layouts = {name: layout_of(model, module) for name, module in scattering(model)}
+        self._trained = {name: trained_of(param_group_of(module)) for name, module in scattering(model)}
         self._before = {name: own_mesh(name, module) for name, module in scattering(model)}
         pairs = [(entry.name, entry.shape) for layout in self._layouts.values() for entry in layout]
         self.exchange = Exchange(
@@ -90,9 +91,14 @@ class Replicas:
             raise StateError("the saved state has no number of exchanges: it is not of replicas of shards")
         self.exchange.load_state_dict(state, step=int(counts["exchanges"]))
 
-    def check(self, reduced: Tensor, module: str) -> None:
-        """Raise `AttachError` if this flat shard (n,) lacks some of the module's gradients."""
+    def check(self, reduced: Tensor, module: str, group: Any) -> None:
+        """Raise `AttachError` if this flat shard (n,) lacks some of the module's gradients, or has others."""
         layout = self._layouts[module]
+        if trained_of(group) != self._trained[module]:
+            raise AttachError(
+                f"other parameters of {module or 'the model'} are trained than when it was compressed, and"
+                " replicas exchange those: handle.remove() before you freeze or thaw, and compress again"
+            )
         if reduced.numel() != layout.numel:
             raise AttachError(
                 f"{module or 'the model'} has gradients for {reduced.numel():,} of its {layout.numel:,}"
@@ -137,7 +143,7 @@ class ReplicaMean:
         self._waiting: Tensor | None = None
 
     def __call__(self, reduced: Tensor) -> None:
-        self._replicas.check(reduced, self._module)
+        self._replicas.check(reduced, self._module, self._group)
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             reduced.add_(waiting)
@@ -159,6 +165,11 @@ def layout_of(model: nn.Module, module: FSDPModule) -> Layout:
             name = f"{prefix}.{place.param_name}" if prefix else place.param_name
             shapes.append((name, tuple(parameter.padded_sharded_param_size)))
     return Layout.of(shapes)
+
+
+def trained_of(group: Any) -> tuple[bool, ...]:
+    """Which of a module's parameters are trained now."""
+    return tuple(part.sharded_param.requires_grad for part in group.fsdp_params)
 
 
 def own_mesh(name: str, module: FSDPModule) -> Any:

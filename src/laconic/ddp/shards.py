@@ -121,6 +121,9 @@ class Scatter:
         return mean
 
 
+Trained = tuple[int, ...]
+
+
 class ScatterMean:
     """The reduce-scatter of one module, as `torch.distributed.fsdp` calls it. It replaces `before`."""
 
@@ -130,7 +133,7 @@ class ScatterMean:
         self._scatter = scatter
         self._module, self._name = module, f"shards of {module}"
         self._partitions: dict[int, Partition] = {}  # by elements: parameters without a gradient are left out
-        self._sets: dict[int, bool] = {}  # by elements: whether only one set of parameters has so many
+        self._sets: dict[tuple[int, Trained], bool] = {}  # whether only one set of those has so many elements
         self._step, self._call = -1, 0  # of the last call; each micro-batch of a step makes one
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -152,11 +155,12 @@ class ScatterMean:
         if n not in self._partitions:
             self._partitions[n] = chunks(self._name, n, shards.comm.rank, shards.comm.size)
         self._step, self._call = shards.step, self._call + 1 if self._step == shards.step else 0
-        call, partition, remembers = self._call, self._partitions[n], self._remembers(n)
+        call, partition, trained = self._call, self._partitions[n], self._trained()
+        remembers, whose = self._remembers(n, trained), f"{self._module}{shown(trained)}"
 
         def job() -> None:
             x = input_tensor.to(torch.float32)
-            mean = self._scatter.mean(x, partition, self._module, call, remembers)
+            mean = self._scatter.mean(x, partition, whose, call, remembers)
             if mean is None:
                 output_tensor.fill_(torch.nan)
             else:
@@ -168,26 +172,38 @@ class ScatterMean:
             self._scatter.beside.fill(output_tensor, job, self._group)
         return None
 
-    def _remembers(self, n: int) -> bool:
+    def _trained(self) -> Trained:
+        """Which of the module's parameters can have gradients now; () where all can."""
+        parts = () if self._group is None else self._group.fsdp_params
+        able = tuple(i for i, part in enumerate(parts) if part.sharded_param.requires_grad)
+        return () if len(able) == len(parts) else able
+
+    def _remembers(self, n: int, trained: Trained) -> bool:
         """Whether n elements are always of the same parameters, so that what is left of them can wait."""
         if self._scatter.memory is None or self._group is None:
             return True
-        if n not in self._sets:
-            size = self._scatter.shards.comm.size
-            sizes = [
-                size * part.padded_sharded_param_size.numel()
-                for part in self._group.fsdp_params
-                if part.sharded_param.requires_grad
-            ]
-            self._sets[n] = is_one_set(n, sizes)
-            if not self._sets[n]:
+        if (n, trained) not in self._sets:
+            size, parts = self._scatter.shards.comm.size, self._group.fsdp_params
+            able = [parts[i] for i in trained] if trained else parts
+            sizes = [size * part.padded_sharded_param_size.numel() for part in able]
+            self._sets[n, trained] = is_one_set(n, sizes)
+            if not self._sets[n, trained]:
                 warnings.warn(
                     f"{self._module or 'the model'} has gradients for {n:,} of {sum(sizes):,} elements in a"
                     " step, and several sets of its parameters have so many: nothing is kept of what is not"
                     " sent then. Shard what is used by turns as modules of their own",
                     stacklevel=2,
                 )
-        return self._sets[n]
+        return self._sets[n, trained]
+
+
+def shown(trained: Trained) -> str:
+    """What a memory's name has of the parameters that it is of.
+
+    >>> shown((0, 2)), shown(())
+    ('[0.2]', '')
+    """
+    return f"[{'.'.join(map(str, trained))}]" if trained else ""
 
 
 def factor(op: Any, size: int) -> float:
