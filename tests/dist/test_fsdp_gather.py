@@ -153,3 +153,56 @@ def nan_on_one_rank() -> bool:
 
 def test_a_shard_that_is_not_finite_is_seen_on_all(pool: Any) -> None:
     assert pool.run(2, nan_on_one_rank, timeout_s=LONG) == [True, True]
+
+
+class Adapted(nn.Module):
+    """A frozen base in bf16 with a float32 adapter beside it, in one sharded module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(32, 32, dtype=torch.bfloat16).requires_grad_(False)
+        self.adapter = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x.bfloat16()).float() + self.adapter(x)
+
+
+def mixed() -> tuple[int, bool]:
+    """Payload that parameters took in a step, and whether results are those without compression."""
+    torch.manual_seed(0)
+    model = Adapted()
+    plain = deepcopy(model)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = laconic.compress(model, optimizer, "cgx(bits=8)", parameters="minmax(bits=8)")
+    x = torch.randn(4, 32, generator=torch.Generator().manual_seed(1))
+    same = torch.equal(model(x), plain(x))
+    model(x).sum().backward()
+    phases = handle.stats().phases
+    return sum(nbytes for name, nbytes in phases.items() if name.startswith("parameters")), same
+
+
+def test_parameters_of_several_dtypes_go_as_they_are_and_count(pool: Any) -> None:
+    nbytes = 32 * 33 * (2 + 4)
+    for sent, same in pool.run(2, mixed):
+        assert same and sent >= nbytes / 2  # a rank has a half, and sends it to the other
+
+
+def in_part(after_forward: int) -> bool:
+    """Whether training goes on where a module is gathered again in a smaller group."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    for layer in model:
+        fully_shard(layer, reshard_after_forward=after_forward)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    laconic.compress(model, optimizer, "cgx(bits=8)", parameters="minmax(bits=8)")
+    for step in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(2, 32) * step).sum().backward()
+        optimizer.step()
+    return all(bool(each.full_tensor().isfinite().all()) for each in model.parameters())
+
+
+def test_a_smaller_group_after_forward_has_its_own_gather(pool: Any) -> None:
+    assert pool.run(4, in_part, 2) == [True] * 4

@@ -33,7 +33,9 @@ class GatherCoded:
     """The all-gather of one module, as `torch.distributed.fsdp` calls it. It replaces `before`.
 
     Wire: a shard as the codec encodes it, to each other rank; nothing of one that is not finite, which is NaN
-    everywhere. Parameters of several dtypes in one module, or of whole numbers, go as they are.
+    everywhere. Parameters of several dtypes in one module, or of whole numbers, go as they are, and count.
+    Of the smaller group that `reshard_after_forward` of a number makes, FSDP's own gather is left as it is,
+    and does not count: it is there to stay within a machine.
     """
 
     def __init__(self, codec: Codec, shards: Shards, module: str, before: Any) -> None:
@@ -49,26 +51,36 @@ class GatherCoded:
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
         """output (size * m,) = every rank's decoded input (m,), in rank order. The input may lie in it."""
-        if input_tensor.dtype not in FLOATS:
+        began = time.perf_counter()
+        shards, comm = self._shards, self._shards.comm
+        if dist.get_world_size(group) != comm.size:
             work: dist.Work | None = self.before(output_tensor, input_tensor, group, async_op)
             return work
-        began = time.perf_counter()
-        shards, comm, n = self._shards, self._shards.comm, input_tensor.numel()
         comm.mark()
-        x = input_tensor.to(torch.float32)
+        if input_tensor.dtype in FLOATS:
+            self._coded(output_tensor, input_tensor)
+        else:
+            with comm.phase("parameters as they are"):
+                parts = comm.all_gather(input_tensor.contiguous().view(torch.uint8))
+            for chunk, part in zip(output_tensor.chunk(comm.size), parts, strict=True):
+                chunk.view(torch.uint8).copy_(part)
+        shards.dense_bytes += comm.dense_scattered(input_tensor.element_size() * output_tensor.numel())
+        shards.seconds.add(began, time.perf_counter(), *comm.since_mark())
+        return None
+
+    def _coded(self, output: Tensor, own: Tensor) -> None:
+        shards, comm, n = self._shards, self._shards.comm, own.numel()
+        x = own.to(torch.float32)
         key = Turn(shards.step, comm.rank, shards.seed).own(self._name)
         finite = bool(torch.isfinite(x).all())
         wire = self._codec.encode(x, key) if finite else torch.empty(0, dtype=torch.uint8, device=x.device)
         with comm.phase(f"parameters {self._codec!r}"):
             wires = comm.all_gather(wire)
-        for chunk, each in zip(output_tensor.chunk(comm.size), wires, strict=True):
+        for chunk, each in zip(output.chunk(comm.size), wires, strict=True):
             if n and not each.numel():
                 chunk.fill_(torch.nan)
             else:
                 chunk.copy_(self._codec.decode(each, n))
-        shards.dense_bytes += comm.dense_scattered(input_tensor.element_size() * output_tensor.numel())
-        shards.seconds.add(began, time.perf_counter(), *comm.since_mark())
-        return None
 
 
 def codec_of(spec: Any) -> Codec | None:
