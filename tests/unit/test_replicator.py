@@ -217,6 +217,53 @@ def test_save_and_resume_gives_the_same_bits(wrap) -> None:
     assert Replicator("local(replicas=2)").launch(main) == [True, True]
 
 
+def test_frozen_parameters_are_the_first_replicas_too() -> None:
+    def main(replicator: Replicator) -> torch.Tensor:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        model[0].requires_grad_(False)
+        replicator.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    first, second = Replicator("local(replicas=2)").launch(main)
+    assert torch.equal(first, second)
+
+
+def test_a_replica_that_fails_is_a_peer_error_to_the_others() -> None:
+    said: list[str] = []
+
+    def main(replicator: Replicator) -> None:
+        model = network()
+        optimizer = replicator.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(3):
+            if replicator.replica == 1 and step == 2:
+                raise ValueError("boom")
+            batch = next(replicator.make_input(slices, "per_replica"))
+            optimizer.zero_grad()
+            cross_entropy(model(batch["x"]), batch["y"]).backward()
+            try:
+                optimizer.step()
+            except PeerError as error:
+                said.append(str(error))
+                raise
+
+    with pytest.raises(ValueError, match="boom"):
+        Replicator("local(replicas=2)").launch(main)
+    assert len(said) == 1
+
+
+def test_numbers_in_a_batch_come_as_they_are() -> None:
+    def batches(context):
+        yield {"x": torch.arange(4.0), "n": 3, "flag": True, "id": 2**53 + 1, "weight": 0.5}
+
+    def main(replicator: Replicator):
+        batch = next(replicator.make_input(batches))
+        return [(type(batch[key]), batch[key]) for key in ("n", "flag", "id", "weight")]
+
+    wanted = [(int, 3), (bool, True), (int, 2**53 + 1), (float, 0.5)]
+    for deployment, size in (("single", 1), ("local(replicas=2)", 2)):
+        assert Replicator(deployment).launch(main) == [wanted] * size
+
+
 def test_a_topology_gossips_until_finish() -> None:
     def main(replicator: Replicator):
         model = network()

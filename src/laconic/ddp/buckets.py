@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
+from laconic.core.errors import AttachError
 from laconic.core.layout import Entry, Layout
 from laconic.ddp.communication_thread import Answer, CommunicationThread
 from laconic.ddp.gradient_watch import GradientWatch
@@ -122,6 +123,10 @@ class Buckets:
             Variable._execution_engine.queue_callback(partial(self._finish_backward, answer))
         return answer
 
+    def wait(self, answer: Answer) -> None:
+        """Wait for a bucket's mean. Raises why it, or one before it, could not be exchanged."""
+        self._thread.wait(answer)
+
     def _finish_backward(self, last: Answer) -> None:
         self._thread.wait(last)
         if self.left_out is not None:  # after DDP's own callback, which writes gradients
@@ -202,6 +207,12 @@ class Buckets:
         key = tuple(map(id, parameters))
         known = self._layouts.get(key)
         if known is None:
+            if not self._names.keys() >= {*key}:
+                raise AttachError(
+                    "DistributedDataParallel exchanges a parameter that was frozen between it and compress,"
+                    " beside a sparse embedding: freeze before DistributedDataParallel(...), or call compress"
+                    " after the first backward pass"
+                )
             names = [self._names[each] for each in key]
             known = self._layouts[key] = layout_of(names, bucket)
         return known

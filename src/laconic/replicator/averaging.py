@@ -44,7 +44,7 @@ class Averaging(GradientController):
             answers = [self.handle.buckets.submit(bucket) for bucket in self._buckets]
             with self._waiting():
                 for answer in answers:
-                    answer.wait()
+                    self.handle.buckets.wait(answer)
             for bucket in self._buckets:
                 bucket.give()
         with self._stepping():
@@ -95,8 +95,9 @@ def averaging(seat: Seat, optimizer: Optimizer, compressor: Any, name: str, seed
         agree(comm, {"the optimiser's name": name})
         handle = built_by_all(comm, build)
         with torch.no_grad():
-            for each in named(optimizer):
-                comm.broadcast(each.data)
+            for group in optimizer.param_groups:
+                for each in group["params"]:  # frozen ones too, as replicas compute with them
+                    comm.broadcast(each.data)
     comm.reset()
     return Averaging(handle, optimizer, seat.waiting)
 

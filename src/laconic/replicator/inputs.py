@@ -13,7 +13,7 @@ from torch import Tensor
 from laconic.comm.comm import Comm
 from laconic.core.errors import DataError, PeerError
 from laconic.replicator.deployment import Seat
-from laconic.replicator.nests import Nest, Structure, flatten, told
+from laconic.replicator.nests import NUMBERS, Nest, Structure, flatten, told
 from laconic.replicator.order import END
 
 Replication = Literal["single", "per_worker", "per_replica"]
@@ -112,7 +112,7 @@ def cut(batch: Nest, size: int) -> tuple[list[list[Tensor]], str]:
 
     Numbers go to all replicas as they are. Raises `DataError` where a tensor does not divide.
     """
-    tensors, structure = flatten(batch)
+    tensors, structure = flatten(batch, kept=True)
     parts = []
     for each, leaf in zip(tensors, numbered(structure), strict=True):
         if leaf:
@@ -126,13 +126,13 @@ def cut(batch: Nest, size: int) -> tuple[list[list[Tensor]], str]:
         else:
             parts.append([part.contiguous().cpu() for part in each.chunk(size)])
     one = structure.rebuilt(iter(part[0] for part in parts))
-    return parts, told(flatten(one)[1])
+    return parts, told(flatten(one, kept=True)[1])
 
 
 def numbered(structure: Structure) -> list[bool]:
     """For each leaf, whether it is a number."""
-    if structure.kind in ("tensor", "number"):
-        return [structure.kind == "number"]
+    if structure.kind == "tensor" or structure.kind in NUMBERS:
+        return [structure.kind in NUMBERS]
     return [each for part in structure.parts for each in numbered(part)]
 
 

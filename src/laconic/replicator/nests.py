@@ -1,7 +1,7 @@
 """Nests: tensors in dicts, lists and tuples, taken apart in one order on every replica.
 
 A dict is read by its keys in sorted order, however it was filled: collectives then meet the same tensors
-everywhere. Numbers come back as floats, and None stays None.
+everywhere. Numbers come back as floats, or as what they were where `kept` says so; None stays None.
 """
 
 from __future__ import annotations
@@ -15,11 +15,17 @@ import torch
 from torch import Tensor
 
 Nest = Any  # a tensor or a number, None, or a dict, list or tuple of nests
+NUMBERS: dict[str, tuple[torch.dtype, Callable[[Tensor], Any]]] = {
+    "number": (torch.float64, lambda x: float(x.detach())),
+    "whole": (torch.int64, int),
+    "flag": (torch.int64, bool),
+}
 
 
 @dataclass(frozen=True)
 class Structure:
-    """What a nest is without the values of its tensors. `kind`: tensor, number, none, dict, list or tuple.
+    """What a nest is without the values of its tensors. `kind`: tensor, none, dict, list or tuple, or of
+    `NUMBERS`.
 
     `keys`: of a dict, in their own order. `parts`: what is inside; of a dict, in sorted order of the keys.
     `dtype`, `shape`: of a tensor. `make`: builds a named tuple.
@@ -45,8 +51,8 @@ class Structure:
         """The nest with these tensors inside, in order."""
         if self.kind == "tensor":
             return next(leaves)
-        if self.kind == "number":
-            return float(next(leaves).detach())
+        if self.kind in NUMBERS:
+            return NUMBERS[self.kind][1](next(leaves))
         parts = [part.rebuilt(leaves) for part in self.parts]
         if self.kind == "dict":
             found = dict(zip(ordered(self.keys), parts, strict=True))
@@ -72,16 +78,18 @@ class Structure:
 
     @property
     def leaves(self) -> list[Structure]:
-        """The tensors inside, and numbers as 0-dim tensors of float64, in order."""
+        """The tensors inside, and numbers as 0-dim tensors of float64 or int64, in order."""
         if self.kind == "tensor":
             return [self]
-        if self.kind == "number":
-            return [Structure("tensor", dtype=torch.float64)]
+        if self.kind in NUMBERS:
+            return [Structure("tensor", dtype=NUMBERS[self.kind][0])]
         return [leaf for part in self.parts for leaf in part.leaves]
 
 
-def flatten(nest: Nest) -> tuple[list[Tensor], Structure]:
+def flatten(nest: Nest, *, kept: bool = False) -> tuple[list[Tensor], Structure]:
     """The tensors of a nest in one order, and its structure. Raises `TypeError` for what is no nest.
+
+    `kept`: whole numbers and flags stay what they are; else all numbers are floats, as for a mean.
 
     >>> tensors, structure = flatten({"b": 2.0, "a": [torch.ones(3), None]})
     >>> [each.tolist() for each in tensors], str(structure)
@@ -91,15 +99,17 @@ def flatten(nest: Nest) -> tuple[list[Tensor], Structure]:
     """
     if isinstance(nest, Tensor):
         return [nest], Structure("tensor", dtype=nest.dtype, shape=tuple(nest.shape))
+    if kept and isinstance(nest, int):
+        return [torch.tensor(int(nest))], Structure("flag" if isinstance(nest, bool) else "whole")
     if isinstance(nest, int | float):
         return [torch.tensor(float(nest), dtype=torch.float64)], Structure("number")
     if nest is None:
         return [], Structure("none")
     if isinstance(nest, dict):
-        tensors, parts = _each([nest[key] for key in ordered(nest)])
+        tensors, parts = _each([nest[key] for key in ordered(nest)], kept)
         return tensors, Structure("dict", parts, tuple(nest))
     if isinstance(nest, list | tuple):
-        tensors, parts = _each(nest)
+        tensors, parts = _each(nest, kept)
         if isinstance(nest, list):
             return tensors, Structure("list", parts)
         return tensors, Structure("tuple", parts, make=type(nest) if hasattr(nest, "_fields") else None)
@@ -109,8 +119,8 @@ def flatten(nest: Nest) -> tuple[list[Tensor], Structure]:
     )
 
 
-def _each(nests: Sequence[Nest]) -> tuple[list[Tensor], tuple[Structure, ...]]:
-    found = [flatten(nest) for nest in nests]
+def _each(nests: Sequence[Nest], kept: bool) -> tuple[list[Tensor], tuple[Structure, ...]]:
+    found = [flatten(nest, kept=kept) for nest in nests]
     return [tensor for tensors, _ in found for tensor in tensors], tuple(structure for _, structure in found)
 
 
