@@ -154,6 +154,24 @@ def compressed_again(folder: str) -> tuple[str, int]:
     return kept["ranks"][0]["spec"], run.handle.stats().steps
 
 
+@launched
+def named_alike() -> str:
+    """What is said of a second handle under the name of the first."""
+    from laconic.integrations import keep_with
+
+    run = Run()
+    try:
+        keep_with(run.accelerator, run.handle)
+    except AttachError as error:
+        return str(error)
+    return ""
+
+
+def test_two_handles_have_two_names(pool):
+    for said in pool.run(2, named_alike, timeout_s=300):
+        assert "another handle as 'laconic' already" in said and "name='laconic2'" in said
+
+
 def test_a_removed_handle_is_saved_no_more(pool, tmp_path):
     found = pool.run(2, compressed_again, str(tmp_path / "state"), timeout_s=300)
     assert found == [("topk(density=0.1)", 2)] * 2

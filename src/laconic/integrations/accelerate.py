@@ -6,13 +6,18 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from accelerate import Accelerator
 
+from laconic.core.errors import AttachError
 from laconic.ddp.fsdp import ShardedHandle
 from laconic.ddp.handle import Handle
 from laconic.integrations import folder
+
+_names: WeakKeyDictionary[Accelerator, set[str]] = WeakKeyDictionary()  # of the handles that each saves
 
 
 def keep_with(accelerator: Accelerator, handle: Handle | ShardedHandle, *, name: str = folder.NAME) -> None:
@@ -27,7 +32,17 @@ def keep_with(accelerator: Accelerator, handle: Handle | ShardedHandle, *, name:
         handle: What `laconic.compress` returned.
         name: Of the file in the checkpoint's folder, or of its beginning where each rank writes one; without
             its ending. One for each handle. Default: "laconic".
+
+    Raises:
+        AttachError: This Accelerator saves another handle by that name.
     """
+    names = _names.setdefault(accelerator, set())
+    if name in names:
+        raise AttachError(
+            f"this Accelerator saves another handle as {name!r} already: give each a name of its own, such as"
+            f" keep_with(accelerator, handle, name={name + '2'!r})"
+        )
+    names.add(name)
 
     def saving(models: list[Any], weights: list[Any], output_dir: str) -> None:
         folder.save(handle, output_dir, name)
@@ -41,4 +56,4 @@ def keep_with(accelerator: Accelerator, handle: Handle | ShardedHandle, *, name:
 
     saves = accelerator.register_save_state_pre_hook(saving)
     loads = accelerator.register_load_state_pre_hook(loading)
-    handle.when_removed(saves.remove, loads.remove)
+    handle.when_removed(saves.remove, loads.remove, partial(names.discard, name))
