@@ -31,6 +31,7 @@ TRAININGS: dict[str, list[dict[str, Any]]] = {  # of two replicas, by what is to
     "cgx": [{"spec": "cgx(bits=4)"}],
     "ef21": [{"spec": "ef21_sgdm(topk(density=0.05))"}],
     "gathers": [{"spec": "gather(sparse(topk(0.999)))", "steps": 3}],
+    "left out": [{"spec": TOPK, "steps": HALF, "beside": True}],
     "not finite": [{"spec": TOPK}, {"nan_at": 3}],
     "half": [{"spec": TOPK, "steps": HALF}],
     "rest": [{"spec": TOPK}, {"resume": "half-0.pt"}, {"resume": "half-1.pt"}],
@@ -140,6 +141,12 @@ def test_a_step_that_fails_leaves_no_trace(name: str, failures: int, found: Foun
 def test_a_gradient_that_is_not_finite_throws_the_step_away(found: Found) -> None:
     assert [each["tried"] for each in found["not finite"]] == [STEPS + 1] * 2
     assert equal(found["topk"], found["not finite"])
+
+
+def test_what_comes_late_for_a_layer_that_is_left_out_is_its_gradient(found: Found) -> None:
+    one, two = found["left out"]
+    assert torch.equal(one["flat"], two["flat"])
+    assert len({*one["beside"]}) == HALF  # it moves in each step, and was used in the first alone
 
 
 def test_a_checkpoint_goes_on_with_the_same_bits(found: Found) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torchft
+from torch import Tensor, nn
 from torch.distributed import TCPStore
 from torch.nn.functional import cross_entropy
 
@@ -37,6 +38,19 @@ class Words(logging.Handler):
         self.told.append(record.getMessage())
 
 
+class Beside(nn.Module):
+    """A net, and a layer beside it that a pass may leave out."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.beside = inner, nn.Linear(20, 5)
+        nn.init.zeros_(self.beside.weight)
+
+    def forward(self, x: Tensor, whole: bool = False) -> Tensor:
+        out: Tensor = self.inner(x)
+        return out + self.beside(x) if whole else out
+
+
 class Replica:
     """A training of the net of these tests, whose batches are those of the committed steps."""
 
@@ -45,6 +59,9 @@ class Replica:
         self.words = Words()
         logging.getLogger("laconic").addHandler(self.words)
         self.plain = net(seed=told.get("seed", 0))
+        self.beside: list[float] = []  # by step, how far the layer beside the net has come
+        if told.get("beside"):
+            self.plain = Beside(self.plain)
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.manager = torchft.Manager(
             pg=torchft.ProcessGroupGloo(timeout=PATIENCE),
@@ -88,7 +105,8 @@ class Replica:
             rng = torch.Generator().manual_seed(1000 * step + told["number"])
             x = torch.randn(8, 20, generator=rng)
             self.optimizer.zero_grad()
-            loss = cross_entropy(self.model(x), x[:, :5].argmax(1))
+            more = (step == 0,) if told.get("beside") else ()
+            loss = cross_entropy(self.model(x, *more), x[:, :5].argmax(1))
             if step in told.get("fail_at", ()) and step not in sizes[-1:]:
                 manager.wait_quorum()
                 manager.report_error(RuntimeError("a fault of this test"))
@@ -97,6 +115,8 @@ class Replica:
                 loss = loss * torch.nan
             loss.backward()
             self.optimizer.step()
+            if isinstance(self.plain, Beside):
+                self.beside.append(float(self.plain.beside.weight.detach().abs().sum()))
             if "alone" in told and step > 10 and manager.num_participants() == 1:
                 Path(told["alone"]).touch()  # and slowly, until another comes
                 time.sleep(0.2)
@@ -107,7 +127,7 @@ class Replica:
             end["stats"].pop("noise")
             end["stats"]["phases"] = dict(end["stats"]["phases"])
         logging.getLogger("laconic").removeHandler(self.words)
-        end["words"] = self.words.told
+        end["words"], end["beside"] = self.words.told, self.beside
         return end | self.state() | {"manager": manager.state_dict(), "size": manager.num_participants()}
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -37,10 +38,17 @@ class Mean:
         return shaped(grad, parameter)
 
 
-class LeftOut:
-    """Of one model. `names`: of its parameters; `lone`: the hooks of its optimiser, unless it has several."""
+class Trainer(Protocol):
+    """Who steps parameters."""
 
-    def __init__(self, names: Mapping[Tensor, str], lone: Callable[[], OptimiserHooks | None]) -> None:
+    def trains(self, name: str) -> bool:
+        """Whether it steps this one."""
+
+
+class LeftOut:
+    """Of one model. `names`: of its parameters; `lone`: who steps them, unless several optimisers do."""
+
+    def __init__(self, names: Mapping[Tensor, str], lone: Callable[[], Trainer | None]) -> None:
         self._lone = lone
         self._parameters = {name: parameter for parameter, name in names.items()}
         self._means: dict[str, Tensor] = {}  # unscaled

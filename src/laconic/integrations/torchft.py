@@ -22,8 +22,9 @@ from torch.autograd import Variable
 from laconic.core.errors import AttachError, NonFiniteError
 from laconic.core.layout import Layout
 from laconic.ddp.buckets import layout_of, real_shape
-from laconic.ddp.communication_thread import CommunicationThread, let_go
+from laconic.ddp.communication_thread import Answer, CommunicationThread, let_go
 from laconic.ddp.hook import sparse_embeddings, trained
+from laconic.ddp.left_out import LeftOut, Mean
 from laconic.exchange.gathers import costly_gathers
 from laconic.exchange.method import lift
 from laconic.exchange.revocable import RevocableExchange
@@ -32,6 +33,17 @@ from laconic.exchange.stats import Stats
 from laconic.integrations.replica_comm import ReplicaComm
 
 log = logging.getLogger("laconic")
+
+
+class Every:
+    """The optimiser, which is not known here: it trains all."""
+
+    def trains(self, name: str) -> bool:
+        """Yes."""
+        return True
+
+
+EVERY = Every()
 
 
 class ReplicaHandle:
@@ -45,6 +57,8 @@ class ReplicaHandle:
         self._names = {id(parameter): name for parameter, name in trained(module).items()}
         layout = Layout.of((name, real_shape(parameter)) for parameter, name in trained(module).items())
         self._exchange = RevocableExchange(lift(spec), layout, seed)
+        self._left_out = LeftOut(trained(module), lambda: EVERY)
+        self._means: dict[str, Mean] = {}  # of the present step
         self._thread = CommunicationThread("laconic replica")
         self._quorum: int | None = None  # the group of the last exchange
 
@@ -78,6 +92,11 @@ class ReplicaHandle:
         """DDP's communication hook: the bucket's mean over replicas, later."""
         buffer, first, last = bucket.buffer(), bucket.index() == 0, bucket.is_last()
         layout = layout_of([self._names[id(each)] for each in bucket.parameters()], bucket)
+        self._left_out.clear_stale_(buffer, layout)
+        if first:
+            self._means.clear()
+        for entry, view in zip(layout, layout.segments.views(buffer), strict=True):
+            self._means[entry.name] = Mean(view, 1.0)
         ready = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
 
         def job() -> Tensor:
@@ -95,11 +114,18 @@ class ReplicaHandle:
 
         answer = self._thread.submit(job, [buffer.device] if buffer.is_cuda else None)
         if last:  # at the end of backward DDP would raise as well, next, as a C++ error about a cast
-            Variable._execution_engine.queue_callback(partial(self._thread.wait, answer))
+            Variable._execution_engine.queue_callback(partial(self._finish_backward, answer))
         return answer
+
+    def _finish_backward(self, last: Answer) -> None:
+        self._thread.wait(last)
+        means = self._means if self._manager.errored() is None else {}
+        # after DDP's own callback, which writes gradients, and none for parameters that were not used
+        Variable._execution_engine.queue_callback(partial(self._left_out.note, means))
 
     def end(self) -> None:
         """End the thread when the queued buckets are done."""
+        self._left_out.remove()
         self._thread.end()
 
     def _mean_(self, buffer: Tensor, layout: Layout, first: bool, last: bool) -> None:
