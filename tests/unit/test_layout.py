@@ -35,6 +35,12 @@ def test_merged_segments_touch_the_same_elements(gaps: list[tuple[int, int]], or
     assert len(segments.merged) <= len(segments)
 
 
+@pytest.mark.parametrize(("starts", "sizes"), [((-50,), (4,)), ((0,), (-4,)), ((0, 1), (1,))])
+def test_segments_outside_of_a_buffer_are_refused(starts: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="a start and a size each, of 0 or more"):
+        Segments(starts, sizes)
+
+
 def test_a_part_of_a_layout_keeps_its_offsets() -> None:
     layout = Layout.of([("a", (2, 3)), ("b", (4,)), ("c", (5, 1))])
     part = layout.where(lambda entry: len(entry.shape) > 1)

@@ -8,11 +8,13 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 import laconic
 from laconic.cli.main import app
 from laconic.cli.presets import PRESETS
+from laconic.core import framing
 from laconic.core.spec import find
 
 ROOT = Path(__file__).parents[2]
@@ -60,3 +62,10 @@ def test_arguments_of_the_presets_are_all_explained() -> None:
             name for name in inspect.signature(make).parameters if not re.search(rf"\b{name}\b", words)
         ]
         assert not missing, (preset.spec, missing)
+
+
+def test_a_machine_of_another_byte_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "byteorder", "big")
+    text = Path(framing.__file__).read_text()
+    with pytest.raises(ImportError, match="wires are little-endian, and this machine is big-endian"):
+        exec(compile(text, framing.__file__, "exec"), {"__name__": "framing"})

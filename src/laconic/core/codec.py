@@ -173,6 +173,8 @@ class Codec(Spec):
         """
         _check_vector("wire", wire, torch.uint8)
         arguments.whole("n", n)
+        if self.fixed_size:  # before room is made for n elements
+            self.check_size(wire, Segments.whole(n))
         return self.decode_add_(wire, torch.zeros(n, dtype=torch.float32, device=wire.device))
 
     @final

@@ -1,7 +1,11 @@
-"""Bytes as numbers and back: the fixed parts of a wire, little-endian as the machines that torch runs on."""
+"""Bytes as numbers and back: the fixed parts of a wire, little-endian as the machines that torch runs on.
+
+Elsewhere this module raises `ImportError`, as kernels too write numbers as the machine has them.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +14,9 @@ from torch import Tensor
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 from laconic.core.turn import MASK
+
+if sys.byteorder != "little":
+    raise ImportError(f"wires are little-endian, and this machine is {sys.byteorder}-endian: use another")
 
 SIGN = 1 << 63
 MASK32 = (1 << 32) - 1

@@ -22,12 +22,21 @@ from laconic.core.errors import SpecError
 class Segments:
     """Ranges [start, start + size) of a flat buffer, in any order, not overlapping.
 
+    Raises `ValueError` for a negative start or size: native code writes where they say.
+
     >>> Segments((0, 4), (3, 2)).numel
     5
     """
 
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if min((*self.starts, *self.sizes), default=0) < 0 or len(self.starts) != len(self.sizes):
+            raise ValueError(
+                "segments have a start and a size each, of 0 or more, got starts"
+                f" {self.starts[:4]} and sizes {self.sizes[:4]}"
+            )
 
     @classmethod
     def whole(cls, n: int) -> Segments:

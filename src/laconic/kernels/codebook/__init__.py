@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from laconic.core import arguments
 from laconic.core.errors import NonFiniteError, WireError
 from laconic.core.layout import Segments
 from laconic.kernels import checks, dispatch
@@ -18,6 +19,7 @@ from laconic.kernels.codebook import reference
 from laconic.kernels.codebook.shapes import hierarchy_shape, powers_shape, quantile_shape
 
 Shape = Callable[[int], tuple[int, int]]
+MOST_LEVELS, MOST_BINS, MOST_POWERS = 256, 1 << 16, (1 << 15) - 1  # codes have at most 16 bits
 
 
 def codebook_nbytes(shape: tuple[int, int], n: int) -> int:
@@ -33,6 +35,7 @@ def hierarchy_encode(x: Tensor, segments: Segments, levels: int) -> Tensor:
     >>> hierarchy_encode(x, Segments.whole(4), levels=2).view(torch.uint8)[:8].view(torch.float32).tolist()
     [3.0, 1.0]
     """
+    arguments.whole("levels", levels, 1, MOST_LEVELS)
     checks.buffer("x", x, segments)
     wire = _room(x, segments, lambda n: hierarchy_shape(n, levels))
     if (native := dispatch.native(x)) is not None:
@@ -46,6 +49,7 @@ def hierarchy_add_(wire: Tensor, segments: Segments, out: Tensor, levels: int, a
 
     `WireError`, before anything is written, for what no encoder makes.
     """
+    arguments.whole("levels", levels, 1, MOST_LEVELS)
     _check(wire, segments, out, lambda n: hierarchy_shape(n, levels))
     if (native := dispatch.native(wire, out)) is not None:
         native.hierarchy_add_(wire, segments, levels, out, alpha)
@@ -59,6 +63,7 @@ def hierarchy_add_(wire: Tensor, segments: Segments, out: Tensor, levels: int, a
 
 def quantile_encode(x: Tensor, segments: Segments, bins: int) -> Tensor:
     """Each x as one of `bins` (2..65536) groups of about equal count, none of which has both signs."""
+    arguments.whole("bins", bins, 2, MOST_BINS)
     checks.buffer("x", x, segments)
     wire = _room(x, segments, lambda n: quantile_shape(n, bins))
     if (native := dispatch.native(x)) is not None:
@@ -72,6 +77,7 @@ def quantile_add_(wire: Tensor, segments: Segments, out: Tensor, bins: int, alph
 
     `WireError`, before anything is written, for what `quantile_encode` cannot have made.
     """
+    arguments.whole("bins", bins, 2, MOST_BINS)
     _check(wire, segments, out, lambda n: quantile_shape(n, bins))
     if (native := dispatch.native(wire, out)) is not None:
         native.quantile_add_(wire, segments, bins, out, alpha)
@@ -86,6 +92,7 @@ def powers_encode(x: Tensor, segments: Segments, bounds: Tensor) -> Tensor:
 
     bounds float32 (levels,) ascend from above 0 to at most 1. Level 0 has no sign; a zero is always level 0.
     """
+    arguments.whole("levels", bounds.numel(), 1, MOST_POWERS)
     checks.buffer("x", x, segments)
     wire = _room(x, segments, lambda n: powers_shape(n, bounds.numel()))
     if (native := dispatch.native(x)) is not None:
@@ -99,6 +106,7 @@ def powers_add_(wire: Tensor, segments: Segments, out: Tensor, powers: Tensor, a
 
     Raises `WireError`, before anything is written, for what `powers_encode` cannot have made.
     """
+    arguments.whole("levels", powers.numel(), 1, MOST_POWERS)
     _check(wire, segments, out, lambda n: powers_shape(n, powers.numel()))
     if (native := dispatch.native(wire, out)) is not None:
         native.powers_add_(wire, segments, powers, out, alpha)

@@ -108,6 +108,8 @@ def random_indices(sizes: Tensor, ks: Tensor, keys: Sequence[int]) -> tuple[Tens
     if ks.numel() != sizes.numel():
         raise ValueError(f"one k a size is needed ({sizes.numel()}), got {ks.numel()}")
     checks.addressable(sizes.tolist())
+    if bool(((ks < 0) | (sizes < 0)).any()):
+        raise ValueError(f"ks and sizes are 0 or more, got {ks.tolist()[:4]} of {sizes.tolist()[:4]}")
     if (native := dispatch.native(sizes)) is not None:
         indices, counts = _room(ks, sizes)
         native.random_indices(sizes, ks, bits, indices, counts)
