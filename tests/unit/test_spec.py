@@ -64,6 +64,7 @@ def test_ways_to_write_the_same() -> None:
         ("by_name({1: dense()})", "keys of a dict are strings, got '1'"),
         ("by_name({dense: dense()})", "keys of a dict are strings, got 'dense'"),
         ("by_name({**{}})", r"keys of a dict are strings, got \*\*"),
+        ("topk(density=0.1, density=0.2)", "'density' is given twice in .*: give it once"),
         ("by_name({'a': dense(), 'a': fp16()})", "each key once, got 'a' twice"),
         ("by_name({'a': 1 + 1})", "calls, numbers, strings, lists and dicts only"),
         ("by_name({'a': 7})", "by_name: 'a': compress takes a method, codec, selector or reducer, got 7"),

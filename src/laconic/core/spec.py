@@ -157,6 +157,10 @@ def _build(node: ast.expr, text: str) -> Any:
             k.arg is None for k in node.keywords
         ):
             raise SpecError(f"a spec takes no * or ** arguments: {_short(text)}")
+        names = [keyword.arg for keyword in node.keywords]
+        for name in names:
+            if names.count(name) > 1:
+                raise SpecError(f"{name!r} is given twice in {_short(text)}: give it once")
         named = {keyword.arg: _build(keyword.value, text) for keyword in node.keywords if keyword.arg}
         return _call(node.func.id, tuple(_build(item, text) for item in node.args), named)
     raise SpecError(
