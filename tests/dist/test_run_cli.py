@@ -51,6 +51,11 @@ def test_a_fault_of_the_script_keeps_its_own_traceback(tmp_path: Path) -> None:
     assert said.startswith("laconic: rank 1: ") and said.endswith("exit code 1; its output is above")
 
 
+def test_the_exit_code_is_the_script_s_own(tmp_path: Path) -> None:
+    done = run(tmp_path, "raise SystemExit(7)")
+    assert done.returncode == 7 and done.stderr.splitlines()[-1].endswith("exit code 7; its output is above")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -23,6 +23,13 @@ def run(*args: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+def test_without_a_baseline_nothing_is_said_to_be_smaller(tmp_path: Path) -> None:
+    code, said = run("digits", *SMALL, "--with", "stc(density=0.05)", "--out", str(tmp_path), "--name", "a")
+    assert code == 0, said
+    assert json.loads((tmp_path / "a" / SUMMARY).read_text())["rows"][0]["smaller"] is None
+    assert "1.00 ×" not in said  # noqa: RUF001
+
+
 def test_a_run_compares_schemes_and_writes_a_page(tmp_path: Path) -> None:
     code, said = run(
         "digits", *SMALL, "--with", "stc(density=0.05, down=0.05)", "--against", "fedavg()", "--seeds", "2",

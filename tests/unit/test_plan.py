@@ -17,7 +17,7 @@ from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.exchange.method import lift
-from laconic.plan.forecast import forecasts
+from laconic.plan.forecast import choice, forecasts
 from laconic.plan.growth import Growth
 from laconic.plan.network import Network
 from laconic.plan.rehearsal import Played, Rehearsed, Traffic, costliest, excerpt, play, rehearse, steadily
@@ -228,6 +228,13 @@ def test_laconic_plan_ranks_and_advises(tmp_path):
     assert "2 to 8 workers: topk(density=0.01)" in said.stdout
     assert said.stdout.index("topk") < said.stdout.index("fp16") < said.stdout.index("dense")
     assert drawn.read_text().startswith("<svg")
+
+
+def test_of_methods_that_send_as_much_the_one_that_loses_least_is_taken():
+    work, network = Work(0.0, 0.001, 0.0, (100,)), Network(1e6, 0.0)
+    both = [costs(100.0, spec=spec) for spec in ("cgx()", "dense()")]
+    for rehearsed in (both, both[::-1]):
+        assert choice(forecasts(rehearsed, 4, work, network)).spec == "dense()"
 
 
 def test_laconic_plan_takes_strategies():

@@ -19,7 +19,7 @@ from laconic.cli.docstrings import flowing
 from laconic.cli.entries import FEW, MANY, TITLES, CatalogueEntry, entries, pieces
 from laconic.cli.shortlist import print_short
 from laconic.core.errors import SpecError
-from laconic.core.spec import find, signature_text
+from laconic.core.spec import find, parse, signature_text
 from laconic.exchange.method import Paper
 
 HEADS = (f"N = {FEW}", f"N = {MANY}", "smaller", "any N", "error", "bound", "unbiased")
@@ -56,6 +56,8 @@ def methods(
     """List the methods, what each sends and how many bits; or show one in full."""
     screen = console()
     if name is not None:
+        if "(" in name and not name.endswith("()"):
+            parse(name)  # which says what is wrong with it
         return show(screen, name.partition("(")[0].strip())
     found = entries() if find_ is None else matching(find_)
     if not found:

@@ -52,7 +52,8 @@ class Shown:
         """Add a step of the first living worker."""
         self.step = event["step"]
         self.megabytes += event["network_sent"] / 1e6
-        self.step_s = _smooth(self.step_s, event["step_s"])
+        first = self.step <= 2  # the first step is slow
+        self.step_s = event["step_s"] if first else _smooth(self.step_s, event["step_s"])
         self.stepped_at = time.monotonic()
 
     def add_loss(self, loss: float) -> None:

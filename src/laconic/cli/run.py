@@ -20,7 +20,7 @@ from laconic.core.errors import SpecError
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-FAILED = 1  # exit code if a worker failed
+FAILED = 1  # exit code if a worker was killed; else it is the first failed worker's own
 PASS_THROUGH = {
     "ignore_unknown_options": True,
     "allow_interspersed_args": False,
@@ -67,7 +67,7 @@ def run(
         errors().print(
             f"laconic: {reason(named, *error.get_first_failure())}", style="bold red", markup=False
         )
-        raise typer.Exit(FAILED) from None
+        raise typer.Exit(max(FAILED, error.get_first_failure()[1].exitcode)) from None
 
 
 def checked(words: list[str], parse: Callable[..., Any], configure: Callable[..., Any]) -> Any:

@@ -90,7 +90,7 @@ def format_seconds(value: float) -> str:
 
 
 def _read(name: str, text: str, units: Mapping[str, float], form: str, least: float | None = None) -> float:
-    found = FORM.fullmatch(text)
+    found = FORM.fullmatch(text) if isinstance(text, str) else None
     unit = found[2].lower() if found else ""
     if found is None or unit not in units:
         raise SpecError(f"{name} must be {form}, got {text!r}")

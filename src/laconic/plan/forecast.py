@@ -79,7 +79,8 @@ def choice(ranked: Sequence[Forecast]) -> Forecast:
     methods = [each for each in ranked if not each.strategy]
     keepers = [each for each in methods if each.keeps]
     limit = NEAR * keepers[0].split.step_s
-    chosen = max((each for each in keepers if each.split.step_s <= limit), key=lambda each: each.nbytes)
+    near = [each for each in keepers if each.split.step_s <= limit]
+    chosen = max(near, key=lambda each: (each.nbytes, -_worst(each), -each.split.step_s))
     for each in sorted((each for each in methods if not each.keeps), key=_worst):
         if chosen.split.step_s >= _needed(chosen, each) * each.split.step_s:
             chosen = each

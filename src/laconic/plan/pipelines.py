@@ -40,7 +40,7 @@ TURNS = 2  # stages on a worker of the interleaved schedule
 class Cut:
     """A model in stages: seconds and parameters of the whole model for the batch of one replica.
 
-    `layers`: of the model, dealt to stages as evenly as they go; None: equal stages.
+    `layers`: of the model, dealt to stages as evenly as possible; None: equal stages.
     """
 
     stages: int

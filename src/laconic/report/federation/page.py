@@ -26,7 +26,10 @@ HEADS = (
     ("test loss", "cross-entropy on the test set after the last round"),
     ("MB up", "that all clients sent in the whole run, every message with its heading"),
     ("MB down", "that the server sent to all clients in the whole run"),
-    ("times smaller", "up and down together: the first baseline's bytes divided by this scheme's"),
+    (
+        "times smaller",
+        "up and down together: those of the first baseline (--against) divided by these",
+    ),
     ("kB up each", "of one client in one round that it takes part in"),
     ("kB down each", "of one client in one round that it takes part in, missed rounds included"),
     ("failed", "answers that were refused, or never made"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ class Trainings:
 class Row:
     """A line of the table. MB: of all clients together, in the whole run, the mean over seeds.
 
-    `smaller`: bytes up and down of the first baseline divided by this scheme's.
+    `smaller`: bytes up and down of the first baseline divided by this scheme's; NaN without a baseline.
     """
 
     spec: str
@@ -90,11 +91,8 @@ class FederatedRun:
     def rows(self) -> list[Row]:
         """The table, in the order of the run."""
         rows = [_row(scheme) for scheme in self.schemes]
-        against = [row for row in rows if row.spec in self.config["against"]]
-        first = next(iter(against or rows), None)
-        if first is None:
-            return []
-        total = first.up_mb + first.down_mb
+        first = next((row for row in rows if row.spec in self.config["against"]), None)
+        total = math.nan if first is None else first.up_mb + first.down_mb
         return [Row(**{**vars(row), "smaller": total / (row.up_mb + row.down_mb)}) for row in rows]
 
 
