@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -123,6 +124,24 @@ def stop_and_go(spec: str) -> tuple[Tensor, Tensor]:
 def test_a_resumed_run_ends_with_the_same_bits(pool: Any, spec: str) -> None:
     for one, other in pool.run(2, stop_and_go, spec, timeout_s=LONG):
         assert torch.equal(one, other)
+
+
+def counted() -> list[int]:
+    """The handle's steps after torch's state-dict functions, which step new optimisers, and after real ones."""
+    model, optimizer = sharded_gpt()
+    handle = laconic.compress(model, optimizer, "cgx()")
+    found = []
+    state = get_optimizer_state_dict(model, optimizer)
+    found.append(handle.stats().steps)
+    step_on(model, optimizer, 0)
+    found.append(handle.stats().steps)
+    set_optimizer_state_dict(model, optimizer, state)
+    step_on(model, optimizer, 1)
+    return [*found, handle.stats().steps]
+
+
+def test_a_step_without_gradients_is_not_counted(pool: Any) -> None:
+    assert pool.run(2, counted, timeout_s=LONG) == [[0, 1, 2]] * 2
 
 
 def foreign_states() -> tuple[list[str], bool, dict[str, Any]]:

@@ -125,6 +125,7 @@ class ShardedHandle:
                 safe_gain(reducer.codec, Layout.of([("all parameters", (self._layout.numel,))]))
         else:
             self._gradients = Replicas(self.method, model, gradients)
+        self._made = self._gradients.made  # collectives of gradients until the last step
         self._parameters = parameters
         self._gathers: dict[str, Any] = {}
         if parameters is not None:
@@ -230,6 +231,9 @@ class ShardedHandle:
         self._detach = [*callbacks, *self._detach]
 
     def _stepped(self, *_: Any) -> None:
+        made, self._made = self._made, self._gradients.made
+        if made == self._made:  # a step of torch's state-dict functions, which makes an optimiser's state
+            return
         self._within.step = self._shards.step = self._shards.step + 1
 
     def _check_optimizer(self, model: nn.Module) -> None:

@@ -72,6 +72,11 @@ class Replicas:
         return self.exchange.dense_bytes
 
     @property
+    def made(self) -> int:
+        """Exchanges that were made."""
+        return self.exchange.step
+
+    @property
     def keeps(self) -> bool:
         """Whether there is a memory, another one on each rank."""
         return bool(self.exchange.state_dict())

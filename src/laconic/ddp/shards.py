@@ -54,7 +54,7 @@ class Scatter:
         self.reducer = reducer
         self.memory = memory
         self.shards = shards
-        self.dense_bytes = 0
+        self.dense_bytes = self.made = 0  # reduce-scatters that were made
         self.beside: BesideBackward | None = None
         self._bound = reducer.bind(Layout(()), shards.comm)
         self._before = {
@@ -106,6 +106,7 @@ class Scatter:
         """
         began = time.perf_counter()
         shards, comm = self.shards, self.shards.comm
+        self.made += 1
         comm.mark()
         memory = self.memory if remembers else None
         if memory is not None:
