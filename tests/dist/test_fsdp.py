@@ -127,7 +127,7 @@ def test_a_resumed_run_ends_with_the_same_bits(pool: Any, spec: str) -> None:
 
 
 def counted() -> list[int]:
-    """The handle's steps after torch's state-dict functions, which step new optimisers, and after real ones."""
+    """The handle's steps after torch's state-dict functions, which step optimisers, and after real ones."""
     model, optimizer = sharded_gpt()
     handle = laconic.compress(model, optimizer, "cgx()")
     found = []
