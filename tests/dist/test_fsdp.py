@@ -144,6 +144,22 @@ def test_a_step_without_gradients_is_not_counted(pool: Any) -> None:
     assert pool.run(2, counted, timeout_s=LONG) == [[0, 1, 2]] * 2
 
 
+def discarded() -> tuple[int, int, bool]:
+    """Residuals before and after they are thrown away, and whether training goes on."""
+    model, optimizer = sharded_gpt()
+    handle = laconic.compress(model, optimizer, FED)
+    step_on(model, optimizer, 0)
+    before = len(handle.state_dict()["memory"])
+    handle.discard()
+    after = len(handle.state_dict()["memory"])
+    return before, after, step_on(model, optimizer, 1) > 0
+
+
+def test_what_is_held_back_can_be_thrown_away(pool: Any) -> None:
+    for before, after, goes_on in pool.run(2, discarded, timeout_s=LONG):
+        assert before > 0 == after and goes_on
+
+
 def foreign_states() -> tuple[list[str], bool, dict[str, Any]]:
     """What is said of states that belong elsewhere, whether the memory is as before, and the rank's state."""
     states = []

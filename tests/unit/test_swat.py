@@ -387,3 +387,13 @@ def test_wrong_arguments_are_refused(arguments, why) -> None:
 def test_an_unknown_name_to_keep_is_refused() -> None:
     with pytest.raises(AttachError, match="did you mean"):
         swat(nn.ModuleDict({"layer": nn.Linear(2, 2)}), keep=("layers",))
+
+
+def test_an_empty_batch_is_no_refresh() -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    swat(net, sparsity=0.5, refresh=4)
+    layer = net[1]
+    net(torch.zeros(0, 8)).sum().backward()
+    assert layer.thresholds.batches == 0
+    net(torch.randn(4, 8)).sum().backward()
+    assert layer.thresholds.batches == 1 and layer.thresholds.input > 0

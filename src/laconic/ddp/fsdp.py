@@ -214,6 +214,10 @@ class ShardedHandle:
         self._gradients.load_state_dict(memory, state)
         self._within.step = self._shards.step = int(state["step"])
 
+    def discard(self) -> None:
+        """Forget what is held back, as `Handle.discard`. Call it on every rank, between steps."""
+        self._gradients.discard()
+
     def remove(self) -> None:
         """Back to the reduce-scatter that was there before. Call it on every rank, between steps."""
         detach, self._detach = self._detach, []

@@ -96,6 +96,10 @@ class Replicas:
             raise StateError("the saved state has no number of exchanges: it is not of replicas of shards")
         self.exchange.load_state_dict(state, step=int(counts["exchanges"]))
 
+    def discard(self) -> None:
+        """Forget what is held back."""
+        self.exchange.discard()
+
     def check(self, reduced: Tensor, module: str, group: Any) -> None:
         """Raise `AttachError` if this flat shard (n,) lacks some of the module's gradients, or has others."""
         layout = self._layouts[module]

@@ -96,6 +96,11 @@ class Scatter:
         if self.memory is not None:
             self.memory.load_state_dict(state)
 
+    def discard(self) -> None:
+        """Forget what is held back."""
+        if self.memory is not None:
+            self.memory.load_state_dict({})
+
     def mean(
         self, x: Tensor, partition: Partition, module: str, call: int = 0, remembers: bool = True
     ) -> Tensor | None:

@@ -48,7 +48,7 @@ class Thresholds:
             least, of_input = self.weight, self.input
         else:
             least, of_input = self.exact(weight), self.exact(x)
-        if training:
+        if training and x.numel():  # an empty batch shows nothing
             self.weight, self.input = least, of_input
             self.batches += 1
         packed = (
