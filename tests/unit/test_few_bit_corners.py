@@ -197,3 +197,30 @@ def test_a_probe_by_autograd_grad_does_not_grow_masks() -> None:
         return sparse.masks
 
     assert all(torch.equal(grown(True)[name], mask) for name, mask in grown(False).items())
+
+
+def test_gradients_that_a_script_assigns_grow_masks_as_those_of_backward() -> None:
+    def grown(by_hand: bool) -> dict[str, Tensor]:
+        net = layers()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        sparse = rigl(net, optimizer, 0.5, steps=100, every=2)
+        draws = torch.Generator().manual_seed(1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = net(torch.randn(4, 8, generator=draws)).square().mean()
+            if by_hand:
+                parameters = [*net.parameters()]
+                for each, grad in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                    each.grad = grad
+            else:
+                loss.backward()
+            optimizer.step()
+        return sparse.masks
+
+    assert all(torch.equal(grown(True)[name], mask) for name, mask in grown(False).items())
+
+
+def test_a_state_of_before_bits_were_saved_is_taken() -> None:
+    handle = quantise(layers(), 3, 4, 6, seed=2)
+    handle.load_state_dict({name: {"turns": 7} for name in handle.layers})
+    assert {each["turns"] for each in handle.state_dict().values()} == {7}

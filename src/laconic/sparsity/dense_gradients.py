@@ -11,11 +11,20 @@ that changes, and that nobody knows here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from laconic.comm.comm import Comm
+
+
+class Coming(NamedTuple):
+    """A gradient that may be added; whether it is the step's first, and the sum of those that were not."""
+
+    first: bool
+    dense: Tensor
+    total: Tensor
 
 
 class DenseGradients:
@@ -29,27 +38,36 @@ class DenseGradients:
         self._weights = weights
         self.turns: dict[str, Tensor] = {}
         self._passes: dict[str, Tensor] = {}  # the backward passes since the last step
-        self._coming: dict[str, tuple[bool, Tensor]] = {}  # whether it is the step's first, and the gradient
+        self._coming: dict[str, Coming] = {}
 
     def note(self, name: str, grad: Tensor) -> None:
         """A pass has this gradient. It counts once it is added to the weight's: `autograd.grad` adds none."""
-        held = self._weights[name].grad
+        held, earlier = self._weights[name].grad, self._coming.get(name)
         first = held is None or not bool(held.any())
-        self._coming[name] = first, grad.detach().to(torch.float32, copy=True)
+        dense = grad.detach().to(torch.float32, copy=True)
+        total = dense if first or earlier is None else earlier.total + dense
+        self._coming[name] = Coming(first, dense, total)
 
     def after(self, name: str) -> Callable[[Tensor], None]:
         """The hook for when a pass has added what was noted last, if anything, to the weight's gradient."""
 
         def added(weight: Tensor) -> None:
             if coming := self._coming.pop(name, None):
-                first, dense = coming
-                before = None if first else self._passes.get(name)
-                self._passes[name] = dense if before is None else before + dense
+                before = None if coming.first else self._passes.get(name)
+                self._passes[name] = coming.dense if before is None else before + coming.dense
 
         return added
 
+    def _assigned(self) -> None:
+        """Take what no pass has added, where a script or a pipeline of torch has set the gradient itself."""
+        for name, coming in self._coming.items():
+            if name not in self._passes and self._weights[name].grad is not None:
+                self._passes[name] = coming.total
+        self._coming.clear()
+
     def stepped(self, counts: bool, comm: Comm | None) -> None:
         """The step is done; its gradients count for a later update, or not any more. Called by all ranks."""
+        self._assigned()
         if counts:
             self._to_norm_1(comm)
         for name, dense in self._passes.items() if counts else ():
@@ -59,12 +77,14 @@ class DenseGradients:
     def skipped(self) -> None:
         """The step was not taken."""
         self._passes.clear()
+        self._coming.clear()
 
     def summed(self, comm: Comm | None, several: bool) -> dict[str, Tensor]:
         """All that counts, summed over the ranks of `comm`: flat, by name. Called by all of them.
 
         `several`: whether earlier turns count, which have norm 1.
         """
+        self._assigned()
         if several:
             self._to_norm_1(comm)
         parts = []
@@ -96,3 +116,4 @@ class DenseGradients:
         """Nothing counts any more."""
         self.turns.clear()
         self._passes.clear()
+        self._coming.clear()
