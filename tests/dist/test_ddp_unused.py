@@ -159,3 +159,52 @@ def resumed(at: int, in_place: bool) -> float:
 def test_what_waits_for_another_optimiser_is_in_the_state(pool, in_place):
     for at in (2, 3, 5):
         assert pool.run(2, resumed, at, in_place) == [0.0, 0.0]
+
+
+def accumulated() -> float:
+    """How much of a gradient is lost where passes add up, of which one uses a half on one rank alone."""
+    model = DistributedDataParallel(Halves(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    handle = laconic.compress(model, optimizer, "topk(density=0.2)")
+    second, given = model.module.second, torch.zeros(4, 5)
+    worst = 0.0
+    for step in range(6):
+        optimizer.zero_grad()
+        xs = inputs(step)
+        for used_by in ((), (1,), (), (0, 1))[: 2 + step % 3] if step else ((0, 1),):
+            mine = ("first", "second") if dist.get_rank() in used_by else ("first",)
+            model(mine, xs[dist.get_rank()]).backward()
+            given += sum((xs[rank][:4] for rank in used_by), torch.zeros(4, 5)) / 2
+        optimizer.step()
+        held = handle.exchange.state_dict()["route0/residual/second"].clone()
+        dist.all_reduce(held)
+        worst = max(worst, float((held / 2 - second.detach() - given).abs().max()))
+    assert agree(model)
+    return worst
+
+
+def test_nothing_is_lost_where_passes_add_up(pool):
+    for worst in pool.run(2, accumulated):
+        assert worst < 1e-5
+
+
+def aliased() -> bool:
+    """Whether a state stays as it was saved when what waited has become a gradient that is cleared."""
+    model = DistributedDataParallel(Halves(), find_unused_parameters=True)
+    optimizers = [torch.optim.SGD([each], lr=1.0) for each in model.parameters()]
+    handle = laconic.compress(model, optimizers, "topk(density=0.2)")
+    for step in range(3):
+        model((["first", "second"][step % 2],), inputs(step)[dist.get_rank()]).backward()
+        optimizers[step % 2].step()
+    state = handle.state_dict()["tensors"]
+    before = {name: each.clone() for name, each in state.items()}
+    for each in optimizers:
+        each.zero_grad()
+        each.step()
+        each.zero_grad(set_to_none=False)
+    assert any("left/" in name for name in before)
+    return all(torch.equal(each, before[name]) for name, each in state.items())
+
+
+def test_a_saved_state_stays_as_it_is(pool):
+    assert pool.run(2, aliased) == [True, True]

@@ -53,6 +53,7 @@ class LeftOut:
         self._parameters = {name: parameter for parameter, name in names.items()}
         self._means: dict[str, Tensor] = {}  # unscaled
         self._made: set[str] = set()  # who has a gradient of the present pass on this rank
+        self._given: set[str] = set()  # who was given a mean of the present step: equal on all ranks
         self._watched = {name for name, each in self._parameters.items() if each.requires_grad}
         self._hooks: list[RemovableHandle] = [
             self._parameters[name].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -65,7 +66,7 @@ class LeftOut:
         """Zero in a bucket what is of an earlier step: DDP copies the gradient that an unused tensor has."""
         for entry in layout:
             old = self._parameters[entry.name].grad
-            unused = entry.name in self._watched and entry.name not in self._made
+            unused = entry.name in self._watched and entry.name not in self._made | self._given
             if unused and old is not None and not _share_memory(old, buffer):
                 buffer[entry.offset : entry.offset + entry.numel].zero_()
 
@@ -76,17 +77,22 @@ class LeftOut:
         lone = self._lone()
         for name in unsure:
             parameter, mean = self._parameters[name], means[name]
-            if not bool(mean.view.any()) or _is_gradient_of(parameter, mean):
+            if name in self._given:  # an earlier pass's is in the bucket, so in this mean
+                if parameter.grad is not None or bool(mean.view.any()):
+                    parameter.grad = mean.as_gradient_of(parameter, scaled=True)
+            elif not bool(mean.view.any()) or _is_gradient_of(parameter, mean):
                 continue
-            if lone is not None and lone.trains(name):  # where the script may clip it
+            elif lone is not None and lone.trains(name):  # where the script may clip it
                 left = mean.as_gradient_of(parameter, scaled=True)
                 parameter.grad = left if parameter.grad is None else parameter.grad + left
+                self._given.add(name)
             else:
                 left = mean.as_gradient_of(parameter)
                 self._means[name] = left.add_(self._means[name]) if name in self._means else left
 
     def give(self, hooks: OptimiserHooks, scale: float) -> None:
         """This optimiser is about to step: its parameters get what was kept for them."""
+        self._given.clear()
         for name in [*filter(hooks.trains, self._means)]:
             held, left = hooks.parameter(name), self._means.pop(name)
             left = left.to(held.dtype).mul_(scale if hooks.divides else 1.0)
@@ -95,10 +101,11 @@ class LeftOut:
     def discard(self) -> None:
         """Forget what is kept."""
         self._means.clear()
+        self._given.clear()
 
     def state_dict(self) -> dict[str, Tensor]:
         """What is kept, by name."""
-        return dict(self._means)
+        return {name: mean.clone() for name, mean in self._means.items()}
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
         """Raise `StateError` unless these are means of these parameters."""
