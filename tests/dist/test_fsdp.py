@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -142,6 +143,41 @@ def counted() -> list[int]:
 
 def test_a_step_without_gradients_is_not_counted(pool: Any) -> None:
     assert pool.run(2, counted, timeout_s=LONG) == [[0, 1, 2]] * 2
+
+
+def loaded_first(machines: bool) -> list[int]:
+    """Steps where a handle's state is loaded before the optimiser's, and after a real step in place."""
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (2, 1) if machines else (2,), mesh_dim_names=("a", "b")[: 1 + machines])
+
+    def made() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        return model, optimizer, laconic.compress(model, optimizer, "cgx(bits=4)")
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+
+    model, optimizer, handle = made()
+    for _ in range(3):
+        step(model, optimizer)
+    state, inner = handle.state_dict(), get_optimizer_state_dict(model, optimizer)
+    step(model, optimizer)
+    handle.load_state_dict(state)
+    step(model, optimizer)
+    found = [handle.stats().steps]
+    model, optimizer, handle = made()
+    handle.load_state_dict(state)
+    set_optimizer_state_dict(model, optimizer, inner)
+    return [*found, handle.stats().steps]
+
+
+@pytest.mark.parametrize("machines", [False, True])
+def test_steps_go_on_from_a_loaded_state(pool: Any, machines: bool) -> None:
+    assert pool.run(2, loaded_first, machines, timeout_s=LONG) == [[4, 3]] * 2
 
 
 def discarded() -> tuple[int, int, bool]:

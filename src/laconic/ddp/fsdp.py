@@ -213,6 +213,7 @@ class ShardedHandle:
         memory = {key: tensor.to(device) for key, tensor in state.get("memory", {}).items()}
         self._gradients.load_state_dict(memory, state)
         self._within.step = self._shards.step = int(state["step"])
+        self._made = self._gradients.made
 
     def discard(self) -> None:
         """Forget what is held back, as `Handle.discard`. Call it on every rank, between steps."""
