@@ -345,6 +345,30 @@ def test_evaluation_takes_batches_of_another_size_as_torch_does(pool, options):
         assert options is CHANGE or torch.equal(weights, ours)
 
 
+def short_evaluations(options):
+    """What is said of a short batch that begins an evaluation, of no_grad, and of good steps."""
+    pipeline = Pipeline("GPipe")
+    handle = laconic.pipeline.compress(pipeline.schedule, **options)
+    said = []
+    for training, rows in [(True, 8), (False, 3), (False, 16), (False, 16), (True, 8), (False, 16)]:
+        ids = order(0, SAMPLES)[:rows]
+        if training and "samples" in options:
+            handle.samples = ids
+        said.append(told(lambda ids=ids, do=pipeline.train if training else pipeline.evaluate: do(ids)))
+    with torch.no_grad(), pytest.raises(RuntimeError, match="requires gradients"):
+        pipeline.train(order(0)[:3])
+    if "samples" in options:
+        handle.samples = order(0)
+    return said, told(lambda: pipeline.train(order(0)))
+
+
+@pytest.mark.parametrize("options", [CHANGE, {"spec": "minmax(bits=4)"}], ids=["change", "direct"])
+def test_a_short_batch_spoils_no_later_evaluation(pool, options):
+    for said, after in pool.run(3, short_evaluations, options):
+        assert [each is None for each in said] == [True, False, True, True, True, True]
+        assert "3 samples cannot be split" in said[1][1] and after is None
+
+
 class Whole(nn.Module):
     """A stage with an integer beside its output."""
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from laconic.comm.torch_comm import TorchComm
 from laconic.core import arguments
 from laconic.core.codec import Codec
-from laconic.core.errors import AttachError, SpecError, StateError
+from laconic.core.errors import AttachError, LaconicError, SpecError, StateError
 from laconic.core.selector import Selector
 from laconic.core.spec import parse
 from laconic.exchange.agreement import built_by_all
@@ -218,7 +218,7 @@ def _attached(handle: Handle, schedule: Any, stages: Sequence[Any]) -> Handle:
         stage._laconic_ids = functools.partial(setattr, handle, "samples")
         stage.__class__ = type(f"Compressed{kind.__name__}", (CompressedStage, kind), {})
         handle.when_removed(functools.partial(_restored, stage, kind))
-    if schedule is not None:
+    if (batches := handle.batches) is not None:
         plain = schedule._step_microbatches
 
         @functools.wraps(plain)
@@ -228,17 +228,23 @@ def _attached(handle: Handle, schedule: Any, stages: Sequence[Any]) -> Handle:
             missing = target_mbs is None and schedule._loss_fn is not None and any(s.is_last for s in stages)
             handle.begin_first(StateError(NO_TARGET) if missing else None)
             out = plain(arg_mbs, kwarg_mbs, target_mbs, *more, **named)
-            handle.end()
+            try:
+                handle.end()
+            except LaconicError:
+                batches.failed()
+                raise
             return out
 
         plain_step = schedule.step
 
         @functools.wraps(plain_step)
         def whole_step(*args: Any, target: Any = None, **kwargs: Any) -> Any:
-            assert handle.batches is not None
             training = bool(schedule._has_backward)
-            args, kwargs, target = handle.batches.whole(args, kwargs, target, training)
-            return plain_step(*args, target=target, **kwargs)
+            args, kwargs, target = batches.whole(args, kwargs, target, training)
+            try:
+                return plain_step(*args, target=target, **kwargs)
+            finally:
+                batches.ended()  # torch may refuse a step before it begins
 
         schedule._step_microbatches, schedule.step = step, whole_step
         handle.when_removed(

@@ -6,19 +6,25 @@ Torch raises on the ranks that have the batch, and a rank in the middle would wa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from laconic.core.errors import StateError
 from laconic.pipeline.step import Step
+
+WAYS = ("forward", "backward")
+INFERRED = tuple(f"_{stages}_{way}_initialized" for stages in ("stage", "stages") for way in WAYS)
 
 
 class Batches:
     """What a schedule's step is given on one rank, to be split into its micro-batches."""
 
     def __init__(self, schedule: Any, step: Step) -> None:
+        self._schedule = schedule
         self._parts: int = schedule._n_microbatches
         specs = (getattr(schedule, name, None) for name in ("_args_chunk_spec", "_kwargs_chunk_spec"))
         self._sized = not any(specs)  # arguments are split by their first dimension
@@ -29,8 +35,8 @@ class Batches:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, training: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         """Arguments and target as they are; a short batch repeated, and the step's failure noted."""
-        given = [*args, *kwargs.values()] if self._sized else []
-        lengths = [len(each) for each in (*given, target) if isinstance(each, Tensor) and each.dim()]
+        leaves = tree_leaves(((args, kwargs) if self._sized else (), target))
+        lengths = [len(each) for each in leaves if isinstance(each, Tensor) and each.dim()]
         if not lengths:
             return args, kwargs, target
         if min(lengths) >= self._parts:
@@ -39,9 +45,19 @@ class Batches:
         self._step.foresee(too_short(min(lengths), self._parts))
         rows = self._rows.get(training, max(self._rows.values(), default=self._parts))
         if self._sized:
-            args = tuple(_repeated(each, rows) for each in args)
-            kwargs = {name: _repeated(each, rows) for name, each in kwargs.items()}
+            args, kwargs = tree_map(partial(_repeated, rows=rows), (args, kwargs))
         return args, kwargs, _repeated(target, rows)
+
+    def failed(self) -> None:
+        """A step has failed on all ranks: after a short batch torch is to tell ranks the shapes anew."""
+        if self._step.short:
+            for name in INFERRED:
+                if name in vars(self._schedule):
+                    setattr(self._schedule, name, False)
+
+    def ended(self) -> None:
+        """A step is over, or has not begun."""
+        self._step.foreseen = None
 
     def check_ids(self, ids: Tensor | Sequence[int] | None) -> None:
         """Note a failure of the coming step where there are fewer ids than micro-batches."""

@@ -26,6 +26,7 @@ class Step:
         heard: whether another rank has said that it failed.
         begun: whether there was a step.
         foreseen: what is wrong with the coming step.
+        short: whether that was so of this step on some rank, so that its shapes may be made up.
     """
 
     number: int = 0
@@ -34,6 +35,7 @@ class Step:
     heard: bool = False
     begun: bool = False
     foreseen: Exception | None = None
+    short: bool = False
 
     @property
     def failed(self) -> bool:
@@ -47,6 +49,7 @@ class Step:
         """A step begins."""
         self.failure, self.heard, self.ids = None, False, None
         foreseen, self.foreseen = self.foreseen, None
+        self.short = foreseen is not None
         if foreseen is not None:
             self.fail(foreseen, "")
 
@@ -72,13 +75,13 @@ class Step:
         if not bool(flag):
             return
         kind, text = ("", "") if self.failure is None else (type(self.failure[0]).__name__, self.failure[1])
-        told = json.dumps([kind, text, self.number]).encode()
+        told = json.dumps([kind, text, self.short, self.number]).encode()
         texts = comm.all_gather(torch.frombuffer(bytearray(told), dtype=torch.uint8))
         cause = None if self.failure is None else self.failure[0]
         self.failure, self.heard = None, False
         said = [json.loads(bytes(each.tolist())) for each in texts]
-        self.number = max(number for *_, number in said)
-        for rank, (kind, text, _) in enumerate(said):
+        self.number, self.short = max(number for *_, number in said), any(short for *_, short, _ in said)
+        for rank, (kind, text, *_) in enumerate(said):
             if kind:
                 message = f"rank {rank}: {text}; this step's gradients are void: optimizer.zero_grad()"
                 raise _class(kind)(message) from cause
