@@ -160,8 +160,11 @@ def named_alike() -> str:
     from laconic.integrations import keep_with
 
     run = Run()
+    keep_with(run.accelerator, run.handle)  # again: nothing to do
+    model = torch.nn.parallel.DistributedDataParallel(net())
+    other = laconic.compress(model, SGD(model.parameters(), lr=0.1), "topk(density=0.1)")
     try:
-        keep_with(run.accelerator, run.handle)
+        keep_with(run.accelerator, other)
     except AttachError as error:
         return str(error)
     return ""

@@ -81,6 +81,15 @@ def test_what_is_not_finite_is_refused_by_name_if_at_all(spec: str, value: float
             assert codec.encode(x, key=3).numel() <= codec.nbytes(n)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("spec", ["centroids()", "sparse(above_share(share=0.1), indices=fine_delta())"])
+def test_what_measures_a_whole_tensor_refuses_what_is_not_finite(spec: str, value: float) -> None:
+    x = given("normal", 1001)
+    x[7] = value
+    with pytest.raises(NonFiniteError):
+        parse(spec).encode(x, key=3)
+
+
 @each
 def test_equal_keys_give_equal_bytes_and_the_input_stays(spec: str, live: str) -> None:
     codec = parse(spec)

@@ -63,7 +63,7 @@ def without(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("state", "told"),
     [
-        ({}, r"this is no state of activations: it has no 'coding'.*: load what `state_dict\(\)` .* gave"),
+        ({}, r"this is no state of activations: it has no 'key'.*: load what `state_dict\(\)` .* gave"),
         (
             {"coding": "", "key": 1, "layers": [1, 2]},
             "its 'layers' are of type list, not by the parameter's name",

@@ -102,10 +102,9 @@ def measure(
         raise AttachError("measure opens a block of its own: call it outside of the block of `compress`")
     session = spec if isinstance(spec, Session) else compress(model, spec)
     buffers = [
-        (module, name, buffer, buffer.clone())
+        (module, name, buffer, None if buffer is None else buffer.clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()
-        if buffer is not None
     ]
     session.ledger = ledger = Ledger()
     try:
@@ -116,6 +115,8 @@ def measure(
         session.ledger = None
         with torch.no_grad():
             for module, name, buffer, before in buffers:
-                module._buffers[name] = buffer.copy_(before)
+                if buffer is not None and before is not None:
+                    buffer.copy_(before)
+                module._buffers[name] = buffer
     rows = tuple(Row(name, dense, kept) for name, (dense, kept) in ledger.rows.items())
     return Kept(repr(session.coding), rows)

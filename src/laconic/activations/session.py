@@ -67,7 +67,7 @@ class Session(TorchFunctionMode):
             StateError: The state is of a model with other parameters, or damaged. Nothing has changed.
         """
         state.check(saved, self._layers.values())
-        self._key, alike = saved["key"], saved["coding"] == repr(self.coding)
+        self._key, alike = saved["key"], saved.get("coding") == repr(self.coding)
         for layer in self._layers.values():
             layer.load(saved["layers"][layer.name], alike)
 

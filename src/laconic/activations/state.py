@@ -45,7 +45,7 @@ def _form(state: Mapping[str, Any]) -> str:
     """What is wrong with it at first sight, or ""."""
     if not isinstance(state, Mapping):
         return f"it is of type {type(state).__name__}"
-    for field in ("coding", "key", "layers"):
+    for field in ("key", "layers"):
         if field not in state:
             return f"it has no {field!r}"
     if not isinstance(state["key"], int):

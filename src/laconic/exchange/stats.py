@@ -53,8 +53,8 @@ class Stats:
         phases: Payload sent, by what it was for and the collective that sent it; the sum is `payload_sent`.
             Of a method, such as "gather(qsgd()) all_gather", what is in front is the reducer, as the printed
             method spells it; "sum()" is also what vectors get, which stay dense. Others are
-            "sparse gradients" (of embeddings, as they are) and "parameters minmax()" (FSDP2's all-gather, by
-            its codec). Of a strategy: "gossip" (to neighbours), "slow momentum" (SlowMo's mean), "centre"
+            "sparse gradients" (of embeddings, as they are), "parameters minmax()" (FSDP2's all-gather, by
+            its codec) and "parameters as they are" (of modules with several dtypes). Of a strategy: "gossip" (to neighbours), "slow momentum" (SlowMo's mean), "centre"
             (EASGD's centre), "periods" (LSGD's counts of steps), "election" (ranks' losses), "local leader"
             and "leader" (the model of a group's and of all ranks' best), "inside a machine". A collective
             alone is a mean of parameters, or what ranks agree on, such as a scale.

@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
+import weakref
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from accelerate import Accelerator
 
@@ -17,7 +16,8 @@ from laconic.ddp.fsdp import ShardedHandle
 from laconic.ddp.handle import Handle
 from laconic.integrations import folder
 
-_names: WeakKeyDictionary[Accelerator, set[str]] = WeakKeyDictionary()  # of the handles that each saves
+Names = dict[str, weakref.ref[Handle | ShardedHandle]]
+_names: weakref.WeakKeyDictionary[Accelerator, Names] = weakref.WeakKeyDictionary()
 
 
 def keep_with(accelerator: Accelerator, handle: Handle | ShardedHandle, *, name: str = folder.NAME) -> None:
@@ -36,24 +36,31 @@ def keep_with(accelerator: Accelerator, handle: Handle | ShardedHandle, *, name:
     Raises:
         AttachError: This Accelerator saves another handle by that name.
     """
-    names = _names.setdefault(accelerator, set())
-    if name in names:
+    names, kept = _names.setdefault(accelerator, {}), weakref.ref(handle)
+    if (other := names[name]() if name in names else None) is handle:
+        return
+    if other is not None:
         raise AttachError(
             f"this Accelerator saves another handle as {name!r} already: give each a name of its own, such as"
             f" keep_with(accelerator, handle, name={name + '2'!r})"
         )
-    names.add(name)
+    names[name] = kept
 
     def saving(models: list[Any], weights: list[Any], output_dir: str) -> None:
-        folder.save(handle, output_dir, name)
+        if (living := kept()) is not None:
+            folder.save(living, output_dir, name)
 
     def loading(models: list[Any], input_dir: str) -> None:
-        if not folder.load(handle, input_dir, name):
+        if (living := kept()) is not None and not folder.load(living, input_dir, name):
             warnings.warn(
-                f"{input_dir} was saved without {name}*.pt: {handle.method} begins with an empty memory",
+                f"{input_dir} was saved without {name}*.pt: {living.method} begins with an empty memory",
                 stacklevel=2,
             )
 
     saves = accelerator.register_save_state_pre_hook(saving)
     loads = accelerator.register_load_state_pre_hook(loading)
-    handle.when_removed(saves.remove, loads.remove, partial(names.discard, name))
+
+    def freed() -> None:
+        names.pop(name, None)
+
+    handle.when_removed(saves.remove, loads.remove, freed)

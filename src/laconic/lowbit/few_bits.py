@@ -117,11 +117,11 @@ class Rounding:
     def check(self, state: Any) -> None:
         """Raise `StateError` unless it is a state of a layer with these bits and this seed."""
         shown = arguments.shown(state)
-        if not isinstance(state, dict) or {*state} != {"turns", "bits"}:
+        if not isinstance(state, dict) or {*state} - {"bits"} != {"turns"}:
             raise StateError(f"a layer's state is {{'turns': int, 'bits': str}}, got {shown}")
         if type(state["turns"]) is not int or state["turns"] < 0:
             raise StateError(f"turns must be a whole number of 0 or more, got {shown}")
-        if state["bits"] != repr(self.bits):
+        if state.get("bits", repr(self.bits)) != repr(self.bits):  # earlier versions did not say
             raise StateError(f"saved with {state['bits']}, and here are {self.bits!r}: convert alike")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

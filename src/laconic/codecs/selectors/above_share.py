@@ -26,7 +26,8 @@ LEAST_SHARE = 1e-30
 
 @dataclass(frozen=True, repr=False)
 class AboveShare(Selector):
-    """Every |x_i| >= share * max |x| of its tensor, however many there are; zeros never.
+    """Every |x_i| >= share * max |x| of its tensor, however many there are; zeros never. NaN
+    and Inf raise `NonFiniteError`.
 
     Error: at most n - 1 entries are left out, each below share * max |x|, beside the square of the largest:
     |x - x_S|^2 <= d / (1 + d) |x|^2 with d = (n - 1) share^2.
@@ -52,8 +53,8 @@ class AboveShare(Selector):
         kernels.addressable(segments.sizes)
         largest = torch.zeros(len(segments))
         largest[segments.sizes_tensor > 0] = kernels.norms(x, segments).cpu()
-        if bool(largest.isnan().any()):
-            raise NonFiniteError("nothing is large beside NaN: skip such a step, as `compress` does")
+        if not bool(largest.isfinite().all()):
+            raise NonFiniteError("nothing is large beside NaN or Inf: skip such a step, as `compress` does")
         limits = largest * torch.tensor(self.share, dtype=torch.float64).float()
         return kernels.above(x, segments, limits.clamp_(min=LEAST))
 
