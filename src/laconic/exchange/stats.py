@@ -54,10 +54,11 @@ class Stats:
             Of a method, such as "gather(qsgd()) all_gather", what is in front is the reducer, as the printed
             method spells it; "sum()" is also what vectors get, which stay dense. Others are
             "sparse gradients" (of embeddings, as they are), "parameters minmax()" (FSDP2's all-gather, by
-            its codec) and "parameters as they are" (of modules with several dtypes). Of a strategy: "gossip" (to neighbours), "slow momentum" (SlowMo's mean), "centre"
-            (EASGD's centre), "periods" (LSGD's counts of steps), "election" (ranks' losses), "local leader"
-            and "leader" (the model of a group's and of all ranks' best), "inside a machine". A collective
-            alone is a mean of parameters, or what ranks agree on, such as a scale.
+            its codec) and "parameters as they are" (of modules with several dtypes). Of a strategy: "gossip"
+            (to neighbours), "slow momentum" (SlowMo's mean), "centre" (EASGD's centre), "periods" (LSGD's
+            counts of steps), "election" (ranks' losses), "local leader" and "leader" (the model of a group's
+            and of all ranks' best), "inside a machine". A collective alone is a mean of parameters, or what
+            ranks agree on, such as a scale.
         noise: Gradient noise, in batches of a rank: `noise.examples(unit=64)` is the batch up to which a
             larger one pays, where a rank has 64 examples. Measured on the tensors that the method sums as
             they are; None where there are none, on one rank, and for strategies.
