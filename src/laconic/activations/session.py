@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, UntypedStorage, nn, overrides
 from torch.overrides import TorchFunctionMode
 
-from laconic.activations import compiled, state, steps
+from laconic.activations import compiled, state
 from laconic.activations.calls import Call
 from laconic.activations.coding import Coding
 from laconic.activations.kept import Coded, Exact, Input, Kept, Order, Shape, TwoValued
@@ -22,8 +24,11 @@ from laconic.activations.ledger import Ledger
 from laconic.activations.twins import Key, Twins, elements
 from laconic.activations.windows import Places, Windows
 from laconic.core.errors import AttachError, NonFiniteError
+from laconic.core.step_listeners import after_each_step
 
 Watched = Callable[[Tensor], None]
+_sessions: WeakSet[Session] = WeakSet()  # that are told of steps
+_lock = threading.Lock()  # ranks can be threads
 
 
 class Session(TorchFunctionMode):
@@ -48,7 +53,9 @@ class Session(TorchFunctionMode):
         self._told = False
         self._own: dict[int, UntypedStorage] = {}  # held, as an address that is free is used again
         self._hooks = ExitStack()
-        steps.watch(self)
+        with _lock:
+            _sessions.add(self)
+        after_each_step(_after_step)
 
     def bounds(self) -> dict[str, float | None]:
         """The error bound of each layer that was called; None before its first statistics."""
@@ -227,8 +234,8 @@ class Session(TorchFunctionMode):
 
     def stepped(self, held: Container[int]) -> None:
         """An optimiser that holds the parameters with these ids has stepped."""
-        for name, layer in self._layers.items():
-            if name in held:
+        for place, layer in self._layers.items():
+            if place in held:
                 layer.stepped()
 
     def _momentum(self, weight: Tensor) -> Tensor | None:
@@ -236,6 +243,13 @@ class Session(TorchFunctionMode):
         state = self._optimizer.state.get(weight, {}) if self._optimizer is not None else {}
         held = state.get("momentum_buffer", state.get("exp_avg"))
         return held if isinstance(held, Tensor) else None
+
+
+def _after_step(held: frozenset[int]) -> None:
+    with _lock:
+        sessions = [*_sessions]
+    for session in sessions:
+        session.stepped(held)
 
 
 def opened() -> bool:

@@ -1,7 +1,7 @@
 """Master weights stay in [-1, 1]: clipped after each step of whatever optimiser holds them.
 
-One hook for all optimisers of the process, which torch calls after each `step()`. It looks at the layers
-that are watched, and at the parameters that this optimiser has; a layer that is gone is not watched any more.
+After each step of an optimiser the weights that it holds are clipped in the layers that are watched; a layer
+that is gone is not watched any more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from laconic.core.step_listeners import after_each_step
 
 
 class Clipped(Protocol):
@@ -26,17 +27,13 @@ class Clipped(Protocol):
 
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 _lock = threading.Lock()  # ranks can be threads
-_hooked = False
 
 
 def watch(layer: Clipped) -> None:
     """Clip this layer's master weights now, and after each step of an optimiser that has them."""
-    global _hooked
     with _lock:
         _watched.add(layer)
-        if not _hooked:
-            register_optimizer_step_post_hook(_after_step)
-            _hooked = True
+    after_each_step(_after_step)
     clip(layer)
 
 
@@ -54,13 +51,10 @@ def clip(layer: Clipped) -> None:
 
 
 @torch.no_grad()
-def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def _after_step(held: frozenset[int]) -> None:
     with _lock:
         layers = [*_watched]
-    if not layers:
-        return
-    owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for layer in layers:
         for weight in layer.masters():
-            if id(weight) in owned:
+            if id(weight) in held:
                 weight.clamp_(-1, 1)
