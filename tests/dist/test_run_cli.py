@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -128,10 +129,15 @@ def test_a_dying_peer_is_called_so_on_the_healthy_rank(tmp_path: Path) -> None:
     assert "Unable to cast" not in last and "GLHF" not in last
 
 
+def is_free(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        return True
+    return False
+
+
 def test_ctrl_c_ends_the_wait_for_a_machine_that_does_not_come(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = next(filter(is_free, range(20_000 + os.getpid() % 10_000, 32_000)))  # which no kernel picks
     command = [sys.executable, "-m", "laconic.cli.main", "run", str(tmp_path / "train.py")]
     command += ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(port)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waits:

@@ -35,7 +35,9 @@ TIMEOUT = timedelta(seconds=120)  # of a collective: a worker that hangs for thi
 # imported once for all workers; creating an optimiser imports torch._dynamo, which takes seconds
 PRELOADED = ["__main__", "laconic.tasks.pipelined", "torch._dynamo"]
 LEAVE_S = 30.0  # how long a finished worker waits for the other living ones
+QUOTES = " says: "  # as in "rank 1 says: no such layer"
 GRACE_S = 1.0  # after a failure: peers report theirs too, and the earliest one is the cause
+QUOTED_S = 10.0  # after one that quotes another worker's, which is then still to come, with its traceback
 
 
 class WorkerFailed(PeerError):
@@ -178,7 +180,8 @@ def _listen(workers: Workers, survives_loss: bool = False, restarts: int = 0) ->
                 else:
                     yield event
         if failures and deadline is None:
-            deadline = time.monotonic() + GRACE_S
+            quotes = any(QUOTES in str(each["message"]) for each in failures)
+            deadline = time.monotonic() + (QUOTED_S if quotes else GRACE_S)
     if failures:
         raise _failed(_cause(failures))
 
