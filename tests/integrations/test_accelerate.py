@@ -162,7 +162,7 @@ def named_alike() -> str:
     run = Run()
     keep_with(run.accelerator, run.handle)  # again: nothing to do
     model = torch.nn.parallel.DistributedDataParallel(net())
-    other = laconic.compress(model, SGD(model.parameters(), lr=0.1), "topk(density=0.1)")
+    other = laconic.compress(model, adam(model.parameters()), "topk(density=0.1)")
     try:
         keep_with(run.accelerator, other)
     except AttachError as error:
