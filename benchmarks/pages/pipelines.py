@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
 import numpy as np
 
@@ -15,8 +14,7 @@ from benchmarks import pipeline
 from benchmarks.pages.tables import table
 from benchmarks.pipeline_workloads import BETWEEN, CROSSINGS, DENSE, OURS
 from laconic.report.curves import Curve
-from laconic.report.legend import WIDTH
-from laconic.report.picture import HEIGHT, legend, panel, style
+from laconic.report.picture import framed, panel
 
 FOLDER = Path(__file__).parents[1] / "results" / "pipeline"
 NAMES = {spec.replace(" ", ""): name for name, spec in CROSSINGS.items()}
@@ -232,15 +230,8 @@ def picture() -> str:
             by_step.append(Curve(np.array(each[0]["steps"], dtype=np.float64), mean, none))
             by_second.append(Curve(np.median([row["seconds"] for row in each], axis=0), mean, none))
     title = "Two stages over links of 10 Mbit/s, the same windows in every epoch"
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
-        f"<title>{escape(title)}: training loss by step and by seconds</title>",
-        f"<style>{style()}</style>",
-        f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}" rx="10"/>',
-        f'<text class="head" x="56" y="32">{escape(title)}</text>',
+    panels = [
         panel(by_step, 56, "training loss by step", log_x=False),
         panel(by_second, 482, "training loss by seconds", log_x=False),
-        legend(shown),
-        "</svg>",
     ]
-    return "\n".join(parts) + "\n"
+    return framed(f"{title}: training loss by step and by seconds", title, panels, shown)

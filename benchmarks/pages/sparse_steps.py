@@ -13,8 +13,7 @@ from benchmarks.small_net import SMALL_NET
 from benchmarks.sparse_steps import LENGTHS, LR, METHODS, SEEDS, Run
 from benchmarks.workers import WORKERS, Row
 from laconic.report.curves import Curve
-from laconic.report.legend import WIDTH, legend
-from laconic.report.picture import HEIGHT, height_of, panel, style
+from laconic.report.picture import framed, panel
 
 PICTURE = "sparse_steps.svg"
 HEAD = f"""# How many steps a sparse method needs
@@ -107,18 +106,12 @@ def picture() -> str:
         accuracy.append(curve(x, [100 * ratio(pairs, "accuracy") for _, pairs in its]))
         loss.append(curve(x, [100 * ratio(pairs, "test_loss") for _, pairs in its]))
     ticks = sorted({round(steps * density, 6) for (_, density), its in shown.items() for steps, _ in its})
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height_of(names)}" role="img">',
-        "<title>Accuracy and test loss against steps times density</title>",
-        f"<style>{style()}</style>",
-        f'<rect class="paper" width="{WIDTH}" height="{height_of(names)}" rx="10"/>',
-        '<text class="head" x="56" y="32">By steps x density, beside dense training of equal length</text>',
+    panels = [
         panel(accuracy, 56, "test accuracy, % of dense's", log_x=True, log_y=False, x_ticks=ticks, mark=100),
         panel(loss, 482, "test loss, % of dense's", log_x=True, log_y=False, x_ticks=ticks, mark=100),
-        legend(names, HEIGHT - 24),
-        "</svg>",
     ]
-    return "\n".join(parts) + "\n"
+    head = "By steps x density, beside dense training of equal length"
+    return framed("Accuracy and test loss against steps times density", head, panels, names)
 
 
 def ratio(its: Sequence[Pair], figure: str) -> float:

@@ -11,8 +11,7 @@ import numpy as np
 from benchmarks.pages.tables import spread, table
 from benchmarks.time_to_accuracy import GOALS, LINKS, LOOK, METHODS, SEEDS, STEPS, WORKERS, Goal, Row, Run
 from laconic.report.curves import Curve
-from laconic.report.legend import WIDTH, legend
-from laconic.report.picture import HEIGHT, height_of, panel, style
+from laconic.report.picture import framed, panel
 
 DENSE = METHODS[0]
 HEAD = f"""# Time to accuracy
@@ -105,19 +104,13 @@ def reached(its: dict[int, Row], dense: dict[int, Row]) -> tuple[str, str]:
 
 def picture(goal: Goal) -> str:
     """Test accuracy by seconds of training, a panel for each link: means over the seeds that are done."""
-    height = height_of(METHODS)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
-        f"<title>Test accuracy on {goal.task} by seconds of training</title>",
-        f"<style>{style()}</style>",
-        f'<rect class="paper" width="{WIDTH}" height="{height}" rx="10"/>',
-        f'<text class="head" x="56" y="32">{goal.task}: test accuracy, %, by seconds of training</text>',
-    ]
+    panels = []
     for link, left in zip(LINKS, (56, 482), strict=True):
         curves = [curve(of(goal, link, spec)) for spec in METHODS]
         if any(len(each.x) for each in curves):
-            parts.append(panel(curves, left, f"over {link}", log_x=True, log_y=False, mark=goal.target))
-    return "\n".join([*parts, legend(METHODS, HEIGHT - 24), "</svg>"]) + "\n"
+            panels.append(panel(curves, left, f"over {link}", log_x=True, log_y=False, mark=goal.target))
+    head = f"{goal.task}: test accuracy, %, by seconds of training"
+    return framed(f"Test accuracy on {goal.task} by seconds of training", head, panels, METHODS)
 
 
 def curve(its: dict[int, Row]) -> Curve:

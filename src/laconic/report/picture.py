@@ -33,8 +33,6 @@ def write_picture(folder: Path, run: Run) -> Path:
 
 def picture(run: Run) -> str:
     """The SVG document."""
-    specs = [method.spec for method in run.methods]
-    height = height_of(specs)
     by_bytes = [loss_by_megabyte(method) for method in run.methods]
     target = target_of(run.config)
     if target is None:
@@ -51,14 +49,21 @@ def picture(run: Run) -> str:
             mark=target,
         )
     title = f"{run.config['title']}, {run.config['workers']} workers"
+    left = panel(by_bytes, 56, "training loss by MB sent per worker", log_x=True)
+    specs = [method.spec for method in run.methods]
+    return framed(f"Training loss by bytes sent and by step: {title}", title, [left, right], specs)
+
+
+def framed(name: str, head: str, panels: Sequence[str], specs: Sequence[str]) -> str:
+    """The SVG document of panels below a heading, with a legend; `name`: its title, which is not shown."""
+    height = height_of(specs)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
-        f"<title>Training loss by bytes sent and by step: {escape(title)}</title>",
+        f"<title>{escape(name)}</title>",
         f"<style>{style()}</style>",
         f'<rect class="paper" width="{WIDTH}" height="{height}" rx="10"/>',
-        f'<text class="head" x="56" y="32">{escape(title)}</text>',
-        panel(by_bytes, 56, "training loss by MB sent per worker", log_x=True),
-        right,
+        f'<text class="head" x="56" y="32">{escape(head)}</text>',
+        *panels,
         legend(specs),
         "</svg>",
     ]
