@@ -15,6 +15,7 @@ from laconic.lowbit.called import Called
 from laconic.lowbit.computed import copied
 from laconic.lowbit.evonorm import EvoNormS0, RangeEvoNorm
 from laconic.lowbit.grid import Precision, Rounding
+from laconic.lowbit.hooked import has_hooks
 from laconic.lowbit.kept import check_kept
 from laconic.lowbit.layers import QuantConv2d, QuantLinear
 from laconic.lowbit.range_norm import RangeGroupNorm, RangeNorm
@@ -95,7 +96,7 @@ def _converted(
 def _layer(
     make: Callable[[Any, Precision], nn.Module], module: nn.Module, name: str, precision: Precision
 ) -> nn.Module:
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+    if has_hooks(module):
         raise AttachError(f"{name!r} has hooks, which its low-bit form would lose: add them after convert()")
     tensors = [*chain(module.parameters(), module.buffers())]
     for each in module.parameters():

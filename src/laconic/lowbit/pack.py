@@ -14,6 +14,7 @@ from laconic.core.errors import AttachError, SpecError, StateError
 from laconic.lowbit.called import Called
 from laconic.lowbit.computed import copied
 from laconic.lowbit.few_bits import FewBits
+from laconic.lowbit.hooked import has_hooks
 from laconic.lowbit.packed_layers import FORMS, Packed
 from laconic.lowbit.shift_norm import ShiftBatchNorm
 from laconic.lowbit.treated import KINDS, place
@@ -51,7 +52,7 @@ def pack(model: nn.Module) -> nn.Module:
         )
     made = {}
     for name, layer in named.items():
-        if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
+        if has_hooks(layer):
             raise AttachError(f"{name!r} has hooks, which its packed form would lose: remove them first")
         for key, part in layer.named_parameters():
             if not bool(part.isfinite().all()):

@@ -12,6 +12,7 @@ from laconic.core.errors import AttachError
 from laconic.lowbit.called import refuse_read
 from laconic.lowbit.computed import plain_type, refuse_parametrised
 from laconic.lowbit.few_bit_layers import FewBitConv2d, FewBitGRUCell, FewBitLinear, FewBitLSTMCell
+from laconic.lowbit.hooked import has_hooks
 from laconic.lowbit.kept import check_kept, is_kept
 from laconic.lowbit.taken import refuse_taken
 
@@ -67,7 +68,7 @@ def refuse_unfit(names: dict[str, nn.Module], treated: Collection[str]) -> None:
                 )
     owners: dict[int, str] = {}
     for name, module in names.items():
-        if name in treated and (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks):
+        if name in treated and has_hooks(module):
             raise AttachError(
                 f"{name!r} has hooks, which its form in few bits would lose: add them afterwards"
             )

@@ -15,13 +15,13 @@ from torch import nn
 from laconic.core import arguments
 from laconic.core.errors import AttachError, StateError
 from laconic.lowbit.called import Called, refuse_read
-from laconic.lowbit.computed import plain_type, refuse_parametrised
+from laconic.lowbit.hooked import has_hooks
 from laconic.lowbit.kept import check_kept, is_kept
 from laconic.lowbit.taken import refuse_taken
 from laconic.sparsity.densities import densities
 from laconic.sparsity.layers import SwatConv2d, SwatLinear
 from laconic.sparsity.thresholds import Thresholds
-from laconic.sparsity.treated import named, refuse_tied
+from laconic.sparsity.treated import named, refuse_parametrised_among, refuse_tied
 
 LAYERS: dict[type, Callable[[Any, Thresholds], SwatConv2d | SwatLinear]] = {
     nn.Conv2d: SwatConv2d.of,
@@ -156,14 +156,13 @@ def _treated(
     names: dict[str, nn.Module], first: First, keep: Collection[str]
 ) -> dict[str, nn.Conv2d | nn.Linear]:
     """The layers to replace, by name."""
+    refuse_parametrised_among(names, LAYERS, keep)
     found: dict[str, Any] = {}
     for name, module in names.items():
         if isinstance(module, (SwatConv2d, SwatLinear)):
             raise AttachError(
                 f"{name!r} is sparse already: call the first handle's remove() before another swat()"
             )
-        if plain_type(module) in LAYERS and not is_kept(name, keep):
-            refuse_parametrised(name, module)
         if type(module) in LAYERS:
             found[name] = module
     if "" in found:
@@ -186,7 +185,7 @@ def _treated(
 
 
 def _made(name: str, layer: Any, thresholds: Thresholds) -> SwatConv2d | SwatLinear:
-    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
+    if has_hooks(layer):
         raise AttachError(f"{name!r} has hooks, which its sparse form would lose: add them after swat()")
     try:
         return LAYERS[type(layer)](layer, thresholds)

@@ -34,9 +34,7 @@ def masked_weights(model: nn.Module, keep: Collection[str], layout: Layout) -> d
     for name, module in names.items():
         if isinstance(module, (SwatConv2d, SwatLinear)):
             raise AttachError(f"{name!r} is sparse already, by swat(): call its handle's remove() first")
-    for name, module in names.items():
-        if plain_type(module) in LAYERS and not is_kept(name, keep):
-            refuse_parametrised(name, module)
+    refuse_parametrised_among(names, LAYERS, keep)
     found = {
         name: module
         for name, module in names.items()
@@ -67,6 +65,15 @@ def masked_weights(model: nn.Module, keep: Collection[str], layout: Layout) -> d
             )
     refuse_tied(names, treated, ("weight",))
     return weights
+
+
+def refuse_parametrised_among(
+    names: Mapping[str, nn.Module], kinds: Collection[type], keep: Collection[str]
+) -> None:
+    """Raise `AttachError` if a layer of these kinds, but for those that are kept, has parametrizations."""
+    for name, module in names.items():
+        if plain_type(module) in kinds and not is_kept(name, keep):
+            refuse_parametrised(name, module)
 
 
 def _in_fours(module: nn.Module) -> bool:
