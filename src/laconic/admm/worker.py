@@ -24,8 +24,8 @@ from laconic.admm.sub_problem import SubProblem, Visit
 from laconic.core import arguments
 from laconic.core.errors import PeerError, StateError
 
-TRAINED = frozenset({"layers", "proximal", "optimizer"})
-PARTS = TRAINED | {"ticks", "updates", "fed", "visits", "following", "previous", "kept"}  # of a state
+TRAINED = {"layers", "proximal", "optimizer"}  # parts of a state
+PARTS = TRAINED | {"ticks", "updates", "fed", "visits", "following", "previous", "kept"}
 
 
 @dataclass(frozen=True)

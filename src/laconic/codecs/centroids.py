@@ -62,9 +62,10 @@ class Centroids(TensorCodec):
             return as_bytes(x.clone())
         half = 1 << self.bits - 1
         values = x.double()
-        centred = values - values.mean()
-        if not bool(centred.isfinite().all()):
+        mean = values.mean()
+        if not bool(mean.isfinite()):  # as no sum of float32 leaves float64's range
             raise NonFiniteError("a mean cannot hold NaN or Inf: skip such a step, as `compress` does")
+        centred = values - mean
         width = self.range * centred.square().mean().sqrt() / (2 * half)
         width = torch.where(width > 0, width, torch.ones_like(width))
         codes = (centred / width).floor_().clamp_(-half, half - 1).add_(half).long()

@@ -65,9 +65,10 @@ class LeftOut:
     def clear_stale_(self, buffer: Tensor, layout: Layout) -> None:
         """Zero in a bucket what is of an earlier step: DDP copies the gradient that an unused tensor has."""
         for entry in layout:
-            old = self._parameters[entry.name].grad
-            unused = entry.name in self._watched and entry.name not in self._made | self._given
-            if unused and old is not None and not _share_memory(old, buffer):
+            name, old = entry.name, self._parameters[entry.name].grad
+            if name not in self._watched or name in self._made or name in self._given:
+                continue
+            if old is not None and not _share_memory(old, buffer):
                 buffer[entry.offset : entry.offset + entry.numel].zero_()
 
     def note(self, means: Mapping[str, Mean]) -> None:

@@ -40,6 +40,11 @@ def param_group_of(module: FSDPModule) -> Any:
     return module._get_fsdp_state()._fsdp_param_group
 
 
+def trained_of(group: Any) -> tuple[bool, ...]:
+    """Which of a module's parameters are trained now, of what `param_group_of` gives."""
+    return tuple(part.sharded_param.requires_grad for part in group.fsdp_params)
+
+
 def own_of(module: str, found: Any, ours: type[Any], what: str) -> Any:
     """FSDP's own collective of a module, of which `found` is in use, and `ours` is what we put there.
 

@@ -25,7 +25,7 @@ from torch.distributed.fsdp import FSDPModule
 from laconic.core.errors import AttachError, StateError
 from laconic.core.layout import Layout
 from laconic.ddp.shard_backward import BesideBackward
-from laconic.ddp.shard_models import param_group_of, scattering
+from laconic.ddp.shard_models import param_group_of, scattering, trained_of
 from laconic.ddp.shards import Shards
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.method import Method
@@ -174,11 +174,6 @@ def layout_of(model: nn.Module, module: FSDPModule) -> Layout:
             name = f"{prefix}.{place.param_name}" if prefix else place.param_name
             shapes.append((name, tuple(parameter.padded_sharded_param_size)))
     return Layout.of(shapes)
-
-
-def trained_of(group: Any) -> tuple[bool, ...]:
-    """Which of a module's parameters are trained now."""
-    return tuple(part.sharded_param.requires_grad for part in group.fsdp_params)
 
 
 def own_mesh(name: str, module: FSDPModule) -> Any:

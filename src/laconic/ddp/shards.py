@@ -24,7 +24,7 @@ from laconic.core.layout import Entry, Layout
 from laconic.core.turn import Turn, mix
 from laconic.ddp.shard_backward import BesideBackward
 from laconic.ddp.shard_memory import ShardMemory, is_one_set
-from laconic.ddp.shard_models import own_of, param_group_of, scatter_of, scattering
+from laconic.ddp.shard_models import own_of, param_group_of, scatter_of, scattering, trained_of
 from laconic.exchange.stats import Seconds
 from laconic.reducers.scatter_reduce import ScatterReduce
 
@@ -127,7 +127,7 @@ class Scatter:
         return mean
 
 
-Trained = tuple[int, ...]
+Trained = tuple[bool, ...]  # of a module's parameters
 
 
 class ScatterMean:
@@ -161,7 +161,8 @@ class ScatterMean:
         if n not in self._partitions:
             self._partitions[n] = chunks(self._name, n, shards.comm.rank, shards.comm.size)
         self._step, self._call = shards.step, self._call + 1 if self._step == shards.step else 0
-        call, partition, trained = self._call, self._partitions[n], self._trained()
+        call, partition = self._call, self._partitions[n]
+        trained = () if self._group is None else trained_of(self._group)
         remembers, whose = self._remembers(n, trained), f"{self._module}{shown(trained)}"
 
         def job() -> None:
@@ -178,19 +179,13 @@ class ScatterMean:
             self._scatter.beside.fill(output_tensor, job, self._group)
         return None
 
-    def _trained(self) -> Trained:
-        """Which of the module's parameters can have gradients now; () where all can."""
-        parts = () if self._group is None else self._group.fsdp_params
-        able = tuple(i for i, part in enumerate(parts) if part.sharded_param.requires_grad)
-        return () if len(able) == len(parts) else able
-
     def _remembers(self, n: int, trained: Trained) -> bool:
         """Whether n elements are always of the same parameters, so that what is left of them can wait."""
         if self._scatter.memory is None or self._group is None:
             return True
         if (n, trained) not in self._sets:
             size, parts = self._scatter.shards.comm.size, self._group.fsdp_params
-            able = [parts[i] for i in trained] if trained else parts
+            able = (part for part, can in zip(parts, trained, strict=True) if can)
             sizes = [size * part.padded_sharded_param_size.numel() for part in able]
             self._sets[n, trained] = is_one_set(n, sizes)
             if not self._sets[n, trained]:
@@ -204,12 +199,12 @@ class ScatterMean:
 
 
 def shown(trained: Trained) -> str:
-    """What a memory's name has of the parameters that it is of.
+    """What a memory's name has of the parameters that it is of: nothing where all are trained.
 
-    >>> shown((0, 2)), shown(())
+    >>> shown((True, False, True)), shown((True, True))
     ('[0.2]', '')
     """
-    return f"[{'.'.join(map(str, trained))}]" if trained else ""
+    return "" if all(trained) else f"[{'.'.join(str(i) for i, can in enumerate(trained) if can)}]"
 
 
 def factor(op: Any, size: int) -> float:
