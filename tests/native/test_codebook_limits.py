@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from laconic import kernels
 from laconic.core.layout import Segments
 
-WHOLE, X = Segments.whole(4), torch.ones(4)
+WHOLE, WIRE = Segments.whole(4), torch.zeros(8, dtype=torch.uint8)
+BOUNDS = torch.linspace(1e-3, 1, 70000)
 
 
-@pytest.mark.parametrize("levels", [0, 257, 70000])
-def test_levels_of_a_hierarchy(levels: int) -> None:
-    with pytest.raises(ValueError, match="levels"):
-        kernels.hierarchy_encode(X, WHOLE, levels)
-    with pytest.raises(ValueError, match="levels"):
-        kernels.hierarchy_add_(torch.zeros(8, dtype=torch.uint8), WHOLE, X.clone(), levels)
-
-
-@pytest.mark.parametrize("bins", [1, 65537, 140000])
-def test_bins_of_a_quantile(bins: int) -> None:
-    with pytest.raises(ValueError, match="bins"):
-        kernels.quantile_encode(X, WHOLE, bins)
-    with pytest.raises(ValueError, match="bins"):
-        kernels.quantile_add_(torch.zeros(8, dtype=torch.uint8), WHOLE, X.clone(), bins)
-
-
-def test_bounds_of_powers() -> None:
-    many = torch.linspace(1e-3, 1, 70000)
-    with pytest.raises(ValueError, match="levels"):
-        kernels.powers_encode(X, WHOLE, many)
-    with pytest.raises(ValueError, match="levels"):
-        kernels.powers_add_(torch.zeros(8, dtype=torch.uint8), WHOLE, X.clone(), many)
+@pytest.mark.parametrize(
+    ("kind", "name", "number"),
+    [
+        *(("hierarchy", "levels", levels) for levels in (0, 257, 70000)),
+        *(("quantile", "bins", bins) for bins in (1, 65537, 140000)),
+        ("powers", "levels", BOUNDS),
+    ],
+    ids=lambda each: "70000 bounds" if isinstance(each, torch.Tensor) else str(each),
+)
+def test_numbers_beyond_a_codebook_are_refused(kind: str, name: str, number: Any) -> None:
+    with pytest.raises(ValueError, match=name):
+        getattr(kernels, f"{kind}_encode")(torch.ones(4), WHOLE, number)
+    with pytest.raises(ValueError, match=name):
+        getattr(kernels, f"{kind}_add_")(WIRE, WHOLE, torch.ones(4), number)
 
 
 @pytest.mark.parametrize(("size", "k"), [(-5, 3), (5, -3)])

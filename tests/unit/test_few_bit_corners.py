@@ -182,42 +182,38 @@ def test_a_nan_gradient_shows_in_the_weights(
     assert optimizer.zero_share() == 0.0
 
 
-def test_a_probe_by_autograd_grad_does_not_grow_masks() -> None:
-    def grown(probe: bool) -> dict[str, Tensor]:
+def backward(net: nn.Module, loss: Tensor) -> None:
+    loss.backward()
+
+
+def backward_and_probe(net: nn.Module, loss: Tensor) -> None:
+    loss.backward()
+    torch.autograd.grad(1000 * net(torch.ones(1, 8)).sum(), [*net.parameters()])
+
+
+def by_hand(net: nn.Module, loss: Tensor) -> None:
+    parameters = [*net.parameters()]
+    for each, grad in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        each.grad = grad
+
+
+@pytest.mark.parametrize("differentiate", [backward_and_probe, by_hand])
+def test_masks_grow_by_the_gradients_that_weights_are_given(
+    differentiate: Callable[[nn.Module, Tensor], None],
+) -> None:
+    def grown(differentiate: Callable[[nn.Module, Tensor], None]) -> dict[str, Tensor]:
         net = layers()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
         sparse = rigl(net, optimizer, 0.5, steps=100, every=2)
         draws = torch.Generator().manual_seed(1)
         for _ in range(5):
             optimizer.zero_grad()
-            net(torch.randn(4, 8, generator=draws)).square().mean().backward()
-            if probe:
-                torch.autograd.grad(1000 * net(torch.ones(1, 8)).sum(), [*net.parameters()])
+            differentiate(net, net(torch.randn(4, 8, generator=draws)).square().mean())
             optimizer.step()
         return sparse.masks
 
-    assert all(torch.equal(grown(True)[name], mask) for name, mask in grown(False).items())
-
-
-def test_gradients_that_a_script_assigns_grow_masks_as_those_of_backward() -> None:
-    def grown(by_hand: bool) -> dict[str, Tensor]:
-        net = layers()
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-        sparse = rigl(net, optimizer, 0.5, steps=100, every=2)
-        draws = torch.Generator().manual_seed(1)
-        for _ in range(5):
-            optimizer.zero_grad()
-            loss = net(torch.randn(4, 8, generator=draws)).square().mean()
-            if by_hand:
-                parameters = [*net.parameters()]
-                for each, grad in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-                    each.grad = grad
-            else:
-                loss.backward()
-            optimizer.step()
-        return sparse.masks
-
-    assert all(torch.equal(grown(True)[name], mask) for name, mask in grown(False).items())
+    found = grown(differentiate)
+    assert all(torch.equal(found[name], mask) for name, mask in grown(backward).items())
 
 
 def test_a_state_of_before_bits_were_saved_is_taken() -> None:
