@@ -57,7 +57,7 @@ def test_on_a_terminal_a_probe_says_every_three_seconds_what_it_does(tmp_path):
     os.close(ours)
     said = re.sub(r"\x1b\[[0-9;]*m", "", "".join(text for _, text in heard))
     assert done.returncode == 0, said
-    assert "starting 2 workers" in said and "a training step" in said
+    assert "starting 2 workers" in said and "links, " in said  # a training step may end between two looks
     assert "2 of 2 known: fp16()" in said and said.index("2 of 2") < said.index("all at once  ")
     waits = [later - sooner for (sooner, _), (later, _) in pairwise(heard)]
     assert max(waits[1:]) < 5.0, "three seconds, and some for a busy machine; first, imports hold the GIL"

@@ -1,6 +1,7 @@
-"""What a command is doing, on a terminal: a line at every change, and one at least every three seconds.
+"""What a command is doing, on a terminal: a line at a change, and one at least every three seconds.
 
-Lines are plain, so that what others print to the same terminal stays as it is.
+What begins and ends between two looks gets no line. Lines are plain, so that what others print to the same
+terminal stays as it is.
 """
 
 from __future__ import annotations
