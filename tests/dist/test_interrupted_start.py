@@ -14,7 +14,7 @@ import pytest
 LIMIT_S = 120
 COMMAND = (sys.executable, "-m", "laconic.cli.main")
 LINUX = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc, which is Linux")
-SLEEPY = "import time\nfrom pathlib import Path\n\nPath('here').touch()\ntime.sleep(100)\n"
+SLEEPY = "import time\nfrom pathlib import Path\n\nPath('here').touch()\ntime.sleep(200)\n"
 
 
 def begin(folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -87,6 +87,27 @@ def test_while_ranks_of_a_script_begin(tmp_path: Path) -> None:
     wait_for(lambda: sum(map(imports_torch, children(command.pid))) == 2, command)
     assert interrupt(command) == ["laconic: interrupted"]
     assert command.returncode == 130
+
+
+@LINUX
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rank_that_the_launcher_does_not_know_yet_ends_too(tmp_path: Path, ranks: int) -> None:
+    """torch learns of its processes when all of them are there."""
+    (tmp_path / "sleepy.py").write_text(SLEEPY)
+    command = begin(tmp_path, "run", "sleepy.py", "--nproc-per-node", "2")
+    while len(children(command.pid)) < ranks and command.poll() is None:
+        pass  # as soon as it can be seen
+    assert interrupt(command) == ["laconic: interrupted"]
+    assert command.returncode == 130
+
+
+@LINUX
+def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "sleepy.py").write_text(SLEEPY)
+    command = begin(tmp_path, "run", "sleepy.py", "--nproc-per-node", "2")
+    wait_for((tmp_path / "here").exists, command)
+    os.kill(command.pid, signal.SIGKILL)
+    command.communicate(timeout=LIMIT_S)  # a rank that lived would hold the pipe
 
 
 INSIDE_EXEC = """

@@ -16,6 +16,7 @@ import typer
 from laconic.cli.console import errors
 from laconic.cli.meeting import meeting
 from laconic.core.errors import SpecError
+from laconic.core.starting import LAUNCHER, WORKER
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -48,13 +49,14 @@ def run(
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, without its long warning
     logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.CRITICAL)
+    os.environ[LAUNCHER] = str(os.getpid())
     given = checked(torchrun_arguments(arguments), parse_args, config_from_args)
     if int(given.max_restarts):  # else restarted workers find the old addresses in the shared store
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     named = given.training_script
     if not given.no_python:
         given.training_script_args = [*(["-m"] if given.module else []), named, *given.training_script_args]
-        given.training_script, given.module = "laconic.cli.worker", True
+        given.training_script, given.module = WORKER, True
     logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
     try:
         with meeting(given):

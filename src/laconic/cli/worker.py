@@ -6,7 +6,9 @@ error keeps its traceback, from the script's first line on.
 
 from __future__ import annotations
 
+import os
 import runpy
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -15,7 +17,8 @@ from types import TracebackType
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from laconic.core.errors import LaconicError
-from laconic.core.starting import started
+from laconic.core.starting import INTERRUPTED, LAUNCHER, started
+from laconic.lab import linux
 
 OWN = (__file__, "<frozen runpy>", runpy.__file__)  # files whose frames are ours, not the script's
 HOME = Path(__file__).parent
@@ -24,6 +27,7 @@ HOME = Path(__file__).parent
 def main() -> None:
     """Run `SCRIPT ARGS...` or `-m MODULE ARGS...` from the command line."""
     started()
+    end_with_launcher()
     sys.excepthook = report
     sys.argv = sys.argv[1:]
     if sys.argv[0] == "-m":
@@ -32,6 +36,17 @@ def main() -> None:
     else:
         sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
         runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def end_with_launcher() -> None:
+    """End if the launcher has ended; on Linux, end by SIGTERM when it does.
+
+    A launcher that Ctrl-C ends while it starts workers does not know them yet, and cannot end them.
+    """
+    if sys.platform == "linux":
+        linux.die_with_parent(signal.SIGTERM)
+    if os.getppid() != int(os.environ[LAUNCHER]):
+        os._exit(INTERRUPTED)
 
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -14,6 +14,7 @@ from types import FrameType
 
 INTERRUPTED = 130  # exit code, the same as that of shells
 MAIN, WORKER = "laconic.cli.main", "laconic.cli.worker"  # as `python -m` runs them
+LAUNCHER = "LACONIC_LAUNCHER"  # environment variable of workers: the launcher's process
 
 
 def commanded(argv: list[str], original: list[str]) -> bool:

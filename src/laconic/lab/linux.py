@@ -43,9 +43,9 @@ def mount(source: str, target: str, flags: int = 0) -> None:
     _call("mount", source.encode(), target.encode(), source.encode(), ctypes.c_ulong(flags), None)
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends."""
-    _call("prctl", PARENT_DEATH_SIGNAL, ctypes.c_ulong(signal.SIGKILL))
+def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this signal to this process when the thread that started it ends."""
+    _call("prctl", PARENT_DEATH_SIGNAL, ctypes.c_ulong(by))
 
 
 def offloads_off(interface: str) -> None:
