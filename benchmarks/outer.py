@@ -1,6 +1,6 @@
 """Bytes to the same loss: outer steps of SparseLoCo and Streaming DiLoCo beside dense data parallelism.
 
-    python -m benchmarks.outer            all runs; goes on where it stopped: 3 to 5 CPU hours
+    python -m benchmarks.outer            all runs; goes on where it stopped: 2 to 3 CPU hours
     python -m benchmarks.outer --only sparseloco    those of one contender, after dense's
     python -m benchmarks.outer --quick    a few steps of each, at one rate; nothing is kept
 

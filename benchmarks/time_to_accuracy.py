@@ -1,6 +1,6 @@
 """Time to accuracy over emulated links: seconds of training until a test reaches a target.
 
-    python -m benchmarks.time_to_accuracy                  all of it: 6 hours; goes on where it stopped
+    python -m benchmarks.time_to_accuracy                  all of it: 3 hours; goes on where it stopped
     python -m benchmarks.time_to_accuracy --link 100mbit --task cifar10 --seed 0    a slice: 20 minutes
     python -m benchmarks.time_to_accuracy --quick          a few steps of each; nothing is kept
 
