@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -129,10 +130,33 @@ def test_a_killed_worker_is_named(tmp_path: Path) -> None:
     assert group_is_gone(process.pid), "a worker is left"
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc, which is Linux")
+def test_workers_end_with_a_killed_launcher_whatever_they_wait_for(tmp_path: Path) -> None:
+    process = start(tmp_path, "--steps", "100000", "--eval-every", "0", "--with", "dense()", "--name", "run")
+    wait_for(lambda: steps_done(tmp_path / "run") > 5, process)
+    workers = sorted(pid for pid in descendants(process.pid) if not descendants(pid) and is_worker(pid))
+    os.kill(workers[-1], signal.SIGSTOP)  # the other one waits for it, for TIMEOUT
+    os.kill(process.pid, signal.SIGKILL)
+    try:
+        assert is_gone(workers[0]), "it waits for a worker that stands still"
+    finally:
+        os.kill(workers[-1], signal.SIGKILL)
+        finish(process)
+
+
 def descendants(parent: int) -> list[int]:
     listed = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     found = [int(child) for child in listed]
     return found + [deeper for child in found for deeper in descendants(child)]
+
+
+def is_gone(pid: int) -> bool:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if not Path(f"/proc/{pid}").exists():
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def is_worker(pid: int) -> bool:

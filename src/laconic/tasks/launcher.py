@@ -2,7 +2,7 @@
 
 Workers are forked from a clean server process that has imported torch once, so a start takes a fraction of
 a second. They connect over gloo on the loopback interface; the launcher holds their store. Each worker has
-its own pipe to the launcher: if the launcher dies, the pipe breaks and the worker ends.
+its own pipe to the launcher. A worker ends at once if the launcher dies, whatever it waits for.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Generator, Iterator
@@ -240,9 +241,17 @@ def _error_event(error: Exception) -> Event:
     }
 
 
+def _end_with_launcher() -> None:
+    """Wait until the launcher has died: to `multiprocessing` it is the parent, not the server that forks."""
+    if launcher := multiprocessing.parent_process():
+        launcher.join()
+        os._exit(1)
+
+
 def work(settings: TrainingSettings, rank: int, port: int, pipe: Connection) -> None:
     """The body of one worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the launcher ends workers
+    threading.Thread(target=_end_with_launcher, name="laconic-launcher", daemon=True).start()
     torch.set_num_threads(settings.threads)
     hosts = Hosts.here()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", hosts.interface)
