@@ -16,6 +16,8 @@ from laconic.comm.comm import Comm
 from laconic.comm.waiting import ATTACHING, told_if_long
 from laconic.core.errors import AttachError, StateError
 
+QUOTES = " says: "  # as in "rank 1 says: no such layer": the launcher then waits for what rank 1 tells
+
 Fingerprint = Mapping[str, str]  # what is compared -> its value, in words that an error can show
 
 
@@ -62,7 +64,7 @@ def agree(comm: Comm, mine: Fingerprint | None, error: Exception | None = None) 
     others = [json.loads(bytes(each.tolist())) for each in texts]
     for rank, other in enumerate(others):
         if other["error"] is not None:
-            raise AttachError(f"nothing was attached: rank {rank} says: {other['error']}")
+            raise AttachError(f"nothing was attached: rank {rank}{QUOTES}{other['error']}")
     for key, value in (mine or {}).items():
         for rank, other in enumerate(others):
             if other["fingerprint"].get(key) != value:
@@ -85,4 +87,4 @@ def accepted_by_all(comm: Comm, check: Callable[[], object]) -> None:
         raise refused
     for rank, text in enumerate(texts):
         if said := bytes(text.tolist()).decode().strip():
-            raise StateError(f"nothing was loaded: rank {rank} says: {said}")
+            raise StateError(f"nothing was loaded: rank {rank}{QUOTES}{said}")

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public; torch marks no re-export
 
 from laconic.core.errors import LaconicError, PeerError
+from laconic.exchange.agreement import QUOTES
 from laconic.strategies.distribute import strategy_or_method
 from laconic.tasks.blockwise import is_blockwise, train_blocks
 from laconic.tasks.place import Hosts
@@ -36,7 +37,6 @@ TIMEOUT = timedelta(seconds=120)  # of a collective: a worker that hangs for thi
 # imported once for all workers; creating an optimiser imports torch._dynamo, which takes seconds
 PRELOADED = ["__main__", "laconic.tasks.pipelined", "torch._dynamo"]
 LEAVE_S = 30.0  # how long a finished worker waits for the other living ones
-QUOTES = " says: "  # as in "rank 1 says: no such layer"
 GRACE_S = 1.0  # after a failure: peers report theirs too, and the earliest one is the cause
 QUOTED_S = 10.0  # after one that quotes another worker's, which is then still to come, with its traceback
 
