@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -38,10 +39,18 @@ def encoded(x: Tensor, layout: Layout, codec: Codec, turn: Turn) -> Tensor:
 
 
 def add_messages_(out: Tensor, messages: Iterable[tuple[int, SentMessage]], alpha: float) -> Tensor:
-    """out += alpha * each of the messages, in their order, given with the ranks that sent them."""
-    for rank, message in messages:
-        with sent_by(rank):
-            message.add_to_(out, alpha)
+    """Add alpha times each message to `out`, in their order; each is given with the rank that sent it.
+
+    Neighbours with one codec are decoded in one call. Raises `WireError` with the rank of a damaged message.
+    """
+    for codec, group in groupby(messages, key=lambda pair: pair[1].codec):
+        ranks, shares = zip(*group, strict=True)
+        try:
+            codec.decode_messages_add_([(share.wire, share.segments) for share in shares], out, alpha)
+        except WireError as error:
+            assert error.message is not None, "decode_messages_add_ numbers the message"
+            with sent_by(ranks[error.message]):
+                raise
     return out
 
 

@@ -70,6 +70,34 @@ class Codec(Spec):
                 is written.
         """
 
+    def decode_messages_add_(
+        self, messages: Sequence[tuple[Tensor, Segments]], out: Tensor, alpha: float = 1
+    ) -> Tensor:
+        """Add alpha times each of these messages to flat `out`, in their order, in place.
+
+        A codec with a kernel for several messages overrides this: one launch decodes those of all ranks.
+
+        Args:
+            messages: wires uint8 (m,), each with the ranges of `out` that it belongs to.
+            out: float32 (n,).
+            alpha: the factor on what is decoded.
+
+        Returns:
+            `out`.
+
+        Raises:
+            WireError: for bytes that no encoder can have made; its `message` is the number of the message.
+                Messages before that one may have been added.
+        """
+        for number, (wire, segments) in enumerate(messages):
+            try:
+                if segments.numel:
+                    self.decode_segments_add_(wire, segments, out, alpha)
+            except WireError as error:
+                error.message = number
+                raise
+        return out
+
     @abstractmethod
     def nbytes(self, n: int) -> int:
         """Bytes of the wire of n elements: exact if `fixed_size`, else the most it can be."""

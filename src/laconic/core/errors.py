@@ -26,7 +26,12 @@ class SpecError(LaconicError, ValueError):
 
 
 class WireError(LaconicError, ValueError):
-    """Bytes that no encoder of this codec can have made."""
+    """Bytes that no encoder of this codec can have made.
+
+    `message`: number of the damaged message among those decoded in one call; None if there was one message.
+    """
+
+    message: int | None = None
 
 
 class AttachError(LaconicError, ValueError):

@@ -1,15 +1,19 @@
-"""Which implementation of the kernels is live: native code for this CPU, or the reference in plain torch.
+"""Selection of the implementation of each kernel, by the device of its tensors.
 
-native-avx512 | native-avx2 | native-portable    C++, for CPU tensors, the widest that this CPU runs
-reference                                        torch, for any device and where nothing was compiled
+native-avx512 | native-avx2 | native-portable    C++ for CPU tensors: the widest that this CPU runs
+triton                                           for CUDA tensors, with Triton 3.6 or newer
+reference                                        plain torch for any device
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 
 TARGETS = ("avx512", "avx2", "portable")  # widest first
 NAMES = ("reference", *reversed(TARGETS))
+LEAST_TRITON = (3, 6)  # div_rn keeps denormals from this version on; torch 2.10 installs it
 
 _missing: str | None = None  # why there is no native code
 _compiled: tuple[str, ...] = ()
@@ -31,6 +36,7 @@ else:
     _runnable = {name: getattr(_native, name) for name in TARGETS if name in vars(_native)}
 _name = next(iter(_runnable), "reference")
 _live: type[Target] | None = _runnable.get(_name)
+_reference_only = False  # set by `using("reference")`
 
 
 def native(*tensors: Tensor) -> type[Target] | None:
@@ -38,6 +44,31 @@ def native(*tensors: Tensor) -> type[Target] | None:
     if _live is None or not all(tensor.is_cpu for tensor in tensors):
         return None
     return _live
+
+
+def gpu(*tensors: Tensor) -> bool:
+    """Return whether Triton kernels serve these tensors: all on one CUDA device, with Triton installed."""
+    device = tensors[0].device
+    if device.type != "cuda" or _reference_only or triton_missing() is not None:
+        return False
+    return all(tensor.device == device for tensor in tensors)
+
+
+@cache
+def triton_missing() -> str | None:
+    """Return why the Triton kernels cannot run; None if they can. Does not import Triton."""
+    try:
+        version = metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return "Triton is not installed"
+    found = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    least = ".".join(map(str, LEAST_TRITON))
+    return None if found >= LEAST_TRITON else f"Triton {version} is older than {least}: install a newer torch"
+
+
+def device_of(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which the tensor's GPU is the current device: Triton launches there."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 def runnable() -> tuple[str, ...]:
@@ -53,15 +84,15 @@ def using(name: str) -> Iterator[None]:
     ...     info()["live"]
     'reference'
     """
-    global _name, _live
+    global _name, _live, _reference_only
     if name not in runnable():
         raise ValueError(f"kernels {name!r} cannot run here: choose one of {', '.join(runnable())}")
-    before = _name, _live
-    _name, _live = name, _runnable.get(name)
+    before = _name, _live, _reference_only
+    _name, _live, _reference_only = name, _runnable.get(name), name == "reference"
     try:
         yield
     finally:
-        _name, _live = before
+        _name, _live, _reference_only = before
 
 
 def info() -> dict[str, Any]:
@@ -72,4 +103,5 @@ def info() -> dict[str, Any]:
         "compiled": _compiled,
         "cpu_features": _features,
         "missing": _missing,
+        "triton_missing": triton_missing(),
     }
