@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -12,14 +13,14 @@ from torch import Tensor
 from laconic.comm.comm import Comm
 from laconic.comm.sent import SentMessage
 from laconic.core.codec import Codec
+from laconic.core.deferred import translated
 from laconic.core.errors import WireError
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 
 
-@contextmanager
-def sent_by(rank: int) -> Iterator[None]:
-    """A `WireError` inside names the rank whose message is being read.
+def sent_by(rank: int) -> AbstractContextManager[None]:
+    """Return a context in which each `WireError` names the rank whose message is being read.
 
     >>> with sent_by(3):
     ...     raise WireError("too short")
@@ -27,10 +28,11 @@ def sent_by(rank: int) -> Iterator[None]:
         ...
     laconic.core.errors.WireError: the message that rank 3 sent is damaged: too short
     """
-    try:
-        yield
-    except WireError as error:
-        raise WireError(f"the message that rank {rank} sent is damaged: {error}") from error
+    return translated(lambda error: _damaged(rank, error) if isinstance(error, WireError) else error)
+
+
+def _damaged(rank: int, error: Exception) -> WireError:
+    return WireError(f"the message that rank {rank} sent is damaged: {error}")
 
 
 def encoded(x: Tensor, layout: Layout, codec: Codec, turn: Turn) -> Tensor:
@@ -45,13 +47,15 @@ def add_messages_(out: Tensor, messages: Iterable[tuple[int, SentMessage]], alph
     """
     for codec, group in groupby(messages, key=lambda pair: pair[1].codec):
         ranks, shares = zip(*group, strict=True)
-        try:
+        with translated(partial(_by_number, ranks)):
             codec.decode_messages_add_([(share.wire, share.segments) for share in shares], out, alpha)
-        except WireError as error:
-            assert error.message is not None, "decode_messages_add_ numbers the message"
-            with sent_by(ranks[error.message]):
-                raise
     return out
+
+
+def _by_number(ranks: Sequence[int], error: Exception) -> Exception:
+    if isinstance(error, WireError) and error.message is not None:
+        return _damaged(ranks[error.message], error)
+    return error
 
 
 def combined(

@@ -1,0 +1,88 @@
+"""Checks of flags that a GPU computes, read by the host in one copy.
+
+Reading a flag makes the host wait for all work queued on the GPU. `check` reads at once by default. Inside a
+`deferred` block flags on a GPU are collected, and read in one copy when the block ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+MakeError = Callable[[int], Exception]
+
+
+class _Pending(threading.local):
+    """Flags of the present `deferred` block of each thread, and the present translation of errors."""
+
+    def __init__(self) -> None:
+        self.flags: list[tuple[Tensor, MakeError]] | None = None
+        self.translate: Callable[[Exception], Exception] | None = None
+
+
+_pending = _Pending()
+
+
+def check(flags: Tensor, error: MakeError) -> None:
+    """Raise `error(i)` for the first entry i of `flags` int32 (k,) that is not zero.
+
+    Inside a `deferred` block, flags on a GPU are read when the block ends. Until then nothing may depend on
+    them on the host: a kernel that would write wrong values reads the flag on the GPU and writes nothing.
+
+    >>> check(torch.tensor([0, 1], dtype=torch.int32), lambda i: ValueError(f"tensor {i} is not finite"))
+    Traceback (most recent call last):
+    ValueError: tensor 1 is not finite
+    """
+    if _pending.flags is None or flags.is_cpu:
+        _raise_first(flags.tolist(), [(flags.numel(), error)])
+    else:
+        translate = _pending.translate
+        make = error if translate is None else lambda i: translate(error(i))
+        _pending.flags.append((flags, make))
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Collect the flags on GPUs that `check` gets in this thread, and read them when the block ends.
+
+    If the block raises an error of its own, the flags are dropped. Blocks nest: an inner block reads its own.
+    """
+    outer = _pending.flags, _pending.translate
+    _pending.flags, _pending.translate = [], None
+    try:
+        yield
+        collected = _pending.flags
+    finally:
+        _pending.flags, _pending.translate = outer
+    if collected:
+        read = torch.cat([flags for flags, _ in collected]).tolist()
+        _raise_first(read, [(flags.numel(), make) for flags, make in collected])
+
+
+@contextmanager
+def translated(translate: Callable[[Exception], Exception]) -> Iterator[None]:
+    """Pass errors of this block, and those of its checks that are raised later, through `translate`."""
+    outer = _pending.translate
+    _pending.translate = translate if outer is None else lambda error: outer(translate(error))
+    try:
+        yield
+    except Exception as error:
+        other = translate(error)
+        if other is error:
+            raise
+        raise other from error
+    finally:
+        _pending.translate = outer
+
+
+def _raise_first(flags: list[int], parts: list[tuple[int, MakeError]]) -> None:
+    at = 0
+    for size, make in parts:
+        for i, flag in enumerate(flags[at : at + size]):
+            if flag:
+                raise make(i)
+        at += size
