@@ -19,8 +19,12 @@ OTHERS  := .venv-integrations
 # Images of containers often set this, and each of the hundred commands that tests start would compile laconic anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-main test-federated test-integrations test-torch \
-        venv-federated venv-integrations venv-torch check bench soak docs site clean
+# Triton belongs to CUDA builds of torch; its wheel also compiles and interprets kernels without a GPU.
+TRITON  ?= 3.7.1
+KERNELS := .venv-triton-$(TRITON)
+
+.PHONY: setup demo test test-main test-federated test-integrations test-torch test-triton \
+        venv-federated venv-integrations venv-torch venv-triton check bench soak docs site clean
 
 setup: $(STAMP)
 
@@ -84,6 +88,20 @@ $(OTHER)/.ready: pyproject.toml $(NATIVE) $(shell find src -name '*.py')
 test-torch: venv-torch  ## a slice of the tests with another torch, in a venv of its own: TORCH=2.15.0
 	$(OTHER)/bin/python -m pytest -q -m "not soak" $(SLICE)
 
+# Triton is installed beside the packages of .venv, which a .pth file shares: torch is not installed twice.
+venv-triton: $(KERNELS)/.ready
+
+$(KERNELS)/.ready: $(STAMP)
+	test -x $(KERNELS)/bin/python || $(PYTHON) -m venv $(KERNELS)
+	$(KERNELS)/bin/pip install --quiet --no-deps 'triton==$(TRITON)'
+	$(BIN)/python -c "import sysconfig; print('$(CURDIR)/src', sysconfig.get_path('purelib'), sep='\n')" \
+	    > $$($(KERNELS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/shared.pth
+	touch $@
+
+test-triton: venv-triton  ## Triton kernels against their references in its interpreter, and compiled for absent GPUs
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(KERNELS)/bin/python -m pytest -q tests/triton
+	$(KERNELS)/bin/python -m pytest -q tests/triton
+
 # REPEATS=1 tries each of its longest laws once, where in full they take a night; PART=3/64 does every 64th of these.
 soak: setup  ## the slow laws in full: repeats, fuzz with AddressSanitizer, kills
 	$(BIN)/python -m pytest -q -m soak $(if $(REPEATS),--repeats $(REPEATS)) $(if $(PART),--part $(PART))
@@ -116,4 +134,4 @@ site: setup  ## the pages as a site, in build/site: open index.html
 	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) $(FLOWER) $(OTHERS) .venv-torch-* build dist runs .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(FLOWER) $(OTHERS) .venv-torch-* .venv-triton-* build dist runs .mypy_cache .ruff_cache .pytest_cache
