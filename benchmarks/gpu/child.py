@@ -1,0 +1,30 @@
+"""One process of a part: it runs the part's module until the end, or until its parent ends it."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import importlib
+import sys
+
+import torch
+
+from benchmarks.gpu.job import Job
+
+
+def child(options: argparse.Namespace) -> int:
+    """Run one shard of one part; the exit code is 1 if it fails."""
+    shard, shards = (int(word) for word in options.shard.split("/"))
+    faulthandler.dump_traceback_later(max(1.0, options.seconds - 2), file=sys.stderr)
+    device = torch.device("cpu")
+    if options.device == "cuda":
+        device = torch.device("cuda", 0)
+        torch.cuda.set_device(device)
+    job = Job(options.part, device, options.out, options.seconds, shard - 1, shards)
+    try:
+        importlib.import_module(f"benchmarks.gpu.{options.part}").run(job)
+    except BaseException as error:
+        job.fail("the part as a whole", error)
+        raise
+    job.finish()
+    return int(any(row.get("ok") is False for row in job.rows))
