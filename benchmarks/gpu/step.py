@@ -1,0 +1,266 @@
+"""Part step: milliseconds, launches and host waits of the exchange of ResNet-50's gradient.
+
+`echo`: one rank of 2 and of 8 that all send the same, so the figures are those of encoding and decoding, not of a
+network. `ddp`: steps of ResNet-50 under DDP with one rank over NCCL, where a user sees what remains of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+
+import laconic
+from benchmarks.gpu.compare import Waits
+from benchmarks.gpu.job import Job, Row
+from benchmarks.gpu.nets import small_net
+from laconic.comm.comm import Comm, ReduceOp
+from laconic.comm.counter import Counter, SharedCounter
+from laconic.comm.metered import Metered
+from laconic.core.layout import Layout
+from laconic.exchange.exchange import Exchange
+from laconic.exchange.method import lift
+
+BUCKET = 25 << 20  # bytes, as DDP has them
+GOALS = {  # ms of an exchange among 8 ranks
+    "cgx(bits=4)": 2.0,
+    "powersgd(rank=2)": 8.0,
+    "terngrad()": 3.0,
+    "qsgd(levels=7)": 3.0,
+    "dgc(density=0.001)": 3.0,
+}
+SPECS = (
+    *GOALS,
+    "fp16()",
+    "signum()",
+    "onebit_adam()",
+    "sketchml()",
+    "topk(density=0.01)",
+    "natural()",
+)
+WAITS, LAUNCHES = 2, {"cgx(bits=4)": 25}  # per bucket; other launches: 40
+DDP = (None, "fp16()", "cgx(bits=4)", "powersgd(rank=2)", "dgc(density=0.001)", "qsgd(levels=7)", "auto()", None)
+
+
+class Echo(Comm):
+    """Group of ranks that all send what this one sends. Gathers copy once, as a network would write once."""
+
+    def __init__(self, size: int) -> None:
+        self.rank, self.size = 0, size
+
+    def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
+        return x.mul_(self.size) if op == "sum" else x
+
+    def reduce_scatter(self, chunks: Sequence[Tensor]) -> Tensor:
+        return chunks[0] * self.size
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        return [x.clone()] * self.size
+
+    def all_to_all(self, chunks: Sequence[Tensor]) -> list[Tensor]:
+        return [chunks[0].clone()] * self.size
+
+    def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
+        return x
+
+    def exchange(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> None:
+        for room in recvs.values():
+            room.copy_(next(iter(sends.values())))
+
+    def split(self, color: int) -> Echo:
+        return self
+
+    def counter(self) -> Counter:
+        return SharedCounter()
+
+
+class Settings:
+    """Settings of an optimiser that has none of its own: SGD with momentum."""
+
+    def settings(self, name: str) -> Mapping[str, Any]:
+        return {"lr": 0.1, "momentum": 0.9, "nesterov": False}
+
+    def give(self, name: str, buffer: Tensor) -> None:
+        """Drop the momentum that a method hands back."""
+
+    def take_momentum(self, name: str) -> Tensor | None:
+        return None
+
+
+def run(job: Job) -> None:
+    """Time exchanges, then steps under DDP."""
+    layout, buckets = resnet50(small=not job.cuda)
+    job.note("gradient", elements=layout.numel, tensors=len(layout), buckets=len(buckets))
+    for size in (8, 2):
+        for spec in SPECS:
+            if job.left() < 30:
+                job.skip(f"echo {spec}, {size} ranks", "no time")
+                continue
+            try:
+                echo(job, spec, size, layout, buckets)
+            except Exception as error:
+                job.fail(f"echo {spec}, {size} ranks", error)
+    under_ddp(job)
+
+
+def resnet50(small: bool = False) -> tuple[Layout, list[Layout]]:
+    """Return ResNet-50's layout, and its buckets, last tensors first; with `small` the first 40 tensors."""
+    from tests.unit.resnet import resnet50 as whole
+
+    layout = whole()
+    shapes = [(entry.name, tuple(entry.shape)) for entry in layout]
+    if small:
+        shapes = shapes[:40]
+        layout = Layout.of(shapes)
+    buckets, part, nbytes = [], [], 0
+    for name, shape in reversed(shapes):
+        part.append((name, shape))
+        nbytes += 4 * torch.Size(shape).numel()
+        if nbytes >= BUCKET:
+            buckets.append(Layout.of(part))
+            part, nbytes = [], 0
+    return layout, [*buckets, Layout.of(part)] if part else buckets
+
+
+def echo(job: Job, spec: str, size: int, layout: Layout, buckets: list[Layout]) -> None:
+    """Time the exchange of a gradient, and count its launches and host waits."""
+    device = job.device
+    exchange = Exchange(lift(spec), layout, Metered(Echo(size)), Settings())
+    rng = torch.Generator().manual_seed(3)
+    grads = [torch.randn(bucket.numel, generator=rng).to(device) ** 3 for bucket in buckets]
+    work = [grad.clone() for grad in grads]
+
+    def step() -> None:
+        exchange.begin()
+        for grad, flat, bucket in zip(grads, work, buckets, strict=True):
+            flat.copy_(grad)
+            exchange.mean_(flat, bucket)
+        exchange.end()
+
+    if job.cuda:
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(3):
+        step()
+    with Waits(device) as waits:
+        step()
+    times = timed(step, job, rounds=7)
+    figures: Row = {**times, "waits": waits.count}
+    if job.cuda:
+        figures |= {"peak_gb": torch.cuda.max_memory_allocated() / 1e9, **profiled(step)}
+    row: Row = {"figures": figures, "where": waits.where, "buckets": len(buckets)}
+    name = f"echo {spec}, {size} ranks"
+    goal = GOALS.get(spec) if size == 8 else None
+    if goal is None:
+        job.note(name, **row)
+    else:
+        figures["goal_ms"] = goal
+        if job.cuda:
+            job.check(name, times["ms"] <= goal, **row)
+        else:
+            job.note(name, **row)
+    if job.cuda:
+        within(job, spec, size, figures, len(buckets))
+
+
+def within(job: Job, spec: str, size: int, figures: Row, buckets: int) -> None:
+    """Check the budgets of host waits and launches; the copies of this benchmark are not counted."""
+    job.check(f"waits of {spec}, {size} ranks", figures["waits"] <= WAITS * buckets, waits=figures["waits"])
+    if "launches" in figures:
+        limit = LAUNCHES.get(spec, 40) * buckets
+        launches = figures["launches"] - 2 * buckets
+        job.check(f"launches of {spec}, {size} ranks", launches <= limit, launches=launches, limit=limit)
+
+
+def timed(step: Callable[[], object], job: Job, rounds: int) -> dict[str, float]:
+    """Return median milliseconds of a step: until it is done, and until the host has launched it."""
+    done, launched = [], []
+    for _ in range(rounds):
+        synchronise(job)
+        began = time.perf_counter()
+        step()
+        launched.append(time.perf_counter() - began)
+        synchronise(job)
+        done.append(time.perf_counter() - began)
+        if sum(done) > 4:
+            break
+    return {"ms": 1e3 * statistics.median(done), "host_ms": 1e3 * statistics.median(launched)}
+
+
+def synchronise(job: Job) -> None:
+    """Wait for the GPU, if there is one."""
+    if job.cuda:
+        torch.cuda.synchronize()
+
+
+def profiled(step: Callable[[], object]) -> Row:
+    """Return the number of launches of a step, and the milliseconds in which the GPU works."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        step()
+        torch.cuda.synchronize()
+    events = [each for each in found.events() if each.device_type == torch.autograd.DeviceType.CUDA]
+    busy = sum(each.self_device_time_total for each in events)
+    return {"launches": len(events), "busy_ms": busy / 1e3}
+
+
+def under_ddp(job: Job) -> None:
+    """Time steps of ResNet-50 with one rank over NCCL, batch 64, bf16 autocast, channels_last."""
+    if job.left() < 10:
+        job.skip("ddp", "no time")
+        return
+    device = job.device
+    backend, options = ("nccl", {"device_id": device}) if job.cuda else ("gloo", {})
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **options)
+    size, count = (224, 64) if job.cuda else (16, 8)
+    x = torch.randn(count, 3, size, size, device=device).to(memory_format=torch.channels_last)
+    y = torch.randint(0, 10, (count,), device=device)
+    for spec in DDP:
+        if job.left() < 6:
+            job.skip(f"ddp {spec or 'plain'}", "no time")
+            continue
+        try:
+            job.note(f"ddp {spec or 'plain'}", figures=ddp_step(job, spec, x, y))
+        except Exception as error:
+            job.fail(f"ddp {spec or 'plain'}", error)
+    dist.destroy_process_group()
+
+
+def ddp_step(job: Job, spec: str | None, x: Tensor, y: Tensor) -> Row:
+    """Return milliseconds of a training step, with a method or without."""
+    torch.manual_seed(0)
+    model: nn.Module = _model(job).to(job.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    wrapped = DistributedDataParallel(model, device_ids=[0] if job.cuda else None)
+    optimizer = SGD(wrapped.parameters(), lr=0.01, momentum=0.9)
+    handle = laconic.compress(wrapped, optimizer, spec) if spec else None
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(job.device.type, torch.bfloat16):
+            loss = functional.cross_entropy(wrapped(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    for _ in range(4):
+        step()
+    figures = {key: round(value, 2) for key, value in timed(step, job, rounds=9).items()}
+    if handle is not None:
+        handle.remove()
+    return figures
+
+
+def _model(job: Job) -> nn.Module:
+    if not job.cuda:
+        return small_net()
+    from torchvision.models import resnet50 as build
+
+    model: nn.Module = build()
+    return model
