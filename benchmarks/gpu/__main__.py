@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="for all parts together; default: 420 or 300")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of the results")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    for name, kind in (("part", str), ("shard", str), ("rank", int), ("file", Path)):
+    for name, kind in (("part", str), ("shard", str), ("end", float)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)  # of a process of a part
     options = parser.parse_args()
     os.environ.setdefault("PYTHONHASHSEED", "0")

@@ -6,6 +6,7 @@ import argparse
 import faulthandler
 import importlib
 import sys
+import time
 
 import torch
 
@@ -15,12 +16,13 @@ from benchmarks.gpu.job import Job
 def child(options: argparse.Namespace) -> int:
     """Run one shard of one part; the exit code is 1 if it fails."""
     shard, shards = (int(word) for word in options.shard.split("/"))
-    faulthandler.dump_traceback_later(max(1.0, options.seconds - 2), file=sys.stderr)
+    seconds = options.end - time.monotonic()  # one clock for all processes
+    faulthandler.dump_traceback_later(max(1.0, seconds + 1), file=sys.stderr)
     device = torch.device("cpu")
     if options.device == "cuda":
         device = torch.device("cuda", 0)
         torch.cuda.set_device(device)
-    job = Job(options.part, device, options.out, options.seconds, shard - 1, shards)
+    job = Job(options.part, device, options.out, options.end - time.monotonic(), shard - 1, shards)
     try:
         importlib.import_module(f"benchmarks.gpu.{options.part}").run(job)
     except BaseException as error:

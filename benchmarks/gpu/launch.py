@@ -18,6 +18,7 @@ from benchmarks.gpu.summary import summary
 
 GRACE_S = 3.0  # between the request to end and the kill
 END_S = 6.0  # kept for the summary
+MARGIN_S = 3.0  # between the end that a process knows of and its deadline
 
 
 @dataclass
@@ -71,14 +72,15 @@ def start(part: Part, shard: int, out: Path, device: str, seconds: float) -> Pro
     name = f"{part.name}.{shard + 1}of{part.shards}"
     (out / f"{name}.json").unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks.gpu", "--part", part.name, "--out", str(out)]
-    command += ["--shard", f"{shard + 1}/{part.shards}", "--device", device, "--seconds", f"{seconds:.1f}"]
+    deadline = time.monotonic() + seconds
+    command += ["--shard", f"{shard + 1}/{part.shards}", "--device", device, "--end", f"{deadline - MARGIN_S}"]
     environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
     environment["OMP_NUM_THREADS"] = str(part.threads) if device == "cuda" else "1"
     with (out / f"{name}.log").open("wb") as log:
         popen = subprocess.Popen(
             command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, env=environment
         )
-    return Process(name, out / f"{name}.json", popen, time.monotonic() + seconds)
+    return Process(name, out / f"{name}.json", popen, deadline)
 
 
 def wait(running: list[Process]) -> None:

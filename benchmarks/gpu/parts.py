@@ -26,10 +26,10 @@ class Part:
 
 FIRST = (  # correctness, bandwidth and steps: the first call
     Part("machine", 40, group=0),
-    Part("codecs", 130, group=1, shards=3),
-    Part("bits", 150, group=1, shards=4, threads=2),
+    Part("codecs", 130, group=1, shards=4),
+    Part("bits", 150, group=1, shards=5),
     Part("api", 130, group=1),
-    Part("ranks", 120, group=1, threads=2),
+    Part("ranks", 130, group=1, shards=2),
     Part("bandwidth", 90, group=2, threads=4),
     Part("step", 110, group=3, threads=4),
 )
