@@ -40,7 +40,7 @@ def main() -> int:
     if options.part is not None:
         from benchmarks.gpu.child import child
 
-        return child(options)
+        child(options)
     try:
         parts = chosen(options.only, options.call)
     except ValueError as error:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import importlib
+import os
 import sys
 import time
+from typing import NoReturn
 
 import torch
 
 from benchmarks.gpu.job import Job
 
 
-def child(options: argparse.Namespace) -> int:
-    """Run one shard of one part; the exit code is 1 if it fails."""
+def child(options: argparse.Namespace) -> NoReturn:
+    """Run one shard of one part, and end the process; the exit code is 1 if it fails."""
     shard, shards = (int(word) for word in options.shard.split("/"))
     seconds = options.end - time.monotonic()  # one clock for all processes
     faulthandler.dump_traceback_later(max(1.0, seconds + 1), file=sys.stderr)
@@ -29,4 +31,6 @@ def child(options: argparse.Namespace) -> int:
         job.fail("the part as a whole", error)
         raise
     job.finish()
-    return int(any(row.get("ok") is False for row in job.rows))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(int(any(row.get("ok") is False for row in job.rows)))  # a broken device may block Python's end
