@@ -180,7 +180,9 @@ def captured(job: Job) -> None:
             link = link.__cause__ or link.__context__
         texts = [f"{type(each).__name__}: {str(each)[:200]}" for each in chain]
         clear = any("capture" in str(each) and isinstance(each, LaconicError) for each in chain)
-        clear = clear or any("laconic" in str(each).lower() and "graph" in str(each).lower() for each in chain)
+        clear = clear or any(
+            "laconic" in str(each).lower() and "graph" in str(each).lower() for each in chain
+        )
         job.check(name, clear, errors=texts)
     else:
         job.check(name, False, errors=["it was captured"])

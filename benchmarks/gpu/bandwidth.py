@@ -104,7 +104,9 @@ def _buffers(segments: Segments, device: torch.device, seed: int = 0) -> list[Te
     return [first.to(device, copy=True) for _ in range(BUFFERS)]
 
 
-def _codec(spec: str, name: str, segments: Segments, device: torch.device, encoder: bool = True) -> list[Timed]:
+def _codec(
+    spec: str, name: str, segments: Segments, device: torch.device, encoder: bool = True
+) -> list[Timed]:
     """Return the encoder of a codec, and its decoder of the messages of 8 ranks."""
     codec, keys = parse(spec), inputs.keys(len(segments))
     buffers = _buffers(segments, device)

@@ -35,7 +35,7 @@ def run(job: Job) -> None:
     big = Segments.consecutive(BIG if job.cuda else [n // 256 for n in BIG])
     x = inputs.values("cubes", big.numel).to(job.device)
     for spec in job.mine(every):
-        if job.left() < 6:
+        if job.left() < 12:
             job.skip(spec, "no time")
             continue
         failures, near = compared(parse(spec), segments, job.device, any(word in spec for word in NEAR))

@@ -34,7 +34,9 @@ def difference(a: Tensor, b: Tensor) -> str:
         return "equal"
     apart = (a.view(torch.uint8).view(a.numel(), -1) != b.view(torch.uint8).view(b.numel(), -1)).any(dim=1)
     first = int(apart.nonzero()[0])
-    return f"{int(apart.sum())} of {a.numel()} differ, first at {first}: {a[first].item()} and {b[first].item()}"
+    return (
+        f"{int(apart.sum())} of {a.numel()} differ, first at {first}: {a[first].item()} and {b[first].item()}"
+    )
 
 
 def relative(a: Tensor, b: Tensor) -> float:

@@ -82,7 +82,7 @@ class Job:
         """Write the file, whole or not at all."""
         head = {"part": self.part, "shard": f"{self.shard + 1}/{self.shards}", **self.about}
         head |= {"seconds": round(time.monotonic() - self.began, 1), "finished": self.finished}
-        lines = [f' {json.dumps(key)}: {json.dumps(value, default=str)},\n' for key, value in head.items()]
+        lines = [f" {json.dumps(key)}: {json.dumps(value, default=str)},\n" for key, value in head.items()]
         rows = ",\n".join(f"  {json.dumps(row, default=str)}" for row in self.rows)
         temporary = self.file.with_suffix(".new")
         temporary.write_text("{\n" + "".join(lines) + ' "rows": [\n' + rows + "\n ]\n}\n")

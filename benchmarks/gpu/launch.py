@@ -73,7 +73,14 @@ def start(part: Part, shard: int, out: Path, device: str, seconds: float) -> Pro
     (out / f"{name}.json").unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks.gpu", "--part", part.name, "--out", str(out)]
     deadline = time.monotonic() + seconds
-    command += ["--shard", f"{shard + 1}/{part.shards}", "--device", device, "--end", f"{deadline - MARGIN_S}"]
+    command += [
+        "--shard",
+        f"{shard + 1}/{part.shards}",
+        "--device",
+        device,
+        "--end",
+        f"{deadline - MARGIN_S}",
+    ]
     environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
     environment["OMP_NUM_THREADS"] = str(part.threads) if device == "cuda" else "1"
     with (out / f"{name}.log").open("wb") as log:

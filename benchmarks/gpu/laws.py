@@ -54,7 +54,10 @@ def run(job: Job) -> None:
             said, complete = tests(job, part, sweep)
             found = read(sweep)
             lines += found
-            counts = {kind: sum(each["outcome"] == kind for each in found) for kind in ("passed", "failed", "skipped")}
+            counts = {
+                kind: sum(each["outcome"] == kind for each in found)
+                for kind in ("passed", "failed", "skipped")
+            }
             job.note(f"part {part}/{PARTS}", figures={**counts, "complete": complete}, tail=said[-300:])
     judge(job, lines)
 
@@ -62,10 +65,27 @@ def run(job: Job) -> None:
 def tests(job: Job, part: int, sweep: Path) -> tuple[str, bool]:
     """Run pytest on one part within the time left; what it said, and whether it reached its end."""
     paths = ["tests/laws", *(f"tests/unit/test_{name}.py" for name in UNIT)]
-    paths = [path for path in paths if (ROOT / path).exists()] if job.cuda else ["tests/laws/test_feedback.py"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.gpu.cuda_inputs", "-p", "no:cacheprovider"]
+    paths = (
+        [path for path in paths if (ROOT / path).exists()] if job.cuda else ["tests/laws/test_feedback.py"]
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "benchmarks.gpu.cuda_inputs",
+        "-p",
+        "no:cacheprovider",
+    ]
     command += ["-W", "ignore", "-o", "addopts=--import-mode=importlib", "--timeout", str(TIMEOUT_S)]
-    command += ["--continue-on-collection-errors", "-m", "not soak", "--part", f"{part}/{PARTS if job.cuda else 8}"]
+    command += [
+        "--continue-on-collection-errors",
+        "-m",
+        "not soak",
+        "--part",
+        f"{part}/{PARTS if job.cuda else 8}",
+    ]
     command += ["-n", str(WORKERS), *paths] if job.cuda else paths
     environment = {**os.environ, "SWEEP": str(sweep), "DEVICE": job.device.type, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])

@@ -33,7 +33,9 @@ def run(job: Job) -> None:
     else:
         card = torch.cuda.get_device_properties(job.device)
         job.check("Triton serves CUDA tensors", kernels.info()["triton_missing"] is None)
-        job.note("card", card=card.name, multiprocessors=card.multi_processor_count, gib=card.total_memory >> 30)
+        job.note(
+            "card", card=card.name, multiprocessors=card.multi_processor_count, gib=card.total_memory >> 30
+        )
         copied = 1 << 30
     us = copy_us(job.device, 2 * copied)
     job.note("copy", nbytes=copied, us=us, gb_per_s=2 * copied / us / 1e3)

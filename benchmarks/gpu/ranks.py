@@ -190,7 +190,9 @@ def parameters(spec: str, rank: int, device: torch.device, pause: bool = False) 
     else:
         optimizer = SGD(model.parameters(), lr=1 / 16, momentum=0.5)
     handle = laconic.compress(model, optimizer, spec)
-    hooks = [each.register_hook(_pause) for each in model.parameters()] if pause and device.type == "cuda" else []
+    hooks = (
+        [each.register_hook(_pause) for each in model.parameters()] if pause and device.type == "cuda" else []
+    )
     rng = torch.Generator().manual_seed(50 + rank)
     for _ in range(STEPS):
         grads = [(torch.randn(shape, generator=rng) ** 3).to(device) for shape in SHAPES]

@@ -215,7 +215,9 @@ def curve(rank: Rank, steps: int, epochs: int) -> None:
             if rank.comm.rank == 0:
                 each = 1e3 * (time.perf_counter() - began) / (step + 1)
                 loss = round(float(total) / steps, 4)
-                say(accuracy=accuracy, train_loss=loss, step_ms=round(each, 1), smaller=rank.smaller(step + 1))
+                say(
+                    accuracy=accuracy, train_loss=loss, step_ms=round(each, 1), smaller=rank.smaller(step + 1)
+                )
             total.zero_()
 
 
@@ -266,7 +268,9 @@ class Rank:
         self.model.eval()
         hits = torch.zeros((), device=self.device)
         with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
-            for x, y in zip(self.images["test_x"].split(2000), self.images["test_y"].split(2000), strict=True):
+            for x, y in zip(
+                self.images["test_x"].split(2000), self.images["test_y"].split(2000), strict=True
+            ):
                 x = x.float().contiguous(memory_format=torch.channels_last)
                 hits += (self.model(x).argmax(1) == y).sum()
         self.model.train()
