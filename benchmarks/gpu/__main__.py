@@ -5,9 +5,9 @@
     python -m benchmarks.gpu --only step,bits            these parts alone
     python -m benchmarks.gpu --device cpu                try it without a GPU, with small sizes
 
-Nothing is installed and no native code is needed: run it from the repository with PYTHONPATH=src. Each process
-of a part writes a JSON file, whole, after every row. The exit code is 1 if any check fails or a part does not
-reach its end.
+Nothing is installed and no native code is needed: run it from the repository with PYTHONPATH=src. Each
+process of a part writes a JSON file, whole, after every row. The exit code is 1 if any check fails or a part
+does not reach its end.
 """
 
 from __future__ import annotations

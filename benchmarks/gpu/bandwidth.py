@@ -1,7 +1,7 @@
 """Part bandwidth: kernels against a copy of as many bytes, and against the reference on the same card.
 
-Bytes are those that the operation has to read and write: an encoder reads x and writes the wire, a decoder reads the
-wires and reads and writes the buffer that it adds to.
+Bytes are those that the operation has to read and write: an encoder reads x and writes the wire, a decoder
+reads the wires and reads and writes the buffer that it adds to.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from laconic.kernels import Form, MinMaxForm
 RANKS = 8
 BUFFERS = 3
 ONE = 1 << 26
-SHARES = {  # of a copy, for 161 tensors and for one: measured with drafts of the kernels; 0.5 where there were none
+# Least shares of a copy, for 161 tensors and for one: those of drafts of the kernels, USUAL for all others.
+SHARES = {
     "minmax encode nearest": (0.69, 0.81),
     "minmax encode stochastic": (0.34, 0.36),
     "minmax decode of 8": (0.61, 0.74),

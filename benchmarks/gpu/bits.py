@@ -164,7 +164,7 @@ def _same_outcome(kernel: Kernel, given: Input, device: torch.device) -> str:
     results, error = outcome(lambda: call(given.x.to(device, copy=True)))
     if type(refused) is not type(error):
         return f"{_shown(error)}, the reference: {_shown(refused)}"
-    if refused is not None or isinstance(kernel, Function) and not kernel.exact:
+    if refused is not None or (isinstance(kernel, Function) and not kernel.exact):
         return ""
     return "; ".join(
         difference(one, true) for one, true in zip(results, expected, strict=True) if not _alike(one, true)

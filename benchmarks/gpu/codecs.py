@@ -1,7 +1,7 @@
 """Part codecs: each registered codec on the GPU against the reference on the CPU, and its host waits.
 
-Wires and decoded values are compared for several inputs, messages of eight ranks are decoded in one call and one
-after another, and one message of a large model is timed.
+Wires and decoded values are compared for several inputs, messages of eight ranks are decoded in one call and
+one after another, and one message of a large model is timed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Pytest plugin: tensors that a test makes without naming a device are made on a GPU; the package's own are not.
+"""Pytest plugin: tensors that a test makes without naming a device are made on a GPU.
 
-So tests that were written for the CPU pass CUDA tensors to the package. Results go to the file that SWEEP names, a
-line of JSON each, with the deepest line of the package. DEVICE names another device.
+Those that the package makes are not. So tests that were written for the CPU pass CUDA tensors to the package.
+Results go to the file that SWEEP names, a line of JSON each, with the deepest line of the package. DEVICE names
+another device.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,7 +87,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     line = {"id": item.nodeid, "outcome": report.outcome, "s": round(report.duration, 2)}
     if call.excinfo is not None and not report.skipped:
         line |= _about(call.excinfo)
-    with open(f"{OUT}.{os.environ.get('PYTEST_XDIST_WORKER', 'main')}.jsonl", "a") as file:
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    with Path(f"{OUT}.{worker}.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 

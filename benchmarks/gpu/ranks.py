@@ -95,8 +95,9 @@ def play(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2, timeout=timedelta(seconds=30)
     )
     patch_exchange()
-    from laconic.strategies.strategy import Strategy
     from tests.laws.table import specs  # the registry's examples
+
+    from laconic.strategies.strategy import Strategy
 
     cases: list[tuple[str, Callable[[], Row]]] = []
     for spec in (*EQUAL, *NEAR):
