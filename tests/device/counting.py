@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -89,24 +90,21 @@ class Counts:
 
 
 _lock = threading.Lock()
-_live: list[Counts] = []
+_live: list[tuple[Counts, int | None]] = []  # with the thread that they are of, None for all
 _paused = threading.local()
 
 
 @contextmanager
-def counted() -> Iterator[Counts]:
-    """Count the operations of all threads on the device while the block runs.
-
-    Ranks that are threads count together: see `Counts.num_waits`.
-    """
-    counts = Counts()
+def counted(all_threads: bool = False) -> Iterator[Counts]:
+    """Count the operations on the device while the block runs: this thread's, or those of all threads."""
+    entry = Counts(), None if all_threads else threading.get_ident()
     with _lock:
-        _live.append(counts)
+        _live.append(entry)
     try:
-        yield counts
+        yield entry[0]
     finally:
         with _lock:
-            _live.remove(counts)
+            _live.remove(entry)
 
 
 @contextmanager
@@ -139,7 +137,7 @@ def record(func: Any, kwargs: dict[str, Any], inputs: Sequence[Tensor], result: 
     moved = sum(map(nbytes, inputs)) + sum(map(nbytes, outputs)) if launched else 0
     key = (threading.current_thread().name, wait, _line()) if wait else None
     with _lock:
-        for counts in _live:
+        for counts in _mine():
             if key:
                 counts.waits[key] += 1
             if launched:
@@ -151,7 +149,7 @@ def launch(name: str, number: int = 1, moved: int = 0) -> None:
     """Count launches of a kernel that is no operation of torch."""
     if not getattr(_paused, "on", False):
         with _lock:
-            for counts in _live:
+            for counts in _mine():
                 counts.launches[name] += number
                 counts.moved += moved
 
@@ -177,6 +175,11 @@ def nbytes(x: Tensor) -> int:
     return n if x.numel() else 0
 
 
+def _mine() -> list[Counts]:
+    own = threading.get_ident()
+    return [counts for counts, thread in _live if thread in (None, own)]
+
+
 def _tensors(result: Any) -> list[Tensor]:
     if isinstance(result, Tensor):
         return [result]
@@ -185,10 +188,10 @@ def _tensors(result: Any) -> list[Tensor]:
 
 def _line() -> str:
     """The line of the library that is being run."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         _, found, path = frame.f_code.co_filename.rpartition("/laconic/")
         if found:
             return f"{path}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "?"

@@ -86,7 +86,9 @@ class OnDevice(TorchDispatchMode):
         return run(func, args, kwargs or {})
 
     def __enter__(self) -> OnDevice:
-        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(x, device=) makes x on the host and copies it
+        torch._C._set_only_lift_cpu_tensors(
+            True
+        )  # torch.tensor(x, device=) makes x on the host and copies it
         super().__enter__()
         return self
 
@@ -106,7 +108,9 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
     check_devices(func, name, gpus, hosts, args)
     if to_gpu and kwargs.get("generator") is not None:
-        raise RuntimeError(f"{func}: expected a generator of gpu:0, found one of {kwargs['generator'].device}")
+        raise RuntimeError(
+            f"{func}: expected a generator of gpu:0, found one of {kwargs['generator'].device}"
+        )
     inside = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
     if kwargs.get("device") is not None:
         inside["device"] = torch.device("cpu")

@@ -17,7 +17,7 @@ from laconic.exchange.rule import Site
 from tests.laws.method_ranks import BUCKETS, SEED, optimizer_for
 from tests.laws.worlds import MODEL, gradient
 
-CPU, GPU = torch.device("cpu"), torch.device("gpu:0")
+CPU, GPU = torch.device("cpu"), torch.device("privateuseone:0")  # named gpu by `install`
 
 
 class Rank:
@@ -31,6 +31,8 @@ class Rank:
             entry.name: nn.Parameter(torch.randn(entry.shape, generator=rng).to(device)) for entry in MODEL
         }
         self.optimizer = optimizer_for(method, [*self.parameters.values()])
+        for group in self.optimizer.param_groups:
+            group["foreach"] = False  # whose sums round otherwise, on the CPU too
         names: Mapping[Any, str] = {each: name for name, each in self.parameters.items()}
         self.hooks = OptimiserHooks(self.optimizer, names, lambda _: self.exchange.step - 1, method.rules)
         self.exchange = Exchange(method, MODEL, self.comm, self.hooks, SEED)

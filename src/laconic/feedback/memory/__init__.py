@@ -43,6 +43,12 @@ class Memory:
         """The flat memory of one tensor, or None where it is still all zero."""
         return self._tensors.get(name)
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the memory; the CPU while all of it is zero."""
+        held = next(iter(self._tensors.values()), None)
+        return torch.device("cpu") if held is None else held.device
+
     def set(self, entry: Entry, value: Tensor) -> None:
         """Take flat `value` float32 (entry.numel,) as the memory of one tensor."""
         held = self._tensors.get(entry.name)
@@ -77,7 +83,9 @@ class Memory:
 
     def _copy(self, entry: Entry) -> Tensor:
         held = self._tensors.get(entry.name)
-        return torch.zeros(entry.shape) if held is None else held.detach().clone().view(entry.shape)
+        if held is None:
+            return torch.zeros(entry.shape, dtype=torch.float32, device=self.device)
+        return held.detach().clone().view(entry.shape)
 
     def check(self, state: Mapping[str, Tensor]) -> None:
         """Raise `StateError` unless the state has every tensor of this memory in its shape."""

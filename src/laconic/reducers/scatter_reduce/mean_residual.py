@@ -60,10 +60,10 @@ class MeanResidual:
         self._pending.finish_all()
         state = {}
         for entry in self._layout:
-            whole = torch.zeros(entry.numel)
+            whole = torch.zeros(entry.numel, dtype=torch.float32, device=self._memory.device)
             held = self._held(entry.name)
             if held is not None:
-                whole[slice(*self._bounds[entry.name])] = held.to(whole.device)
+                whole[slice(*self._bounds[entry.name])] = held
             state[f"{KIND}/{entry.name}"] = whole.view(entry.shape)
         return state
 

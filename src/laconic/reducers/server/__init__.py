@@ -163,7 +163,11 @@ class _Server(BoundReducer):
         self._pending.finish_all()
         if self._residual is None:
             return {}
-        state = {f"{KIND}/{entry.name}": torch.zeros(entry.shape) for entry in self._layout}
+        device = self._residual.device
+        state = {
+            f"{KIND}/{entry.name}": torch.zeros(entry.shape, dtype=torch.float32, device=device)
+            for entry in self._layout
+        }
         for entry, share in self._served():
             held = self._residual.tensor(share.of(entry).name)
             if held is not None:
