@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.device import device
 
 collect_ignore_glob = ["test_*.py"] if device.missing() else []

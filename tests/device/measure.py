@@ -1,7 +1,7 @@
 """Waits, launches and bytes of one bucket's exchange, on the stand-in device.
 
-`python -m tests.device.measure --out FILE` writes a JSON list, one entry for each method, number of matrices and
-number of ranks. Rank 0 is on the device, and counts; the others are on the CPU, which is faster. What they
+`python -m tests.device.measure --out FILE` writes a JSON list, one entry for each method, number of matrices
+and number of ranks. Rank 0 is on the device, and counts; the others are on the CPU, which is faster. What they
 exchange does not count.
 """
 
