@@ -1,7 +1,7 @@
 """Waits, launches and bytes of one bucket's exchange, on the stand-in device.
 
 `python -m tests.device.measure --out FILE` writes a JSON list, one entry for each method, number of matrices
-and number of ranks. Rank 0 is on the device, and counts; the others are on the CPU, which is faster. What they
+and number of ranks. Rank 0 is on the device, and counts; the others are on the CPU, which is faster. Their
 exchange does not count.
 """
 
@@ -66,7 +66,7 @@ def measured(name: str, matrices: int, ranks: int) -> dict[str, Any]:
         return counts
 
     with across_devices():
-        counts = Loopback.run(ranks, play)[0]
+        counts = Loopback.run(ranks, play, timeout_s=600)[0]
     return {
         "method": name,
         "matrices": matrices,
