@@ -51,6 +51,8 @@ class MinMax(Codec):
     block: int = 512
     rounding: Rounding = "nearest"
 
+    concatenates: ClassVar[bool] = True
+
     paper: ClassVar[str] = "Markov et al. 2022, arXiv:2111.08617"
     status: ClassVar[Status] = "verified"
     code: ClassVar[str] = "IST-DASLab/torch_cgx"
@@ -90,6 +92,12 @@ class MinMax(Codec):
 
     def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
         return kernels.minmax_add_(wire, segments, out, self._form(segments), alpha)
+
+    def decode_messages_add_(
+        self, messages: Sequence[tuple[Tensor, Segments]], out: Tensor, alpha: float = 1
+    ) -> Tensor:
+        forms = [self._form(segments) for _, segments in messages]
+        return kernels.minmax_add_messages_(messages, out, forms, alpha)
 
     def _form(self, segments: Segments) -> MinMaxForm:
         return MinMaxForm((self.bits,) * len(segments), self.block, self.rounding)

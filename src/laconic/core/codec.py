@@ -133,6 +133,14 @@ class Codec(Spec):
         """
         return NORMAL
 
+    @property
+    def concatenates(self) -> bool:
+        """Whether a message of several tensors is the wires of these, one after the other.
+
+        One call may then encode or decode several messages. False unless a codec says so.
+        """
+        return False
+
     def absolute_error(self, n: int) -> float | None:
         """A bound on |C(x) - x|^2 that holds for every x of n elements, or None if there is none."""
         return None

@@ -54,6 +54,7 @@ from laconic.kernels.lowrank import times as times
 from laconic.kernels.lowrank import transposed_times as transposed_times
 from laconic.kernels.minmax import MinMaxForm as MinMaxForm
 from laconic.kernels.minmax import minmax_add_ as minmax_add_
+from laconic.kernels.minmax import minmax_add_messages_ as minmax_add_messages_
 from laconic.kernels.minmax import minmax_encode as minmax_encode
 from laconic.kernels.minmax import minmax_nbytes as minmax_nbytes
 from laconic.kernels.natural import natural_add_ as natural_add_

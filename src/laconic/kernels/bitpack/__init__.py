@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from laconic.core.deferred import check
 from laconic.core.errors import WireError
 from laconic.kernels import checks, dispatch
 from laconic.kernels.bitpack import reference
@@ -48,8 +49,8 @@ def unpack_bits(wire: Tensor, bits: int, n: int) -> Tensor:
     if wire.numel() != expected:
         raise WireError(f"{n} codes of {bits} bits fill {expected} bytes, got {wire.numel()}")
     used = n * bits % 8  # of the last byte
-    if used and int(wire[-1]) >> used:
-        raise WireError(f"the last {8 - used} bits of {n} codes of {bits} bits must be zero")
+    if used:
+        check((wire[-1:] >> used).to(torch.int32), lambda _: _padded(n, bits))
     if (native := dispatch.native(wire)) is not None:
         codes = torch.empty(n, dtype=torch.int32)
         native.unpack_bits(wire, bits, codes)
@@ -99,6 +100,10 @@ def unpack_ternary(wire: Tensor, n: int) -> Tensor:
         native.unpack_ternary(wire, levels)
         return levels
     return reference.unpack_ternary(wire, n)
+
+
+def _padded(n: int, bits: int) -> WireError:
+    return WireError(f"the last {8 - n * bits % 8} bits of {n} codes of {bits} bits must be zero")
 
 
 def _check_bits(bits: int) -> None:

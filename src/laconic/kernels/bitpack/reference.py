@@ -28,6 +28,9 @@ def moved(x: Tensor, shift: int) -> Tensor:
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
     """Wire uint8 (ceil(n * bits / 8),) of the low bits of codes int32 (n,)."""
     n = codes.numel()
+    if bits <= 8:
+        low = (codes & (1 << bits) - 1).to(torch.uint8)
+        return pack_bytes(pad(low, (0, -n % 8)), bits)[: (n * bits + 7) // 8]
     groups = pad(codes.to(torch.int64) & (1 << bits) - 1, (0, -n % 8)).view(-1, 8)
     out = groups.new_zeros(groups.shape[0], bits)
     for byte, code, shift in overlaps(bits):
@@ -37,12 +40,62 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 
 def unpack_bits(wire: Tensor, bits: int, n: int) -> Tensor:
     """Codes int32 (n,) of a wire of the right length."""
+    if bits <= 8:
+        return unpack_bytes(pad(wire, (0, -wire.numel() % bits)), bits)[:n].to(torch.int32)
     groups = pad(wire.to(torch.int64), (0, -wire.numel() % bits)).view(-1, bits)
     out = groups.new_zeros(groups.shape[0], 8)
     for byte, code, shift in overlaps(bits):
         out[:, code] |= moved(groups[:, byte], shift) & (1 << bits) - 1
     codes = out.flatten()[:n]
     return torch.where(codes >= 1 << 31, codes - (1 << 32), codes).to(torch.int32)
+
+
+# Lanes: an integer holds some codes, one in each of its bytes, in memory order as every wire. Neighbouring
+# lanes are joined, two at a time, until the codes lie side by side in the low bits. Where these are one byte,
+# nothing above them need be cut off on the way.
+LANES = {1: torch.int64, 2: torch.int32, 4: torch.int16}
+
+
+def _even(bits: int, lane: int, x: Tensor) -> int:
+    """The mask of the low `bits` of every second lane of an integer of x."""
+    return sum(((1 << bits) - 1) << at for at in range(0, 8 * x.itemsize, 2 * lane))
+
+
+def pack_bytes(codes: Tensor, bits: int) -> Tensor:
+    """Wire uint8 (n * bits / 8,) of codes uint8 (n,) below 2^bits; n is a multiple of 8, and bits <= 8."""
+    if bits == 8:
+        return codes
+    lane, held = 8, bits
+    if bits in LANES:
+        x = codes.view(LANES[bits])
+        while held < 8:
+            x = x | x >> lane - held
+            lane, held = 2 * lane, 2 * held
+        return x.to(torch.uint8)
+    x = codes.view(torch.int64)
+    while lane < 64:
+        mask = _even(held, lane, x)
+        x = (x & mask) | (x & mask << lane) >> lane - held
+        lane, held = 2 * lane, 2 * held
+    return x.view(torch.uint8).view(-1, 8)[:, :bits].reshape(-1)
+
+
+def unpack_bytes(wire: Tensor, bits: int) -> Tensor:
+    """Codes uint8 (n,) of a wire that `pack_bytes` made."""
+    if bits == 8:
+        return wire
+    if bits in LANES:
+        x = wire.to(LANES[bits])
+        lane = 4 * 8 // bits
+    else:
+        x = pad(wire.view(-1, bits), (0, 8 - bits)).view(torch.int64).view(-1)
+        lane = 32
+    while lane >= 8:
+        held = bits * lane // 8
+        mask = _even(held, lane, x)
+        x = (x & mask) | (x & mask << held) << lane - held
+        lane //= 2
+    return x.view(torch.uint8)
 
 
 def is_ternary(levels: Tensor) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -34,6 +35,10 @@ def minmax_encode(x: Tensor, segments: Segments, keys: Sequence[int], form: MinM
     checks.buffer("x", x, segments)
     packed = checks.keys64(keys, len(segments))
     if (native := dispatch.native(x)) is None:
+        if dispatch.gpu(x) and form.on_gpu(segments):
+            from laconic.kernels.minmax import gpu
+
+            return gpu.encode(x, segments, packed, form)
         return reference.encode(x, segments, keys, form)
     wire = torch.empty(nbytes, dtype=torch.uint8)
     bad = native.minmax_encode(x, segments, packed, form, wire)
@@ -50,12 +55,62 @@ def minmax_add_(
     Raises `WireError`, before anything is written, for a wrong length, a unit that is negative, a unit,
     minimum or maximum that is not finite, and padding that is not zero.
     """
+    _check_message(wire, segments, out, form)
+    if (native := dispatch.native(wire, out)) is None:
+        if dispatch.gpu(wire, out) and form.on_gpu(segments):
+            from laconic.kernels.minmax import gpu
+
+            return gpu.add_messages_([(wire, segments)], out, [form], alpha, numbered=False)
+        return reference.add_(wire, segments, out, form, alpha)
+    native.minmax_add_(wire, segments, out, form, alpha)
+    return out
+
+
+def minmax_add_messages_(
+    messages: Sequence[tuple[Tensor, Segments]],
+    out: Tensor,
+    forms: Sequence[MinMaxForm],
+    alpha: float = 1.0,
+) -> Tensor:
+    """Add several messages, each as `minmax_add_` does, in their order; one launch on a GPU.
+
+    The forms, one a message, have the same block. Messages of no elements are not read. Raises `WireError` with the number of the damaged message;
+    on the CPU, messages before that one may have been added.
+    """
+    if len(forms) != len(messages) or len({form.block for form in forms}) > 1:
+        raise ValueError(f"{len(messages)} messages take as many forms, all with one block, got {forms}")
+    messages = [(wire if segments.numel else wire[:0], segments) for wire, segments in messages]
+    for number, ((wire, segments), form) in enumerate(zip(messages, forms, strict=True)):
+        with numbered(number):
+            _check_message(wire, segments, out, form)
+    wires = [wire for wire, _ in messages]
+    if (native := dispatch.native(*wires, out)) is None:
+        if dispatch.gpu(out, *wires) and all(
+            form.on_gpu(segments) for form, (_, segments) in zip(forms, messages, strict=True)
+        ):
+            from laconic.kernels.minmax import gpu
+
+            return gpu.add_messages_(messages, out, forms, alpha)
+        return reference.add_messages_(messages, out, forms, alpha)
+    for number, ((wire, segments), form) in enumerate(zip(messages, forms, strict=True)):
+        with numbered(number):
+            native.minmax_add_(wire, segments, out, form, alpha)
+    return out
+
+
+@contextmanager
+def numbered(message: int) -> Iterator[None]:
+    """Give `WireError` the number of the message that is being read."""
+    try:
+        yield
+    except WireError as error:
+        error.message = message
+        raise
+
+
+def _check_message(wire: Tensor, segments: Segments, out: Tensor, form: MinMaxForm) -> None:
     expected = form.message_nbytes(segments)
     checks.flat("wire", wire, torch.uint8)
     checks.buffer("out", out, segments)
     if wire.numel() != expected:
         raise WireError(f"a message of {expected} bytes is expected, got {wire.numel()}")
-    if (native := dispatch.native(wire, out)) is None:
-        return reference.add_(wire, segments, out, form, alpha)
-    native.minmax_add_(wire, segments, out, form, alpha)
-    return out

@@ -10,6 +10,8 @@ from laconic.kernels.bitpack import packed_nbytes
 
 WIDEST = 8  # bits of a level
 LONGEST = 1 << 31  # elements of a block
+GPU_WIDTHS = (2, 4, 8)  # bits, and
+GPU_BLOCKS = (32, 4096)  # the least and the most elements of a block, a power of 2, that have Triton kernels
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,12 @@ class MinMaxForm:
     def stochastic(self) -> bool:
         """Whether rounding is at random."""
         return self.rounding == "stochastic"
+
+    def on_gpu(self, segments: Segments) -> bool:
+        """Whether the Triton kernels have this form: one width of `GPU_WIDTHS`, and a block of those."""
+        power = self.block & (self.block - 1) == 0
+        one = len(set(self.widths)) == 1 and self.widths[0] in GPU_WIDTHS
+        return one and power and GPU_BLOCKS[0] <= self.block <= GPU_BLOCKS[1] and segments.numel > 0
 
     def message_nbytes(self, segments: Segments) -> int:
         """Bytes of a message. Raises `ValueError` unless there is one width a tensor."""
