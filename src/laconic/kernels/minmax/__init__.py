@@ -16,6 +16,7 @@ from laconic.kernels.minmax.form import LONGEST as LONGEST
 from laconic.kernels.minmax.form import WIDEST as WIDEST
 from laconic.kernels.minmax.form import MinMaxForm as MinMaxForm
 from laconic.kernels.minmax.form import minmax_nbytes as minmax_nbytes
+from laconic.kernels.minmax.form import on_gpu
 from laconic.kernels.minmax.reference import FARTHEST as FARTHEST
 
 
@@ -35,7 +36,7 @@ def minmax_encode(x: Tensor, segments: Segments, keys: Sequence[int], form: MinM
     checks.buffer("x", x, segments)
     packed = checks.keys64(keys, len(segments))
     if (native := dispatch.native(x)) is None:
-        if dispatch.gpu(x) and form.on_gpu(segments):
+        if dispatch.gpu(x) and segments.numel and on_gpu([form]):
             from laconic.kernels.minmax import gpu
 
             return gpu.encode(x, segments, packed, form)
@@ -57,7 +58,7 @@ def minmax_add_(
     """
     _check_message(wire, segments, out, form)
     if (native := dispatch.native(wire, out)) is None:
-        if dispatch.gpu(wire, out) and form.on_gpu(segments):
+        if dispatch.gpu(wire, out) and segments.numel and on_gpu([form]):
             from laconic.kernels.minmax import gpu
 
             return gpu.add_messages_([(wire, segments)], out, [form], alpha, numbered=False)
@@ -74,8 +75,8 @@ def minmax_add_messages_(
 ) -> Tensor:
     """Add several messages, each as `minmax_add_` does, in their order; one launch on a GPU.
 
-    The forms, one a message, have the same block. Messages of no elements are not read. Raises `WireError` with the number of the damaged message;
-    on the CPU, messages before that one may have been added.
+    The forms, one a message, have the same block. Messages of no elements are not read. Raises `WireError`
+    with the number of the damaged message; on the CPU, messages before that one may have been added.
     """
     if len(forms) != len(messages) or len({form.block for form in forms}) > 1:
         raise ValueError(f"{len(messages)} messages take as many forms, all with one block, got {forms}")
@@ -85,9 +86,8 @@ def minmax_add_messages_(
             _check_message(wire, segments, out, form)
     wires = [wire for wire, _ in messages]
     if (native := dispatch.native(*wires, out)) is None:
-        if dispatch.gpu(out, *wires) and all(
-            form.on_gpu(segments) for form, (_, segments) in zip(forms, messages, strict=True)
-        ):
+        some = any(segments.numel for _, segments in messages)
+        if some and dispatch.gpu(out, *wires) and on_gpu(forms):
             from laconic.kernels.minmax import gpu
 
             return gpu.add_messages_(messages, out, forms, alpha)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from laconic.core import arguments
@@ -33,12 +34,6 @@ class MinMaxForm:
         """Whether rounding is at random."""
         return self.rounding == "stochastic"
 
-    def on_gpu(self, segments: Segments) -> bool:
-        """Whether the Triton kernels have this form: one width of `GPU_WIDTHS`, and a block of those."""
-        power = self.block & (self.block - 1) == 0
-        one = len(set(self.widths)) == 1 and self.widths[0] in GPU_WIDTHS
-        return one and power and GPU_BLOCKS[0] <= self.block <= GPU_BLOCKS[1] and segments.numel > 0
-
     def message_nbytes(self, segments: Segments) -> int:
         """Bytes of a message. Raises `ValueError` unless there is one width a tensor."""
         if len(self.widths) != len(segments):
@@ -50,3 +45,11 @@ class MinMaxForm:
 def minmax_nbytes(n: int, width: int, block: int) -> int:
     """Bytes of the wire of n elements: 8 for each block, then levels of `width` bits."""
     return 8 * -(-n // block) + packed_nbytes(n, width)
+
+
+def on_gpu(forms: Sequence[MinMaxForm]) -> bool:
+    """Whether the Triton kernels have these forms: one width of `GPU_WIDTHS`, one block of `GPU_BLOCKS`."""
+    widths = {width for form in forms for width in form.widths}
+    block = forms[0].block if forms else 0
+    power = block & (block - 1) == 0 and GPU_BLOCKS[0] <= block <= GPU_BLOCKS[1]
+    return len(widths) == 1 and widths <= set(GPU_WIDTHS) and power
