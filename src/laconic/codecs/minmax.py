@@ -12,8 +12,9 @@ from laconic import kernels
 from laconic.codecs.quantiser import longest
 from laconic.core import arguments
 from laconic.core.codec import LARGE, NORMAL, Codec
-from laconic.core.layout import Segments
+from laconic.core.layout import Layout, Segments
 from laconic.core.spec import Status
+from laconic.core.turn import Turn
 from laconic.kernels.minmax import FARTHEST, LONGEST, WIDEST, MinMaxForm
 
 Rounding = Literal["nearest", "stochastic"]
@@ -82,6 +83,9 @@ class MinMax(Codec):
     def nbytes(self, n: int) -> int:
         return kernels.minmax_nbytes(n, self.bits, self.block)
 
+    def message_nbytes(self, segments: Segments) -> int:
+        return self._form(segments).message_nbytes(segments)
+
     def omega(self, n: int) -> float:
         m = longest(n, self.block)
         relative, absolute = ROUNDING
@@ -89,6 +93,11 @@ class MinMax(Codec):
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
         return kernels.minmax_encode(x, segments, keys, self._form(segments))
+
+    def encode_layout(self, x: Tensor, layout: Layout, turn: Turn) -> Tensor:
+        if self.unbiased:
+            return super().encode_layout(x, layout, turn)
+        return self.encode_segments(x, layout.segments, (0,) * len(layout))  # draws nothing
 
     def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
         return kernels.minmax_add_(wire, segments, out, self._form(segments), alpha)

@@ -17,12 +17,14 @@ class Partition:
     bucket: Layout
     parts: tuple[Layout, ...]  # of each rank, at the bucket's offsets
     home: Layout  # of this rank, one after the other from offset 0
+    others: Layout  # of all other ranks in their order, at the bucket's offsets
 
     @classmethod
     def of(cls, bucket: Layout, parts: Iterable[Layout], rank: int) -> Partition:
         """The bucket in these parts, as `rank` sees it."""
         parts = tuple(parts)
-        return cls(bucket, parts, packed(parts[rank]))
+        others = (entry for r, part in enumerate(parts) if r != rank for entry in part)
+        return cls(bucket, parts, packed(parts[rank]), Layout(tuple(others)))
 
 
 def piece(entry: Entry, begin: int, end: int) -> Entry:

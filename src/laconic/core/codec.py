@@ -172,7 +172,7 @@ class Codec(Spec):
 
     def encode_layout(self, x: Tensor, layout: Layout, turn: Turn) -> Tensor:
         """One message of these tensors of flat x, with this rank's own keys: ranks round independently."""
-        return self.encode_segments(x, layout.segments, [turn.own(name) for name in layout.names])
+        return self.encode_segments(x, layout.segments, turn.own_keys(layout.names))
 
     @final
     def encode(self, x: Tensor, key: int = 0) -> Tensor:

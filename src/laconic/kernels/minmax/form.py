@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from laconic.core import arguments
 from laconic.core.layout import Segments
@@ -38,8 +39,12 @@ class MinMaxForm:
         """Bytes of a message. Raises `ValueError` unless there is one width a tensor."""
         if len(self.widths) != len(segments):
             raise ValueError(f"one width a segment is needed ({len(segments)}), got {len(self.widths)}")
-        pairs = zip(segments.sizes, self.widths, strict=True)
-        return sum(minmax_nbytes(n, width, self.block) for n, width in pairs)
+        return _message_nbytes(segments.sizes, self.widths, self.block)
+
+
+@lru_cache(maxsize=512)
+def _message_nbytes(sizes: tuple[int, ...], widths: tuple[int, ...], block: int) -> int:
+    return sum(minmax_nbytes(n, width, block) for n, width in zip(sizes, widths, strict=True))
 
 
 def minmax_nbytes(n: int, width: int, block: int) -> int:

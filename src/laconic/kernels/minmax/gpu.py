@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
-import triton.language as tl
+import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
 from laconic.core.deferred import check
@@ -217,7 +217,7 @@ def _table(parts: list[Any], device: torch.device) -> Tensor:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _row():  # type: ignore[no-untyped-def]
+def _row() -> Any:
     """The row of a tile that each row of the layout is."""
     i = tl.arange(0, ROWS)
     return ((i // 32) % 8) * 128 + (i // 256) * 32 + i % 32

@@ -195,15 +195,16 @@ class TwoHalves(BoundReducer):
         others = [rank for rank in range(comm.size) if rank != comm.rank]
         wires = None
         if x is not None:
-            wires = [x.new_empty(0, dtype=torch.uint8)] * comm.size
-            for rank in others:
-                wires[rank] = encoded(x, parts[rank], self._codec_of(parts[rank], turn.step), turn)
+            wires = self._wires(x, partition, turn)
         came = all_to_all_or_void(comm, wires, out.device, _due(partition))
         if x is None or wires is None or came is None:
             return None, None
         own = torch.cat([x[:0], *parts[comm.rank].segments.views(x)])
         arrived = [(rank, self._message(came[rank], home, turn)) for rank in others]
-        mean = add_messages_(own / comm.size, arrived, 1 / comm.size)
+        size = torch.full(
+            (), comm.size, dtype=torch.float32, device=own.device
+        )  # by a number, a GPU multiplies
+        mean = add_messages_(own / size, arrived, 1 / comm.size)
         shares = (self._message(wires[rank], parts[rank], turn) for rank in others)
         return mean, SentParts((DenseShare(parts[comm.rank].segments, own, 1.0), *shares))
 
@@ -214,7 +215,7 @@ class TwoHalves(BoundReducer):
         home, wire, residual = partition.home, None, self._residual
         if mean is not None and residual is not None:
             mean = residual.add_to_(mean, home)
-        if mean is not None and kernels.all_finite(mean, home.segments):
+        if mean is not None and kernels.all_finite(mean, home.segments.merged):
             # Keys of its own: with those of this rank's up-messages the roundings would not be independent.
             later = replace(turn, seed=mix(turn.seed, ANSWER))
             codec = self._codec_of(home, turn.step)
@@ -229,6 +230,18 @@ class TwoHalves(BoundReducer):
         messages = [self._message(*each, turn) for each in zip(wires, partition.parts, strict=True)]
         add_messages_(out, enumerate(messages), alpha)
         return True
+
+    def _wires(self, x: Tensor, partition: Partition, turn: Turn) -> list[Tensor]:
+        """The message for each rank, uint8; empty for this one. One call encodes them all where it can."""
+        rank, parts = self._comm.rank, partition.parts
+        codecs = [self._codec_of(part, turn.step) for part in parts]
+        codec = codecs[rank - 1]
+        if codec.concatenates and codec.fixed_size and all(each == codec for each in codecs):
+            nbytes = [0 if r == rank else codec.message_nbytes(part.segments) for r, part in enumerate(parts)]
+            return list(torch.split(encoded(x, partition.others, codec, turn), nbytes))
+        empty = x.new_empty(0, dtype=torch.uint8)
+        pairs = enumerate(zip(parts, codecs, strict=True))
+        return [empty if r == rank else encoded(x, part, each, turn) for r, (part, each) in pairs]
 
     def _travel(
         self, x: Tensor | None, partition: Partition, turn: Turn, out: Tensor

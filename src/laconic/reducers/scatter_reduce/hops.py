@@ -87,11 +87,12 @@ def travelling_mean(
     """
     held: dict[int, Tensor] = {}
     finite = True
+    size = torch.full((), comm.size, dtype=torch.float32, device=x.device)  # by a number, a GPU multiplies
 
     def part(piece: int) -> Tensor:
         """This rank's part of the piece's mean, with what came of others'."""
         known = held.pop(piece, None)
-        return torch.cat([x[:0], *parts[piece].segments.views(x)]) / comm.size if known is None else known
+        return torch.cat([x[:0], *parts[piece].segments.views(x)]) / size if known is None else known
 
     for hop in hops:
         going, coming = (packed(*(parts[i] for i in ids)) for ids in (hop.going, hop.coming))
