@@ -25,6 +25,7 @@ from laconic.kernels.minmax.dither import on_device
 from laconic.kernels.minmax.faults import FAULTS, check_flags
 from laconic.kernels.minmax.form import MinMaxForm, minmax_nbytes
 from laconic.kernels.minmax.reference import not_finite
+from laconic.kernels.minmax.rows import apart
 
 TILE, CHUNK = 4096, 256  # elements of a tile; heads that a program of `validate` reads
 STACK = 8  # messages of the same segments that one launch adds
@@ -141,20 +142,9 @@ def _rounds(
     if stacked:
         plan = _plan(ranges[:1], width, block, device, False)
         return [(plan, at, min(STACK, len(ranges) - at)) for at in range(0, len(ranges), STACK)]
-    if _apart(ranges):
+    if apart(ranges):
         return [(_plan(ranges, width, block, device, False), 0, 1)]
     return [(_plan((each,), width, block, device, False), at, 1) for at, each in enumerate(ranges)]
-
-
-@lru_cache(maxsize=256)
-def _apart(ranges: tuple[Segments, ...]) -> bool:
-    """Whether no element is in two of these."""
-    at = 0
-    for start, size in sorted(pair for segments in ranges for pair in segments if pair[1]):
-        if start < at:
-            return False
-        at = start + size
-    return True
 
 
 @lru_cache(maxsize=256)

@@ -19,7 +19,7 @@ from laconic.kernels.bitpack.reference import pack_bytes, unpack_bytes
 from laconic.kernels.minmax.dither import rounded_up
 from laconic.kernels.minmax.faults import Faults, check_faults
 from laconic.kernels.minmax.form import MinMaxForm, minmax_nbytes
-from laconic.kernels.minmax.rows import Rows, alike, filled, pieces, rows_of
+from laconic.kernels.minmax.rows import Rows, alike, apart, filled, pieces, rows_of
 from laconic.kernels.tiles import table
 
 FARTHEST = 2.0**126  # ends of a range are cut off here, so that no range and no value overflows
@@ -148,8 +148,11 @@ def add_messages_(
             grid.masked_fill_(invalid, -0.0)  # which leaves every number as it is
         for i, value in zip(numbers, torch.split(grid.view(-1), rows.spans)[::2], strict=True):
             values[i] = value
+    ranges = tuple(segments for _, segments in messages)
+    if apart(ranges):
+        ranges = (Segments(tuple(a for each in ranges for a in each.starts), sizes),)
     at = 0
-    for _, segments in messages:
+    for segments in ranges:
         pairs = zip(pieces(out, segments), values[at : at + len(segments)], strict=True)
         both = [(view, value) for view, value in pairs if value is not None]
         if len(both) == 1:

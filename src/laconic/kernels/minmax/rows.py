@@ -136,6 +136,17 @@ def _cuts(segments: Segments) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     return tuple(lengths), tuple(picked[number] for number in range(len(segments)))
 
 
+@lru_cache(maxsize=512)
+def apart(messages: tuple[Segments, ...]) -> bool:
+    """Whether no element belongs to two of these messages."""
+    at = 0
+    for start, size in sorted(pair for segments in messages for pair in segments if pair[1]):
+        if start < at:
+            return False
+        at = start + size
+    return True
+
+
 def pieces(x: Tensor, segments: Segments) -> list[Tensor]:
     """The ranges of flat x as views, made in one call: `Segments.views` makes one at a time."""
     cuts = _cuts(segments)
