@@ -15,6 +15,10 @@ def all_finite(x: Tensor, segments: Segments) -> bool:
     checks.buffer("x", x, segments)
     if (native := dispatch.native(x)) is not None:
         return bool(native.all_finite(x, segments))
+    if dispatch.gpu(x):
+        from laconic.kernels.accumulate import gpu
+
+        return gpu.all_finite(x, segments)
     return reference.all_finite(x, segments)
 
 
@@ -33,6 +37,10 @@ def accumulate_(
     checks.buffer("grad", grad, segments)
     if (native := dispatch.native(residual, grad)) is not None:
         return bool(native.accumulate_(residual, grad, segments, scale, decay))
+    if dispatch.gpu(residual, grad):
+        from laconic.kernels.accumulate import gpu
+
+        return gpu.accumulate_(residual, grad, segments, scale, decay)
     return reference.accumulate_(residual, grad, segments, scale, decay)
 
 
@@ -57,6 +65,10 @@ def velocity_(
     checks.per_segment("momentum", momentum, segments, torch.float32)
     if (native := dispatch.native(velocity, residual, grad)) is not None:
         return bool(native.velocity_(velocity, residual, grad, segments, momentum, scale, nesterov))
+    if dispatch.gpu(velocity, residual, grad):
+        from laconic.kernels.accumulate import gpu
+
+        return gpu.velocity_(velocity, residual, grad, segments, momentum, scale, nesterov)
     return reference.velocity_(velocity, residual, grad, segments, momentum, scale, nesterov)
 
 

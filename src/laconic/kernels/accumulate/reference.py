@@ -1,27 +1,37 @@
-"""Residual and velocity updates in plain torch: what the native kernels must equal, bit for bit."""
+"""Residual and velocity updates in plain torch: the native kernels must equal these, bit for bit.
+
+All work on the runs of neighbouring segments, and read one flag on the host.
+"""
 
 from __future__ import annotations
+
+import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from laconic.core.layout import Segments
 
+Factor = float | Tensor  # of a whole run, or of each of its elements
+
 
 def all_finite(x: Tensor, segments: Segments) -> bool:
-    """True if no entry of the segments is NaN or infinite."""
-    return all(bool(torch.isfinite(view).all()) for view in segments.views(x))
+    """Return whether no entry of the segments is NaN or infinite."""
+    return _all([_finite(view).all() for view in segments.merged.views(x)])
 
 
 def accumulate_(residual: Tensor, grad: Tensor, segments: Segments, scale: float, decay: float) -> bool:
     """residual = decay * residual + scale * grad, where that is finite."""
-    clean = True
-    for r, g in zip(segments.views(residual), segments.views(grad), strict=True):
-        new = r * decay + g * scale
-        finite = torch.isfinite(new)
-        r.copy_(torch.where(finite, new, r))
-        clean &= bool(finite.all())
-    return clean
+    flags = []
+    runs = segments.merged
+    for r, g in zip(runs.views(residual), runs.views(grad), strict=True):
+        new = _times(g, scale)
+        new = r + new if decay == 1 else (r * decay).add_(new)
+        finite = _finite(new)
+        flags.append(finite.all())
+        _write(r, new, finite, flags[-1])
+    return _all(flags)
 
 
 def velocity_(
@@ -34,19 +44,56 @@ def velocity_(
     nesterov: bool,
 ) -> bool:
     """u = m u + g, v = v + u; with Nesterov u = m (u + g), v = (v + u) + g; where both are finite."""
-    clean = True
-    views = zip(*(segments.views(x) for x in (velocity, residual, grad)), momentum.tolist(), strict=True)
-    for u, v, g, m in views:
-        scaled = g * scale
-        new_u = (u + scaled) * m if nesterov else u * m + scaled
-        new_v = v + new_u + scaled if nesterov else v + new_u
-        finite = torch.isfinite(new_u) & torch.isfinite(new_v)
-        u.copy_(torch.where(finite, new_u, u))
-        v.copy_(torch.where(finite, new_v, v))
-        clean &= bool(finite.all())
-    return clean
+    flags = []
+    runs = segments.merged
+    views = zip(*(runs.views(x) for x in (velocity, residual, grad)), strict=True)
+    for (u, v, g), m in zip(views, _factors(momentum, segments, grad.device), strict=True):
+        scaled = _times(g, scale)
+        new_u = (u + scaled).mul_(m) if nesterov else (u * m).add_(scaled)
+        new_v = v + new_u
+        if nesterov:
+            new_v.add_(scaled)
+        finite = _finite(new_u).logical_and_(_finite(new_v))
+        flags.append(finite.all())
+        _write(u, new_u, finite, flags[-1])
+        _write(v, new_v, finite, flags[-1])
+    return _all(flags)
 
 
 def add_sparse_(x: Tensor, y: Tensor, alpha: float) -> Tensor:
     """x += alpha * y where y is not zero."""
     return x.copy_(torch.where(y == 0, x, x + y * alpha))
+
+
+def _times(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else x * factor
+
+
+def _finite(x: Tensor) -> Tensor:
+    return x.abs() < math.inf  # half the passes of isfinite
+
+
+def _write(old: Tensor, new: Tensor, finite: Tensor, clean: Tensor) -> None:
+    """Take `new` where it is finite. On a CPU, reading `clean` saves a pass."""
+    old.copy_(new if clean.is_cpu and bool(clean) else torch.where(finite, new, old))
+
+
+def _all(flags: list[Tensor]) -> bool:
+    """Read flags in one copy."""
+    return bool(torch.stack(flags).all() if len(flags) > 1 else flags[0]) if flags else True
+
+
+def _factors(momentum: Tensor, segments: Segments, device: torch.device) -> list[Factor]:
+    values = tuple(momentum.tolist())
+    if len(set(values)) <= 1:
+        return [value for value in values[:1] for _ in segments.merged.sizes]
+    return segments.merged.packed.views(momentum_table(values, segments, device))  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=16)
+def momentum_table(values: tuple[float, ...], segments: Segments, device: torch.device) -> Tensor:
+    """Return the momentum of each element of the merged runs, float32 (n,). Shared: do not change it."""
+    ascending = sorted(zip(segments.starts, segments.sizes, values, strict=True))
+    repeats = torch.tensor([size for _, size, _ in ascending], dtype=torch.int64)
+    each = torch.tensor([value for _, _, value in ascending], dtype=torch.float32)
+    return each.repeat_interleave(repeats).to(device)

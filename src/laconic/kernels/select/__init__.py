@@ -14,7 +14,7 @@ from torch import Tensor
 from laconic.core.layout import Segments
 from laconic.kernels import checks, dispatch
 from laconic.kernels.select import reference
-from laconic.kernels.select.sample import sampling
+from laconic.kernels.select.sample import dgc_sampling, exact_sampling, sample_offsets, sampling
 
 
 def _room(ks: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,6 +38,10 @@ def topk(x: Tensor, segments: Segments, ks: Tensor) -> tuple[Tensor, Tensor]:
         indices, counts = _room(ks, segments.sizes_tensor)
         k = native.topk(x, segments, ks, indices, counts)
         return indices[:k], counts
+    if dispatch.gpu(x):
+        from laconic.kernels.select import gpu
+
+        return gpu.topk(x, segments, exact_sampling(segments.sizes, tuple(ks.tolist())))
     return reference.topk(x, segments, ks)
 
 
@@ -64,11 +68,17 @@ def sampled_topk(
     checks.buffer("x", x, segments)
     checks.per_segment("ks", ks, segments)
     bits = checks.keys64(keys, len(segments))
-    plan = sampling(segments.sizes, density, sample_ratio)
     if (native := dispatch.native(x)) is not None:
+        plan = sampling(segments.sizes, density, sample_ratio)
         indices, counts = _room(ks, segments.sizes_tensor)
         k = native.sampled_topk(x, segments, ks, *plan, bits, lower, rounds, indices, counts)
         return indices[:k], counts
+    if dispatch.gpu(x):
+        from laconic.kernels.select import gpu
+
+        samples = dgc_sampling(segments.sizes, tuple(ks.tolist()), density, sample_ratio, lower, rounds)
+        return gpu.sampled_topk(x, segments, samples, sample_offsets(samples, bits), lower)
+    plan = sampling(segments.sizes, density, sample_ratio)
     return reference.sampled_topk(x, segments, ks, plan, bits, lower, rounds)
 
 
@@ -84,6 +94,10 @@ def above(x: Tensor, segments: Segments, threshold: Tensor) -> tuple[Tensor, Ten
     checks.per_segment("threshold", threshold, segments, torch.float32)
     if not bool((threshold >= 0).all()):
         raise ValueError(f"a threshold must not be negative or NaN, got {threshold.min().item()}")
+    if dispatch.gpu(x):
+        from laconic.kernels.select import gpu
+
+        return gpu.above(x, segments, threshold)
     if (native := dispatch.native(x)) is None:
         return reference.above(x, segments, threshold)
     counts = torch.empty(len(segments), dtype=torch.int64)

@@ -1,12 +1,40 @@
-"""The sample that DGC estimates a threshold from (Lin et al. 2018, arXiv:1712.01887; release code)."""
+"""Samples from which thresholds are estimated, for the exact top-k and for DGC's.
+
+DGC: Lin et al. 2018, arXiv:1712.01887; the geometry is that of its release code.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from laconic.kernels.philox.reference import LOW, MULTIPLIERS, ROUNDS, WEYL
+
+Words = np.ndarray[Any, np.dtype[np.uint64]]
+SMALL = 1024  # of a shorter segment all entries are looked at
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Samples of s segments, and which entries are selected from those that reach a threshold.
+
+    The threshold t of a segment is the `ranks`-th largest of its `samples`, `strides` apart. Entries are
+    selected that reach the first of t, t lower, ..., t lower^rounds that at least `needs` reach, or else all
+    that are not zero; of these the `ks` largest. A rank of 0 stands for all entries, one of -1 for none.
+    """
+
+    strides: tuple[int, ...]
+    samples: tuple[int, ...]
+    ranks: tuple[int, ...]
+    needs: tuple[int, ...]
+    ks: tuple[int, ...]
+    rounds: int
 
 
 def geometry(n: int, density: float, ratio: float) -> tuple[int, int, int]:
@@ -36,3 +64,67 @@ def sampling(sizes: tuple[int, ...], density: float, ratio: float) -> tuple[Tens
     columns = list(zip(*rows, strict=True)) if rows else [(), (), ()]
     strides, samples, ranks = (torch.tensor(column, dtype=torch.int64) for column in columns)
     return strides, samples, ranks
+
+
+@lru_cache(maxsize=256)
+def dgc_sampling(
+    sizes: tuple[int, ...], ks: tuple[int, ...], density: float, ratio: float, lower: float, rounds: int
+) -> Sampling:
+    """Return the samples of DGC's selection: the threshold is lowered while fewer than lower * k reach it."""
+    rows = []
+    for n, k in zip(sizes, ks, strict=True):
+        stride, samples, rank = geometry(n, density, ratio)
+        enough = k + 1 if lower * k > k else math.ceil(lower * k)
+        rows.append((stride, samples, rank if k > 0 else -1, enough, max(k, 0)))
+    return _sampling(rows, rounds)
+
+
+@lru_cache(maxsize=256)
+def exact_sampling(sizes: tuple[int, ...], ks: tuple[int, ...]) -> Sampling:
+    """Return samples that find at least k entries of each size nearly always, and seldom many more.
+
+    The number of samples among the top k is about e = m k / n, give or take sqrt(e).
+    """
+    rows = []
+    for n, k in zip(sizes, ks, strict=True):
+        samples = max(SMALL // 2, min(n // 64, 4096), n // 256)
+        expected = samples * k / n if n else 0.0
+        rank = int(expected + 4 * math.sqrt(max(expected, 0.0)) + 4)
+        if n <= SMALL or k >= n // 4 or rank >= samples:
+            rank = 0
+        rows.append((n // samples, samples, rank if k > 0 else -1, k, max(k, 0)))
+    return _sampling(rows, 2)
+
+
+def _sampling(rows: list[tuple[int, int, int, int, int]], rounds: int) -> Sampling:
+    strides, samples, ranks, needs, ks = zip(*rows, strict=True) if rows else ((), (), (), (), ())
+    return Sampling(strides, samples, ranks, needs, ks, rounds)
+
+
+def sample_offsets(plan: Sampling, keys: Tensor) -> Tensor:
+    """Return where the sample of each segment starts, int64 (s,): below its stride, from its key int64 (s,).
+
+    >>> sample_offsets(dgc_sampling((10_000,), (100,), 0.01, 0.01, 0.8, 10), torch.tensor([7]))
+    tensor([25])
+    """
+    first = _first_words(keys.numpy().view(np.uint64))
+    strides = np.array(plan.strides, dtype=np.uint64)
+    return torch.from_numpy((first * strides >> np.uint64(32)).astype(np.int64))
+
+
+def _first_words(keys: Words) -> Words:
+    """Return the first word of each key's Philox stream, uint64 (s,) below 2^32."""
+    low, half = np.uint64(LOW), np.uint64(32)
+    k0, k1 = keys & low, keys >> half
+    c0 = c1 = c2 = c3 = np.zeros_like(keys)
+    for _ in range(ROUNDS):
+        p0, p1 = c0 * np.uint64(MULTIPLIERS[0]), c2 * np.uint64(MULTIPLIERS[1])
+        c0, c1, c2, c3 = (p1 >> half) ^ c1 ^ k0, p1 & low, (p0 >> half) ^ c3 ^ k1, p0 & low
+        k0, k1 = (k0 + np.uint64(WEYL[0])) & low, (k1 + np.uint64(WEYL[1])) & low
+    return c0
+
+
+def levels_of(threshold: Tensor) -> Tensor:
+    """Return thresholds float32 (s,) as bits int32 (s,), 1 at least: zeros are never selected."""
+    bits = threshold.view(torch.int32) & 0x7FFFFFFF
+    return torch.where(bits > 0x7F800000, 0, bits).clamp_(min=1)

@@ -1,0 +1,208 @@
+# mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator"
+"""Residual and velocity updates in Triton: one pass over memory, one flag for all tensors."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from laconic.core.layout import Segments
+from laconic.kernels import dispatch
+from laconic.kernels.tiles import table, tiles
+
+TILE = 4096
+EXPONENT = tl.constexpr(0x7F800000)  # all ones: infinite or NaN
+WARPS = {True: 8, False: 16}  # of whole tiles and of last ones, whose masks take registers
+
+
+@triton.jit
+def _finite(x):
+    return (x.to(tl.int32, bitcast=True) & EXPONENT) != EXPONENT
+
+
+@triton.jit
+def _places(
+    starts,
+    sizes,
+    segments,
+    firsts,
+    TILE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """Return the segment of this program, the first of its elements, lanes, and which of them there are."""
+    segment = tl.load(segments + tl.program_id(0))
+    first = tl.load(firsts + tl.program_id(0))
+    start = tl.load(starts + segment) + first
+    if ALIGNED:
+        start = (start >> 2) * 4
+    lane = tl.arange(0, TILE)
+    return segment, start, lane, lane < tl.load(sizes + segment) - first
+
+
+@triton.jit
+def all_finite_kernel(
+    x,
+    flag,
+    starts,
+    sizes,
+    segments,
+    firsts,
+    TILE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    _, at, lane, there = _places(starts, sizes, segments, firsts, TILE, ALIGNED)
+    value = tl.load(x + at + lane) if WHOLE else tl.load(x + at + lane, mask=there, other=0.0)
+    clean = tl.min(_finite(value).to(tl.int32), 0)
+    tl.store(flag, 1, mask=clean == 0)  # every program stores the same
+
+
+@triton.jit
+def accumulate_kernel(
+    residual,
+    grad,
+    flag,
+    scale,
+    decay,
+    starts,
+    sizes,
+    segments,
+    firsts,
+    TILE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    _, at, lane, there = _places(starts, sizes, segments, firsts, TILE, ALIGNED)
+    if WHOLE:
+        old = tl.load(residual + at + lane)
+        g = tl.load(grad + at + lane)
+    else:
+        old = tl.load(residual + at + lane, mask=there, other=0.0)
+        g = tl.load(grad + at + lane, mask=there, other=0.0)
+    new = old * decay + g * scale
+    finite = _finite(new)
+    new = tl.where(finite, new, old)
+    if WHOLE:
+        tl.store(residual + at + lane, new)
+    else:
+        tl.store(residual + at + lane, new, mask=there)
+    tl.store(flag, 1, mask=tl.min(finite.to(tl.int32), 0) == 0)
+
+
+@triton.jit
+def velocity_kernel(
+    velocity,
+    residual,
+    grad,
+    flag,
+    momentum,
+    scale,
+    starts,
+    sizes,
+    segments,
+    firsts,
+    NESTEROV: tl.constexpr,
+    TILE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    segment, at, lane, there = _places(starts, sizes, segments, firsts, TILE, ALIGNED)
+    m = tl.load(momentum + segment)
+    if WHOLE:
+        u = tl.load(velocity + at + lane)
+        v = tl.load(residual + at + lane)
+        g = tl.load(grad + at + lane)
+    else:
+        u = tl.load(velocity + at + lane, mask=there, other=0.0)
+        v = tl.load(residual + at + lane, mask=there, other=0.0)
+        g = tl.load(grad + at + lane, mask=there, other=0.0)
+    scaled = g * scale
+    if NESTEROV:
+        new_u = (u + scaled) * m
+        new_v = v + new_u + scaled
+    else:
+        new_u = u * m + scaled
+        new_v = v + new_u
+    finite = _finite(new_u) & _finite(new_v)
+    new_u = tl.where(finite, new_u, u)
+    new_v = tl.where(finite, new_v, v)
+    if WHOLE:
+        tl.store(velocity + at + lane, new_u)
+        tl.store(residual + at + lane, new_v)
+    else:
+        tl.store(velocity + at + lane, new_u, mask=there)
+        tl.store(residual + at + lane, new_v, mask=there)
+    tl.store(flag, 1, mask=tl.min(finite.to(tl.int32), 0) == 0)
+
+
+def all_finite(x: Tensor, segments: Segments) -> bool:
+    """Return whether no entry of the segments is NaN or infinite."""
+    flag = torch.zeros(1, dtype=torch.int32, device=x.device)
+    launch(all_finite_kernel, segments.merged, x, flag)
+    return flag.item() == 0
+
+
+def accumulate_(residual: Tensor, grad: Tensor, segments: Segments, scale: float, decay: float) -> bool:
+    """residual = decay * residual + scale * grad, where that is finite."""
+    flag = torch.zeros(1, dtype=torch.int32, device=grad.device)
+    launch(accumulate_kernel, segments.merged, residual, grad, flag, float(scale), float(decay))
+    return flag.item() == 0
+
+
+def velocity_(
+    velocity: Tensor,
+    residual: Tensor,
+    grad: Tensor,
+    segments: Segments,
+    momentum: Tensor,
+    scale: float,
+    nesterov: bool,
+) -> bool:
+    """u = m u + g, v = v + u; with Nesterov u = m (u + g), v = (v + u) + g; where both are finite."""
+    values = tuple(momentum.tolist())
+    if len(set(values)) == 1:  # fewer, longer ranges
+        segments = segments.merged
+        values = values[:1] * len(segments)
+    flag = torch.zeros(1, dtype=torch.int32, device=grad.device)
+    factors = momentum_table(values, grad.device)
+    launch(
+        velocity_kernel, segments, velocity, residual, grad, flag, factors, float(scale), NESTEROV=nesterov
+    )
+    return flag.item() == 0
+
+
+def launch(kernel: Any, segments: Segments, *arguments: Any, **constants: Any) -> None:
+    """Launch a kernel once for all whole tiles of the segments, and once for the shorter last tiles.
+
+    The kernel takes `arguments`, then starts, sizes, segments and first elements of its tiles.
+    """
+    device = arguments[0].device
+    starts, sizes = table(segments.starts, device), table(segments.sizes, device)
+    aligned = all(start % 4 == 0 for start in segments.starts)
+    with dispatch.device_of(arguments[0]):
+        for whole, part in zip((True, False), tiles(segments.sizes, TILE, device), strict=True):
+            if len(part):
+                kernel[(len(part),)](
+                    *arguments,
+                    starts,
+                    sizes,
+                    part.segment,
+                    part.first,
+                    **constants,
+                    TILE=TILE,
+                    ALIGNED=aligned,
+                    WHOLE=whole,
+                    num_warps=WARPS[whole],
+                    enable_fp_fusion=False,
+                )
+
+
+@lru_cache(maxsize=256)
+def momentum_table(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return these factors as float32 (s,) on a device. The tensor is shared: do not change it."""
+    return torch.tensor(values, dtype=torch.float32, device=device)
