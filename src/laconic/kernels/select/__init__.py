@@ -38,11 +38,12 @@ def topk(x: Tensor, segments: Segments, ks: Tensor) -> tuple[Tensor, Tensor]:
         indices, counts = _room(ks, segments.sizes_tensor)
         k = native.topk(x, segments, ks, indices, counts)
         return indices[:k], counts
+    plan = exact_sampling(segments.sizes, tuple(ks.tolist()))
     if dispatch.gpu(x):
         from laconic.kernels.select import gpu
 
-        return gpu.topk(x, segments, exact_sampling(segments.sizes, tuple(ks.tolist())))
-    return reference.topk(x, segments, ks)
+        return gpu.topk(x, segments, plan)
+    return reference.topk(x, segments, plan)
 
 
 def sampled_topk(
@@ -73,13 +74,13 @@ def sampled_topk(
         indices, counts = _room(ks, segments.sizes_tensor)
         k = native.sampled_topk(x, segments, ks, *plan, bits, lower, rounds, indices, counts)
         return indices[:k], counts
+    samples = dgc_sampling(segments.sizes, tuple(ks.tolist()), density, sample_ratio, lower, rounds)
+    offsets = sample_offsets(samples, bits)
     if dispatch.gpu(x):
         from laconic.kernels.select import gpu
 
-        samples = dgc_sampling(segments.sizes, tuple(ks.tolist()), density, sample_ratio, lower, rounds)
-        return gpu.sampled_topk(x, segments, samples, sample_offsets(samples, bits), lower)
-    plan = sampling(segments.sizes, density, sample_ratio)
-    return reference.sampled_topk(x, segments, ks, plan, bits, lower, rounds)
+        return gpu.sampled_topk(x, segments, samples, offsets, lower)
+    return reference.sampled_topk(x, segments, samples, offsets, lower)
 
 
 def above(x: Tensor, segments: Segments, threshold: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,8 @@ from torch import Tensor
 from laconic.kernels.philox.reference import LOW, MULTIPLIERS, ROUNDS, WEYL
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
+MAGNITUDE = 0x7FFFFFFF
+INFINITY = 0x7F800000
 SMALL = 1024  # of a shorter segment all entries are looked at
 
 
@@ -126,5 +128,37 @@ def _first_words(keys: Words) -> Words:
 
 def levels_of(threshold: Tensor) -> Tensor:
     """Return thresholds float32 (s,) as bits int32 (s,), 1 at least: zeros are never selected."""
-    bits = threshold.view(torch.int32) & 0x7FFFFFFF
-    return torch.where(bits > 0x7F800000, 0, bits).clamp_(min=1)
+    return magnitudes(threshold).clamp_(min=1)
+
+
+@lru_cache(maxsize=64)
+def sample_tables(
+    sizes: tuple[int, ...], plan: Sampling, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return positions of all samples, and their segments; where each threshold is among the sorted samples;
+    and the level int32 (s,) of segments without a sample, 0 for others.
+    """
+    places, of, at, fixed = [], [], [], []
+    start = taken = 0
+    for i, size in enumerate(sizes):
+        rank = plan.ranks[i]
+        at.append(taken + rank - 1 if rank > 0 else 0)
+        fixed.append(0 if rank > 0 else 1 if rank == 0 else MAGNITUDE)
+        if rank > 0:
+            places.append(start + torch.arange(plan.samples[i], dtype=torch.int64) * plan.strides[i])
+            of.append(torch.full((plan.samples[i],), i, dtype=torch.int64))
+            taken += plan.samples[i]
+        start += size
+    empty = torch.empty(0, dtype=torch.int64)
+    return (
+        torch.cat([empty, *places]).to(device),
+        torch.cat([empty, *of]).to(device),
+        torch.tensor(at, dtype=torch.int64, device=device),
+        torch.tensor(fixed, dtype=torch.int32, device=device),
+    )
+
+
+def magnitudes(x: Tensor) -> Tensor:
+    """Return the bits of |x| as int32 (n,), 0 for NaN."""
+    bits = x.view(torch.int32) & MAGNITUDE
+    return torch.where(bits > INFINITY, 0, bits)
