@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -98,8 +99,8 @@ def test_the_parameter_is_the_best_or_next_to_it() -> None:
 
 def test_the_parameters_of_many_segments_are_those_of_each() -> None:
     shapes = [(k, n) for n in (0, 1, 2, 3, 17, 1000, 2**31) for k in (0, 1, 2, 3, 16, 700, 2**30) if k <= n]
-    counts, segments = torch.tensor([k for k, _ in shapes]), Segments.consecutive(n for _, n in shapes)
-    assert rice_parameters(counts, segments).tolist() == [rice_parameter(k, n) for k, n in shapes]
+    counts, sizes = (np.array(column) for column in zip(*shapes, strict=True))
+    assert rice_parameters(counts, sizes).tolist() == [rice_parameter(k, n) for k, n in shapes]
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -6,21 +6,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from laconic import kernels
 from laconic.codecs.dense import Dense
 from laconic.codecs.indices.raw32 import Raw32
-from laconic.core.codec import Codec
-from laconic.core.errors import SpecError
-from laconic.core.framing import counts_bytes, keys_bytes, read_counts, read_keys, read_positions
+from laconic.core import deferred
+from laconic.core.codec import Carried, Codec
+from laconic.core.errors import SpecError, WireError
+from laconic.core.framing import (
+    as_bytes,
+    as_numbers,
+    counts_bytes,
+    keys_bytes,
+    numbered,
+    read_heads,
+    read_keys,
+    sent_to,
+)
 from laconic.core.layout import Layout, Segments
 from laconic.core.selector import IndexCoding, Selector
 from laconic.core.turn import Turn
+from laconic.kernels import dispatch
 
 VALUES = 0x9E3779B97F4A7C15  # apart from the selector's draws, those of the values have keys of their own
 DENSE, RAW32 = Dense(), Raw32()
+DAMAGED = (  # what a flag says of a message
+    "the positions are not what the counts announce: bits are missing or left over, or lead out of a tensor",
+    "a value is NaN or Inf; only finite numbers are sent",
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,45 +103,147 @@ class Sparse(Codec):
         return replace(self, select=select, values=values)
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
-        return self._message(x, segments, keys, keys)
+        return self._message(x, segments, keys, keys)[0]
 
     def encode_layout(self, x: Tensor, layout: Layout, turn: Turn) -> Tensor:
+        return self.encode_carried(x, layout, turn)[0]
+
+    def encode_carried(self, x: Tensor, layout: Layout, turn: Turn) -> tuple[Tensor, Carried | None]:
         own = [turn.own(name) for name in layout.names]
         common = [turn.common(name) for name in layout.names]
         return self._message(x, layout.segments, common if self.select.replayable else own, own)
 
-    def _message(self, x: Tensor, segments: Segments, keys: Sequence[int], drawn: Sequence[int]) -> Tensor:
+    def _message(
+        self, x: Tensor, segments: Segments, keys: Sequence[int], drawn: Sequence[int]
+    ) -> tuple[Tensor, Carried | None]:
         """Positions by `keys`, which may travel; values by `drawn`, which decoding does without."""
         indices, counts = self.select.select_segments(x, segments, keys)
-        chosen = kernels.gather(x, segments, indices, counts)
-        units = Segments.consecutive(counts.tolist())
-        values = self.values.encode_segments(chosen, units, [key ^ VALUES for key in drawn])
+        if dispatch.native(x, indices) is not None:
+            chosen = kernels.gather(x, segments, indices, counts)
+        else:
+            chosen = x.index_select(0, kernels.flat_positions(indices, counts, segments))
+        carried = None
+        if isinstance(self.values, Dense):
+            carried = Carried(indices, counts, chosen)
+            values = as_bytes(chosen)
+        else:
+            units = Segments.consecutive(counts.tolist())
+            values = self.values.encode_segments(chosen, units, [key ^ VALUES for key in drawn])
         if self.select.replayable:
-            return torch.cat([keys_bytes(keys).to(x.device), values])
+            return torch.cat([sent_to(keys_bytes(keys), x.device), values]), carried
         positions = self.indices.encode(indices, counts, segments)
-        head = torch.cat([counts, torch.tensor([positions.numel()])])
-        return torch.cat([counts_bytes(head).to(x.device), positions, values])
+        head = counts_bytes(torch.from_numpy(np.append(counts.numpy(), positions.numel())))
+        return torch.cat([sent_to(head, x.device), positions, values]), carried
 
     def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
-        indices, counts, rest = self._positions(wire, segments)
-        units = Segments.consecutive(counts.tolist())
-        values = torch.zeros(indices.numel(), dtype=torch.float32, device=out.device)
-        self.values.decode_segments_add_(rest, units, values)
-        return kernels.scatter_add_(out, segments, indices, counts, values, alpha)
+        if not self._batched(wire, out):
+            indices, counts, rest = self._entries(wire, segments)
+            units = Segments.consecutive(counts.tolist())
+            values = torch.zeros(indices.numel(), dtype=torch.float32, device=out.device)
+            self.values.decode_segments_add_(rest, units, values)
+            return kernels.scatter_add_(out, segments, indices, counts, values, alpha)
+        return self._add_([wire], segments, out, alpha)
+
+    def decode_messages_add_(
+        self, messages: Sequence[tuple[Tensor, Segments]], out: Tensor, alpha: float = 1
+    ) -> Tensor:
+        wires, ranges = [wire for wire, _ in messages], {segments for _, segments in messages}
+        if len(ranges) != 1 or not self._batched(*wires, out):
+            return super().decode_messages_add_(messages, out, alpha)
+        (segments,) = ranges
+        return self._add_(wires, segments, out, alpha) if segments.numel else out
+
+    def _batched(self, *tensors: Tensor) -> bool:
+        """Whether one set of operations decodes all messages; native code is called for each."""
+        return not self.select.replayable and dispatch.native(*tensors) is None
+
+    def _add_(self, wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float) -> Tensor:
+        """Add the messages of N ranks, in order: one set of operations decodes all, and each is added."""
+        counts, coded, rest = self._split(wires, segments)
+        totals = counts.sum(axis=1).tolist()
+        places, spare, wrong = self.indices.positions(coded, counts, segments)
+        values, infinite = self._values(rest, counts, totals)
+        flags = torch.stack([wrong, infinite]).to(torch.int32)
+
+        def damaged(which: int) -> WireError:
+            if len(wires) == 1:
+                return WireError(f"{self!r}: {DAMAGED[which]}")
+            for number, wire in enumerate(wires):
+                try:
+                    with deferred.deferred():
+                        self._add_([wire], segments, torch.zeros_like(out), alpha)
+                except WireError as error:
+                    error.message = number
+                    return error
+            raise AssertionError("each message decodes, but not all of them together")
+
+        deferred.check(flags, damaged)
+        scaled = values * alpha
+        if not out.is_cpu:  # where a flag is set, nothing changes: -0.0 leaves any number as it is
+            bad = flags.any()
+            places, scaled = places.masked_fill(bad, 0), scaled.masked_fill_(bad, -0.0)
+        sizes = [size for total in totals for size in (total, spare)][:-1]
+        each = places.split_with_sizes(sizes)[::2]
+        for at, value in zip(each, scaled.split_with_sizes(totals), strict=True):
+            out.index_add_(0, at, value)
+        return out
+
+    def _values(
+        self, rest: Sequence[Tensor], counts: NDArray[np.int64], totals: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Values float32 (K,) of all messages, and whether one is not finite, bool ()."""
+        device = rest[0].device
+        if isinstance(self.values, Dense):
+            for number, (wire, total) in enumerate(zip(rest, totals, strict=True)):
+                if wire.numel() != 4 * total:
+                    text = f"{self.values!r}: {total} values fill {4 * total} bytes, got {wire.numel()}"
+                    raise numbered(text, number, rest)
+            values = as_numbers(rest[0] if len(rest) == 1 else torch.cat(list(rest)), torch.float32)
+            return values, (values - values).any()  # NaN of NaN and of Inf, which counts as true
+        values = torch.zeros(sum(totals), dtype=torch.float32, device=device)
+        at = 0
+        for number, (wire, row, total) in enumerate(zip(rest, counts, totals, strict=True)):
+            units = Segments.consecutive(row.tolist())
+            try:
+                self.values.decode_segments_add_(wire, units, values[at : at + total])
+            except WireError as error:
+                error.message = number if len(rest) > 1 else None
+                raise
+            at += total
+        return values, torch.zeros((), dtype=torch.bool, device=device)
+
+    def _split(
+        self, wires: Sequence[Tensor], segments: Segments
+    ) -> tuple[NDArray[np.int64], list[Tensor], list[Tensor]]:
+        """Counts int64 (N, s), bytes of positions and bytes of values of N messages. None is trusted."""
+        heads = read_heads(wires, len(segments) + 1, "counts and the length of the positions")
+        counts, lengths = np.ascontiguousarray(heads[:, :-1]), heads[:, -1].tolist()
+        for number in np.flatnonzero((counts > segments.sizes_tensor.numpy()).any(axis=1))[:1].tolist():
+            raise numbered("a count is larger than its tensor", number, wires)
+        coded, rest = [], []
+        for number, (wire, length) in enumerate(zip(wires, lengths, strict=True)):
+            left = wire.numel() - 4 * heads.shape[1] - length
+            if left < 0:
+                text = f"the positions fill {length} bytes, but {left + length} are left"
+                raise numbered(text, number, wires)
+            _, positions, values = wire.split_with_sizes([4 * heads.shape[1], length, left])
+            coded.append(positions)
+            rest.append(values)
+        return counts, coded, rest
 
     def clear_segments_(self, wire: Tensor, segments: Segments, memory: Tensor) -> Tensor:
-        indices, counts, _ = self._positions(wire, segments)
+        indices, counts, _ = self._entries(wire, segments)
         return kernels.scatter_zero_(memory, segments, indices, counts)
 
-    def _positions(self, wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor, Tensor]:
+    def _entries(self, wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor, Tensor]:
         """Indices int32 (K,), counts int64 (s,) and the bytes of the values. All of the wire is untrusted."""
         if self.select.replayable:
             keys, rest = read_keys(wire, segments)
             indices, counts = self.select.select_segments(wire, segments, keys)
             return indices, counts, rest
-        counts, rest = read_counts(wire, segments)
-        positions, rest = read_positions(rest)
-        return self.indices.decode(positions, counts, segments), counts, rest
+        numbers, (coded,), (rest,) = self._split([wire], segments)
+        counts = torch.from_numpy(numbers[0])
+        return self.indices.decode(coded, counts, segments), counts, rest
 
     def nbytes(self, n: int) -> int:
         return self.message_nbytes(Segments.whole(n))

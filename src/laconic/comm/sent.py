@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
 from laconic import kernels
 from laconic.core.codec import Codec
 from laconic.core.layout import Segments
+from laconic.kernels import dispatch
 
 
 class Sent(ABC):
@@ -72,7 +74,8 @@ class SentParts(Sent):
 class SentEntries(Sent):
     """Entries sent as they are: values float32 (K,) at indices int32 (K,) from their segment's start.
 
-    counts int64 (s,): how many belong to each segment. What stays behind is x with these entries at zero.
+    counts int64 (s,): how many belong to each segment. The indices are not checked. What stays behind is x
+    with these entries at zero.
     """
 
     segments: Segments
@@ -80,8 +83,17 @@ class SentEntries(Sent):
     counts: Tensor
     values: Tensor
 
+    @cached_property
+    def positions(self) -> Tensor:
+        """Positions int64 (K,) in the flat buffer."""
+        return kernels.flat_positions(self.indices, self.counts, self.segments)
+
     def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
+        if dispatch.native(x) is None:
+            return x.index_add_(0, self.positions, self.values * alpha)
         return kernels.scatter_add_(x, self.segments, self.indices, self.counts, self.values, alpha)
 
     def clear_(self, memory: Tensor) -> Tensor:
+        if dispatch.native(memory) is None:
+            return memory.index_fill_(0, self.positions, 0.0)
         return kernels.scatter_zero_(memory, self.segments, self.indices, self.counts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -23,6 +23,17 @@ from laconic.core.turn import Turn
 KEYS = 1 << 64
 LARGE = 1 << 20  # elements of a tensor that shows what a codec does to tensors of any size
 NORMAL = (2.0**-126, torch.finfo(torch.float32).max)  # numbers of float32 with all of their bits
+
+
+class Carried(NamedTuple):
+    """Entries of a sparse message: values float32 (K,) at indices int32 (K,) from their segment's start.
+
+    counts int64 (s,), on the CPU: how many belong to each segment.
+    """
+
+    indices: Tensor
+    counts: Tensor
+    values: Tensor
 
 
 class Codec(Spec):
@@ -173,6 +184,10 @@ class Codec(Spec):
     def encode_layout(self, x: Tensor, layout: Layout, turn: Turn) -> Tensor:
         """One message of these tensors of flat x, with this rank's own keys: ranks round independently."""
         return self.encode_segments(x, layout.segments, turn.own_keys(layout.names))
+
+    def encode_carried(self, x: Tensor, layout: Layout, turn: Turn) -> tuple[Tensor, Carried | None]:
+        """Encode as `encode_layout` does, and return the decoded entries, where they are known."""
+        return self.encode_layout(x, layout, turn), None
 
     @final
     def encode(self, x: Tensor, key: int = 0) -> Tensor:

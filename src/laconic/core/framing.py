@@ -8,7 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from laconic.core.errors import WireError
@@ -33,6 +35,11 @@ def as_numbers(wire: Tensor, dtype: torch.dtype) -> Tensor:
     return wire.view(dtype) if aligned else wire.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
+def sent_to(values: Tensor, device: torch.device) -> Tensor:
+    """Return these values of the CPU on a device. The host does not wait for work queued there."""
+    return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
+
+
 def read_bytes(wire: Tensor, nbytes: int, what: str) -> tuple[Tensor, Tensor]:
     """The first bytes of a wire, and the rest. Raises `WireError` where it is too short."""
     if wire.numel() < nbytes:
@@ -45,6 +52,27 @@ def unsigned(wire: Tensor) -> Tensor:
     return as_numbers(wire.cpu(), torch.int32).to(torch.int64) & MASK32
 
 
+def read_heads(wires: Sequence[Tensor], count: int, what: str) -> NDArray[np.int64]:
+    """Read the first `count` numbers uint32 of each of N wires, int64 (N, count), in one copy to the host.
+
+    Raises `WireError`, with the number of the wire, where one is too short.
+    """
+    nbytes = 4 * count
+    for number, wire in enumerate(wires):
+        if wire.numel() < nbytes:
+            raise numbered(f"{what} fill {nbytes} bytes, but {wire.numel()} are left", number, wires)
+    heads = wires[0][:nbytes] if len(wires) == 1 else torch.stack([wire[:nbytes] for wire in wires])
+    read: NDArray[np.uint8] = heads.cpu().contiguous().numpy()
+    return read.view(np.uint32).astype(np.int64).reshape(len(wires), count)
+
+
+def numbered(text: str, number: int, messages: Sequence[object]) -> WireError:
+    """Return the `WireError` of one of these messages."""
+    error = WireError(text)
+    error.message = number if len(messages) > 1 else None
+    return error
+
+
 def read_positions(wire: Tensor) -> tuple[Tensor, Tensor]:
     """The bytes of positions, whose number uint32 leads them, and the rest of the wire."""
     head, rest = read_bytes(wire, 4, "the length of the positions")
@@ -53,7 +81,7 @@ def read_positions(wire: Tensor) -> tuple[Tensor, Tensor]:
 
 def counts_bytes(counts: Tensor) -> Tensor:
     """Counts int64 (s,) as uint32, on the CPU. Raises `ValueError` for one that has no place there."""
-    if counts.numel() and int(counts.max()) >> 32:
+    if counts.numel() and int(counts.numpy().max()) >> 32:
         raise ValueError(
             f"one message holds at most {MASK32} entries, and bytes of positions, got {int(counts.max())}:"
             " choose a smaller density, or smaller buckets (bucket_cap_mb)"
@@ -65,7 +93,7 @@ def read_counts(wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
     """One count a segment, int64 (s,) on the CPU and at most its size; and the rest of the wire."""
     head, rest = read_bytes(wire, 4 * len(segments), "the counts")
     counts = unsigned(head)
-    if bool((counts > segments.sizes_tensor).any()):
+    if (counts.numpy() > segments.sizes_tensor.numpy()).any():
         raise WireError("a count is larger than its tensor")
     return counts, rest
 

@@ -9,10 +9,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from laconic import kernels
 from laconic.core import arguments
+from laconic.core.deferred import deferred
+from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 from laconic.core.spec import Spec
 
@@ -111,6 +116,35 @@ class IndexCoding(Spec):
         Raises:
             WireError: unless the positions ascend in their segments and fill the wire.
         """
+
+    def positions(
+        self, wires: Sequence[Tensor], counts: NDArray[np.int64], segments: Segments
+    ) -> tuple[Tensor, int, Tensor]:
+        """Decode the wires of N messages, with the same segments, to positions in the flat buffer.
+
+        Args:
+            wires: uint8 (m_i,) for each message. They are not trusted.
+            counts: positions of each segment of each message, int64 (N, s), from 0 to the segment's size.
+            segments: the ranges.
+
+        Returns:
+            Positions int64, one message after the other; how many numbers without meaning lie between two
+            messages; and whether a message is damaged, bool () on the device: then positions may be anything.
+
+        Raises:
+            WireError: for a damaged message, with its number, where the host finds it.
+        """
+        parts = []
+        for number, (wire, row) in enumerate(zip(wires, counts, strict=True)):
+            given = torch.from_numpy(row)
+            try:
+                with deferred():
+                    indices = self.decode(wire, given, segments)
+            except WireError as error:
+                error.message = number if len(wires) > 1 else None
+                raise
+            parts.append(kernels.flat_positions(indices, given, segments))
+        return torch.cat(parts), 0, torch.zeros((), dtype=torch.bool, device=wires[0].device)
 
     @abstractmethod
     def nbytes(self, k: int, n: int) -> int:

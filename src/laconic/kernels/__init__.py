@@ -31,10 +31,12 @@ from laconic.kernels.elias import elias_length as elias_length
 from laconic.kernels.entropy import ascending as ascending
 from laconic.kernels.entropy import delta_decode as delta_decode
 from laconic.kernels.entropy import delta_encode as delta_encode
+from laconic.kernels.entropy import disorder as disorder
 from laconic.kernels.entropy import rice_bound as rice_bound
 from laconic.kernels.entropy import rice_decode as rice_decode
 from laconic.kernels.entropy import rice_encode as rice_encode
 from laconic.kernels.entropy import rice_parameter as rice_parameter
+from laconic.kernels.entropy import rice_positions as rice_positions
 from laconic.kernels.error_bound import error_bound_decode as error_bound_decode
 from laconic.kernels.error_bound import error_bound_encode as error_bound_encode
 from laconic.kernels.error_bound import error_bound_most as error_bound_most
@@ -70,6 +72,7 @@ from laconic.kernels.quantise import levels_add_ as levels_add_
 from laconic.kernels.quantise import norms as norms
 from laconic.kernels.quantise import quantise as quantise
 from laconic.kernels.quantise import quantise_levels as quantise_levels
+from laconic.kernels.scatter import flat_positions as flat_positions
 from laconic.kernels.scatter import gather as gather
 from laconic.kernels.scatter import scatter_add_ as scatter_add_
 from laconic.kernels.scatter import scatter_zero_ as scatter_zero_

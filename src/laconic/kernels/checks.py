@@ -60,9 +60,10 @@ def chosen(indices: Tensor, counts: Tensor, segments: Segments) -> None:
     addressable(segments.sizes)
     flat("indices", indices, torch.int32)
     per_segment("counts", counts, segments)
-    total = int(counts.sum())
-    for bound in (counts.min(), counts.max()) if len(segments) else ():
-        if not 0 <= int(bound) <= indices.numel():  # one by one, for hostile counts can wrap their sum round
-            raise WireError(f"a count must be from 0 to the {indices.numel()} indices, got {int(bound)}")
-    if total != indices.numel():
-        raise WireError(f"counts add up to {total}, but there are {indices.numel()} indices")
+    given, k = counts.numpy(), indices.numel()
+    for count in given[(given < 0) | (given > k)][
+        :1
+    ]:  # one by one, for hostile counts can wrap their sum round
+        raise WireError(f"a count must be from 0 to the {k} indices, got {count}")
+    if (total := int(given.sum())) != k:
+        raise WireError(f"counts add up to {total}, but there are {k} indices")

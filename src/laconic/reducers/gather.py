@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from laconic.comm.comm import Comm
-from laconic.comm.messages import add_messages_, encoded
-from laconic.comm.sent import Sent, SentMessage
+from laconic.comm.messages import add_messages_
+from laconic.comm.sent import Sent, SentEntries, SentMessage
 from laconic.comm.void import gather_or_void
 from laconic.core import arguments
 from laconic.core.codec import Codec
@@ -75,10 +76,15 @@ class _Gather(BoundReducer):
     ) -> Sent | None:
         codec, grains = self.spec.codec.at(turn.step), self.spec.grains(layout)
         segments = grains.segments
-        own = None if x is None else encoded(x, grains, codec, turn)
+        own, carried = None, None
+        if x is not None:
+            if segments.numel:
+                own, carried = codec.encode_carried(x, grains, turn)
+            else:
+                own = x.new_empty(0, dtype=torch.uint8)
         wires = gather_or_void(self.comm, own, out.device)
         if wires is None:
             return None
         messages = [SentMessage(codec, wire, segments) for wire in wires]
         add_messages_(segments.zero_(out), enumerate(messages), alpha / self.comm.size)
-        return messages[self.comm.rank]
+        return messages[self.comm.rank] if carried is None else SentEntries(segments, *carried)

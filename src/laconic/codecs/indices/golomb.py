@@ -5,8 +5,11 @@ Golomb 1966 ("Run-length encodings"); Rice 1979; for gradients Sattler et al. 20
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from laconic import kernels
@@ -32,6 +35,12 @@ class Golomb(IndexCoding):
 
     def decode(self, wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
         return kernels.rice_decode(wire, counts, segments)
+
+    def positions(
+        self, wires: Sequence[Tensor], counts: NDArray[np.int64], segments: Segments
+    ) -> tuple[Tensor, int, Tensor]:
+        places, wrong = kernels.rice_positions(wires, counts, segments)
+        return places, 1, wrong
 
     def nbytes(self, k: int, n: int) -> int:
         return kernels.rice_bound(k, n)

@@ -6,9 +6,13 @@ belong to each segment. Counts and sizes are known to both sides and are not in 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from laconic.core import deferred
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 from laconic.kernels import checks, dispatch
@@ -16,6 +20,7 @@ from laconic.kernels.entropy import reference
 from laconic.kernels.entropy.bounds import LONGEST_GAP, check_counts
 from laconic.kernels.entropy.bounds import rice_bound as rice_bound
 from laconic.kernels.entropy.bounds import rice_parameter as rice_parameter
+from laconic.kernels.entropy.tables import Numbers
 
 
 def ascending(indices: Tensor, counts: Tensor, segments: Segments) -> bool:
@@ -31,16 +36,30 @@ def ascending(indices: Tensor, counts: Tensor, segments: Segments) -> bool:
     return reference.ascending(indices, counts, segments)
 
 
+def disorder(indices: Tensor, counts: Numbers, segments: Segments) -> Tensor:
+    """Return whether an index does not ascend inside its segment, bool () on the device of the indices.
+
+    Args:
+        indices: int32 (K,), those of N messages one after the other.
+        counts: int64 (N, s) or (s,), from 0 to the size of each segment, K in all.
+        segments: those of each message.
+    """
+    sizes = np.broadcast_to(segments.sizes_tensor.numpy(), counts.shape)
+    return reference.disorder(indices, counts, sizes)
+
+
 def rice_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     """Golomb-Rice code of the gaps, uint8 (m,): low bits of all gaps, then their high parts in unary.
 
     >>> rice_encode(torch.tensor([0, 5], dtype=torch.int32), torch.tensor([2]), Segments.whole(8)).tolist()
     [0, 9]
     """
-    check_ascending(indices, counts, segments)
     if (native := dispatch.native(indices)) is not None:
+        check_ascending(indices, counts, segments)
         wire = torch.empty(native.rice_most(counts, segments.sizes_tensor), dtype=torch.uint8)
         return wire[: native.rice_encode(indices, counts, segments.sizes_tensor, wire)]
+    checks.chosen(indices, counts, segments)
+    check_counts(counts, segments)
     return reference.rice_encode(indices, counts, segments)
 
 
@@ -56,6 +75,25 @@ def rice_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
         native.rice_decode(wire, counts, segments.sizes_tensor, indices)
         return indices
     return reference.rice_decode(wire, counts, segments)
+
+
+def rice_positions(wires: Sequence[Tensor], counts: Numbers, segments: Segments) -> tuple[Tensor, Tensor]:
+    """Decode the positions of N messages of `rice_encode` with as many operations as those of one.
+
+    Args:
+        wires: uint8 (m_i,) for each message. They are not trusted.
+        counts: positions of each segment of each message, int64 (N, s), from 0 to the size of the segment.
+        segments: those of each message.
+
+    Returns:
+        Positions in the flat buffer, int64 (K + N - 1,), with a number without meaning between two messages;
+        and whether a message is damaged, bool (): then the positions may lie anywhere.
+
+    Raises:
+        WireError: for a message of an impossible length, with its number.
+    """
+    starts = segments.starts_tensor.numpy()
+    return reference.rice_places(wires, counts, segments.sizes_tensor.numpy(), starts - 1)
 
 
 def delta_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
@@ -85,10 +123,15 @@ def delta_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
 
 
 def check_ascending(indices: Tensor, counts: Tensor, segments: Segments) -> None:
-    if not ascending(indices, counts, segments):
-        raise ValueError(
-            "indices must ascend inside their segments: sort them, count from the segment's start"
-        )
+    """Raise `ValueError` unless the indices ascend inside their segments; on a GPU perhaps later."""
+    if dispatch.native(indices) is not None:
+        if not ascending(indices, counts, segments):
+            raise ValueError(reference.NOT_ASCENDING)
+        return
+    checks.chosen(indices, counts, segments)
+    check_counts(counts, segments)
+    wrong = disorder(indices, counts.numpy(), segments)
+    deferred.check(wrong.to(torch.int32).view(1), lambda _: ValueError(reference.NOT_ASCENDING))
 
 
 def check_coded(wire: Tensor, counts: Tensor, segments: Segments) -> int:
@@ -96,4 +139,4 @@ def check_coded(wire: Tensor, counts: Tensor, segments: Segments) -> int:
     checks.flat("wire", wire, torch.uint8)
     checks.per_segment("counts", counts, segments)
     check_counts(counts, segments)
-    return int(counts.sum())
+    return int(counts.numpy().sum())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 from laconic.kernels import checks
+from laconic.kernels.entropy.tables import Numbers
 
 LONGEST_GAP = 5  # bytes of LEB128 that a gap below 2^31 can take
 
@@ -24,25 +25,27 @@ def rice_parameter(k: int, n: int) -> int:
     return r
 
 
-def rice_parameters(counts: Tensor, segments: Segments) -> Tensor:
-    """`rice_parameter` of each segment, int64 (s,): how many r are too small.
+def rice_parameters(counts: Numbers, sizes: Numbers) -> Numbers:
+    """Return `rice_parameter` of each segment, int64, for counts of any shape (..., s).
 
-    a 2^r < b is written as a < ceil(b / 2^r), which does not overflow.
+    2^r >= b / a if and only if 2^r >= q = ceil(b / a), so r is the bit length of q - 1.
     """
-    k, n = counts[:, None], segments.sizes_tensor[:, None]
-    return ((k > 0) & (320 * k < -(-77 * (2 * n - k) >> torch.arange(32)))).sum(dim=1)
+    k = np.maximum(counts, 1)
+    q = -(-77 * (2 * sizes - k) // (320 * k))
+    r = np.frexp((q - 1).astype(np.float64))[1].astype(np.int64)  # q < 2^31: exact
+    return np.where(counts > 0, r, 0)
 
 
-def low_nbytes(counts: Tensor, r: Tensor) -> Tensor:
-    """Bytes of each segment's low bits, int64 (s,)."""
+def low_nbytes(counts: Numbers, r: Numbers) -> Numbers:
+    """Return the bytes of each segment's low bits, int64."""
     return (counts * r + 7) >> 3
 
 
-def rice_most(counts: Tensor, segments: Segments) -> int:
-    """The most bytes that these counts can take: a segment's high parts add up to (n - k) >> r at most."""
-    r = rice_parameters(counts, segments)
-    unary = int((counts + ((segments.sizes_tensor - counts) >> r) * (counts > 0)).sum())
-    return int(low_nbytes(counts, r).sum()) + (unary + 7) // 8
+def unary_most(counts: Numbers, sizes: Numbers, r: Numbers) -> Numbers:
+    """Return the most bytes of a message's unary part: the high parts of a segment add up to (n - k) >> r."""
+    bits = np.where(counts > 0, counts + ((sizes - counts) >> r), 0)
+    nbytes: Numbers = (bits.sum(axis=-1) + 7) >> 3
+    return nbytes
 
 
 def rice_bound(k: int, n: int) -> int:
@@ -62,5 +65,6 @@ def rice_bound(k: int, n: int) -> int:
 def check_counts(counts: Tensor, segments: Segments) -> None:
     """Raise `WireError` unless 0 <= count <= size for every segment, `ValueError` for a segment too long."""
     checks.addressable(segments.sizes)
-    if bool(((counts < 0) | (counts > segments.sizes_tensor)).any()):
+    given = counts.numpy()
+    if ((given < 0) | (given > segments.sizes_tensor.numpy())).any():
         raise WireError("a count lies outside 0 .. the size of its tensor")

@@ -1,122 +1,280 @@
-"""Gap codes in plain torch: what the native kernels must equal, byte for byte."""
+"""Gap codes in plain torch: what the native kernels must equal, byte for byte.
+
+The operations are as many for 161 segments of 8 messages as for one: what differs between segments is in a
+table, of which each position gets the column of its segment.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from laconic.core import deferred
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
-from laconic.kernels.bitpack import reference as bitpack
-from laconic.kernels.entropy.bounds import low_nbytes, rice_most, rice_parameters
+from laconic.kernels.entropy.bounds import low_nbytes, rice_parameters, unary_most
+from laconic.kernels.entropy.tables import BITS, Numbers, constant, expanded, uploaded
+
+MARK = 0x80  # a byte before and after each unary part: its one, at a known place, separates the messages
+LAST = 15  # from the last one of a unary part, which is in its last byte, to the mark behind it, at most
+NEVER = 1 << 40
 
 
-def firsts(counts: Tensor) -> Tensor:
-    """Where each segment's first index lies in the list, int64 (s,)."""
-    return torch.cumsum(counts, 0) - counts
+def firsts_of(counts: Numbers) -> Numbers:
+    """Return where each segment's first index lies in the list, int64 (s,)."""
+    return np.cumsum(counts) - counts
 
 
-def spread(values: Tensor, counts: Tensor, like: Tensor) -> Tensor:
-    """A value of each segment, repeated for each of its indices, on the device of `like`."""
-    return torch.repeat_interleave(values, counts).to(like.device)
+def numbers(counts: Tensor, segments: Segments) -> tuple[Numbers, Numbers]:
+    """Return counts and sizes of the segments that have positions, int64 (t,) each."""
+    given = counts.numpy()
+    some = given > 0
+    return given[some], segments.sizes_tensor.numpy()[some]
+
+
+def steps_of(indices: Tensor, firsts: Tensor) -> Tensor:
+    """Return the distance of each index from the one before, int64 (K,); from -1 for those at `firsts`."""
+    wide = indices.to(torch.int64)
+    return wide - wide.roll(1).index_fill_(0, firsts, -1)
 
 
 def gaps_of(indices: Tensor, counts: Tensor) -> Tensor:
-    """Elements skipped before each index, int64 (K,); negative where indices do not ascend."""
-    wide = indices.to(torch.int64)
-    before = torch.cat([wide.new_full((1,), -1), wide])[: wide.numel()]
-    before[firsts(counts)[counts > 0].to(wide.device)] = -1
-    return wide - before - 1
+    """Return the elements skipped before each index, int64 (K,); negative where indices do not ascend."""
+    given = counts.numpy()
+    return steps_of(indices, uploaded(firsts_of(given[given > 0]), indices.device)) - 1
 
 
-def indices_of(gaps: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """The inverse of `gaps_of`, int32 (K,). Raises `WireError` for an index outside its segment."""
-    places = torch.cumsum(gaps + 1, 0)
-    ends = pad(places, (1, 0))[firsts(counts).to(gaps.device)]  # what the segments before have added
-    indices = places - 1 - torch.repeat_interleave(ends, counts.to(gaps.device))
-    if bool((indices >= spread(segments.sizes_tensor, counts, indices)).any()):
-        raise WireError("a position lies outside its tensor")
-    return indices.to(torch.int32)
+def indices_of(steps: Tensor, counts: Tensor, segments: Segments) -> Tensor:
+    """Return the indices int32 (K,) of these steps. Raises `WireError` for one outside its tensor."""
+    total = steps.numel()
+    if not total:
+        return steps.to(torch.int32)
+    k, n = numbers(counts, segments)
+    table = uploaded(np.stack([firsts_of(k), n, k]), steps.device)
+    first, size = expanded(table[:2], table[2], total)
+    places = relative(steps, first)
+    wrong = ((size - places) >> 63).any()
+    return refused(places - 1, wrong, "a position lies outside its tensor").to(torch.int32)
+
+
+def relative(steps: Tensor, first: Tensor) -> Tensor:
+    """Return running sums of steps int64 (K,) that begin anew where each position's segment does."""
+    sums = torch.cumsum(steps, 0)
+    return sums - (sums - steps).index_select(0, first)
+
+
+def refused(values: Tensor, wrong: Tensor, error: str) -> Tensor:
+    """Return the values. Raise `WireError` if `wrong` bool () is set; on a GPU later, and return zeros."""
+    if wrong.is_cpu:
+        if bool(wrong):
+            raise WireError(error)
+        return values
+    deferred.check(wrong.to(torch.int32).view(1), lambda _: WireError(error))
+    return values.masked_fill(wrong, 0)
 
 
 def ascending(indices: Tensor, counts: Tensor, segments: Segments) -> bool:
-    """True if every gap is at least 0 and every index inside its segment."""
-    inside = indices < spread(segments.sizes_tensor, counts, indices)
-    return bool(((gaps_of(indices, counts) >= 0) & inside).all())
+    """Return whether every gap is at least 0 and every index inside its segment."""
+    return not bool(disorder(indices, counts.numpy(), segments.sizes_tensor.numpy()))
+
+
+def disorder(indices: Tensor, counts: Numbers, sizes: Numbers) -> Tensor:
+    """Return whether an index does not ascend, or lies outside its segment, bool ()."""
+    some = counts > 0
+    k = counts[some]
+    table = uploaded(np.stack([sizes[some] - 1, k, firsts_of(k)]), indices.device)
+    (last,) = expanded(table[:1], table[1], indices.numel())
+    gaps = steps_of(indices, table[2]) - 1
+    return ((gaps | (last - indices)) >> 63).any()
 
 
 def rice_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
-    """Low bits of each segment's gaps, then one unary stream of all high parts: q zeros and a one each."""
-    gaps = gaps_of(indices, counts)
-    parameters = rice_parameters(counts, segments)
-    low = [
-        bitpack.pack_bits(part, r)
-        for part, r in zip(torch.split(gaps, counts.tolist()), parameters.tolist(), strict=True)
-        if r
-    ]
-    ones = torch.cumsum((gaps >> spread(parameters, counts, gaps)) + 1, 0) - 1
-    unary = gaps.new_zeros(int(ones[-1]) + 1 if ones.numel() else 0)
-    unary[ones] = 1
-    return torch.cat([*low, bitpack.pack_bits(unary, 1)])
+    """Low bits of each segment's gaps, then one unary stream of all high parts: q zeros and a one each.
+
+    All bits are disjoint, so they are added up in words of 32, each held in 64 for bits past its end.
+    `ValueError` where indices do not ascend.
+    """
+    total, device = indices.numel(), indices.device
+    if not total:
+        return torch.empty(0, dtype=torch.uint8, device=device)
+    k, n = numbers(counts, segments)
+    r = rice_parameters(k, n)
+    low, first = low_nbytes(k, r), firsts_of(k)
+    unary = int(low.sum())
+    at = 8 * (np.cumsum(low) - low) - first * r
+    table = uploaded(np.stack([n - 1, r, (1 << r) - 1, at, k, first]), device)
+    last, shift, mask, place = expanded(table[:4], table[4], total)
+    order = torch.arange(total, dtype=torch.int64, device=device)
+    gaps = steps_of(indices, table[5]) - 1
+    ends = torch.cumsum(gaps >> shift, 0) + order
+    fits = (gaps | (last - indices)).amin()
+    end, least = torch.stack([ends[-1], fits]).tolist()
+    if least < 0:
+        raise ValueError(NOT_ASCENDING)
+    nbytes = unary + (end >> 3) + 1
+    words = torch.zeros((nbytes + 3) // 4, dtype=torch.int64, device=device)
+    ends += 8 * unary
+    words.index_add_(0, ends >> 5, torch.bitwise_left_shift(1, ends & 31))
+    if unary:
+        places = torch.addcmul(place, order, shift)
+        words.index_add_(0, places >> 5, (gaps & mask) << (places & 31))
+    words[1:] += words[:-1] >> 32
+    return words.to(torch.int32).view(torch.uint8)[:nbytes]
+
+
+NOT_ASCENDING = "indices must ascend inside their segments: sort them, count from the segment's start"
 
 
 def rice_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     """The way back; a wire longer than any encoder makes is refused before it is unpacked."""
-    if wire.numel() > rice_most(counts, segments):
-        raise WireError("the wire goes on after the last gap")
-    parameters = rice_parameters(counts, segments)
-    lengths = low_nbytes(counts, parameters)
-    split = int(lengths.sum())
-    if wire.numel() < split:
-        raise WireError(f"the low bits of the gaps fill {split} bytes, got {wire.numel()}")
-    gaps = torch.zeros(int(counts.sum()), dtype=torch.int64, device=wire.device)
-    parts = zip(
-        torch.split(wire[:split], lengths.tolist()),
-        torch.split(gaps, counts.tolist()),
-        parameters.tolist(),
-        strict=True,
-    )
-    for part, to, r in parts:
-        if r:
-            used = to.numel() * r % 8
-            if used and int(part[-1]) >> used:
-                raise WireError("the bits after the low bits of a tensor's gaps must be zero")
-            to.copy_(bitpack.unpack_bits(part, r, to.numel()))
-    unary = wire[split:]
-    ones = bitpack.unpack_bits(unary, 1, 8 * unary.numel()).nonzero().flatten()
-    if ones.numel() != gaps.numel() or (unary.numel() and not int(unary[-1])):
-        raise WireError(f"{gaps.numel()} gaps end with a one each and fill the wire, got {ones.numel()} ones")
-    high = torch.diff(ones, prepend=ones.new_full((1,), -1)) - 1
-    each = spread(parameters, counts, gaps)
-    if bool((high > spread(segments.sizes_tensor, counts, gaps) >> each).any()):
-        raise WireError("a position lies outside its tensor")
-    gaps += high << each
-    return indices_of(gaps, counts, segments)
+    total = int(counts.sum())
+    sizes = segments.sizes_tensor.numpy()
+    places, wrong = rice_places([wire], counts.numpy()[None], sizes, np.full_like(sizes, -1))
+    error = f"{total} gaps end with a one each, fill the wire and lead to positions inside their tensors"
+    return refused(places, wrong, f"{error}: these bytes do not").to(torch.int32)
+
+
+def rice_places(
+    wires: Sequence[Tensor], counts: Numbers, sizes: Numbers, bases: Numbers
+) -> tuple[Tensor, Tensor]:
+    """Decode the positions of N messages with the same segments.
+
+    Args:
+        wires: what `rice_encode` made for each message, uint8 (m_i,).
+        counts: positions of each segment of each message, int64 (N, s), from 0 to the segment's size.
+        sizes: elements of each segment, int64 (s,).
+        bases: what is added to the positions of each segment, int64 (s,), where the first is 1.
+
+    Returns:
+        Positions int64 (K + N - 1,), one message after the other, with a number without meaning between two;
+        and whether a message is damaged, bool (). Then the positions mean nothing, and may lie anywhere.
+
+    Raises:
+        WireError: for a message of an impossible length; with its number, if there are several.
+    """
+    device, messages = wires[0].device, len(wires)
+    r = rice_parameters(counts, sizes)
+    low = low_nbytes(counts, r)
+    split = low.sum(axis=1)
+    lengths = np.array([wire.numel() for wire in wires])
+    over = lengths > split + unary_most(counts, sizes, r)
+    for number in np.flatnonzero(over | (lengths < split))[:1].tolist():
+        error = WireError(
+            "the wire goes on after the last gap"
+            if over[number]
+            else f"the low bits of the gaps fill {split[number]} bytes, got {lengths[number]}"
+        )
+        error.message = number if messages > 1 else None
+        raise error
+
+    tables, marks = rice_tables(lengths, counts, sizes, bases)
+    expected = np.cumsum(8 * (lengths - split + 1)) + MARK.bit_length() - 1
+    flat = uploaded(np.concatenate([tables.ravel(), marks, expected]), device)
+    table = flat[: tables.size].view(tables.shape)
+    mark, where = flat[tables.size :].view(2, messages).unbind()
+
+    total = int(marks[-1]) - 1
+    first, shift, mask, scale, place, most, n, base = expanded(table[:8], table[8], total)
+    border = constant((MARK,), device)
+    parts = [border]
+    for wire, start in zip(wires, split.tolist(), strict=True):
+        parts += [wire[start:], border]
+    unary = (torch.cat(parts)[:, None] & constant(BITS, device)).view(-1)
+    if unary.is_cpu:
+        ends = unary.nonzero().flatten()
+        if ends.numel() != total + 2:
+            return ends, torch.ones((), dtype=torch.bool)
+    else:
+        ends = torch.nonzero_static(unary, size=total + 2).flatten()
+    distances = ends[1:] - ends[:-1]
+    distances, end = distances[:-1], distances[-1:]
+    order = torch.arange(total, dtype=torch.int64, device=device)
+    places = torch.addcmul(place, order, shift)
+    raw = pairs(wires, device).index_select(0, places >> 5) >> (places & 31)
+    steps = torch.addcmul((raw & mask) - mask, distances, scale)
+    found = relative(steps, first)
+    wrong = torch.cat(
+        [
+            ((most - distances) | (n - found)) >> 63,
+            (LAST - end) >> 63,
+            raw.index_select(0, table[9]) & table[10],
+            ends.index_select(0, mark) - where,
+        ]
+    ).any()
+    return found + base, wrong
+
+
+def rice_tables(lengths: Numbers, counts: Numbers, sizes: Numbers, bases: Numbers) -> tuple[Numbers, Numbers]:
+    """Return a column for each segment with positions, int64 (11, t); and where each mark is among the ends.
+
+    Between messages lies one more segment: the mark behind a unary part, as a position of its own.
+    """
+    r = rice_parameters(counts, sizes)
+    low = low_nbytes(counts, r)
+    gap = (np.arange(len(counts)) < len(counts) - 1).astype(np.int64)[:, None]
+    zero = np.zeros_like(gap)
+    per_segment = [
+        np.concatenate([table, mark], axis=1)
+        for table, mark in (
+            (counts, gap),
+            (r, zero),
+            (8 * ((np.cumsum(lengths) - lengths)[:, None] + np.cumsum(low, axis=1) - low), zero),
+            ((sizes >> r) + 1, zero + LAST),
+            (np.broadcast_to(sizes, counts.shape), zero + NEVER),
+            (np.broadcast_to(bases, counts.shape), zero),
+        )
+    ]
+    some = per_segment[0] > 0
+    k, r, at, most, n, base = (table[some] for table in per_segment)
+    first, mask = firsts_of(k), (1 << r) - 1
+    rest = ((1 << (-k * r & 7)) - 1) << r  # bits behind the last low bits of a segment
+    rows = np.stack([first, r, mask, mask + 1, at - first * r, most, n, base, k, first + k - 1, rest])
+    return rows, np.cumsum(counts.sum(axis=1) + 1)
+
+
+def pairs(wires: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return 64 bits from each fourth byte of the joined wires on, int64."""
+    spare = 12 + -sum(wire.numel() for wire in wires) % 4
+    words = torch.cat([*wires, constant((0,) * spare, device)]).view(torch.int32)
+    return words.unfold(0, 2, 1).contiguous().view(torch.int64).view(-1)
 
 
 def delta_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     """LEB128 of the gaps: at most five bytes each, of which as many are kept as are needed."""
+    if not indices.numel():
+        return torch.empty(0, dtype=torch.uint8, device=indices.device)
     gaps = gaps_of(indices, counts)
-    shifts = 7 * torch.arange(5, device=gaps.device)
-    septets = (gaps[:, None] >> shifts) & 127
-    more = (gaps[:, None] >> (shifts + 7)) > 0
-    needed = torch.cat([torch.ones_like(more[:, :1]), more[:, :-1]], dim=1)
-    return (septets + 128 * more).to(torch.uint8)[needed]
+    shifts = torch.arange(0, 35, 7, dtype=torch.int64, device=gaps.device)
+    rest = gaps[:, None] >> shifts
+    more = rest > 127
+    needed = rest > 0
+    needed[:, 0] = True
+    return ((rest & 127) + 128 * more).to(torch.uint8)[needed]
 
 
 def delta_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     """The way back; refuses gaps that end with a needless zero byte or have more than five bytes."""
+    total, device = int(counts.sum()), wire.device
+    if not total:
+        return torch.empty(0, dtype=torch.int32, device=device)
     last = wire < 128
-    ends = last.nonzero().flatten()
-    total = int(counts.sum())
-    if ends.numel() != total or (wire.numel() and not bool(last[-1])):
-        raise WireError(f"{total} gaps are expected, the bytes hold {ends.numel()} whole ones")
-    starts = pad(ends + 1, (1, 0))[:-1]
-    lengths = ends - starts + 1
-    if bool((lengths > 5).any()) or bool(((wire[ends] == 0) & (lengths > 1)).any()):
-        raise WireError("a gap has more bytes than it needs")
-    owner = torch.repeat_interleave(torch.arange(total, device=wire.device), lengths)
-    place = torch.arange(wire.numel(), device=wire.device) - starts[owner]
-    septets = (wire & 127).to(torch.int64) << 7 * place
-    return indices_of(septets.new_zeros(total).index_add_(0, owner, septets), counts, segments)
+    if last.is_cpu:
+        ends = last.nonzero().flatten()
+        if ends.numel() != total or not bool(last[-1]):
+            raise WireError(f"{total} gaps are expected, the bytes hold {ends.numel()} whole ones")
+    else:
+        ends = torch.nonzero_static(last, size=total + 1).flatten()
+        whole = (ends[-1] == -1) & (ends[-2] == wire.numel() - 1)
+        ends = refused(ends[:-1], ~whole, f"{total} gaps are expected, the bytes hold another number")
+    lengths = torch.diff(ends, prepend=ends.new_full((1,), -1))
+    needless = (lengths > 5) | ((wire.index_select(0, ends) == 0) & (lengths > 1))
+    ends = refused(ends, needless.any(), "a gap has more bytes than it needs")
+    owner = torch.cumsum(last, 0) - last.to(torch.int64)
+    place = torch.arange(wire.numel(), dtype=torch.int64, device=device)
+    place -= (ends + 1 - lengths).index_select(0, owner if owner.is_cpu else owner.clamp_(max=total - 1))
+    septets = (wire & 127).to(torch.int64) << (7 * place if owner.is_cpu else 7 * place.clamp_(0, 4))
+    steps = torch.ones(total, dtype=torch.int64, device=device).index_add_(0, owner, septets)
+    return indices_of(steps, counts, segments)

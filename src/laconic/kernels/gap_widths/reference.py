@@ -67,14 +67,14 @@ def gap_widths_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tenso
             wire = wire[_decode(wire, part, n) :]
     if wire.numel():
         raise WireError("the wire goes on after the last gap")
-    return indices_of(gaps, counts, segments)
+    return indices_of(gaps + 1, counts, segments)
 
 
 def _decode(wire: Tensor, gaps: Tensor, n: int) -> int:
     """Fill the gaps of one segment of n elements; the bytes that they took."""
     k, used = gaps.numel(), min(wire.numel(), 6)
     head = bitpack.unpack_bits(wire[:used], 1, 8 * used).to(torch.int64)
-    flag_bits = int(values_of(head[:HEADER], torch.tensor([min(HEADER, head.numel())])))
+    flag_bits = int(values_of(head[:HEADER], head.new_full((1,), min(HEADER, head.numel()))))
     first = header_bits(flag_bits)
     flags_end = first + k * flag_bits
     if flags_end > 8 * wire.numel():

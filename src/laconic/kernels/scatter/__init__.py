@@ -53,3 +53,13 @@ def scatter_zero_(out: Tensor, segments: Segments, indices: Tensor, counts: Tens
         native.scatter_zero_(out, segments, indices, counts)
         return out
     return reference.scatter_zero_(out, segments, indices, counts)
+
+
+def flat_positions(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
+    """Return the positions int64 (K,) of chosen entries in the flat buffer. The indices are not checked.
+
+    >>> indices, counts = torch.tensor([1, 0], dtype=torch.int32), torch.tensor([1, 1])
+    >>> flat_positions(indices, counts, Segments((0, 3), (3, 2))).tolist()
+    [1, 3]
+    """
+    return reference.flat_positions(indices, counts, segments)
