@@ -68,6 +68,7 @@ from laconic.kernels.philox import uniform as uniform
 from laconic.kernels.quantise import Form as Form
 from laconic.kernels.quantise import Measure as Measure
 from laconic.kernels.quantise import dequantise_add_ as dequantise_add_
+from laconic.kernels.quantise import dequantise_messages_add_ as dequantise_messages_add_
 from laconic.kernels.quantise import levels_add_ as levels_add_
 from laconic.kernels.quantise import norms as norms
 from laconic.kernels.quantise import quantise as quantise

@@ -53,6 +53,17 @@ class Quantiser(Codec):
     def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
         return kernels.dequantise_add_(wire, segments, out, self.form, alpha)
 
+    def decode_messages_add_(
+        self, messages: Sequence[tuple[Tensor, Segments]], out: Tensor, alpha: float = 1
+    ) -> Tensor:
+        if not self.fixed_size or len({segments for _, segments in messages}) != 1:
+            return super().decode_messages_add_(messages, out, alpha)
+        segments = messages[0][1]
+        if not segments.numel:
+            return out
+        wires = [wire for wire, _ in messages]
+        return kernels.dequantise_messages_add_(wires, segments, out, self.form, alpha)
+
 
 def check_norm(name: str, norm: str) -> None:
     """Raise `SpecError` unless this is a norm that bounds every entry."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from laconic.core import deferred
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 from laconic.kernels import checks, dispatch
@@ -33,6 +35,10 @@ def norms(x: Tensor, segments: Segments, measure: Measure = LARGEST, block: int 
         out = torch.empty(form.blocks(segments), dtype=torch.float32)
         native.norms(x, segments, measure, block, out)
         return out
+    if dispatch.gpu(x):
+        from laconic.kernels.quantise import gpu
+
+        return gpu.norms(x, segments, form, measure)
     return reference.norms(x, segments, form, measure)
 
 
@@ -56,6 +62,10 @@ def quantise(
     [1.0, -0.5, 0.0, 0.25]
     """
     packed = _checked(x, segments, keys, form, measure)
+    if dispatch.gpu(x):
+        from laconic.kernels.quantise import gpu
+
+        return gpu.quantise(x, segments, keys, form, measure)
     if (native := dispatch.native(x)) is None:
         return reference.quantise(x, segments, keys, form, measure)
     wire = torch.empty(form.message_nbytes(segments), dtype=torch.uint8)
@@ -70,6 +80,10 @@ def quantise_levels(
 ) -> tuple[Tensor, Tensor]:
     """What `quantise` would send, unpacked: scales float32 (B,), and levels with their sign int32 (K,)."""
     packed = _checked(x, segments, keys, form, measure)
+    if dispatch.gpu(x):
+        from laconic.kernels.quantise import gpu
+
+        return gpu.quantise_levels(x, segments, keys, form, measure)
     if (native := dispatch.native(x)) is None:
         return reference.quantise_levels(x, segments, keys, form, measure)
     scales = torch.empty(form.blocks(segments), dtype=torch.float32)
@@ -86,12 +100,37 @@ def dequantise_add_(wire: Tensor, segments: Segments, out: Tensor, form: Form, a
     Raises `WireError`, before anything is written, for a wrong length, a scale that is negative or not
     finite, a level that there is not, and padding that is not zero.
     """
-    checks.flat("wire", wire, torch.uint8)
+    return dequantise_messages_add_([wire], segments, out, form, alpha)
+
+
+def dequantise_messages_add_(
+    wires: Sequence[Tensor], segments: Segments, out: Tensor, form: Form, alpha: float = 1.0
+) -> Tensor:
+    """`dequantise_add_` of several messages of these ranges, in their order.
+
+    A `WireError` has the number of the damaged message as its `message`; others may have been added.
+    """
     checks.buffer("out", out, segments)
-    if (native := dispatch.native(wire, out)) is None:
-        return reference.dequantise_add_(wire, segments, out, form, alpha)
-    native.dequantise_add_(wire, segments, out, form, alpha)
+    for wire in wires:
+        checks.flat("wire", wire, torch.uint8)
+    if dispatch.gpu(out, *wires):
+        from laconic.kernels.quantise import gpu
+
+        if gpu.dequantises(form):
+            return gpu.dequantise_messages_add_(wires, segments, out, form, alpha)
+    for number, wire in enumerate(wires):
+        with deferred.translated(partial(_of_message, number)):
+            if (native := dispatch.native(wire, out)) is None:
+                reference.dequantise_add_(wire, segments, out, form, alpha)
+            else:
+                native.dequantise_add_(wire, segments, out, form, alpha)
     return out
+
+
+def _of_message(number: int, error: Exception) -> Exception:
+    if isinstance(error, WireError):
+        error.message = number
+    return error
 
 
 def levels_add_(
@@ -110,8 +149,15 @@ def levels_add_(
             f"got {signed.numel()} and {scales.numel()}"
         )
     most = form.levels
-    if form.powers and signed.numel() and max(-int(signed.min()), int(signed.max())) > most:
-        raise WireError(f"there are levels up to {most}, got {int(signed.min())} to {int(signed.max())}")
+    if form.powers and signed.numel():
+        least, largest = torch.aminmax(signed)
+        beyond = (torch.maximum(-least, largest) > most).to(torch.int32).view(1)
+        deferred.check(beyond, lambda _: WireError(f"there are levels up to {most}, got a larger one"))
+        signed = signed if signed.is_cpu else signed.clamp(-most, most)
+    if dispatch.gpu(signed, scales, out):
+        from laconic.kernels.quantise import gpu
+
+        return gpu.levels_add_(signed, scales, segments, out, form, alpha)
     if (native := dispatch.native(signed, scales, out)) is None:
         return reference.levels_add_(signed, scales, segments, out, form, alpha)
     native.levels_add_(signed, scales, segments, out, form, alpha)

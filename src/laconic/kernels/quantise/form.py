@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
+import torch
 from torch import Tensor
 
-from laconic.core import arguments
+from laconic.core import arguments, deferred
 from laconic.core.layout import Segments
 from laconic.kernels import checks
 from laconic.kernels.bitpack import packed_nbytes, ternary_nbytes
@@ -98,5 +100,9 @@ class Measure:
             checks.flat(name, values)
             if values.numel() != blocks:
                 raise ValueError(f"one of {name} a block is needed ({blocks}), got {values.numel()}")
-            if bool((values < 0).any()):
-                raise ValueError(f"{name} must not be negative, got {float(values.min())}")
+            negative = (values < 0).any().to(torch.int32).view(1)
+            deferred.check(negative, partial(_negative, name, values))
+
+
+def _negative(name: str, values: Tensor, _: int) -> ValueError:
+    return ValueError(f"{name} must not be negative, got {float(values.min())}")

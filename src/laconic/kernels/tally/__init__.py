@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from laconic.core import deferred
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 from laconic.kernels import checks, dispatch
@@ -31,6 +32,12 @@ def packed_sum(wires: Tensor, n: int, most: int) -> Tensor:
         raise WireError(
             f"{n} integers up to {most} fill {packed_nbytes(n, bits)} bytes, got {wires.shape[1]}"
         )
+    if dispatch.gpu(wires) and sum_bits <= 16:
+        from laconic.kernels.quantise import gpu
+
+        summed, flags = gpu.packed_sum(wires, n, most, bits, sum_bits)
+        deferred.check(flags, lambda rank: reference.damaged(rank, most))
+        return summed
     if (native := dispatch.native(wires)) is None:
         return reference.packed_sum(wires, n, most)
     sums = torch.empty(packed_nbytes(n, sum_bits), dtype=torch.uint8)
@@ -65,6 +72,18 @@ def packed_levels_add_(
             f"{segments.numel} codes of {bits} bits in {form.blocks(segments)} blocks are {expected} bytes"
             f" and so many scales, got {wire.numel()} and {scales.numel()}"
         )
+    if dispatch.gpu(wire, scales, out) and form.block % 8 == 0 and not form.powers:
+        from laconic.kernels.quantise import gpu
+
+        used = segments.numel * bits % 8  # of the last byte
+        flags = (
+            (wire[-1:] >> used).to(torch.int32)
+            if used
+            else torch.zeros(1, dtype=torch.int32, device=wire.device)
+        )
+        gpu.add_levels_(wire, bits, ranks * form.levels, scales, flags, segments, out, form, alpha)
+        deferred.check(flags, lambda _: reference.damaged(None, 2 * ranks * form.levels))
+        return out
     if (native := dispatch.native(wire, scales, out)) is None:
         return reference.packed_levels_add_(wire, scales, segments, out, form, alpha, ranks)
     if not native.packed_levels_add_(wire, scales, segments, out, form, alpha, ranks):

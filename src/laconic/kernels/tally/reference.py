@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from laconic.core import deferred
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
-from laconic.kernels.bitpack import pack_bits, unpack_bits
-from laconic.kernels.quantise import levels_add_
+from laconic.kernels.bitpack import reference as bitpack
 from laconic.kernels.quantise.form import Form
+from laconic.kernels.quantise.reference import levels_add_
 
 
 def damaged(rank: int | None, most: int) -> WireError:
@@ -17,28 +19,36 @@ def damaged(rank: int | None, most: int) -> WireError:
     return WireError(f"{whose} are damaged: not in 0..{most}, or not followed by zero bits")
 
 
-def unpacked(wire: Tensor, n: int, most: int, rank: int | None = None) -> Tensor:
-    """Integers int32 (n,) in 0..most."""
-    try:
-        codes = unpack_bits(wire, most.bit_length(), n)
-    except WireError:
-        raise damaged(rank, most) from None
-    if n and int(codes.max()) > most:
-        raise damaged(rank, most)
-    return codes
+def unpacked(wire: Tensor, n: int, most: int) -> tuple[Tensor, Tensor]:
+    """Integers int32 (n,), and a flag int32 (): whether one is above `most`, or what follows is not zero."""
+    bits = most.bit_length()
+    codes = bitpack.unpack_bits(wire, bits, n)
+    if not n:
+        return codes, torch.zeros((), dtype=torch.int32, device=wire.device)
+    used = n * bits % 8  # of the last byte
+    bad = codes.amax() > most
+    if used:
+        bad |= wire[-1] >> used != 0
+    return codes, bad.to(torch.int32)
 
 
 def packed_sum(wires: Tensor, n: int, most: int) -> Tensor:
     """Sums uint8 (m',) of wires uint8 (ranks, m)."""
-    total = unpacked(wires[0], n, most, rank=0)
-    for rank in range(1, len(wires)):
-        total += unpacked(wires[rank], n, most, rank)
-    return pack_bits(total, (len(wires) * most).bit_length())
+    total, first = unpacked(wires[0], n, most)
+    flags = [first]
+    for wire in wires[1:]:
+        codes, flag = unpacked(wire, n, most)
+        total += codes
+        flags.append(flag)
+    deferred.check(torch.stack(flags), lambda rank: damaged(rank, most))
+    return bitpack.pack_bits(total, (len(wires) * most).bit_length())
 
 
 def packed_levels_add_(
     wire: Tensor, scales: Tensor, segments: Segments, out: Tensor, form: Form, alpha: float, ranks: int
 ) -> Tensor:
     """out += alpha * values of the codes."""
-    signed = unpacked(wire, segments.numel, 2 * ranks * form.levels) - ranks * form.levels
-    return levels_add_(signed, scales, segments, out, form, alpha)
+    most = 2 * ranks * form.levels
+    codes, flag = unpacked(wire, segments.numel, most)
+    deferred.check(flag.view(1), lambda _: damaged(None, most))
+    return levels_add_(codes - ranks * form.levels, scales, segments, out, form, alpha)

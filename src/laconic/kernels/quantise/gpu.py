@@ -1,0 +1,709 @@
+"""Quantisers in Triton: one launch a message for whole tiles, and one for what is left of each tensor.
+
+A tile is 512 rows of 8 elements: eight codes fill whole bytes, and share the counter of their dither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from laconic.core import deferred
+from laconic.core.errors import WireError
+from laconic.core.layout import Segments
+from laconic.kernels import dispatch
+from laconic.kernels.philox.reference import LOWER_KEY
+from laconic.kernels.quantise import reference
+from laconic.kernels.quantise.form import Form, Measure
+from laconic.kernels.quantise.norms import blocks_of, finished, limited_by
+from laconic.kernels.quantise.places import Places, device_keys, owners, places
+from laconic.kernels.tiles import Tiles, tiles
+
+TILE = 4096
+ROWS = tl.constexpr(TILE // 8)
+LAUNCH: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}
+BLOCKS = tuple(1 << i for i in range(5, 13))  # blocks that a tile holds whole, measured as it is quantised
+LOWER = tl.constexpr(LOWER_KEY - (1 << 64))
+INFINITE = tl.constexpr(0x7F800000)
+ONE_A_TENSOR, MEASURED, ONE_A_ROW = (
+    tl.constexpr(0),
+    tl.constexpr(1),
+    tl.constexpr(2),
+)  # where scales come from
+LARGEST, SQUARES, SIZES, MOMENTS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+
+
+@triton.jit
+def element(rows: tl.constexpr):
+    """Place of each element of a tile: int32 (rows, 8)."""
+    return tl.arange(0, rows)[:, None] * 8 + tl.arange(0, 8)[None, :]
+
+
+@triton.jit
+def factors(scale, most):
+    """What |x| is multiplied by, in two steps, to become y: `reference.factors`."""
+    enlarge = tl.where((scale > 0) & (scale < 8.673617379884035e-19), 1.2676506002282294e30, 1.0)
+    z = scale * enlarge
+    inv = tl.div_rn(most + tl.zeros_like(z), tl.where(scale == 0, 1.0, z))
+    up = (inv.to(tl.int32, bitcast=True) + 1).to(tl.float32, bitcast=True)
+    inv = tl.where(inv * z < most, up, inv)
+    return tl.where(scale == 0, 0.0, inv), enlarge
+
+
+@triton.jit
+def chosen(index, w0, w1, w2, w3):
+    """Word `index` of four."""
+    return tl.where(index < 2, tl.where(index == 0, w0, w1), tl.where(index == 2, w2, w3))
+
+
+@triton.jit
+def row_words(key, counter):
+    """The four words of each row's counter int64 (rows,), as (rows, 1)."""
+    low, high = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
+    zero = tl.zeros_like(low)
+    w0, w1, w2, w3 = tl.philox(key, low, high, zero, zero)
+    return w0[:, None], w1[:, None], w2[:, None], w3[:, None]
+
+
+@triton.jit
+def rounded_up(threshold, key, first, rows: tl.constexpr):
+    """Whether the dither of each element is below its threshold of 24 bits."""
+    row, col = tl.arange(0, rows), tl.arange(0, 8)[None, :]
+    w0, w1, w2, w3 = row_words(key, (first >> 3) + row)
+    upper = (chosen(col >> 1, w0, w1, w2, w3) >> ((col & 1) * 16).to(tl.uint32)).to(tl.int32) & 0xFFFF
+    up = upper < (threshold >> 8)
+    tie = (upper == (threshold >> 8)) & ((threshold & 255) > 0)
+    if tl.max(tl.max(tie.to(tl.int32), axis=1), axis=0) > 0:
+        w0, w1, w2, w3 = row_words(key ^ LOWER, (first >> 4) + (row >> 1))
+        word = chosen((row[:, None] & 1) * 2 + (col >> 2), w0, w1, w2, w3)
+        lower = (word >> ((col & 3) * 8).to(tl.uint32)).to(tl.int32) & 255
+        up = up | (tie & (lower < (threshold & 255)))
+    return up
+
+
+@triton.jit
+def level_of(
+    size, factor, enlarge, key, first, LEVELS: tl.constexpr, POWERS: tl.constexpr, rows: tl.constexpr
+):
+    """Levels int32 (rows, 8) of |x|: `reference.level_and_threshold`, rounded."""
+    if POWERS:
+        y = tl.minimum(size * enlarge * factor, 65536.0)
+        bits = y.to(tl.int32, bitcast=True)
+        above = bits >= ((127 + 16 + 1 - LEVELS) << 23)
+        level = tl.where(above, (bits >> 23) - (127 + 16 - LEVELS), 0)
+        scale: tl.constexpr = 2.0 ** (LEVELS - 1)
+        low = (tl.minimum(y * scale, 65536.0) * 256.0).to(tl.int32)
+        threshold = tl.where(above, (bits & 0x7FFFFF) << 1, low)
+    else:
+        y = tl.minimum(size * enlarge * factor, 65536.0 * LEVELS)
+        level = y.to(tl.int32) >> 16
+        threshold = ((y - (level << 16).to(tl.float32)) * 256.0).to(tl.int32)
+    return level + rounded_up(threshold, key, first, rows).to(tl.int32)
+
+
+@triton.jit
+def store_codes(
+    wire_ptr, body, end, row_at, code, BITS: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr
+):
+    """Eight codes a row (rows, 8) as BITS bytes from body + row_at * BITS on, but none from `end` on."""
+    shift = tl.arange(0, 8)[None, :] * BITS
+    column = tl.arange(0, COLUMNS)[None, :]
+    if BITS <= 4:
+        low = tl.sum(code << shift, axis=1)[:, None]
+        part = low >> (column * 8)
+    elif BITS <= 8:
+        low = tl.sum(code.to(tl.int64) << shift, axis=1)[:, None]
+        part = (low >> (column * 8)).to(tl.int32)
+    else:
+        wide = code.to(tl.int64)
+        low = tl.sum(tl.where(shift < 64, wide << (shift & 63), 0), axis=1)[:, None]
+        above = tl.where(shift >= 64, wide << (shift & 63), wide >> tl.minimum(64 - shift, 63))
+        high = tl.sum(tl.where(shift + BITS > 64, above, 0), axis=1)[:, None]
+        part = (tl.where(column < 8, low, high) >> ((column & 7) * 8)).to(tl.int32)
+    at = body + row_at[:, None] * BITS + column
+    if MASKED:
+        tl.store(wire_ptr + at, (part & 255).to(tl.uint8), mask=(column < BITS) & (at < end))
+    elif BITS == COLUMNS:
+        tl.store(wire_ptr + at, (part & 255).to(tl.uint8))
+    else:
+        tl.store(wire_ptr + at, (part & 255).to(tl.uint8), mask=(column < BITS) & (at >= 0))
+
+
+@triton.jit
+def load_codes(wire_ptr, bit, end, BITS: tl.constexpr, SPAN: tl.constexpr):
+    """Codes int32 that begin at these bits int64; bytes from `end` on are zero. Each lies in SPAN bytes."""
+    byte, shift = bit >> 3, (bit & 7).to(tl.int32)
+    if SPAN <= 3:
+        whole = tl.load(wire_ptr + byte, mask=byte < end, other=0).to(tl.int32)
+        for i in tl.static_range(1, SPAN):
+            whole |= tl.load(wire_ptr + byte + i, mask=byte + i < end, other=0).to(tl.int32) << (8 * i)
+        return (whole >> shift) & ((1 << BITS) - 1)
+    wide = tl.load(wire_ptr + byte, mask=byte < end, other=0).to(tl.int64)
+    for i in tl.static_range(1, SPAN):
+        wide |= tl.load(wire_ptr + byte + i, mask=byte + i < end, other=0).to(tl.int64) << (8 * i)
+    return ((wide >> shift) & ((1 << BITS) - 1)).to(tl.int32)
+
+
+@triton.jit
+def value_of(signed, scale, LEVELS: tl.constexpr, POWERS: tl.constexpr):
+    """float32 values: `reference.values`."""
+    if POWERS:
+        size = ((127 + tl.abs(signed) - LEVELS) << 23).to(tl.float32, bitcast=True)
+        size = tl.where(signed != 0, size, 0.0)
+        return tl.where(signed < 0, -size, size) * scale
+    size = signed.to(tl.float32)
+    if LEVELS > 1:
+        size = tl.div_rn(size, tl.zeros_like(size) + LEVELS)
+    return size * scale
+
+
+@triton.jit
+def load_tile(x_ptr, base, at, left, MASKED: tl.constexpr, ALIGNED: tl.constexpr):
+    """Elements base + at of x; zeros from `left` on."""
+    if ALIGNED:
+        base = (base >> 2) * 4
+    if MASKED:
+        return tl.load(x_ptr + base + at, mask=at < left, other=0.0)
+    return tl.load(x_ptr + base + at)
+
+
+@triton.jit
+def quantise_kernel(
+    x_ptr, wire_ptr, levels_ptr, scales_ptr, flags_ptr, keys_ptr, segment_ptr, first_ptr,
+    starts_ptr, sizes_ptr, head_ptr, body_ptr, end_ptr, first_block_ptr, first_element_ptr, block,
+    LEVELS: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr, POWERS: tl.constexpr, BLOCK: tl.constexpr,
+    SCALES: tl.constexpr, UNPACKED: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
+    left = tl.load(sizes_ptr + segment) - first
+    at = element(ROWS)
+    x = load_tile(x_ptr, tl.load(starts_ptr + segment) + first, at, left, MASKED, ALIGNED)
+    bits = x.to(tl.int32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    most: tl.constexpr = 65536.0 if POWERS else 65536.0 * LEVELS
+    if SCALES == MEASURED:
+        PER: tl.constexpr = BLOCK // 8
+        COUNT: tl.constexpr = ROWS // PER
+        largest = tl.max(tl.reshape(tl.max(magnitude, axis=1), [COUNT, PER]), axis=1)
+        if tl.max(largest, axis=0) >= INFINITE:
+            tl.store(flags_ptr + segment, 1)
+        number = tl.arange(0, COUNT)
+        inside = number * BLOCK < left
+        whose = first // BLOCK + number
+        if UNPACKED:
+            to = scales_ptr + tl.load(first_block_ptr + segment) + whose
+            tl.store(to, largest.to(tl.float32, bitcast=True), mask=inside)
+        else:
+            byte = tl.arange(0, 4)[None, :]
+            to = wire_ptr + tl.load(head_ptr + segment) + whose[:, None] * 4 + byte
+            part = (largest[:, None] >> (byte * 8)) & 255
+            tl.store(to, part.to(tl.uint8), mask=inside[:, None] & (byte < 4))
+        by_block, larger = factors(largest.to(tl.float32, bitcast=True), most)
+        factor = tl.reshape(tl.broadcast_to(by_block[:, None], [COUNT, PER]), [ROWS])[:, None]
+        enlarge = tl.reshape(tl.broadcast_to(larger[:, None], [COUNT, PER]), [ROWS])[:, None]
+    else:
+        from_block = scales_ptr + tl.load(first_block_ptr + segment)
+        if SCALES == ONE_A_ROW:
+            row = tl.arange(0, ROWS)
+            scale = tl.load(from_block + (first + row * 8) // block, mask=row * 8 < left, other=0.0)[:, None]
+        else:
+            scale = tl.load(from_block + tl.zeros([1, 1], tl.int32))
+        worst = tl.maximum(
+            tl.max(tl.max(magnitude, axis=1), axis=0),
+            tl.max(tl.max(scale.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1), axis=0),
+        )
+        if worst >= INFINITE:
+            tl.store(flags_ptr + segment, 1)
+        factor, enlarge = factors(scale, most)
+    size = magnitude.to(tl.float32, bitcast=True)
+    level = level_of(size, factor, enlarge, tl.load(keys_ptr + segment), first, LEVELS, POWERS, ROWS)
+    if UNPACKED:
+        to = levels_ptr + tl.load(first_element_ptr + segment) + first + at
+        signed = tl.where(bits < 0, -level, level)
+        if MASKED:
+            tl.store(to, signed, mask=at < left)
+        else:
+            tl.store(to, signed)
+    else:
+        code = level | tl.where(bits < 0, 1 << (BITS - 1), 0)
+        body, end = tl.load(body_ptr + segment), tl.load(end_ptr + segment)
+        store_codes(wire_ptr, body, end, (first >> 3) + tl.arange(0, ROWS), code, BITS, COLUMNS, MASKED)
+
+
+@triton.jit
+def put_scales_kernel(wire_ptr, scales_ptr, heads_ptr, count, SIZE: tl.constexpr):
+    """Write scales float32 (count,) to the wire, each at its place."""
+    number = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    inside = number < count
+    bits = tl.load(scales_ptr + number, mask=inside, other=0.0).to(tl.int32, bitcast=True)[:, None]
+    byte = tl.arange(0, 4)[None, :]
+    to = wire_ptr + tl.load(heads_ptr + number, mask=inside, other=0)[:, None] + byte
+    tl.store(to, ((bits >> (byte * 8)) & 255).to(tl.uint8), mask=inside[:, None] & (byte < 4))
+
+
+@triton.jit
+def get_scales_kernel(
+    wire_ptr,
+    stride,
+    scales_ptr,
+    heads_ptr,
+    count,
+    tails_ptr,
+    limits_ptr,
+    tail_count,
+    flags_ptr,
+    SIZE: tl.constexpr,
+):
+    """Read the scales of message program_id(1) to float32 (count,); flags 0 and 2 show damage."""
+    message = tl.program_id(1)
+    wire_ptr += message * stride
+    number = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    inside = number < count
+    head = tl.load(heads_ptr + number, mask=inside, other=0)
+    bits = tl.load(wire_ptr + head, mask=inside, other=0).to(tl.uint32)
+    for i in tl.static_range(1, 4):
+        bits |= tl.load(wire_ptr + head + i, mask=inside, other=0).to(tl.uint32) << (8 * i)
+    tl.store(scales_ptr + message * count + number, bits.to(tl.float32, bitcast=True), mask=inside)
+    if tl.max((bits >= 0x7F800000).to(tl.int32), axis=0) > 0:
+        tl.store(flags_ptr + 3 * message, 1)
+    tail = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    used = tail < tail_count
+    last = tl.load(wire_ptr + tl.load(tails_ptr + tail, mask=used, other=0), mask=used, other=0).to(tl.int64)
+    limit = tl.load(limits_ptr + tail, mask=used, other=1 << 20)
+    if tl.max((last >= limit).to(tl.int32), axis=0) > 0:
+        tl.store(flags_ptr + 3 * message + 2, 1)
+
+
+@triton.jit
+def check_levels_kernel(
+    wire_ptr, stride, flags_ptr, segment_ptr, first_ptr, sizes_ptr, body_ptr, end_ptr,
+    LEVELS: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    """Flag 1 of message program_id(1) shows a level that there is not."""
+    message = tl.program_id(1)
+    segment, first = tl.load(segment_ptr + tl.program_id(0)), tl.load(first_ptr + tl.program_id(0))
+    at = element(ROWS)
+    bit = tl.load(body_ptr + segment) * 8 + (first + at) * BITS
+    code = load_codes(wire_ptr + message * stride, bit, tl.load(end_ptr + segment), BITS, SPAN)
+    if tl.max(tl.max(code & ((1 << (BITS - 1)) - 1), axis=1), axis=0) > LEVELS:
+        tl.store(flags_ptr + 3 * message + 1, 1)
+
+
+@triton.jit
+def dequantise_kernel(
+    wire_ptr, stride, messages, scales_ptr, count, flags_ptr, out_ptr, segment_ptr, first_ptr,
+    starts_ptr, sizes_ptr, body_ptr, end_ptr, first_block_ptr, block, alpha,
+    LEVELS: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr, POWERS: tl.constexpr,
+    SCALES: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """out += alpha * values of each message whose three flags are 0, in their order."""
+    tile = tl.program_id(0)
+    segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
+    left = tl.load(sizes_ptr + segment) - first
+    at = element(ROWS)
+    base = tl.load(starts_ptr + segment) + first
+    if ALIGNED:
+        base = (base >> 2) * 4
+    out = load_tile(out_ptr, base, at, left, MASKED, ALIGNED)
+    bit = tl.load(body_ptr + segment) * 8 + (first + at) * BITS
+    end = tl.load(end_ptr + segment)
+    from_block = scales_ptr + tl.load(first_block_ptr + segment)
+    row = tl.arange(0, ROWS)
+    for message in range(messages):
+        flags = flags_ptr + 3 * message
+        good = (tl.load(flags) | tl.load(flags + 1) | tl.load(flags + 2)) == 0
+        code = load_codes(wire_ptr, bit, end, BITS, SPAN)
+        level = code & ((1 << (BITS - 1)) - 1)
+        signed = tl.where((code >> (BITS - 1)) != 0, -level, level)
+        if SCALES == ONE_A_ROW:
+            scale = tl.load(from_block + (first + row * 8) // block, mask=row * 8 < left, other=0.0)[:, None]
+        else:
+            scale = tl.load(from_block)
+        added = out + value_of(signed, scale, LEVELS, POWERS) * alpha
+        out = tl.where(good, added, out)
+        wire_ptr += stride
+        from_block += count
+    if MASKED:
+        tl.store(out_ptr + base + at, out, mask=at < left)
+    else:
+        tl.store(out_ptr + base + at, out)
+
+
+@triton.jit
+def levels_kernel(
+    signed_ptr, end, zero, scales_ptr, flags_ptr, out_ptr, segment_ptr, first_ptr,
+    starts_ptr, sizes_ptr, first_element_ptr, first_block_ptr, block, alpha,
+    LEVELS: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr, POWERS: tl.constexpr,
+    SCALES: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """out += alpha * values of levels: int32 if BITS is 0, else packed codes level + zero in 0..2 zero."""
+    tile = tl.program_id(0)
+    segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
+    left = tl.load(sizes_ptr + segment) - first
+    at = element(ROWS)
+    base = tl.load(starts_ptr + segment) + first
+    if ALIGNED:
+        base = (base >> 2) * 4
+    out = load_tile(out_ptr, base, at, left, MASKED, ALIGNED)
+    number = tl.load(first_element_ptr + segment) + first + at
+    if BITS == 0:
+        signed = tl.load(signed_ptr + number, mask=at < left, other=0)
+    else:
+        code = load_codes(signed_ptr, number * BITS, end, BITS, SPAN)
+        code = tl.where(at < left, code, 0)
+        if tl.max(tl.max(code, axis=1), axis=0) > 2 * zero:
+            tl.store(flags_ptr, 1)
+        signed = code - zero
+    from_block = scales_ptr + tl.load(first_block_ptr + segment)
+    if SCALES == ONE_A_ROW:
+        row = tl.arange(0, ROWS)
+        scale = tl.load(from_block + (first + row * 8) // block, mask=row * 8 < left, other=0.0)[:, None]
+    else:
+        scale = tl.load(from_block)
+    out += value_of(signed, scale, LEVELS, POWERS) * alpha
+    if MASKED:
+        tl.store(out_ptr + base + at, out, mask=at < left)
+    else:
+        tl.store(out_ptr + base + at, out)
+
+
+@triton.jit
+def packed_sum_kernel(
+    wires_ptr, nbytes, ranks, sums_ptr, sums_nbytes, flags_ptr, n, most,
+    BITS: tl.constexpr, SPAN: tl.constexpr, SUM_BITS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Sums over ranks of packed integers in 0..most, packed again. Flag r: rank r sent others."""
+    first = tl.program_id(0).to(tl.int64) * (ROWS * 8)
+    at = element(ROWS)
+    total = tl.zeros([ROWS, 8], tl.int32)
+    for rank in range(ranks):
+        code = load_codes(wires_ptr, (first + at) * BITS, nbytes, BITS, SPAN)
+        beyond = (first + at >= n) & (code != 0)  # zero bits follow the last integer
+        if tl.max(tl.max((beyond | (code > most)).to(tl.int32), axis=1), axis=0) > 0:
+            tl.store(flags_ptr + rank, 1)
+        total += code
+        wires_ptr += nbytes
+    total = tl.where(first + at < n, total, 0)
+    store_codes(sums_ptr, 0, sums_nbytes, (first >> 3) + tl.arange(0, ROWS), total, SUM_BITS, COLUMNS, True)
+
+
+@triton.jit
+def blocks_kernel(
+    x_ptr, sums_ptr, largest_ptr, segment_ptr, first_ptr, starts_ptr, sizes_ptr, first_out_ptr,
+    BLOCK: tl.constexpr, WHAT: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Of each run of BLOCK elements: bits of the largest |x|, or the sum of x^2 or |x|, in double; or moments:
+    the largest, and the sums of x - x[0] and of its square, (2,), with x[0] the first of the tensor.
+    """
+    tile = tl.program_id(0)
+    segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
+    left = tl.load(sizes_ptr + segment) - first
+    COUNT: tl.constexpr = (ROWS * 8) // BLOCK
+    number = tl.arange(0, COUNT)
+    at = number[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    start = tl.load(starts_ptr + segment)
+    x = load_tile(x_ptr, start + first, at, left, MASKED, ALIGNED)
+    to = tl.load(first_out_ptr + segment) + first // BLOCK + number
+    inside = number * BLOCK < left
+    if (WHAT == LARGEST) | (WHAT == MOMENTS):
+        largest = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
+        tl.store(largest_ptr + to, largest, mask=inside)
+    if WHAT == SQUARES:
+        wide = x.to(tl.float64)
+        tl.store(sums_ptr + to, tl.sum(wide * wide, axis=1), mask=inside)
+    if WHAT == SIZES:
+        tl.store(sums_ptr + to, tl.sum(tl.abs(x).to(tl.float64), axis=1), mask=inside)
+    if WHAT == MOMENTS:
+        shifted = x.to(tl.float64) - tl.load(x_ptr + start).to(tl.float64)
+        if MASKED:
+            shifted = tl.where(at < left, shifted, 0.0)
+        tl.store(sums_ptr + 2 * to, tl.sum(shifted, axis=1), mask=inside)
+        tl.store(sums_ptr + 2 * to + 1, tl.sum(shifted * shifted, axis=1), mask=inside)
+
+
+@triton.jit
+def tensors_kernel(
+    parts_ptr, largest_parts_ptr, sums_ptr, largest_ptr, first_part_ptr, counts_ptr,
+    SUMS: tl.constexpr, LARGEST_TOO: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Of each tensor: SUMS sums of its parts' sums, and the largest of the largest."""
+    segment = tl.program_id(0)
+    count, first = tl.load(counts_ptr + segment), tl.load(first_part_ptr + segment)
+    number = tl.arange(0, SIZE)
+    largest = tl.zeros([SIZE], tl.int32)
+    total, square = tl.zeros([SIZE], tl.float64), tl.zeros([SIZE], tl.float64)
+    for i in range(0, count, SIZE):
+        inside = i + number < count
+        at = first + i + number
+        if LARGEST_TOO:
+            largest = tl.maximum(largest, tl.load(largest_parts_ptr + at, mask=inside, other=0))
+        if SUMS >= 1:
+            total += tl.load(parts_ptr + at * SUMS, mask=inside, other=0.0)
+        if SUMS == 2:
+            square += tl.load(parts_ptr + at * SUMS + 1, mask=inside, other=0.0)
+    if LARGEST_TOO:
+        tl.store(largest_ptr + segment, tl.max(largest, axis=0))
+    if SUMS >= 1:
+        tl.store(sums_ptr + segment * SUMS, tl.sum(total, axis=0))
+    if SUMS == 2:
+        tl.store(sums_ptr + segment * SUMS + 1, tl.sum(square, axis=0))
+
+
+def norms(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor:
+    """Float32 (B,): one a block."""
+    device = x.device
+    if not (form.block == 0 or form.block in BLOCKS) or (measure.clip and form.block) or 0 in segments.sizes:
+        return reference.norms(x, segments, form, measure)
+    at = places(segments, form, device)
+    if not at.units:
+        return x.new_empty(0)
+    if measure.clip:
+        what, columns = MOMENTS, 2
+    else:
+        what, columns = {"max": (LARGEST, 0), "l2": (SQUARES, 1), "mean": (SIZES, 1)}[measure.norm]
+    size = form.block or TILE
+    parts = places(segments, Form(1, size), device)
+    sums = torch.empty(parts.blocks * columns, dtype=torch.float64, device=device)
+    largest = torch.empty(parts.blocks if columns != 1 else 0, dtype=torch.int32, device=device)
+    with dispatch.device_of(x):
+        for which, masked in both(segments, device):
+            blocks_kernel[(len(which),)](
+                x, sums, largest, which.segment, which.first, at.starts, at.sizes, parts.first_block,
+                BLOCK=size, WHAT=what, MASKED=masked, ALIGNED=aligned(segments, x), **LAUNCH,
+            )  # fmt: skip
+        if not form.block and parts.blocks > len(segments):
+            part_sums, part_largest, count = sums, largest, len(segments)
+            sums = torch.empty(count * columns, dtype=torch.float64, device=device)
+            largest = torch.empty(count if columns != 1 else 0, dtype=torch.int32, device=device)
+            tensors_kernel[(count,)](
+                part_sums, part_largest, sums, largest, parts.first_block, parts.block_counts,
+                SUMS=columns, LARGEST_TOO=columns != 1, SIZE=1024, **LAUNCH,
+            )  # fmt: skip
+    if measure.clip:
+        total, square = sums.view(-1, 2).unbind(1)
+        return limited_by(x[at.starts], at.sizes, largest.view(torch.float32), total, square, measure.clip)
+    if measure.norm == "max":
+        return largest.view(torch.float32)
+    if measure.norm == "l2":
+        return finished(sums.sqrt())
+    return finished(sums / blocks_of(x, segments, form).sizes)
+
+
+def quantise(x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure) -> Tensor:
+    """Uint8 (m,): the wires of the tensors, one after the other."""
+    if form.base3 or not serves(form, measure):
+        return reference.quantise(x, segments, keys, form, measure)
+    at = places(segments, form, x.device)
+    wire = torch.empty(at.nbytes, dtype=torch.uint8, device=x.device)
+    scales = None if measured(form, measure) else given(x, segments, form, measure)
+    encode(x, segments, keys, form, wire, None, scales, scales is None)
+    if scales is not None and at.blocks:
+        with dispatch.device_of(x):
+            heads = block_heads(segments, form, x.device)
+            put_scales_kernel[(triton.cdiv(at.blocks, 512),)](
+                wire, scales, heads, at.blocks, SIZE=512, num_warps=4
+            )
+    return wire
+
+
+def quantise_levels(
+    x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure
+) -> tuple[Tensor, Tensor]:
+    """Scales float32 (B,) and signed levels int32 (K,)."""
+    if not serves(form, measure):
+        return reference.quantise_levels(x, segments, keys, form, measure)
+    at = places(segments, form, x.device)
+    levels = torch.empty(segments.numel, dtype=torch.int32, device=x.device)
+    inside = measured(form, measure)
+    scales = (
+        torch.empty(at.blocks, dtype=torch.float32, device=x.device)
+        if inside
+        else given(x, segments, form, measure)
+    )
+    encode(x, segments, keys, form, None, levels, scales, inside)
+    return scales, levels
+
+
+def encode(
+    x: Tensor, segments: Segments, keys: Sequence[int], form: Form,
+    wire: Tensor | None, levels: Tensor | None, scales: Tensor | None, inside: bool,
+) -> None:  # fmt: skip
+    """Write codes to the wire, or levels; where the scales are measured `inside`, them too."""
+    at = places(segments, form, x.device)
+    flags = torch.zeros(len(segments), dtype=torch.int32, device=x.device)
+    on_device = device_keys(keys, x.device)
+    with dispatch.device_of(x):
+        for which, masked in both(segments, x.device):
+            quantise_kernel[(len(which),)](
+                x, x if wire is None else wire, x if levels is None else levels, x if scales is None else scales,
+                flags, on_device, which.segment, which.first, at.starts, at.sizes, at.head, at.body, at.body_end,
+                at.first_block, at.first_element, form.block,
+                LEVELS=form.levels, BITS=form.bits, COLUMNS=triton.next_power_of_2(form.bits), POWERS=form.powers,
+                BLOCK=form.block, SCALES=MEASURED if inside else source(form), UNPACKED=wire is None,
+                MASKED=masked, ALIGNED=aligned(segments, x), **LAUNCH,
+            )  # fmt: skip
+    deferred.check(flags, lambda number: reference.not_finite(number, segments))
+
+
+def dequantise_messages_add_(
+    wires: Sequence[Tensor], segments: Segments, out: Tensor, form: Form, alpha: float
+) -> Tensor:
+    """out += alpha * values of each message, in order; nothing of one that is damaged."""
+    at = places(segments, form, out.device)
+    for number, wire in enumerate(wires):
+        if wire.numel() != at.nbytes:
+            error = WireError(f"a message of {at.nbytes} bytes is expected, got {wire.numel()}")
+            error.message = number
+            raise error
+    if not at.units:
+        return out
+    stacked, stride = one_buffer(wires)
+    count, span = len(wires), spanned(form.bits)
+    flags = torch.zeros(3 * count, dtype=torch.int32, device=out.device)
+    scales = torch.empty(count * at.blocks, dtype=torch.float32, device=out.device)
+    with dispatch.device_of(out):
+        rows = triton.cdiv(max(at.blocks, at.tails.numel()), 512)
+        get_scales_kernel[(rows, count)](
+            stacked, stride, scales, block_heads(segments, form, out.device), at.blocks,
+            at.tails, at.tail_limits, at.tails.numel(), flags, SIZE=512, num_warps=4,
+        )  # fmt: skip
+        if form.levels & form.levels + 1:
+            for which, _ in both(segments, out.device):
+                check_levels_kernel[(len(which), count)](
+                    stacked, stride, flags, which.segment, which.first, at.sizes, at.body, at.body_end,
+                    LEVELS=form.levels, BITS=form.bits, SPAN=span, **LAUNCH,
+                )  # fmt: skip
+        for which, masked in both(segments, out.device):
+            dequantise_kernel[(len(which),)](
+                stacked, stride, count, scales, at.blocks, flags, out, which.segment, which.first,
+                at.starts, at.sizes, at.body, at.body_end, at.first_block, form.block, float(alpha),
+                LEVELS=form.levels, BITS=form.bits, SPAN=span, POWERS=form.powers, SCALES=source(form),
+                MASKED=masked, ALIGNED=aligned(segments, out), **LAUNCH,
+            )  # fmt: skip
+    deferred.check(flags, lambda number: damaged(number, form))
+    return out
+
+
+def dequantises(form: Form) -> bool:
+    """Whether `dequantise_messages_add_` serves this form."""
+    return not form.base3 and form.block % 8 == 0
+
+
+def damaged(number: int, form: Form) -> WireError:
+    """The error of flag `number`, three for each message."""
+    message, kind = divmod(number, 3)
+    error = WireError(
+        (
+            "the scale of a block is negative or not finite",
+            f"there are levels up to {form.levels}, got a larger one",
+            "what follows the last code of a tensor must be zero",
+        )[kind]
+    )
+    error.message = message
+    return error
+
+
+def levels_add_(
+    signed: Tensor, scales: Tensor, segments: Segments, out: Tensor, form: Form, alpha: float
+) -> Tensor:
+    """out += alpha * values of signed levels int32 (K,)."""
+    if form.block % 8:
+        return reference.levels_add_(signed, scales, segments, out, form, alpha)
+    return add_levels_(signed, 0, 0, scales, None, segments, out, form, alpha)
+
+
+def add_levels_(
+    signed: Tensor, bits: int, zero: int, scales: Tensor, flags: Tensor | None,
+    segments: Segments, out: Tensor, form: Form, alpha: float,
+) -> Tensor:  # fmt: skip
+    """out += alpha * values of levels int32 (K,), or of packed codes of `bits` that stand for code - zero."""
+    at = places(segments, form, out.device)
+    with dispatch.device_of(out):
+        for which, masked in both(segments, out.device):
+            levels_kernel[(len(which),)](
+                signed, signed.numel(), zero, scales, signed if flags is None else flags, out,
+                which.segment, which.first, at.starts, at.sizes, at.first_element, at.first_block, form.block,
+                float(alpha), LEVELS=form.levels, BITS=bits, SPAN=spanned(bits), POWERS=form.powers,
+                SCALES=source(form), MASKED=masked, ALIGNED=aligned(segments, out), **LAUNCH,
+            )  # fmt: skip
+    return out
+
+
+def packed_sum(wires: Tensor, n: int, most: int, bits: int, sum_bits: int) -> tuple[Tensor, Tensor]:
+    """Sums of wires uint8 (ranks, m) of packed integers, packed; and a flag for each rank."""
+    ranks, nbytes = wires.shape
+    sums = torch.empty((n * sum_bits + 7) // 8, dtype=torch.uint8, device=wires.device)
+    flags = torch.zeros(ranks, dtype=torch.int32, device=wires.device)
+    if n:
+        with dispatch.device_of(wires):
+            packed_sum_kernel[(triton.cdiv(n, TILE),)](
+                wires, nbytes, ranks, sums, sums.numel(), flags, n, most,
+                BITS=bits, SPAN=spanned(bits), SUM_BITS=sum_bits, COLUMNS=triton.next_power_of_2(sum_bits), **LAUNCH,
+            )  # fmt: skip
+    return sums, flags
+
+
+def measured(form: Form, measure: Measure) -> bool:
+    """Whether the scales are found while a tile is quantised."""
+    return measure.scales is None and measure.norm == "max" and not measure.clip and form.block in BLOCKS
+
+
+def serves(form: Form, measure: Measure) -> bool:
+    """Whether there is a kernel for it: no floors, and no two scales in a row of eight."""
+    return measure.floors is None and form.block % 8 == 0
+
+
+def given(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor:
+    """The scales that were given, or else the norms."""
+    return norms(x, segments, form, measure) if measure.scales is None else measure.scales
+
+
+def source(form: Form) -> Any:
+    """Where a kernel finds the scales of elements."""
+    return ONE_A_ROW if form.block else ONE_A_TENSOR
+
+
+def spanned(bits: int) -> int:
+    """Bytes in which a code of so many bits may lie."""
+    return max(1, -(-bits // 8)) if bits in (0, 1, 2, 4, 8, 16) else (bits + 14) // 8
+
+
+def both(segments: Segments, device: torch.device) -> list[tuple[Tiles, bool]]:
+    """The whole tiles, and those that need a mask; none that are empty."""
+    full, last = tiles(segments.sizes, TILE, device)
+    return [(which, masked) for which, masked in ((full, False), (last, True)) if len(which)]
+
+
+def aligned(segments: Segments, x: Tensor) -> bool:
+    """Whether each tensor begins at a multiple of 16 bytes."""
+    return x.data_ptr() % 16 == 0 and all_aligned(segments)
+
+
+@lru_cache(maxsize=512)
+def all_aligned(segments: Segments) -> bool:
+    return all(start % 4 == 0 for start in segments.starts)
+
+
+@lru_cache(maxsize=64)
+def block_heads(segments: Segments, form: Form, device: torch.device) -> Tensor:
+    """Place of each block's scale in the wire: int64 (B,). The tensor is shared: do not change it."""
+    at: Places = places(segments, form, device)
+    of = owners(at.first_block, at.block_counts, 0, at.blocks)
+    inside = torch.arange(at.blocks, dtype=torch.int64, device=device) - at.first_block[of]
+    return at.head[of] + 4 * inside
+
+
+def one_buffer(wires: Sequence[Tensor]) -> tuple[Tensor, int]:
+    """A tensor that begins with the first message, and how many bytes apart they lie. Copies if it has to."""
+    apart = [later.data_ptr() - wire.data_ptr() for wire, later in zip(wires, wires[1:], strict=False)]
+    storages = {wire.untyped_storage().data_ptr() for wire in wires}
+    if len(storages) == 1 and len(set(apart)) <= 1:
+        return wires[0], apart[0] if apart else 0
+    return torch.cat(list(wires)), wires[0].numel()
