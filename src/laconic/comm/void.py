@@ -21,6 +21,10 @@ from laconic.comm.comm import Comm
 VOID_LENGTH = 1 << 62
 
 
+class VoidSum(Exception):
+    """A sum was found not finite after the reduction: the step is void on every rank."""
+
+
 def gather_or_void(
     comm: Comm,
     message: Tensor | None,
@@ -75,6 +79,30 @@ def sum_or_void(
     """Sum over ranks of x (n,), in x's own memory where n > 0; void also where the sum is not finite."""
     total = comm.all_reduce(_summand(x, n, torch.nan, device, dtype))
     return total[:n] if bool(total.isfinite().all()) else None
+
+
+def sum_unchecked(
+    comm: Comm, x: Tensor | None, n: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Sum over ranks of x (n,), as `sum_or_void`, for a caller that checks it: it is void where not finite.
+
+    Nothing waits for a GPU. Where n is 0 the sum has one element all the same, which can be void.
+    """
+    return comm.all_reduce(_summand(x, n, torch.nan, device, dtype))
+
+
+def extremes(x: Tensor) -> Tensor:
+    """Return the least and the greatest entry of x (n,), n > 0, as float32 (2,): NaN if there is one.
+
+    Both are finite exactly where x is: one number to read instead of a flag for every entry.
+    """
+    return torch.stack(torch.aminmax(x)).to(torch.float32)
+
+
+def not_finite(x: Tensor) -> Tensor:
+    """Return int32 (1,): 1 where x (n,), n > 0, has an entry that is not finite; for `deferred.check`."""
+    ends = extremes(x)
+    return (ends - ends).sum().ne(0).to(torch.int32).reshape(1)
 
 
 def max_or_void(comm: Comm, x: Tensor | None, n: int, device: torch.device) -> Tensor | None:

@@ -111,15 +111,14 @@ class Segments:
 
     def scale_(self, x: Tensor, factor: float) -> Tensor:
         """Multiply these ranges of flat `x` (n,) by `factor`."""
-        if factor != 1:
-            for view in self.merged.views(x):
-                view.mul_(factor)
+        if factor != 1 and len(self):
+            torch._foreach_mul_(self.merged.views(x), factor)  # one launch on a GPU
         return x
 
     def zero_(self, x: Tensor) -> Tensor:
         """Set these ranges of flat `x` (n,) to zero."""
-        for view in self.merged.views(x):
-            view.zero_()
+        if len(self):
+            torch._foreach_zero_(self.merged.views(x))
         return x
 
 

@@ -11,11 +11,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from laconic import kernels
 from laconic.comm.metered import Metered
+from laconic.comm.sent import Sent
+from laconic.comm.void import VoidSum, extremes
+from laconic.core.deferred import deferred
 from laconic.core.layout import Layout
 from laconic.core.mask import Mask, cleared
 from laconic.core.per_layout import PerLayout
@@ -30,7 +36,7 @@ from laconic.exchange.state import check_shapes
 from laconic.exchange.stats import Seconds
 from laconic.feedback import Optimised
 from laconic.feedback.no_feedback import NoFeedback
-from laconic.reducers.sum import Sum
+from laconic.reducers.sum import BoundSum, Sum
 
 
 class Exchange:
@@ -59,7 +65,10 @@ class Exchange:
         for route, part in zip(method.routes, whole, strict=True):
             gain = gain_of(route, part)
             feedback = route.feedback.bind(part, optimised, comm.size)
-            self._legs.append(Leg(repr(route.reducer), feedback, route.reducer.bind(part, comm), gain))
+            reducer = route.reducer.bind(part, comm)
+            if isinstance(reducer, BoundSum):
+                reducer = replace(reducer, late=True)
+            self._legs.append(Leg(repr(route.reducer), feedback, reducer, gain))
         kept = (route.feedback for route, part in zip(method.routes, whole, strict=True) if len(part))
         self._clipping = tuple(each for each in kept if each.clip_at(each.warm_at) is not None)
         self._clip = Clip(layout) if self._clipping else None
@@ -109,15 +118,25 @@ class Exchange:
         given = self._clipped(bucket, layout, 1 / scale)
         if measures := self.noise.due(self.step):
             self.noise.local(bucket, layout, given)
-        corrected = [leg.correct(bucket, part, turn, given) for leg, part in legs]
-        finite = all(x is not None for x in corrected)
-        if self.void is None:
-            suspect = None if finite else first_not_finite(bucket, layout)
-            reductions = [
-                Reduction(leg, part, x if finite else None, turn, bucket, leg.gain * scale)
-                for (leg, part), x in zip(legs, corrected, strict=True)
-            ]
-            self._reduce(reductions, suspect)
+        done: list[tuple[Reduction, Sent]] = []
+        try:
+            with deferred():  # flags on a GPU, such as those of damaged messages, are read in one copy
+                corrected = self._corrected(bucket, legs, turn, given)
+                if self.void is None:
+                    finite = all(x is not None for x in corrected)
+                    suspect = None if finite else first_not_finite(bucket, layout)
+                    reductions = [
+                        Reduction(leg, part, x if finite else None, turn, bucket, leg.gain * scale)
+                        for (leg, part), x in zip(legs, corrected, strict=True)
+                    ]
+                    self._reduce(reductions, suspect, done)
+        except VoidSum:
+            if self.void is None:
+                self._put_back(done)
+                self.cancel(first_not_finite(bucket, layout) or "a tensor on another rank")
+        else:
+            if self.void is None:
+                self._settle(done)
         if self.void is not None:
             bucket.fill_(torch.nan)
         elif measures:
@@ -134,8 +153,36 @@ class Exchange:
         limit = min(limits) / math.sqrt(self.comm.size) if limits else None
         return scale * self._clip.factor(grad, layout, scale, limit)
 
-    def _reduce(self, reductions: Sequence[Reduction], suspect: str | None) -> None:
-        """The mean of each leg, in the bucket: what can go on by itself does so, while others reduce."""
+    def _corrected(
+        self, bucket: Tensor, legs: Sequence[tuple[Leg, Layout]], turn: Turn, scale: float
+    ) -> list[Tensor | None]:
+        """What each leg is to reduce; None where it is not finite. On a GPU one read tells for all legs."""
+        corrected = [leg.correct(bucket, part, turn, scale) for leg, part in legs]
+        unsure = [
+            i
+            for i, ((leg, part), x) in enumerate(zip(legs, corrected, strict=True))
+            if x is not None and leg.finite_is_unknown and part.numel
+        ]
+        if unsure and bucket.is_cpu:
+            for i in unsure:
+                if not kernels.all_finite(cast(Tensor, corrected[i]), legs[i][1].segments):
+                    corrected[i] = None
+        elif unsure:
+            views = [legs[i][1].segments.merged.views(cast(Tensor, corrected[i])) for i in unsure]
+            ends = [extremes(part[0] if len(part) == 1 else torch.cat(part)) for part in views]
+            read = torch.stack(ends).tolist()
+            for i, pair in zip(unsure, read, strict=True):
+                if not all(map(math.isfinite, pair)):
+                    corrected[i] = None
+        return corrected
+
+    def _reduce(
+        self, reductions: Sequence[Reduction], suspect: str | None, done: list[tuple[Reduction, Sent]]
+    ) -> None:
+        """The mean of each leg, in the bucket: what can go on by itself does so, while others reduce.
+
+        What each leg has sent is added to `done`: the feedback may know of it once all flags were read.
+        """
         ends = []
         for reduction in reductions:
             with self.comm.phase(reduction.leg.name):
@@ -147,13 +194,23 @@ class Exchange:
                 sent = reduction.reduce() if end is None else end()
             if self.void is not None:
                 continue
-            leg, part = reduction.leg, reduction.part
             if sent is None:
-                at_fault = suspect or first_not_finite(reduction.out, part)
+                at_fault = suspect or first_not_finite(reduction.out, reduction.part)
+                self._put_back(done)
                 self.cancel(at_fault or "a tensor on another rank")
             else:
-                reduction.settle(sent)
-                self._settled.append((leg, part))
+                done.append((reduction, sent))
+
+    def _settle(self, done: list[tuple[Reduction, Sent]]) -> None:
+        for reduction, sent in done:
+            reduction.settle(sent)
+            self._settled.append((reduction.leg, reduction.part))
+
+    def _put_back(self, done: list[tuple[Reduction, Sent]]) -> None:
+        """The step is void, before any feedback was told of these."""
+        for reduction, _ in done:
+            reduction.leg.reducer.put_back(reduction.part)
+        done.clear()
 
     def sparse_mean(self, grad: Tensor) -> Tensor:
         """Mean over ranks of sparse COO `grad`, gathered as it is; of NaN, where the step is void."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from laconic import kernels
 from laconic.comm.sent import Sent
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
@@ -27,11 +26,13 @@ class Leg:
     gain: float
 
     def correct(self, grad: Tensor, part: Layout, turn: Turn, scale: float) -> Tensor | None:
-        """What the feedback makes of scale * grad; None if it is not finite and the reducer cannot tell."""
-        x = self.feedback.correct(grad, part, turn, scale)
-        if x is None or self.feedback.detects_non_finite or self.reducer.detects_non_finite:
-            return x
-        return x if kernels.all_finite(x, part.segments) else None
+        """What the feedback makes of scale * grad; None if the feedback has found it not finite."""
+        return self.feedback.correct(grad, part, turn, scale)
+
+    @property
+    def finite_is_unknown(self) -> bool:
+        """Whether neither the feedback nor the reducer looks for what is not finite."""
+        return not (self.feedback.detects_non_finite or self.reducer.detects_non_finite)
 
     def settle(self, sent: Sent, part: Layout, turn: Turn) -> None:
         """Tell the feedback what was sent, as damped."""

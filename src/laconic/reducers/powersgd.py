@@ -24,6 +24,7 @@ CPUs has the same bits everywhere (see `kernels.lowrank`), on GPUs where they ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -34,7 +35,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.sent import Sent
-from laconic.comm.void import sum_or_void
+from laconic.comm.void import extremes, sum_or_void, sum_unchecked
 from laconic.core import arguments
 from laconic.core.layout import Entry, Layout, Segments
 from laconic.core.per_layout import PerLayout
@@ -128,8 +129,8 @@ class Factored:
 
     @classmethod
     def of(cls, bucket: Layout, spec: PowerSGD) -> Factored:
-        """What becomes of these tensors."""
-        low = [entry for entry in bucket if spec.pays(entry)]
+        """What becomes of these tensors. Matrices of one shape are neighbours, so that factors are too."""
+        low = sorted((entry for entry in bucket if spec.pays(entry)), key=as_matrix)
         rows, cols = tuple(as_matrix(entry)[0] for entry in low), tuple(as_matrix(entry)[1] for entry in low)
         return cls(
             kernels.Matrices(tuple(entry.offset for entry in low), rows, cols, spec.rank),
@@ -146,8 +147,10 @@ class _PowerSGD(BoundReducer):
         self._spec = spec
         self._comm = comm
         self._factored = PerLayout(lambda bucket: Factored.of(bucket, spec))
-        self._right = Memory("once/power", Factored.of(layout, spec).right)
+        low = ((entry.name, (spec.rank, as_matrix(entry)[1])) for entry in layout if spec.pays(entry))
+        self._right = Memory("once/power", Layout.of(low))
         self._pending = Pending(self._finish)
+        self._whole: dict[int, bool] = {}  # id of a bucket's Factored -> no column of its Q is zero, on GPUs
 
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
@@ -160,43 +163,77 @@ class _PowerSGD(BoundReducer):
             left = kernels.times(x, matrices, self._begin(factored, turn, x.device))
             own = torch.cat([left, *rest.views(x)])
             kept = own[matrices.left :].clone() if x is not out else None
-        sums = sum_or_void(self._comm, own, matrices.left + rest.numel, out.device)
-        if x is None or sums is None:
+        sums = self._sum(own, matrices.left + rest.numel, out.device)
+        if sums is None or (x is None and out.is_cpu):
             return None
         left = kernels.orthonormal_(sums[: matrices.left], matrices.rank, matrices.rows)
-        share = kernels.transposed_times(x, matrices, left)
-        if share.numel():
-            right = sum_or_void(self._comm, share.clone(), share.numel(), out.device)
+        share = None if x is None else kernels.transposed_times(x, matrices, left)
+        right = None
+        if matrices.right:
+            going = None if share is None else share.clone()
+            right = self._sum(going, matrices.right, out.device)
             if right is None:
                 return None
+        if x is None or share is None:
+            return None
+        if right is not None:
             matrices.segments.zero_(out)
             kernels.product_add_(out, matrices, left, right, alpha / size)
             kernels.orthonormal_(right, matrices.rank, matrices.cols)
+        if not out.is_cpu and not self._found_finite(factored, sums[matrices.left :], right):
+            return None
+        if right is not None:
             self._pending.add(right, factored.right, turn.step)
-        parts = torch.split(sums[matrices.left :], list(rest.sizes))
-        for view, part in zip(rest.views(out), parts, strict=True):
-            torch.mul(part, alpha / size, out=view)
+        if rest.numel:
+            mean = sums[matrices.left :] * (alpha / size)
+            torch._foreach_copy_(rest.views(out), torch.split(mean, list(rest.sizes)))
         return LowRank(matrices, left, share, DenseShare(rest, kept, 1.0) if rest.numel else None)
 
+    def _sum(self, x: Tensor | None, n: int, device: torch.device) -> Tensor | None:
+        """The sum over ranks; None where it is void, which on a GPU `_found_finite` tells later."""
+        if device.type == "cpu":
+            return sum_or_void(self._comm, x, n, device)
+        return sum_unchecked(self._comm, x, n, device)
+
+    def _found_finite(self, factored: Factored, rest: Tensor, right: Tensor | None) -> bool:
+        """Whether both sums were finite, for a GPU: the only time that the host waits for one.
+
+        `right`: orthonormal columns. They are NaN where a sum was not finite, as P that is not makes Q NaN.
+        Each has length 1, or 0 where it is to be drawn anew: their squared norm counts those of length 1.
+        """
+        found = [] if right is None else [torch.linalg.vector_norm(right, dtype=torch.float64).reshape(1)]
+        if rest.numel():
+            found.append(extremes(rest).double())
+        read = torch.cat(found).tolist()
+        if right is not None:
+            self._whole[id(factored)] = read[0] ** 2 > len(factored.columns) - 0.5
+        return all(map(math.isfinite, read))
+
     def _begin(self, factored: Factored, turn: Turn, device: torch.device) -> Tensor:
-        """Q of the step before, float32 (matrices.right,), its columns of zeros drawn anew."""
-        right = self._right.flat(factored.right, device).clone()
-        if not right.numel():
-            return right
+        """Q of the step before, float32 (matrices.right,), its columns of zeros drawn anew. Do not change it.
+
+        On a GPU the host looks for zeros, and draws, only where it does not know that there are none.
+        """
+        held = self._right.flat(factored.right, device)
+        if not held.numel() or self._whole.get(id(factored), False):
+            return held
+        right = held.to("cpu", copy=True)
         spent = kernels.norms(right, factored.columns) == 0
         names = [name for name in factored.right.names for _ in range(self._spec.rank)]
         views = factored.columns.views(right)
         for i in spent.nonzero().flatten().tolist():
             key, n = turn.common(names[i]), views[i].numel()
-            drawn = kernels.uniform(key, n, i % self._spec.rank * n, device)
+            drawn = kernels.uniform(key, n, i % self._spec.rank * n, right.device)
             views[i].copy_(drawn).mul_(2).sub_(1)
-        return right
+        return right.to(device)
 
     def _finish(self, right: Tensor, layout: Layout) -> None:
         self._right.held(layout).copy_(right)
 
     def put_back(self, layout: Layout) -> None:
-        self._pending.drop(self._factored(layout).right)
+        factored = self._factored(layout)
+        self._pending.drop(factored.right)
+        self._whole.pop(id(factored), None)
 
     def state_dict(self) -> dict[str, Tensor]:
         self._pending.finish_all()
@@ -206,3 +243,4 @@ class _PowerSGD(BoundReducer):
         self._right.check(state)
         self._pending.finish_all()
         self._right.load_state_dict(state)
+        self._whole.clear()

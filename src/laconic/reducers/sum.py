@@ -14,8 +14,8 @@ from laconic import kernels
 from laconic.codecs.cast import Cast
 from laconic.comm.comm import Comm
 from laconic.comm.sent import Sent
-from laconic.comm.void import max_or_void
-from laconic.core import arguments
+from laconic.comm.void import VoidSum, extremes, max_or_void, not_finite
+from laconic.core import arguments, deferred
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout, Segments
 from laconic.core.turn import Turn
@@ -72,8 +72,9 @@ class DenseShare(Sent):
     def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
         if self.kept is None:
             raise ValueError("this share was overwritten by the mean; to keep it, reduce into another `out`")
-        for view, part in zip(self.segments.views(x), _split(self.kept, self.segments), strict=True):
-            view.add_(part, alpha=alpha * self.gain)
+        if len(self.segments):
+            parts = _split(self.kept, self.segments)
+            torch._foreach_add_(self.segments.views(x), parts, alpha=alpha * self.gain)
         return x
 
     def clear_(self, memory: Tensor) -> Tensor:
@@ -82,10 +83,15 @@ class DenseShare(Sent):
 
 @dataclass(frozen=True)
 class BoundSum(BoundReducer):
-    """At work: nothing is kept from one step to the next."""
+    """At work: nothing is kept from one step to the next.
+
+    `late`: on a GPU the sum is checked by `deferred.check`, which then raises `VoidSum`: for a caller that
+    reduces inside `deferred()` and makes the step void.
+    """
 
     dtype: torch.dtype
     comm: Comm
+    late: bool = False
 
     @property
     def detects_non_finite(self) -> bool:
@@ -123,15 +129,27 @@ class BoundSum(BoundReducer):
 
         def end() -> Sent | None:
             wait()
+            scale = alpha / self.comm.size / factor
+            if not runs.numel:
+                return share if bool(buffer.isfinite().all()) else None
+            if out.is_cpu:
+                if not in_place:
+                    for view, part in zip(runs.views(out), _split(buffer, runs), strict=True):
+                        view.copy_(part)
+                return share if kernels.all_finite(runs.scale_(out, scale), runs) else None
+            mean = buffer.to(torch.float32).mul_(scale)
             if not in_place:
-                for view, part in zip(runs.views(out), _split(buffer, runs), strict=True):
-                    view.copy_(part)
-            for view in runs.views(out):
-                view.mul_(alpha / self.comm.size / factor)
-            finite = kernels.all_finite(out, runs) if runs.numel else bool(buffer.isfinite().all())
-            return share if finite else None
+                torch._foreach_copy_(runs.views(out), _split(mean, runs))
+            return share if self._is_finite(mean) else None
 
         return end
+
+    def _is_finite(self, mean: Tensor) -> bool:
+        """Whether this mean on a GPU is finite; if `late`, that is checked later, with other flags."""
+        if not self.late:
+            return all(map(math.isfinite, extremes(mean).tolist()))
+        deferred.check(not_finite(mean), lambda _: VoidSum())
+        return True
 
     def _range(self, x: Tensor | None, runs: Segments, device: torch.device) -> tuple[float, float] | None:
         """What x is multiplied by before it is rounded, and the most that then goes out; None if void.
@@ -155,6 +173,11 @@ class BoundSum(BoundReducer):
 
     def _pack_(self, buffer: Tensor, x: Tensor, runs: Segments, factor: float, most: float) -> None:
         """buffer = x on the runs, one after the other; in 16 bits factor * x, at most `most`."""
+        if not x.is_cpu:
+            if len(runs):
+                flat = torch.cat(runs.views(x))
+                buffer.copy_(flat if self.dtype == torch.float32 else flat.mul_(factor).clamp_(-most, most))
+            return
         for view, part in zip(runs.views(x), _split(buffer, runs), strict=True):
             if self.dtype == torch.float32:
                 part.copy_(view)
@@ -169,7 +192,10 @@ def _nothing() -> None:
 
 def _largest(x: Tensor, runs: Segments) -> Tensor:
     """The largest |x| on the runs, float32 (1,); 0 of nothing, NaN if there is one."""
-    ends = [torch.stack(torch.aminmax(view)).abs().amax() for view in runs.views(x) if len(view)]
+    views = [view for view in runs.views(x) if len(view)]
+    if not x.is_cpu and len(views) > 1:
+        views = [torch.cat(views)]
+    ends = [torch.stack(torch.aminmax(view)).abs().amax() for view in views]
     return torch.stack([x.new_zeros(()), *ends]).amax().reshape(1)
 
 

@@ -1,12 +1,18 @@
-"""Low-rank products on another device, by its own library: matrices of one shape in one batch.
+"""Low-rank products on another device, by its own library: neighbours of one shape in one batch.
 
 The library adds in an order of its own, which may depend on how many matrices are in a batch: the bits are
-equal on ranks whose devices and buckets are alike, and near those of the CPU elsewhere.
+equal on ranks whose devices and buckets are alike, and near those of the CPU elsewhere. The number of
+launches depends on the number of shapes and on the rank, not on the number of matrices.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -14,79 +20,232 @@ from torch import Tensor
 from laconic.kernels.lowrank.matrices import Matrices
 from laconic.kernels.lowrank.reference import SPENT
 
+LARGE = 1 << 22  # elements of a matrix that is not copied to join a batch: its own launch costs less
+PADDED = 1 << 20  # elements that factors may always be padded to, for one batch of all lengths
+
+
+@dataclass(frozen=True)
+class Run:
+    """Matrices `first` to `last` - 1, neighbours of one shape; `left` and `right`: where their factors start.
+
+    `distance`: between their starts in the buffer, if it is one and the same; else None.
+    """
+
+    first: int
+    last: int
+    rows: int
+    cols: int
+    left: int
+    right: int
+    distance: int | None
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
 
 def times(x: Tensor, matrices: Matrices, right: Tensor, left: Tensor) -> None:
     """P = M Q."""
-    p, q = matrices.factors(left, matrices.rows), matrices.factors(right, matrices.cols)
-    for same, batch in _batches(x, matrices):
-        _put(torch.bmm(_stack(q, same), batch.mT), p, same)
+    with ieee_products(x.device):
+        for run, batch in _batches(x, matrices):
+            p, q = _factors(run, matrices.rank, left, right)
+            torch.bmm(q, batch.mT, out=p)
 
 
 def transposed_times(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor) -> None:
     """Q = M^T P."""
-    p, q = matrices.factors(left, matrices.rows), matrices.factors(right, matrices.cols)
-    for same, batch in _batches(x, matrices):
-        _put(torch.bmm(_stack(p, same), batch), q, same)
+    with ieee_products(x.device):
+        for run, batch in _batches(x, matrices):
+            p, q = _factors(run, matrices.rank, left, right)
+            torch.bmm(p, batch, out=q)
 
 
 def product_add_(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor, alpha: float) -> None:
     """M += alpha * P Q^T."""
-    p, q = matrices.factors(left, matrices.rows), matrices.factors(right, matrices.cols)
-    views = matrices.views(x)
-    for same in _alike(list(zip(matrices.rows, matrices.cols, strict=True))):
-        batch = _regular(x, matrices, same)
-        if batch is None:
-            for i in same:
-                views[i].addmm_(p[i].mT, q[i], alpha=alpha)
-        else:
-            batch.baddbmm_(_stack(p, same).mT, _stack(q, same), alpha=alpha)
+    scattered: list[Tensor] = []
+    products: list[Tensor] = []
+    with ieee_products(x.device):
+        for run in runs_of(matrices):
+            p, q = _factors(run, matrices.rank, left, right)
+            if run.distance is None:
+                scattered += _views(x, matrices, run)
+                products += torch.bmm(p.mT, q).view(len(run), -1).unbind()
+            else:
+                _regular(x, matrices, run).baddbmm_(p.mT, q, alpha=alpha)
+    if scattered:
+        torch._foreach_add_(scattered, products, alpha=alpha)
 
 
 def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> None:
-    """Gram-Schmidt in float64, column after column; a column that depends on those before it becomes 0."""
-    parts = [part.view(rank, -1) for part in torch.split(packed, [rank * length for length in lengths])]
-    for same in _alike(list(lengths)):
-        columns = _stack(parts, same).double()
-        before = columns.square().sum(-1)
-        for k in range(rank):
-            squared = columns[:, k].square().sum(-1, keepdim=True)
-            kept = squared > SPENT * before[:, k, None]
-            columns[:, k] = torch.where(kept, columns[:, k] / squared.sqrt(), 0.0)
-            rest = columns[:, k + 1 :]
-            rest -= (rest @ columns[:, k, :, None]) * columns[:, k, None]
-        _put(columns, parts, same)
+    """Gram-Schmidt in float64, column after column; a column that depends on those before it becomes 0.
+
+    Factors of different lengths are padded with zeros to one length, which changes no sum.
+    """
+    for count, length, source, place in _padding(rank, lengths, packed.device):
+        given = packed if source is None else packed.index_select(0, source)
+        padded = torch.zeros(count * rank * length, dtype=torch.float64, device=packed.device)
+        padded.index_copy_(0, place, given.double())
+        _orthonormal_(padded.view(count, rank, length))
+        made = padded.index_select(0, place)
+        if source is None:
+            packed.copy_(made)
+        else:
+            packed.index_copy_(0, source, made.to(packed.dtype))
 
 
-def _batches(x: Tensor, matrices: Matrices) -> Iterator[tuple[list[int], Tensor]]:
-    """Numbers of matrices of one shape, and they themselves (b, rows, cols): a view where they lie evenly."""
-    views = matrices.views(x)
-    for same in _alike(list(zip(matrices.rows, matrices.cols, strict=True))):
-        batch = _regular(x, matrices, same)
-        yield same, _stack(views, same) if batch is None else batch
+def _orthonormal_(columns: Tensor) -> None:
+    """Gram-Schmidt on columns float64 (b, rank, length); what is not finite makes its factor NaN."""
+    norms = torch.linalg.vector_norm(columns, dim=-1, keepdim=True)
+    least = norms * SPENT**0.5
+    for k in range(columns.shape[1]):
+        column = columns[:, k : k + 1]
+        norm = norms[:, :1] if k == 0 else torch.linalg.vector_norm(column, dim=-1, keepdim=True)
+        column /= torch.where(norm <= least[:, k : k + 1], torch.inf, norm)
+        rest = columns[:, k + 1 :]
+        if rest.shape[1]:
+            rest.addcmul_(torch.bmm(rest, column.mT), column, value=-1)
 
 
-def _regular(x: Tensor, matrices: Matrices, same: list[int]) -> Tensor | None:
-    """These matrices of flat x as one view (b, rows, cols), if one distance lies between them all."""
-    starts = [matrices.starts[i] for i in same]
-    m, n = matrices.rows[same[0]], matrices.cols[same[0]]
-    distance = starts[1] - starts[0] if len(same) > 1 else m * n
-    if distance < m * n or starts != [starts[0] + i * distance for i in range(len(same))]:
-        return None
-    return x.as_strided((len(same), m, n), (distance, n, 1), x.storage_offset() + starts[0])
+@lru_cache(maxsize=512)
+def _padding(
+    rank: int, lengths: tuple[int, ...], device: torch.device
+) -> tuple[tuple[int, int, Tensor | None, Tensor], ...]:
+    """Batches of factors: how many, their padded length, and int64 tables.
+
+    The first table lists the elements of the packed buffer that a batch holds, None where it is all of them;
+    the second the place of each in the padded batch. Cached tensors: do not change them.
+    """
+    numel = rank * sum(lengths)
+    if len(lengths) * rank * max(lengths, default=0) <= max(PADDED, 4 * numel):
+        batches = [list(range(len(lengths)))]
+    else:  # lengths of one power of two
+        ordered = sorted(range(len(lengths)), key=lambda i: lengths[i].bit_length())
+        batches = [list(some) for _, some in groupby(ordered, key=lambda i: lengths[i].bit_length())]
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + rank * length)
+    made = []
+    for batch in batches:
+        longest = max((lengths[i] for i in batch), default=0)
+        if not longest:
+            continue
+        source = torch.cat([torch.arange(starts[i], starts[i + 1], dtype=torch.int64) for i in batch])
+        place = torch.cat(
+            [
+                torch.arange((number * rank + k) * longest, (number * rank + k) * longest + lengths[i])
+                for number, i in enumerate(batch)
+                for k in range(rank)
+            ]
+        )
+        whole = None if len(batches) == 1 else source.to(device)
+        made.append((len(batch), longest, whole, place.to(device)))
+    return tuple(made)
 
 
-def _alike(shapes: list[object]) -> list[list[int]]:
-    """Numbers of those of each shape."""
-    numbers: dict[object, list[int]] = {}
-    for i, shape in enumerate(shapes):
-        numbers.setdefault(shape, []).append(i)
-    return list(numbers.values())
+@lru_cache(maxsize=512)
+def runs_of(matrices: Matrices) -> tuple[Run, ...]:
+    """Return the runs of neighbours of one shape. Large ones join only where they lie evenly."""
+    runs: list[Run] = []
+    first = left = right = 0
+    while first < len(matrices):
+        m, n = matrices.rows[first], matrices.cols[first]
+        last = first + 1
+        while last < len(matrices) and (matrices.rows[last], matrices.cols[last]) == (m, n):
+            last += 1
+        distance = _distance(matrices.starts[first:last], m * n)
+        if distance is None and m * n >= LARGE:
+            last, distance = first + 1, m * n
+        runs.append(Run(first, last, m, n, left, right, distance))
+        left += (last - first) * matrices.rank * m
+        right += (last - first) * matrices.rank * n
+        first = last
+    return tuple(runs)
 
 
-def _stack(parts: list[Tensor], same: list[int]) -> Tensor:
-    return torch.stack([parts[i] for i in same])
+def _distance(starts: tuple[int, ...], numel: int) -> int | None:
+    """The distance between these starts, if it is one for all and matrices of `numel` do not overlap."""
+    distance = starts[1] - starts[0] if len(starts) > 1 else numel
+    even = all(start == starts[0] + i * distance for i, start in enumerate(starts))
+    return distance if even and distance >= numel else None
 
 
-def _put(values: Tensor, parts: list[Tensor], same: list[int]) -> None:
-    for i, value in zip(same, values, strict=True):
-        parts[i].copy_(value)
+def _batches(x: Tensor, matrices: Matrices) -> Iterator[tuple[Run, Tensor]]:
+    """Each run, and its matrices (b, rows, cols): a view where they lie evenly, the others in one copy."""
+    runs = runs_of(matrices)
+    scattered = [view for run in runs if run.distance is None for view in _views(x, matrices, run)]
+    copied, at = torch.cat(scattered) if scattered else x, 0
+    for run in runs:
+        if run.distance is None:
+            numel = len(run) * run.rows * run.cols
+            yield run, copied[at : at + numel].view(len(run), run.rows, run.cols)
+            at += numel
+        else:
+            yield run, _regular(x, matrices, run)
+
+
+def _regular(x: Tensor, matrices: Matrices, run: Run) -> Tensor:
+    assert run.distance is not None
+    start = x.storage_offset() + matrices.starts[run.first]
+    return x.as_strided((len(run), run.rows, run.cols), (run.distance, run.cols, 1), start)
+
+
+def _views(x: Tensor, matrices: Matrices, run: Run) -> list[Tensor]:
+    numel = run.rows * run.cols
+    return [x[start : start + numel] for start in matrices.starts[run.first : run.last]]
+
+
+def _factors(run: Run, rank: int, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Views (b, rank, rows) and (b, rank, cols) of the factors of a run."""
+    count = len(run) * rank
+    p = left[run.left : run.left + count * run.rows].view(len(run), rank, run.rows)
+    q = right[run.right : run.right + count * run.cols].view(len(run), rank, run.cols)
+    return p, q
+
+
+_lock = threading.Lock()
+_inside = 0
+_setting = ""
+
+
+@contextmanager
+def ieee_products(device: torch.device) -> Iterator[None]:
+    """Switch TF32 off for the products of this block, on a GPU.
+
+    torch has one switch for all threads: products that another thread launches meanwhile lose TF32 too. The
+    last block to end restores it.
+    """
+    global _inside, _setting
+    if device.type != "cuda":
+        yield
+        return
+    with _lock:
+        if not _inside:
+            _setting = _tf32()
+            if _setting:
+                _set_tf32(_setting, allowed=False)
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if not _inside and _setting:
+                _set_tf32(_setting, allowed=True)
+
+
+def _tf32() -> str:
+    """Return the setting that lets products use TF32; "" if none does."""
+    try:
+        legacy = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the newer setting, from torch 2.9 on, says otherwise than the older one
+        legacy = "highest"
+    if legacy != "highest":
+        return legacy
+    return "tf32" if getattr(torch.backends.cuda.matmul, "fp32_precision", "") == "tf32" else ""
+
+
+def _set_tf32(setting: str, allowed: bool) -> None:
+    """Switch TF32 off, or back to this setting."""
+    if setting == "tf32":
+        torch.backends.cuda.matmul.fp32_precision = "tf32" if allowed else "ieee"
+    else:
+        torch.set_float32_matmul_precision(setting if allowed else "highest")
