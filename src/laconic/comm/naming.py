@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import FrameType
 
@@ -36,6 +36,26 @@ def backend_of(backends: Mapping[str, str]) -> str:
     return names.pop() if len(names) == 1 else ",".join(pairs)
 
 
+@contextmanager
+def not_split_off() -> Iterator[None]:
+    """Inside `with`, a new group has NCCL communicators of its own.
+
+    After `init_process_group(device_id=...)` torch would split them off those of the default group, in a
+    collective over all of its ranks. Those that are not in the new group never join, and the others hang
+    (pytorch #129965).
+    """
+    default = dist.distributed_c10d._get_default_group()
+    device = getattr(default, "bound_device_id", None)
+    if device is None:
+        yield
+        return
+    default.bound_device_id = None
+    try:
+        yield
+    finally:
+        default.bound_device_id = device
+
+
 def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -> dist.ProcessGroup:
     """A process group of this name, made by its ranks alone.
 
@@ -47,15 +67,16 @@ def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -
     """
     c10d = dist.distributed_c10d  # only the private function that new_group calls accepts a name
     store, place = c10d._get_default_store(), ranks.index(dist.get_rank())
-    group, _ = c10d._new_process_group_helper(
-        len(ranks),
-        place,
-        ranks,
-        dist.Backend(backend),
-        store,
-        name,  # type: ignore[arg-type]  # torch has a type of its own for it, in some versions
-        timeout=timeout,
-    )
+    with not_split_off():
+        group, _ = c10d._new_process_group_helper(
+            len(ranks),
+            place,
+            ranks,
+            dist.Backend(backend),
+            store,
+            name,  # type: ignore[arg-type]  # torch has a type of its own for it, in some versions
+            timeout=timeout,
+        )
     c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
     if "gloo" in backend:
         dist.all_reduce(torch.zeros(1), group=group)

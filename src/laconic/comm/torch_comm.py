@@ -31,7 +31,7 @@ from torch import Tensor
 from laconic.comm.at_exit import close_at_exit
 from laconic.comm.comm import ReduceOp
 from laconic.comm.counter import Counter, StoreCounter
-from laconic.comm.naming import backend_of, destroy, in_store, named_group
+from laconic.comm.naming import backend_of, destroy, in_store, named_group, not_split_off
 from laconic.comm.posted import OPS, Message, PostedComm
 from laconic.comm.two_rounds import begin_sum_
 from laconic.comm.waiting import ATTACHING, told_if_long
@@ -212,7 +212,8 @@ class TorchComm(PostedComm):
                 number = torch.tensor([CHILDREN[parent] + 1], device=self._small)
                 CHILDREN[parent] = int(self.all_reduce(number, "max"))
                 return named_group(f"{parent}/{CHILDREN[parent]}/{ranks[0]}", ranks, backend, timeout)
-            made: dist.ProcessGroup = dist.new_group(ranks, timeout=timeout, backend=backend)
+            with not_split_off():
+                made: dist.ProcessGroup = dist.new_group(ranks, timeout=timeout, backend=backend)
         return made
 
     def _wire_device(self, x: Tensor) -> torch.device:

@@ -95,29 +95,26 @@ class Buckets:
         self.per_step = bucket.index() + 1
         if first:
             self._check_stepped()
-            self._scale = 1.0 if self._scaler is None else self._scaler.get_scale()
         if last and self._zeroed is not None:
             self._zeroed.pending = True  # only now: more gradients of this pass were still to be added
-        scale, layout = self._scale, None if buffer.is_sparse else self._layout_of(bucket, buffer)
+        layout = None if buffer.is_sparse else self._layout_of(bucket, buffer)
         if self.left_out is not None and layout is not None:
             self.left_out.clear_stale_(buffer, layout)
-        ready = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
 
         def job() -> Tensor:
-            if ready is not None:
-                torch.cuda.current_stream(buffer.device).wait_event(ready)
             if first:
+                self._scale = 1.0 if self._scaler is None else self._scaler.get_scale()  # waits for a GPU
                 self.exchange.begin()
                 self.means.clear()
                 self._float_means.clear()
-            mean = self._mean_(buffer, layout, scale)
+            mean = self._mean_(buffer, layout, self._scale)
             if self._zeroed is not None and self.exchange.void is not None:
                 self._zeroed.pending = False  # a void step is there to be skipped, and sends all of it later
             if last:
                 self.exchange.end()
             return mean
 
-        answer = self._thread.submit(job, [buffer.device] if buffer.is_cuda else None)
+        answer = self._thread.submit(job, buffer.device)
         # at the end of backward DDP would raise a failure too, next, as a C++ error about a cast to a tensor
         if last and in_backward():
             Variable._execution_engine.queue_callback(partial(self._finish_backward, answer))
@@ -219,6 +216,9 @@ class Buckets:
 
     def _mean_(self, buffer: Tensor, layout: Layout | None, scale: float) -> Tensor:
         if layout is None:
+            if buffer.is_cuda:  # autograd's, which may be freed while this stream still reads it
+                for part in (buffer._indices(), buffer._values()):
+                    part.record_stream(torch.cuda.current_stream(buffer.device))
             return self.exchange.sparse_mean(buffer)
         flat = buffer if buffer.dtype == torch.float32 else buffer.to(torch.float32)
         finite = self.exchange.mean_(flat, layout, scale)

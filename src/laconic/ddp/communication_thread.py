@@ -30,14 +30,15 @@ class CommunicationThread:
     """A daemon thread with a queue. After a job has failed, later jobs fail with the same error without
     running. The thread ends with this object, or with Python.
 
-    `device`: if it is a GPU, jobs run on a stream of their own, beside what the caller computes there.
+    `device`: if it is a GPU, jobs run on a stream of their own, beside what the caller computes there, with
+    that GPU as the thread's current device. A job can also name its device when it is submitted.
     """
 
     def __init__(self, name: str, device: torch.device | None = None) -> None:
-        on_gpu = device is not None and device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self.name = name
-        self._queue = _Queue(name, self._stream)
+        self._device = device
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._queue = _Queue(name)
         self._thread = start_thread(self._queue.run, name, end=self._queue.end)
         weakref.finalize(self, self._queue.end).atexit = False
 
@@ -46,18 +47,26 @@ class CommunicationThread:
         """Why jobs fail; None while all is well."""
         return self._queue.error
 
-    def submit(self, job: Job, devices: list[int | str | torch.device] | None = None) -> Answer:
-        """A Future of the job's tensor. `devices`: where the tensor is, unless on the CPU.
+    def submit(self, job: Job, device: torch.device | None = None) -> Answer:
+        """A Future of the job's tensor. `device`: where the tensor is, by default that of this object.
 
-        On its own stream, a job starts after the work that the caller has queued on the device, and waiting
-        for the Future waits for the job there.
+        On a GPU a job starts after the work that the caller has queued there, and waiting for the Future
+        makes the stream that is current then wait for the job.
         """
-        if self._stream is not None:
-            devices = [self._stream.device]
-            job = partial(_after, torch.cuda.current_stream(self._stream.device).record_event(), job)
-        answer: Answer = torch.futures.Future(devices=devices)
-        self._queue.jobs.put((job, answer))
+        stream = self._stream_on(device or self._device)
+        if stream is not None:
+            job = partial(_after, torch.cuda.current_stream(stream.device).record_event(), job)
+        answer: Answer = torch.futures.Future(devices=None if stream is None else [stream.device])
+        self._queue.jobs.put((job, answer, stream))
         return answer
+
+    def _stream_on(self, device: torch.device | None) -> torch.cuda.Stream | None:
+        """This object's stream on a GPU; None for another device."""
+        if device is None or device.type != "cuda":
+            return None
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._streams[device]
 
     def wait(self, answer: Answer) -> None:
         """Wait for a job. Raises why it, or one before it, could not be done."""
@@ -81,10 +90,12 @@ class CommunicationThread:
 class _Queue:
     """What the thread itself refers to: the jobs, and why they fail."""
 
-    def __init__(self, name: str, stream: torch.cuda.Stream | None) -> None:
+    def __init__(self, name: str) -> None:
         self.error: BaseException | None = None
-        self.jobs: queue.SimpleQueue[tuple[Job, Answer] | Last] = queue.SimpleQueue()
-        self._name, self._stream = name, stream
+        self.jobs: queue.SimpleQueue[tuple[Job, Answer, torch.cuda.Stream | None] | Last] = (
+            queue.SimpleQueue()
+        )
+        self._name = name
 
     def end(self, last: Last = None) -> None:
         """End the thread when the queued jobs are done; it calls `last` then."""
@@ -98,10 +109,12 @@ class _Queue:
         if item is not None:
             item()
 
-    def _do(self, job: Job, answer: Answer) -> None:
+    def _do(self, job: Job, answer: Answer, stream: torch.cuda.Stream | None) -> None:
         if self.error is None:
             try:
-                with torch.cuda.stream(self._stream):  # None: the thread's current stream
+                if stream is not None:  # a new thread's current device is the first GPU
+                    torch.cuda.set_device(stream.device)
+                with torch.cuda.stream(stream):  # None: no change
                     answer.set_result(job())
             except BaseException as error:  # backward() on this rank must raise it, whatever it is
                 self.error = error

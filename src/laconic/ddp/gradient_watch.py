@@ -10,21 +10,40 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from laconic.core.layout import Layout
 
 TOLERANCE = 0.02  # relative: what rounding to bfloat16 may change
-LOOKS = 16  # at tensors, for a scaler alone, which is there from the first step on: each waits for the device
+LOOKS = 16  # at tensors, for a scaler alone, which is there from the first step on
 LEAST_POWER = 7  # a scaler divides by 2^7 or more; a script that has added gradients up, by less
 
 
+@dataclass(frozen=True)
+class Noted:
+    """Sum of magnitudes of one mean, as the exchange left it; `velocity`: whether it is momentum's."""
+
+    magnitude: Tensor
+    scale: float
+    velocity: bool
+
+
 class GradientWatch:
-    """Remembers the magnitude of one mean per bucket, and compares it before the step; warns once."""
+    """Remembers the magnitude of one mean per bucket, and compares it before the step; warns once.
+
+    On a GPU nothing waits for the magnitudes of a step: they are read in the next exchange, all in one copy,
+    and compared in the next step.
+    """
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[float, bool]] = {}  # its sum of magnitudes; whether it is velocity
+        self._seen: dict[str, Noted] = {}
+        self._unread: list[
+            tuple[str, Noted, Tensor, float]
+        ] = []  # on a GPU, with what was found, and its scale
+        self._read: list[tuple[str, bool, float, float]] = []  # name, velocity, expected and found magnitude
         self._looks = LOOKS
         self._warned = False
 
@@ -35,6 +54,8 @@ class GradientWatch:
         """
         if self._warned:
             return
+        if self._unread:
+            self._read_all()
         owned = frozenset(owned)
         watched = [each for each in layout if each.name in owned]
         if not watched and remembers and self._looks > 0:
@@ -42,7 +63,7 @@ class GradientWatch:
         smallest = min(watched, key=lambda entry: entry.numel, default=None)
         if smallest is not None:
             view = mean[smallest.offset : smallest.offset + smallest.numel]
-            self._seen[smallest.name] = float(view.abs().sum()) / scale, smallest.name in owned
+            self._seen[smallest.name] = Noted(view.abs().sum(), scale, smallest.name in owned)
 
     def noted(self) -> tuple[str, ...]:
         """Names of the tensors to compare before the step."""
@@ -50,11 +71,33 @@ class GradientWatch:
 
     def compare(self, name: str, grad: Tensor, scale: float) -> None:
         """Warn if the gradient is not what the exchange left. `scale`: by which the step will divide it."""
-        expected, velocity = self._seen.pop(name, (0.0, False))
+        for earlier in self._read:
+            self._judge(*earlier)
+        self._read.clear()
+        noted = self._seen.pop(name, None)
+        if self._warned or noted is None:
+            return
+        found = grad.abs().sum()
+        if grad.is_cpu:
+            magnitude = float(noted.magnitude) / noted.scale
+            self._judge(name, noted.velocity, magnitude, float(found) / scale)
+        else:
+            self._unread.append((name, noted, found, scale))
+
+    def _read_all(self) -> None:
+        pairs = [
+            torch.stack((noted.magnitude, found.to(torch.float32))) for _, noted, found, _ in self._unread
+        ]
+        for (name, noted, _, scale), (before, now) in zip(
+            self._unread, torch.stack(pairs).tolist(), strict=True
+        ):
+            self._read.append((name, noted.velocity, before / noted.scale, now / scale))
+        self._unread.clear()
+
+    def _judge(self, name: str, velocity: bool, expected: float, found: float) -> None:
         if self._warned or not expected:
             return
         self._looks -= not velocity
-        found = float(grad.abs().sum()) / scale
         if velocity and abs(found - expected) > TOLERANCE * max(found, expected):
             self._warn(
                 f"the gradient of {name} was changed between backward() and step() (its sum of magnitudes was"

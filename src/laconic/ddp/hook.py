@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from laconic.comm.metered import Metered
 from laconic.comm.torch_comm import TorchComm
-from laconic.core.errors import AttachError
+from laconic.core.errors import AttachError, LaconicError
 from laconic.core.layout import Layout
 from laconic.ddp.communication_thread import Answer, CommunicationThread
 from laconic.ddp.handle import Handle
@@ -65,7 +65,7 @@ class Slot:
 
         if self._thread is None:
             self._thread = CommunicationThread(f"plain all-reduce of rank {dist.get_rank(self.group)}")
-        return self._thread.submit(job, [buffer.device] if buffer.is_cuda else None)
+        return self._thread.submit(job, buffer.device)
 
 
 _slots: WeakKeyDictionary[DistributedDataParallel, Slot] = WeakKeyDictionary()
@@ -167,6 +167,12 @@ def new_slot(model: DistributedDataParallel) -> Slot:
 def hook(slot: Slot, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """DDP's communication hook: the bucket's mean over ranks, later."""
     if slot.handle is not None:
+        if bucket.buffer().is_cuda and torch.cuda.is_current_stream_capturing():
+            raise LaconicError(
+                f"a CUDA graph cannot capture backward() of a model compressed with {slot.handle.method}: a"
+                " thread exchanges its gradients, and a graph records no other thread. Call backward()"
+                " outside of torch.cuda.graph(...), or the handle's remove() first"
+            )
         return slot.handle.buckets.submit(bucket)
     return slot.mean(bucket.buffer())
 

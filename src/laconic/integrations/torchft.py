@@ -97,12 +97,9 @@ class ReplicaHandle:
             self._means.clear()
         for entry, view in zip(layout, layout.segments.views(buffer), strict=True):
             self._means[entry.name] = Mean(view, 1.0)
-        ready = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
 
         def job() -> Tensor:
             self._manager.wait_quorum()
-            if ready is not None:
-                torch.cuda.current_stream(buffer.device).wait_event(ready)
             if self._manager.errored() is None:
                 try:
                     self._mean_(buffer, layout, first, last)
@@ -112,7 +109,7 @@ class ReplicaHandle:
                     let_go(error)
             return buffer
 
-        answer = self._thread.submit(job, [buffer.device] if buffer.is_cuda else None)
+        answer = self._thread.submit(job, buffer.device)
         if last:  # at the end of backward DDP would raise as well, next, as a C++ error about a cast
             Variable._execution_engine.queue_callback(partial(self._finish_backward, answer))
         return answer
