@@ -111,3 +111,17 @@ def test_dither_rounds_up_as_often_as_it_should() -> None:
 def test_negative_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="must not be negative, got n=-1"):
         kernels.philox(0, -1)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_dither_of_many_tensors_is_that_of_each(name: str) -> None:
+    """Streams of every length to the edges of their blocks, and one too long to be made with others."""
+    sizes = [0, 1, 7, 8, 9, 15, 16, 17, 40, 100_001, 33, 0, 5]
+    keys = [2**64 - 1 - 2**33 * i for i in range(len(sizes))]
+    with kernels.using(name):
+        together = kernels.dithers24(keys, sizes)
+        each = [kernels.dither24(key, n) for key, n in zip(keys, sizes, strict=True)]
+        assert torch.equal(together, torch.cat(each))
+        assert kernels.dithers24([], []).numel() == kernels.dithers24([1], [0]).numel() == 0
+    with pytest.raises(ValueError, match="a key and a size"):
+        kernels.dithers24([1], [2, 3])

@@ -63,6 +63,7 @@ from laconic.kernels.natural import natural_add_ as natural_add_
 from laconic.kernels.natural import natural_encode as natural_encode
 from laconic.kernels.natural import natural_nbytes as natural_nbytes
 from laconic.kernels.philox import dither24 as dither24
+from laconic.kernels.philox import dithers24 as dithers24
 from laconic.kernels.philox import philox as philox
 from laconic.kernels.philox import uniform as uniform
 from laconic.kernels.quantise import Form as Form

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from laconic.core.deferred import check
 from laconic.core.errors import NonFiniteError, WireError
 from laconic.core.layout import Segments
 from laconic.kernels import checks, dispatch
@@ -38,11 +39,11 @@ def natural_encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int
     packed = checks.keys64(keys, len(segments))
     if (native := dispatch.native(x)) is not None:
         wire = torch.empty(_message(segments, bits), dtype=torch.uint8)
-        finite = native.natural_encode(x, segments, packed, bits, wire)
+        if not native.natural_encode(x, segments, packed, bits, wire):
+            raise _not_finite(0)
     else:
-        wire, finite = reference.natural_encode(x, segments, keys, bits)
-    if not finite:
-        raise NonFiniteError("no power of two is next to NaN or Inf: skip such a step, as `compress` does")
+        wire, flags = reference.natural_encode(x, segments, keys, bits)
+        check(flags, _not_finite)
     return wire
 
 
@@ -66,6 +67,10 @@ def natural_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1
 def _check(bits: int) -> None:
     if bits not in BITS:
         raise ValueError(f"bits must be 8 or 9, got {bits}")
+
+
+def _not_finite(i: int) -> NonFiniteError:
+    return NonFiniteError("no power of two is next to NaN or Inf: skip such a step, as `compress` does")
 
 
 def _message(segments: Segments, bits: int) -> int:

@@ -1,66 +1,76 @@
-"""Natural compression in torch integers: what the native kernels must equal, bit for bit."""
+"""Natural compression in torch integers: what the native kernels must equal, bit for bit.
+
+All tensors of a message are processed at once: the number of operations does not depend on their number.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from laconic.core.deferred import check
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 from laconic.core.turn import MASK
-from laconic.kernels.philox.reference import dither24
-from laconic.kernels.sign.reference import flipped, sign_bits
+from laconic.kernels.philox.reference import dithers24
+from laconic.kernels.sign import reference as sign
 
 MANTISSA, LARGEST = (1 << 23) - 1, 254
 LOWEST, CODES = 18, 127
+BAD_EXPONENT = f"an exponent is at most {LARGEST}, got 255"
 
 
-def rounded(x: Tensor, key: int) -> tuple[Tensor, bool]:
-    """Exponents int32 (n,) after rounding, 254 at most; and whether all of x is finite."""
-    pattern = x.view(torch.int32) if x.numel() else x.new_empty(0, dtype=torch.int32)
+def rounded(pattern: Tensor, dither: Tensor) -> Tensor:
+    """Exponents int32 (n,) of float patterns int32 (n,) after rounding; above 254 where one is not finite."""
     exponent = pattern >> 23 & 255
-    up = dither24(key & MASK, x.numel(), device=x.device) < (pattern & MANTISSA) << 1
-    return (exponent + up).clamp(max=LARGEST), not bool((exponent > LARGEST).any())
+    up = dither < (pattern & MANTISSA) << 1
+    return exponent.add_(up)
 
 
-def natural_encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int) -> tuple[Tensor, bool]:
-    """The message, and whether all is finite."""
-    parts, finite = [x.new_empty(0, dtype=torch.uint8)], True
-    for view, key in zip(segments.views(x), keys, strict=True):
-        exponents, good = rounded(view, key)
-        finite &= good
-        if bits == 9:
-            parts += [sign_bits(view), exponents.to(torch.uint8)]
-        else:
-            codes = (exponents - LOWEST).clamp(0, CODES)
-            parts.append((codes | torch.signbit(view).to(torch.int32) << 7).to(torch.uint8))
-    return torch.cat(parts), finite
-
-
-def powers(exponents: Tensor) -> Tensor:
-    """2^(e - 127) float32 (n,) of exponents e uint8 or int32 (n,), and 0 for e = 0."""
-    shifted = exponents.to(torch.int32) << 23
-    return shifted.view(torch.float32) if len(shifted) else shifted.float()
+def natural_encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int) -> tuple[Tensor, Tensor]:
+    """The message, and whether something is not finite, int32 (1,)."""
+    sizes = segments.sizes
+    if not segments.numel:
+        nothing = torch.empty(0, dtype=torch.uint8, device=x.device)
+        return nothing, torch.zeros(1, dtype=torch.int32, device=x.device)
+    pattern = sign.joined(x, segments).view(torch.int32)
+    infinite = (pattern & ~(-1 << 31) > MANTISSA | LARGEST << 23).any().to(torch.int32).view(1)
+    exponents = rounded(pattern, dithers24([key & MASK for key in keys], sizes, x.device)).clamp_(max=LARGEST)
+    if bits == 9:
+        signs = sign.pack(pattern < 0, sizes)
+        return sign.interleaved(signs, exponents.to(torch.uint8), *_parts(sizes)), infinite
+    codes = exponents.sub_(LOWEST).clamp_(0, CODES)
+    return codes.bitwise_or_(pattern >> 24 & 128).to(torch.uint8), infinite
 
 
 def natural_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float, bits: int) -> Tensor:
     """out += alpha * decoded, once all of the message is decoded."""
-    at, decoded = 0, []
-    for n in segments.sizes:
-        if bits == 9:
-            middle, end = at + (n + 7) // 8, at + (n + 7) // 8 + n
-            exponents = wire[middle:end]
-            if bool((exponents > LARGEST).any()):
-                raise WireError(f"an exponent is at most {LARGEST}, got 255")
-            decoded.append(flipped(wire[at:middle], powers(exponents)))
-        else:
-            end = at + n
-            codes = wire[at:end].to(torch.int32)
-            exponents = torch.where(codes & 127 > 0, (codes & 127) + LOWEST, 0)
-            decoded.append(torch.where(codes > 127, -powers(exponents), powers(exponents)))
-        at = end
-    for view, values in zip(segments.views(out), decoded, strict=True):
-        view.add_(values * alpha)
-    return out
+    sizes = segments.sizes
+    if not segments.numel:
+        return out
+    if bits == 8:
+        return sign.add_(out, segments, _codes(out.device).index_select(0, wire.to(torch.int32)).mul_(alpha))
+    signs, exponents = sign.apart(wire, *_parts(sizes))
+    flags = torch.stack([(exponents > LARGEST).any(), sign.padded_wrongly(signs, sizes)])
+    check(flags.to(torch.int32), lambda i: WireError((BAD_EXPONENT, sign.BAD_PADDING)[i]))
+    powers = (exponents.to(torch.int32) << 23).bitwise_or_(sign.unpacked(signs, sizes)).view(torch.float32)
+    values = powers.mul_(alpha)
+    if not out.is_cpu:  # the flags may be read later
+        values.masked_fill_(flags.any(), -0.0)
+    return sign.add_(out, segments, values)
+
+
+def _parts(sizes: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Bytes of the signs of each tensor, and of its exponents."""
+    return [(n + 7) // 8 for n in sizes], list(sizes)
+
+
+@lru_cache(maxsize=16)
+def _codes(device: torch.device) -> Tensor:
+    """The values float32 (256,) of the codes of 8 bits."""
+    code = torch.arange(256, dtype=torch.int32, device=device)
+    exponents = torch.where(code & 127 > 0, (code & 127) + LOWEST, 0)
+    return (exponents << 23 | code >> 7 << 31).view(torch.float32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -54,3 +56,19 @@ def dither24(key: int, n: int, offset: int = 0, device: torch.device | None = No
         native.dither24(out, key & MASK, offset)
         return out
     return reference.dither24(key & MASK, n, offset, device)
+
+
+def dithers24(keys: Sequence[int], sizes: Sequence[int], device: torch.device | None = None) -> Tensor:
+    """Dither of several tensors, int32 (sum(sizes),): of each key its elements [0, size), in order.
+
+    >>> dithers24([0, 0], [1, 2]).tolist()
+    [15259035, 15259035, 6694877]
+    """
+    if len(keys) != len(sizes) or min(sizes, default=0) < 0:
+        raise ValueError(f"a key and a size of 0 or more for each tensor, got {len(keys)} keys and {sizes}")
+    out = torch.empty(sum(sizes), dtype=torch.int32, device=device)
+    if (native := dispatch.native(out)) is not None:
+        for key, part in zip(keys, torch.split(out, list(sizes)), strict=True):
+            native.dither24(part, key & MASK, 0)
+        return out
+    return reference.dithers24([key & MASK for key in keys], sizes, device)

@@ -2,58 +2,156 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
 import torch
 from torch import Tensor
+
+from laconic.kernels.upload import uploaded
 
 LOW = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 LOWER_KEY = 0xD1B54A32D192ED03  # the stream that breaks ties
+CHUNK = 1 << 15  # counters at a time on a CPU: their words stay in its cache
+DEVICE_CHUNK = 1 << 22  # counters at a time elsewhere: 300 MB of temporary memory
+SMALL = 1 << 12  # counters of a stream that are made together with those of other streams
+
+Key = tuple[int, int] | tuple[Tensor, Tensor]  # low and high word, of all counters or of each
+Run = tuple[int, int, int]  # key, first counter and number of counters
 
 
-def block(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
+def block(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: Key) -> tuple[Tensor, ...]:
     """Four words (int64 tensors below 2^32) of each counter, itself four such words."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
+    return tuple(word & LOW for word in _rounds(*counter, *key))
+
+
+def _rounds(
+    c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, k0: int | Tensor, k1: int | Tensor
+) -> tuple[Tensor, ...]:
+    """The same words in the low halves of int64 tensors.
+
+    The high halves of c1 and c3 hold other bits; one mask after the xor is enough.
+    """
     for _ in range(ROUNDS):
         p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]  # 64 bits, right though the sign wraps
-        c0, c1, c2, c3 = ((p1 >> 32) & LOW) ^ c1 ^ k0, p1 & LOW, ((p0 >> 32) & LOW) ^ c3 ^ k1, p0 & LOW
-        k0, k1 = (k0 + WEYL[0]) & LOW, (k1 + WEYL[1]) & LOW
+        c0 = (p1 >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(LOW)
+        c2 = (p0 >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(LOW)
+        c1, c3 = p1, p0
+        k0, k1 = k0 + WEYL[0] & LOW, k1 + WEYL[1] & LOW
     return c0, c1, c2, c3
+
+
+def _fill_(out: Tensor, low: Tensor, high: Tensor, key: Key) -> None:
+    """Write the words of counters (m,), in two words each, to int32 (m, 4)."""
+    zero = torch.zeros_like(low)
+    for i, word in enumerate(_rounds(low, high, zero, zero, *key)):
+        out[:, i] = word.view(torch.int32)[::2]  # the low halves
+
+
+def _ranges(n: int, device: torch.device | None) -> Iterator[tuple[int, int]]:
+    chunk = CHUNK if device is None or device.type == "cpu" else DEVICE_CHUNK
+    return ((at, min(at + chunk, n)) for at in range(0, n, chunk))
+
+
+def blocks(key: int, first: int, count: int, device: torch.device | None = None) -> Tensor:
+    """Words int32 (4 count,) of a key's counters [first, first + count)."""
+    out = torch.empty(count, 4, dtype=torch.int32, device=device)
+    halves = (key & LOW, key >> 32 & LOW)
+    for begin, end in _ranges(count, device):
+        counter = torch.arange(first + begin, first + end, dtype=torch.int64, device=device)
+        high = counter >> 32 if first + end > LOW else torch.zeros_like(counter)
+        _fill_(out[begin:end], counter & LOW, high, halves)
+    return out.view(-1)
+
+
+def streams(runs: Sequence[Run], device: torch.device | None = None) -> Tensor:
+    """Words int32 (4 * counters,) of several runs of counters, one run after the other."""
+    if all(count <= SMALL for _, _, count in runs):
+        return blocks(*runs[0], device) if len(runs) == 1 else _small_streams(runs, device)
+    parts, at = [], 0
+    while at < len(runs):
+        end = at + 1
+        while end < len(runs) and runs[at][2] <= SMALL and runs[end][2] <= SMALL:
+            end += 1
+        parts.append(blocks(*runs[at], device) if end == at + 1 else _small_streams(runs[at:end], device))
+        at = end
+    return torch.cat(parts)
+
+
+def _small_streams(runs: Sequence[Run], device: torch.device | None) -> Tensor:
+    """All runs at once, with a key at each counter."""
+    counts = tuple(count for _, _, count in runs)
+    total = sum(counts)
+    out = torch.empty(total, 4, dtype=torch.int32, device=device)
+    lengths, starts = _tables(counts, device or torch.device("cpu"))
+    rows = [(key & LOW, key >> 32 & LOW, first) for key, first, _ in runs]
+    low, high, first = uploaded(torch.tensor(rows, dtype=torch.int64).view(-1, 3), device).T.contiguous()
+    owner = torch.repeat_interleave(lengths, output_size=total)
+    for begin, end in _ranges(total, device):
+        mine = owner[begin:end]
+        counter = torch.arange(begin, end, dtype=torch.int64, device=device) + (first - starts)[mine]
+        _fill_(out[begin:end], counter & LOW, counter >> 32, (low[mine], high[mine]))
+    return out.view(-1)
+
+
+@lru_cache(maxsize=512)
+def _tables(counts: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Counts and their exclusive sums, int64 (s,)."""
+    lengths = torch.tensor(counts, dtype=torch.int64)
+    return lengths.to(device), (lengths.cumsum(0) - lengths).to(device)
+
+
+def without_padding(x: Tensor, sizes: Sequence[int], multiple: int) -> Tensor:
+    """Join runs of these sizes, each padded to a multiple, without the padding."""
+    if len(sizes) == 1:
+        return x[: sizes[0]]
+    if not any(size % multiple for size in sizes):
+        return x
+    runs = [part for size in sizes for part in (size, -size % multiple)]
+    return torch.cat(torch.split(x, runs)[::2])
 
 
 def words(key: int, n: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
     """Elements [offset, offset + n) of the key's stream: int64 (n,), each below 2^32."""
-    first = offset // 4
-    counter = torch.arange(first, (offset + n + 3) // 4, dtype=torch.int64, device=device)
-    zero = torch.zeros_like(counter)
-    four = block((counter & LOW, (counter >> 32) & LOW, zero, zero), (key & LOW, (key >> 32) & LOW))
-    return torch.stack(four, dim=1).flatten()[offset - 4 * first :][:n]
+    return philox(key, n, offset, device).to(torch.int64) & LOW
 
 
 def philox(key: int, n: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
     """The same elements as the bits of int32 (n,)."""
-    stream = words(key, n, offset, device)
-    return torch.where(stream >= 1 << 31, stream - (1 << 32), stream).to(torch.int32)
+    first = offset // 4
+    stream = blocks(key, first, (offset + n + 3) // 4 - first, device)
+    return stream[offset - 4 * first :][:n]
 
 
 def uniform(key: int, n: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
     """The top 24 bits of each element as float32 in [0, 1): exact multiples of 2^-24."""
-    return (words(key, n, offset, device) >> 8).to(torch.float32) * 2.0**-24
+    return (philox(key, n, offset, device) >> 8 & 0xFFFFFF).to(torch.float32).mul_(2.0**-24)
 
 
 def dither24(key: int, n: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
     """Elements [offset, offset + n): half a word each of the key's stream, and a byte of another one."""
-    upper = parts(key, 16, n, offset, device)
-    return (upper << 8 | parts(key ^ LOWER_KEY, 8, n, offset, device)).to(torch.int32)
+    halves, quarters = offset // 8, offset // 16
+    first, second = (offset + n + 7) // 8 - halves, (offset + n + 15) // 16 - quarters
+    drawn = streams([(key, halves, first), (key ^ LOWER_KEY, quarters, second)], device)
+    upper = drawn[: 4 * first].view(torch.int16)[offset - 8 * halves :][:n]
+    return _joined(upper, drawn[4 * first :].view(torch.uint8)[offset - 16 * quarters :][:n])
 
 
-def parts(key: int, bits: int, n: int, offset: int, device: torch.device | None) -> Tensor:
-    """Elements [offset, offset + n) of the key's stream cut in numbers of so many bits, low ones first."""
-    each = 32 // bits
-    first = offset // each
-    stream = words(key, (offset + n + each - 1) // each - first, first, device)
-    shifts = torch.arange(0, 32, bits, device=device)
-    cut = stream[:, None] >> shifts & (1 << bits) - 1
-    return cut.flatten()[offset - each * first :][:n]
+def dithers24(keys: Sequence[int], sizes: Sequence[int], device: torch.device | None = None) -> Tensor:
+    """int32 (sum(sizes),): of each key the dither of so many elements, one after the other."""
+    if len(keys) == 1:
+        return dither24(keys[0], sizes[0], 0, device)
+    upper = [(key, 0, (n + 7) // 8) for key, n in zip(keys, sizes, strict=True)]
+    lower = [(key ^ LOWER_KEY, 0, (n + 15) // 16) for key, n in zip(keys, sizes, strict=True)]
+    drawn, middle = streams(upper + lower, device), 4 * sum(count for _, _, count in upper)
+    return _joined(
+        without_padding(drawn[:middle].view(torch.int16), sizes, 8),
+        without_padding(drawn[middle:].view(torch.uint8), sizes, 16),
+    )
+
+
+def _joined(upper: Tensor, lower: Tensor) -> Tensor:
+    return (upper.to(torch.int32).bitwise_and_(0xFFFF) << 8).bitwise_or_(lower)

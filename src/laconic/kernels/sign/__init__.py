@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from laconic.core.deferred import check
 from laconic.core.errors import NonFiniteError, WireError
 from laconic.core.layout import Segments
 from laconic.kernels import checks, dispatch
@@ -37,11 +38,13 @@ def sign_encode(x: Tensor, segments: Segments, block: int = 0, keys: Sequence[in
     if (native := dispatch.native(x)) is not None:
         wire = torch.empty(_message(segments, block), dtype=torch.uint8)
         tossed = checks.keys64(keys, len(segments)) if keys is not None else torch.empty(0, dtype=torch.int64)
-        finite = native.sign_encode(x, segments, tossed, block, wire)
+        if not native.sign_encode(x, segments, tossed, block, wire):
+            raise _not_finite(0)
     else:
-        wire, finite = reference.sign_encode(x, segments, block, keys)
-    if not finite:
-        raise NonFiniteError("a mean magnitude cannot hold NaN or Inf: skip such a step, as `compress` does")
+        if keys is not None:
+            checks.keys64(keys, len(segments))
+        wire, flags = reference.sign_encode(x, segments, block, keys)
+        check(flags, _not_finite)
     return wire
 
 
@@ -114,6 +117,10 @@ def _check(x: Tensor, segments: Segments, block: int) -> None:
     checks.buffer("x", x, segments)
     if block < 0:
         raise ValueError(f"block must not be negative (0 is a whole tensor), got {block}")
+
+
+def _not_finite(i: int) -> NonFiniteError:
+    return NonFiniteError("a mean magnitude cannot hold NaN or Inf: skip such a step, as `compress` does")
 
 
 def _message(segments: Segments, block: int) -> int:

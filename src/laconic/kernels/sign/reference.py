@@ -1,97 +1,254 @@
-"""Signs and mean magnitudes in plain torch: what the native kernels must equal, means within 1 ulp."""
+"""Signs and mean magnitudes in plain torch: what the native kernels must equal, means within 1 ulp.
+
+All tensors of a message are processed at once: the number of operations does not depend on their number.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from laconic.core.deferred import check
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
-from laconic.kernels.bitpack import reference as bitpack
-from laconic.kernels.philox import reference as philox
+from laconic.kernels.philox.reference import streams, without_padding
+from laconic.kernels.tiles import table
+
+PIECE = 4096  # elements that are summed one after the other
+GATHER = 0x0102040810204080  # times eight bytes of 0 or 1: bit j of the top byte is byte j
+BAD_MEAN = "a mean magnitude is negative or not finite"
+BAD_PADDING = "the bits after the last sign of a tensor must be zero"
 
 
-def means(x: Tensor, block: int) -> Tensor:
-    """Mean magnitude float32 (blocks,) of x (n,)."""
-    n = x.numel()
-    length = block or max(n, 1)
-    sums = x.new_zeros(-(-n // length), dtype=torch.float64)
-    sums.index_add_(0, torch.arange(n, device=x.device) // length, x.abs().double())
-    counts = torch.full_like(sums, length)
-    counts[-1:] = n - (len(sums) - 1) * length
-    return (sums / counts).float()
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of the tensors of a message, by tensor: how many there are, and the length of the last one."""
+
+    counts: tuple[int, ...]
+    last: tuple[int, ...]
+    length: int  # of the others
+
+    def lengths(self, device: torch.device) -> Tensor:
+        """int64 (blocks,)."""
+        if self.length == 0:
+            return table(tuple(last for last in self.last if last), device)
+        lengths = torch.full((sum(self.counts),), self.length, dtype=torch.int64, device=device)
+        at, ends = 0, []
+        for count in self.counts:
+            at += count
+            ends += [at - 1] if count else []
+        shorter = tuple(last for last in self.last if last)
+        return lengths.index_copy_(0, table(tuple(ends), device), table(shorter, device))
 
 
-def sign_bits(x: Tensor) -> Tensor:
-    """uint8 (ceil(n / 8),): bit j of byte i is set where x[8 i + j] is negative; -0.0 is."""
-    return bitpack.pack_bits(torch.signbit(x).to(torch.int32), 1)
+@lru_cache(maxsize=512)
+def blocks_of(sizes: tuple[int, ...], block: int) -> Blocks:
+    """Blocks of `block` elements of tensors of these sizes; 0: one block a tensor."""
+    counts = tuple(-(-n // block) if block else min(n, 1) for n in sizes)
+    last = tuple(n - (count - 1) * block if count else 0 for n, count in zip(sizes, counts, strict=True))
+    return Blocks(counts, last, block)
 
 
-def flipped(bits: Tensor, values: Tensor) -> Tensor:
-    """values float32 (n,), negated where their bit is set. `WireError` where bits after the last are set."""
-    n = values.numel()
-    if n % 8 and int(bits[-1]) >> n % 8:
-        raise WireError(f"the {8 - n % 8} bits after the last of {n} signs must be zero")
-    return torch.where(bitpack.unpack_bits(bits, 1, n).bool(), -values, values)
+def joined(x: Tensor, segments: Segments) -> Tensor:
+    """The elements of all segments, one segment after the other; a view where they are neighbours."""
+    views = segments.joined.views(x)
+    return views[0] if len(views) == 1 else torch.cat([x[:0], *views])
 
 
-def tossed(bits: Tensor, x: Tensor, key: int) -> Tensor:
-    """Sign bits uint8 (m,) of x (n,), with those of zeros from the stream of a key."""
-    zero = bitpack.pack_bits((x == 0).to(torch.int32), 1)
-    coins = philox.philox(key, (len(bits) + 3) // 4, 0, x.device).view(torch.uint8)[: len(bits)]
-    return bits & ~zero | coins & zero
+def add_(out: Tensor, segments: Segments, values: Tensor) -> Tensor:
+    """Add values (sum of sizes,) to the segments."""
+    views = segments.joined.views(out)
+    if len(views) == 1:
+        views[0].add_(values)
+    elif views:
+        torch._foreach_add_(views, torch.split(values, list(segments.joined.sizes)))
+    return out
 
 
-def sign_encode(x: Tensor, segments: Segments, block: int, keys: Sequence[int] | None) -> tuple[Tensor, bool]:
-    """The message, and whether all is finite."""
-    parts, finite = [x.new_empty(0, dtype=torch.uint8)], True
-    for s, view in enumerate(segments.views(x)):
-        if view.numel():
-            scales = means(view, block)
-            finite &= bool(scales.isfinite().all())
-            bits = sign_bits(view)
-            parts += [scales.view(torch.uint8), bits if keys is None else tossed(bits, view, keys[s])]
-    return torch.cat(parts), finite
+def sums(x: Tensor, lengths: Tensor, longest: int, pieces: int) -> Tensor:
+    """Sums float64 of |x| over blocks of these lengths, the longest of which has that many elements.
+
+    `pieces`: the number of pieces of `PIECE` elements, the last of a block shorter, in all blocks together.
+    """
+    magnitudes = x.abs().to(torch.float64)
+    if longest <= PIECE:
+        return torch.segment_reduce(magnitudes, "sum", lengths=lengths, unsafe=True)
+    counts = (lengths + (PIECE - 1)) >> PIECE.bit_length() - 1
+    inner = torch.full((pieces,), PIECE, dtype=torch.int64, device=x.device)
+    present = counts.clamp(min=1)
+    inner.index_copy_(0, counts.cumsum(0) - 1, lengths - (present - 1) * PIECE)
+    partial = torch.segment_reduce(magnitudes, "sum", lengths=inner, unsafe=True)
+    return torch.segment_reduce(partial, "sum", lengths=counts, unsafe=True)
+
+
+def means(x: Tensor, sizes: tuple[int, ...], block: int) -> Tensor:
+    """Mean magnitudes float32 (blocks,) of tensors of these sizes that follow each other in x."""
+    if not x.numel():
+        return torch.empty(0, dtype=torch.float32, device=x.device)
+    blocks = blocks_of(sizes, block)
+    lengths = blocks.lengths(x.device)
+    longest = max(min(n, block or n) for n in sizes)
+    pieces = sum(
+        -(-last // PIECE) + (count - 1) * -(-block // PIECE)
+        for count, last in zip(blocks.counts, blocks.last, strict=True)
+        if count
+    )
+    return (sums(x, lengths, longest, pieces) / lengths).to(torch.float32)
+
+
+def pack(flags: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Bits uint8 (sum of ceil(n / 8),) of flags bool (sum of n,), those of each tensor from a new byte on."""
+    if len(sizes) == 1:
+        padded = pad(flags, (0, -flags.numel() % 8)) if flags.numel() % 8 else flags
+    elif any(n % 8 for n in sizes):
+        zeros = torch.zeros(8, dtype=torch.bool, device=flags.device)
+        parts = [
+            part
+            for run, n in zip(torch.split(flags, list(sizes)), sizes, strict=True)
+            for part in ((run, zeros[: -n % 8]) if n % 8 else (run,))
+        ]
+        padded = torch.cat(parts)
+    else:
+        padded = flags
+    return (padded.view(torch.int64) * GATHER >> 56).to(torch.uint8)
+
+
+def unpacked(bits: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Sign masks int32 (sum of n,), -2^31 where a bit of these tensors is set and 0 elsewhere."""
+    masks = _masks(bits.device).index_select(0, bits.to(torch.int32)).view(-1)
+    return without_padding(masks, sizes, 8)
+
+
+@lru_cache(maxsize=16)
+def _masks(device: torch.device) -> Tensor:
+    """Sign masks int32 (256, 8) of the bits of a byte."""
+    byte = torch.arange(256, dtype=torch.int32, device=device)[:, None]
+    return byte >> torch.arange(8, dtype=torch.int32, device=device) << 31
+
+
+def flipped(masks: Tensor, values: Tensor) -> Tensor:
+    """values float32 (n,), negated where their mask is set."""
+    return (values.view(torch.int32) ^ masks).view(torch.float32)
+
+
+def padded_wrongly(bits: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Whether a bit after the last one of a tensor is set, bool ()."""
+    places, shifts = _ends(tuple(sizes))
+    if not places:
+        return torch.zeros((), dtype=torch.bool, device=bits.device)
+    return (bits.index_select(0, table(places, bits.device)) >> table(shifts, bits.device)).any()
+
+
+@lru_cache(maxsize=512)
+def _ends(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Places of the last bytes that are not full, and the number of their bits."""
+    at, places = 0, []
+    for n in sizes:
+        at += (n + 7) // 8
+        if n % 8:
+            places.append(at - 1)
+    return tuple(places), tuple(n % 8 for n in sizes if n % 8)
+
+
+def tossed(bits: Tensor, x: Tensor, sizes: Sequence[int], keys: Sequence[int]) -> Tensor:
+    """Sign bits uint8 (m,) of x (n,), with those of zeros from the streams of the tensors' keys."""
+    zero = x == 0
+    if x.is_cpu and not zero.any():
+        return bits
+    packed = pack(zero, sizes)
+    nbytes = [(n + 7) // 8 for n in sizes]
+    coins = streams([(key, 0, (m + 15) // 16) for key, m in zip(keys, nbytes, strict=True)], x.device)
+    return bits ^ (without_padding(coins.view(torch.uint8), nbytes, 16) ^ bits) & packed
+
+
+def interleaved(first: Tensor, second: Tensor, firsts: Sequence[int], seconds: Sequence[int]) -> Tensor:
+    """Runs of two tensors by turns: of these sizes of the first, and of these of the second."""
+    if len(firsts) == 1:
+        return torch.cat([first, second])
+    pairs = zip(torch.split(first, list(firsts)), torch.split(second, list(seconds)), strict=True)
+    return torch.cat([x for pair in pairs for x in pair])
+
+
+def apart(wire: Tensor, firsts: Sequence[int], seconds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Undo `interleaved`."""
+    runs = torch.split(wire, [n for pair in zip(firsts, seconds, strict=True) for n in pair])
+    return torch.cat(runs[::2]), torch.cat(runs[1::2])
+
+
+def sign_encode(
+    x: Tensor, segments: Segments, block: int, keys: Sequence[int] | None
+) -> tuple[Tensor, Tensor]:
+    """The message, and whether something is not finite, int32 (1,)."""
+    sizes = segments.sizes
+    if not segments.numel:
+        nothing = torch.empty(0, dtype=torch.uint8, device=x.device)
+        return nothing, torch.zeros(1, dtype=torch.int32, device=x.device)
+    flat = joined(x, segments)
+    scales = means(flat, sizes, block)
+    bits = pack(torch.signbit(flat), sizes)
+    if keys is not None:
+        bits = tossed(bits, flat, sizes, keys)
+    heads = [4 * count for count in blocks_of(sizes, block).counts]
+    wire = interleaved(scales.view(torch.uint8), bits, heads, [(n + 7) // 8 for n in sizes])
+    return wire, scales.isfinite().all().logical_not().to(torch.int32).view(1)
 
 
 def sign_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float, block: int) -> Tensor:
     """out += alpha * decoded, once all of the message is decoded."""
-    at, decoded = 0, []
-    for n in segments.sizes:
-        length = block or max(n, 1)
-        head = 4 * -(-n // length)
-        scales = wire[at : at + head].clone().view(torch.float32) if n else out.new_empty(0)
-        if bool((torch.signbit(scales) | ~scales.isfinite()).any()):
-            raise WireError("a mean magnitude is negative or not finite")
-        end = at + head + (n + 7) // 8
-        decoded.append(flipped(wire[at + head : end], (scales * alpha).repeat_interleave(length)[:n]))
-        at = end
-    for view, values in zip(segments.views(out), decoded, strict=True):
-        view.add_(values)
-    return out
+    sizes = segments.sizes
+    if not segments.numel:
+        return out
+    blocks = blocks_of(sizes, block)
+    head, bits = apart(wire, [4 * count for count in blocks.counts], [(n + 7) // 8 for n in sizes])
+    scales = head.view(torch.float32)
+    bad = (torch.signbit(scales) | ~scales.isfinite()).any()
+    scaled = scales * alpha
+    n = segments.numel
+    if len(scaled) == 1:
+        values = scaled.expand(n)
+    elif len(sizes) == 1:
+        values = scaled.repeat_interleave(block, output_size=len(scaled) * block)[:n]
+    else:
+        values = scaled.repeat_interleave(blocks.lengths(out.device), output_size=n)
+    return _add_signed_(out, segments, values, bits, bad)
+
+
+def _add_signed_(out: Tensor, segments: Segments, values: Tensor, bits: Tensor, bad: Tensor) -> Tensor:
+    """Add values float32 (n,) with their signs, unless `bad` or the padding of the bits is wrong."""
+    flags = torch.stack([bad, padded_wrongly(bits, segments.sizes)])
+    check(flags.to(torch.int32), lambda i: WireError((BAD_MEAN, BAD_PADDING)[i]))
+    signed = flipped(unpacked(bits, segments.sizes), values)
+    if not out.is_cpu:  # the flags may be read later
+        signed = signed.masked_fill_(flags.any(), -0.0)
+    return add_(out, segments, signed)
 
 
 def signs(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
     """Sign bits of all segments, and a mean each."""
-    views = segments.views(x)
-    bits = [sign_bits(view) for view in views if view.numel()]
-    scales = [means(view, 0) if view.numel() else x.new_zeros(1) for view in views]
-    return torch.cat([x.new_empty(0, dtype=torch.uint8), *bits]), torch.cat([x.new_empty(0), *scales])
+    flat, sizes = joined(x, segments), segments.sizes
+    scales = means(flat, sizes, 0)
+    if 0 in sizes:
+        full = torch.zeros(len(sizes), dtype=torch.float32, device=x.device)
+        present = tuple(i for i, n in enumerate(sizes) if n)
+        scales = full.index_copy_(0, table(present, x.device), scales)
+    return pack(torch.signbit(flat), sizes), scales
 
 
 def zeros(x: Tensor, segments: Segments) -> Tensor:
     """Bits of all segments, set where x is 0."""
-    parts = [bitpack.pack_bits((view == 0).to(torch.int32), 1) for view in segments.views(x)]
-    return torch.cat([x.new_empty(0, dtype=torch.uint8), *parts])
+    return pack(joined(x, segments) == 0, segments.sizes)
 
 
 def signed_add_(bits: Tensor, values: Tensor, segments: Segments, out: Tensor, alpha: float) -> Tensor:
     """out += alpha * value, signed, once all signs are read."""
-    parts = torch.split(bits, [(n + 7) // 8 for n in segments.sizes])
-    scaled = values * alpha
-    decoded = [flipped(part, scaled[s].repeat(segments.sizes[s])) for s, part in enumerate(parts)]
-    for view, each in zip(segments.views(out), decoded, strict=True):
-        view.add_(each)
-    return out
+    if not segments.numel:
+        return out
+    lengths, fine = table(segments.sizes, out.device), torch.zeros((), dtype=torch.bool, device=out.device)
+    scaled, n = values * alpha, segments.numel
+    each = scaled.expand(n) if len(scaled) == 1 else scaled.repeat_interleave(lengths, output_size=n)
+    return _add_signed_(out, segments, each, bits, fine)

@@ -1,15 +1,42 @@
-"""Majorities of bits in plain torch."""
+"""Majorities of bits in plain torch: eight counters of a byte each are added as one int64."""
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from laconic.kernels.sign.reference import GATHER
+
+MOST = 255  # voters that a byte can count
+
 
 def majority(votes: Tensor, ties: Tensor) -> Tensor:
     """Winning bits uint8 (m,) of votes uint8 (voters, m)."""
-    places = torch.arange(8, dtype=torch.uint8, device=votes.device)
-    twice = 2 * (votes[:, :, None] >> places & 1).sum(dim=0)
-    tie = (ties[:, None] >> places & 1).bool()
-    won = torch.where(twice == len(votes), tie, twice > len(votes))
-    return (won.to(torch.uint8) << places).sum(dim=1, dtype=torch.uint8)
+    half, lanes = len(votes) // 2, _lanes(votes.device)
+    if len(votes) <= MOST:
+        counts = _counted(votes, lanes)
+    else:
+        counts = torch.stack(
+            [_counted(part, lanes).to(torch.int32) for part in torch.split(votes, MOST)]
+        ).sum(0)
+    won = counts > half
+    if len(votes) % 2 == 0:
+        coins = lanes.index_select(0, ties.to(torch.int32)).view(torch.bool)
+        won |= (counts == half) & coins
+    return (won.view(torch.int64) * GATHER >> 56).to(torch.uint8)
+
+
+def _counted(votes: Tensor, lanes: Tensor) -> Tensor:
+    """Voters for each bit, uint8 (8 m,), of at most `MOST`."""
+    each = lanes.index_select(0, votes.reshape(-1).to(torch.int32)).view(votes.shape)
+    return each.sum(dim=0).view(torch.uint8)
+
+
+@lru_cache(maxsize=16)
+def _lanes(device: torch.device) -> Tensor:
+    """int64 (256,): a byte of 0 or 1 for each bit of a byte."""
+    byte = torch.arange(256, dtype=torch.int64, device=device)[:, None]
+    bits = byte >> torch.arange(8, dtype=torch.int64, device=device) & 1
+    return bits.to(torch.uint8).view(torch.int64).view(-1)
