@@ -1,8 +1,8 @@
 """Pytest plugin: tensors that a test makes without naming a device are made on a GPU.
 
 Those that the package makes are not. So tests that were written for the CPU pass CUDA tensors to the package.
-Results go to the file that SWEEP names, a line of JSON each, with the deepest line of the package. DEVICE names
-another device.
+Results go to the file that SWEEP names, a line of JSON each, with the deepest line of the package. DEVICE
+names another device.
 """
 
 from __future__ import annotations

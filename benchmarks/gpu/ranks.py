@@ -1,8 +1,8 @@
-"""Part ranks: two processes on one card over gloo. Replicas are equal, streams wait for each other, CPU agrees.
+"""Part ranks: two processes on one card over gloo: equal replicas, streams that wait, the CPU's results.
 
 A model whose gradients are given exactly is trained three times: on the GPU with pauses of the GPU before
-gradients and before exchanges, which shows a stream that does not wait for another; without pauses; and on the CPU
-with the reference. Learning rate and momentum are powers of 2, so the optimiser rounds alike on both.
+gradients and before exchanges, which shows a stream that does not wait for another; without pauses; and on the
+CPU with the reference. Learning rate and momentum are powers of 2, so the optimiser rounds alike on both.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _time_for_all(end: float) -> bool:
     """Return whether rank 0 has time for another case: both ranks decide alike."""
     left = torch.tensor([end - time.monotonic()])
     dist.broadcast(left, src=0)
-    return bool(left > 8)
+    return bool(left > 15)
 
 
 def judge(job: Job, name: str, rows: list[Row]) -> None:

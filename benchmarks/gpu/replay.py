@@ -1,7 +1,7 @@
-"""Messages of real ranks, recorded and given again to one rank: its exchange is then timed without the others.
+"""Recorded messages of real ranks, given again to one rank: its exchange is timed without the others.
 
-A rank whose peers only repeat what it sends does not do what it does among others: messages differ in length, and
-where every rank reduces a part of its own, none of them sends that part to itself.
+A rank whose peers only repeat what it sends does not do what it does among others: messages differ in length,
+and where every rank reduces a part of its own, none of them sends that part to itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""ResNet-9 on CIFAR-10, with its data and augmentation on the device (after Page 2018, "How to train your ResNet")."""
+"""ResNet-9 on CIFAR-10, with its data and augmentation on the device.
+
+After Page 2018, "How to train your ResNet".
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ def raw(small: bool = False) -> Data:
 
 
 def prepared(raw: Data, device: torch.device) -> Data:
-    """Return the images on the device, normalised in float16, those for training padded by 4 pixels; labels."""
+    """Return images normalised in float16, those for training padded by 4 pixels, and labels."""
     mean = torch.tensor(MEAN, device=device).view(1, 3, 1, 1)
     deviation = torch.tensor(STD, device=device).view(1, 3, 1, 1)
     found = {}

@@ -53,7 +53,8 @@ def host_us(calls: Sequence[Call], device: torch.device, rounds: int = 10) -> fl
     for i in range(rounds):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        times.append(_host_us(lambda call=calls[i % len(calls)]: (call(), _wait(device))))  # type: ignore[misc]
+        call = calls[i % len(calls)]
+        times.append(_host_us(lambda: (call(), _wait(device))))  # noqa: B023
     return statistics.median(times)
 
 

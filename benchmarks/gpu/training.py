@@ -1,8 +1,8 @@
 """Part training: ResNet-9 on CIFAR-10 by dense training and by methods, 4 ranks as threads on one GPU.
 
 Ranks meet in a Loopback whose tensors are on the GPU, and exchange as `laconic.compress` and
-`laconic.distribute` do. Methods run at the same time, each in a process; all have the same number of epochs, chosen
-from the pace of the first steps. The learning rate is the same for all.
+`laconic.distribute` do. Methods run at the same time, each in a process; all have the same number of epochs,
+chosen from the pace of the first steps. The learning rate is the same for all.
 """
 
 from __future__ import annotations
