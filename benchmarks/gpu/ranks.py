@@ -1,8 +1,8 @@
 """Part ranks: two processes on one card over gloo: equal replicas, streams that wait, the CPU's results.
 
 A model whose gradients are given exactly is trained three times: on the GPU with pauses of the GPU before
-gradients and before exchanges, which shows a stream that does not wait for another; without pauses; and on the
-CPU with the reference. Learning rate and momentum are powers of 2, so the optimiser rounds alike on both.
+gradients and before exchanges, which shows a stream that does not wait for another; without pauses; and on
+the CPU with the reference. Learning rate and momentum are powers of 2, so the optimiser rounds alike on both.
 """
 
 from __future__ import annotations

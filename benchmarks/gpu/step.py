@@ -1,8 +1,8 @@
 """Part step: milliseconds, launches and host waits of the exchange of ResNet-50's gradient.
 
 `exchange`: one rank of 2 and of 8 with the recorded messages of the others, so the figures are those of
-encoding and decoding, not of a network. `ddp`: steps of ResNet-50 under DDP with one rank over NCCL, where a user
-sees what remains of them.
+encoding and decoding, not of a network. `ddp`: steps of ResNet-50 under DDP with one rank over NCCL, where a
+user sees what remains of them.
 """
 
 from __future__ import annotations
