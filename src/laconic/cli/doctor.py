@@ -32,6 +32,7 @@ TRAIN = {  # what the extra `train` brings
     "pillow": "CIFAR-10 in JPEG files",
 }
 OPTIONAL = TRAIN | {"triton": "kernels on CUDA tensors", "nanobind": "building the native kernels"}
+LAUNCH_ORDER = "NCCL_LAUNCH_ORDER_IMPLICIT"
 NATIVE_HINT = (
     "native kernels, so the slower reference kernels run: install a C++20 compiler, then pip install"
     " --no-cache ."
@@ -68,7 +69,7 @@ def _facts() -> Table:
     table.add_column(overflow="fold")
     table.add_row("laconic", version_of("laconic"))
     for name, value in kernels.info().items():
-        if value is None:
+        if value is None or name == "triton_missing":
             continue
         shown = ", ".join(map(str, value)) if isinstance(value, (list, tuple, set, frozenset)) else str(value)
         table.add_row("kernels" if name == "live" else f"  {name.replace('_', ' ')}", shown or "none")
@@ -76,8 +77,8 @@ def _facts() -> Table:
     table.add_row(
         "  CPU", f"{torch.backends.cpu.get_cpu_capability()}, {format_count(os.cpu_count() or 1, 'core')}"
     )
-    cuda = format_count(torch.cuda.device_count(), "device") if torch.cuda.is_available() else "no device"
-    table.add_row("  CUDA", cuda)
+    for name, value in gpu_facts():
+        table.add_row(name, value)
     table.add_row("  precision", ", ".join(_precisions()))
     table.add_row("  backends", ", ".join(_backends()) or "none")
     table.add_row("Python", f"{platform.python_version()}, {sys.platform}, {platform.machine()}")
@@ -87,6 +88,39 @@ def _facts() -> Table:
     for task in TASKS.values():
         table.add_row(f"  {task.name}", _data(task.name))
     return table
+
+
+def gpu_facts() -> list[tuple[str, str]]:
+    """Return the rows about GPUs: the cards, the kernels that serve them, and NCCL."""
+    if not torch.cuda.is_available():
+        return [("  CUDA", "no device")]
+    count = torch.cuda.device_count()
+    cards = ", ".join(sorted({torch.cuda.get_device_name(i) for i in range(count)}))
+    rows = [("  CUDA", f"{torch.version.cuda}, {format_count(count, 'device')}: {cards}")]
+    why = kernels.info()["triton_missing"]
+    names = ", ".join(with_triton())
+    rows.append(
+        ("  GPU tensors", f"plain torch, slower: {why}" if why else f"Triton: {names}; others: torch")
+    )
+    if dist.is_available() and dist.is_nccl_available():
+        version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        order = os.environ.get(LAUNCH_ORDER)
+        hint = (
+            f"{LAUNCH_ORDER}={order}"
+            if order
+            else f"set {LAUNCH_ORDER}=1 where a model has groups of its own"
+        )
+        rows.append(("  NCCL", f"{version}; {hint}"))
+    return rows
+
+
+def with_triton() -> list[str]:
+    """Return the names of the kernels that have an implementation in Triton.
+
+    >>> "minmax" in with_triton()
+    True
+    """
+    return sorted(path.parent.name for path in Path(kernels.__file__).parent.glob("*/gpu.py"))
 
 
 def _precisions() -> list[str]:
@@ -149,9 +183,10 @@ def _missing() -> list[str]:
     lines = []
     if str(kernels.info()["live"]) == "reference":
         lines.append(NATIVE_HINT)
+    if torch.cuda.is_available() and (why := kernels.info()["triton_missing"]):
+        lines.append(f"Triton kernels, so the slower reference kernels run on CUDA tensors: {why}")
     for package, use in OPTIONAL.items():
-        needed = package != "triton" or torch.cuda.is_available()
-        if needed and package != "nanobind" and version_of(package) == "not installed":
+        if package not in ("triton", "nanobind") and version_of(package) == "not installed":
             how = INSTALL_TRAIN if package in TRAIN else f"pip install {package}"
             lines.append(f"{package}, for {use}: {how}")
     if not dist.is_available() or not dist.is_gloo_available():
