@@ -298,8 +298,8 @@ def encode_kernel(  # type: ignore[no-untyped-def]
         greatest = tl.max(x, axis=1)
     worst = tl.max(x.to(tl.int32, bitcast=True) & MAGNITUDE, axis=1)
     tl.store(flags_ptr + number + row * 0, row * 0 + 1, mask=worst >= INFINITE)
-    low = tl.min(tl.min(tl.min(_by_block(least, BLOCK), axis=5), axis=3), axis=1)
-    high = tl.max(tl.max(tl.max(_by_block(greatest, BLOCK), axis=5), axis=3), axis=1)
+    low = tl.min(tl.min(tl.min(_by_block(least, BLOCK), axis=1), axis=4), axis=2)  # of a thread first
+    high = tl.max(tl.max(tl.max(_by_block(greatest, BLOCK), axis=1), axis=4), axis=2)
     low = tl.minimum(tl.maximum(low, -FARTHEST), FARTHEST) + 0.0
     high = tl.minimum(tl.maximum(high, -FARTHEST), FARTHEST) + 0.0
     unit = tl.div_rn(high - low, low * 0.0 + most)
