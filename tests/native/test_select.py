@@ -9,9 +9,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from laconic import kernels
 from laconic.core.layout import Segments
+from laconic.kernels.checks import keys64
+from laconic.kernels.select import batched, reference
+from laconic.kernels.select.sample import dgc_sampling, exact_sampling, sample_offsets
 
 TARGETS = [name for name in kernels.runnable() if name != "reference"]
 ALL = list(kernels.runnable())
@@ -248,6 +252,53 @@ def test_flushed_denormals_are_still_chosen() -> None:
     if not supported:
         pytest.skip("this CPU cannot flush denormals")
     assert found == [[37]]
+
+
+@pytest.mark.parametrize("make", INPUTS)
+@pytest.mark.parametrize("segments", SEGMENTS, ids=lambda s: f"{s.numel}in{len(s)}")
+@pytest.mark.parametrize("density", [0.0, 0.001, 0.04, 0.3, 1.0])
+def test_the_batched_selection_of_gpus_is_the_same(
+    make: Callable[..., Tensor], segments: Segments, density: float
+) -> None:
+    x = make(segments.end + 7, torch.Generator().manual_seed(2))
+    ks = torch.tensor([math.ceil(density * size) for size in segments.sizes], dtype=torch.int64)
+    sizes, each = segments.sizes, tuple(ks.tolist())
+    got = batched.sampled(x, segments, exact_sampling(sizes, each), None, 0.8)
+    assert split(got) == split(kernels.topk(x, segments, ks))
+    keys = [(1 << 63) + i for i in range(len(segments))]
+    if density:
+        plan = dgc_sampling(sizes, each, density, 0.01, 0.8, 10)
+        got = batched.sampled(x, segments, plan, sample_offsets(plan, keys64(keys, len(segments))), 0.8)
+        assert split(got) == split(kernels.sampled_topk(x, segments, ks, density, 0.01, keys))
+    levels = torch.full((len(segments),), 2 * density)
+    assert split(batched.above(x, segments, levels)) == split(kernels.above(x, segments, levels))
+
+
+def test_operations_do_not_grow_with_tensors() -> None:
+    """Views apart; the first call makes tables."""
+
+    class Count(TorchDispatchMode):
+        ops = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            self.ops += not func.is_view
+            return func(*args, **(kwargs or {}))
+
+    for batch, most in ((False, 8), (True, 92)):
+        counts = set()
+        for tensors in (2, 54, 161):
+            segments = Segments.consecutive([2500 + i for i in range(tensors)])
+            x = torch.randn(segments.end, generator=torch.Generator().manual_seed(8))
+            ks = tuple(math.ceil(0.01 * size) for size in segments.sizes)
+            plan = dgc_sampling(segments.sizes, ks, 0.01, 0.01, 0.8, 10)
+            offsets = torch.zeros(tensors, dtype=torch.int64)
+            call = batched.sampled if batch else reference.sampled_topk
+            call(x, segments, plan, offsets, 0.8)
+            with Count() as count:
+                call(x, segments, plan, offsets, 0.8)
+            counts.add(count.ops)
+        assert len(counts) == 1
+        assert max(counts) <= most
 
 
 def test_bad_arguments_are_named() -> None:

@@ -48,7 +48,12 @@ class ChunkedTopK(DensitySelector):
         kernels.addressable(segments.sizes)  # chunks of a longer tensor would be
         chunks, of, before = cut(segments, self.chunk)
         indices, counts = kernels.topk(x, chunks, kept_of_each(self.density, chunks))
-        indices = indices + before.repeat_interleave(counts).to(indices)
+        if x.is_cuda:  # copied without a wait
+            before = on_device(segments, self.chunk, x.device)
+            on = counts.pin_memory().to(x.device, non_blocking=True)
+            indices = indices + before.repeat_interleave(on, output_size=len(indices))
+        else:
+            indices = indices + before.repeat_interleave(counts).to(indices)
         return indices, torch.zeros(len(segments), dtype=torch.int64).index_add_(0, of, counts)
 
     def max_count(self, n: int) -> int:
@@ -74,3 +79,9 @@ def cut(segments: Segments, chunk: int) -> tuple[Segments, Tensor, Tensor]:
     starts, sizes, of, before = zip(*rows, strict=True) if rows else ((), (), (), ())
     chunks = Segments(starts, sizes)
     return chunks, torch.tensor(of, dtype=torch.int64), torch.tensor(before, dtype=torch.int64)
+
+
+@lru_cache(maxsize=64)
+def on_device(segments: Segments, chunk: int, device: torch.device) -> Tensor:
+    """Return how far each chunk begins from the start of its segment, int32 (c,) on a device."""
+    return cut(segments, chunk)[2].to(device=device, dtype=torch.int32)

@@ -79,13 +79,16 @@ def _reaching(
     read = torch.stack([found, kept]).cpu()  # the only wait
     candidates, total = (sum(row) for row in read.tolist())
     reach = bits >= floors[segment]
-    positions, segment = _where(reach, candidates, positions), _where(reach, candidates, segment)
+    positions = _where(reach, candidates, positions)
+    each = segment
+    segment = each[positions]
     if total < candidates:
         order = ((segment << 31) | (MAGNITUDE - bits[positions])).sort(stable=True).indices
         before = (found.cumsum(0) - found)[segment]
         keep = torch.arange(candidates, dtype=torch.int64, device=device) - before < kept[segment]
         keep = torch.empty_like(keep).scatter_(0, order, keep)
-        positions, segment = _where(keep, total, positions), _where(keep, total, segment)
+        positions = _where(keep, total, positions)
+        segment = each[positions]
     starts = table(segments.packed.starts, device)
     return (positions - starts[segment]).to(torch.int32), read[1].clone()
 

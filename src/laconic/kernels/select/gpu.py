@@ -54,7 +54,7 @@ def _kth_largest(x, first, stride, n, k, BLOCK: tl.constexpr):
             if shift < 24:
                 there = there & (((bits ^ found) >> (shift + 8)) == 0)
             counts += tl.histogram((bits >> shift) & 255, 256, mask=there)
-        reach = tl.cumsum(counts, 0, reverse=True)
+        reach = tl.sum(counts, 0) - tl.cumsum(counts, 0) + counts  # with this digit or a higher one
         digit = tl.sum((reach >= k).to(tl.int32), 0) - 1
         k -= tl.sum(tl.where(digits > digit, counts, 0), 0)
         found = found | (digit << shift)

@@ -39,8 +39,9 @@ def sampled_topk(
     bits, sizes = _bits(x, segments), np.array(segments.sizes, dtype=np.int64)
     needs = np.array(plan.needs, dtype=np.int64)
     levels = _levels(_thresholds(bits, segments, plan, offsets), lower, plan.rounds)
-    entries = _collect(bits, sizes, levels[min(2, plan.rounds)])
-    floors, found = _pick(entries, levels[: min(2, plan.rounds) + 1], needs)
+    likely = min(2, plan.rounds) if 16 * sum(plan.ks) < segments.numel else 0
+    entries = _collect(bits, sizes, levels[likely])
+    floors, found = _pick(entries, levels[: likely + 1], needs)
     short = (found < needs) & (floors > 1)
     if short.any():  # their levels are lowered further; all others stay
         levels = [np.where(short, level, floors) for level in levels]
