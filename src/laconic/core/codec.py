@@ -189,6 +189,10 @@ class Codec(Spec):
         """Encode as `encode_layout` does, and return the decoded entries, where they are known."""
         return self.encode_layout(x, layout, turn), None
 
+    def encode_carried(self, x: Tensor, layout: Layout, turn: Turn) -> tuple[Tensor, Carried | None]:
+        """Encode as `encode_layout` does, and return the decoded entries, where they are known."""
+        return self.encode_layout(x, layout, turn), None
+
     @final
     def encode(self, x: Tensor, key: int = 0) -> Tensor:
         """Encode one tensor: the message of this one segment. Equal keys give equal bytes.
