@@ -13,7 +13,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.sent import SentEntries
-from laconic.core.framing import as_bytes, as_numbers, counts_bytes, read_bytes, read_counts
+from laconic.core.framing import as_bytes, as_numbers, counts_bytes, read_bytes, read_counts, sent_to
 from laconic.core.layout import Segments
 from laconic.core.selector import kept
 
@@ -34,7 +34,7 @@ class Entries:
 
     def positions(self, starts: Tensor) -> Tensor:
         """Positions int64 (K,), for segments that begin at starts int64 (s,)."""
-        return self.indices + torch.repeat_interleave(starts, self.counts).to(self.indices.device)
+        return self.indices + kernels.per_index(starts, self.counts, self.indices.device)
 
     def where(self, wanted: Tensor) -> Entries:
         """Those of which wanted bool (K,) says so."""
@@ -44,13 +44,13 @@ class Entries:
         """The ks[i] largest of each segment's."""
         segments = Segments.consecutive(self.counts.tolist())
         places, counts = kernels.topk(self.values, segments, ks)
-        at = places + torch.repeat_interleave(segments.starts_tensor, counts).to(places.device)
+        at = places + kernels.per_index(segments.starts_tensor, counts, places.device)
         return Entries(self.indices[at], counts, self.values[at])
 
     def wire(self, segments: Segments) -> Tensor:
         """uint8: counts uint32 (s,), values float32 (K,), indices by `golomb`."""
         coded = kernels.rice_encode(self.indices, self.counts, segments)
-        return torch.cat([counts_bytes(self.counts).to(coded.device), as_bytes(self.values), coded])
+        return torch.cat([sent_to(counts_bytes(self.counts), coded.device), as_bytes(self.values), coded])
 
     @classmethod
     def read(cls, wire: Tensor, segments: Segments) -> Entries:
@@ -69,7 +69,7 @@ class Entries:
 def positions_wire(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     """uint8: counts uint32 (s,), then the indices int32 (K,) by `golomb`."""
     coded = kernels.rice_encode(indices, counts, segments)
-    return torch.cat([counts_bytes(counts).to(coded.device), coded])
+    return torch.cat([sent_to(counts_bytes(counts), coded.device), coded])
 
 
 def positions_read(wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:

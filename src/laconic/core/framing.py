@@ -37,6 +37,8 @@ def as_numbers(wire: Tensor, dtype: torch.dtype) -> Tensor:
 
 def sent_to(values: Tensor, device: torch.device) -> Tensor:
     """Return these values of the CPU on a device. The host does not wait for work queued there."""
+    if device.type == "cpu":
+        return values
     return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
 
 
@@ -86,7 +88,7 @@ def counts_bytes(counts: Tensor) -> Tensor:
             f"one message holds at most {MASK32} entries, and bytes of positions, got {int(counts.max())}:"
             " choose a smaller density, or smaller buckets (bucket_cap_mb)"
         )
-    return as_bytes(counts.to(torch.int32))  # of 2^31 and more, the low 32 bits stay
+    return torch.from_numpy(counts.numpy().astype(np.uint32).view(np.uint8))
 
 
 def read_counts(wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:

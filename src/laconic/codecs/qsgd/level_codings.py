@@ -16,7 +16,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.core.errors import WireError
-from laconic.core.framing import counts_bytes, read_bytes, read_counts, read_positions, unsigned
+from laconic.core.framing import counts_bytes, read_bytes, read_counts, read_positions, sent_to, unsigned
 from laconic.core.layout import Segments
 
 
@@ -60,7 +60,9 @@ class Rice(LevelCoding):
                 counts_bytes(sums),
                 kernels.rice_encode(places, pieces, Segments.consecutive(sums.tolist())),
             ]
-        return torch.cat([part.to(levels.device) for part in parts])
+        return torch.cat(
+            [part if part.device == levels.device else sent_to(part, levels.device) for part in parts]
+        )
 
     def decode(self, wire: Tensor, segments: Segments, most: int) -> Tensor:
         counts, rest = read_counts(wire, segments)
@@ -96,7 +98,7 @@ class Elias(LevelCoding):
     def encode(self, levels: Tensor, segments: Segments, most: int) -> Tensor:
         indices, counts, magnitudes, signs = kernels.split_levels(levels, segments)
         codes = kernels.elias_encode(torch.cat([kernels.steps_of(indices, counts), magnitudes]))
-        return torch.cat([counts_bytes(counts).to(levels.device), signs, codes])
+        return torch.cat([sent_to(counts_bytes(counts), levels.device), signs, codes])
 
     def decode(self, wire: Tensor, segments: Segments, most: int) -> Tensor:
         counts, rest = read_counts(wire, segments)

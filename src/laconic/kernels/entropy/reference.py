@@ -104,24 +104,23 @@ def rice_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     r = rice_parameters(k, n)
     low, first = low_nbytes(k, r), firsts_of(k)
     unary = int(low.sum())
-    at = 8 * (np.cumsum(low) - low) - first * r
+    at = 8 * (np.cumsum(low) - low) - (first + 8 * unary) * r
     table = uploaded(np.stack([n - 1, r, (1 << r) - 1, at, k, first]), device)
     last, shift, mask, place = expanded(table[:4], table[4], total)
-    order = torch.arange(total, dtype=torch.int64, device=device)
+    order = torch.arange(8 * unary, 8 * unary + total, dtype=torch.int64, device=device)
     gaps = steps_of(indices, table[5]) - 1
     ends = torch.cumsum(gaps >> shift, 0) + order
     fits = (gaps | (last - indices)).amin()
     end, least = torch.stack([ends[-1], fits]).tolist()
     if least < 0:
         raise ValueError(NOT_ASCENDING)
-    nbytes = unary + (end >> 3) + 1
+    nbytes = (end >> 3) + 1
     words = torch.zeros((nbytes + 3) // 4, dtype=torch.int64, device=device)
-    ends += 8 * unary
     words.index_add_(0, ends >> 5, torch.bitwise_left_shift(1, ends & 31))
     if unary:
         places = torch.addcmul(place, order, shift)
         words.index_add_(0, places >> 5, (gaps & mask) << (places & 31))
-    words[1:] += words[:-1] >> 32
+    words[1:].add_(words[:-1] >> 32)
     return words.to(torch.int32).view(torch.uint8)[:nbytes]
 
 

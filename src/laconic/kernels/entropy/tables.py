@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from laconic.core.framing import sent_to
+
 Numbers = NDArray[np.int64]
 
 BITS = tuple(1 << bit for bit in range(8))
@@ -16,12 +18,7 @@ BITS = tuple(1 << bit for bit in range(8))
 
 def uploaded(values: Numbers, device: torch.device) -> Tensor:
     """Return these integers on a device. The host does not wait for work queued there."""
-    table = torch.from_numpy(values)
-    if device.type == "cpu":
-        return table
-    if device.type == "cuda":
-        table = table.pin_memory()
-    return table.to(device, non_blocking=True)
+    return sent_to(torch.from_numpy(values), device)
 
 
 def expanded(table: Tensor, repeats: Tensor, total: int) -> tuple[Tensor, ...]:
@@ -33,6 +30,15 @@ def expanded(table: Tensor, repeats: Tensor, total: int) -> tuple[Tensor, ...]:
         return table.unbind()
     owner = torch.repeat_interleave(repeats, output_size=total)
     return table.index_select(1, owner).unbind()
+
+
+def per_index(values: Tensor, counts: Tensor, device: torch.device) -> Tensor:
+    """Return values (s,) of the host, each repeated counts[i] times, on a device. The host does not wait.
+
+    >>> per_index(torch.tensor([5, 7]), torch.tensor([2, 1]), torch.device("cpu")).tolist()
+    [5, 5, 7]
+    """
+    return sent_to(torch.repeat_interleave(values, counts), device)
 
 
 @lru_cache(maxsize=64)

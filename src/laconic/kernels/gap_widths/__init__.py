@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from laconic.core.framing import sent_to
 from laconic.core.layout import Segments
 from laconic.kernels import dispatch
 from laconic.kernels.entropy import check_ascending, check_coded
@@ -21,6 +22,8 @@ def gap_widths_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Te
     >>> gap_widths_encode(indices, torch.tensor([2]), Segments.whole(8)).tolist()
     [12, 16]
     """
+    if not indices.is_cpu:  # K numbers: the way to the host and back costs less than a launch a segment
+        return sent_to(gap_widths_encode(indices.cpu(), counts, segments), indices.device)
     check_ascending(indices, counts, segments)
     if (native := dispatch.native(indices)) is not None:
         wire = torch.empty(len(segments) + 4 * indices.numel(), dtype=torch.uint8)
@@ -35,6 +38,8 @@ def gap_widths_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tenso
     >>> gap_widths_decode(wire, torch.tensor([2]), Segments.whole(8)).tolist()
     [0, 5]
     """
+    if not wire.is_cpu:
+        return sent_to(gap_widths_decode(wire.cpu(), counts, segments), wire.device)
     total = check_coded(wire, counts, segments)
     if (native := dispatch.native(wire)) is not None:
         indices = torch.empty(total, dtype=torch.int32)

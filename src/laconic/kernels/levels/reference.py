@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from laconic.core.layout import Segments
 from laconic.kernels.bitpack import reference as bitpack
+from laconic.kernels.entropy.reference import firsts_of
+from laconic.kernels.entropy.reference import steps_of as distances_of
+from laconic.kernels.entropy.tables import per_index, uploaded
 
 FURTHEST = (1 << 31) - 1  # a place is an int32
 
@@ -14,20 +19,20 @@ FURTHEST = (1 << 31) - 1  # a place is an int32
 def split_levels(levels: Tensor, segments: Segments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Positions int32 (K,), their counts int64 (s,), magnitudes int32 (K,) and packed signs."""
     places = levels.nonzero().flatten()
-    ends = torch.cumsum(segments.sizes_tensor, 0)
-    owner = torch.searchsorted(ends.to(places.device), places, right=True)
-    starts = (ends - segments.sizes_tensor).to(places.device)
-    counts = torch.bincount(owner, minlength=len(segments)).cpu()
+    sizes = segments.sizes_tensor.numpy()
+    ends = np.cumsum(sizes)
+    counts = torch.searchsorted(places, uploaded(ends, places.device)).cpu()
+    counts[1:] = counts.diff()
     kept = levels[places]
-    return (places - starts[owner]).to(torch.int32), counts, kept.abs(), bitpack.pack_bits(kept < 0, 1)
+    starts = per_index(torch.from_numpy(ends - sizes), counts, places.device)
+    return (places - starts).to(torch.int32), counts, kept.abs(), bitpack.pack_bits(kept < 0, 1)
 
 
 def join_levels(
     indices: Tensor, counts: Tensor, magnitudes: Tensor, signs: Tensor, segments: Segments
 ) -> Tensor:
     """The inverse, int32 (N,)."""
-    starts = torch.cumsum(segments.sizes_tensor, 0) - segments.sizes_tensor
-    places = indices.to(torch.int64) + torch.repeat_interleave(starts, counts).to(indices.device)
+    places = indices + per_index(segments.packed.starts_tensor, counts, indices.device)
     negative = bitpack.unpack_bits(signs, 1, magnitudes.numel())
     levels = torch.zeros(segments.numel, dtype=torch.int32, device=indices.device)
     return levels.index_put_((places,), magnitudes * (1 - 2 * negative))
@@ -36,15 +41,15 @@ def join_levels(
 def places_of(steps: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Running sums less one in each range, int32 (K,), and whole sums int64 (s,) on the CPU."""
     sums = torch.cumsum(steps, 0, dtype=torch.int64)
-    ends = torch.cat([sums.new_zeros(1), sums])[torch.cumsum(counts, 0).to(sums.device)]
-    before = torch.cat([ends.new_zeros(1), ends])[:-1]
-    places = sums - 1 - torch.repeat_interleave(before, counts.to(sums.device))
+    ends = pad(sums, (1, 0)).index_select(0, uploaded(np.cumsum(counts.numpy()), sums.device))
+    before = pad(ends, (1, 0))[:-1]
+    repeats = uploaded(counts.numpy(), sums.device)
+    places = sums - 1 - torch.repeat_interleave(before, repeats, output_size=steps.numel())
     return places.clamp_(max=FURTHEST).to(torch.int32), (ends - before).cpu()
 
 
 def steps_of(places: Tensor, counts: Tensor) -> Tensor:
     """Differences in each range, the first from -1, int32 (K,)."""
-    steps = torch.diff(places, prepend=places.new_full((1,), -1))
-    firsts = (torch.cumsum(counts, 0) - counts)[counts > 0].to(places.device)
-    steps[firsts] = places[firsts] + 1
-    return steps
+    given = counts.numpy()
+    firsts = uploaded(firsts_of(given[given > 0]), places.device)
+    return distances_of(places, firsts).to(torch.int32)

@@ -33,7 +33,7 @@ from laconic.comm.sent import SentEntries
 from laconic.comm.void import gather_or_void, sum_or_void
 from laconic.core import arguments
 from laconic.core.errors import WireError
-from laconic.core.framing import counts_bytes, read_bytes, unsigned
+from laconic.core.framing import counts_bytes, read_bytes, sent_to, unsigned
 from laconic.core.layout import Layout, Segments
 from laconic.core.selector import IndexCoding, check_density
 from laconic.reducers import BoundReducer, Reducer
@@ -144,7 +144,7 @@ def message(found: Found, segments: Segments, coding: IndexCoding, device: torch
     ends = (counts + 1).cumsum(0) - 1
     code = coding.encode(ends.to(torch.int32), torch.tensor([s]), Segments.whole(k + s))
     head = counts_bytes(torch.tensor([k, code.numel()]))
-    return torch.cat([torch.cat([head, code]).to(device), coding.encode(indices, counts, segments)])
+    return torch.cat([sent_to(torch.cat([head, code]), device), coding.encode(indices, counts, segments)])
 
 
 def read(wire: Tensor, segments: Segments, coding: IndexCoding) -> Found:

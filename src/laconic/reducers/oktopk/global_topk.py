@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.entries import Entries, contained, counted
 from laconic.comm.messages import sent_by
 from laconic.comm.void import gather_or_void
-from laconic.core.framing import read_bytes
+from laconic.core.framing import read_bytes, sent_to
 from laconic.core.layout import Segments
 from laconic.reducers.oktopk.regions import Regions
 
@@ -38,7 +39,7 @@ def global_topk(
     best = came.best(ks)
     missing = came.doubtful(best, all_held, thresholds)
     if bool(missing.any()):
-        floors = torch.repeat_interleave(best.floors[tensors], sums.counts).to(sums.values.device)
+        floors = kernels.per_index(best.floors[tensors], sums.counts, sums.values.device)
         starts = pieces.starts_tensor
         rest = (sums.values.abs() >= floors) & ~contained(sums.positions(starts), given.positions(starts))
         left = (ks[tensors] - given.counts) * missing[here]  # those given are the largest of their piece
@@ -56,12 +57,12 @@ def added(wires: list[Tensor], pieces: Segments) -> tuple[Entries, Tensor]:
     order, places = torch.unique(
         torch.cat([part.positions(pieces.starts_tensor) for part in parts]), return_inverse=True
     )
-    sums = torch.zeros(order.numel(), device=order.device)
+    sums = torch.zeros(order.numel(), dtype=torch.float32, device=order.device)
     for part, where in zip(parts, places.split([part.values.numel() for part in parts]), strict=True):
         sums.index_add_(0, where, part.values * (1 / len(parts)))
-    ends = torch.tensor([*pieces.starts, pieces.numel], device=order.device)
+    ends = sent_to(torch.tensor([*pieces.starts, pieces.numel], dtype=torch.int64), order.device)
     counts = torch.searchsorted(order, ends).diff().cpu()
-    starts = torch.repeat_interleave(pieces.starts_tensor, counts).to(order.device)
+    starts = kernels.per_index(pieces.starts_tensor, counts, order.device)
     chosen = torch.stack([part.counts for part in parts]).sum(dim=0)
     return Entries((order - starts).to(torch.int32), counts, sums), chosen
 
@@ -71,7 +72,7 @@ def offer(
 ) -> tuple[Entries, Tensor]:
     """The largest of each piece that reach its threshold, from `least` to `most`; and what is held back."""
     top = sums.among(most)
-    reach = top.values.abs() >= torch.repeat_interleave(thresholds, top.counts).to(top.values.device)
+    reach = top.values.abs() >= kernels.per_index(thresholds, top.counts, top.values.device)
     passing = counted(reach, top.counts)
     counts = torch.maximum(passing, torch.minimum(least, top.counts))
     more = (top.counts == most) & (most < ks)  # there may be more than `top` has
@@ -107,7 +108,7 @@ class Best:
 
     def entries(self, tensors: Segments) -> Entries:
         """With indices from each tensor's start."""
-        starts = torch.repeat_interleave(tensors.starts_tensor, self.counts).to(self.positions.device)
+        starts = kernels.per_index(tensors.starts_tensor, self.counts, self.positions.device)
         return Entries((self.positions - starts).to(torch.int32), self.counts, self.values)
 
 

@@ -13,8 +13,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.entries import Entries
+from laconic.core.framing import sent_to
 from laconic.core.layout import Segments
 
 
@@ -85,9 +87,9 @@ class Regions:
 
     def split(self, positions: Tensor, values: Tensor) -> list[Entries]:
         """Entries at ascending positions int64 (K,) by rank, each with indices from its piece's start."""
-        ends = torch.searchsorted(positions, self.edges.to(positions.device)).cpu()
+        ends = torch.searchsorted(positions, sent_to(self.edges, positions.device)).cpu()
         counts = ends.diff()
-        starts = torch.repeat_interleave(self.edges[:-1], counts).to(positions.device)
+        starts = kernels.per_index(self.edges[:-1], counts, positions.device)
         indices = (positions - starts).to(torch.int32)
         found = []
         for rank in range(len(self.pieces)):
