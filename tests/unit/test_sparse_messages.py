@@ -1,0 +1,129 @@
+"""Sparse messages of several ranks, decoded together: the same bits as one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.core.codec import Codec
+from laconic.core.deferred import deferred
+from laconic.core.errors import WireError
+from laconic.core.layout import Segments
+from laconic.core.spec import parse
+from laconic.kernels import checks
+
+SPECS = [
+    "sparse(topk(density=0.1), indices=golomb())",
+    "sparse(topk(density=0.1))",
+    "sparse(topk(density=0.1), indices=delta())",
+    "sparse(topk(density=0.1), indices=fine_delta())",
+    "sparse(topk(density=0.1), values=cast('fp16'), indices=golomb())",
+    "sparse(threshold(value=2.5), indices=golomb())",
+]
+SEGMENTS = Segments((7, 1300, 1301, 1340, 2000), (1200, 1, 0, 600, 65))
+
+
+@pytest.fixture
+def reference() -> Iterator[None]:
+    with kernels.using("reference"):
+        yield
+
+
+@pytest.fixture
+def on_device(reference: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors take the way of a GPU: flags are deferred, and what they forbid is masked."""
+    monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda self: False))
+    monkeypatch.setattr(checks, "per_segment", lambda *args: None)
+
+
+def messages(codec: Codec, size: int) -> list[Tensor]:
+    rng = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(2100, generator=rng) ** rank for rank in range(1, size + 1)]
+    inputs[-1].zero_()  # a rank that may send nothing
+    return [codec.encode_segments(x, SEGMENTS, range(len(SEGMENTS))) for x in inputs]
+
+
+def one_by_one(codec: Codec, wires: list[Tensor], alpha: float) -> Tensor:
+    out = torch.linspace(-1, 1, 2100)
+    for wire in wires:
+        codec.decode_segments_add_(wire, SEGMENTS, out, alpha)
+    return out
+
+
+@pytest.mark.parametrize("size", [1, 2, 8])
+@pytest.mark.parametrize("spec", SPECS)
+def test_together_as_one_by_one(spec: str, size: int) -> None:
+    codec = parse(spec)
+    wires = messages(codec, size)
+    expected = one_by_one(codec, wires, 1 / 3)
+    with kernels.using("reference"):
+        assert all(map(torch.equal, messages(codec, size), wires))
+        assert torch.equal(one_by_one(codec, wires, 1 / 3), expected)
+        out = torch.linspace(-1, 1, 2100)
+        codec.decode_messages_add_([(wire, SEGMENTS) for wire in wires], out, 1 / 3)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.usefixtures("on_device")
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if "fine_delta" not in spec])
+def test_the_way_of_a_gpu_gives_the_same_bits(spec: str) -> None:
+    codec = parse(spec)
+    wires = messages(codec, 3)
+    out = torch.linspace(-1, 1, 2100)
+    with deferred():
+        codec.decode_messages_add_([(wire, SEGMENTS) for wire in wires], out, 1 / 3)
+    assert torch.equal(out, one_by_one(codec, wires, 1 / 3))
+
+
+def damage(wire: Tensor, trial: int) -> Tensor:
+    """Flip one bit of the positions, or cut or lengthen the message."""
+    rng = torch.Generator().manual_seed(trial)
+    bad, bit = wire.clone(), 1 << int(torch.randint(0, 8, (1,), generator=rng))
+    if trial % 10 == 0:
+        return bad[:-1] if trial % 20 else torch.cat([bad, bad[:1]])
+    start = 4 * len(SEGMENTS) + 4
+    length = int(wire[start - 4 : start].clone().view(torch.int32))
+    at = int(torch.randint(start, start + length, (1,), generator=rng))
+    bad[at] = int(bad[at]) ^ bit
+    return bad
+
+
+def refused(codec: Codec, wires: list[Tensor], out: Tensor) -> int | None:
+    try:
+        with deferred():
+            codec.decode_messages_add_([(wire, SEGMENTS) for wire in wires], out)
+    except WireError as error:
+        return error.message
+    return None
+
+
+@pytest.mark.usefixtures("on_device")
+@pytest.mark.parametrize("spec", SPECS[:2])
+def test_a_damaged_message_is_named_and_changes_nothing(spec: str) -> None:
+    codec = parse(spec)
+    wires, found = messages(codec, 3), 0
+    for trial in range(60):
+        bad = [*wires[:1], damage(wires[1], trial), *wires[2:]]
+        out = torch.linspace(-1, 1, 2100)
+        before = out.clone()
+        number = refused(codec, bad, out)
+        assert number in (None, 1)
+        assert torch.equal(out, before) is (number == 1)
+        found += number == 1
+    assert found > 10
+
+
+@pytest.mark.usefixtures("reference")
+def test_a_value_that_is_not_finite_is_refused() -> None:
+    codec = parse(SPECS[0])
+    for value in (torch.nan, torch.inf):
+        wires = messages(codec, 3)
+        wires[1][-4:] = torch.tensor([value]).view(torch.uint8)
+        out = torch.linspace(-1, 1, 2100)
+        before = out.clone()
+        assert refused(codec, wires, out) == 1
+        assert torch.equal(out, before)
