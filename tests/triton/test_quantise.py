@@ -13,6 +13,7 @@ from laconic.core.errors import NonFiniteError, WireError
 from laconic.core.layout import Segments
 from laconic.kernels import Form, Measure
 from laconic.kernels.quantise import gpu, reference
+from tests.triton.offline import Kernel, check
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter, which is numpy
 
@@ -181,3 +182,122 @@ def test_values_of_packed_sums(levels: int, ranks: int, block: int) -> None:
     wire = kernels.pack_bits(codes, bits)
     out = gpu.add_levels_(wire, bits, zero, scales, flags, segments, x.clone(), form, -0.3)
     assert torch.equal(out, expected) and not flags.any()
+
+
+TILES = {"segment_ptr": "*i32", "first_ptr": "*i64", "starts_ptr": "*i64", "sizes_ptr": "*i64"}
+TABLES = {
+    **TILES, "head_ptr": "*i64", "body_ptr": "*i64", "end_ptr": "*i64", "first_block_ptr": "*i64",
+    "first_element_ptr": "*i64", "block": "i32", "flags_ptr": "*i32", "scales_ptr": "*fp32",
+}  # fmt: skip
+ENCODE = {**TABLES, "x_ptr": "*fp32", "wire_ptr": "*u8", "levels_ptr": "*i32", "keys_ptr": "*i64"}
+DECODE = {
+    **TABLES,
+    "wire_ptr": "*u8",
+    "stride": "i64",
+    "messages": "i32",
+    "count": "i32",
+    "out_ptr": "*fp32",
+    "alpha": "fp32",
+}
+LEVELS = {**TABLES, "signed_ptr": "*u8", "end": "i64", "zero": "i32", "out_ptr": "*fp32", "alpha": "fp32"}
+MASKS = {"MASKED": False, "ALIGNED": True}
+
+
+def _encode(
+    name: str,
+    levels: int,
+    bits: int,
+    block: int,
+    scales: int,
+    *,
+    powers: bool = False,
+    unpacked: bool = False,
+    masked: bool = False,
+) -> Kernel:
+    constants = {
+        "LEVELS": levels,
+        "BITS": bits,
+        "COLUMNS": 1 << (bits - 1).bit_length(),
+        "POWERS": powers,
+        "BLOCK": block,
+        "SCALES": scales,
+        "UNPACKED": unpacked,
+        "MASKED": masked,
+        "ALIGNED": not masked,
+    }
+    return Kernel(name, gpu.quantise_kernel, ENCODE, constants, ("x_ptr", "levels_ptr"), wide=not masked)
+
+
+KERNELS = [
+    _encode("quantise qsgd", 7, 4, 512, 1),
+    _encode("quantise qsgd, rest", 7, 4, 512, 1, masked=True),
+    _encode("quantise nuqsgd", 7, 4, 512, 2, powers=True),
+    _encode("quantise ternary", 1, 2, 0, 0),
+    _encode("quantise 1000 levels", 1000, 11, 512, 1),
+    _encode("levels of terngrad", 1, 2, 0, 0, unpacked=True),
+    Kernel(
+        "dequantise qsgd",
+        gpu.dequantise_kernel,
+        DECODE,
+        {"LEVELS": 7, "BITS": 4, "SPAN": 1, "POWERS": False, "SCALES": 2, **MASKS},
+        ("out_ptr",),
+    ),
+    Kernel(
+        "dequantise ternary",
+        gpu.dequantise_kernel,
+        DECODE,
+        {"LEVELS": 1, "BITS": 2, "SPAN": 1, "POWERS": False, "SCALES": 0, **MASKS},
+        ("out_ptr",),
+    ),
+    Kernel(
+        "dequantise 5 bits",
+        gpu.dequantise_kernel,
+        DECODE,
+        {"LEVELS": 9, "BITS": 5, "SPAN": 2, "POWERS": False, "SCALES": 2, **MASKS},
+        ("out_ptr",),
+    ),
+    Kernel(
+        "values of sums",
+        gpu.levels_kernel,
+        LEVELS,
+        {"LEVELS": 1, "BITS": 5, "SPAN": 2, "POWERS": False, "SCALES": 0, **MASKS},
+        ("out_ptr",),
+    ),
+    Kernel(
+        "sums",
+        gpu.packed_sum_kernel,
+        {
+            "wires_ptr": "*u8",
+            "nbytes": "i64",
+            "ranks": "i32",
+            "sums_ptr": "*u8",
+            "sums_nbytes": "i64",
+            "flags_ptr": "*i32",
+            "n": "i64",
+            "most": "i32",
+        },
+        {"BITS": 2, "SPAN": 1, "SUM_BITS": 5, "COLUMNS": 8},
+        wide=False,
+    ),
+    Kernel(
+        "moments",
+        gpu.blocks_kernel,
+        {**TILES, "x_ptr": "*fp32", "sums_ptr": "*fp64", "largest_ptr": "*i32", "first_out_ptr": "*i64"},
+        {"BLOCK": 4096, "WHAT": 3, **MASKS},
+        ("x_ptr",),
+    ),
+    Kernel(
+        "squares",
+        gpu.blocks_kernel,
+        {**TILES, "x_ptr": "*fp32", "sums_ptr": "*fp64", "largest_ptr": "*i32", "first_out_ptr": "*i64"},
+        {"BLOCK": 512, "WHAT": 1, **MASKS},
+        ("x_ptr",),
+    ),
+]
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_it_compiles(kernel: Kernel, target: str) -> None:
+    check(kernel, target)
