@@ -163,7 +163,7 @@ class _PowerSGD(BoundReducer):
             left = kernels.times(x, matrices, self._begin(factored, turn, x.device))
             own = torch.cat([left, *rest.views(x)])
             kept = own[matrices.left :].clone() if x is not out else None
-        sums = self._sum(own, matrices.left + rest.numel, out.device)
+        sums = self._sum(own, matrices.left + rest.numel, out)
         if sums is None or (x is None and out.is_cpu):
             return None
         left = kernels.orthonormal_(sums[: matrices.left], matrices.rank, matrices.rows)
@@ -171,7 +171,7 @@ class _PowerSGD(BoundReducer):
         right = None
         if matrices.right:
             going = None if share is None else share.clone()
-            right = self._sum(going, matrices.right, out.device)
+            right = self._sum(going, matrices.right, out)
             if right is None:
                 return None
         if x is None or share is None:
@@ -189,11 +189,9 @@ class _PowerSGD(BoundReducer):
             torch._foreach_copy_(rest.views(out), torch.split(mean, list(rest.sizes)))
         return LowRank(matrices, left, share, DenseShare(rest, kept, 1.0) if rest.numel else None)
 
-    def _sum(self, x: Tensor | None, n: int, device: torch.device) -> Tensor | None:
+    def _sum(self, x: Tensor | None, n: int, out: Tensor) -> Tensor | None:
         """The sum over ranks; None where it is void, which on a GPU `_found_finite` tells later."""
-        if device.type == "cpu":
-            return sum_or_void(self._comm, x, n, device)
-        return sum_unchecked(self._comm, x, n, device)
+        return (sum_or_void if out.is_cpu else sum_unchecked)(self._comm, x, n, out.device)
 
     def _found_finite(self, factored: Factored, rest: Tensor, right: Tensor | None) -> bool:
         """Whether both sums were finite, for a GPU: the only time that the host waits for one.
