@@ -12,6 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic import kernels
+from laconic.codecs.runs import counted_from, runs
 from laconic.codecs.sign import lost
 from laconic.core.codec import Codec
 from laconic.core.layout import Segments
@@ -49,6 +50,14 @@ class SignMean(Codec):
 
     def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
         return kernels.sign_add_(wire, segments, out, alpha)
+
+    def decode_messages_add_(
+        self, messages: Sequence[tuple[Tensor, Segments]], out: Tensor, alpha: float = 1
+    ) -> Tensor:
+        for first, wires, segments in runs(messages):
+            with counted_from(first):
+                kernels.sign_messages_add_(wires, segments, out, alpha)
+        return out
 
     def nbytes(self, n: int) -> int:
         return kernels.sign_nbytes(n, 0)

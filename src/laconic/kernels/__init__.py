@@ -62,6 +62,7 @@ from laconic.kernels.minmax import minmax_encode as minmax_encode
 from laconic.kernels.minmax import minmax_nbytes as minmax_nbytes
 from laconic.kernels.natural import natural_add_ as natural_add_
 from laconic.kernels.natural import natural_encode as natural_encode
+from laconic.kernels.natural import natural_messages_add_ as natural_messages_add_
 from laconic.kernels.natural import natural_nbytes as natural_nbytes
 from laconic.kernels.philox import dither24 as dither24
 from laconic.kernels.philox import dithers24 as dithers24
@@ -85,6 +86,7 @@ from laconic.kernels.select import sampled_topk as sampled_topk
 from laconic.kernels.select import topk as topk
 from laconic.kernels.sign import sign_add_ as sign_add_
 from laconic.kernels.sign import sign_encode as sign_encode
+from laconic.kernels.sign import sign_messages_add_ as sign_messages_add_
 from laconic.kernels.sign import sign_nbytes as sign_nbytes
 from laconic.kernels.sign import signed_add_ as signed_add_
 from laconic.kernels.sign import signs as signs

@@ -12,7 +12,7 @@ from laconic.core.errors import NonFiniteError, WireError
 from laconic.core.layout import Segments
 from laconic.kernels import checks, dispatch
 from laconic.kernels.natural import reference
-from laconic.kernels.sign import sign_bytes
+from laconic.kernels.sign import numbered, sign_bytes
 
 BITS = (8, 9)
 
@@ -41,6 +41,11 @@ def natural_encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int
         wire = torch.empty(_message(segments, bits), dtype=torch.uint8)
         if not native.natural_encode(x, segments, packed, bits, wire):
             raise _not_finite(0)
+    elif dispatch.gpu(x):
+        from laconic.kernels.natural import gpu
+
+        wire, flags = gpu.encode(x, segments, keys, bits)
+        check(flags, _not_finite)
     else:
         wire, flags = reference.natural_encode(x, segments, keys, bits)
         check(flags, _not_finite)
@@ -52,16 +57,44 @@ def natural_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1
 
     `WireError`, before any write, for a wrong length, an exponent of 255 and padding that is not zero.
     """
+    _check_message(wire, segments, out, bits)
+    if (native := dispatch.native(wire, out)) is not None:
+        native.natural_add_(wire, segments, bits, out, alpha)
+        return out
+    if dispatch.gpu(wire, out):
+        from laconic.kernels.natural import gpu
+
+        return gpu.add_([wire], segments, out, alpha, bits)
+    return reference.natural_add_(wire, segments, out, alpha, bits)
+
+
+def natural_messages_add_(
+    wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float = 1.0, bits: int = 9
+) -> Tensor:
+    """`natural_add_` of each of these messages, in their order: on a GPU in one launch.
+
+    `WireError` as in `natural_add_`; its `message` is the number of the message.
+    """
+    for number, wire in enumerate(wires):
+        with numbered(number):
+            _check_message(wire, segments, out, bits)
+    if wires and dispatch.gpu(out, *wires):
+        from laconic.kernels.natural import gpu
+
+        return gpu.add_(wires, segments, out, alpha, bits)
+    for number, wire in enumerate(wires):
+        with numbered(number):
+            natural_add_(wire, segments, out, alpha, bits)
+    return out
+
+
+def _check_message(wire: Tensor, segments: Segments, out: Tensor, bits: int) -> None:
     checks.buffer("out", out, segments)
     checks.flat("wire", wire, torch.uint8)
     _check(bits)
     expected = _message(segments, bits)
     if wire.numel() != expected:
         raise WireError(f"powers of two of these tensors fill {expected} bytes, got {wire.numel()}")
-    if (native := dispatch.native(wire, out)) is not None:
-        native.natural_add_(wire, segments, bits, out, alpha)
-        return out
-    return reference.natural_add_(wire, segments, out, alpha, bits)
 
 
 def _check(bits: int) -> None:

@@ -38,6 +38,10 @@ def uniform(key: int, n: int, offset: int = 0, device: torch.device | None = Non
     if (native := dispatch.native(out)) is not None:
         native.uniform(out, key & MASK, offset)
         return out
+    if dispatch.gpu(out):
+        from laconic.kernels.philox import gpu
+
+        return gpu.uniform(key, n, out.device, offset)
     return reference.uniform(key & MASK, n, offset, device)
 
 
@@ -55,6 +59,10 @@ def dither24(key: int, n: int, offset: int = 0, device: torch.device | None = No
     if (native := dispatch.native(out)) is not None:
         native.dither24(out, key & MASK, offset)
         return out
+    if dispatch.gpu(out):
+        from laconic.kernels.philox import gpu
+
+        return gpu.dithers24([key], [n], out.device, offset)
     return reference.dither24(key & MASK, n, offset, device)
 
 
@@ -71,4 +79,8 @@ def dithers24(keys: Sequence[int], sizes: Sequence[int], device: torch.device | 
         for key, part in zip(keys, torch.split(out, list(sizes)), strict=True):
             native.dither24(part, key & MASK, 0)
         return out
+    if dispatch.gpu(out):
+        from laconic.kernels.philox import gpu
+
+        return gpu.dithers24(keys, sizes, out.device)
     return reference.dithers24([key & MASK for key in keys], sizes, device)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
-from laconic.core.deferred import check
+from laconic.core.deferred import check, translated
 from laconic.core.errors import NonFiniteError, WireError
 from laconic.core.layout import Segments
 from laconic.kernels import checks, dispatch
@@ -40,6 +41,11 @@ def sign_encode(x: Tensor, segments: Segments, block: int = 0, keys: Sequence[in
         tossed = checks.keys64(keys, len(segments)) if keys is not None else torch.empty(0, dtype=torch.int64)
         if not native.sign_encode(x, segments, tossed, block, wire):
             raise _not_finite(0)
+    elif on_gpu(block, x):
+        from laconic.kernels.sign import gpu
+
+        wire, flags = gpu.encode(x, segments, block, keys)
+        check(flags, _not_finite)
     else:
         if keys is not None:
             checks.keys64(keys, len(segments))
@@ -54,15 +60,55 @@ def sign_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0,
     `WireError`, before any write, for means that are negative or not finite, padding that is not zero, and
     wrong lengths.
     """
-    _check(out, segments, block)
-    checks.flat("wire", wire, torch.uint8)
-    expected = _message(segments, block)
-    if wire.numel() != expected:
-        raise WireError(f"signs and means of these tensors fill {expected} bytes, got {wire.numel()}")
+    _check_message(wire, segments, out, block)
     if (native := dispatch.native(wire, out)) is not None:
         native.sign_add_(wire, segments, block, out, alpha)
         return out
+    if on_gpu(block, wire, out):
+        from laconic.kernels.sign import gpu
+
+        return gpu.add_([wire], segments, out, alpha, block)
     return reference.sign_add_(wire, segments, out, alpha, block)
+
+
+def on_gpu(block: int, *tensors: Tensor) -> bool:
+    """Return whether Triton kernels serve these tensors in blocks of so many elements."""
+    if not dispatch.gpu(*tensors):
+        return False
+    from laconic.kernels.sign import gpu
+
+    return gpu.serves(block)
+
+
+def sign_messages_add_(
+    wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float = 1.0, block: int = 0
+) -> Tensor:
+    """`sign_add_` of each of these messages, in their order: on a GPU in one launch.
+
+    `WireError` as in `sign_add_`; its `message` is the number of the message.
+    """
+    for number, wire in enumerate(wires):
+        with numbered(number):
+            _check_message(wire, segments, out, block)
+    if wires and on_gpu(block, out, *wires):
+        from laconic.kernels.sign import gpu
+
+        return gpu.add_(wires, segments, out, alpha, block)
+    for number, wire in enumerate(wires):
+        with numbered(number):
+            sign_add_(wire, segments, out, alpha, block)
+    return out
+
+
+def numbered(number: int) -> AbstractContextManager[None]:
+    """Return a context that sets the `message` of a `WireError` to this number."""
+
+    def translate(error: Exception) -> Exception:
+        if isinstance(error, WireError) and error.message is None:
+            error.message = number
+        return error
+
+    return translated(translate)
 
 
 def signs(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
@@ -79,6 +125,11 @@ def signs(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
         means = torch.empty(len(segments), dtype=torch.float32)
         native.signs(x, segments, bits, means)
         return bits, means
+    if on_gpu(0, x):
+        from laconic.kernels.sign import gpu
+
+        wire, _ = gpu.encode(x, segments, 0, None, apart=True)
+        return wire[4 * len(segments) :], wire[: 4 * len(segments)].view(torch.float32)
     return reference.signs(x, segments)
 
 
@@ -110,6 +161,10 @@ def signed_add_(bits: Tensor, values: Tensor, segments: Segments, out: Tensor, a
     if (native := dispatch.native(bits, values, out)) is not None:
         native.signed_add_(bits, values, segments, out, alpha)
         return out
+    if on_gpu(0, bits, values, out):
+        from laconic.kernels.sign import gpu
+
+        return gpu.add_([torch.cat([values.view(torch.uint8), bits])], segments, out, alpha, 0, apart=True)
     return reference.signed_add_(bits, values, segments, out, alpha)
 
 
@@ -117,6 +172,14 @@ def _check(x: Tensor, segments: Segments, block: int) -> None:
     checks.buffer("x", x, segments)
     if block < 0:
         raise ValueError(f"block must not be negative (0 is a whole tensor), got {block}")
+
+
+def _check_message(wire: Tensor, segments: Segments, out: Tensor, block: int) -> None:
+    _check(out, segments, block)
+    checks.flat("wire", wire, torch.uint8)
+    expected = _message(segments, block)
+    if wire.numel() != expected:
+        raise WireError(f"signs and means of these tensors fill {expected} bytes, got {wire.numel()}")
 
 
 def _not_finite(i: int) -> NonFiniteError:

@@ -1,0 +1,121 @@
+"""Random bits on a GPU: `uniform` and the dither of many tensors, in one launch each.
+
+A row of four elements makes the counters that it needs: two halves of a word, and a word of four bytes.
+No values move between threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+import triton  # type: ignore[import-not-found]
+import triton.language as tl  # type: ignore[import-not-found]
+from torch import Tensor
+
+from laconic.core.turn import MASK
+from laconic.kernels import checks, dispatch
+from laconic.kernels.philox.reference import LOWER_KEY
+from laconic.kernels.upload import uploaded
+
+TILE = 4096
+LOWER = tl.constexpr(LOWER_KEY - (1 << 64))
+
+
+@triton.jit
+def block(key, counter):  # type: ignore[no-untyped-def]
+    """The four words uint32 of counters int64."""
+    low, high = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
+    return tl.philox(key, low, high, low * 0, low * 0)
+
+
+@triton.jit
+def upper16(key, row, column):  # type: ignore[no-untyped-def]
+    """The upper 16 bits int32 (r, 4) of the dither of rows int64 (r,) of four elements; column is (1, 4)."""
+    w0, w1, w2, w3 = block(key, row >> 1)
+    odd = (row & 1) > 0
+    first, second = tl.where(odd, w2, w0)[:, None], tl.where(odd, w3, w1)[:, None]
+    word = tl.where(column < 2, first, second)
+    return ((word >> ((column & 1) * 16).to(tl.uint32)) & 0xFFFF).to(tl.int32)
+
+
+@triton.jit
+def lower8(key, row, column):  # type: ignore[no-untyped-def]
+    """The lower 8 bits int32 (r, 4) of the dither of rows of four elements."""
+    w0, w1, w2, w3 = block(key ^ LOWER, row >> 2)
+    which = row & 3
+    word = tl.where(which < 2, tl.where(which == 0, w0, w1), tl.where(which == 2, w2, w3))
+    return ((word[:, None] >> (column * 8).to(tl.uint32)) & 255).to(tl.int32)
+
+
+@triton.jit
+def dither_kernel(out_ptr, keys_ptr, table_ptr, tiles):  # type: ignore[no-untyped-def]
+    """The dither of a tile of 4,096 elements."""
+    tile = tl.program_id(0)
+    start, first = tl.load(table_ptr + tile), tl.load(table_ptr + tiles + tile)
+    count = tl.load(table_ptr + 2 * tiles + tile).to(tl.int32)
+    key = tl.load(keys_ptr + tl.load(table_ptr + 3 * tiles + tile))
+    local = tl.arange(0, 1024)
+    column = tl.arange(0, 4)[None, :]
+    row = (first >> 2) + local
+    value = (upper16(key, row, column) << 8) | lower8(key, row, column)
+    place = local[:, None] * 4 + column
+    # `first` is a multiple of 4, and an element before the tensor's offset is not stored
+    lead = (tl.load(table_ptr + 4 * tiles + tile)).to(tl.int32)
+    tl.store(out_ptr + start + place - lead, value, mask=(place < count) & (place >= lead))
+
+
+@triton.jit
+def uniform_kernel(out_ptr, key, offset, n):  # type: ignore[no-untyped-def]
+    """Elements [offset, offset + n) as float32; `offset` is a multiple of 4 less than 4 before the first."""
+    row = tl.program_id(0).to(tl.int64) * 1024 + tl.arange(0, 1024)
+    w0, w1, w2, w3 = block(key, (offset >> 2) + row)
+    lead = (offset & 3).to(tl.int32)
+    column = tl.arange(0, 4)[None, :]
+    left, right = (
+        tl.where(column == 0, w0[:, None], w1[:, None]),
+        tl.where(column == 2, w2[:, None], w3[:, None]),
+    )
+    word = tl.where(column < 2, left, right)
+    value = (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+    place = row[:, None] * 4 + column - lead
+    tl.store(out_ptr + place, value, mask=(place >= 0) & (place < n))
+
+
+@lru_cache(maxsize=128)
+def _table(sizes: tuple[int, ...], offset: int, device: torch.device) -> Tensor:
+    """int64 (5, tiles): place in the output, element of the stream, elements, tensor, elements left out."""
+    lead = offset % 4
+    n = np.array(sizes, np.int64)
+    padded = n + lead
+    tiles = -(-padded // TILE) * (n > 0)
+    tensor = np.repeat(np.arange(len(n), dtype=np.int64), tiles)
+    first = (np.arange(len(tensor), dtype=np.int64) - (np.cumsum(tiles) - tiles)[tensor]) * TILE
+    start = (np.cumsum(n) - n)[tensor] + first
+    start[first > 0] -= lead
+    skipped = np.where(first == 0, lead, 0)
+    rows = [start, first + offset - lead, np.minimum(padded[tensor] - first, TILE), tensor, skipped]
+    return torch.from_numpy(np.stack(rows)).to(device)
+
+
+def dithers24(keys: Sequence[int], sizes: Sequence[int], device: torch.device, offset: int = 0) -> Tensor:
+    """int32 (sum(sizes),): of each key the elements [offset, offset + size) of its dither."""
+    out = torch.empty(sum(sizes), dtype=torch.int32, device=device)
+    table = _table(tuple(sizes), offset, device)
+    drawn = uploaded(checks.keys64([key & MASK for key in keys], len(sizes)), device)
+    if (tiles := table.shape[1]) > 0:
+        with dispatch.device_of(out):
+            dither_kernel[(tiles,)](out, drawn, table, tiles, num_warps=8)
+    return out
+
+
+def uniform(key: int, n: int, device: torch.device, offset: int = 0) -> Tensor:
+    """float32 (n,): elements [offset, offset + n) of the key's stream in [0, 1)."""
+    out = torch.empty(n, dtype=torch.float32, device=device)
+    signed = (key & MASK) - ((key & MASK) >> 63 << 64)
+    if n:
+        with dispatch.device_of(out):
+            uniform_kernel[(triton.cdiv(n + 3, TILE),)](out, signed, offset, n, num_warps=8)
+    return out
