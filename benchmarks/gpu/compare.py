@@ -70,7 +70,7 @@ class Waits:
         self.where: list[tuple[str, int]] = []
 
     def __enter__(self) -> Waits:
-        self._seen: list[Any] = self._catch.__enter__() or []
+        self._seen: Any = self._catch.__enter__()  # a list, empty now
         warnings.simplefilter("always")
         if self._cuda:
             torch.cuda.set_sync_debug_mode("warn")
