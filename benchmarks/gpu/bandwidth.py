@@ -30,9 +30,9 @@ ONE = 1 << 26
 SHARES = {
     "minmax encode nearest": (0.69, 0.81),
     "minmax encode stochastic": (0.34, 0.36),
-    "minmax decode of 8": (0.61, 0.74),
-    "accumulate": (1.05, 1.01),
-    "velocity": (1.02, 0.93),
+    "minmax decode of 8": (0.61, 0.66),
+    "accumulate": (1.05, 1.02),
+    "velocity": (1.01, 0.93),
     "sign encode": (0.84, 0.80),
     "sign decode of 8": (0.48, 0.53),
 }

@@ -15,10 +15,14 @@ POISON = (0xAB, 0x7F)  # bytes that uninitialised memory holds in the two runs o
 
 def same(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors are equal bit for bit, wherever they are."""
-    a, b = a.detach().cpu().contiguous(), b.detach().cpu().contiguous()
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
+    return torch.equal(flat(a).view(torch.uint8), flat(b).view(torch.uint8))
+
+
+def flat(x: Tensor) -> Tensor:
+    """Return a flat copy on the CPU whose bytes can be viewed: of one element, too, the stride is 1."""
+    return torch.empty(x.numel(), dtype=x.dtype).copy_(x.detach().cpu().flatten())
 
 
 def difference(a: Tensor, b: Tensor) -> str:
@@ -27,7 +31,7 @@ def difference(a: Tensor, b: Tensor) -> str:
     >>> difference(torch.tensor([1, 2, 4]), torch.tensor([1, 2, 3]))
     '1 of 3 differ, first at 2: 4 and 3'
     """
-    a, b = a.detach().cpu().flatten(), b.detach().cpu().flatten()
+    a, b = flat(a), flat(b)
     if a.shape != b.shape or a.dtype != b.dtype:
         return f"{a.dtype} {tuple(a.shape)} and {b.dtype} {tuple(b.shape)}"
     if a.numel() == 0 or same(a, b):

@@ -92,7 +92,7 @@ def play(
     """Run the cases of a shard as one of two ranks; rank 0, which has the job, compares."""
     end = time.monotonic() + (job.left() if job else seconds)
     dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2, timeout=timedelta(seconds=30)
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
     )
     patch_exchange()
     from tests.laws.table import specs  # the registry's examples

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.gpu import page as gpu_page
 from benchmarks.pages import accuracy as accuracy_page
 from benchmarks.pages import activations as activations_page
 from benchmarks.pages import admm as admm_page
@@ -51,6 +52,7 @@ BLOCKED = (
     "index",
     "choosing",
     "federated_flower",
+    "gpu",
     "kernels",
     "large_batches",
     "partitions",
@@ -135,6 +137,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "replicator_script": replicator_page.script,
     "replicator": replicator_page.block,
     "sharded": sharded_page.block,
+    **gpu_page.BLOCKS,
 }
 
 WHOLE: dict[Path, Callable[[], str]] = {

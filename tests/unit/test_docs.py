@@ -51,7 +51,8 @@ def test_benchmarks_that_pages_name_can_be_run() -> None:
     named = {name for page in pages for name in re.findall(r"-m\s+(benchmarks\.[\w.]+\w)", page.read_text())}
     assert {"benchmarks.kernels", "benchmarks.steps", "benchmarks.pages.write"} <= named
     for name in named:
-        text = (ROOT / name.replace(".", "/")).with_suffix(".py").read_text()
+        path = ROOT / name.replace(".", "/")
+        text = (path / "__main__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
         assert 'if __name__ == "__main__":' in text, name
 
 
