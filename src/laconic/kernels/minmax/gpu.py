@@ -122,7 +122,7 @@ def add_messages_(
                         flags[-1:],
                         out,
                         table,
-                        alpha,
+                        float(alpha),
                         COUNT=count,
                         WIDTH=width,
                         BLOCK=block,

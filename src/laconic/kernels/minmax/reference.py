@@ -76,7 +76,7 @@ def _encode_grid(
     low, high = (end.clamp(-FARTHEST, FARTHEST).add_(0.0) for end in (least, greatest))
     unit = (high - low).div_(torch.full((), most, dtype=torch.float32, device=flat.device))
     heads = torch.stack([unit, low], dim=1).view(-1).view(torch.uint8)
-    divisor = torch.where(unit == 0, torch.inf, unit)  # a quotient of 0
+    divisor = unit.masked_fill(unit == 0, torch.inf)  # a quotient of 0
     y = torch.sub(grid, low[:, None]).div_(divisor[:, None])
     if keys is None:
         codes = y.add_(0.5).clamp_(0, most).to(torch.uint8)
