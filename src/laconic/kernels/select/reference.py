@@ -152,7 +152,14 @@ def _largest(entries: Entries, floors: Ints, found: Ints, segments: Segments, ks
         positions = positions[keep]
     if len(kept) > 1:
         positions = positions - np.repeat(np.array(segments.packed.starts, dtype=np.int64), kept)
-    return torch.from_numpy(positions.astype(np.int32)), torch.from_numpy(kept)
+    return _tensor(positions, torch.int32), _tensor(kept, torch.int64)
+
+
+def _tensor(values: Ints, dtype: torch.dtype) -> Tensor:
+    """Return these values as a tensor. That of `from_numpy` has stride 0 for a single value."""
+    made = torch.empty(len(values), dtype=dtype, device="cpu")
+    made.numpy()[:] = values
+    return made
 
 
 FEISTEL_ROUNDS = 12
