@@ -110,8 +110,8 @@ class Sparse(Codec):
 
     def encode_carried(self, x: Tensor, layout: Layout, turn: Turn) -> tuple[Tensor, Carried | None]:
         own = [turn.own(name) for name in layout.names]
-        common = [turn.common(name) for name in layout.names]
-        return self._message(x, layout.segments, common if self.select.replayable else own, own)
+        common = [turn.common(name) for name in layout.names] if self.select.replayable else own
+        return self._message(x, layout.segments, common, own)
 
     def _message(
         self, x: Tensor, segments: Segments, keys: Sequence[int], drawn: Sequence[int]
@@ -147,10 +147,12 @@ class Sparse(Codec):
     def decode_messages_add_(
         self, messages: Sequence[tuple[Tensor, Segments]], out: Tensor, alpha: float = 1
     ) -> Tensor:
-        wires, ranges = [wire for wire, _ in messages], {segments for _, segments in messages}
-        if len(ranges) != 1 or not self._batched(*wires, out):
+        if not messages:
+            return out
+        wires, segments = [wire for wire, _ in messages], messages[0][1]
+        alike = all(each is segments or each == segments for _, each in messages)
+        if not alike or not self._batched(*wires, out):
             return super().decode_messages_add_(messages, out, alpha)
-        (segments,) = ranges
         return self._add_(wires, segments, out, alpha) if segments.numel else out
 
     def _batched(self, *tensors: Tensor) -> bool:

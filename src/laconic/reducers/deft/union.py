@@ -111,12 +111,15 @@ def choices_of_all(
     wires = gather_or_void(comm, wire, device)
     if wires is None:
         return None
+    if device.type != "cpu":  # the few positions of all ranks are decoded on the host, after one copy
+        wires = list(torch.split(torch.cat(wires).cpu(), [wire.numel() for wire in wires]))
     choices: list[Found] = []
     for part, segments in enumerate(parts.parts):
         rank = (part - step) % size
         with sent_by(rank):
             choices.append(read(wires[rank], segments, coding))
-    return torch.cat([indices for indices, _ in choices]), torch.cat([counts for _, counts in choices])
+    indices = torch.cat([indices for indices, _ in choices])
+    return sent_to(indices, device), torch.cat([counts for _, counts in choices])
 
 
 def average_(
