@@ -225,7 +225,16 @@ def _encode(
         "MASKED": masked,
         "ALIGNED": not masked,
     }
-    return Kernel(name, gpu.quantise_kernel, ENCODE, constants, ("x_ptr", "levels_ptr"), wide=not masked)
+    warps = 16 if masked else 8
+    return Kernel(
+        name,
+        gpu.quantise_kernel,
+        ENCODE,
+        constants,
+        ("x_ptr", "levels_ptr"),
+        num_warps=warps,
+        wide=not masked,
+    )
 
 
 KERNELS = [
@@ -255,6 +264,7 @@ KERNELS = [
         DECODE,
         {"LEVELS": 9, "BITS": 5, "SPAN": 2, "POWERS": False, "SCALES": 2, **MASKS},
         ("out_ptr",),
+        num_warps=16,
     ),
     Kernel(
         "values of sums",

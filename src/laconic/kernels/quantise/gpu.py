@@ -28,6 +28,7 @@ from laconic.kernels.tiles import Tiles, tiles
 TILE = 4096
 ROWS = tl.constexpr(TILE // 8)
 LAUNCH: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}
+LAUNCH_MORE: dict[str, Any] = {"num_warps": 16, "enable_fp_fusion": False}  # for kernels of many registers
 BLOCKS = tuple(1 << i for i in range(5, 13))  # blocks that a tile holds whole, measured as it is quantised
 LOWER = tl.constexpr(LOWER_KEY - (1 << 64))
 INFINITE = tl.constexpr(0x7F800000)
@@ -109,9 +110,10 @@ def level_of(
 
 @triton.jit
 def store_codes(
-    wire_ptr, body, end, row_at, code, BITS: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr
-):
-    """Eight codes a row (rows, 8) as BITS bytes from body + row_at * BITS on, but none from `end` on."""
+    wire_ptr, body, end, code,
+    BITS: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr, rows: tl.constexpr,
+):  # fmt: skip
+    """Eight codes a row (rows, 8) as BITS bytes each, from byte `body` on, but none from `end` on."""
     shift = tl.arange(0, 8)[None, :] * BITS
     column = tl.arange(0, COLUMNS)[None, :]
     if BITS <= 4:
@@ -126,9 +128,10 @@ def store_codes(
         above = tl.where(shift >= 64, wide << (shift & 63), wide >> tl.minimum(64 - shift, 63))
         high = tl.sum(tl.where(shift + BITS > 64, above, 0), axis=1)[:, None]
         part = (tl.where(column < 8, low, high) >> ((column & 7) * 8)).to(tl.int32)
-    at = body + row_at[:, None] * BITS + column
+    at = tl.arange(0, rows)[:, None] * BITS + column
+    wire_ptr += body
     if MASKED:
-        tl.store(wire_ptr + at, (part & 255).to(tl.uint8), mask=(column < BITS) & (at < end))
+        tl.store(wire_ptr + at, (part & 255).to(tl.uint8), mask=(column < BITS) & (at < remaining(end, body)))
     elif BITS == COLUMNS:
         tl.store(wire_ptr + at, (part & 255).to(tl.uint8))
     else:
@@ -136,9 +139,17 @@ def store_codes(
 
 
 @triton.jit
-def load_codes(wire_ptr, bit, end, BITS: tl.constexpr, SPAN: tl.constexpr):
-    """Codes int32 that begin at these bits int64; bytes from `end` on are zero. Each lies in SPAN bytes."""
-    byte, shift = bit >> 3, (bit & 7).to(tl.int32)
+def remaining(end, begin):
+    """end - begin as int32, at most what a tile may need."""
+    return tl.minimum(end - begin, 1 << 20).to(tl.int32)
+
+
+@triton.jit
+def load_codes(wire_ptr, bit, end, BITS: tl.constexpr, SPAN: tl.constexpr, MASKED: tl.constexpr):
+    """Codes int32 that begin at these bits int32, each in SPAN bytes; bytes from `end` on are zero."""
+    byte, shift = bit >> 3, bit & 7
+    if SPAN == 1 and not MASKED:
+        return (tl.load(wire_ptr + byte).to(tl.int32) >> shift) & ((1 << BITS) - 1)
     if SPAN <= 3:
         whole = tl.load(wire_ptr + byte, mask=byte < end, other=0).to(tl.int32)
         for i in tl.static_range(1, SPAN):
@@ -182,7 +193,7 @@ def quantise_kernel(
 ):  # fmt: skip
     tile = tl.program_id(0)
     segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
-    left = tl.load(sizes_ptr + segment) - first
+    left = remaining(tl.load(sizes_ptr + segment), first)
     at = element(ROWS)
     x = load_tile(x_ptr, tl.load(starts_ptr + segment) + first, at, left, MASKED, ALIGNED)
     bits = x.to(tl.int32, bitcast=True)
@@ -233,8 +244,8 @@ def quantise_kernel(
             tl.store(to, signed)
     else:
         code = level | tl.where(bits < 0, 1 << (BITS - 1), 0)
-        body, end = tl.load(body_ptr + segment), tl.load(end_ptr + segment)
-        store_codes(wire_ptr, body, end, (first >> 3) + tl.arange(0, ROWS), code, BITS, COLUMNS, MASKED)
+        body = tl.load(body_ptr + segment) + (first >> 3) * BITS
+        store_codes(wire_ptr, body, tl.load(end_ptr + segment), code, BITS, COLUMNS, MASKED, ROWS)
 
 
 @triton.jit
@@ -290,8 +301,9 @@ def check_levels_kernel(
     message = tl.program_id(1)
     segment, first = tl.load(segment_ptr + tl.program_id(0)), tl.load(first_ptr + tl.program_id(0))
     at = element(ROWS)
-    bit = tl.load(body_ptr + segment) * 8 + (first + at) * BITS
-    code = load_codes(wire_ptr + message * stride, bit, tl.load(end_ptr + segment), BITS, SPAN)
+    body = tl.load(body_ptr + segment) + (first >> 3) * BITS
+    end = remaining(tl.load(end_ptr + segment), body)
+    code = load_codes(wire_ptr + message * stride + body, at * BITS, end, BITS, SPAN, True)
     if tl.max(tl.max(code & ((1 << (BITS - 1)) - 1), axis=1), axis=0) > LEVELS:
         tl.store(flags_ptr + 3 * message + 1, 1)
 
@@ -306,20 +318,21 @@ def dequantise_kernel(
     """out += alpha * values of each message whose three flags are 0, in their order."""
     tile = tl.program_id(0)
     segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
-    left = tl.load(sizes_ptr + segment) - first
+    left = remaining(tl.load(sizes_ptr + segment), first)
     at = element(ROWS)
     base = tl.load(starts_ptr + segment) + first
     if ALIGNED:
         base = (base >> 2) * 4
     out = load_tile(out_ptr, base, at, left, MASKED, ALIGNED)
-    bit = tl.load(body_ptr + segment) * 8 + (first + at) * BITS
-    end = tl.load(end_ptr + segment)
+    body = tl.load(body_ptr + segment) + (first >> 3) * BITS
+    end = remaining(tl.load(end_ptr + segment), body)
+    wire_ptr += body
     from_block = scales_ptr + tl.load(first_block_ptr + segment)
     row = tl.arange(0, ROWS)
     for message in range(messages):
         flags = flags_ptr + 3 * message
         good = (tl.load(flags) | tl.load(flags + 1) | tl.load(flags + 2)) == 0
-        code = load_codes(wire_ptr, bit, end, BITS, SPAN)
+        code = load_codes(wire_ptr, at * BITS, end, BITS, SPAN, MASKED)
         level = code & ((1 << (BITS - 1)) - 1)
         signed = tl.where((code >> (BITS - 1)) != 0, -level, level)
         if SCALES == ONE_A_ROW:
@@ -346,17 +359,22 @@ def levels_kernel(
     """out += alpha * values of levels: int32 if BITS is 0, else packed codes level + zero in 0..2 zero."""
     tile = tl.program_id(0)
     segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
-    left = tl.load(sizes_ptr + segment) - first
+    left = remaining(tl.load(sizes_ptr + segment), first)
     at = element(ROWS)
     base = tl.load(starts_ptr + segment) + first
     if ALIGNED:
         base = (base >> 2) * 4
     out = load_tile(out_ptr, base, at, left, MASKED, ALIGNED)
-    number = tl.load(first_element_ptr + segment) + first + at
+    number = tl.load(first_element_ptr + segment) + first
     if BITS == 0:
-        signed = tl.load(signed_ptr + number, mask=at < left, other=0)
+        if MASKED:
+            signed = tl.load(signed_ptr + number + at, mask=at < left, other=0)
+        else:
+            signed = tl.load(signed_ptr + number + at)
     else:
-        code = load_codes(signed_ptr, number * BITS, end, BITS, SPAN)
+        byte = (number * BITS) >> 3
+        bit = at * BITS + ((number * BITS) & 7).to(tl.int32)
+        code = load_codes(signed_ptr + byte, bit, remaining(end, byte), BITS, SPAN, True)
         code = tl.where(at < left, code, 0)
         if tl.max(tl.max(code, axis=1), axis=0) > 2 * zero:
             tl.store(flags_ptr, 1)
@@ -383,15 +401,18 @@ def packed_sum_kernel(
     first = tl.program_id(0).to(tl.int64) * (ROWS * 8)
     at = element(ROWS)
     total = tl.zeros([ROWS, 8], tl.int32)
+    body = (first >> 3) * BITS
+    left, end = remaining(n, first), remaining(nbytes, body)
+    wires_ptr += body
     for rank in range(ranks):
-        code = load_codes(wires_ptr, (first + at) * BITS, nbytes, BITS, SPAN)
-        beyond = (first + at >= n) & (code != 0)  # zero bits follow the last integer
+        code = load_codes(wires_ptr, at * BITS, end, BITS, SPAN, True)
+        beyond = (at >= left) & (code != 0)  # zero bits follow the last integer
         if tl.max(tl.max((beyond | (code > most)).to(tl.int32), axis=1), axis=0) > 0:
             tl.store(flags_ptr + rank, 1)
         total += code
         wires_ptr += nbytes
-    total = tl.where(first + at < n, total, 0)
-    store_codes(sums_ptr, 0, sums_nbytes, (first >> 3) + tl.arange(0, ROWS), total, SUM_BITS, COLUMNS, True)
+    total = tl.where(at < left, total, 0)
+    store_codes(sums_ptr, (first >> 3) * SUM_BITS, sums_nbytes, total, SUM_BITS, COLUMNS, True, ROWS)
 
 
 @triton.jit
@@ -404,7 +425,7 @@ def blocks_kernel(
     """
     tile = tl.program_id(0)
     segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
-    left = tl.load(sizes_ptr + segment) - first
+    left = remaining(tl.load(sizes_ptr + segment), first)
     COUNT: tl.constexpr = (ROWS * 8) // BLOCK
     number = tl.arange(0, COUNT)
     at = number[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -538,7 +559,7 @@ def encode(
     """Write codes to the wire, or levels; where the scales are measured `inside`, them too."""
     at = places(segments, form, x.device)
     flags = torch.zeros(len(segments), dtype=torch.int32, device=x.device)
-    on_device = device_keys(keys, x.device)
+    on_device, wide = device_keys(keys, x.device), aligned(segments, x)
     with dispatch.device_of(x):
         for which, masked in both(segments, x.device):
             quantise_kernel[(len(which),)](
@@ -547,7 +568,7 @@ def encode(
                 at.first_block, at.first_element, form.block,
                 LEVELS=form.levels, BITS=form.bits, COLUMNS=triton.next_power_of_2(form.bits), POWERS=form.powers,
                 BLOCK=form.block, SCALES=MEASURED if inside else source(form), UNPACKED=wire is None,
-                MASKED=masked, ALIGNED=aligned(segments, x), **LAUNCH,
+                MASKED=masked, ALIGNED=wide, **(LAUNCH_MORE if masked or not wide else LAUNCH),
             )  # fmt: skip
     deferred.check(flags, lambda number: reference.not_finite(number, segments))
 
@@ -565,7 +586,7 @@ def dequantise_messages_add_(
     if not at.units:
         return out
     stacked, stride = one_buffer(wires)
-    count, span = len(wires), spanned(form.bits)
+    count, span, wide = len(wires), spanned(form.bits), aligned(segments, out)
     flags = torch.zeros(3 * count, dtype=torch.int32, device=out.device)
     scales = torch.empty(count * at.blocks, dtype=torch.float32, device=out.device)
     with dispatch.device_of(out):
@@ -585,7 +606,7 @@ def dequantise_messages_add_(
                 stacked, stride, count, scales, at.blocks, flags, out, which.segment, which.first,
                 at.starts, at.sizes, at.body, at.body_end, at.first_block, form.block, float(alpha),
                 LEVELS=form.levels, BITS=form.bits, SPAN=span, POWERS=form.powers, SCALES=source(form),
-                MASKED=masked, ALIGNED=aligned(segments, out), **LAUNCH,
+                MASKED=masked, ALIGNED=wide, **(LAUNCH if wide and span == 1 and not masked else LAUNCH_MORE),
             )  # fmt: skip
     deferred.check(flags, lambda number: damaged(number, form))
     return out
