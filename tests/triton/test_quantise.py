@@ -182,6 +182,10 @@ def test_values_of_packed_sums(levels: int, ranks: int, block: int) -> None:
     wire = kernels.pack_bits(codes, bits)
     out = gpu.add_levels_(wire, bits, zero, scales, flags, segments, x.clone(), form, -0.3)
     assert torch.equal(out, expected) and not flags.any()
+    expected = reference.levels_add_(codes - zero, scales, segments, segments.zero_(x.clone()), form, -0.3)
+    out = gpu.add_levels_(wire, bits, zero, scales, flags, segments, x.clone(), form, -0.3, True)
+    assert torch.equal(out, expected)
+    assert torch.equal(gpu.pack_levels(codes - zero, zero, bits), wire)
 
 
 TILES = {"segment_ptr": "*i32", "first_ptr": "*i64", "starts_ptr": "*i64", "sizes_ptr": "*i64"}
@@ -270,7 +274,7 @@ KERNELS = [
         "values of sums",
         gpu.levels_kernel,
         LEVELS,
-        {"LEVELS": 1, "BITS": 5, "SPAN": 2, "POWERS": False, "SCALES": 0, **MASKS},
+        {"LEVELS": 1, "BITS": 5, "SPAN": 2, "POWERS": False, "SCALES": 0, "FRESH": False, **MASKS},
         ("out_ptr",),
     ),
     Kernel(

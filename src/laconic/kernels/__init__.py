@@ -94,6 +94,8 @@ from laconic.kernels.sign import zeros as zeros
 from laconic.kernels.sketch import SketchShape as SketchShape
 from laconic.kernels.sketch import sketch_insert as sketch_insert
 from laconic.kernels.sketch import sketch_query as sketch_query
+from laconic.kernels.tally import pack_levels as pack_levels
+from laconic.kernels.tally import packed_levels_ as packed_levels_
 from laconic.kernels.tally import packed_levels_add_ as packed_levels_add_
 from laconic.kernels.tally import packed_sum as packed_sum
 from laconic.kernels.vote import majority as majority

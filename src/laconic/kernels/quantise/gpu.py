@@ -21,7 +21,7 @@ from laconic.kernels import dispatch
 from laconic.kernels.philox.reference import LOWER_KEY
 from laconic.kernels.quantise import reference
 from laconic.kernels.quantise.form import Form, Measure
-from laconic.kernels.quantise.norms import blocks_of, finished, limited_by
+from laconic.kernels.quantise.norms import blocks_of, finished
 from laconic.kernels.quantise.places import Places, device_keys, owners, places
 from laconic.kernels.tiles import Tiles, tiles
 
@@ -354,9 +354,12 @@ def levels_kernel(
     signed_ptr, end, zero, scales_ptr, flags_ptr, out_ptr, segment_ptr, first_ptr,
     starts_ptr, sizes_ptr, first_element_ptr, first_block_ptr, block, alpha,
     LEVELS: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr, POWERS: tl.constexpr,
-    SCALES: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
+    SCALES: tl.constexpr, FRESH: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """out += alpha * values of levels: int32 if BITS is 0, else packed codes level + zero in 0..2 zero."""
+    """out += alpha * values of levels: int32 if BITS is 0, else packed codes level + zero in 0..2 zero.
+
+    FRESH: out is 0 before.
+    """
     tile = tl.program_id(0)
     segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
     left = remaining(tl.load(sizes_ptr + segment), first)
@@ -364,7 +367,10 @@ def levels_kernel(
     base = tl.load(starts_ptr + segment) + first
     if ALIGNED:
         base = (base >> 2) * 4
-    out = load_tile(out_ptr, base, at, left, MASKED, ALIGNED)
+    if FRESH:
+        out = tl.zeros([ROWS, 8], tl.float32)
+    else:
+        out = load_tile(out_ptr, base, at, left, MASKED, ALIGNED)
     number = tl.load(first_element_ptr + segment) + first
     if BITS == 0:
         if MASKED:
@@ -416,6 +422,15 @@ def packed_sum_kernel(
 
 
 @triton.jit
+def pack_kernel(signed_ptr, wire_ptr, nbytes, n, zero, BITS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Levels int32 (n,) as packed codes level + zero."""
+    first = tl.program_id(0).to(tl.int64) * (ROWS * 8)
+    at, left = element(ROWS), remaining(n, first)
+    code = tl.where(at < left, tl.load(signed_ptr + first + at, mask=at < left, other=0) + zero, 0)
+    store_codes(wire_ptr, (first >> 3) * BITS, nbytes, code, BITS, COLUMNS, True, ROWS)
+
+
+@triton.jit
 def blocks_kernel(
     x_ptr, sums_ptr, largest_ptr, segment_ptr, first_ptr, starts_ptr, sizes_ptr, first_out_ptr,
     BLOCK: tl.constexpr, WHAT: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
@@ -451,30 +466,40 @@ def blocks_kernel(
 
 @triton.jit
 def tensors_kernel(
-    parts_ptr, largest_parts_ptr, sums_ptr, largest_ptr, first_part_ptr, counts_ptr,
-    SUMS: tl.constexpr, LARGEST_TOO: tl.constexpr, SIZE: tl.constexpr,
+    parts_ptr, largest_parts_ptr, sums_ptr, scales_ptr, first_part_ptr, counts_ptr, x_ptr, starts_ptr, sizes_ptr,
+    clip, WHAT: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Of each tensor: SUMS sums of its parts' sums, and the largest of the largest."""
+    """Of each tensor: the sum of its parts' sums, or the largest; of moments, `norms.limited_by`."""
     segment = tl.program_id(0)
     count, first = tl.load(counts_ptr + segment), tl.load(first_part_ptr + segment)
     number = tl.arange(0, SIZE)
-    largest = tl.zeros([SIZE], tl.int32)
-    total, square = tl.zeros([SIZE], tl.float64), tl.zeros([SIZE], tl.float64)
+    most = tl.zeros([SIZE], tl.int32)
+    sums, squares = tl.zeros([SIZE], tl.float64), tl.zeros([SIZE], tl.float64)
     for i in range(0, count, SIZE):
         inside = i + number < count
         at = first + i + number
-        if LARGEST_TOO:
-            largest = tl.maximum(largest, tl.load(largest_parts_ptr + at, mask=inside, other=0))
-        if SUMS >= 1:
-            total += tl.load(parts_ptr + at * SUMS, mask=inside, other=0.0)
-        if SUMS == 2:
-            square += tl.load(parts_ptr + at * SUMS + 1, mask=inside, other=0.0)
-    if LARGEST_TOO:
-        tl.store(largest_ptr + segment, tl.max(largest, axis=0))
-    if SUMS >= 1:
-        tl.store(sums_ptr + segment * SUMS, tl.sum(total, axis=0))
-    if SUMS == 2:
-        tl.store(sums_ptr + segment * SUMS + 1, tl.sum(square, axis=0))
+        if (WHAT == LARGEST) | (WHAT == MOMENTS):
+            most = tl.maximum(most, tl.load(largest_parts_ptr + at, mask=inside, other=0))
+        if (WHAT == SQUARES) | (WHAT == SIZES):
+            sums += tl.load(parts_ptr + at, mask=inside, other=0.0)
+        if WHAT == MOMENTS:
+            sums += tl.load(parts_ptr + 2 * at, mask=inside, other=0.0)
+            squares += tl.load(parts_ptr + 2 * at + 1, mask=inside, other=0.0)
+    largest = tl.max(most, axis=0).to(tl.float32, bitcast=True)
+    total = tl.sum(sums, axis=0)
+    if (WHAT == SQUARES) | (WHAT == SIZES):
+        tl.store(sums_ptr + segment, total)
+    elif WHAT == LARGEST:
+        tl.store(scales_ptr + segment, largest)
+    else:
+        size = tl.load(sizes_ptr + segment).to(tl.float64)
+        shift = tl.load(x_ptr + tl.load(starts_ptr + segment)).to(tl.float64)
+        variance = tl.maximum((tl.sum(squares, axis=0) - total * total / size) / size, 0.0)
+        mean = shift + total / size
+        deviation = tl.minimum(tl.sqrt(variance), 3.4028234663852886e38).to(tl.float32)
+        root = tl.minimum(tl.sqrt(variance + mean * mean), 3.4028234663852886e38).to(tl.float32)
+        limit = tl.maximum(clip * deviation, root)
+        tl.store(scales_ptr + segment, tl.where((limit > 0) & (limit < largest), limit, largest))
 
 
 def norms(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor:
@@ -499,19 +524,15 @@ def norms(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor
                 x, sums, largest, which.segment, which.first, at.starts, at.sizes, parts.first_block,
                 BLOCK=size, WHAT=what, MASKED=masked, ALIGNED=aligned(segments, x), **LAUNCH,
             )  # fmt: skip
-        if not form.block and parts.blocks > len(segments):
-            part_sums, part_largest, count = sums, largest, len(segments)
-            sums = torch.empty(count * columns, dtype=torch.float64, device=device)
-            largest = torch.empty(count if columns != 1 else 0, dtype=torch.int32, device=device)
-            tensors_kernel[(count,)](
-                part_sums, part_largest, sums, largest, parts.first_block, parts.block_counts,
-                SUMS=columns, LARGEST_TOO=columns != 1, SIZE=1024, **LAUNCH,
+        if not form.block:
+            part_sums, sums = sums, torch.empty(len(segments), dtype=torch.float64, device=device)
+            scales = torch.empty(len(segments), dtype=torch.float32, device=device)
+            tensors_kernel[(len(segments),)](
+                part_sums, largest, sums, scales, parts.first_block, parts.block_counts, x, at.starts, at.sizes,
+                float(measure.clip), WHAT=what, SIZE=1024, **LAUNCH,
             )  # fmt: skip
-    if measure.clip:
-        total, square = sums.view(-1, 2).unbind(1)
-        return limited_by(x[at.starts], at.sizes, largest.view(torch.float32), total, square, measure.clip)
     if measure.norm == "max":
-        return largest.view(torch.float32)
+        return largest.view(torch.float32) if form.block else scales
     if measure.norm == "l2":
         return finished(sums.sqrt())
     return finished(sums / blocks_of(x, segments, form).sizes)
@@ -642,9 +663,12 @@ def levels_add_(
 
 def add_levels_(
     signed: Tensor, bits: int, zero: int, scales: Tensor, flags: Tensor | None,
-    segments: Segments, out: Tensor, form: Form, alpha: float,
+    segments: Segments, out: Tensor, form: Form, alpha: float, fresh: bool = False,
 ) -> Tensor:  # fmt: skip
-    """out += alpha * values of levels int32 (K,), or of packed codes of `bits` that stand for code - zero."""
+    """out += alpha * values of levels int32 (K,), or of packed codes of `bits` that stand for code - zero.
+
+    fresh: out is taken for 0 before.
+    """
     at = places(segments, form, out.device)
     with dispatch.device_of(out):
         for which, masked in both(segments, out.device):
@@ -652,9 +676,22 @@ def add_levels_(
                 signed, signed.numel(), zero, scales, signed if flags is None else flags, out,
                 which.segment, which.first, at.starts, at.sizes, at.first_element, at.first_block, form.block,
                 float(alpha), LEVELS=form.levels, BITS=bits, SPAN=spanned(bits), POWERS=form.powers,
-                SCALES=source(form), MASKED=masked, ALIGNED=aligned(segments, out), **LAUNCH,
+                SCALES=source(form), FRESH=fresh, MASKED=masked, ALIGNED=aligned(segments, out), **LAUNCH,
             )  # fmt: skip
     return out
+
+
+def pack_levels(signed: Tensor, zero: int, bits: int) -> Tensor:
+    """Levels int32 (n,) as packed codes level + zero of so many bits: uint8."""
+    n = signed.numel()
+    wire = torch.empty((n * bits + 7) // 8, dtype=torch.uint8, device=signed.device)
+    if n:
+        columns = triton.next_power_of_2(bits)
+        with dispatch.device_of(signed):
+            pack_kernel[(triton.cdiv(n, TILE),)](
+                signed, wire, wire.numel(), n, zero, BITS=bits, COLUMNS=columns, **LAUNCH
+            )
+    return wire
 
 
 def packed_sum(wires: Tensor, n: int, most: int, bits: int, sum_bits: int) -> tuple[Tensor, Tensor]:

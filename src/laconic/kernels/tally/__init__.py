@@ -9,7 +9,7 @@ from laconic.core import deferred
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 from laconic.kernels import checks, dispatch
-from laconic.kernels.bitpack import packed_nbytes
+from laconic.kernels.bitpack import pack_bits, packed_nbytes
 from laconic.kernels.quantise.form import Form
 from laconic.kernels.tally import reference
 
@@ -47,6 +47,17 @@ def packed_sum(wires: Tensor, n: int, most: int) -> Tensor:
     return sums
 
 
+def pack_levels(signed: Tensor, levels: int) -> Tensor:
+    """Levels int32 (n,) in -levels..levels, packed as codes in 0..2 * levels: uint8 (m,)."""
+    checks.flat("signed", signed, torch.int32)
+    bits = _bits(2 * levels, 1)[0]
+    if dispatch.gpu(signed) and bits <= 16:
+        from laconic.kernels.quantise import gpu
+
+        return gpu.pack_levels(signed, levels, bits)
+    return pack_bits(signed + levels, bits)
+
+
 def packed_levels_add_(
     wire: Tensor,
     scales: Tensor,
@@ -62,6 +73,34 @@ def packed_levels_add_(
     a sum over ranks of signed levels means, or the levels of one. Of `form` (uniform) levels and block count.
     Raises `WireError` for other codes; `out` is then undefined.
     """
+    bits = _checked(wire, scales, segments, out, form, ranks)
+    if dispatch.gpu(wire, scales, out) and _has_kernel(form, bits):
+        return _on_gpu_(wire, bits, scales, segments, out, form, alpha, ranks, fresh=False)
+    if (native := dispatch.native(wire, scales, out)) is None:
+        return reference.packed_levels_add_(wire, scales, segments, out, form, alpha, ranks)
+    if not native.packed_levels_add_(wire, scales, segments, out, form, alpha, ranks):
+        raise reference.damaged(None, 2 * ranks * form.levels)
+    return out
+
+
+def packed_levels_(
+    wire: Tensor,
+    scales: Tensor,
+    segments: Segments,
+    out: Tensor,
+    form: Form,
+    alpha: float = 1.0,
+    ranks: int = 1,
+) -> Tensor:
+    """`packed_levels_add_` to zeros, whatever `out` has in these segments."""
+    bits = _checked(wire, scales, segments, out, form, ranks)
+    if dispatch.gpu(wire, scales, out) and _has_kernel(form, bits):
+        return _on_gpu_(wire, bits, scales, segments, out, form, alpha, ranks, fresh=True)
+    return packed_levels_add_(wire, scales, segments, segments.zero_(out), form, alpha, ranks)
+
+
+def _checked(wire: Tensor, scales: Tensor, segments: Segments, out: Tensor, form: Form, ranks: int) -> int:
+    """Bits of a code. Raises `WireError` for another number of bytes or scales."""
     bits = _bits(2 * form.levels, ranks)[1]
     checks.flat("wire", wire, torch.uint8)
     checks.flat("scales", scales)
@@ -72,22 +111,35 @@ def packed_levels_add_(
             f"{segments.numel} codes of {bits} bits in {form.blocks(segments)} blocks are {expected} bytes"
             f" and so many scales, got {wire.numel()} and {scales.numel()}"
         )
-    if dispatch.gpu(wire, scales, out) and form.block % 8 == 0 and not form.powers:
-        from laconic.kernels.quantise import gpu
+    return bits
 
-        used = segments.numel * bits % 8  # of the last byte
-        flags = (
-            (wire[-1:] >> used).to(torch.int32)
-            if used
-            else torch.zeros(1, dtype=torch.int32, device=wire.device)
-        )
-        gpu.add_levels_(wire, bits, ranks * form.levels, scales, flags, segments, out, form, alpha)
-        deferred.check(flags, lambda _: reference.damaged(None, 2 * ranks * form.levels))
-        return out
-    if (native := dispatch.native(wire, scales, out)) is None:
-        return reference.packed_levels_add_(wire, scales, segments, out, form, alpha, ranks)
-    if not native.packed_levels_add_(wire, scales, segments, out, form, alpha, ranks):
-        raise reference.damaged(None, 2 * ranks * form.levels)
+
+def _has_kernel(form: Form, bits: int) -> bool:
+    return form.block % 8 == 0 and not form.powers and bits <= 24
+
+
+def _on_gpu_(
+    wire: Tensor,
+    bits: int,
+    scales: Tensor,
+    segments: Segments,
+    out: Tensor,
+    form: Form,
+    alpha: float,
+    ranks: int,
+    *,
+    fresh: bool,
+) -> Tensor:
+    from laconic.kernels.quantise import gpu
+
+    used = segments.numel * bits % 8  # of the last byte
+    if used:
+        flags = (wire[-1:] >> used).to(torch.int32)
+    else:
+        flags = torch.zeros(1, dtype=torch.int32, device=wire.device)
+    zero = ranks * form.levels
+    gpu.add_levels_(wire, bits, zero, scales, flags, segments, out, form, alpha, fresh)
+    deferred.check(flags, lambda _: reference.damaged(None, 2 * zero))
     return out
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from laconic import kernels
@@ -143,15 +144,8 @@ class _SharedScale(BoundReducer):
         keys = [turn.own(name) for name in layout.names]
         form = Form(spec.levels, spec.block)
         _, levels = kernels.quantise_levels(x, segments, keys, form, Measure(scales=scales))
-        wire = kernels.pack_bits(levels.add_(spec.levels), (2 * spec.levels).bit_length())
+        wire = kernels.pack_levels(levels, spec.levels)
         sums = integer_sum(wire, segments.numel, 2 * spec.levels, self.comm)
-        kernels.packed_levels_add_(
-            sums,
-            scales / size,  # first, for size * scale can overflow
-            segments,
-            segments.zero_(out),
-            form,
-            alpha,
-            ranks=size,
-        )
+        each = scales / torch.full_like(scales, size)  # first, for size * scale can overflow
+        kernels.packed_levels_(sums, each, segments, out, form, alpha, ranks=size)
         return Levels(spec, wire, scales, segments)
