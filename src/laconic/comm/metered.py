@@ -23,13 +23,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from laconic.comm import wire_model as link
 from laconic.comm.comm import Comm, ReduceOp
 from laconic.comm.counter import Counter
 from laconic.comm.wire_model import Messages, PacketModel
+
+
+class Instant(Protocol):
+    """What is used of torch.cuda.Event."""
+
+    def query(self) -> bool:
+        """Whether the GPU has passed it."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds from this event to a later one."""
 
 
 @dataclass(frozen=True)
@@ -127,16 +139,21 @@ class Metered(Comm):
         finally:
             self._books.phase = outer
 
-    def mark(self) -> None:
-        """Start the interval that `since_mark` reports."""
+    def mark(self, device: torch.device | None = None) -> None:
+        """Start the interval that `since_mark` reports, and on a GPU `events_since_mark`."""
         self._books.first, self._books.busy = None, 0.0
+        self._books.events = [] if device is not None and device.type == "cuda" else None
 
     def since_mark(self) -> tuple[float | None, float]:
         """The start of the first collective after the mark, or None, and the seconds spent in all."""
         return self._books.first, self._books.busy
 
+    def events_since_mark(self) -> list[tuple[Instant, Instant]]:
+        """Events around each collective after the mark, on the stream that was current."""
+        return self._books.events or []
+
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
-        start, n = self._books.clock(), x.nbytes
+        start, n = self._books.start(), x.nbytes
         result = self.comm.all_reduce(x, op)
         self._books.enter("all_reduce", start, n, n, link.all_reduce(n, self.size))
         return result
@@ -146,7 +163,7 @@ class Metered(Comm):
         wait = self.comm.begin_all_reduce(x)
 
         def end() -> Tensor:
-            start, n = self._books.clock(), x.nbytes
+            start, n = self._books.start(), x.nbytes
             result = wait()
             self._books.enter("all_reduce", start, n, n, link.all_reduce(n, self.size))
             return result
@@ -154,7 +171,7 @@ class Metered(Comm):
         return end
 
     def reduce_scatter(self, chunks: Sequence[Tensor]) -> Tensor:
-        start = self._books.clock()
+        start = self._books.start()
         result = self.comm.reduce_scatter(chunks)
         going = self._others(chunks)
         messages = link.direct(going, [result.nbytes] * (self.size - 1))
@@ -162,7 +179,7 @@ class Metered(Comm):
         return result
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
-        start = self._books.clock()
+        start = self._books.start()
         received = self.comm.all_gather(x)
         coming = self._others(received)
         messages = link.direct([x.nbytes] * (self.size - 1), coming, lengths=self.size - 1)
@@ -170,7 +187,7 @@ class Metered(Comm):
         return received
 
     def all_to_all(self, chunks: Sequence[Tensor]) -> list[Tensor]:
-        start = self._books.clock()
+        start = self._books.start()
         received = self.comm.all_to_all(chunks)
         going, coming = self._others(chunks), self._others(received)
         messages = link.direct(going, coming, lengths=self.size - 1)
@@ -178,7 +195,7 @@ class Metered(Comm):
         return received
 
     def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
-        start, n = self._books.clock(), x.nbytes
+        start, n = self._books.start(), x.nbytes
         self.comm.broadcast(x, root)
         place = (self.rank - root) % self.size
         messages = link.broadcast(n, self.size, place)
@@ -186,7 +203,7 @@ class Metered(Comm):
         return x
 
     def exchange(self, sends: Mapping[int, Tensor], recvs: Mapping[int, Tensor]) -> None:
-        start = self._books.clock()
+        start = self._books.start()
         self.comm.exchange(sends, recvs)
         going, coming = (
             [x.nbytes for peer, x in tensors.items() if peer != self.rank] for tensors in (sends, recvs)
@@ -211,6 +228,13 @@ class Metered(Comm):
         return [chunk.nbytes for rank, chunk in enumerate(chunks) if rank != self.rank]
 
 
+def instant() -> Instant:
+    """A new event on the current stream of the current GPU."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
 class _Books:
     """The counts of a Metered and of the groups split off it."""
 
@@ -221,6 +245,14 @@ class _Books:
         self.phase = ""
         self.first: float | None = None
         self.busy = 0.0
+        self.events: list[tuple[Instant, Instant]] | None = None  # around calls since the mark, on a GPU
+        self._begun: Instant | None = None
+
+    def start(self) -> float:
+        """Note that a call begins; return the time."""
+        if self.events is not None:
+            self._begun = instant()
+        return self.clock()
 
     def enter(self, name: str, start: float, sent: int, received: int, messages: Messages) -> None:
         """Add one call that has ended."""
@@ -228,6 +260,8 @@ class _Books:
         if self.first is None:
             self.first = start
         self.busy += seconds
+        if self.events is not None and self._begun is not None:
+            self.events.append((self._begun, instant()))
         network = (self.link.sent(messages), self.link.received(messages))
         tally = Tally(1, sent, received, *network, sum(messages.sent), seconds)
         key = (self.phase, name)

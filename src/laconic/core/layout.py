@@ -109,6 +109,11 @@ class Segments:
         """The ranges of flat `x` (n,), as views."""
         return [x[start : start + size] for start, size in self]
 
+    def gathered(self, x: Tensor) -> Tensor:
+        """These ranges of flat `x` (n,), one after the other: a copy, or a view if there is one range."""
+        views = self.views(x)
+        return views[0] if len(views) == 1 else torch.cat([x[:0], *views])
+
     def scale_(self, x: Tensor, factor: float) -> Tensor:
         """Multiply these ranges of flat `x` (n,) by `factor`."""
         if factor != 1 and len(self):

@@ -41,7 +41,7 @@ class Clip:
     def factor(self, grad: Tensor, layout: Layout, scale: float, limit: float | None) -> float:
         """What scale * grad, this bucket, is to be multiplied by; `limit` None only measures."""
         if len(layout):
-            norms = [torch.linalg.vector_norm(v, dtype=torch.float64) for v in layout.segments.views(grad)]
+            norms = torch._foreach_norm(layout.segments.views(grad), dtype=torch.float64)
             squares = (torch.stack(norms) * scale).square().tolist()
             self._now |= zip(layout.names, squares, strict=True)
         norm = self._norm()

@@ -12,21 +12,20 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from laconic import kernels
-from laconic.comm.metered import Metered
+from laconic.comm.metered import Instant, Metered, instant
 from laconic.comm.sent import Sent
-from laconic.comm.void import VoidSum, extremes
+from laconic.comm.void import VoidSum
 from laconic.core.deferred import deferred
 from laconic.core.layout import Layout
 from laconic.core.mask import Mask, cleared
 from laconic.core.per_layout import PerLayout
 from laconic.core.turn import Turn
 from laconic.exchange.clip import Clip
+from laconic.exchange.finite import corrected_by, first_not_finite
 from laconic.exchange.leg import Leg, Reduction, gain_of
 from laconic.exchange.masks import MaskWatch
 from laconic.exchange.method import Method
@@ -111,17 +110,16 @@ class Exchange:
         The gradients are multiplied by 1 / `scale` before the feedback, and clipped where it asks for that;
         the mean is multiplied by `scale` after it.
         """
-        began = time.perf_counter()
+        began = self._start(bucket)
         turn = Turn(self.step, self.comm.rank, self.seed)
         legs = [(leg, part) for leg, part in zip(self._legs, self._parts(layout), strict=True) if len(part)]
-        self.comm.mark()
         given = self._clipped(bucket, layout, 1 / scale)
         if measures := self.noise.due(self.step):
             self.noise.local(bucket, layout, given)
         done: list[tuple[Reduction, Sent]] = []
         try:
             with deferred():  # flags on a GPU, such as those of damaged messages, are read in one copy
-                corrected = self._corrected(bucket, legs, turn, given)
+                corrected = corrected_by(legs, bucket, turn, given)
                 if self.void is None:
                     finite = all(x is not None for x in corrected)
                     suspect = None if finite else first_not_finite(bucket, layout)
@@ -141,9 +139,22 @@ class Exchange:
             bucket.fill_(torch.nan)
         elif measures:
             self.noise.mean(bucket, layout, 1 / scale)
-        self.seconds.add(began, time.perf_counter(), *self.comm.since_mark())
+        self._stop(began)
         self.dense_bytes += self.comm.dense_sent(4 * layout.numel)
         return self.void is None
+
+    def _start(self, x: Tensor) -> tuple[float, Instant | None]:
+        """The moment in which an exchange of x begins, by the host's clock and on a GPU's stream."""
+        self.comm.mark(x.device)
+        return time.perf_counter(), instant() if x.is_cuda else None
+
+    def _stop(self, began: tuple[float, Instant | None]) -> None:
+        """Count the seconds of an exchange that ends now."""
+        host, event = began
+        if event is None:
+            self.seconds.add(host, time.perf_counter(), *self.comm.since_mark())
+        else:
+            self.seconds.add_events(event, self.comm.events_since_mark(), instant())
 
     def _clipped(self, grad: Tensor, layout: Layout, scale: float) -> float:
         """The scale, times the factor that clips the gradient at this step."""
@@ -152,29 +163,6 @@ class Exchange:
         limits = [limit for each in self._clipping if (limit := each.clip_at(self.step)) is not None]
         limit = min(limits) / math.sqrt(self.comm.size) if limits else None
         return scale * self._clip.factor(grad, layout, scale, limit)
-
-    def _corrected(
-        self, bucket: Tensor, legs: Sequence[tuple[Leg, Layout]], turn: Turn, scale: float
-    ) -> list[Tensor | None]:
-        """What each leg is to reduce; None where it is not finite. On a GPU one read tells for all legs."""
-        corrected = [leg.correct(bucket, part, turn, scale) for leg, part in legs]
-        unsure = [
-            i
-            for i, ((leg, part), x) in enumerate(zip(legs, corrected, strict=True))
-            if x is not None and leg.finite_is_unknown and part.numel
-        ]
-        if unsure and bucket.is_cpu:
-            for i in unsure:
-                if not kernels.all_finite(cast(Tensor, corrected[i]), legs[i][1].segments):
-                    corrected[i] = None
-        elif unsure:
-            views = [legs[i][1].segments.merged.views(cast(Tensor, corrected[i])) for i in unsure]
-            ends = [extremes(part[0] if len(part) == 1 else torch.cat(part)) for part in views]
-            read = torch.stack(ends).tolist()
-            for i, pair in zip(unsure, read, strict=True):
-                if not all(map(math.isfinite, pair)):
-                    corrected[i] = None
-        return corrected
 
     def _reduce(
         self, reductions: Sequence[Reduction], suspect: str | None, done: list[tuple[Reduction, Sent]]
@@ -214,8 +202,7 @@ class Exchange:
 
     def sparse_mean(self, grad: Tensor) -> Tensor:
         """Mean over ranks of sparse COO `grad`, gathered as it is; of NaN, where the step is void."""
-        began = time.perf_counter()
-        self.comm.mark()
+        began = self._start(grad)
         with self.comm.phase("sparse gradients"):
             before = self.comm.snapshot().network_sent
             mean = sparse_mean(grad, self.comm)
@@ -223,7 +210,7 @@ class Exchange:
             self.cancel("a sparse gradient")
         if self.void is not None:
             mean.values().fill_(torch.nan)
-        self.seconds.add(began, time.perf_counter(), *self.comm.since_mark())
+        self._stop(began)
         self.dense_bytes += self.comm.snapshot().network_sent - before  # DDP gathers them too
         return mean
 
@@ -292,9 +279,3 @@ def exactly_summed(method: Method, layout: Layout) -> Layout:
         if isinstance(route.reducer, Sum) and isinstance(route.feedback, NoFeedback):
             exact.update(part.names)
     return layout.named(exact)
-
-
-def first_not_finite(x: Tensor, layout: Layout) -> str | None:
-    """Name of the first tensor of flat x that holds NaN or Inf."""
-    views = zip(layout.names, layout.segments.views(x), strict=True)
-    return next((name for name, view in views if not bool(view.isfinite().all())), None)

@@ -90,7 +90,8 @@ class NoiseMeter:
         self._names, self._size = frozenset(exact.names), size
         self._share = exact.numel / max(1, model.numel)
         self._scale = NoiseScale()
-        self._small = self._big = 0.0
+        self._small: list[Tensor] = []
+        self._big: list[Tensor] = []
 
     def due(self, step: int) -> bool:
         """Whether this step is to be measured."""
@@ -98,19 +99,21 @@ class NoiseMeter:
 
     def begin(self) -> None:
         """A new step: nothing of it has been measured."""
-        self._small = self._big = 0.0
+        self._small.clear()
+        self._big.clear()
 
     def local(self, grad: Tensor, layout: Layout, scale: float) -> None:
         """The rank's own gradient, as `scale` times what lies in this bucket."""
-        self._small += scale**2 * squared_norm(grad, layout.named(self._names))
+        self._small.append(scale**2 * squared_norm(grad, layout.named(self._names)))
 
     def mean(self, mean: Tensor, layout: Layout, scale: float) -> None:
         """The mean of all ranks, in the same bucket."""
-        self._big += scale**2 * squared_norm(mean, layout.named(self._names))
+        self._big.append(scale**2 * squared_norm(mean, layout.named(self._names)))
 
     def end(self) -> None:
-        """All buckets of the step are done, and it counts."""
-        self._scale.add(self._small, self._big, self._size)
+        """All buckets of the step are done, and it counts. Only here the host waits for a GPU."""
+        small, big = (sum(torch.stack(some).tolist()) if some else 0.0 for some in (self._small, self._big))
+        self._scale.add(small, big, self._size)
 
     @property
     def noise(self) -> Noise | None:
@@ -118,12 +121,14 @@ class NoiseMeter:
         return self._scale.noise(self._share)
 
 
-def squared_norm(x: Tensor, layout: Layout) -> float:
-    """The squared Euclidean norm of these tensors of flat x, float32.
+def squared_norm(x: Tensor, layout: Layout) -> Tensor:
+    """The squared Euclidean norm of these tensors of flat x, float64 ().
 
     >>> layout = Layout.of([("a", (1,)), ("b", (1,)), ("c", (1,))])
     >>> squared_norm(torch.tensor([3.0, 9.0, 4.0]), layout.named("ac"))
-    25.0
+    tensor(25., dtype=torch.float64)
     """
-    norms = [torch.linalg.vector_norm(view) for view in layout.segments.merged.views(x)]
-    return float(torch.stack(norms).double().square().sum()) if norms else 0.0
+    views = layout.segments.merged.views(x)
+    if not views:
+        return torch.zeros((), dtype=torch.float64, device=x.device)
+    return torch.stack(torch._foreach_norm(views)).double().square().sum()

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from laconic.comm.metered import Meter
+from laconic.comm.metered import Instant, Meter
 from laconic.exchange.noise_scale import Noise
 
 
 @dataclass
 class Seconds:
-    """Where the time of the exchanges went, in seconds."""
+    """Where the time of the exchanges went, in seconds.
+
+    On a GPU they are the seconds of its stream, between events: exchanges that are not over yet are counted
+    later, as nothing waits for them.
+    """
 
     encode_s: float = 0.0
     communicate_s: float = 0.0
     decode_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way: deque[tuple[Instant, Sequence[tuple[Instant, Instant]], Instant]] = deque()
+
+    def so_far(self) -> dict[str, float]:
+        """The seconds by name, of the exchanges that are over."""
+        self._count()
+        return {"encode_s": self.encode_s, "communicate_s": self.communicate_s, "decode_s": self.decode_s}
+
     def plus(self, other: Seconds) -> Seconds:
-        """The sum of both."""
-        return Seconds(
-            self.encode_s + other.encode_s,
-            self.communicate_s + other.communicate_s,
-            self.decode_s + other.decode_s,
-        )
+        """The sum of both, so far."""
+        mine, others = self.so_far(), other.so_far()
+        return Seconds(*(mine[name] + others[name] for name in mine))
 
     def add(self, began: float, ended: float, first: float | None, busy: float) -> None:
         """One exchange: begin, end, when its first collective began, and the seconds in all of them."""
@@ -31,6 +43,23 @@ class Seconds:
         if first is not None:
             self.communicate_s += busy
             self.decode_s += ended - first - busy
+
+    def add_events(
+        self, began: Instant, collectives: Sequence[tuple[Instant, Instant]], ended: Instant
+    ) -> None:
+        """One exchange on a GPU: events at its begin and its end, and around each of its collectives."""
+        self._under_way.append((began, collectives, ended))
+        self._count()
+
+    def _count(self) -> None:
+        with self._lock:
+            while self._under_way and self._under_way[0][-1].query():
+                began, collectives, ended = self._under_way.popleft()
+                first = collectives[0][0] if collectives else ended
+                busy = sum(start.elapsed_time(end) for start, end in collectives)
+                self.encode_s += began.elapsed_time(first) / 1e3
+                self.communicate_s += busy / 1e3
+                self.decode_s += (first.elapsed_time(ended) - busy) / 1e3
 
 
 @dataclass(frozen=True)
@@ -96,7 +125,7 @@ class Stats:
             network_sent=meter.network_sent,
             network_received=meter.network_received,
             dense=dense,
-            **vars(seconds),
+            **seconds.so_far(),
             buckets=buckets,
             phases={" ".join(key).strip(): part.payload_sent for key, part in meter.parts.items()},
             noise=noise,

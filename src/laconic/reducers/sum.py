@@ -175,8 +175,9 @@ class BoundSum(BoundReducer):
         """buffer = x on the runs, one after the other; in 16 bits factor * x, at most `most`."""
         if not x.is_cpu:
             if len(runs):
-                flat = torch.cat(runs.views(x))
-                buffer.copy_(flat if self.dtype == torch.float32 else flat.mul_(factor).clamp_(-most, most))
+                flat = runs.gathered(x)
+                exact = self.dtype == torch.float32
+                buffer.copy_(flat if exact else (flat * factor).clamp_(-most, most))
             return
         for view, part in zip(runs.views(x), _split(buffer, runs), strict=True):
             if self.dtype == torch.float32:
@@ -192,9 +193,7 @@ def _nothing() -> None:
 
 def _largest(x: Tensor, runs: Segments) -> Tensor:
     """The largest |x| on the runs, float32 (1,); 0 of nothing, NaN if there is one."""
-    views = [view for view in runs.views(x) if len(view)]
-    if not x.is_cpu and len(views) > 1:
-        views = [torch.cat(views)]
+    views = [view for view in (runs.views(x) if x.is_cpu else [runs.gathered(x)]) if len(view)]
     ends = [torch.stack(torch.aminmax(view)).abs().amax() for view in views]
     return torch.stack([x.new_zeros(()), *ends]).amax().reshape(1)
 
