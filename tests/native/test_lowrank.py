@@ -183,3 +183,31 @@ def test_what_does_not_fit_is_refused():
         kernels.orthonormal_(torch.zeros(7), 2, (4,))
     with pytest.raises(SpecError, match=r"rank must be a whole number in 1\.\.1024, got 0"):
         laid(rank=0)
+
+
+@every_rank
+def test_batches_of_bases_agree_with_the_cpu(rank, monkeypatch):
+    """Padded to one length, and, where that would take too much memory, to powers of two."""
+    lengths = (5, 3000, 40, 1, 257, 40, 3, 3)
+    packed = rand(rank * sum(lengths), 9)
+    expected = kernels.orthonormal_(packed.clone(), rank, lengths)
+    for padded in (1 << 20, 0):
+        monkeypatch.setattr(batched, "PADDED", padded)
+        batched._padding.cache_clear()
+        found = packed.clone()
+        batched.orthonormal_(found, rank, lengths)
+        count = len(batched._padding(rank, lengths, found.device))
+        assert count == 1 if padded else count > 1
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    batched._padding.cache_clear()
+
+
+def test_tf32_is_restored_after_the_products():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        with batched.ieee_products(torch.device("cuda")), batched.ieee_products(torch.device("cuda")):
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -4,6 +4,9 @@ All but sums and broadcasts are, whatever carries the messages: a backend's own 
 slower, by the figures in `torch_comm.py`. Messages, for N ranks: all_gather sends m bytes to each of N-1
 ranks, all_to_all and reduce_scatter one chunk to each. Before all_gather and all_to_all each rank sends the
 length to each other rank, in 8 bytes.
+
+With NCCL a wait makes the GPU's stream wait, not the host. So a peer that has died is noticed in the round of
+lengths, which travels between hosts over gloo, or ends this process by NCCL's watchdog; it is no `PeerError`.
 """
 
 from __future__ import annotations
@@ -119,6 +122,11 @@ class PostedComm(Comm):
         try:
             yield
         except RuntimeError as error:
+            if "Duplicate GPU" in str(error):
+                raise PeerError(
+                    f"rank {self.rank} and another rank use one GPU, which NCCL refuses: call"
+                    " torch.cuda.set_device(local_rank) before the first collective, or use the gloo backend"
+                ) from error
             why = str(error).partition("This is typically")[0].rstrip(". ")  # without gloo's advice
             raise PeerError(
                 f"a peer of rank {self.rank} died, left or was late: {name} of {self.size} ranks: {why}"

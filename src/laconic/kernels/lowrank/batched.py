@@ -128,16 +128,14 @@ def _padding(
         longest = max((lengths[i] for i in batch), default=0)
         if not longest:
             continue
-        source = torch.cat([torch.arange(starts[i], starts[i + 1], dtype=torch.int64) for i in batch])
-        place = torch.cat(
-            [
-                torch.arange((number * rank + k) * longest, (number * rank + k) * longest + lengths[i])
-                for number, i in enumerate(batch)
-                for k in range(rank)
-            ]
-        )
-        whole = None if len(batches) == 1 else source.to(device)
-        made.append((len(batch), longest, whole, place.to(device)))
+        source = [torch.arange(starts[i], starts[i + 1], dtype=torch.int64, device="cpu") for i in batch]
+        place = [
+            torch.arange(lengths[i], dtype=torch.int64, device="cpu") + (number * rank + k) * longest
+            for number, i in enumerate(batch)
+            for k in range(rank)
+        ]
+        whole = None if len(batches) == 1 else torch.cat(source).to(device)
+        made.append((len(batch), longest, whole, torch.cat(place).to(device)))
     return tuple(made)
 
 
