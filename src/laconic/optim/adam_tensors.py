@@ -7,7 +7,7 @@ go on from them without the rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -92,6 +92,19 @@ class AdamTensors:
         """float32 (n,): the first moment that Adam would have after this gradient (n,)."""
         return torch.lerp(gradient, self.momentum(name), self.b1(name))
 
+    def momenta_with(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`momentum_with` of all these tensors, in one operation for each b1."""
+        found: dict[str, Tensor] = {}
+        for b1, names in _grouped(gradients, self.b1):
+            old = [self.momentum(name) for name in names]
+            made = torch._foreach_lerp([gradients[name] for name in names], old, b1)
+            found.update(zip(names, made, strict=True))
+        return {name: found[name] for name in gradients}
+
+    def gradients(self) -> dict[str, Tensor]:
+        """`gradient` of all tensors that have one."""
+        return {name: self.gradient(name) for name in self.present()}
+
     def b1(self, name: str) -> float:
         """The share of the first moment that Adam keeps in a step."""
         return float(self.settings(name)["betas"][0])
@@ -117,6 +130,53 @@ class AdamTensors:
         decays = settings["weight_decay"] and decoupled(settings, self._view.optimiser)
         return 1 - float(settings["lr"]) * float(settings["weight_decay"]) if decays else 1.0
 
+    def count_steps(self, names: Iterable[str]) -> None:
+        """Count one more step of each of these tensors."""
+        steps = [self.state(name)["step"] for name in names]
+        if steps:
+            torch._foreach_add_(steps, 1)
+
+    def set_momenta(self, momenta: Mapping[str, Tensor]) -> None:
+        """`set_momentum` of all these tensors, in one operation."""
+        moments = [self.state(name)["exp_avg"] for name in momenta]
+        if moments:
+            made = [m.view_as(moment) for m, moment in zip(momenta.values(), moments, strict=True)]
+            torch._foreach_copy_(moments, made)
+
+    @torch.no_grad()
+    def move_(self, momenta: Mapping[str, Tensor], updates: Mapping[str, float]) -> None:
+        """w = decay * w - rate * `direction` of all these tensors, given how often each v was learnt.
+
+        Tensors with the same settings and step counts share their operations.
+        """
+
+        def settings(name: str) -> tuple[Any, ...]:
+            found, v = self.settings(name), self.second(name)
+            same = (*found["betas"], found["eps"], updates[name], self.decay_factor(name), self.rate(name))
+            return (*map(float, same), v.device)
+
+        for (*_, decay, rate, _), names in _grouped(momenta, settings):
+            v = torch.cat([self.second(name).to(torch.float32).flatten() for name in names])
+            m = torch.cat([momenta[name] for name in names])
+            move = _direction(v, m, self.settings(names[0]), updates[names[0]])
+            del v, m
+            parameters = [self._view.parameter(name).detach() for name in names]
+            weights = [parameter.to(torch.float32) for parameter in parameters]
+            moves = torch.split(move, [weight.numel() for weight in weights])
+            torch._foreach_mul_(weights, decay)
+            shaped = [each.view(weight.shape) for each, weight in zip(moves, weights, strict=True)]
+            torch._foreach_sub_(weights, shaped, alpha=rate)
+            rounded = [
+                (p, w) for p, w in zip(parameters, weights, strict=True) if p.dtype is not torch.float32
+            ]
+            if rounded:
+                torch._foreach_copy_([p for p, _ in rounded], [w for _, w in rounded])
+
+    def second(self, name: str) -> Tensor:
+        """v, or AMSGrad's maximum."""
+        v: Tensor = self.state(name)["max_exp_avg_sq" if self.settings(name)["amsgrad"] else "exp_avg_sq"]
+        return v
+
     def direction(self, name: str, m: Tensor, updates: float) -> Tensor:
         """float32 (n,): m / (sqrt(v / (1 - b2^updates)) + eps), for momentum m (n,).
 
@@ -124,14 +184,8 @@ class AdamTensors:
         and Schwarz. A v that has missed an entry's large gradients gives no bound, and training diverges, so
         the direction is clamped to that bound. It is zero where v is zero: no gradient has set a scale.
         """
-        state, settings = self.state(name), self.settings(name)
-        b1, b2 = (float(beta) for beta in settings["betas"])
-        second: Tensor = state["max_exp_avg_sq" if settings["amsgrad"] else "exp_avg_sq"]
-        v = second.to(torch.float32).flatten()
-        bound = (1 - b1) / math.sqrt((1 - b2) * (1 - b1**2 / b2)) if b1**2 < b2 else math.inf
-        scale = (v / (1 - b2**updates)).sqrt_().add_(float(settings["eps"]))
-        move: Tensor = (m / scale).clamp_(-bound, bound)
-        return move.masked_fill_(v == 0, 0.0)
+        v = self.second(name).to(torch.float32).flatten()
+        return _direction(v, m, self.settings(name), updates)
 
     def learn_variance(self, name: str, gradient: Tensor) -> None:
         """v = b2 * v + (1 - b2) * gradient^2, and AMSGrad's maximum."""
@@ -165,6 +219,23 @@ class AdamTensors:
     def weights(self, name: str) -> Tensor:
         """float32 (n,): a copy of the parameter."""
         return self._view.parameter(name).detach().to(torch.float32, copy=True).flatten()
+
+
+def _direction(v: Tensor, m: Tensor, settings: Mapping[str, Any], updates: float) -> Tensor:
+    """`AdamTensors.direction` of v float32 (n,)."""
+    b1, b2 = (float(beta) for beta in settings["betas"])
+    bound = (1 - b1) / math.sqrt((1 - b2) * (1 - b1**2 / b2)) if b1**2 < b2 else math.inf
+    scale = (v / (1 - b2**updates)).sqrt_().add_(float(settings["eps"]))
+    move: Tensor = torch.div(m, scale, out=scale).clamp_(-bound, bound)
+    return move.masked_fill_(v == 0, 0.0)
+
+
+def _grouped(names: Iterable[str], key: Callable[[str], Any]) -> list[tuple[Any, list[str]]]:
+    """Names with the same key, by key, in their order."""
+    groups: dict[Any, list[str]] = {}
+    for name in names:
+        groups.setdefault(key(name), []).append(name)
+    return list(groups.items())
 
 
 def decoupled(settings: Mapping[str, Any], optimiser: Optimizer) -> bool:

@@ -49,14 +49,11 @@ class _BoundFrozenAdam(BoundRule):
         adam = self._adam
         if not self._updates:
             self._updates = {name: adam.steps(name) for name in adam.layout.names}
-        momenta = {name: adam.momentum_with(name, adam.gradient(name)) for name in adam.present()}
-        for name, m in self._inner.mean(momenta, step).items():
-            adam.count_step(name)
-            adam.set_momentum(name, m)
-            move = adam.direction(name, m, self._updates[name])
-            adam.set_weights(
-                name, adam.weights(name).mul_(adam.decay_factor(name)).sub_(move, alpha=adam.rate(name))
-            )
+        momenta = adam.momenta_with(adam.gradients())
+        means = self._inner.mean(momenta, step)
+        adam.count_steps(means)
+        adam.set_momenta(means)
+        adam.move_(means, self._updates)
         return momenta.keys()
 
     def close(self) -> None:

@@ -36,8 +36,8 @@ class Inner:
         some = next(iter(tensors.values()), torch.empty(0))
         flat = torch.empty(part.segments.end, dtype=torch.float32, device=some.device)
         views = dict(zip(part.names, part.segments.views(flat), strict=True))
-        for name, tensor in tensors.items():
-            views[name].copy_(tensor)
+        if tensors:
+            torch._foreach_copy_([views[name] for name in tensors], list(tensors.values()))
         self.exchange.step = step
         self.exchange.begin()
         finite = self.exchange.mean_(flat, part)

@@ -83,15 +83,15 @@ class _BoundLocalAdam(BoundRule):
             self._steps = step
             self._since = {name: SinceRound(learnt=adam.steps(name)) for name in adam.layout.names}
             self._anchor = {name: adam.weights(name) for name in adam.layout.names}
-        gradients = {name: adam.gradient(name) for name in adam.present()}
+        gradients = adam.gradients()
         learns = self._rounds.learns(self._steps)
         if learns:
             gradients = self._dense.mean(gradients, self._steps)
-        for name, g in gradients.items():
-            if learns:
+        if learns:
+            for name, g in gradients.items():
                 adam.learn_variance(name, g)
                 self._since[name].learnt += 1
-            self._move_(name, g)
+        self._move_(gradients)
         if learns:  # all ranks have done the same step
             self._start_round_(gradients)
         elif self._rounds.meets(self._steps):
@@ -99,19 +99,19 @@ class _BoundLocalAdam(BoundRule):
         self._steps += 1
         return gradients.keys()
 
-    def _move_(self, name: str, g: Tensor) -> None:
+    def _move_(self, gradients: Mapping[str, Tensor]) -> None:
         """Do one local step."""
-        adam, since = self._adam, self._since[name]
-        m = adam.momentum_with(name, g)
-        adam.set_momentum(name, m)
-        adam.count_step(name)
-        c = adam.rate(name)
-        self._moved[name].add_(m, alpha=c)
-        since.steps += 1
-        since.span += c
-        since.shrink *= adam.decay_factor(name)
-        move = adam.direction(name, m, since.learnt)
-        adam.set_weights(name, adam.weights(name).mul_(adam.decay_factor(name)).sub_(move, alpha=c))
+        adam = self._adam
+        momenta = adam.momenta_with(gradients)
+        adam.set_momenta(momenta)
+        adam.count_steps(momenta)
+        for name, m in momenta.items():
+            since, c = self._since[name], adam.rate(name)
+            self._moved[name].add_(m, alpha=c)
+            since.steps += 1
+            since.span += c
+            since.shrink *= adam.decay_factor(name)
+        adam.move_(momenta, {name: self._since[name].learnt for name in momenta})
 
     def _meet_(self) -> None:
         """Move all ranks to one place: from the last round's weights along the mean momentum."""

@@ -22,7 +22,7 @@ from laconic.core.layout import Segments
 from laconic.core.turn import MASK
 from laconic.kernels import checks, dispatch
 from laconic.kernels.natural.reference import BAD_EXPONENT
-from laconic.kernels.philox.gpu import lower8, upper16
+from laconic.kernels.philox.gpu import lower8, lower8_joined, upper16, upper16_joined
 from laconic.kernels.sign.reference import BAD_PADDING
 from laconic.kernels.upload import uploaded
 
@@ -63,11 +63,12 @@ def encode_kernel(  # type: ignore[no-untyped-def]
     exponent = (pattern >> 23) & 255
     threshold = (pattern & 0x7FFFFF) << 1
     row = (first >> 2) + local
-    upper = upper16(key, row, column)
+    upper = upper16(key, row, column) if ALIGNED else upper16_joined(key, row)
     up = upper < (threshold >> 8)
     tie = upper == (threshold >> 8)
     if tl.max(tl.max((tie & ((threshold & 255) > 0)).to(tl.int32), axis=1), axis=0) > 0:
-        up = up | (tie & (lower8(key, row, column) < (threshold & 255)))
+        lower = lower8(key, row, column) if ALIGNED else lower8_joined(key, row)
+        up = up | (tie & (lower < (threshold & 255)))
     if tl.max(tl.max(exponent, axis=1), axis=0) > 254:
         tl.store(flag_ptr, 1)
     exponent = tl.minimum(exponent + up.to(tl.int32), 254)
