@@ -187,9 +187,22 @@ def _wrapped(func: Any, x: Any, known: dict[int, Gpu]) -> Any:
     return wrapper
 
 
+class _Module:
+    """What `torch.gpu` is."""
+
+    def __init__(self) -> None:
+        self._dummy = backend_registration._DummyBackendModule()  # type: ignore[attr-defined]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dummy, name)
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+
 def install() -> None:
     """Make `gpu` a device of this process, in every thread that starts from now on, and in this one."""
-    getattr(backend_registration, SETUP)(NAME)
+    getattr(backend_registration, SETUP)(NAME, backend_module=_Module())
     start = threading.Thread.start
 
     def start_on_device(thread: threading.Thread) -> None:
