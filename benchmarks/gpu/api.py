@@ -67,7 +67,7 @@ def run(job: Job) -> None:
         case(job, "torch.compile cgx(bits=4)", lambda: compiled(job.device))
     _end_tests(job, tests)
     if job.cuda:
-        captured(job)  # the group is left as it is: the device may be in a bad state
+        captured(job)  # the group stays open: the device may be in a bad state
     else:
         job.skip("capture in a CUDA graph", "no CUDA device")
         dist.destroy_process_group()

@@ -42,7 +42,7 @@ SLACK = 0.97  # of a share: what two runs of one kernel differ by
 
 @dataclass(frozen=True)
 class Timed:
-    """A kernel to time: its calls, with buffers of their own, and the bytes that a call moves."""
+    """A kernel to time: its calls, each with other buffers, and the bytes that a call moves."""
 
     name: str
     calls: list[Callable[[], object]]

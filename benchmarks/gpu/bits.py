@@ -105,7 +105,7 @@ def pair_on(pair: Pair, given: Input, device: torch.device) -> list[str]:
 
 
 def _apart(pair: Pair, given: Input, found: Tensor, wire: Tensor) -> str:
-    """Return how far two wires are apart that may differ in the last places of their scales."""
+    """Return the distance of two wires whose scales may differ in the last place."""
     if found.numel() != wire.numel():
         return f"wire of {found.numel()} bytes, the reference's has {wire.numel()}"
     with kernels.using("reference"):
@@ -183,7 +183,7 @@ def _shown(error: BaseException | None) -> str:
 
 
 def hostile(pair: Pair, device: torch.device) -> Failures:
-    """Check damaged wires: the device refuses what the reference refuses, and then writes nothing."""
+    """Check damaged wires: the device refuses the same wires as the reference, and then writes nothing."""
     failures, count = [], 0
     sizes = (40, 4097, 513, 1030)
     segments = inputs.odd_starts(sizes)

@@ -91,7 +91,7 @@ class Waits:
 
 
 def outcome(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """Return what a call returns, or None and the error that it raises."""
+    """Return the result of a call and None, or None and its error."""
     try:
         return call(), None
     except Exception as error:

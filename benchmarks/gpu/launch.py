@@ -1,4 +1,4 @@
-"""Launch of parts as processes with deadlines, and the summary of what they wrote."""
+"""Launch of parts as processes with deadlines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.gpu.parts import Part, groups
 from benchmarks.gpu.summary import summary
 
 GRACE_S = 3.0  # between the request to end and the kill
-END_S = 6.0  # kept for the summary
+END_S = 6.0  # reserved for the summary
 MARGIN_S = 3.0  # between the end that a process knows of and its deadline
 
 
@@ -68,7 +68,7 @@ def launch(parts: list[Part], out: Path, device: str, seconds: float) -> int:
 
 
 def start(part: Part, shard: int, out: Path, device: str, seconds: float) -> Process:
-    """Start one process of a part; what it prints goes to `out/PART.SHARD.log`."""
+    """Start one process of a part; its output goes to `out/PART.SHARD.log`."""
     name = f"{part.name}.{shard + 1}of{part.shards}"
     (out / f"{name}.json").unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks.gpu", "--part", part.name, "--out", str(out)]
@@ -108,7 +108,7 @@ def wait(running: list[Process]) -> None:
 
 
 def read(file: Path) -> dict[str, Any] | None:
-    """Return what a process wrote; None if it wrote nothing."""
+    """Return the results of a process; None if it wrote nothing."""
     if not file.exists():
         return None
     found: dict[str, Any] = json.loads(file.read_text())

@@ -85,7 +85,7 @@ UNIT = [
     "two_of_four",
     "union",
 ]
-MIXED = (  # errors of torch where a test compares with a tensor of its own on the CPU
+MIXED = (  # errors of torch where a test compares with a tensor on the CPU
     "Expected all tensors to be on the same device",
     "can't convert cuda:0 device type tensor to numpy",
     "device type of generator but found",
@@ -119,7 +119,7 @@ def run(job: Job) -> None:
 
 
 def tests(job: Job, part: int, sweep: Path) -> tuple[str, bool]:
-    """Run pytest on one part within the time left; what it said, and whether it reached its end."""
+    """Run pytest on one part within the time left; return its output, and whether it reached its end."""
     paths = ["tests/laws", *(f"tests/unit/test_{name}.py" for name in UNIT)]
     paths = (
         [path for path in paths if (ROOT / path).exists()] if job.cuda else ["tests/laws/test_feedback.py"]

@@ -17,7 +17,7 @@ PACKAGES = ("numpy", "torchvision", "pytest", "xdist", "pytest_timeout", "psutil
 
 
 def run(job: Job) -> None:
-    """Store what the results depend on, and check that the package runs without native code."""
+    """Store versions and the card, and check that the package runs without native code."""
     job.note("versions", python=platform.python_version(), cores=os.cpu_count(), laconic=laconic.__version__)
     found = {}
     for name in PACKAGES:

@@ -1,4 +1,4 @@
-"""The blocks of docs/gpu.md, from the results of a run, or from what was measured before the kernels existed.
+"""The blocks of docs/gpu.md, from the results of a run, or of measurements before the kernels existed.
 
     python -m benchmarks.gpu.page DIR [DIR]     copy the results of one or two calls to results/run.json
 
@@ -50,10 +50,10 @@ BACKWARD, COMPUTE_MS = 2 / 3, 25.0  # of ResNet-50, batch 64, on an H200
 
 
 def step_ms(compute_ms: float, coding_ms: float, sent_mb: float, gb_per_s: float) -> float:
-    """Return the milliseconds of a step whose exchange runs beside backward.
+    """Return the milliseconds of a step whose exchange runs during backward.
 
-    forward + max(backward, exchange), where exchange = coding + sent / link. Coding is what the card and its
-    host take to encode and decode; a dense exchange has none.
+    forward + max(backward, exchange), where exchange = coding + sent / link. Coding is the time to
+    encode and decode; a dense exchange has none.
 
     >>> step_ms(24.0, 2.0, 25.0, 1.25), step_ms(24.0, 2.0, 1.25, 1.25)
     (30.0, 24.0)
@@ -81,7 +81,7 @@ def machine() -> str:
 
 
 def checks() -> str:
-    """What ran, with the numbers of checks that passed, failed and were left out."""
+    """Numbers of checks that passed, failed and were left out, by part."""
     run, old = _run(), json.loads(BEFORE.read_text())
     if run is None:
         rows = [
@@ -240,7 +240,7 @@ def _smaller(row: Row) -> str:
 
 
 def gains() -> str:
-    """How many times faster a step is than a dense one, by link."""
+    """Speed-up of a step over a dense one, by link."""
     old, run = json.loads(BEFORE.read_text()), _run()
     sent = dict(old["sent_mb"])
     coding = {row["spec"]: float(row["ms"]["8"]) for row in old["exchange"]["rows"] if row["spec"] in sent}

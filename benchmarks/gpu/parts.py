@@ -12,7 +12,7 @@ class Part:
     Args:
         seconds: Deadline, after which its processes are ended.
         group: Parts of one group run at the same time; groups run in ascending order. A part that times
-            kernels has a group of its own.
+            kernels is alone in its group.
         shards: Number of processes that share the part's work.
         threads: Threads of torch in each process.
     """

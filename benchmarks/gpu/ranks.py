@@ -2,7 +2,7 @@
 
 A model whose gradients are given exactly is trained three times: on the GPU with pauses of the GPU before
 gradients and before exchanges, which shows a stream that does not wait for another; without pauses; and on
-the CPU with the reference. Learning rate and momentum are powers of 2, so the optimiser rounds alike on both.
+the CPU with the reference. Learning rate and momentum are powers of 2, so the optimiser rounds equally on both.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Row = dict[str, Any]
 
 
 class Given(nn.Module):
-    """A model whose gradient is what it is called with."""
+    """A model whose gradient is its argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def play(
 
 
 def _time_for_all(end: float) -> bool:
-    """Return whether rank 0 has time for another case: both ranks decide alike."""
+    """Return whether rank 0 has time for another case: both ranks get the same answer."""
     left = torch.tensor([end - time.monotonic()])
     dist.broadcast(left, src=0)
     return bool(left > 15)

@@ -1,7 +1,7 @@
 """Recorded messages of real ranks, given again to one rank: its exchange is timed without the others.
 
-A rank whose peers only repeat what it sends does not do what it does among others: messages differ in length,
-and where every rank reduces a part of its own, none of them sends that part to itself.
+An echo of the rank's own messages would not do. Lengths vary by rank. And in a reduce-scatter a rank sends
+nothing to itself, so the echo of that is an empty message, which reports a bad gradient.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Recorded(Comm):
 
 
 class Replayed(Comm):
-    """A group whose collectives give what a log holds, in its order. Each entry is given once."""
+    """A group whose collectives return the entries of a log, in order. Each entry is returned once."""
 
     def __init__(self, rank: int, size: int, entries: Log) -> None:
         self.rank, self.size = rank, size

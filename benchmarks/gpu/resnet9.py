@@ -16,7 +16,7 @@ Data = dict[str, Tensor]
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a shortcut."""
+    """Two convolutions and a shortcut."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -105,11 +105,7 @@ def gpu_facts() -> list[tuple[str, str]]:
     if dist.is_available() and dist.is_nccl_available():
         version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
         order = os.environ.get(LAUNCH_ORDER)
-        hint = (
-            f"{LAUNCH_ORDER}={order}"
-            if order
-            else f"set {LAUNCH_ORDER}=1 where a model has groups of its own"
-        )
+        hint = f"{LAUNCH_ORDER}={order}" if order else f"set {LAUNCH_ORDER}=1 if the model itself uses groups"
         rows.append(("  NCCL", f"{version}; {hint}"))
     return rows
 
