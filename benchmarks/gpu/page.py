@@ -262,7 +262,8 @@ def gains() -> str:
         rows.append([f"`{spec}`", f"{ms:.3g}", f"{sent[spec]:.1f}", *(f"{each:.2f}" for each in gain)])
     when = "" if run else " before the kernels existed"
     heads = ("method", f"coding, ms{when}", "MB sent", *(link.name for link in LINKS))
-    return "\n".join(table(heads, rows))
+    lines = table(heads, rows)
+    return "\n".join(lines if run else [*lines, "", f"*Coding*: {old['exchange']['about']}."])
 
 
 def _run() -> Row | None:

@@ -2,7 +2,7 @@
 
 A model whose gradients are given exactly is trained three times: on the GPU with pauses of the GPU before
 gradients and before exchanges, which shows a stream that does not wait for another; without pauses; and on
-the CPU with the reference. Learning rate and momentum are powers of 2, so the optimiser rounds equally on both.
+the CPU with the reference. Learning rate and momentum are powers of 2, so rounding is the same on both.
 """
 
 from __future__ import annotations
