@@ -109,7 +109,7 @@ class Sparse(Codec):
         return self.encode_carried(x, layout, turn)[0]
 
     def encode_carried(self, x: Tensor, layout: Layout, turn: Turn) -> tuple[Tensor, Carried | None]:
-        own = [turn.own(name) for name in layout.names]
+        own = turn.own_keys(layout.names)
         common = [turn.common(name) for name in layout.names] if self.select.replayable else own
         return self._message(x, layout.segments, common, own)
 
@@ -118,13 +118,15 @@ class Sparse(Codec):
     ) -> tuple[Tensor, Carried | None]:
         """Positions by `keys`, which may travel; values by `drawn`, which decoding does without."""
         indices, counts = self.select.select_segments(x, segments, keys)
+        at = None
         if dispatch.native(x, indices) is not None:
             chosen = kernels.gather(x, segments, indices, counts)
         else:
-            chosen = x.index_select(0, kernels.flat_positions(indices, counts, segments))
+            at = kernels.flat_positions(indices, counts, segments)
+            chosen = x.index_select(0, at)
         carried = None
         if isinstance(self.values, Dense):
-            carried = Carried(indices, counts, chosen)
+            carried = Carried(indices, counts, chosen, at)
             values = as_bytes(chosen)
         else:
             units = Segments.consecutive(counts.tolist())

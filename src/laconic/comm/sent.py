@@ -82,10 +82,13 @@ class SentEntries(Sent):
     indices: Tensor
     counts: Tensor
     values: Tensor
+    known: Tensor | None = None  # the positions, if they were needed before
 
     @cached_property
     def positions(self) -> Tensor:
         """Positions int64 (K,) in the flat buffer."""
+        if self.known is not None:
+            return self.known
         return kernels.flat_positions(self.indices, self.counts, self.segments)
 
     def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:

@@ -28,12 +28,14 @@ NORMAL = (2.0**-126, torch.finfo(torch.float32).max)  # numbers of float32 with 
 class Carried(NamedTuple):
     """Entries of a sparse message: values float32 (K,) at indices int32 (K,) from their segment's start.
 
-    counts int64 (s,), on the CPU: how many belong to each segment.
+    counts int64 (s,), on the CPU: how many belong to each segment. positions int64 (K,) in the flat buffer,
+    or None if they were not needed.
     """
 
     indices: Tensor
     counts: Tensor
     values: Tensor
+    positions: Tensor | None
 
 
 class Codec(Spec):
@@ -184,10 +186,6 @@ class Codec(Spec):
     def encode_layout(self, x: Tensor, layout: Layout, turn: Turn) -> Tensor:
         """One message of these tensors of flat x, with this rank's own keys: ranks round independently."""
         return self.encode_segments(x, layout.segments, turn.own_keys(layout.names))
-
-    def encode_carried(self, x: Tensor, layout: Layout, turn: Turn) -> tuple[Tensor, Carried | None]:
-        """Encode as `encode_layout` does, and return the decoded entries, where they are known."""
-        return self.encode_layout(x, layout, turn), None
 
     def encode_carried(self, x: Tensor, layout: Layout, turn: Turn) -> tuple[Tensor, Carried | None]:
         """Encode as `encode_layout` does, and return the decoded entries, where they are known."""
