@@ -307,6 +307,31 @@ KERNELS = [
         {"BLOCK": 512, "WHAT": 1, **MASKS},
         ("x_ptr",),
     ),
+    Kernel(
+        "largest of a tensor",
+        gpu.tensors_kernel,
+        {
+            **TILES,
+            "parts_ptr": "*fp64",
+            "largest_parts_ptr": "*i32",
+            "sums_ptr": "*fp64",
+            "scales_ptr": "*fp32",
+            "first_part_ptr": "*i64",
+            "counts_ptr": "*i64",
+            "x_ptr": "*fp32",
+            "clip": "fp32",
+        },
+        {"WHAT": 3, "SIZE": 1024},
+        wide=False,
+    ),
+    Kernel(
+        "pack",
+        gpu.pack_kernel,
+        {"signed_ptr": "*i32", "wire_ptr": "*u8", "nbytes": "i64", "n": "i64", "zero": "i32"},
+        {"BITS": 2, "COLUMNS": 2},
+        ("signed_ptr",),
+        wide=False,
+    ),
 ]
 
 

@@ -43,6 +43,10 @@ class Quantiser(Codec):
         except ValueError as error:
             raise SpecError(f"{self.name}: {error}") from None
 
+    @property
+    def concatenates(self) -> bool:
+        return self.fixed_size
+
     def nbytes(self, n: int) -> int:
         form = self.form
         return 4 * form.blocks_in(n) + form.codes_nbytes(n)

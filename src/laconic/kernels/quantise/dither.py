@@ -1,4 +1,4 @@
-"""Dither of many tensors at once in plain torch: the numbers of `dither24`, each tensor's from its own key."""
+"""Dither of many tensors at once in plain torch: the numbers of `dither24`, each tensor with its own key."""
 
 from __future__ import annotations
 

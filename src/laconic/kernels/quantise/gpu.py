@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -188,8 +189,8 @@ def load_tile(x_ptr, base, at, left, MASKED: tl.constexpr, ALIGNED: tl.constexpr
 def quantise_kernel(
     x_ptr, wire_ptr, levels_ptr, scales_ptr, flags_ptr, keys_ptr, segment_ptr, first_ptr,
     starts_ptr, sizes_ptr, head_ptr, body_ptr, end_ptr, first_block_ptr, first_element_ptr, block,
-    LEVELS: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr, POWERS: tl.constexpr, BLOCK: tl.constexpr,
-    SCALES: tl.constexpr, UNPACKED: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
+    LEVELS: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr, POWERS: tl.constexpr,
+    BLOCK: tl.constexpr, SCALES: tl.constexpr, UNPACKED: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
@@ -367,7 +368,7 @@ def levels_kernel(
     base = tl.load(starts_ptr + segment) + first
     if ALIGNED:
         base = (base >> 2) * 4
-    if FRESH:
+    if FRESH:  # noqa: SIM108
         out = tl.zeros([ROWS, 8], tl.float32)
     else:
         out = load_tile(out_ptr, base, at, left, MASKED, ALIGNED)
@@ -435,8 +436,9 @@ def blocks_kernel(
     x_ptr, sums_ptr, largest_ptr, segment_ptr, first_ptr, starts_ptr, sizes_ptr, first_out_ptr,
     BLOCK: tl.constexpr, WHAT: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Of each run of BLOCK elements: bits of the largest |x|, or the sum of x^2 or |x|, in double; or moments:
-    the largest, and the sums of x - x[0] and of its square, (2,), with x[0] the first of the tensor.
+    """Of each run of BLOCK elements: bits of the largest |x|, or the sum of x^2 or |x|, in double.
+
+    Moments are the largest, and the sums of x - x[0] and of its square (2,), with x[0] the tensor's first.
     """
     tile = tl.program_id(0)
     segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
@@ -466,8 +468,8 @@ def blocks_kernel(
 
 @triton.jit
 def tensors_kernel(
-    parts_ptr, largest_parts_ptr, sums_ptr, scales_ptr, first_part_ptr, counts_ptr, x_ptr, starts_ptr, sizes_ptr,
-    clip, WHAT: tl.constexpr, SIZE: tl.constexpr,
+    parts_ptr, largest_parts_ptr, sums_ptr, scales_ptr, first_part_ptr, counts_ptr,
+    x_ptr, starts_ptr, sizes_ptr, clip, WHAT: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Of each tensor: the sum of its parts' sums, or the largest; of moments, `norms.limited_by`."""
     segment = tl.program_id(0)
@@ -528,8 +530,8 @@ def norms(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor
             part_sums, sums = sums, torch.empty(len(segments), dtype=torch.float64, device=device)
             scales = torch.empty(len(segments), dtype=torch.float32, device=device)
             tensors_kernel[(len(segments),)](
-                part_sums, largest, sums, scales, parts.first_block, parts.block_counts, x, at.starts, at.sizes,
-                float(measure.clip), WHAT=what, SIZE=1024, **LAUNCH,
+                part_sums, largest, sums, scales, parts.first_block, parts.block_counts,
+                x, at.starts, at.sizes, float(measure.clip), WHAT=what, SIZE=1024, **LAUNCH,
             )  # fmt: skip
     if measure.norm == "max":
         return largest.view(torch.float32) if form.block else scales
@@ -581,13 +583,14 @@ def encode(
     at = places(segments, form, x.device)
     flags = torch.zeros(len(segments), dtype=torch.int32, device=x.device)
     on_device, wide = device_keys(keys, x.device), aligned(segments, x)
+    columns = triton.next_power_of_2(form.bits)
     with dispatch.device_of(x):
         for which, masked in both(segments, x.device):
             quantise_kernel[(len(which),)](
-                x, x if wire is None else wire, x if levels is None else levels, x if scales is None else scales,
-                flags, on_device, which.segment, which.first, at.starts, at.sizes, at.head, at.body, at.body_end,
-                at.first_block, at.first_element, form.block,
-                LEVELS=form.levels, BITS=form.bits, COLUMNS=triton.next_power_of_2(form.bits), POWERS=form.powers,
+                x, x if wire is None else wire, x if levels is None else levels,
+                x if scales is None else scales, flags, on_device, which.segment, which.first, at.starts,
+                at.sizes, at.head, at.body, at.body_end, at.first_block, at.first_element, form.block,
+                LEVELS=form.levels, BITS=form.bits, COLUMNS=columns, POWERS=form.powers,
                 BLOCK=form.block, SCALES=MEASURED if inside else source(form), UNPACKED=wire is None,
                 MASKED=masked, ALIGNED=wide, **(LAUNCH_MORE if masked or not wide else LAUNCH),
             )  # fmt: skip
@@ -703,7 +706,8 @@ def packed_sum(wires: Tensor, n: int, most: int, bits: int, sum_bits: int) -> tu
         with dispatch.device_of(wires):
             packed_sum_kernel[(triton.cdiv(n, TILE),)](
                 wires, nbytes, ranks, sums, sums.numel(), flags, n, most,
-                BITS=bits, SPAN=spanned(bits), SUM_BITS=sum_bits, COLUMNS=triton.next_power_of_2(sum_bits), **LAUNCH,
+                BITS=bits, SPAN=spanned(bits), SUM_BITS=sum_bits,
+                COLUMNS=triton.next_power_of_2(sum_bits), **LAUNCH,
             )  # fmt: skip
     return sums, flags
 
@@ -760,7 +764,7 @@ def block_heads(segments: Segments, form: Form, device: torch.device) -> Tensor:
 
 def one_buffer(wires: Sequence[Tensor]) -> tuple[Tensor, int]:
     """A tensor that begins with the first message, and how many bytes apart they lie. Copies if it has to."""
-    apart = [later.data_ptr() - wire.data_ptr() for wire, later in zip(wires, wires[1:], strict=False)]
+    apart = [later.data_ptr() - wire.data_ptr() for wire, later in pairwise(wires)]
     storages = {wire.untyped_storage().data_ptr() for wire in wires}
     if len(storages) == 1 and len(set(apart)) <= 1:
         return wires[0], apart[0] if apart else 0

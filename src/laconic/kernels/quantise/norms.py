@@ -1,4 +1,4 @@
-"""Norms of blocks in plain torch: rows of elements are reduced, then rows of what they gave, for all at once."""
+"""Norms of all blocks at once in plain torch: rows of elements are reduced, then rows of the results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def limited(blocks: Runs, largest: Tensor, clip: float) -> Tensor:
 def limited_by(
     first: Tensor, sizes: Tensor, largest: Tensor, total: Tensor, square: Tensor, clip: float
 ) -> Tensor:
-    """The largest, but at most `clip` population standard deviations or, if that is more, the root mean square.
+    """The largest, but at most `clip` population standard deviations, or the root mean square if more.
 
     total, square: float64 sums of x - first and of its square, 0 where all are equal.
     """
@@ -81,7 +81,8 @@ class Runs:
     """Runs of values (n,): `starts` and `sizes` int64 (B,).
 
     lengths: how many runs have which length, known to the host. dense: where the first begins, if each
-    follows the one before and only the last is shorter. shift (B,): subtracted from a run's values, in double.
+    follows the one before and only the last is shorter. shift (B,): subtracted from a run's values, in
+    double.
     """
 
     values: Tensor

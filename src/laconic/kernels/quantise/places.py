@@ -1,4 +1,4 @@
-"""Positions of the elements, blocks and bytes of all tensors of a message, so that few operations serve all."""
+"""Positions of the elements, blocks and bytes of all tensors of a message: few operations serve all."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def chunks(total: int, each: int, device: torch.device) -> Iterator[tuple[int, i
 
 
 def owners(first: Tensor, counts: Tensor, begin: int, end: int) -> Tensor:
-    """The tensor of each item in [begin, end), int64 (end - begin,), where tensor i has `counts[i]` from `first[i]`."""
+    """The tensor of each item in [begin, end), int64; tensor i has `counts[i]` items from `first[i]` on."""
     if len(counts) == 1:
         return torch.zeros(end - begin, dtype=torch.int64, device=first.device)
     inside = (first + counts).clamp(max=end) - first.clamp(min=begin)

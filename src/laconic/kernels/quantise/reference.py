@@ -1,4 +1,4 @@
-"""Quantisers in plain torch, all tensors at once: what the other kernels must equal, bit for bit given scales."""
+"""Quantisers in plain torch, all tensors at once: other kernels equal it, bit for bit given the scales."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def add_(
     alpha: float,
     damaged: Tensor | None,
 ) -> Tensor:
-    """out += alpha * values of the levels of tensor i from `first[i]` on; of none where `damaged`, bool ()."""
+    """out += alpha * values of the levels of tensor i from `first[i]` on; nothing if `damaged`, bool ()."""
     at, device = places(segments, form, out.device), out.device
     joined, alone = segments.joined, len(segments) == 1
     for begin, end in chunks(segments.numel, 1, device):

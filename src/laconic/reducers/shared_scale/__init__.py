@@ -141,7 +141,7 @@ class _SharedScale(BoundReducer):
         scales = max_or_void(self.comm, own, spec.scales(layout), out.device)
         if x is None or scales is None:
             return None
-        keys = [turn.own(name) for name in layout.names]
+        keys = turn.own_keys(layout.names)
         form = Form(spec.levels, spec.block)
         _, levels = kernels.quantise_levels(x, segments, keys, form, Measure(scales=scales))
         wire = kernels.pack_levels(levels, spec.levels)
