@@ -22,6 +22,9 @@ ON_HOST = {
 # Methods that apply SGD's momentum: on the CPU a kernel adds what is not zero, without fused multiply-add.
 ADDS_SPARSELY = ("dgc(", "signum(", "dhqc(")
 
+# Methods whose products are those of the device's own library: its order of summation differs.
+BY_LIBRARY = ("powersgd(",)
+
 
 @pytest.fixture(autouse=True)
 def reference() -> Iterator[None]:
@@ -36,6 +39,11 @@ def test_training_is_that_of_the_cpu(spec: str) -> None:
         elsewhere = [key for key, value in found.items() if on_host(value) and kind(key) not in ON_HOST]
         assert not elsewhere, f"rank {rank}: on the host: {elsewhere}"
         slack = 1.2e-7 if spec.startswith(ADDS_SPARSELY) else 0.0
+        if spec.startswith(BY_LIBRARY):
+            for key, value in found.items():
+                close = 1e-6 * max(1.0, float(expected[key].abs().max()))
+                assert bool(((value.cpu() - expected[key]).abs() <= close).all()), key
+            continue
         differing = [key for key, value in found.items() if not alike(key, value.cpu(), expected[key], slack)]
         assert not differing, f"rank {rank}: differ: {differing}"
 
