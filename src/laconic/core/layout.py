@@ -17,6 +17,8 @@ from torch import Tensor
 
 from laconic.core.errors import SpecError
 
+FEW = 4  # ranges that are sliced one by one; more are split in one call
+
 
 @dataclass(frozen=True)
 class Segments:
@@ -105,9 +107,26 @@ class Segments:
         ranges = sorted(self)
         return Segments(tuple(start for start, _ in ranges), tuple(size for _, size in ranges)).joined
 
+    @cached_property
+    def _parts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes of the ranges and of the gaps before them, and which are ranges; empty unless they ascend."""
+        sizes: list[int] = []
+        ranges, at = [], 0
+        for start, size in self:
+            if start < at:
+                return (), ()
+            sizes += [start - at, size] if start > at else [size]
+            ranges.append(len(sizes) - 1)
+            at = start + size
+        return tuple(sizes), tuple(ranges)
+
     def views(self, x: Tensor) -> list[Tensor]:
         """The ranges of flat `x` (n,), as views."""
-        return [x[start : start + size] for start, size in self]
+        sizes, ranges = self._parts
+        if len(self) < FEW or not ranges:
+            return [x[start : start + size] for start, size in self]
+        parts = x.split_with_sizes((*sizes, x.numel() - self.end))
+        return [parts[i] for i in ranges]
 
     def gathered(self, x: Tensor) -> Tensor:
         """These ranges of flat `x` (n,), one after the other: a copy, or a view if there is one range."""

@@ -1,0 +1,46 @@
+"""Launch of Triton kernels with little work on the host.
+
+Triton binds and specialises all arguments at each launch, which takes longer than most of our kernels. Here a
+kernel that was launched before with arguments of the same kind is launched directly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WORD = 1 << 31  # an int below it is an i32 for Triton
+
+_compiled: dict[tuple[Any, ...], Any] = {}
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int = 8, **options: Any) -> None:
+    """Launch `kernel` on the current GPU: `kernel[grid](*args, num_warps=num_warps, **options)`.
+
+    Args:
+        kernel: A `triton.jit` function. In Triton's interpreter it runs on the CPU.
+        grid: Number of programs, of one to three dimensions.
+        args: All arguments of the kernel in their order, constexprs too.
+        num_warps, options: Compiler options; products and sums are not contracted to fused ones.
+    """
+    options["enable_fp_fusion"] = False
+    if not hasattr(kernel, "device_caches"):  # interpreted
+        kernel[grid](*args, num_warps=num_warps, **options)
+        return
+    key = (kernel, num_warps, *options.values(), torch.cuda.current_device(), *map(_kind, args))
+    found = _compiled.get(key)
+    if found is None:
+        _compiled[key] = kernel[grid](*args, num_warps=num_warps, **options)
+    else:
+        found[(*grid, 1, 1)[:3]](*args)
+
+
+def _kind(value: Any) -> Any:
+    """Return what Triton compiles for an argument: dtype and alignment, size of an int, or a constexpr."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.data_ptr() % 16 == 0
+    if isinstance(value, bool) or not isinstance(value, int):
+        return value
+    return value if value == 1 else (value % 16 == 0, -WORD <= value < WORD)
