@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+WAIT = "called a synchronizing CUDA operation"  # torch warns so
 POISON = (0xAB, 0x7F)  # bytes that uninitialised memory holds in the two runs of a kernel
 
 
@@ -84,7 +85,7 @@ class Waits:
         if self._cuda:
             torch.cuda.set_sync_debug_mode("default")
         self._catch.__exit__(None, None, None)
-        waits = [each for each in self._seen if "synchroniz" in str(each.message)]
+        waits = [each for each in self._seen if WAIT in str(each.message)]
         lines = [f"{each.filename.split('/laconic/')[-1]}:{each.lineno}" for each in waits]
         self.where = Counter(lines).most_common(6)
         self.count = len(lines) if self._cuda else None

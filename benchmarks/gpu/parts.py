@@ -25,7 +25,7 @@ class Part:
 
 
 FIRST = (  # correctness, bandwidth and steps: the first call
-    Part("machine", 40, group=0),
+    Part("machine", 60, group=0),
     Part("codecs", 140, group=1, shards=5),
     Part("bits", 150, group=1, shards=5),
     Part("api", 130, group=1),

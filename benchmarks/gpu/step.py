@@ -85,7 +85,7 @@ def run(job: Job) -> None:
     for size in (8, 2):
         for spec in SPECS:
             name = f"exchange {spec}, {size} ranks"
-            if job.left() < 32:
+            if job.left() < 40:
                 job.skip(name, "no time")
                 continue
             try:

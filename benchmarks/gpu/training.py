@@ -63,7 +63,7 @@ def run(job: Job) -> None:
     try:
         images = raw(small)
     except Exception as error:
-        job.skip("training", brief(error))
+        job.fail("training", error)
         return
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "images.pt"

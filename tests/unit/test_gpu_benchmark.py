@@ -6,11 +6,12 @@ import json
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.gpu import bits, inputs, kernel_table, launch, laws, page, step, summary
+from benchmarks.gpu import bits, compare, inputs, kernel_table, launch, laws, page, step, summary, timing
 from benchmarks.gpu.compare import difference, same
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.parts import CALLS, PARTS, chosen, groups
@@ -102,6 +103,39 @@ def test_a_kernel_that_writes_outside_its_segments_is_found() -> None:
     if kernels.info()["live"] == "reference":
         pytest.skip("without native code both are the reference")
     assert "first at 0" in bits.pair_on(broken, given, CPU)[0]
+
+
+def test_waits_of_the_host_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    with compare.Waits(torch.device("cuda")) as waits:
+        for _ in range(3):
+            warnings.warn(compare.WAIT, stacklevel=1)
+        warnings.warn("this prototype does not detect all synchronizing operations", stacklevel=1)
+    assert waits.count == 3 and waits.where[0][1] == 3 and modes == ["warn", "default"]
+    with compare.Waits(CPU) as none:
+        pass
+    assert none.count is None
+
+
+def test_calls_on_a_gpu_are_timed_by_events_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = len(calls)
+
+        def elapsed_time(self, other: Event) -> float:
+            return float(other.at - self.at)
+
+    calls: list[int] = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+    timed = [lambda i=i: calls.append(i) for i in range(3)]
+    assert timing.gpu_us(timed, torch.device("cuda"), rounds=6) == 1000.0
+    assert calls == [0, 1, 2] * 3
 
 
 def test_damages_keep_their_hands_off_the_wire() -> None:
