@@ -45,21 +45,25 @@ SIGNATURES = {
 }
 
 
-def kernel(fn: object, wide: bool = False, elements: int = gpu.TILE, **constants: object) -> Kernel:
+def kernel(
+    fn: object, wide: bool = False, elements: int = gpu.TILE, num_warps: int = 8, **constants: object
+) -> Kernel:
     names = [name for name in fn.arg_names if name not in constants]  # type: ignore[attr-defined]
     signature = {name: SIGNATURES[name] for name in names}
     if fn is gpu.levels_kernel:
         signature["offsets"] = "*i64"
     name = " ".join([fn.__name__, *(f"{key}={value}" for key, value in constants.items())])  # type: ignore[attr-defined]
     pointers = tuple(name for name in names if signature[name].startswith("*"))
-    return Kernel(name, fn, signature, constants, aligned=pointers, elements=elements, wide=wide)
+    return Kernel(
+        name, fn, signature, constants, aligned=pointers, elements=elements, num_warps=num_warps, wide=wide
+    )
 
 
 KERNELS = [
-    kernel(gpu.levels_kernel, LEVELS=12, BLOCK=gpu.BLOCK, elements=gpu.BLOCK),
+    kernel(gpu.levels_kernel, LEVELS=12, BLOCK=gpu.STEP, elements=gpu.STEP, num_warps=16),
     kernel(gpu.pick_kernel, LEVELS=12, BLOCK=gpu.BLOCK, elements=gpu.BLOCK),
     kernel(gpu.pick_kernel, LEVELS=1, BLOCK=gpu.BLOCK, elements=gpu.BLOCK),
-    kernel(gpu.trim_kernel, BLOCK=gpu.BLOCK, elements=gpu.BLOCK),
+    kernel(gpu.trim_kernel, BLOCK=gpu.STEP // 2, elements=gpu.STEP, num_warps=16),
     *(
         kernel(gpu.count_kernel, LEVELS=levels, TILE=gpu.TILE, ALIGNED=whole, WHOLE=whole, wide=whole)
         for levels in (1, 4, 12)

@@ -48,9 +48,9 @@ class ChunkedTopK(DensitySelector):
         kernels.addressable(segments.sizes)  # chunks of a longer tensor would be
         chunks, of, before = cut(segments, self.chunk)
         indices, counts = kernels.topk(x, chunks, kept_of_each(self.density, chunks))
-        if x.is_cuda:  # copied without a wait
+        if not x.is_cpu:
             before = on_device(segments, self.chunk, x.device)
-            on = counts.pin_memory().to(x.device, non_blocking=True)
+            on = counts.to(x.device, non_blocking=True)
             indices = indices + before.repeat_interleave(on, output_size=len(indices))
         else:
             indices = indices + before.repeat_interleave(counts).to(indices)

@@ -24,12 +24,15 @@ from laconic.core.layout import Segments
 from laconic.kernels import dispatch
 from laconic.kernels.select.sample import Sampling, levels_of
 from laconic.kernels.tiles import table, tiles
+from laconic.kernels.upload import uploaded
 
 TILE = 4096
-BLOCK = 1024  # entries that one step of a program of a segment reads
+STEP = 4096  # entries that one step of a program of a segment reads
+BLOCK = 1024  # tiles, of which there are fewer
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 INFINITY = tl.constexpr(0x7F800000)
 OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}
+WIDE: dict[str, Any] = {**OPTIONS, "num_warps": 16}  # of programs that read a whole segment
 Chosen = tuple[Tensor, Tensor]
 
 
@@ -218,7 +221,7 @@ def topk(x: Tensor, segments: Segments, plan: Sampling) -> Chosen:
 
 def sampled_topk(x: Tensor, segments: Segments, plan: Sampling, offsets: Tensor, lower: float) -> Chosen:
     """Select by a threshold from a sample of each segment, whose start `offsets` int64 (s,) moves."""
-    return _sampled(x, segments, plan, _moved(offsets, x.device), lower)
+    return _sampled(x, segments, plan, uploaded(offsets, x.device), lower)
 
 
 def _sampled(x: Tensor, segments: Segments, plan: Sampling, offsets: Tensor, lower: float) -> Chosen:
@@ -235,8 +238,8 @@ def _sampled(x: Tensor, segments: Segments, plan: Sampling, offsets: Tensor, low
                 *(table(column, device) for column in columns),
                 float(lower),
                 LEVELS=num,
-                BLOCK=BLOCK,
-                **OPTIONS,
+                BLOCK=STEP,
+                **WIDE,
             )
     return _reaching(x, segments, levels, plan.needs, plan.ks)
 
@@ -244,7 +247,7 @@ def _sampled(x: Tensor, segments: Segments, plan: Sampling, offsets: Tensor, low
 def above(x: Tensor, segments: Segments, threshold: Tensor) -> Chosen:
     """Select |x| >= threshold, and not zero."""
     levels = levels_of(threshold).view(-1, 1)
-    return _reaching(x, segments, _moved(levels, x.device), (0,) * len(segments), segments.sizes)
+    return _reaching(x, segments, uploaded(levels, x.device), (0,) * len(segments), segments.sizes)
 
 
 def _reaching(
@@ -260,7 +263,6 @@ def _reaching(
     floors = torch.empty(s, dtype=torch.int32, device=device)
     offsets = torch.empty(num_tiles, dtype=torch.int32, device=device)
     totals = torch.empty((2, s), dtype=torch.int64, device=device)
-    each: dict[str, Any] = {"BLOCK": BLOCK, **OPTIONS}
     with dispatch.device_of(x):
         _launch(count_kernel, segments, x, levels, counts, rows, num_tiles, LEVELS=num)
         pick_kernel[(s,)](
@@ -275,7 +277,8 @@ def _reaching(
             offsets,
             s,
             LEVELS=num,
-            **each,
+            BLOCK=BLOCK,
+            **OPTIONS,
         )
         ends = totals.cumsum(1)
         found, kept = totals.cpu()  # the only wait
@@ -285,7 +288,7 @@ def _reaching(
         _launch(compact_kernel, segments, x, floors, totals, ends, offsets, rows, indices, values)
         if total < candidates:
             out = torch.empty(total, dtype=torch.int32, device=device)
-            trim_kernel[(s,)](indices, values, totals, ends, s, out, **each)
+            trim_kernel[(s,)](indices, values, totals, ends, s, out, BLOCK=STEP // 2, **WIDE)
             indices = out
     return indices, kept.clone()
 
@@ -318,8 +321,3 @@ def _rows(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     for size in sizes:
         rows.append(rows[-1] + -(-size // TILE))
     return torch.tensor(rows, dtype=torch.int64, device=device)
-
-
-def _moved(values: Tensor, device: torch.device) -> Tensor:
-    """Copy from the host without waiting."""
-    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
