@@ -3,6 +3,7 @@
 A tile is 512 rows of 8 elements: eight codes fill whole bytes, and share the counter of their dither.
 """
 
+# mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -190,7 +191,8 @@ def quantise_kernel(
     x_ptr, wire_ptr, levels_ptr, scales_ptr, flags_ptr, keys_ptr, segment_ptr, first_ptr,
     starts_ptr, sizes_ptr, head_ptr, body_ptr, end_ptr, first_block_ptr, first_element_ptr, block,
     LEVELS: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr, POWERS: tl.constexpr,
-    BLOCK: tl.constexpr, SCALES: tl.constexpr, UNPACKED: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr, SCALES: tl.constexpr, UNPACKED: tl.constexpr,
+    MASKED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
