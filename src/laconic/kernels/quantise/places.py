@@ -14,6 +14,7 @@ from laconic.core.layout import Segments
 from laconic.kernels import checks
 from laconic.kernels.quantise.form import Form
 from laconic.kernels.tiles import table
+from laconic.kernels.upload import uploaded
 
 GROUP = 16  # elements that share a counter of the finer dither, and fill whole bytes at any number of bits
 ELEMENTS = {"cpu": 1 << 16}  # elements of a chunk: on a CPU it stays in the cache
@@ -106,8 +107,7 @@ def owners(first: Tensor, counts: Tensor, begin: int, end: int) -> Tensor:
 
 def device_keys(keys: Sequence[int], device: torch.device) -> Tensor:
     """The keys as the bits of int64 (s,) on a device."""
-    whole = checks.keys64(keys, len(keys))
-    return whole.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else whole.to(device)
+    return uploaded(checks.keys64(keys, len(keys)), device)
 
 
 def key_words(keys: Sequence[int], device: torch.device) -> Tensor:
