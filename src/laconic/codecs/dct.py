@@ -16,14 +16,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from laconic.codecs.squares import by_squares
 from laconic.core import arguments
 from laconic.core.codec import Codec
+from laconic.core.joined import add_joined_, joined
 from laconic.core.layout import Layout, Segments
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
 
 AT_ONCE = 1 << 20  # elements that are in float64 at a time
-LARGEST = torch.finfo(torch.float32).max
 TILES = (2, 4, 8, 16, 32, 64, 128, 256)  # sides
 ROUNDING = 2.0**-22  # of |x|, by float32 on the way there and back
 
@@ -93,14 +94,13 @@ class DCT(Codec):
         packed = segments.packed
         y = torch.zeros(packed.numel, dtype=torch.float32, device=out.device)
         self.codec.decode_segments_add_(wire, packed, y)
-        for view, part in zip(segments.views(out), packed.views(y), strict=True):
-            view.add_(by_tiles(part, self.tile, lambda d, tiles: d.T @ tiles @ d), alpha=alpha)
-        return out
+        values = by_tiles(y, self.tile, lambda d, tiles: d.T @ tiles @ d, segments.sizes)
+        return add_joined_(out, segments, values, alpha)
 
     def _frequencies(self, x: Tensor, segments: Segments) -> Tensor:
         """Coefficients of these ranges of flat x, one range after the other."""
-        parts = [by_tiles(view, self.tile, lambda d, tiles: d @ tiles @ d.T) for view in segments.views(x)]
-        return torch.cat(parts) if parts else x.new_empty(0)
+        flat = joined(x, segments)
+        return by_tiles(flat, self.tile, lambda d, tiles: d @ tiles @ d.T, segments.sizes)
 
     def nbytes(self, n: int) -> int:
         return self.codec.nbytes(n)
@@ -114,19 +114,24 @@ class DCT(Codec):
         return min(rounded, math.nextafter(1, 0)) if inner < 1 else rounded  # of a contraction, one is left
 
 
-def by_tiles(x: Tensor, tile: int, transform: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """What `transform`, of a matrix (t, t) and tiles (m, t, t), makes of flat x (n,): float32 (n,)."""
-    out, done = x.clone(), 0
-    while tile > 1:
-        area = tile * tile
-        whole = (x.numel() - done) // area * area
-        for begin in range(done, done + whole, max(area, AT_ONCE)):
-            part = slice(begin, min(begin + max(area, AT_ONCE), done + whole))
-            tiles = x[part].double().view(-1, tile, tile)
-            made = transform(cosines(tile).to(x.device), tiles)
-            out[part] = made.clamp_(-LARGEST, LARGEST).flatten().float()
-        done, tile = done + whole, tile // 2
-    return out
+def by_tiles(
+    x: Tensor, tile: int, transform: Callable[[Tensor, Tensor], Tensor], sizes: Sequence[int] | None = None
+) -> Tensor:
+    """Return what `transform`, of a matrix (t, t) and tiles (m, t, t), makes of flat x (n,): float32 (n,).
+
+    `sizes`: of the tensors in x, if there are several.
+    """
+
+    def of_side(side: int, tiles: Tensor) -> Tensor:
+        return transform(_on(side, x.device), tiles)
+
+    return by_squares(x, sizes or (x.numel(),), tile, AT_ONCE, of_side)
+
+
+@lru_cache(maxsize=64)
+def _on(t: int, device: torch.device) -> Tensor:
+    """`cosines` on a device. Shared between calls: not to be changed."""
+    return cosines(t).to(device)
 
 
 @lru_cache(maxsize=16)

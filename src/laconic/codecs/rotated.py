@@ -16,14 +16,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from laconic.codecs.squares import by_squares
 from laconic.core import arguments
 from laconic.core.codec import Codec
+from laconic.core.joined import add_joined_, joined
 from laconic.core.layout import Layout, Segments
 from laconic.core.spec import Status
 from laconic.core.turn import Turn, mix
 
 AT_ONCE = 1 << 16  # elements that are in float64 at a time: they stay in cache
-LARGEST = torch.finfo(torch.float32).max
 BLOCKS = (4, 16, 64, 256, 1024, 4096)  # powers of 4: a block is a square
 ROUNDING = 2.0**-22  # of |x|, by float32 on the way there and back
 
@@ -94,14 +95,12 @@ class Rotated(Codec):
         packed = segments.packed
         y = torch.zeros(packed.numel, dtype=torch.float32, device=out.device)
         self.codec.decode_segments_add_(wire, packed, y)
-        for view, part in zip(segments.views(out), packed.views(y), strict=True):
-            view.add_(by_blocks(part, self.block, back=True), alpha=alpha)
-        return out
+        values = by_blocks(y, self.block, segments.sizes, back=True)
+        return add_joined_(out, segments, values, alpha)
 
     def _turned(self, x: Tensor, segments: Segments) -> Tensor:
         """These ranges of flat x, each rotated, one after the other."""
-        parts = [by_blocks(view, self.block) for view in segments.views(x)]
-        return torch.cat(parts) if parts else x.new_empty(0)
+        return by_blocks(joined(x, segments), self.block, segments.sizes)
 
     def nbytes(self, n: int) -> int:
         return self.codec.nbytes(n)
@@ -115,20 +114,22 @@ class Rotated(Codec):
         return min(rounded, math.nextafter(1, 0)) if inner < 1 else rounded  # of a contraction, one is left
 
 
-def by_blocks(x: Tensor, block: int, *, back: bool = False) -> Tensor:
-    """Flat x (n,) with each block rotated, or turned `back`: float32 (n,)."""
-    out, done = x.clone(), 0
-    while block > 1:
-        side = math.isqrt(block)
-        whole = (x.numel() - done) // block * block
-        h, s = hadamard(side).to(x.device), signs(block).to(x.device).view(side, side)
-        for begin in range(done, done + whole, AT_ONCE):
-            part = slice(begin, min(begin + AT_ONCE, done + whole))
-            squares = x[part].double().view(-1, side, side)
-            made = h @ squares @ h * s if back else h @ (squares * s) @ h  # (h (x) h) of the flat block
-            out[part] = made.clamp_(-LARGEST, LARGEST).flatten().float()
-        done, block = done + whole, block // 4
-    return out
+def by_blocks(
+    x: Tensor, block: int, sizes: Sequence[int] | None = None, *, back: bool = False
+) -> Tensor:
+    """Flat x (n,), or tensors of these sizes in it, with each block rotated, or turned `back`."""
+
+    def rotated(side: int, squares: Tensor) -> Tensor:  # (h (x) h) of the flat block
+        h, s = _constants(side, x.device)
+        return h @ squares @ h * s if back else h @ (squares * s) @ h
+
+    return by_squares(x, sizes or (x.numel(),), math.isqrt(block), AT_ONCE, rotated)
+
+
+@lru_cache(maxsize=64)
+def _constants(side: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`hadamard` and `signs` on a device. Shared between calls: not to be changed."""
+    return hadamard(side).to(device), signs(side * side).to(device).view(side, side)
 
 
 @lru_cache(maxsize=16)

@@ -69,9 +69,10 @@ class TensorCodec(Codec):
             values = self.decode_tensor(part.clone(), n)
             if values.shape != (n,):
                 raise WireError(f"{self!r}: {n} values are expected, got {tuple(values.shape)}")
-            if not bool(values.isfinite().all()):
-                raise WireError(f"{self!r}: a wire holds NaN or Inf; only finite numbers are sent")
             found.append(values)
+        finite = [values.isfinite().all() for values in found]
+        if finite and not bool(torch.stack(finite).all()):
+            raise WireError(f"{self!r}: a wire holds NaN or Inf; only finite numbers are sent")
         for values, view in zip(found, segments.views(out), strict=True):
             view.add_(values, alpha=alpha)
         return out

@@ -42,6 +42,13 @@ def known(codes: Tensor, entries: int) -> Tensor:
 
 def means(values: Tensor, groups: Tensor, count: int) -> Tensor:
     """The mean of each group, float32 (count,); groups (n,) are all in use."""
+    if not values.is_cpu:  # additions to few addresses would wait for each other
+        ordered, order = groups.sort(stable=True)
+        each = torch.arange(count, dtype=groups.dtype, device=values.device)
+        ends = torch.searchsorted(ordered, each, right=True)
+        lengths = ends - torch.searchsorted(ordered, each)
+        total = torch.segment_reduce(values[order].double(), "sum", lengths=lengths, unsafe=True)
+        return (total / lengths).float()
     sums = torch.zeros(count, dtype=torch.float64, device=values.device)
     sizes = torch.bincount(groups, minlength=count)
     return (sums.index_add_(0, groups, values.double()) / sizes).float()

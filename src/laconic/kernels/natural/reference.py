@@ -13,6 +13,7 @@ from torch import Tensor
 
 from laconic.core.deferred import check
 from laconic.core.errors import WireError
+from laconic.core.joined import add_joined_, joined
 from laconic.core.layout import Segments
 from laconic.core.turn import MASK
 from laconic.kernels.philox.reference import dithers24
@@ -36,7 +37,7 @@ def natural_encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int
     if not segments.numel:
         nothing = torch.empty(0, dtype=torch.uint8, device=x.device)
         return nothing, torch.zeros(1, dtype=torch.int32, device=x.device)
-    pattern = sign.joined(x, segments).view(torch.int32)
+    pattern = joined(x, segments).view(torch.int32)
     infinite = (pattern & ~(-1 << 31) > MANTISSA | LARGEST << 23).any().to(torch.int32).view(1)
     exponents = rounded(pattern, dithers24([key & MASK for key in keys], sizes, x.device)).clamp_(max=LARGEST)
     if bits == 9:
@@ -52,7 +53,9 @@ def natural_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float, bi
     if not segments.numel:
         return out
     if bits == 8:
-        return sign.add_(out, segments, _codes(out.device).index_select(0, wire.to(torch.int32)).mul_(alpha))
+        return add_joined_(
+            out, segments, _codes(out.device).index_select(0, wire.to(torch.int32)).mul_(alpha)
+        )
     signs, exponents = sign.apart(wire, *_parts(sizes))
     flags = torch.stack([(exponents > LARGEST).any(), sign.padded_wrongly(signs, sizes)])
     check(flags.to(torch.int32), lambda i: WireError((BAD_EXPONENT, sign.BAD_PADDING)[i]))
@@ -60,7 +63,7 @@ def natural_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float, bi
     values = powers.mul_(alpha)
     if not out.is_cpu:  # the flags may be read later
         values.masked_fill_(flags.any(), -0.0)
-    return sign.add_(out, segments, values)
+    return add_joined_(out, segments, values)
 
 
 def _parts(sizes: tuple[int, ...]) -> tuple[list[int], list[int]]:

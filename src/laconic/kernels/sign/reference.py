@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from laconic.core.deferred import check
 from laconic.core.errors import WireError
+from laconic.core.joined import add_joined_, joined
 from laconic.core.layout import Segments
 from laconic.kernels.philox.reference import streams, without_padding
 from laconic.kernels.tiles import table
@@ -52,22 +53,6 @@ def blocks_of(sizes: tuple[int, ...], block: int) -> Blocks:
     counts = tuple(-(-n // block) if block else min(n, 1) for n in sizes)
     last = tuple(n - (count - 1) * block if count else 0 for n, count in zip(sizes, counts, strict=True))
     return Blocks(counts, last, block)
-
-
-def joined(x: Tensor, segments: Segments) -> Tensor:
-    """The elements of all segments, one segment after the other; a view where they are neighbours."""
-    views = segments.joined.views(x)
-    return views[0] if len(views) == 1 else torch.cat([x[:0], *views])
-
-
-def add_(out: Tensor, segments: Segments, values: Tensor) -> Tensor:
-    """Add values (sum of sizes,) to the segments."""
-    views = segments.joined.views(out)
-    if len(views) == 1:
-        views[0].add_(values)
-    elif views:
-        torch._foreach_add_(views, torch.split(values, list(segments.joined.sizes)))
-    return out
 
 
 def sums(x: Tensor, lengths: Tensor, longest: int, pieces: int) -> Tensor:
@@ -225,7 +210,7 @@ def _add_signed_(out: Tensor, segments: Segments, values: Tensor, bits: Tensor, 
     signed = flipped(unpacked(bits, segments.sizes), values)
     if not out.is_cpu:  # the flags may be read later
         signed = signed.masked_fill_(flags.any(), -0.0)
-    return add_(out, segments, signed)
+    return add_joined_(out, segments, signed)
 
 
 def signs(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,65 @@
+"""Tensors cut into squares, each transformed as a matrix: all squares of a side together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+LARGEST = torch.finfo(torch.float32).max
+
+
+def by_squares(
+    x: Tensor,
+    sizes: Sequence[int],
+    side: int,
+    at_once: int,
+    transform: Callable[[int, Tensor], Tensor],
+) -> Tensor:
+    """Transform the squares of tensors that follow each other in flat x: float32 (n,).
+
+    Each tensor is cut into as many squares of `side` as it has, what is left into squares of half the side,
+    and so on down to 2; up to three elements remain as they are.
+
+    Args:
+        at_once: elements that a CPU has in float64 at a time.
+        transform: takes the side t and squares float64 (m, t, t), and returns such squares.
+    """
+    sides, lengths = _runs(tuple(sizes), side)
+    parts = list(torch.split(x, list(lengths)))
+    while side > 1:
+        mine = [i for i, each in enumerate(sides) if each == side]
+        if mine:
+            made = _transformed([parts[i] for i in mine], side, at_once, transform)
+            for i, part in zip(mine, torch.split(made, [lengths[i] for i in mine]), strict=True):
+                parts[i] = part
+        side //= 2
+    return torch.cat([x[:0], *parts])
+
+
+def _transformed(
+    parts: Sequence[Tensor], side: int, at_once: int, transform: Callable[[int, Tensor], Tensor]
+) -> Tensor:
+    flat = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+    step = max(side * side, at_once) if flat.is_cpu else flat.numel()
+    out = torch.empty_like(flat)
+    for begin in range(0, flat.numel(), step):
+        squares = flat[begin : begin + step].to(torch.float64).view(-1, side, side)
+        out[begin : begin + step] = transform(side, squares).clamp_(-LARGEST, LARGEST).flatten()
+    return out
+
+
+@lru_cache(maxsize=512)
+def _runs(sizes: tuple[int, ...], side: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Side and elements of each run of squares of one tensor; side 0 for what is in none."""
+    runs: list[tuple[int, int]] = []
+    for n in sizes:
+        each = side
+        while each > 1:
+            whole = n - n % (each * each)
+            runs += [(each, whole)] if whole else []
+            n, each = n - whole, each // 2
+        runs += [(0, n)] if n else []
+    return tuple(side for side, _ in runs), tuple(length for _, length in runs)
