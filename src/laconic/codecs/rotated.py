@@ -114,9 +114,7 @@ class Rotated(Codec):
         return min(rounded, math.nextafter(1, 0)) if inner < 1 else rounded  # of a contraction, one is left
 
 
-def by_blocks(
-    x: Tensor, block: int, sizes: Sequence[int] | None = None, *, back: bool = False
-) -> Tensor:
+def by_blocks(x: Tensor, block: int, sizes: Sequence[int] | None = None, *, back: bool = False) -> Tensor:
     """Flat x (n,), or tensors of these sizes in it, with each block rotated, or turned `back`."""
 
     def rotated(side: int, squares: Tensor) -> Tensor:  # (h (x) h) of the flat block

@@ -119,10 +119,12 @@ class _MajorityVote(BoundReducer):
         gathered = gather_or_void(self.comm, means, device, dtype=torch.float32)
         if gathered is None:
             return None
-        for rank, each in enumerate(gathered):
-            with sent_by(rank):
-                if each.numel() != max(1, n) or not bool((each.isfinite() & (each >= 0)).all()):
-                    raise WireError(f"{n} magnitudes are expected, got {each.tolist()}")
+        whole = all(each.numel() == max(1, n) for each in gathered)
+        if not whole or not bool(_magnitudes(torch.stack(gathered)).all()):  # one read for all ranks
+            for rank, each in enumerate(gathered):
+                with sent_by(rank):
+                    if each.numel() != max(1, n) or not bool(_magnitudes(each).all()):
+                        raise WireError(f"{n} magnitudes are expected, got {each.tolist()}")
         return torch.stack(gathered).median(dim=0).values[:n]
 
     def _winners(self, bits: Tensor, layout: Layout, turn: Turn) -> Tensor:
@@ -138,15 +140,21 @@ class _MajorityVote(BoundReducer):
 
 def abstain_(bits: Tensor, x: Tensor, layout: Layout, coins: Coins) -> Tensor:
     """Put coins of this rank's own into the sign bits uint8 (m,) of flat x, where x is 0."""
-    zeros, at = kernels.zeros(x, layout.segments), 0
-    for entry in layout:
-        m = kernels.packed_nbytes(entry.numel, 1)
-        votes, zero = bits[at : at + m], zeros[at : at + m]
-        if bool(zero.any()):
-            own = coins.own(entry.name, 0, m).to(bits.device)
+    zeros = kernels.zeros(x, layout.segments)
+    if not bool(zeros.any()):
+        return bits
+    sizes = [kernels.packed_nbytes(entry.numel, 1) for entry in layout]
+    parts = list(zip(layout, torch.split(bits, sizes), torch.split(zeros, sizes), strict=True))
+    present = torch.stack([zero.any() for _, _, zero in parts]).tolist()  # one read for all tensors
+    for (entry, votes, zero), some in zip(parts, present, strict=True):
+        if some:
+            own = coins.own(entry.name, 0, votes.numel()).to(bits.device)
             votes.copy_(votes & ~zero | own & zero)
-        at += m
     return bits
+
+
+def _magnitudes(x: Tensor) -> Tensor:
+    return x.isfinite() & (x >= 0)
 
 
 def tossed(layout: Layout, coins: Coins, begin: int, count: int) -> Tensor:
