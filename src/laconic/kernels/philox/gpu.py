@@ -93,11 +93,7 @@ def uniform_kernel(out_ptr, key, first, lead, n):  # type: ignore[no-untyped-def
     row = tl.program_id(0).to(tl.int64) * 1024 + tl.arange(0, 1024)
     w0, w1, w2, w3 = block(key, row + first)
     column = tl.arange(0, 4)[None, :]
-    left, right = (
-        tl.where(column == 0, w0[:, None], w1[:, None]),
-        tl.where(column == 2, w2[:, None], w3[:, None]),
-    )
-    word = tl.where(column < 2, left, right)
+    word = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (1024, 4))
     value = (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
     place = row[:, None] * 4 + column - lead
     tl.store(out_ptr + place, value, mask=(place >= 0) & (place < n))
