@@ -18,9 +18,7 @@ UPPER, LOWER = GROUP // 2, GROUP  # elements for which one counter has the upper
 
 def on_device(values: Tensor, device: torch.device) -> Tensor:
     """Copy int64 values that change at each call to a device; the host does not wait for a GPU."""
-    if device.type != "cuda":
-        return values.to(device)
-    return values.pin_memory().to(device, non_blocking=True)
+    return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
 
 
 def rounded_up(y: Tensor, rows: Rows, keys: Sequence[int]) -> Tensor:
