@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from tests.device import device
+from tests.device import device, triton
 
 collect_ignore_glob = ["test_*.py"] if device.missing() else []
 if not device.missing():
     device.install()
+    if triton.interpreted():
+        triton.install()
 
 
 def pytest_report_header() -> str:

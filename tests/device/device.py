@@ -75,6 +75,18 @@ class Gpu(Tensor):
             raise TypeError("can't convert gpu:0 device type tensor to numpy: use Tensor.cpu() first")
         return self.detach().cpu().numpy()
 
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.held.untyped_storage()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Gpu:
+        copied: Any = self.detach().clone().requires_grad_(self.requires_grad)
+        if isinstance(self, torch.nn.Parameter):
+            copied._is_param = True
+        return memo.setdefault(id(self), copied)  # type: ignore[no-any-return]
+
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"gpu({self.held!r})"
 

@@ -55,7 +55,7 @@ def test_the_reduce_scatter(dtype: torch.dtype, remembers: bool) -> None:
             mean(out, x, None, dist.ReduceOp.AVG)  # type: ignore[arg-type]
             found.append(out)
         scatter.beside.close()
-        return found + [*scatter.state_dict().values()]
+        return [*found, *scatter.state_dict().values()]
 
     on_both(play)
 
@@ -91,7 +91,7 @@ def test_the_exchange_between_replicas(spec: str) -> None:
             replicas._end()
             found.append(reduced)
         replicas._beside.close()
-        return found + [*replicas.state_dict().values()]
+        return [*found, *replicas.state_dict().values()]
 
     engine = SimpleNamespace(queue_callback=lambda call: None)
     with mock.patch.object(torch.autograd.Variable, "_execution_engine", engine):

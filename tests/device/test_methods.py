@@ -16,6 +16,7 @@ ON_HOST = {
     "autoencoder": "its code is a few hundred numbers, coded and learnt on the host",
     "borders": "cuts between ranks",
     "errors": "one number a tensor and number of bits",
+    "since": "a few numbers a tensor, which the host counts",
     "threshold_controller": "one threshold",
 }
 
@@ -38,7 +39,7 @@ def test_training_is_that_of_the_cpu(spec: str) -> None:
         assert found.keys() == expected.keys()
         elsewhere = [key for key, value in found.items() if on_host(value) and kind(key) not in ON_HOST]
         assert not elsewhere, f"rank {rank}: on the host: {elsewhere}"
-        slack = 1.2e-7 if spec.startswith(ADDS_SPARSELY) else 0.0
+        slack = 5e-7 if spec.startswith(ADDS_SPARSELY) else 0.0
         if spec.startswith(BY_LIBRARY):
             for key, value in found.items():
                 close = 1e-5 * max(1.0, float(expected[key].abs().max()))
