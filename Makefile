@@ -100,6 +100,7 @@ $(KERNELS)/.ready: $(STAMP)
 
 test-triton: venv-triton  ## Triton kernels against their references in its interpreter, and compiled for absent GPUs
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(KERNELS)/bin/python -m pytest -q tests/triton
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(KERNELS)/bin/python -m pytest -q tests/device/test_budgets.py
 	$(KERNELS)/bin/python -m pytest -q tests/triton
 
 # REPEATS=1 tries each of its longest laws once, where in full they take a night; PART=3/64 does every 64th of these.
