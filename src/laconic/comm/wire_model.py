@@ -17,7 +17,9 @@ counters, though not from the link.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 HEADERS = 66
 PREAMBLE = 48
@@ -57,11 +59,16 @@ class PacketModel:
 
     def sent(self, messages: Messages) -> int:
         """Bytes that leave a rank in a collective."""
-        return sum(map(self.forth, messages.sent)) + sum(map(self.back, messages.received))
+        return _one_way(self, messages.sent, messages.received)
 
     def received(self, messages: Messages) -> int:
         """Bytes that reach a rank in a collective."""
-        return sum(map(self.forth, messages.received)) + sum(map(self.back, messages.sent))
+        return _one_way(self, messages.received, messages.sent)
+
+
+@lru_cache(maxsize=4096)
+def _one_way(link: PacketModel, forth: tuple[int, ...], back: tuple[int, ...]) -> int:
+    return sum(map(link.forth, forth)) + sum(map(link.back, back))
 
 
 def is_direct(nbytes: int, size: int) -> bool:
@@ -74,6 +81,7 @@ def rounds(nbytes: float, size: int) -> int:
     return 2 if is_direct(int(nbytes), size) else 2 * (size - 1)
 
 
+@lru_cache(maxsize=4096)
 def all_reduce(nbytes: int, size: int) -> Messages:
     """2(N-1)/N of the bytes, each way. Short sums: one piece to each other rank, and the piece's sum back.
 
@@ -111,12 +119,18 @@ def all_gather_bytes(nbytes: float, size: int) -> float:
     return (size - 1) * nbytes
 
 
-def direct(sent: list[int], received: list[int], lengths: int = 0) -> Messages:
+def direct(sent: Sequence[int], received: Sequence[int], lengths: int = 0) -> Messages:
     """These messages without the empty ones, which are not sent, after `lengths` of 8 bytes each way."""
-    head = [8] * lengths
-    return Messages(tuple(head + [n for n in sent if n]), tuple(head + [n for n in received if n]))
+    return _direct(tuple(sent), tuple(received), lengths)
 
 
+@lru_cache(maxsize=4096)
+def _direct(sent: tuple[int, ...], received: tuple[int, ...], lengths: int) -> Messages:
+    head = (8,) * lengths
+    return Messages(head + tuple(n for n in sent if n), head + tuple(n for n in received if n))
+
+
+@lru_cache(maxsize=4096)
 def broadcast(nbytes: int, size: int, place: int) -> Messages:
     """gloo's tree: in round i every place p < 2^i sends to place p + 2^i. The root has place 0.
 
