@@ -18,15 +18,17 @@ from tests.triton.offline import TARGETS, Kernel, check
 ENCODE = {"x_ptr": "*fp32", "wire_ptr": "*u8", "keys_ptr": "*i64", "flags_ptr": "*i32", "table_ptr": "*i64"}
 ADD = {
     "wire_ptr": "*u8",
-    "offsets_ptr": "*i64",
-    "invalid_ptr": "*i32",
+    "base": "i32",
+    "stride": "i32",
+    "flags_ptr": "*i32",
+    "any_flag": "i32",
     "out_ptr": "*fp32",
     "table_ptr": "*i64",
     "alpha": "fp32",
 }
 VALIDATE = {
     "wire_ptr": "*u8",
-    "offsets_ptr": "*i64",
+    "stride": "i32",
     "flags_ptr": "*i32",
     "table_ptr": "*i64",
     "any_flag": "i32",
@@ -64,7 +66,7 @@ def _add(name: str, count: int, width: int = 4, block: int = 512, whole: bool = 
             "ALIGNED": True,
             "WORDS": whole,
         },
-        aligned=("offsets_ptr", "out_ptr", "table_ptr"),
+        aligned=("flags_ptr", "out_ptr", "table_ptr"),
         wide=whole,
     )
 
@@ -85,7 +87,7 @@ KERNELS = (
         gpu.validate_kernel,
         VALIDATE,
         {"MOST": 15.0, "CHUNK": gpu.CHUNK, "WORDS": True},
-        aligned=("offsets_ptr", "flags_ptr", "table_ptr"),
+        aligned=("wire_ptr", "flags_ptr", "table_ptr"),
         elements=gpu.CHUNK,
         num_warps=4,
         wide=False,
@@ -117,6 +119,13 @@ def encoded(x: Tensor, segments: Segments, keys: Sequence[int], form: MinMaxForm
     return gpu.encode(x, segments, checks.keys64(keys, len(segments)), form)
 
 
+def added_(
+    messages: Sequence[tuple[Tensor, Segments]], out: Tensor, forms: Sequence[MinMaxForm], alpha: float
+) -> Tensor:
+    wires, ranges = zip(*messages, strict=True)
+    return gpu.add_messages_(wires, ranges, out, tuple(forms), alpha)
+
+
 def same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.view(torch.int32), b.view(torch.int32))
 
@@ -130,9 +139,10 @@ def test_bytes_and_sums_are_those_of_the_reference(segments: Segments, width: in
         form = MinMaxForm((width,) * len(segments), block, rounding)
         wire = reference.encode(x, segments, keys, form)
         assert torch.equal(encoded(x, segments, keys, form), wire)
-    messages, forms = [(wire, segments)] * 3, [form] * 3
-    out = gpu.add_messages_(messages, x.clone(), forms, -0.3)
-    assert same(out, reference.add_messages_(messages, x.clone(), forms, -0.3))
+    for count in (1, 3, 10):
+        messages, forms = [(wire, segments)] * count, [form] * count
+        out = added_(messages, x.clone(), forms, -0.3)
+        assert same(out, reference.add_messages_(messages, x.clone(), forms, -0.3))
 
 
 def test_ties_of_the_upper_bits_are_broken_by_the_lower_ones() -> None:
@@ -163,7 +173,7 @@ def test_messages_of_different_segments_in_any_order() -> None:
         messages = [
             (torch.cat([wire.new_zeros(1), wire])[1:], each) for wire, each in zip(wires, ranges, strict=True)
         ]
-        out = gpu.add_messages_(messages, x.clone(), forms, 2.5)
+        out = added_(messages, x.clone(), forms, 2.5)
         for segments, wire, form in zip(ranges, wires, forms, strict=True):
             reference.add_(wire, segments, x, form, 2.5)
         assert same(out, x)
@@ -187,7 +197,7 @@ def test_no_message_is_added_if_one_is_invalid(at: int, value: int) -> None:
         bad[4:8] = torch.tensor([float("inf")]).view(torch.uint8)
     out = torch.ones(5000)
     with pytest.raises(WireError) as caught:
-        gpu.add_messages_([(wire, segments), (bad, segments)], out, [form] * 2, 1.0)
+        added_([(wire, segments), (bad, segments)], out, [form] * 2, 1.0)
     assert caught.value.message == 1
     assert bool((out == 1).all())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
@@ -105,8 +106,13 @@ class MinMax(Codec):
     def decode_messages_add_(
         self, messages: Sequence[tuple[Tensor, Segments]], out: Tensor, alpha: float = 1
     ) -> Tensor:
-        forms = [self._form(segments) for _, segments in messages]
+        forms = tuple([self._form(segments) for _, segments in messages])
         return kernels.minmax_add_messages_(messages, out, forms, alpha)
 
     def _form(self, segments: Segments) -> MinMaxForm:
-        return MinMaxForm((self.bits,) * len(segments), self.block, self.rounding)
+        return _form(self.bits, len(segments.sizes), self.block, self.rounding)
+
+
+@lru_cache(maxsize=512)
+def _form(bits: int, tensors: int, block: int, rounding: Rounding) -> MinMaxForm:
+    return MinMaxForm((bits,) * tensors, block, rounding)

@@ -55,6 +55,14 @@ class Segments:
             total += size
         return cls(tuple(starts), sizes)
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Hash of the integers, which is the same in every process: segments are keys of many caches."""
+        return hash((self.starts, self.sizes))
+
     def __len__(self) -> int:
         return len(self.sizes)
 

@@ -68,7 +68,9 @@ def triton_missing() -> str | None:
 
 def device_of(tensor: Tensor) -> AbstractContextManager[Any]:
     """Return a context in which the tensor's GPU is the current device: Triton launches there."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+    if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(tensor.device)
 
 
 def runnable() -> tuple[str, ...]:

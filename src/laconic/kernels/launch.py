@@ -13,7 +13,7 @@ from torch import Tensor
 
 WORD = 1 << 31  # an int below it is an i32 for Triton
 
-_compiled: dict[tuple[Any, ...], Any] = {}
+_compiled: dict[tuple[Any, ...], tuple[Any, Any]] = {}  # kernels, and what Triton compiled of them
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int = 8, **options: Any) -> None:
@@ -29,12 +29,12 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int = 8, *
     if not hasattr(kernel, "device_caches"):  # interpreted
         kernel[grid](*args, num_warps=num_warps, **options)
         return
-    key = (kernel, num_warps, *options.values(), torch.cuda.current_device(), *map(_kind, args))
+    key = (id(kernel), num_warps, *options.values(), torch.cuda.current_device(), *map(_kind, args))
     found = _compiled.get(key)
     if found is None:
-        _compiled[key] = kernel[grid](*args, num_warps=num_warps, **options)
+        _compiled[key] = kernel, kernel[grid](*args, num_warps=num_warps, **options)
     else:
-        found[(*grid, 1, 1)[:3]](*args)
+        found[1][(*grid, 1, 1)[:3]](*args)
 
 
 def _kind(value: Any) -> Any:

@@ -16,7 +16,7 @@ from laconic.kernels.minmax.form import LONGEST as LONGEST
 from laconic.kernels.minmax.form import WIDEST as WIDEST
 from laconic.kernels.minmax.form import MinMaxForm as MinMaxForm
 from laconic.kernels.minmax.form import minmax_nbytes as minmax_nbytes
-from laconic.kernels.minmax.form import on_gpu
+from laconic.kernels.minmax.form import sizes_of
 from laconic.kernels.minmax.reference import FARTHEST as FARTHEST
 
 
@@ -32,16 +32,18 @@ def minmax_encode(x: Tensor, segments: Segments, keys: Sequence[int], form: MinM
     >>> minmax_encode(torch.tensor([-1.0, 0.0, 2.0]), Segments.whole(3), [0], MinMaxForm((2,))).tolist()
     [0, 0, 128, 63, 0, 0, 128, 191, 52]
     """
-    nbytes = form.message_nbytes(segments)
+    sizes = sizes_of((segments,), (form,))
     checks.buffer("x", x, segments)
-    packed = checks.keys64(keys, len(segments))
     if (native := dispatch.native(x)) is None:
-        if dispatch.gpu(x) and segments.numel and on_gpu([form]):
+        if sizes.on_gpu and dispatch.gpu(x):
             from laconic.kernels.minmax import gpu
 
+            packed = checks.keys64(keys, len(segments)) if form.stochastic else None
             return gpu.encode(x, segments, packed, form)
+        checks.keys64(keys, len(segments))
         return reference.encode(x, segments, keys, form)
-    wire = torch.empty(nbytes, dtype=torch.uint8)
+    packed = checks.keys64(keys, len(segments))
+    wire = torch.empty(sizes.nbytes[0], dtype=torch.uint8)
     bad = native.minmax_encode(x, segments, packed, form, wire)
     if bad >= 0:
         raise reference.not_finite(bad, segments)
@@ -58,10 +60,10 @@ def minmax_add_(
     """
     _check_message(wire, segments, out, form)
     if (native := dispatch.native(wire, out)) is None:
-        if dispatch.gpu(wire, out) and segments.numel and on_gpu([form]):
+        if sizes_of((segments,), (form,)).on_gpu and dispatch.gpu(wire, out):
             from laconic.kernels.minmax import gpu
 
-            return gpu.add_messages_([(wire, segments)], out, [form], alpha, numbered=False)
+            return gpu.add_messages_([wire], (segments,), out, (form,), alpha, numbered=False)
         return reference.add_(wire, segments, out, form, alpha)
     native.minmax_add_(wire, segments, out, form, alpha)
     return out
@@ -78,21 +80,24 @@ def minmax_add_messages_(
     The forms, one a message, have the same block. Messages of no elements are not read. Raises `WireError`
     with the number of the damaged message; on the CPU, messages before that one may have been added.
     """
-    if len(forms) != len(messages) or len({form.block for form in forms}) > 1:
-        raise ValueError(f"{len(messages)} messages take as many forms, all with one block, got {forms}")
-    messages = [(wire if segments.numel else wire[:0], segments) for wire, segments in messages]
-    for number, ((wire, segments), form) in enumerate(zip(messages, forms, strict=True)):
-        with numbered(number):
-            _check_message(wire, segments, out, form)
-    wires = [wire for wire, _ in messages]
-    if (native := dispatch.native(*wires, out)) is None:
-        some = any(segments.numel for _, segments in messages)
-        if some and dispatch.gpu(out, *wires) and on_gpu(forms):
+    ranges, kinds = tuple([segments for _, segments in messages]), tuple(forms)
+    sizes = sizes_of(ranges, kinds)
+    wires = [wire[:0] if idle else wire for (wire, _), idle in zip(messages, sizes.idle, strict=True)]
+    checks.flat("out", out)
+    if sizes.end > out.numel():
+        raise ValueError(f"out has {out.numel()} elements, but the segments of messages end at {sizes.end}")
+    for number, (wire, expected) in enumerate(zip(wires, sizes.nbytes, strict=True)):
+        checks.flat("wire", wire, torch.uint8)
+        if wire.numel() != expected:
+            with numbered(number):
+                raise wrong_length(wire, expected)
+    if (native := dispatch.native(out, *wires)) is None:
+        if sizes.on_gpu and dispatch.gpu(out, *wires):
             from laconic.kernels.minmax import gpu
 
-            return gpu.add_messages_(messages, out, forms, alpha)
-        return reference.add_messages_(messages, out, forms, alpha)
-    for number, ((wire, segments), form) in enumerate(zip(messages, forms, strict=True)):
+            return gpu.add_messages_(wires, ranges, out, kinds, alpha)
+        return reference.add_messages_([*zip(wires, ranges, strict=True)], out, kinds, alpha)
+    for number, (wire, segments, form) in enumerate(zip(wires, ranges, kinds, strict=True)):
         with numbered(number):
             native.minmax_add_(wire, segments, out, form, alpha)
     return out
@@ -113,4 +118,9 @@ def _check_message(wire: Tensor, segments: Segments, out: Tensor, form: MinMaxFo
     checks.flat("wire", wire, torch.uint8)
     checks.buffer("out", out, segments)
     if wire.numel() != expected:
-        raise WireError(f"a message of {expected} bytes is expected, got {wire.numel()}")
+        raise wrong_length(wire, expected)
+
+
+def wrong_length(wire: Tensor, expected: int) -> WireError:
+    """The error for a message of so many bytes."""
+    return WireError(f"a message of {expected} bytes is expected, got {wire.numel()}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from laconic.core import arguments
 from laconic.core.layout import Segments
@@ -30,6 +30,14 @@ class MinMaxForm:
         for width in set(self.widths):
             arguments.whole("width", width, 1, WIDEST)
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Hash of the integers, which is the same in every process."""
+        return hash((self.widths, self.block))
+
     @property
     def stochastic(self) -> bool:
         """Whether rounding is at random."""
@@ -50,6 +58,30 @@ def _message_nbytes(sizes: tuple[int, ...], widths: tuple[int, ...], block: int)
 def minmax_nbytes(n: int, width: int, block: int) -> int:
     """Bytes of the wire of n elements: 8 for each block, then levels of `width` bits."""
     return 8 * -(-n // block) + packed_nbytes(n, width)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of each of several messages; `end`: one past the last element of the buffer that they touch."""
+
+    nbytes: tuple[int, ...]
+    end: int
+    idle: tuple[bool, ...]  # which messages have no element
+    on_gpu: bool
+
+
+@lru_cache(maxsize=512)
+def sizes_of(ranges: tuple[Segments, ...], forms: tuple[MinMaxForm, ...]) -> Sizes:
+    """Return what messages of these segments need. Raises `ValueError` unless the forms fit."""
+    if len(forms) != len(ranges) or len({form.block for form in forms}) > 1:
+        raise ValueError(f"{len(ranges)} messages take as many forms, all with one block, got {forms}")
+    pairs = zip(ranges, forms, strict=True)
+    return Sizes(
+        tuple(form.message_nbytes(segments) for segments, form in pairs),
+        max((segments.end for segments in ranges), default=0),
+        tuple(segments.numel == 0 for segments in ranges),
+        on_gpu(forms) and any(segments.numel for segments in ranges),
+    )
 
 
 def on_gpu(forms: Sequence[MinMaxForm]) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch import Tensor
 from laconic.core.deferred import check
 from laconic.core.layout import Segments
 from laconic.kernels import dispatch
+from laconic.kernels.launch import launch
 from laconic.kernels.minmax.dither import on_device
 from laconic.kernels.minmax.faults import FAULTS, check_flags
 from laconic.kernels.minmax.form import MinMaxForm, minmax_nbytes
@@ -30,7 +32,6 @@ from laconic.kernels.minmax.rows import apart
 TILE, CHUNK = 4096, 256  # elements of a tile; heads that a program of `validate` reads
 STACK = 8  # messages of the same segments that one launch adds
 COLUMNS = 6  # of a table: see `_rows`
-OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}
 
 ROWS = tl.constexpr(1024)
 INFINITE = tl.constexpr(0x7F800000)  # bits of |x|, from which on x is Inf or NaN
@@ -41,8 +42,8 @@ KINDS = tl.constexpr(3)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Tables int64 (t, 6) of whole tiles, of shorter ones and of heads, cached; `nbytes` of all messages."""
+class Tables:
+    """Tables int64 (t, 6) of whole tiles, of shorter ones and of heads, on a device."""
 
     whole: Tensor
     rest: Tensor
@@ -50,111 +51,131 @@ class Plan:
     aligned: bool  # all starts are multiples of 4 elements
     words: bool  # all heads and levels start at multiples of 4 bytes
 
+    @cached_property
+    def tiles(self) -> tuple[tuple[Tensor, tuple[int], bool], ...]:
+        """The tables of tiles that are not empty, with the grid, and whether their tiles are masked."""
+        both = ((self.whole, False), (self.rest, True))
+        return tuple((table, (len(table),), masked) for table, masked in both if len(table))
 
-def encode(x: Tensor, segments: Segments, keys: Tensor, form: MinMaxForm) -> Tensor:
-    """Uint8 (m,): the wires of the tensors, one after the other; keys int64 (s,) on the CPU."""
-    width = form.widths[0]
-    plan = _plan((segments,), width, form.block, x.device, True)
-    wire = torch.empty(form.message_nbytes(segments), dtype=torch.uint8, device=x.device)
-    flags = torch.zeros(len(segments), dtype=torch.int32, device=x.device)
-    drawn = on_device(keys, x.device) if form.stochastic else flags
-    fast = plan.aligned and x.data_ptr() % 16 == 0
+
+def encode(x: Tensor, segments: Segments, keys: Tensor | None, form: MinMaxForm) -> Tensor:
+    """Uint8 (m,): the wires of the tensors, one after the other; keys int64 (s,) on the CPU, if needed."""
+    width, device = form.widths[0], x.device
+    tables = _tables((segments,), (0,), width, form.block, device, True)
+    wire = torch.empty(form.message_nbytes(segments), dtype=torch.uint8, device=device)
+    flags = torch.zeros(len(segments), dtype=torch.int32, device=device)
+    drawn = on_device(keys, device) if keys is not None and form.stochastic else flags
+    fast = tables.aligned and x.data_ptr() % 16 == 0
     with dispatch.device_of(x):
-        for table, masked in ((plan.whole, False), (plan.rest, True)):
-            if len(table):
-                encode_kernel[(len(table),)](
-                    x,
-                    wire,
-                    drawn,
-                    flags,
-                    table,
-                    WIDTH=width,
-                    BLOCK=form.block,
-                    STOCHASTIC=form.stochastic,
-                    MASKED=masked,
-                    ALIGNED=fast,
-                    WORDS=plan.words and not masked,
-                    **OPTIONS,
-                )
+        for table, grid, masked in tables.tiles:
+            words = tables.words and not masked
+            constants = (width, form.block, form.stochastic, masked, fast, words)
+            launch(encode_kernel, grid, x, wire, drawn, flags, table, *constants)
     check(flags, lambda number: not_finite(number, segments))
     return wire
 
 
+@dataclass(frozen=True)
+class Plan:
+    """Launches that add some messages: `stride` is the bytes of each of `copies` messages of equal segments.
+
+    `rounds`: tables, the first byte of the first message, and how many messages of equal segments.
+    """
+
+    heads: Tables
+    rounds: tuple[tuple[Tables, int, int], ...]
+    copies: int
+    stride: int
+    width: int
+    block: int
+    faults: int  # flags of faults; one more says whether there is any
+
+
 def add_messages_(
-    messages: Sequence[tuple[Tensor, Segments]],
+    wires: Sequence[Tensor],
+    ranges: tuple[Segments, ...],
     out: Tensor,
-    forms: Sequence[MinMaxForm],
+    forms: tuple[MinMaxForm, ...],
     alpha: float,
     numbered: bool = True,
 ) -> Tensor:
     """out += alpha * values of all messages in order; writes nothing where any of them is not valid."""
-    block, width = forms[0].block, next(form.widths[0] for form in forms if form.widths)
-    ranges = tuple(segments for _, segments in messages)
-    stacked = all(each == ranges[0] for each in ranges)
-    first = next(wire for wire, _ in messages if wire.numel())
-    places = [wire.data_ptr() if wire.numel() else first.data_ptr() for wire, _ in messages]
-    offsets = [place - first.data_ptr() for place in places]
-    where = on_device(torch.tensor(offsets, dtype=torch.int64), out.device)
-    flags = torch.zeros(len(messages) * len(FAULTS) + 1, dtype=torch.int32, device=out.device)
-    every = _plan(ranges[:1] if stacked else ranges, width, block, out.device, False)
-    words = all(place % 4 == 0 for place in places)
-    fast = out.data_ptr() % 16 == 0
+    plan = _plan(ranges, forms, out.device)
+    wire = wires[0] if len(wires) == 1 else torch.cat([*wires])  # a copy takes less time than a table
+    flags = torch.zeros(plan.faults + 1, dtype=torch.int32, device=out.device)
+    words, fast = wire.data_ptr() % 4 == 0, out.data_ptr() % 16 == 0
     with dispatch.device_of(out):
-        if len(every.heads):
-            validate_kernel[(len(every.heads), len(messages) if stacked else 1)](
-                first,
-                where,
-                flags,
-                every.heads,
-                len(messages) * len(FAULTS),
-                MOST=float((1 << width) - 1),
-                CHUNK=CHUNK,
-                WORDS=words and every.words,
-                num_warps=4,
-                enable_fp_fusion=False,
-            )
-        for plan, at, count in _rounds(ranges, stacked, width, block, out.device):
-            for table, masked in ((plan.whole, False), (plan.rest, True)):
-                if len(table):
-                    add_kernel[(len(table),)](
-                        first,
-                        where[at:],
-                        flags[-1:],
-                        out,
-                        table,
-                        float(alpha),
-                        COUNT=count,
-                        WIDTH=width,
-                        BLOCK=block,
-                        MASKED=masked,
-                        ALIGNED=fast and plan.aligned,
-                        WORDS=words and plan.words and not masked,
-                        **OPTIONS,
-                    )
-    check_flags(flags[:-1], numbered)
+        heads, most = plan.heads, float((1 << plan.width) - 1)
+        parts = (len(heads.heads), plan.copies)
+        constants = (most, CHUNK, words and heads.words)
+        launch(
+            validate_kernel,
+            parts,
+            wire,
+            plan.stride,
+            flags,
+            heads.heads,
+            plan.faults,
+            *constants,
+            num_warps=4,
+        )
+        for tables, base, count in plan.rounds:
+            for table, grid, masked in tables.tiles:
+                how = (masked, fast and tables.aligned, words and tables.words and not masked)
+                sizes = (count, plan.width, plan.block)
+                launch(
+                    add_kernel,
+                    grid,
+                    wire,
+                    base,
+                    plan.stride,
+                    flags,
+                    plan.faults,
+                    out,
+                    table,
+                    float(alpha),
+                    *sizes,
+                    *how,
+                )
+    check_flags(flags, numbered)
     return out
 
 
-def _rounds(
-    ranges: tuple[Segments, ...], stacked: bool, width: int, block: int, device: torch.device
-) -> list[tuple[Plan, int, int]]:
-    """Launches in order: the tables, the first message, and how many of the same segments."""
-    if stacked:
-        plan = _plan(ranges[:1], width, block, device, False)
-        return [(plan, at, min(STACK, len(ranges) - at)) for at in range(0, len(ranges), STACK)]
-    if apart(ranges):
-        return [(_plan(ranges, width, block, device, False), 0, 1)]
-    return [(_plan((each,), width, block, device, False), at, 1) for at, each in enumerate(ranges)]
+@lru_cache(maxsize=256)
+def _plan(ranges: tuple[Segments, ...], forms: tuple[MinMaxForm, ...], device: torch.device) -> Plan:
+    """Launches for messages of these segments, one after the other in one tensor of bytes."""
+    block, width = forms[0].block, next(form.widths[0] for form in forms if form.widths)
+    nbytes = [form.message_nbytes(segments) for segments, form in zip(ranges, forms, strict=True)]
+    begins = tuple(accumulate(nbytes, initial=0))[:-1]
+    copies, stride = 1, 0
+    if all(each == ranges[0] for each in ranges):
+        copies, stride = len(ranges), nbytes[0]
+        every = _tables(ranges[:1], (0,), width, block, device, False, stride)
+        firsts = range(0, copies, STACK)
+        rounds = tuple((every, at * stride, min(STACK, copies - at)) for at in firsts)
+    else:
+        every = _tables(ranges, begins, width, block, device, False)
+        rounds = ((every, 0, 1),)
+        if not apart(ranges):
+            pairs = zip(ranges, begins, strict=True)
+            rounds = tuple((_tables((each,), (at,), width, block, device, False), 0, 1) for each, at in pairs)
+    return Plan(every, rounds, copies, stride, width, block, len(ranges) * len(FAULTS))
 
 
 @lru_cache(maxsize=256)
-def _plan(
-    messages: tuple[Segments, ...], width: int, block: int, device: torch.device, by_tensor: bool
-) -> Plan:
+def _tables(
+    messages: tuple[Segments, ...],
+    begins: tuple[int, ...],
+    width: int,
+    block: int,
+    device: torch.device,
+    by_tensor: bool,
+    stride: int = 0,
+) -> Tables:
     """Tables of messages of these segments; a tile has the number of its tensor, or of its message."""
     whole, rest, heads = [], [], []
-    for message, segments in enumerate(messages):
-        at = 0
+    for message, (segments, begin) in enumerate(zip(messages, begins, strict=True)):
+        at = begin
         for tensor, (start, n) in enumerate(segments):
             if n:
                 body = at + minmax_nbytes(n, 0, block)
@@ -166,12 +187,12 @@ def _plan(
                 heads.append(_heads(at, body, end, n * width % 8, number))
                 at = end
     every = np.concatenate([*whole, *rest, np.empty((0, COLUMNS), dtype=np.int64)])
-    return Plan(
+    return Tables(
         _table(whole, device),
         _table(rest, device),
         _table(heads, device),
         bool((every[:, 0] % 4 == 0).all()),
-        bool((every[:, 1:3] % 4 == 0).all()),
+        bool((every[:, 1:3] % 4 == 0).all()) and stride % 4 == 0,
     )
 
 
@@ -361,10 +382,10 @@ def _at_random(y, key, first, row, column, count, MASKED: tl.constexpr):  # type
     return code
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["stride", "any_flag"])  # type: ignore[untyped-decorator]
 def validate_kernel(  # type: ignore[no-untyped-def]
     wire_ptr,
-    offsets_ptr,
+    stride,
     flags_ptr,
     table_ptr,
     any_flag,
@@ -376,7 +397,7 @@ def validate_kernel(  # type: ignore[no-untyped-def]
     part = table_ptr + tl.program_id(0) * 6
     start, count, last = tl.load(part), tl.load(part + 1), tl.load(part + 2)
     used, message = tl.load(part + 3).to(tl.int32), tl.load(part + 4) + tl.program_id(1)
-    wire = wire_ptr + tl.load(offsets_ptr + message)
+    wire = wire_ptr + tl.program_id(1).to(tl.int64) * stride
     i = tl.arange(0, CHUNK)
     mask = i < count
     at = wire + start + i * 8
@@ -394,11 +415,13 @@ def validate_kernel(  # type: ignore[no-untyped-def]
     tl.store(flags_ptr + any_flag + i * 0, one, mask=wrong | endless | padded)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["base", "stride", "any_flag"])  # type: ignore[untyped-decorator]
 def add_kernel(  # type: ignore[no-untyped-def]
     wire_ptr,
-    offsets_ptr,
-    invalid_ptr,
+    base,
+    stride,
+    flags_ptr,
+    any_flag,
     out_ptr,
     table_ptr,
     alpha,
@@ -410,10 +433,10 @@ def add_kernel(  # type: ignore[no-untyped-def]
     WORDS: tl.constexpr,
 ):
     """Add one tile of COUNT messages, in order, unless any message is invalid."""
-    if tl.load(invalid_ptr) == 0:
+    if tl.load(flags_ptr + any_flag) == 0:
         tile = table_ptr + tl.program_id(0) * 6
         start, head, body = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
-        count, message = tl.load(tile + 4).to(tl.int32), tl.load(tile + 5)
+        count = tl.load(tile + 4).to(tl.int32)
         if ALIGNED:
             start = (start >> 2) * 4
         row, column = _row(), tl.arange(0, 4)[None, :]
@@ -427,7 +450,7 @@ def add_kernel(  # type: ignore[no-untyped-def]
         else:
             total = tl.load(out_ptr + start + place)
         for number in tl.static_range(COUNT):
-            wire = wire_ptr + tl.load(offsets_ptr + message + number)
+            wire = wire_ptr + base + stride.to(tl.int64) * number
             at = wire + head + block * 8
             unit = _load32(at, here, WORDS).to(tl.float32, bitcast=True)
             low = _load32(at + 4, here, WORDS).to(tl.float32, bitcast=True)
