@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from laconic.comm.sent import SentMessage
 from laconic.core.codec import Codec
 from laconic.core.deferred import translated
 from laconic.core.errors import WireError
-from laconic.core.layout import Layout
+from laconic.core.layout import Layout, Segments
 from laconic.core.turn import Turn
 
 
@@ -45,11 +46,19 @@ def add_messages_(out: Tensor, messages: Iterable[tuple[int, SentMessage]], alph
 
     Neighbours with one codec are decoded in one call. Raises `WireError` with the rank of a damaged message.
     """
-    for codec, group in groupby(messages, key=lambda pair: pair[1].codec):
-        ranks, shares = zip(*group, strict=True)
-        with translated(partial(_by_number, ranks)):
-            codec.decode_messages_add_([(share.wire, share.segments) for share in shares], out, alpha)
+    triples = ((rank, share.codec, (share.wire, share.segments)) for rank, share in messages)
+    for codec, group in groupby(triples, key=itemgetter(1)):
+        ranks, _, shares = zip(*group, strict=True)
+        add_shares_(out, codec, ranks, shares, alpha)
     return out
+
+
+def add_shares_(
+    out: Tensor, codec: Codec, ranks: Sequence[int], shares: Sequence[tuple[Tensor, Segments]], alpha: float
+) -> Tensor:
+    """`add_messages_` for messages of one codec: wires, each with its ranges of `out`."""
+    with translated(partial(_by_number, ranks)):
+        return codec.decode_messages_add_(shares, out, alpha)
 
 
 def _by_number(ranks: Sequence[int], error: Exception) -> Exception:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
-from laconic.core.layout import Entry, Layout
+from laconic.core.layout import Entry, Layout, Segments
 
 BLOCK = 512  # elements: tensors are cut at multiples of it, which a quantiser's blocks do not cross
 
@@ -25,6 +26,16 @@ class Partition:
         parts = tuple(parts)
         others = (entry for r, part in enumerate(parts) if r != rank for entry in part)
         return cls(bucket, parts, packed(parts[rank]), Layout(tuple(others)))
+
+    @cached_property
+    def ranges(self) -> tuple[Segments, ...]:
+        """Segments of each part."""
+        return tuple(part.segments for part in self.parts)
+
+    @cached_property
+    def due(self) -> tuple[bool, ...]:
+        """Which ranks reduce anything."""
+        return tuple(part.numel > 0 for part in self.parts)
 
 
 def piece(entry: Entry, begin: int, end: int) -> Entry:

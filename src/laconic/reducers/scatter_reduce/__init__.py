@@ -24,8 +24,9 @@ due passes all hops in one step, and what waits does so on the inner ranks of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -35,7 +36,7 @@ from laconic import kernels
 from laconic.codecs.selectors.density_schedule import has_density
 from laconic.codecs.sparse import Sparse
 from laconic.comm.comm import Comm
-from laconic.comm.messages import add_messages_, encoded
+from laconic.comm.messages import add_messages_, add_shares_, encoded
 from laconic.comm.partition import BLOCK, Partition
 from laconic.comm.sent import Sent, SentMessage, SentParts
 from laconic.comm.void import all_to_all_or_void, gather_or_void, is_void
@@ -55,6 +56,7 @@ from laconic.reducers.sum import DenseShare
 
 Pattern = Literal["direct", "ring", "tree"]
 Legs = Literal["up", "both"]
+BOUNDED = 2.0**126  # a mean of x and of values up to here is finite
 ANSWER = 0xA57E  # sets the keys of the second rounding apart
 
 
@@ -192,21 +194,27 @@ class TwoHalves(BoundReducer):
         if self._pattern != "direct":
             return self._travel(x, partition, turn, out)
         comm, parts, home = self._comm, partition.parts, partition.home
-        others = [rank for rank in range(comm.size) if rank != comm.rank]
-        wires = None
+        codecs = self._codecs(partition, turn.step)
+        wires, joined = None, None
         if x is not None:
-            wires = self._wires(x, partition, turn)
-        came = all_to_all_or_void(comm, wires, out.device, _due(partition))
+            wires, joined = self._wires(x, partition, codecs, turn)
+        came = all_to_all_or_void(comm, wires, out.device, partition.due)
         if x is None or wires is None or came is None:
             return None, None
-        own = torch.cat([x[:0], *parts[comm.rank].segments.views(x)])
-        arrived = [(rank, self._message(came[rank], home, turn)) for rank in others]
-        size = torch.full(
-            (), comm.size, dtype=torch.float32, device=own.device
-        )  # by a number, a GPU multiplies
-        mean = add_messages_(own / size, arrived, 1 / comm.size)
-        shares = (self._message(wires[rank], parts[rank], turn) for rank in others)
-        return mean, SentParts((DenseShare(parts[comm.rank].segments, own, 1.0), *shares))
+        own = parts[comm.rank].segments.gathered(x)
+        others = _others(comm.rank, comm.size)
+        codec = self._codec_of(home, turn.step)
+        arrived = [(came[rank], home.segments) for rank in others]
+        mean = own / _size(comm.size, own.device)
+        if others:
+            add_shares_(mean, codec, others, arrived, 1 / comm.size)
+        apart = own if x is out or len(parts[comm.rank].segments) != 1 else own.clone()
+        shares: tuple[Sent, ...]
+        if joined is not None:
+            shares = (SentMessage(codecs[others[0]], joined, partition.others.segments),)
+        else:
+            shares = tuple(SentMessage(codecs[rank], wires[rank], parts[rank].segments) for rank in others)
+        return mean, SentParts((DenseShare(parts[comm.rank].segments, apart, 1.0), *shares))
 
     def gather(
         self, mean: Tensor | None, partition: Partition, turn: Turn, out: Tensor, alpha: float
@@ -215,33 +223,52 @@ class TwoHalves(BoundReducer):
         home, wire, residual = partition.home, None, self._residual
         if mean is not None and residual is not None:
             mean = residual.add_to_(mean, home)
-        if mean is not None and kernels.all_finite(mean, home.segments.merged):
+        codecs = self._codecs(partition, turn.step)
+        codec = self._codec_of(home, turn.step)
+        if mean is not None and self._is_finite(mean, home, codec):
             # Keys of its own: with those of this rank's up-messages the roundings would not be independent.
-            later = replace(turn, seed=mix(turn.seed, ANSWER))
-            codec = self._codec_of(home, turn.step)
-            wire = encoded(mean, home, codec, later)
+            wire = encoded(mean, home, codec, Turn(turn.step, turn.rank, mix(turn.seed, ANSWER)))
             if residual is not None and home.numel:
                 left = codec.decode_segments_add_(wire, home.segments, mean, -1.0)
                 residual.keep(left, home, turn.step)
-        wires = gather_or_void(self._comm, wire, out.device, _due(partition))
+        wires = gather_or_void(self._comm, wire, out.device, partition.due)
         if wires is None:
             return False
         partition.bucket.segments.zero_(out)
-        messages = [self._message(*each, turn) for each in zip(wires, partition.parts, strict=True)]
-        add_messages_(out, enumerate(messages), alpha)
+        if alike(codecs):
+            shares = [*zip(wires, partition.ranges, strict=True)]
+            add_shares_(out, codecs[0], range(len(wires)), shares, alpha)
+        else:
+            messages = map(SentMessage, codecs, wires, partition.ranges)
+            add_messages_(out, enumerate(messages), alpha)
         return True
 
-    def _wires(self, x: Tensor, partition: Partition, turn: Turn) -> list[Tensor]:
-        """The message for each rank, uint8; empty for this one. One call encodes them all where it can."""
+    def _is_finite(self, mean: Tensor, home: Layout, codec: Codec) -> bool:
+        """Whether a mean is finite. It always is, without a residual, if what the codec sends is not large.
+
+        mean = (x + sum of N - 1 decoded values) / N. On a GPU the host then waits for nothing.
+        """
+        if not mean.is_cpu and self._residual is None and codec.normal[1] <= BOUNDED:
+            return True
+        return kernels.all_finite(mean, home.segments.merged)
+
+    def _codecs(self, partition: Partition, step: int) -> list[Codec]:
+        """The codec of each rank's pieces."""
+        return [self._codec_of(part, step) for part in partition.parts]
+
+    def _wires(
+        self, x: Tensor, partition: Partition, codecs: Sequence[Codec], turn: Turn
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """The message for each rank, uint8; empty for this one. All in one too, if one call made them."""
         rank, parts = self._comm.rank, partition.parts
-        codecs = [self._codec_of(part, turn.step) for part in parts]
         codec = codecs[rank - 1]
-        if codec.concatenates and codec.fixed_size and all(each == codec for each in codecs):
-            nbytes = [0 if r == rank else codec.message_nbytes(part.segments) for r, part in enumerate(parts)]
-            return list(torch.split(encoded(x, partition.others, codec, turn), nbytes))
+        if codec.concatenates and codec.fixed_size and alike(codecs):
+            joined = encoded(x, partition.others, codec, turn)
+            nbytes = nbytes_of(codec, partition.ranges, rank)
+            return list(joined.split_with_sizes(nbytes)), joined if len(parts) > 1 else None
         empty = x.new_empty(0, dtype=torch.uint8)
         pairs = enumerate(zip(parts, codecs, strict=True))
-        return [empty if r == rank else encoded(x, part, each, turn) for r, (part, each) in pairs]
+        return [empty if r == rank else encoded(x, part, each, turn) for r, (part, each) in pairs], None
 
     def _travel(
         self, x: Tensor | None, partition: Partition, turn: Turn, out: Tensor
@@ -285,13 +312,27 @@ class TwoHalves(BoundReducer):
         else:
             self._residual.load_state_dict(state)
 
-    def _message(self, wire: Tensor, part: Layout, turn: Turn) -> SentMessage:
-        return SentMessage(self._codec_of(part, turn.step), wire, part.segments)
+
+def alike(codecs: Sequence[Codec]) -> bool:
+    """Whether all codecs are equal."""
+    return list(codecs).count(codecs[0]) == len(codecs)
 
 
-def _due(partition: Partition) -> list[bool]:
-    """Which ranks reduce anything."""
-    return [part.numel > 0 for part in partition.parts]
+@lru_cache(maxsize=512)
+def nbytes_of(codec: Codec, ranges: tuple[Segments, ...], rank: int) -> list[int]:
+    """Bytes of the message for each rank; 0 for this one. Do not change it."""
+    return [0 if r == rank else codec.message_nbytes(segments) for r, segments in enumerate(ranges)]
+
+
+@lru_cache(maxsize=512)
+def _others(rank: int, size: int) -> tuple[int, ...]:
+    return tuple(other for other in range(size) if other != rank)
+
+
+@lru_cache(maxsize=64)
+def _size(size: int, device: torch.device) -> Tensor:
+    """The size as float32 (): for a number a GPU multiplies by the reciprocal."""
+    return torch.full((), size, dtype=torch.float32, device=device)
 
 
 def most_nbytes(codec: Codec, layout: Layout) -> int:
