@@ -241,6 +241,11 @@ def _encode(
     )
 
 
+def _inverse(levels: int) -> dict[str, float]:
+    high, low = gpu.inverse(levels, levels)
+    return {"HIGH": high, "LOW": low}
+
+
 KERNELS = [
     _encode("quantise qsgd", 7, 4, 512, 1),
     _encode("quantise qsgd, rest", 7, 4, 512, 1, masked=True),
@@ -252,29 +257,28 @@ KERNELS = [
         "dequantise qsgd",
         gpu.dequantise_kernel,
         DECODE,
-        {"LEVELS": 7, "BITS": 4, "SPAN": 1, "POWERS": False, "SCALES": 2, **MASKS},
+        {"LEVELS": 7, "BITS": 4, "POWERS": False, **_inverse(7), "BLOCK": 512, **MASKS},
         ("out_ptr",),
     ),
     Kernel(
         "dequantise ternary",
         gpu.dequantise_kernel,
         DECODE,
-        {"LEVELS": 1, "BITS": 2, "SPAN": 1, "POWERS": False, "SCALES": 0, **MASKS},
+        {"LEVELS": 1, "BITS": 2, "POWERS": False, **_inverse(1), "BLOCK": 0, **MASKS},
         ("out_ptr",),
     ),
     Kernel(
         "dequantise 5 bits",
         gpu.dequantise_kernel,
         DECODE,
-        {"LEVELS": 9, "BITS": 5, "SPAN": 2, "POWERS": False, "SCALES": 2, **MASKS},
+        {"LEVELS": 9, "BITS": 5, "POWERS": False, **_inverse(9), "BLOCK": 128, **MASKS},
         ("out_ptr",),
-        num_warps=16,
     ),
     Kernel(
         "values of sums",
         gpu.levels_kernel,
         LEVELS,
-        {"LEVELS": 1, "BITS": 5, "SPAN": 2, "POWERS": False, "SCALES": 0, "FRESH": False, **MASKS},
+        {"LEVELS": 1, "BITS": 5, "POWERS": False, **_inverse(1), "BLOCK": 0, "FRESH": False, **MASKS},
         ("out_ptr",),
     ),
     Kernel(

@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -29,6 +30,7 @@ from laconic.kernels.tiles import Tiles, tiles
 
 TILE = 4096
 ROWS = tl.constexpr(TILE // 8)
+FOURS = tl.constexpr(TILE // 4)
 LAUNCH: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}
 LAUNCH_MORE: dict[str, Any] = {"num_warps": 16, "enable_fp_fusion": False}  # for kernels of many registers
 BLOCKS = tuple(1 << i for i in range(5, 13))  # blocks that a tile holds whole, measured as it is quantised
@@ -164,16 +166,37 @@ def load_codes(wire_ptr, bit, end, BITS: tl.constexpr, SPAN: tl.constexpr, MASKE
 
 
 @triton.jit
-def value_of(signed, scale, LEVELS: tl.constexpr, POWERS: tl.constexpr):
+def quotient(size, LEVELS: tl.constexpr, HIGH: tl.constexpr, LOW: tl.constexpr):
+    """size / LEVELS, by the factors of `inverse`."""
+    if LEVELS == 1:
+        return size
+    if HIGH == 0:
+        return tl.div_rn(size, tl.zeros_like(size) + LEVELS)
+    if LOW == 0:
+        return size * HIGH
+    return size * HIGH + size * LOW
+
+
+@triton.jit
+def block_of(first, left, BLOCK: tl.constexpr):
+    """Block of each four elements of the tile at `first`, `left` of which are the tensor's: (FOURS or 1, 1)."""
+    if BLOCK == 0:
+        return tl.zeros([1, 1], tl.int64)
+    else:  # noqa: RET505 - Triton wants one type
+        inside = tl.minimum(tl.arange(0, FOURS) * 4, left - 1).to(tl.uint32)
+        return (first // BLOCK + ((first % BLOCK).to(tl.uint32) + inside) // BLOCK)[:, None]
+
+
+@triton.jit
+def value_of(
+    signed, scale, LEVELS: tl.constexpr, POWERS: tl.constexpr, HIGH: tl.constexpr, LOW: tl.constexpr
+):
     """float32 values: `reference.values`."""
     if POWERS:
         size = ((127 + tl.abs(signed) - LEVELS) << 23).to(tl.float32, bitcast=True)
         size = tl.where(signed != 0, size, 0.0)
         return tl.where(signed < 0, -size, size) * scale
-    size = signed.to(tl.float32)
-    if LEVELS > 1:
-        size = tl.div_rn(size, tl.zeros_like(size) + LEVELS)
-    return size * scale
+    return quotient(signed.to(tl.float32), LEVELS, HIGH, LOW) * scale
 
 
 @triton.jit
@@ -275,7 +298,10 @@ def get_scales_kernel(
     flags_ptr,
     SIZE: tl.constexpr,
 ):
-    """Read the scales of message program_id(1) to float32 (count,); flags 0 and 2 show damage."""
+    """Read the scales of message program_id(1) to float32 (count,); its flags 0 and 2 show damage.
+
+    Three flags a message are followed by one that shows that any of them is set.
+    """
     message = tl.program_id(1)
     wire_ptr += message * stride
     number = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
@@ -287,12 +313,14 @@ def get_scales_kernel(
     tl.store(scales_ptr + message * count + number, bits.to(tl.float32, bitcast=True), mask=inside)
     if tl.max((bits >= 0x7F800000).to(tl.int32), axis=0) > 0:
         tl.store(flags_ptr + 3 * message, 1)
+        tl.store(flags_ptr + 3 * tl.num_programs(1), 1)
     tail = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     used = tail < tail_count
     last = tl.load(wire_ptr + tl.load(tails_ptr + tail, mask=used, other=0), mask=used, other=0).to(tl.int64)
     limit = tl.load(limits_ptr + tail, mask=used, other=1 << 20)
     if tl.max((last >= limit).to(tl.int32), axis=0) > 0:
         tl.store(flags_ptr + 3 * message + 2, 1)
+        tl.store(flags_ptr + 3 * tl.num_programs(1), 1)
 
 
 @triton.jit
@@ -309,20 +337,69 @@ def check_levels_kernel(
     code = load_codes(wire_ptr + message * stride + body, at * BITS, end, BITS, SPAN, True)
     if tl.max(tl.max(code & ((1 << (BITS - 1)) - 1), axis=1), axis=0) > LEVELS:
         tl.store(flags_ptr + 3 * message + 1, 1)
+        tl.store(flags_ptr + 3 * tl.num_programs(1), 1)
+
+
+@triton.jit
+def load_fours(wire_ptr, end, BITS: tl.constexpr, MASKED: tl.constexpr, fours: tl.constexpr):
+    """Codes of four elements each, the first in the lowest bits: uint32 (fours,), or uint64 above 8 bits.
+
+    Bytes from `end` on are zero.
+    """
+    SPAN: tl.constexpr = (BITS + 1) // 2
+    bit = tl.arange(0, fours) * (4 * BITS)
+    byte = bit >> 3
+    if BITS <= 8:
+        word = tl.zeros([fours], tl.uint32)
+    else:
+        word = tl.zeros([fours], tl.uint64)
+    for i in tl.static_range(SPAN):
+        if MASKED:
+            part = tl.load(wire_ptr + byte + i, mask=byte + i < end, other=0)
+        else:
+            part = tl.load(wire_ptr + byte + i)
+        word |= part.to(word.dtype) << (8 * i)
+    if BITS % 2:
+        word >>= (bit & 4).to(word.dtype)
+    return word
+
+
+@triton.jit
+def unscaled(
+    word,
+    LEVELS: tl.constexpr,
+    BITS: tl.constexpr,
+    POWERS: tl.constexpr,
+    HIGH: tl.constexpr,
+    LOW: tl.constexpr,
+):
+    """float32 (fours, 4) of words of codes [sign 1 | level]: values of a block whose scale is 1."""
+    column = tl.arange(0, 4)[None, :]
+    code = (word[:, None] >> (column * BITS).to(word.dtype)).to(tl.uint32)
+    level = code & ((1 << (BITS - 1)) - 1)
+    sign = (code << (32 - BITS)) & 0x80000000
+    if POWERS:
+        size = ((level + (127 - LEVELS)) << 23) | sign
+        return tl.where(level != 0, size, 0).to(tl.float32, bitcast=True)
+    # +-(2^23 + level) -+ 2^23: a conversion would take longer; 0 has no sign
+    size = (level | sign | 0x4B000000).to(tl.float32, bitcast=True)
+    size += (sign ^ 0xCB000000).to(tl.float32, bitcast=True)
+    return quotient(size, LEVELS, HIGH, LOW)
 
 
 @triton.jit
 def dequantise_kernel(
     wire_ptr, stride, messages, scales_ptr, count, flags_ptr, out_ptr, segment_ptr, first_ptr,
-    starts_ptr, sizes_ptr, body_ptr, end_ptr, first_block_ptr, block, alpha,
-    LEVELS: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr, POWERS: tl.constexpr,
-    SCALES: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
+    starts_ptr, sizes_ptr, body_ptr, end_ptr, first_block_ptr, alpha,
+    LEVELS: tl.constexpr, BITS: tl.constexpr, POWERS: tl.constexpr, HIGH: tl.constexpr, LOW: tl.constexpr,
+    BLOCK: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """out += alpha * values of each message whose three flags are 0, in their order."""
     tile = tl.program_id(0)
     segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
     left = remaining(tl.load(sizes_ptr + segment), first)
-    at = element(ROWS)
+    four = tl.arange(0, FOURS)
+    at = four[:, None] * 4 + tl.arange(0, 4)[None, :]
     base = tl.load(starts_ptr + segment) + first
     if ALIGNED:
         base = (base >> 2) * 4
@@ -330,22 +407,20 @@ def dequantise_kernel(
     body = tl.load(body_ptr + segment) + (first >> 3) * BITS
     end = remaining(tl.load(end_ptr + segment), body)
     wire_ptr += body
-    from_block = scales_ptr + tl.load(first_block_ptr + segment)
-    row = tl.arange(0, ROWS)
+    scales_ptr += tl.load(first_block_ptr + segment)
+    block = block_of(first, left, BLOCK)
+    damaged = tl.load(flags_ptr + 3 * messages) != 0
     for message in range(messages):
-        flags = flags_ptr + 3 * message
-        good = (tl.load(flags) | tl.load(flags + 1) | tl.load(flags + 2)) == 0
-        code = load_codes(wire_ptr, at * BITS, end, BITS, SPAN, MASKED)
-        level = code & ((1 << (BITS - 1)) - 1)
-        signed = tl.where((code >> (BITS - 1)) != 0, -level, level)
-        if SCALES == ONE_A_ROW:
-            scale = tl.load(from_block + (first + row * 8) // block, mask=row * 8 < left, other=0.0)[:, None]
-        else:
-            scale = tl.load(from_block)
-        added = out + value_of(signed, scale, LEVELS, POWERS) * alpha
-        out = tl.where(good, added, out)
+        bad = False
+        if damaged:
+            flags = flags_ptr + 3 * message
+            bad = (tl.load(flags) | tl.load(flags + 1) | tl.load(flags + 2)) != 0
+        if not bad:
+            word = load_fours(wire_ptr, end, BITS, MASKED, FOURS)
+            scale = tl.load(scales_ptr + block)
+            out += unscaled(word, LEVELS, BITS, POWERS, HIGH, LOW) * scale * alpha
         wire_ptr += stride
-        from_block += count
+        scales_ptr += count
     if MASKED:
         tl.store(out_ptr + base + at, out, mask=at < left)
     else:
@@ -355,9 +430,9 @@ def dequantise_kernel(
 @triton.jit
 def levels_kernel(
     signed_ptr, end, zero, scales_ptr, flags_ptr, out_ptr, segment_ptr, first_ptr,
-    starts_ptr, sizes_ptr, first_element_ptr, first_block_ptr, block, alpha,
-    LEVELS: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr, POWERS: tl.constexpr,
-    SCALES: tl.constexpr, FRESH: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
+    starts_ptr, sizes_ptr, first_element_ptr, first_block_ptr, alpha,
+    LEVELS: tl.constexpr, BITS: tl.constexpr, POWERS: tl.constexpr, HIGH: tl.constexpr, LOW: tl.constexpr,
+    BLOCK: tl.constexpr, FRESH: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """out += alpha * values of levels: int32 if BITS is 0, else packed codes level + zero in 0..2 zero.
 
@@ -366,12 +441,13 @@ def levels_kernel(
     tile = tl.program_id(0)
     segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
     left = remaining(tl.load(sizes_ptr + segment), first)
-    at = element(ROWS)
+    four, column = tl.arange(0, FOURS)[:, None], tl.arange(0, 4)[None, :]
+    at = four * 4 + column
     base = tl.load(starts_ptr + segment) + first
     if ALIGNED:
         base = (base >> 2) * 4
     if FRESH:  # noqa: SIM108
-        out = tl.zeros([ROWS, 8], tl.float32)
+        out = tl.zeros([FOURS, 4], tl.float32)
     else:
         out = load_tile(out_ptr, base, at, left, MASKED, ALIGNED)
     number = tl.load(first_element_ptr + segment) + first
@@ -381,20 +457,30 @@ def levels_kernel(
         else:
             signed = tl.load(signed_ptr + number + at)
     else:
-        byte = (number * BITS) >> 3
-        bit = at * BITS + ((number * BITS) & 7).to(tl.int32)
-        code = load_codes(signed_ptr + byte, bit, remaining(end, byte), BITS, SPAN, True)
-        code = tl.where(at < left, code, 0)
+        byte, bit = (number * BITS) >> 3, ((number * BITS) & 7).to(tl.int32)
+        stop = remaining(end, byte)
+        if BITS <= 14:  # four codes, from any bit on, lie in one word
+            SPAN: tl.constexpr = (4 * BITS + 14) // 8
+            if BITS <= 6:
+                word = tl.zeros([FOURS, 1], tl.uint32)
+            else:
+                word = tl.zeros([FOURS, 1], tl.uint64)
+            bits = bit + four * (4 * BITS)
+            for i in tl.static_range(SPAN):
+                place = (bits >> 3) + i
+                part = tl.load(signed_ptr + byte + place, mask=place < stop, other=0)
+                word |= part.to(word.dtype) << (8 * i)
+            word >>= (bits & 7).to(word.dtype)
+            code = (word >> (column * BITS).to(word.dtype)).to(tl.int32) & ((1 << BITS) - 1)
+        else:
+            code = load_codes(signed_ptr + byte, bit + at * BITS, stop, BITS, (BITS + 14) // 8, True)
+        if MASKED:
+            code = tl.where(at < left, code, 0)
         if tl.max(tl.max(code, axis=1), axis=0) > 2 * zero:
             tl.store(flags_ptr, 1)
         signed = code - zero
-    from_block = scales_ptr + tl.load(first_block_ptr + segment)
-    if SCALES == ONE_A_ROW:
-        row = tl.arange(0, ROWS)
-        scale = tl.load(from_block + (first + row * 8) // block, mask=row * 8 < left, other=0.0)[:, None]
-    else:
-        scale = tl.load(from_block)
-    out += value_of(signed, scale, LEVELS, POWERS) * alpha
+    scale = tl.load(scales_ptr + tl.load(first_block_ptr + segment) + block_of(first, left, BLOCK))
+    out += value_of(signed, scale, LEVELS, POWERS, HIGH, LOW) * alpha
     if MASKED:
         tl.store(out_ptr + base + at, out, mask=at < left)
     else:
@@ -613,8 +699,9 @@ def dequantise_messages_add_(
         return out
     stacked, stride = one_buffer(wires)
     count, span, wide = len(wires), spanned(form.bits), aligned(segments, out)
-    flags = torch.zeros(3 * count, dtype=torch.int32, device=out.device)
+    flags = torch.zeros(3 * count + 1, dtype=torch.int32, device=out.device)
     scales = torch.empty(count * at.blocks, dtype=torch.float32, device=out.device)
+    high, low = inverse(form.levels, form.levels)
     with dispatch.device_of(out):
         rows = triton.cdiv(max(at.blocks, at.tails.numel()), 512)
         get_scales_kernel[(rows, count)](
@@ -630,9 +717,9 @@ def dequantise_messages_add_(
         for which, masked in both(segments, out.device):
             dequantise_kernel[(len(which),)](
                 stacked, stride, count, scales, at.blocks, flags, out, which.segment, which.first,
-                at.starts, at.sizes, at.body, at.body_end, at.first_block, form.block, float(alpha),
-                LEVELS=form.levels, BITS=form.bits, SPAN=span, POWERS=form.powers, SCALES=source(form),
-                MASKED=masked, ALIGNED=wide, **(LAUNCH if wide and span == 1 and not masked else LAUNCH_MORE),
+                at.starts, at.sizes, at.body, at.body_end, at.first_block, float(alpha),
+                LEVELS=form.levels, BITS=form.bits, POWERS=form.powers, HIGH=high, LOW=low, BLOCK=form.block,
+                MASKED=masked, ALIGNED=wide, **LAUNCH,
             )  # fmt: skip
     deferred.check(flags, lambda number: damaged(number, form))
     return out
@@ -675,13 +762,14 @@ def add_levels_(
     fresh: out is taken for 0 before.
     """
     at = places(segments, form, out.device)
+    high, low = inverse(form.levels, zero)
     with dispatch.device_of(out):
         for which, masked in both(segments, out.device):
             levels_kernel[(len(which),)](
                 signed, signed.numel(), zero, scales, signed if flags is None else flags, out,
-                which.segment, which.first, at.starts, at.sizes, at.first_element, at.first_block, form.block,
-                float(alpha), LEVELS=form.levels, BITS=bits, SPAN=spanned(bits), POWERS=form.powers,
-                SCALES=source(form), FRESH=fresh, MASKED=masked, ALIGNED=aligned(segments, out), **LAUNCH,
+                which.segment, which.first, at.starts, at.sizes, at.first_element, at.first_block,
+                float(alpha), LEVELS=form.levels, BITS=bits, POWERS=form.powers, HIGH=high, LOW=low,
+                BLOCK=form.block, FRESH=fresh, MASKED=masked, ALIGNED=aligned(segments, out), **LAUNCH,
             )  # fmt: skip
     return out
 
@@ -732,6 +820,27 @@ def given(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor
 def source(form: Form) -> Any:
     """Where a kernel finds the scales of elements."""
     return ONE_A_ROW if form.block else ONE_A_TENSOR
+
+
+@lru_cache(maxsize=512)
+def inverse(levels: int, most: int) -> tuple[float, float]:
+    """float32 high, low: k * high + k * low is k / levels, rounded three times or once, for k = 0..most.
+
+    low = 0: k * high is. Both 0: there are none, or too many k to try them.
+    """
+    if not 0 < most < 1 << 15:
+        return 0.0, 0.0
+    k = np.arange(most + 1, dtype=np.float32)
+    wanted = k / np.float32(levels)
+    near = np.float32(1 / levels)
+    for one in (near, np.nextafter(near, np.float32(0)), np.nextafter(near, np.float32(1))):
+        if np.array_equal(k * one, wanted):
+            return float(one), 0.0
+    part = 24 - most.bit_length()  # bits of a factor whose products are exact
+    mantissa, exponent = np.frexp(1 / levels)
+    high = np.float32(np.ldexp(np.round(np.ldexp(mantissa, part)), exponent - part))
+    low = np.float32(1 / levels - float(high))
+    return (float(high), float(low)) if np.array_equal(k * high + k * low, wanted) else (0.0, 0.0)
 
 
 def spanned(bits: int) -> int:
