@@ -186,6 +186,20 @@ def test_values_of_packed_sums(levels: int, ranks: int, block: int) -> None:
     out = gpu.add_levels_(wire, bits, zero, scales, flags, segments, x.clone(), form, -0.3, True)
     assert torch.equal(out, expected)
     assert torch.equal(gpu.pack_levels(codes - zero, zero, bits), wire)
+    if segments.numel * bits % 8:
+        wire[-1] |= 128
+        gpu.add_levels_(wire, bits, zero, scales, flags, segments, x, form, -0.3)
+        assert flags.any()
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3, 7, 9, 30, 127, 1000, 4095])
+def test_factors_divide_by_the_number_of_levels(levels: int) -> None:
+    for most in (levels, 8 * levels):
+        high, low = gpu.inverse(levels, most)
+        k = torch.arange(most + 1, dtype=torch.float32)
+        if high:
+            assert torch.equal(k * high + k * low, k / levels)
+        assert high or most > 1000
 
 
 TILES = {"segment_ptr": "*i32", "first_ptr": "*i64", "starts_ptr": "*i64", "sizes_ptr": "*i64"}
@@ -203,7 +217,15 @@ DECODE = {
     "out_ptr": "*fp32",
     "alpha": "fp32",
 }
-LEVELS = {**TABLES, "signed_ptr": "*u8", "end": "i64", "zero": "i32", "out_ptr": "*fp32", "alpha": "fp32"}
+LEVELS = {
+    **TABLES,
+    "signed_ptr": "*u8",
+    "end": "i64",
+    "used": "i32",
+    "zero": "i32",
+    "out_ptr": "*fp32",
+    "alpha": "fp32",
+}
 MASKS = {"MASKED": False, "ALIGNED": True}
 
 

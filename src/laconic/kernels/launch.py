@@ -6,6 +6,7 @@ kernel that was launched before with arguments of the same kind is launched dire
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,7 +30,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int = 8, *
     if not hasattr(kernel, "device_caches"):  # interpreted
         kernel[grid](*args, num_warps=num_warps, **options)
         return
-    key = (id(kernel), num_warps, *options.values(), torch.cuda.current_device(), *map(_kind, args))
+    kinds = [arg if constant else _kind(arg) for arg, constant in zip(args, _constants(kernel), strict=True)]
+    key = (id(kernel), num_warps, *options.values(), torch.cuda.current_device(), *kinds)
     found = _compiled.get(key)
     if found is None:
         _compiled[key] = kernel, kernel[grid](*args, num_warps=num_warps, **options)
@@ -37,10 +39,18 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int = 8, *
         found[1][(*grid, 1, 1)[:3]](*args)
 
 
+@cache
+def _constants(kernel: Any) -> tuple[bool, ...]:
+    """Return which arguments are constexprs: each value is a kernel of its own."""
+    return tuple(param.is_constexpr for param in kernel.params)
+
+
 def _kind(value: Any) -> Any:
-    """Return what Triton compiles for an argument: dtype and alignment, size of an int, or a constexpr."""
+    """Return what Triton compiles for an argument: dtype and alignment, or size of an int."""
     if isinstance(value, Tensor):
         return value.dtype, value.data_ptr() % 16 == 0
+    if isinstance(value, float):
+        return float
     if isinstance(value, bool) or not isinstance(value, int):
         return value
     return value if value == 1 else (value % 16 == 0, -WORD <= value < WORD)

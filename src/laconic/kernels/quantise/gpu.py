@@ -7,7 +7,8 @@ A tile is 512 rows of 8 elements: eight codes fill whole bytes, and share the co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,19 +21,19 @@ from torch import Tensor
 from laconic.core import deferred
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
-from laconic.kernels import dispatch
+from laconic.kernels import checks, dispatch
+from laconic.kernels.launch import launch
 from laconic.kernels.philox.reference import LOWER_KEY
 from laconic.kernels.quantise import reference
 from laconic.kernels.quantise.form import Form, Measure
 from laconic.kernels.quantise.norms import blocks_of, finished
-from laconic.kernels.quantise.places import Places, device_keys, owners, places
-from laconic.kernels.tiles import Tiles, tiles
+from laconic.kernels.quantise.places import Places, owners, places
+from laconic.kernels.tiles import tiles
+from laconic.kernels.upload import uploaded
 
 TILE = 4096
 ROWS = tl.constexpr(TILE // 8)
 FOURS = tl.constexpr(TILE // 4)
-LAUNCH: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}
-LAUNCH_MORE: dict[str, Any] = {"num_warps": 16, "enable_fp_fusion": False}  # for kernels of many registers
 BLOCKS = tuple(1 << i for i in range(5, 13))  # blocks that a tile holds whole, measured as it is quantised
 LOWER = tl.constexpr(LOWER_KEY - (1 << 64))
 INFINITE = tl.constexpr(0x7F800000)
@@ -42,6 +43,7 @@ ONE_A_TENSOR, MEASURED, ONE_A_ROW = (
     tl.constexpr(2),
 )  # where scales come from
 LARGEST, SQUARES, SIZES, MOMENTS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+WHAT = {"max": (0, 0), "l2": (1, 1), "mean": (2, 1)}  # what is measured, and float64 numbers a part
 
 
 @triton.jit
@@ -179,7 +181,7 @@ def quotient(size, LEVELS: tl.constexpr, HIGH: tl.constexpr, LOW: tl.constexpr):
 
 @triton.jit
 def block_of(first, left, BLOCK: tl.constexpr):
-    """Block of each four elements of the tile at `first`, `left` of which are the tensor's: (FOURS or 1, 1)."""
+    """Block of each four elements of the tile at `first`, `left` of them the tensor's: (FOURS or 1, 1)."""
     if BLOCK == 0:
         return tl.zeros([1, 1], tl.int64)
     else:  # noqa: RET505 - Triton wants one type
@@ -349,7 +351,7 @@ def load_fours(wire_ptr, end, BITS: tl.constexpr, MASKED: tl.constexpr, fours: t
     SPAN: tl.constexpr = (BITS + 1) // 2
     bit = tl.arange(0, fours) * (4 * BITS)
     byte = bit >> 3
-    if BITS <= 8:
+    if BITS <= 8:  # noqa: SIM108
         word = tl.zeros([fours], tl.uint32)
     else:
         word = tl.zeros([fours], tl.uint64)
@@ -429,14 +431,14 @@ def dequantise_kernel(
 
 @triton.jit
 def levels_kernel(
-    signed_ptr, end, zero, scales_ptr, flags_ptr, out_ptr, segment_ptr, first_ptr,
+    signed_ptr, end, used, zero, scales_ptr, flags_ptr, out_ptr, segment_ptr, first_ptr,
     starts_ptr, sizes_ptr, first_element_ptr, first_block_ptr, alpha,
     LEVELS: tl.constexpr, BITS: tl.constexpr, POWERS: tl.constexpr, HIGH: tl.constexpr, LOW: tl.constexpr,
     BLOCK: tl.constexpr, FRESH: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """out += alpha * values of levels: int32 if BITS is 0, else packed codes level + zero in 0..2 zero.
 
-    FRESH: out is 0 before.
+    FRESH: out is 0 before. Of the last byte of codes, only the lowest `used` bits may be set.
     """
     tile = tl.program_id(0)
     segment, first = tl.load(segment_ptr + tile), tl.load(first_ptr + tile)
@@ -461,7 +463,7 @@ def levels_kernel(
         stop = remaining(end, byte)
         if BITS <= 14:  # four codes, from any bit on, lie in one word
             SPAN: tl.constexpr = (4 * BITS + 14) // 8
-            if BITS <= 6:
+            if BITS <= 6:  # noqa: SIM108
                 word = tl.zeros([FOURS, 1], tl.uint32)
             else:
                 word = tl.zeros([FOURS, 1], tl.uint64)
@@ -476,7 +478,8 @@ def levels_kernel(
             code = load_codes(signed_ptr + byte, bit + at * BITS, stop, BITS, (BITS + 14) // 8, True)
         if MASKED:
             code = tl.where(at < left, code, 0)
-        if tl.max(tl.max(code, axis=1), axis=0) > 2 * zero:
+        beyond = tl.load(signed_ptr + end - 1).to(tl.int32) >> used
+        if (tl.max(tl.max(code, axis=1), axis=0) > 2 * zero) | (beyond != 0):
             tl.store(flags_ptr, 1)
         signed = code - zero
     scale = tl.load(scales_ptr + tl.load(first_block_ptr + segment) + block_of(first, left, BLOCK))
@@ -592,34 +595,66 @@ def tensors_kernel(
         tl.store(scales_ptr + segment, tl.where((limit > 0) & (limit < largest), limit, largest))
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What launches for these tensors need. `tiles`: of whole tiles, and of those that need a mask."""
+
+    at: Places
+    tiles: tuple[tuple[int, bool, Tensor, Tensor], ...]  # how many, whether masked, segment, first
+    columns: int
+    aligned: bool  # each tensor begins at a multiple of 16 bytes, if the first element of x does
+    inverse: tuple[float, float]
+
+
+@lru_cache(maxsize=512)
+def plan(segments: Segments, form: Form, device: torch.device) -> Plan:
+    """Return the plan of these tensors, which all calls share."""
+    full, last = tiles(segments.sizes, TILE, device)
+    return Plan(
+        at=places(segments, form, device),
+        tiles=tuple(
+            (len(which), masked, which.segment, which.first)
+            for which, masked in ((full, False), (last, True))
+            if len(which)
+        ),
+        columns=triton.next_power_of_2(form.bits),
+        aligned=all(start % 4 == 0 for start in segments.starts),
+        inverse=inverse(form.levels, form.levels),
+    )
+
+
+@lru_cache(maxsize=512)
+def parts_of(segments: Segments, size: int, device: torch.device) -> Places:
+    """Tables of the runs of `size` elements of which norms are taken first."""
+    return places(segments, Form(1, size), device)
+
+
 def norms(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor:
     """Float32 (B,): one a block."""
     device = x.device
     if not (form.block == 0 or form.block in BLOCKS) or (measure.clip and form.block) or 0 in segments.sizes:
         return reference.norms(x, segments, form, measure)
-    at = places(segments, form, device)
+    for_all = plan(segments, form, device)
+    at, wide = for_all.at, aligned(for_all, x)
     if not at.units:
         return x.new_empty(0)
-    if measure.clip:
-        what, columns = MOMENTS, 2
-    else:
-        what, columns = {"max": (LARGEST, 0), "l2": (SQUARES, 1), "mean": (SIZES, 1)}[measure.norm]
+    what, columns = (MOMENTS.value, 2) if measure.clip else WHAT[measure.norm]
     size = form.block or TILE
-    parts = places(segments, Form(1, size), device)
+    parts = parts_of(segments, size, device)
     sums = torch.empty(parts.blocks * columns, dtype=torch.float64, device=device)
     largest = torch.empty(parts.blocks if columns != 1 else 0, dtype=torch.int32, device=device)
     with dispatch.device_of(x):
-        for which, masked in both(segments, device):
-            blocks_kernel[(len(which),)](
-                x, sums, largest, which.segment, which.first, at.starts, at.sizes, parts.first_block,
-                BLOCK=size, WHAT=what, MASKED=masked, ALIGNED=aligned(segments, x), **LAUNCH,
+        for count, masked, segment, first in for_all.tiles:
+            launch(
+                blocks_kernel, (count,), x, sums, largest, segment, first, at.starts, at.sizes,
+                parts.first_block, size, what, masked, wide,
             )  # fmt: skip
         if not form.block:
             part_sums, sums = sums, torch.empty(len(segments), dtype=torch.float64, device=device)
             scales = torch.empty(len(segments), dtype=torch.float32, device=device)
-            tensors_kernel[(len(segments),)](
-                part_sums, largest, sums, scales, parts.first_block, parts.block_counts,
-                x, at.starts, at.sizes, float(measure.clip), WHAT=what, SIZE=1024, **LAUNCH,
+            launch(
+                tensors_kernel, (len(segments),), part_sums, largest, sums, scales, parts.first_block,
+                parts.block_counts, x, at.starts, at.sizes, float(measure.clip), what, 1024,
             )  # fmt: skip
     if measure.norm == "max":
         return largest.view(torch.float32) if form.block else scales
@@ -632,16 +667,15 @@ def quantise(x: Tensor, segments: Segments, keys: Sequence[int], form: Form, mea
     """Uint8 (m,): the wires of the tensors, one after the other."""
     if form.base3 or not serves(form, measure):
         return reference.quantise(x, segments, keys, form, measure)
-    at = places(segments, form, x.device)
+    at = plan(segments, form, x.device).at
     wire = torch.empty(at.nbytes, dtype=torch.uint8, device=x.device)
     scales = None if measured(form, measure) else given(x, segments, form, measure)
     encode(x, segments, keys, form, wire, None, scales, scales is None)
     if scales is not None and at.blocks:
+        heads = block_heads(segments, form, x.device)
         with dispatch.device_of(x):
-            heads = block_heads(segments, form, x.device)
-            put_scales_kernel[(triton.cdiv(at.blocks, 512),)](
-                wire, scales, heads, at.blocks, SIZE=512, num_warps=4
-            )
+            grid = (triton.cdiv(at.blocks, 512),)
+            launch(put_scales_kernel, grid, wire, scales, heads, at.blocks, 512, num_warps=4)
     return wire
 
 
@@ -651,14 +685,13 @@ def quantise_levels(
     """Scales float32 (B,) and signed levels int32 (K,)."""
     if not serves(form, measure):
         return reference.quantise_levels(x, segments, keys, form, measure)
-    at = places(segments, form, x.device)
     levels = torch.empty(segments.numel, dtype=torch.int32, device=x.device)
     inside = measured(form, measure)
-    scales = (
-        torch.empty(at.blocks, dtype=torch.float32, device=x.device)
-        if inside
-        else given(x, segments, form, measure)
-    )
+    if inside:
+        blocks = plan(segments, form, x.device).at.blocks
+        scales = torch.empty(blocks, dtype=torch.float32, device=x.device)
+    else:
+        scales = given(x, segments, form, measure)
     encode(x, segments, keys, form, None, levels, scales, inside)
     return scales, levels
 
@@ -668,28 +701,33 @@ def encode(
     wire: Tensor | None, levels: Tensor | None, scales: Tensor | None, inside: bool,
 ) -> None:  # fmt: skip
     """Write codes to the wire, or levels; where the scales are measured `inside`, them too."""
-    at = places(segments, form, x.device)
+    for_all = plan(segments, form, x.device)
+    at, wide = for_all.at, aligned(for_all, x)
     flags = torch.zeros(len(segments), dtype=torch.int32, device=x.device)
-    on_device, wide = device_keys(keys, x.device), aligned(segments, x)
-    columns = triton.next_power_of_2(form.bits)
+    on_device = uploaded(checks.keys64(keys, len(segments)), x.device)
     with dispatch.device_of(x):
-        for which, masked in both(segments, x.device):
-            quantise_kernel[(len(which),)](
-                x, x if wire is None else wire, x if levels is None else levels,
-                x if scales is None else scales, flags, on_device, which.segment, which.first, at.starts,
+        for count, masked, segment, first in for_all.tiles:
+            launch(
+                quantise_kernel, (count,), x, x if wire is None else wire, x if levels is None else levels,
+                x if scales is None else scales, flags, on_device, segment, first, at.starts,
                 at.sizes, at.head, at.body, at.body_end, at.first_block, at.first_element, form.block,
-                LEVELS=form.levels, BITS=form.bits, COLUMNS=columns, POWERS=form.powers,
-                BLOCK=form.block, SCALES=MEASURED if inside else source(form), UNPACKED=wire is None,
-                MASKED=masked, ALIGNED=wide, **(LAUNCH_MORE if masked or not wide else LAUNCH),
+                form.levels, form.bits, for_all.columns, form.powers, form.block,
+                MEASURED.value if inside else source(form), wire is None, masked, wide,
+                num_warps=16 if masked or not wide else 8,  # for kernels of many registers
             )  # fmt: skip
-    deferred.check(flags, lambda number: reference.not_finite(number, segments))
+    deferred.check(flags, partial(_not_finite, segments))
+
+
+def _not_finite(segments: Segments, number: int) -> Exception:
+    return reference.not_finite(number, segments)
 
 
 def dequantise_messages_add_(
     wires: Sequence[Tensor], segments: Segments, out: Tensor, form: Form, alpha: float
 ) -> Tensor:
     """out += alpha * values of each message, in order; nothing of one that is damaged."""
-    at = places(segments, form, out.device)
+    for_all = plan(segments, form, out.device)
+    at, wide = for_all.at, aligned(for_all, out)
     for number, wire in enumerate(wires):
         if wire.numel() != at.nbytes:
             error = WireError(f"a message of {at.nbytes} bytes is expected, got {wire.numel()}")
@@ -698,30 +736,28 @@ def dequantise_messages_add_(
     if not at.units:
         return out
     stacked, stride = one_buffer(wires)
-    count, span, wide = len(wires), spanned(form.bits), aligned(segments, out)
+    count = len(wires)
     flags = torch.zeros(3 * count + 1, dtype=torch.int32, device=out.device)
     scales = torch.empty(count * at.blocks, dtype=torch.float32, device=out.device)
-    high, low = inverse(form.levels, form.levels)
+    heads, tails = block_heads(segments, form, out.device), at.tails.numel()
     with dispatch.device_of(out):
-        rows = triton.cdiv(max(at.blocks, at.tails.numel()), 512)
-        get_scales_kernel[(rows, count)](
-            stacked, stride, scales, block_heads(segments, form, out.device), at.blocks,
-            at.tails, at.tail_limits, at.tails.numel(), flags, SIZE=512, num_warps=4,
+        launch(
+            get_scales_kernel, (-(-max(at.blocks, tails) // 512), count), stacked, stride, scales, heads,
+            at.blocks, at.tails, at.tail_limits, tails, flags, 512, num_warps=4,
         )  # fmt: skip
         if form.levels & form.levels + 1:
-            for which, _ in both(segments, out.device):
-                check_levels_kernel[(len(which), count)](
-                    stacked, stride, flags, which.segment, which.first, at.sizes, at.body, at.body_end,
-                    LEVELS=form.levels, BITS=form.bits, SPAN=span, **LAUNCH,
+            for tiles_, _, segment, first in for_all.tiles:
+                launch(
+                    check_levels_kernel, (tiles_, count), stacked, stride, flags, segment, first, at.sizes,
+                    at.body, at.body_end, form.levels, form.bits, spanned(form.bits),
                 )  # fmt: skip
-        for which, masked in both(segments, out.device):
-            dequantise_kernel[(len(which),)](
-                stacked, stride, count, scales, at.blocks, flags, out, which.segment, which.first,
-                at.starts, at.sizes, at.body, at.body_end, at.first_block, float(alpha),
-                LEVELS=form.levels, BITS=form.bits, POWERS=form.powers, HIGH=high, LOW=low, BLOCK=form.block,
-                MASKED=masked, ALIGNED=wide, **LAUNCH,
+        for tiles_, masked, segment, first in for_all.tiles:
+            launch(
+                dequantise_kernel, (tiles_,), stacked, stride, count, scales, at.blocks, flags, out,
+                segment, first, at.starts, at.sizes, at.body, at.body_end, at.first_block, float(alpha),
+                form.levels, form.bits, form.powers, *for_all.inverse, form.block, masked, wide,
             )  # fmt: skip
-    deferred.check(flags, lambda number: damaged(number, form))
+    deferred.check(flags, partial(damaged, form))
     return out
 
 
@@ -730,7 +766,7 @@ def dequantises(form: Form) -> bool:
     return not form.base3 and form.block % 8 == 0
 
 
-def damaged(number: int, form: Form) -> WireError:
+def damaged(form: Form, number: int) -> WireError:
     """The error of flag `number`, three for each message."""
     message, kind = divmod(number, 3)
     error = WireError(
@@ -761,15 +797,16 @@ def add_levels_(
 
     fresh: out is taken for 0 before.
     """
-    at = places(segments, form, out.device)
-    high, low = inverse(form.levels, zero)
+    for_all = plan(segments, form, out.device)
+    at, wide = for_all.at, aligned(for_all, out)
+    used = segments.numel * bits % 8 or 8  # of the last byte
     with dispatch.device_of(out):
-        for which, masked in both(segments, out.device):
-            levels_kernel[(len(which),)](
-                signed, signed.numel(), zero, scales, signed if flags is None else flags, out,
-                which.segment, which.first, at.starts, at.sizes, at.first_element, at.first_block,
-                float(alpha), LEVELS=form.levels, BITS=bits, POWERS=form.powers, HIGH=high, LOW=low,
-                BLOCK=form.block, FRESH=fresh, MASKED=masked, ALIGNED=aligned(segments, out), **LAUNCH,
+        for count, masked, segment, first in for_all.tiles:
+            launch(
+                levels_kernel, (count,), signed, signed.numel(), used, zero, scales,
+                signed if flags is None else flags, out, segment, first, at.starts, at.sizes,
+                at.first_element, at.first_block, float(alpha), form.levels, bits, form.powers,
+                *inverse(form.levels, zero), form.block, fresh, masked, wide,
             )  # fmt: skip
     return out
 
@@ -781,9 +818,7 @@ def pack_levels(signed: Tensor, zero: int, bits: int) -> Tensor:
     if n:
         columns = triton.next_power_of_2(bits)
         with dispatch.device_of(signed):
-            pack_kernel[(triton.cdiv(n, TILE),)](
-                signed, wire, wire.numel(), n, zero, BITS=bits, COLUMNS=columns, **LAUNCH
-            )
+            launch(pack_kernel, (-(-n // TILE),), signed, wire, wire.numel(), n, zero, bits, columns)
     return wire
 
 
@@ -794,10 +829,9 @@ def packed_sum(wires: Tensor, n: int, most: int, bits: int, sum_bits: int) -> tu
     flags = torch.zeros(ranks, dtype=torch.int32, device=wires.device)
     if n:
         with dispatch.device_of(wires):
-            packed_sum_kernel[(triton.cdiv(n, TILE),)](
-                wires, nbytes, ranks, sums, sums.numel(), flags, n, most,
-                BITS=bits, SPAN=spanned(bits), SUM_BITS=sum_bits,
-                COLUMNS=triton.next_power_of_2(sum_bits), **LAUNCH,
+            launch(
+                packed_sum_kernel, (-(-n // TILE),), wires, nbytes, ranks, sums, sums.numel(), flags, n,
+                most, bits, spanned(bits), sum_bits, triton.next_power_of_2(sum_bits),
             )  # fmt: skip
     return sums, flags
 
@@ -819,7 +853,7 @@ def given(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor
 
 def source(form: Form) -> Any:
     """Where a kernel finds the scales of elements."""
-    return ONE_A_ROW if form.block else ONE_A_TENSOR
+    return ONE_A_ROW.value if form.block else ONE_A_TENSOR.value
 
 
 @lru_cache(maxsize=512)
@@ -848,23 +882,12 @@ def spanned(bits: int) -> int:
     return max(1, -(-bits // 8)) if bits in (0, 1, 2, 4, 8, 16) else (bits + 14) // 8
 
 
-def both(segments: Segments, device: torch.device) -> list[tuple[Tiles, bool]]:
-    """The whole tiles, and those that need a mask; none that are empty."""
-    full, last = tiles(segments.sizes, TILE, device)
-    return [(which, masked) for which, masked in ((full, False), (last, True)) if len(which)]
-
-
-def aligned(segments: Segments, x: Tensor) -> bool:
+def aligned(for_all: Plan, x: Tensor) -> bool:
     """Whether each tensor begins at a multiple of 16 bytes."""
-    return x.data_ptr() % 16 == 0 and all_aligned(segments)
+    return for_all.aligned and x.data_ptr() % 16 == 0
 
 
 @lru_cache(maxsize=512)
-def all_aligned(segments: Segments) -> bool:
-    return all(start % 4 == 0 for start in segments.starts)
-
-
-@lru_cache(maxsize=64)
 def block_heads(segments: Segments, form: Form, device: torch.device) -> Tensor:
     """Place of each block's scale in the wire: int64 (B,). The tensor is shared: do not change it."""
     at: Places = places(segments, form, device)
@@ -874,9 +897,9 @@ def block_heads(segments: Segments, form: Form, device: torch.device) -> Tensor:
 
 
 def one_buffer(wires: Sequence[Tensor]) -> tuple[Tensor, int]:
-    """A tensor that begins with the first message, and how many bytes apart they lie. Copies if it has to."""
-    apart = [later.data_ptr() - wire.data_ptr() for wire, later in pairwise(wires)]
-    storages = {wire.untyped_storage().data_ptr() for wire in wires}
-    if len(storages) == 1 and len(set(apart)) <= 1:
-        return wires[0], apart[0] if apart else 0
+    """The first message, and how many bytes apart they lie in memory. Copies them if that differs."""
+    places_ = [wire.data_ptr() for wire in wires]
+    apart = places_[1] - places_[0] if len(wires) > 1 else 0
+    if all(later - earlier == apart for earlier, later in pairwise(places_)):
+        return wires[0], apart
     return torch.cat(list(wires)), wires[0].numel()

@@ -132,11 +132,7 @@ def _on_gpu_(
 ) -> Tensor:
     from laconic.kernels.quantise import gpu
 
-    used = segments.numel * bits % 8  # of the last byte
-    if used:
-        flags = (wire[-1:] >> used).to(torch.int32)
-    else:
-        flags = torch.zeros(1, dtype=torch.int32, device=wire.device)
+    flags = torch.zeros(1, dtype=torch.int32, device=wire.device)
     zero = ranks * form.levels
     gpu.add_levels_(wire, bits, zero, scales, flags, segments, out, form, alpha, fresh)
     deferred.check(flags, lambda _: reference.damaged(None, 2 * zero))
