@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from laconic.comm import metered
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.exchange.stats import Seconds
+from laconic.exchange.stopwatch import weight_of
 
 
 @dataclass
@@ -37,14 +37,30 @@ def test_an_exchange_on_a_gpu_is_counted_when_it_is_over():
     assert seconds.plus(Seconds()).encode_s == 2.5
 
 
-def test_collectives_are_between_two_events(monkeypatch):
-    moments = iter(range(10))
-    monkeypatch.setattr(metered, "instant", lambda: Event(float(next(moments))))
+class Moments:
+    """Stands for `Instants`: an event a millisecond."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def now(self) -> Event:
+        self._number += 1
+        return Event(float(self._number - 1))
+
+
+def test_a_sampled_exchange_counts_for_all():
+    seconds = Seconds()
+    seconds.add_events(Event(0.0), [(Event(1000.0), Event(3000.0))], Event(6000.0), 8)
+    assert seconds.so_far() == {"encode_s": 8.0, "communicate_s": 16.0, "decode_s": 24.0}
+    assert sum(weight_of(step) for step in range(64)) == 64
+
+
+def test_collectives_are_between_two_events():
     comm = Metered(Loopback.world(1)[0])
-    comm.mark(torch.device("cuda"))
+    comm.mark(Moments())
     comm.all_reduce(torch.ones(2))
     comm.all_gather(torch.ones(2))
     assert comm.events_since_mark() == [(Event(0.0), Event(1.0)), (Event(2.0), Event(3.0))]
-    comm.mark(torch.device("cpu"))
+    comm.mark()
     comm.all_reduce(torch.ones(2))
     assert comm.events_since_mark() == []

@@ -24,25 +24,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from laconic.comm import wire_model as link
 from laconic.comm.comm import Comm, ReduceOp
 from laconic.comm.counter import Counter
+from laconic.comm.instants import Instant, Instants
 from laconic.comm.wire_model import Messages, PacketModel
-
-
-class Instant(Protocol):
-    """What is used of torch.cuda.Event."""
-
-    def query(self) -> bool:
-        """Whether the GPU has passed it."""
-
-    def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from this event to a later one."""
 
 
 @dataclass(frozen=True)
@@ -140,18 +130,18 @@ class Metered(Comm):
         finally:
             self._books.phase = outer
 
-    def mark(self, device: torch.device | None = None) -> None:
-        """Start the interval that `since_mark` reports, and on a GPU `events_since_mark`."""
+    def mark(self, instants: Instants | None = None) -> None:
+        """Start the interval of `since_mark`, and of `events_since_mark` if `instants` records events."""
         self._books.first, self._books.busy = None, 0.0
-        self._books.events = [] if device is not None and device.type == "cuda" else None
+        self._books.instants, self._books.events = instants, []
 
     def since_mark(self) -> tuple[float | None, float]:
         """The start of the first collective after the mark, or None, and the seconds spent in all."""
         return self._books.first, self._books.busy
 
     def events_since_mark(self) -> list[tuple[Instant, Instant]]:
-        """Events around each collective after the mark, on the stream that was current."""
-        return self._books.events or []
+        """Events around each collective after the mark; none where it was marked without `instants`."""
+        return self._books.events
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Tensor:
         start, n = self._books.start(), x.nbytes
@@ -229,13 +219,6 @@ class Metered(Comm):
         return [chunk.nbytes for rank, chunk in enumerate(chunks) if rank != self.rank]
 
 
-def instant() -> Instant:
-    """A new event on the current stream of the current GPU."""
-    event = torch.Event("cuda", enable_timing=True)  # torch.cuda.Event looks up the stream in Python
-    event.record()
-    return event
-
-
 class _Books:
     """The counts of a Metered and of the groups split off it."""
 
@@ -246,13 +229,14 @@ class _Books:
         self.phase = ""
         self.first: float | None = None
         self.busy = 0.0
-        self.events: list[tuple[Instant, Instant]] | None = None  # around calls since the mark, on a GPU
+        self.instants: Instants | None = None  # on a GPU, if calls are measured by events
+        self.events: list[tuple[Instant, Instant]] = []  # around calls since the mark
         self._begun: Instant | None = None
 
     def start(self) -> float:
         """Note that a call begins; return the time."""
-        if self.events is not None:
-            self._begun = instant()
+        if self.instants is not None:
+            self._begun = self.instants.now()
         return self.clock()
 
     def enter(self, name: str, start: float, sent: int, received: int, messages: Messages) -> None:
@@ -261,8 +245,8 @@ class _Books:
         if self.first is None:
             self.first = start
         self.busy += seconds
-        if self.events is not None and self._begun is not None:
-            self.events.append((self._begun, instant()))
+        if self.instants is not None and self._begun is not None:
+            self.events.append((self._begun, self.instants.now()))
         network = (self.link.sent(messages), self.link.received(messages))
         fields = (1, sent, received, *network, sum(messages.sent), seconds)
         key = (self.phase, name)

@@ -11,6 +11,7 @@ travels depends on the kind of collective, at no cost to a step that counts:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from laconic.comm.comm import Comm
 
 VOID_LENGTH = 1 << 62
+EXPONENT = 0x7F800000  # bits of the smallest float32 magnitude that is not finite: infinity
 
 
 class VoidSum(Exception):
@@ -91,18 +93,23 @@ def sum_unchecked(
     return comm.all_reduce(_summand(x, n, torch.nan, device, dtype))
 
 
-def extremes(x: Tensor) -> Tensor:
-    """Return the least and the greatest entry of x (n,), n > 0, as float32 (2,): NaN if there is one.
+def largest_of(views: Sequence[Tensor]) -> Tensor:
+    """Return the largest magnitude in these (n,), n > 0, as float32 (1,); NaN if there is a NaN.
 
-    Both are finite exactly where x is: one number to read instead of a flag for every entry.
+    It is finite exactly where they are: one number to read instead of a flag for every entry.
+
+    >>> largest_of([torch.tensor([1.0, -2.0]), torch.tensor([]), torch.tensor([0.5])])
+    tensor([2.])
     """
-    return torch.stack(torch.aminmax(x)).to(torch.float32)
+    views = [view for view in views if view.numel()]
+    x = views[0] if len(views) == 1 else torch.stack(torch._foreach_norm(views, math.inf))
+    return torch.linalg.vector_norm(x, math.inf, dim=0, keepdim=True, dtype=torch.float32)
 
 
 def not_finite(x: Tensor) -> Tensor:
-    """Return int32 (1,): 1 where x (n,), n > 0, has an entry that is not finite; for `deferred.check`."""
-    ends = extremes(x)
-    return (ends - ends).sum().ne(0).to(torch.int32).reshape(1)
+    """Return int32 (1,): not 0 where x (n,), n > 0, has an entry that is not finite; for `deferred.check`."""
+    bits = largest_of([x]).view(torch.int32)  # of a magnitude: no sign
+    return torch.div(bits, EXPONENT, rounding_mode="floor")
 
 
 def max_or_void(comm: Comm, x: Tensor | None, n: int, device: torch.device) -> Tensor | None:

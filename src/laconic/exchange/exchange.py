@@ -9,14 +9,12 @@ is finite of a void step stays in the memory and is sent later.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from laconic.comm.metered import Instant, Metered, instant
+from laconic.comm.metered import Metered
 from laconic.comm.sent import Sent
 from laconic.comm.void import VoidSum
 from laconic.core.deferred import deferred
@@ -26,16 +24,17 @@ from laconic.core.per_layout import PerLayout
 from laconic.core.turn import Turn
 from laconic.exchange.clip import Clip
 from laconic.exchange.finite import corrected_by, first_not_finite
-from laconic.exchange.leg import Leg, Reduction, gain_of
+from laconic.exchange.leg import Leg, Reduction, checked_late, gain_of
 from laconic.exchange.masks import MaskWatch
 from laconic.exchange.method import Method
 from laconic.exchange.noise_scale import NoiseMeter
 from laconic.exchange.sparse_gradients import sparse_mean
 from laconic.exchange.state import check_shapes
 from laconic.exchange.stats import Seconds
+from laconic.exchange.stopwatch import Stopwatch
 from laconic.feedback import Optimised
 from laconic.feedback.no_feedback import NoFeedback
-from laconic.reducers.sum import BoundSum, Sum
+from laconic.reducers.sum import Sum
 
 
 class Exchange:
@@ -64,18 +63,21 @@ class Exchange:
         for route, part in zip(method.routes, whole, strict=True):
             gain = gain_of(route, part)
             feedback = route.feedback.bind(part, optimised, comm.size)
-            reducer = route.reducer.bind(part, comm)
-            if isinstance(reducer, BoundSum):
-                reducer = replace(reducer, late=True)
+            reducer = checked_late(route.reducer.bind(part, comm))
             self._legs.append(Leg(repr(route.reducer), feedback, reducer, gain))
         kept = (route.feedback for route, part in zip(method.routes, whole, strict=True) if len(part))
         self._clipping = tuple(each for each in kept if each.clip_at(each.warm_at) is not None)
         self._clip = Clip(layout) if self._clipping else None
         self.noise = NoiseMeter(exactly_summed(method, layout), layout, comm.size)
-        self._parts = PerLayout(lambda layout: tuple(layout.named(part.names) for part in whole))
+        self._parts = PerLayout(self._assigned)
         self.masks = MaskWatch(layout.names, mask_of)
         self._settled: list[tuple[Leg, Layout]] = []
         self._owned: dict[tuple[bool, ...], frozenset[str]] = {}
+
+    def _assigned(self, layout: Layout) -> tuple[tuple[Leg, Layout], ...]:
+        """Return the legs that have tensors in a bucket, with these tensors."""
+        parts = (layout.named(part.names) for part in self._whole)
+        return tuple((leg, part) for leg, part in zip(self._legs, parts, strict=True) if len(part))
 
     def begin(self) -> None:
         """A new backward pass: its first bucket is about to come. All ranks begin it."""
@@ -110,9 +112,9 @@ class Exchange:
         The gradients are multiplied by 1 / `scale` before the feedback, and clipped where it asks for that;
         the mean is multiplied by `scale` after it.
         """
-        began = self._start(bucket)
+        watch = Stopwatch(self.seconds, self.comm, bucket.device, self.step)
         turn = Turn(self.step, self.comm.rank, self.seed)
-        legs = [(leg, part) for leg, part in zip(self._legs, self._parts(layout), strict=True) if len(part)]
+        legs = self._parts(layout)
         given = self._clipped(bucket, layout, 1 / scale)
         if measures := self.noise.due(self.step):
             self.noise.local(bucket, layout, given)
@@ -139,22 +141,9 @@ class Exchange:
             bucket.fill_(torch.nan)
         elif measures:
             self.noise.mean(bucket, layout, 1 / scale)
-        self._stop(began)
+        watch.stop()
         self.dense_bytes += self.comm.dense_sent(4 * layout.numel)
         return self.void is None
-
-    def _start(self, x: Tensor) -> tuple[float, Instant | None]:
-        """The moment in which an exchange of x begins, by the host's clock and on a GPU's stream."""
-        self.comm.mark(x.device)
-        return time.perf_counter(), instant() if x.is_cuda else None
-
-    def _stop(self, began: tuple[float, Instant | None]) -> None:
-        """Count the seconds of an exchange that ends now."""
-        host, event = began
-        if event is None:
-            self.seconds.add(host, time.perf_counter(), *self.comm.since_mark())
-        else:
-            self.seconds.add_events(event, self.comm.events_since_mark(), instant())
 
     def _clipped(self, grad: Tensor, layout: Layout, scale: float) -> float:
         """The scale, times the factor that clips the gradient at this step."""
@@ -202,7 +191,7 @@ class Exchange:
 
     def sparse_mean(self, grad: Tensor) -> Tensor:
         """Mean over ranks of sparse COO `grad`, gathered as it is; of NaN, where the step is void."""
-        began = self._start(grad)
+        watch = Stopwatch(self.seconds, self.comm, grad.device, self.step)
         with self.comm.phase("sparse gradients"):
             before = self.comm.snapshot().network_sent
             mean = sparse_mean(grad, self.comm)
@@ -210,7 +199,7 @@ class Exchange:
             self.cancel("a sparse gradient")
         if self.void is not None:
             mean.values().fill_(torch.nan)
-        self._stop(began)
+        watch.stop()
         self.dense_bytes += self.comm.snapshot().network_sent - before  # DDP gathers them too
         return mean
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
-import torch
 from torch import Tensor
 
 from laconic import kernels
-from laconic.comm.void import extremes
-from laconic.core.layout import Layout
+from laconic.comm.void import largest_of
+from laconic.core.layout import Layout, Segments
 from laconic.core.turn import Turn
 from laconic.exchange.leg import Leg
 
@@ -18,24 +18,48 @@ from laconic.exchange.leg import Leg
 def corrected_by(
     legs: Sequence[tuple[Leg, Layout]], bucket: Tensor, turn: Turn, scale: float
 ) -> list[Tensor | None]:
-    """Return the input of each leg's reducer; None where it is not finite and the reducer cannot tell."""
+    """Return the input of each leg's reducer; None where it is not finite and the reducer cannot tell.
+
+    On a GPU one number is read for all inputs that neither the feedback nor the reducer checks: all of them
+    become None together, as the step is void anyway.
+    """
     corrected = [leg.correct(bucket, part, turn, scale) for leg, part in legs]
     unknown = [
         (i, x, part)
         for i, ((leg, part), x) in enumerate(zip(legs, corrected, strict=True))
-        if x is not None and leg.finite_is_unknown and part.numel
+        if x is not None and leg.finite_is_unknown(turn.step) and part.numel
     ]
     if not unknown:
         return corrected
     if bucket.is_cpu:
         finite = [kernels.all_finite(x, part.segments) for _, x, part in unknown]
     else:
-        ends = torch.stack([extremes(part.segments.merged.gathered(x)) for _, x, part in unknown]).tolist()
-        finite = [all(map(math.isfinite, pair)) for pair in ends]
+        finite = [_all_finite([(x, part.segments) for _, x, part in unknown])] * len(unknown)
     for (i, _, _), fine in zip(unknown, finite, strict=True):
         if not fine:
             corrected[i] = None
     return corrected
+
+
+def _all_finite(parts: Sequence[tuple[Tensor, Segments]]) -> bool:
+    """Return whether all of these ranges are finite, with one read from a GPU."""
+    of: dict[int, tuple[Tensor, list[Segments]]] = {}
+    for x, segments in parts:
+        of.setdefault(id(x), (x, []))[1].append(segments)
+    views = [view for x, some in of.values() for view in together(tuple(some)).views(x)]
+    return math.isfinite(largest_of(views).item())
+
+
+@lru_cache(maxsize=512)
+def together(parts: tuple[Segments, ...]) -> Segments:
+    """Return the ranges of all parts of one buffer, in the fewest runs.
+
+    >>> together((Segments((0, 5), (2, 1)), Segments((2,), (3,))))
+    Segments(starts=(0,), sizes=(6,))
+    """
+    starts = tuple(start for part in parts for start in part.starts)
+    sizes = tuple(size for part in parts for size in part.sizes)
+    return Segments(starts, sizes).merged
 
 
 def first_not_finite(x: Tensor, layout: Layout) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -14,6 +14,8 @@ from laconic.core.turn import Turn
 from laconic.exchange.method import Route
 from laconic.feedback import BoundFeedback
 from laconic.reducers import BoundReducer
+from laconic.reducers.dense_first import BoundDenseFirst
+from laconic.reducers.sum import BoundSum
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,10 @@ class Leg:
         """What the feedback makes of scale * grad; None if the feedback has found it not finite."""
         return self.feedback.correct(grad, part, turn, scale)
 
-    @property
-    def finite_is_unknown(self) -> bool:
-        """Whether neither the feedback nor the reducer looks for what is not finite."""
-        return not (self.feedback.detects_non_finite or self.reducer.detects_non_finite)
+    def finite_is_unknown(self, step: int) -> bool:
+        """Return whether neither the feedback nor the reducer looks for what is not finite at this step."""
+        reducer = self.reducer.at(step) if isinstance(self.reducer, BoundDenseFirst) else self.reducer
+        return not (self.feedback.detects_non_finite or reducer.detects_non_finite)
 
     def settle(self, sent: Sent, part: Layout, turn: Turn) -> None:
         """Tell the feedback what was sent, as damped."""
@@ -79,6 +81,15 @@ class Scaled:
     def clear_(self, memory: Tensor) -> Tensor:
         """Set to zero the entries of memory that were sent."""
         return self.share.clear_(memory)
+
+
+def checked_late(reducer: BoundReducer) -> BoundReducer:
+    """Return the reducer with its sums checked by `deferred.check`."""
+    if isinstance(reducer, BoundSum):
+        return replace(reducer, late=True)
+    if isinstance(reducer, BoundDenseFirst):
+        return replace(reducer, dense=checked_late(reducer.dense), then=checked_late(reducer.then))
+    return reducer
 
 
 def gain_of(route: Route, layout: Layout) -> float:

@@ -17,12 +17,14 @@ possible examples: up to there a larger batch pays, and far beyond it hardly sav
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from laconic.core.layout import Layout
+from laconic.core.layout import Layout, Segments
+from laconic.core.per_layout import PerLayout
 
 EVERY = 5  # steps from one measurement to the next
 DECAY = 0.95  # of the running means, per measurement
@@ -83,6 +85,9 @@ class NoiseScale:
         return Noise(self._variance / self._weight, self._signal / self._weight, self._samples, share)
 
 
+Norms = tuple[Sequence[Tensor], float]  # of the runs of a bucket, float32 (); their squares times scale^2
+
+
 class NoiseMeter:
     """Measures an exchange of `size` ranks, on the tensors of `exact`: those whose mean is the true mean."""
 
@@ -90,8 +95,13 @@ class NoiseMeter:
         self._names, self._size = frozenset(exact.names), size
         self._share = exact.numel / max(1, model.numel)
         self._scale = NoiseScale()
-        self._small: list[Tensor] = []
-        self._big: list[Tensor] = []
+        self._runs = PerLayout(self._runs_of)
+        self._small: list[Norms] = []
+        self._big: list[Norms] = []
+
+    def _runs_of(self, layout: Layout) -> Segments:
+        """Return where the measured tensors of a bucket lie."""
+        return layout.named(self._names).segments.merged
 
     def due(self, step: int) -> bool:
         """Whether this step is to be measured."""
@@ -104,16 +114,24 @@ class NoiseMeter:
 
     def local(self, grad: Tensor, layout: Layout, scale: float) -> None:
         """The rank's own gradient, as `scale` times what lies in this bucket."""
-        self._small.append(scale**2 * squared_norm(grad, layout.named(self._names)))
+        self._small.append((norms(grad, self._runs(layout)), scale))
 
     def mean(self, mean: Tensor, layout: Layout, scale: float) -> None:
         """The mean of all ranks, in the same bucket."""
-        self._big.append(scale**2 * squared_norm(mean, layout.named(self._names)))
+        self._big.append((norms(mean, self._runs(layout)), scale))
 
     def end(self) -> None:
         """All buckets of the step are done, and it counts. Only here the host waits for a GPU."""
-        small, big = (sum(torch.stack(some).tolist()) if some else 0.0 for some in (self._small, self._big))
+        read = iter(torch.stack(every).tolist() if (every := self._all_norms()) else ())
+        small, big = (
+            sum(scale**2 * sum(next(read) ** 2 for _ in norms) for norms, scale in some)
+            for some in (self._small, self._big)
+        )
         self._scale.add(small, big, self._size)
+
+    def _all_norms(self) -> list[Tensor]:
+        """Return the norms of the step, in the order of `end`."""
+        return [norm for some in (self._small, self._big) for norms, _ in some for norm in norms]
 
     @property
     def noise(self) -> Noise | None:
@@ -121,14 +139,10 @@ class NoiseMeter:
         return self._scale.noise(self._share)
 
 
-def squared_norm(x: Tensor, layout: Layout) -> Tensor:
-    """The squared Euclidean norm of these tensors of flat x, float64 ().
+def norms(x: Tensor, runs: Segments) -> Sequence[Tensor]:
+    """Return the Euclidean norms of these ranges of flat x, float32 () each: one launch on a GPU.
 
-    >>> layout = Layout.of([("a", (1,)), ("b", (1,)), ("c", (1,))])
-    >>> squared_norm(torch.tensor([3.0, 9.0, 4.0]), layout.named("ac"))
-    tensor(25., dtype=torch.float64)
+    >>> norms(torch.tensor([3.0, 9.0, 4.0]), Segments((0, 2), (1, 1)))
+    (tensor(3.), tensor(4.))
     """
-    views = layout.segments.merged.views(x)
-    if not views:
-        return torch.zeros((), dtype=torch.float64, device=x.device)
-    return torch.stack(torch._foreach_norm(views)).double().square().sum()
+    return tuple(torch._foreach_norm(runs.views(x))) if len(runs) else ()

@@ -53,7 +53,7 @@ class DenseFirst(Reducer):
         return self.then.unaccountable
 
     def bind(self, layout: Layout, comm: Comm) -> BoundReducer:
-        return _DenseFirst(self.steps, Sum().bind(layout, comm), self.then.bind(layout, comm))
+        return BoundDenseFirst(self.steps, Sum().bind(layout, comm), self.then.bind(layout, comm))
 
     def nbytes(self, layout: Layout) -> int:
         return max(Sum().nbytes(layout), self.then.nbytes(layout))
@@ -67,10 +67,16 @@ class DenseFirst(Reducer):
 
 
 @dataclass
-class _DenseFirst(BoundReducer):
+class BoundDenseFirst(BoundReducer):
+    """The dense sum and the other reduction at work."""
+
     steps: int
     dense: BoundReducer
     then: BoundReducer
+
+    def at(self, step: int) -> BoundReducer:
+        """Return the reduction of this step."""
+        return self.dense if step < self.steps else self.then
 
     @property
     def detects_non_finite(self) -> bool:
@@ -79,8 +85,7 @@ class _DenseFirst(BoundReducer):
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
-        reduction = self.dense if turn.step < self.steps else self.then
-        return reduction.reduce(x, layout, turn, out, alpha)
+        return self.at(turn.step).reduce(x, layout, turn, out, alpha)
 
     def put_back(self, layout: Layout) -> None:
         self.then.put_back(layout)

@@ -35,7 +35,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.sent import Sent
-from laconic.comm.void import extremes, sum_or_void, sum_unchecked
+from laconic.comm.void import largest_of, sum_or_void, sum_unchecked
 from laconic.core import arguments
 from laconic.core.layout import Entry, Layout, Segments
 from laconic.core.per_layout import PerLayout
@@ -201,7 +201,7 @@ class _PowerSGD(BoundReducer):
         """
         found = [] if right is None else [torch.linalg.vector_norm(right, dtype=torch.float64).reshape(1)]
         if rest.numel():
-            found.append(extremes(rest).double())
+            found.append(largest_of([rest]).double())
         read = torch.cat(found).tolist()
         if right is not None:
             self._whole[id(factored)] = read[0] ** 2 > len(factored.columns) - 0.5

@@ -14,7 +14,7 @@ from laconic import kernels
 from laconic.codecs.cast import Cast
 from laconic.comm.comm import Comm
 from laconic.comm.sent import Sent
-from laconic.comm.void import VoidSum, extremes, max_or_void, not_finite
+from laconic.comm.void import VoidSum, largest_of, max_or_void, not_finite
 from laconic.core import arguments, deferred
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout, Segments
@@ -115,14 +115,19 @@ class BoundSum(BoundReducer):
         factor, most = found
         if in_place:
             buffer = runs.views(out)[0]
-        else:  # one element more than nothing, so that even nothing can say that it is not finite
+        elif x is None or out.is_cpu or not runs.numel:
+            # one element more than nothing, so that even nothing can say that it is not finite
             buffer = torch.zeros(max(1, runs.numel), dtype=self.dtype, device=out.device)
+        else:
+            buffer = self._packed(x, runs, factor, most)
         if x is None:
             apart = False
             buffer.fill_(torch.nan)
         else:
             apart = x is not out  # another view of the same memory costs a copy, and is right
-            if apart or not in_place:
+            if in_place and apart:
+                buffer.copy_(runs.views(x)[0])
+            elif out.is_cpu and not in_place:
                 self._pack_(buffer, x, runs, factor, most)
         share = DenseShare(runs, buffer.clone() if apart else None, 1 / factor)
         wait = self.comm.begin_all_reduce(buffer)
@@ -137,7 +142,9 @@ class BoundSum(BoundReducer):
                     for view, part in zip(runs.views(out), _split(buffer, runs), strict=True):
                         view.copy_(part)
                 return share if kernels.all_finite(runs.scale_(out, scale), runs) else None
-            mean = buffer.to(torch.float32).mul_(scale)
+            mean = buffer.to(torch.float32)
+            if scale != 1:
+                mean.mul_(scale)
             if not in_place:
                 torch._foreach_copy_(runs.views(out), _split(mean, runs))
             return share if self._is_finite(mean) else None
@@ -147,7 +154,7 @@ class BoundSum(BoundReducer):
     def _is_finite(self, mean: Tensor) -> bool:
         """Whether this mean on a GPU is finite; if `late`, that is checked later, with other flags."""
         if not self.late:
-            return all(map(math.isfinite, extremes(mean).tolist()))
+            return math.isfinite(largest_of([mean]).item())
         deferred.check(not_finite(mean), lambda _: VoidSum())
         return True
 
@@ -171,14 +178,14 @@ class BoundSum(BoundReducer):
         factor = 2.0 ** min(power, FINEST)
         return factor, largest * factor
 
+    def _packed(self, x: Tensor, runs: Segments, factor: float, most: float) -> Tensor:
+        """Return x on the runs, one after the other, as a copy; in 16 bits factor * x, at most `most`."""
+        if self.dtype == torch.float32:
+            return torch.cat(runs.views(x))
+        return (runs.gathered(x) * factor).clamp_(-most, most).to(self.dtype)
+
     def _pack_(self, buffer: Tensor, x: Tensor, runs: Segments, factor: float, most: float) -> None:
-        """buffer = x on the runs, one after the other; in 16 bits factor * x, at most `most`."""
-        if not x.is_cpu:
-            if len(runs):
-                flat = runs.gathered(x)
-                exact = self.dtype == torch.float32
-                buffer.copy_(flat if exact else (flat * factor).clamp_(-most, most))
-            return
+        """buffer = x on the runs, one after the other, on the CPU; in 16 bits factor * x, at most `most`."""
         for view, part in zip(runs.views(x), _split(buffer, runs), strict=True):
             if self.dtype == torch.float32:
                 part.copy_(view)
@@ -205,4 +212,4 @@ def _limit(dtype: torch.dtype, size: int) -> float:
 
 
 def _split(buffer: Tensor, runs: Segments) -> tuple[Tensor, ...]:
-    return torch.split(buffer[: runs.numel], list(runs.sizes))
+    return buffer[: runs.numel].split_with_sizes(runs.sizes)
