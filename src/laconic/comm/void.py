@@ -103,13 +103,15 @@ def largest_of(views: Sequence[Tensor]) -> Tensor:
     """
     views = [view for view in views if view.numel()]
     x = views[0] if len(views) == 1 else torch.stack(torch._foreach_norm(views, math.inf))
-    return torch.linalg.vector_norm(x, math.inf, dim=0, keepdim=True, dtype=torch.float32)
+    most: Tensor = torch.linalg.vector_norm(x, math.inf, dim=0, keepdim=True, dtype=torch.float32)
+    return most
 
 
 def not_finite(x: Tensor) -> Tensor:
     """Return int32 (1,): not 0 where x (n,), n > 0, has an entry that is not finite; for `deferred.check`."""
     bits = largest_of([x]).view(torch.int32)  # of a magnitude: no sign
-    return torch.div(bits, EXPONENT, rounding_mode="floor")
+    flag: Tensor = torch.div(bits, EXPONENT, rounding_mode="floor")
+    return flag
 
 
 def max_or_void(comm: Comm, x: Tensor | None, n: int, device: torch.device) -> Tensor | None:

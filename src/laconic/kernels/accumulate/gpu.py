@@ -13,6 +13,7 @@ from torch import Tensor
 
 from laconic.core.layout import Segments
 from laconic.kernels import dispatch
+from laconic.kernels.launch import launch as launch_once
 from laconic.kernels.tiles import table, tiles
 
 TILE = 4096
@@ -143,14 +144,14 @@ def velocity_kernel(
 def all_finite(x: Tensor, segments: Segments) -> bool:
     """Return whether no entry of the segments is NaN or infinite."""
     flag = torch.zeros(1, dtype=torch.int32, device=x.device)
-    launch(all_finite_kernel, segments.merged, x, flag)
+    launch(all_finite_kernel, segments.merged, (x, flag))
     return flag.item() == 0
 
 
 def accumulate_(residual: Tensor, grad: Tensor, segments: Segments, scale: float, decay: float) -> bool:
     """residual = decay * residual + scale * grad, where that is finite."""
     flag = torch.zeros(1, dtype=torch.int32, device=grad.device)
-    launch(accumulate_kernel, segments.merged, residual, grad, flag, float(scale), float(decay))
+    launch(accumulate_kernel, segments.merged, (residual, grad, flag, float(scale), float(decay)))
     return flag.item() == 0
 
 
@@ -170,36 +171,36 @@ def velocity_(
         values = values[:1] * len(segments)
     flag = torch.zeros(1, dtype=torch.int32, device=grad.device)
     factors = momentum_table(values, grad.device)
-    launch(
-        velocity_kernel, segments, velocity, residual, grad, flag, factors, float(scale), NESTEROV=nesterov
-    )
+    arguments = (velocity, residual, grad, flag, factors, float(scale))
+    launch(velocity_kernel, segments, arguments, (nesterov,))
     return flag.item() == 0
 
 
-def launch(kernel: Any, segments: Segments, *arguments: Any, **constants: Any) -> None:
+def launch(
+    kernel: Any, segments: Segments, arguments: tuple[Any, ...], constants: tuple[Any, ...] = ()
+) -> None:
     """Launch a kernel once for all whole tiles of the segments, and once for the shorter last tiles.
 
-    The kernel takes `arguments`, then starts, sizes, segments and first elements of its tiles.
+    The kernel takes `arguments`, then starts, sizes, segments and first elements of its tiles, `constants`,
+    and TILE, ALIGNED and WHOLE.
     """
     device = arguments[0].device
+    with dispatch.device_of(arguments[0]):
+        for grid, tables, fixed, warps in _launches(segments, device):
+            launch_once(kernel, grid, *arguments, *tables, *constants, *fixed, num_warps=warps)
+
+
+@lru_cache(maxsize=512)
+def _launches(segments: Segments, device: torch.device) -> tuple[tuple[Any, ...], ...]:
+    """Return grid, tables, constants and warps of each launch."""
     starts, sizes = table(segments.starts, device), table(segments.sizes, device)
     aligned = all(start % 4 == 0 for start in segments.starts)
-    with dispatch.device_of(arguments[0]):
-        for whole, part in zip((True, False), tiles(segments.sizes, TILE, device), strict=True):
-            if len(part):
-                kernel[(len(part),)](
-                    *arguments,
-                    starts,
-                    sizes,
-                    part.segment,
-                    part.first,
-                    **constants,
-                    TILE=TILE,
-                    ALIGNED=aligned,
-                    WHOLE=whole,
-                    num_warps=WARPS[whole],
-                    enable_fp_fusion=False,
-                )
+    kinds = zip((True, False), tiles(segments.sizes, TILE, device), strict=True)
+    return tuple(
+        ((len(part),), (starts, sizes, part.segment, part.first), (TILE, aligned, whole), WARPS[whole])
+        for whole, part in kinds
+        if len(part)
+    )
 
 
 @lru_cache(maxsize=256)

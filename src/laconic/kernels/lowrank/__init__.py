@@ -1,16 +1,20 @@
 """Products of matrices with thin factors, and an orthonormal basis of a thin factor's columns.
 
 On the CPU every sum has one order of its own: the bits do not depend on what else is in the buffer, on the
-number of threads, or on the machine, so ranks that make the same product agree. Elsewhere see `batched`.
+number of threads, or on the machine, so ranks that make the same product agree. On a GPU see `gpu`, and
+`batched` for factors of many columns and for other devices.
 """
 
 from __future__ import annotations
+
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from laconic.kernels import checks, dispatch
 from laconic.kernels.lowrank import batched, reference
+from laconic.kernels.lowrank.matrices import NARROW
 from laconic.kernels.lowrank.matrices import Matrices as Matrices
 
 
@@ -28,7 +32,7 @@ def times(x: Tensor, matrices: Matrices, right: Tensor) -> Tensor:
     if (native := dispatch.native(x, right)) is not None:
         native.lowrank_times(x, matrices, right, left)
     else:
-        (reference if x.is_cpu else batched).times(x, matrices, right, left)
+        _module(matrices.rank, x, right).times(x, matrices, right, left)
     return left
 
 
@@ -41,7 +45,7 @@ def transposed_times(x: Tensor, matrices: Matrices, left: Tensor) -> Tensor:
     if (native := dispatch.native(x, left)) is not None:
         native.lowrank_transposed_times(x, matrices, left, right)
     else:
-        (reference if x.is_cpu else batched).transposed_times(x, matrices, left, right)
+        _module(matrices.rank, x, left).transposed_times(x, matrices, left, right)
     return right
 
 
@@ -53,7 +57,7 @@ def product_add_(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor, alp
     if (native := dispatch.native(x, left, right)) is not None:
         native.lowrank_product_add_(x, matrices, left, right, alpha)
     else:
-        (reference if x.is_cpu else batched).product_add_(x, matrices, left, right, alpha)
+        _module(matrices.rank, x, left, right).product_add_(x, matrices, left, right, alpha)
     return x
 
 
@@ -76,8 +80,19 @@ def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> Tensor:
     if (native := dispatch.native(packed)) is not None:
         native.lowrank_orthonormal_(packed, rank, torch.tensor(lengths, dtype=torch.int64))
     else:
-        (reference if packed.is_cpu else batched).orthonormal_(packed, rank, lengths)
+        _module(rank, packed).orthonormal_(packed, rank, lengths)
     return packed
+
+
+def _module(rank: int, *tensors: Tensor) -> ModuleType:
+    """Return the implementation for these tensors, where no native code serves them."""
+    if tensors[0].is_cpu:
+        return reference
+    if rank <= NARROW and dispatch.gpu(*tensors):
+        from laconic.kernels.lowrank import gpu
+
+        return gpu
+    return batched
 
 
 def _check(x: Tensor, matrices: Matrices, left: Tensor | None = None, right: Tensor | None = None) -> None:

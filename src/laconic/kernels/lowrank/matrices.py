@@ -13,6 +13,7 @@ from laconic.core import arguments
 from laconic.core.layout import Segments
 
 MOST = 1024  # columns of a factor
+NARROW = 4  # columns of a factor for which the Triton kernels are made
 
 
 @dataclass(frozen=True)
