@@ -39,9 +39,10 @@ def on_both(play: Any) -> None:
         assert all(same(value.cpu(), cpu) for value, cpu in zip(one, other, strict=True))
 
 
+@pytest.mark.parametrize("void_at", [None, 0, 1])
 @pytest.mark.parametrize("remembers", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_reduce_scatter(dtype: torch.dtype, remembers: bool) -> None:
+def test_the_reduce_scatter(dtype: torch.dtype, remembers: bool, void_at: int | None) -> None:
     def play(comm: Loopback, device: torch.device) -> list[Tensor]:
         shards, memory = Shards(Metered(comm), seed=3), ShardMemory(1.0) if remembers else None
         reducer: Any = lift("cgx(bits=4)").routes[0].reducer
@@ -51,6 +52,8 @@ def test_the_reduce_scatter(dtype: torch.dtype, remembers: bool) -> None:
         for step in range(3):
             shards.step = step
             x = (given("heavy", N) * (1 + comm.rank)).to(device, dtype)
+            if step == void_at and comm.rank == 1:
+                x[17] = torch.inf
             out = mean.allocate((N // 2,), dtype=dtype, device=device)
             mean(out, x, None, dist.ReduceOp.AVG)  # type: ignore[arg-type]
             found.append(out)

@@ -4,7 +4,7 @@ FSDP2 calls a reduce-scatter on autograd's thread, and on a CPU that waits for i
 result then is to make views of it, the gradients of the shards: so these may be filled while backward goes
 on, if they are before it returns. Two modules are under way at a time, which bounds the memory.
 
-On a GPU FSDP2 has streams for this, and a job runs where it is called.
+On a GPU FSDP2 has streams for this, and a job runs where it is called; the host reads its flags there, once.
 """
 
 from __future__ import annotations

@@ -38,9 +38,13 @@ class ShardMemory:
         if (wire := self._wires.get(key(name, x.numel()))) is not None:
             STORE.decode_add_(wire, x, alpha=self.decay)
 
-    def keep(self, x: Tensor, sent: Sent, name: str) -> None:
-        """The residual is what was not sent of x, which is overwritten. Non-finite steps are not kept."""
-        self._wires[key(name, x.numel())] = STORE.encode(sent.add_to_(x, -1.0), 0)
+    def encoded(self, x: Tensor, sent: Sent) -> Tensor:
+        """Bytes of the residual: x without the sent share. x is overwritten."""
+        return STORE.encode(sent.add_to_(x, -1.0), 0)
+
+    def keep(self, wire: Tensor, n: int, name: str) -> None:
+        """Keep the residual of this module, of n elements. Non-finite steps are not kept."""
+        self._wires[key(name, n)] = wire
 
     @property
     def nbytes(self) -> int:

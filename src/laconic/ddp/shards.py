@@ -2,6 +2,9 @@
 
 FSDP2 calls it once per module, with the module's gradients as one flat chunk per rank, without names. So a
 codec sees a chunk as one tensor. Backward goes on meanwhile.
+
+On a GPU all checks, of gradients that are not finite and of damaged messages, are flags that the host reads
+in one copy. It is the only time that autograd's thread waits for the GPU, if codec and pattern do not.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from torch import Tensor, nn
 from laconic import kernels
 from laconic.comm.metered import Metered
 from laconic.comm.partition import Partition, piece
+from laconic.comm.void import VoidSum, not_finite
 from laconic.core import arguments
+from laconic.core.deferred import check, deferred
 from laconic.core.errors import AttachError
 from laconic.core.layout import Entry, Layout
 from laconic.core.turn import Turn, mix
@@ -106,25 +111,45 @@ class Scatter:
     ) -> Tensor | None:
         """This rank's chunk of the mean of flat x, float32; None if x is not finite on some rank.
 
-        With a memory x is overwritten. `call`: the number of earlier calls in this step; each call rounds by
-        its own keys. `remembers`: whether the memory, if there is one, is for this x.
+        With a memory x is overwritten, and on a GPU what is not finite of it. `call`: the number of earlier
+        calls in this step; each call rounds by its own keys. `remembers`: whether the memory, if there is
+        one, is for this x.
         """
         began = time.perf_counter()
         shards, comm = self.shards, self.shards.comm
         self.made += 1
         comm.mark()
-        memory = self.memory if remembers else None
-        if memory is not None:
-            memory.add_to_(x, module)
-        finite = kernels.all_finite(x, partition.bucket.segments)
+        memory, left = self.memory if remembers else None, None
         turn = Turn(shards.step, comm.rank, mix(shards.seed, call) if call else shards.seed)
-        with comm.phase(repr(self.reducer)):
-            mean, sent = self._bound.scatter(x if finite else None, partition, turn, x)
-        if memory is not None and sent is not None:
-            memory.keep(x, sent, module)
+        mean: Tensor | None = None
+        try:
+            with comm.phase(repr(self.reducer)), deferred():
+                if memory is not None:
+                    memory.add_to_(x, module)
+                finite = self._is_finite(x, partition)
+                mean, sent = self._bound.scatter(x if finite else None, partition, turn, x)
+                if memory is not None and sent is not None:
+                    left = memory.encoded(x, sent)
+        except VoidSum:
+            mean = left = None
+        if memory is not None and left is not None:
+            memory.keep(left, x.numel(), module)
         self.dense_bytes += comm.dense_scattered(4 * x.numel())
         shards.seconds.add(began, time.perf_counter(), *comm.since_mark())
         return mean
+
+    def _is_finite(self, x: Tensor, partition: Partition) -> bool:
+        """Whether x is finite; on a GPU, whether it is on all ranks is a flag, and `VoidSum` is raised later.
+
+        x is made finite there: what is sent of it is not used.
+        """
+        if x.is_cpu:
+            return kernels.all_finite(x, partition.bucket.segments)
+        flag = not_finite(x) if len(x) else torch.zeros(1, dtype=torch.int32, device=x.device)
+        void = self.shards.comm.all_reduce(flag.to(torch.float32))
+        check(void.ne(0).to(torch.int32), lambda _: VoidSum())
+        x.nan_to_num_(0.0, 0.0, 0.0)
+        return True
 
 
 Trained = tuple[bool, ...]  # of a module's parameters
