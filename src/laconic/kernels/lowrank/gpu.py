@@ -19,8 +19,8 @@ from laconic.kernels.launch import launch
 from laconic.kernels.lowrank.matrices import Matrices
 from laconic.kernels.lowrank.reference import SPENT
 
-ROWS, COLS = 16, 256  # of a tile of M Q and of M += P Q^T: a program takes all columns of its rows
-TALL, WIDE = 32, 128  # of a tile of M^T P
+ROWS, COLS = 8, 256  # of a tile of M Q and of M += P Q^T: a program takes all columns of its rows
+TALL, WIDE = 16, 128  # of a tile of M^T P
 HEIGHT = 256  # rows of a program of M^T P, whose sums are added up by another launch
 LENGTH = 1024  # elements of each column that Gram-Schmidt works on at a time
 PART = 1024  # elements of a program that adds up sums
@@ -244,33 +244,39 @@ def orthonormal_kernel(
 def times(x: Tensor, matrices: Matrices, right: Tensor, left: Tensor) -> None:
     """P = M Q."""
     grid, tables = _rows(matrices, x.device)
-    with dispatch.device_of(x):
-        launch(times_kernel, grid, x, right, left, *tables, matrices.rank, ROWS, COLS)
+    _launch(times_kernel, grid, x, right, left, *tables, matrices.rank, ROWS, COLS)
 
 
 def transposed_times(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor) -> None:
     """Q = M^T P."""
     grid, tables, numel, second, totals = _columns(matrices, x.device)
     sums = torch.empty(numel, dtype=torch.float32, device=x.device)
-    with dispatch.device_of(x):
-        launch(transposed_times_kernel, grid, x, left, sums, *tables, matrices.rank, HEIGHT, TALL, WIDE)
-        launch(total_kernel, second, sums, right, *totals, PART)
+    _launch(transposed_times_kernel, grid, x, left, sums, *tables, matrices.rank, HEIGHT, TALL, WIDE)
+    _launch(total_kernel, second, sums, right, *totals, PART)
 
 
 def product_add_(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor, alpha: float) -> None:
     """M += alpha * P Q^T."""
     grid, tables = _rows(matrices, x.device)
-    with dispatch.device_of(x):
-        launch(product_add_kernel, grid, x, left, right, float(alpha), *tables, matrices.rank, ROWS, COLS)
+    _launch(product_add_kernel, grid, x, left, right, float(alpha), *tables, matrices.rank, ROWS, COLS)
 
 
 def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> None:
     """Gram-Schmidt in float64, column after column; a column that depends on those before it becomes 0."""
     grid, tables = _lengths(rank, lengths, packed.device)
     work = torch.empty(packed.numel(), dtype=torch.float64, device=packed.device)
-    full = triton.next_power_of_2(rank)
-    with dispatch.device_of(packed):
-        launch(orthonormal_kernel, grid, packed, work, *tables, SPENT, rank, full, LENGTH)
+    _launch(orthonormal_kernel, grid, packed, work, *tables, SPENT, rank, full_of(rank), LENGTH)
+
+
+def full_of(rank: int) -> int:
+    """Return the power of two that is `rank` or the next above it."""
+    return 1 << (rank - 1).bit_length()
+
+
+def _launch(kernel: Any, grid: tuple[int], x: Tensor, *arguments: Any) -> None:
+    if grid[0]:
+        with dispatch.device_of(x):
+            launch(kernel, grid, x, *arguments)
 
 
 Tables = tuple[Tensor, ...]
