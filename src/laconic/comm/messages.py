@@ -92,6 +92,8 @@ def combined(
 
 
 def _check_nbytes(messages: Sequence[Tensor], expected: Sequence[int]) -> None:
+    if [message.numel() for message in messages] == list(expected):
+        return
     for rank, (message, nbytes) in enumerate(zip(messages, expected, strict=True)):
         if message.numel() != nbytes:
             with sent_by(rank):

@@ -122,6 +122,16 @@ def max_or_void(comm: Comm, x: Tensor | None, n: int, device: torch.device) -> T
     return largest[:n] if bool(largest.isfinite().all()) else None
 
 
+def largest_or_void(comm: Comm, x: Tensor | None, n: int, device: torch.device) -> Tensor | None:
+    """`max_or_void` of x float32 (n,) without signs, such as norms: the host reads one number.
+
+    The bits of such floats are ordered as the floats, with NaN last, so that the maximum keeps a NaN.
+    """
+    bits = None if x is None else x.view(torch.int32)
+    largest = comm.all_reduce(_summand(bits, n, EXPONENT, device, torch.int32), "max")
+    return largest[:n].view(torch.float32) if int(largest.max()) < EXPONENT else None
+
+
 def is_void(comm: Comm, finite: bool, device: torch.device) -> bool:
     """Whether any rank is not `finite`, for what says nothing of it in its own messages: 4 bytes."""
     return max_or_void(comm, torch.zeros(1, device=device) if finite else None, 1, device) is None

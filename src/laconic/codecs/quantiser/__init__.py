@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 
 from torch import Tensor
 
@@ -37,9 +38,13 @@ class Quantiser(Codec):
     def measures(self, x: Tensor, segments: Segments) -> Measure:
         """What these ranges of flat x are scaled by."""
 
+    @cached_property
+    def _form(self) -> Form:
+        return self.form
+
     def __post_init__(self) -> None:
         try:
-            _ = self.form
+            _ = self._form
         except ValueError as error:
             raise SpecError(f"{self.name}: {error}") from None
 
@@ -48,14 +53,14 @@ class Quantiser(Codec):
         return self.fixed_size
 
     def nbytes(self, n: int) -> int:
-        form = self.form
+        form = self._form
         return 4 * form.blocks_in(n) + form.codes_nbytes(n)
 
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
-        return kernels.quantise(x, segments, keys, self.form, self.measures(x, segments))
+        return kernels.quantise(x, segments, keys, self._form, self.measures(x, segments))
 
     def decode_segments_add_(self, wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1) -> Tensor:
-        return kernels.dequantise_add_(wire, segments, out, self.form, alpha)
+        return kernels.dequantise_add_(wire, segments, out, self._form, alpha)
 
     def decode_messages_add_(
         self, messages: Sequence[tuple[Tensor, Segments]], out: Tensor, alpha: float = 1
@@ -66,7 +71,7 @@ class Quantiser(Codec):
         if not segments.numel:
             return out
         wires = [wire for wire, _ in messages]
-        return kernels.dequantise_messages_add_(wires, segments, out, self.form, alpha)
+        return kernels.dequantise_messages_add_(wires, segments, out, self._form, alpha)
 
 
 def check_norm(name: str, norm: str) -> None:

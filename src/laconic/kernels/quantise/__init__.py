@@ -61,7 +61,7 @@ def quantise(
     >>> dequantise_add_(wire, Segments.whole(4), torch.zeros(4), form).tolist()
     [1.0, -0.5, 0.0, 0.25]
     """
-    packed = _checked(x, segments, keys, form, measure)
+    _check(x, segments, form, measure)
     if dispatch.gpu(x):
         from laconic.kernels.quantise import gpu
 
@@ -69,7 +69,7 @@ def quantise(
     if (native := dispatch.native(x)) is None:
         return reference.quantise(x, segments, keys, form, measure)
     wire = torch.empty(form.message_nbytes(segments), dtype=torch.uint8)
-    bad = native.quantise(x, segments, packed, form, measure, wire)
+    bad = native.quantise(x, segments, checks.keys64(keys, len(segments)), form, measure, wire)
     if bad >= 0:
         raise reference.not_finite(bad, segments)
     return wire
@@ -79,7 +79,7 @@ def quantise_levels(
     x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure = LARGEST
 ) -> tuple[Tensor, Tensor]:
     """What `quantise` would send, unpacked: scales float32 (B,), and levels with their sign int32 (K,)."""
-    packed = _checked(x, segments, keys, form, measure)
+    _check(x, segments, form, measure)
     if dispatch.gpu(x):
         from laconic.kernels.quantise import gpu
 
@@ -88,7 +88,9 @@ def quantise_levels(
         return reference.quantise_levels(x, segments, keys, form, measure)
     scales = torch.empty(form.blocks(segments), dtype=torch.float32)
     signed = torch.empty(segments.numel, dtype=torch.int32)
-    bad = native.quantise_levels(x, segments, packed, form, measure, scales, signed)
+    bad = native.quantise_levels(
+        x, segments, checks.keys64(keys, len(segments)), form, measure, scales, signed
+    )
     if bad >= 0:
         raise reference.not_finite(bad, segments)
     return scales, signed
@@ -164,8 +166,8 @@ def levels_add_(
     return out
 
 
-def _checked(x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure) -> Tensor:
-    """The keys as native loops take them. Raises `ValueError` for arguments that do not fit together."""
+def _check(x: Tensor, segments: Segments, form: Form, measure: Measure) -> None:
+    """Raises `ValueError` for arguments that do not fit together."""
     checks.buffer("x", x, segments)
-    measure.check(form.blocks(segments))
-    return checks.keys64(keys, len(segments))
+    if measure.scales is not None or measure.floors is not None:
+        measure.check(form.blocks(segments))

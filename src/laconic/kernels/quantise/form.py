@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -60,24 +60,36 @@ class Form:
 
     def blocks(self, segments: Segments) -> int:
         """Blocks of all tensors together."""
-        return sum(self.blocks_in(n) for n in segments.sizes)
+        return _blocks(self, segments)
 
     def message_nbytes(self, segments: Segments) -> int:
         """Bytes of a message."""
-        return sum(4 * self.blocks_in(n) + self.codes_nbytes(n) for n in segments.sizes)
+        return _message_nbytes(self, segments)
+
+
+@lru_cache(maxsize=512)
+def _blocks(form: Form, segments: Segments) -> int:
+    return sum(form.blocks_in(n) for n in segments.sizes)
+
+
+@lru_cache(maxsize=512)
+def _message_nbytes(form: Form, segments: Segments) -> int:
+    return sum(4 * form.blocks_in(n) + form.codes_nbytes(n) for n in segments.sizes)
 
 
 @dataclass(frozen=True)
 class Measure:
     """The scale of each block, and the floor below which an element becomes 0.
 
-    A scale is a norm, limited by `clip` standard deviations as `norms` says; or it is given.
+    A scale is a norm, limited by `clip` standard deviations as `norms` says; or it is given. `unsigned`:
+    scales and floors are known not to be negative.
     """
 
     norm: str = "max"
     clip: float = 0.0
     scales: Tensor | None = None
     floors: Tensor | None = None
+    unsigned: bool = False
 
     def __post_init__(self) -> None:
         arguments.choice("norm", self.norm, NORMS)
@@ -100,8 +112,9 @@ class Measure:
             checks.flat(name, values)
             if values.numel() != blocks:
                 raise ValueError(f"one of {name} a block is needed ({blocks}), got {values.numel()}")
-            negative = (values < 0).any().to(torch.int32).view(1)
-            deferred.check(negative, partial(_negative, name, values))
+            if not self.unsigned:
+                negative = (values < 0).any().to(torch.int32).view(1)
+                deferred.check(negative, partial(_negative, name, values))
 
 
 def _negative(name: str, values: Tensor, _: int) -> ValueError:

@@ -21,15 +21,14 @@ from torch import Tensor
 from laconic.core import deferred
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
-from laconic.kernels import checks, dispatch
+from laconic.kernels import dispatch
 from laconic.kernels.launch import launch
 from laconic.kernels.philox.reference import LOWER_KEY
 from laconic.kernels.quantise import reference
 from laconic.kernels.quantise.form import Form, Measure
 from laconic.kernels.quantise.norms import blocks_of, finished
-from laconic.kernels.quantise.places import Places, owners, places
+from laconic.kernels.quantise.places import Places, device_keys, owners, places
 from laconic.kernels.tiles import tiles
-from laconic.kernels.upload import uploaded
 
 TILE = 4096
 ROWS = tl.constexpr(TILE // 8)
@@ -704,7 +703,7 @@ def encode(
     for_all = plan(segments, form, x.device)
     at, wide = for_all.at, aligned(for_all, x)
     flags = torch.zeros(len(segments), dtype=torch.int32, device=x.device)
-    on_device = uploaded(checks.keys64(keys, len(segments)), x.device)
+    on_device = device_keys(keys, segments, x.device)
     with dispatch.device_of(x):
         for count, masked, segment, first in for_all.tiles:
             launch(

@@ -105,12 +105,12 @@ def owners(first: Tensor, counts: Tensor, begin: int, end: int) -> Tensor:
     return numbers.repeat_interleave(inside.clamp(min=0), output_size=end - begin)
 
 
-def device_keys(keys: Sequence[int], device: torch.device) -> Tensor:
-    """The keys as the bits of int64 (s,) on a device."""
-    return uploaded(checks.keys64(keys, len(keys)), device)
+def device_keys(keys: Sequence[int], segments: Segments, device: torch.device) -> Tensor:
+    """The keys, one a segment, as the bits of int64 (s,) on a device."""
+    return uploaded(checks.keys64(keys, len(segments)), device)
 
 
-def key_words(keys: Sequence[int], device: torch.device) -> Tensor:
+def key_words(keys: Sequence[int], segments: Segments, device: torch.device) -> Tensor:
     """The low and high words of the keys on a device: int64 (2, s)."""
-    whole = device_keys(keys, device)
+    whole = device_keys(keys, segments, device)
     return torch.stack([whole & 0xFFFFFFFF, (whole >> 32) & 0xFFFFFFFF])

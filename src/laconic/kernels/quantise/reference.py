@@ -151,7 +151,7 @@ def rounded(
     x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure, scales: Tensor
 ) -> Iterator[tuple[Units, Tensor, Tensor]]:
     """Units, their elements float32 (c, unit), and signed levels int32 (c, unit)."""
-    words = key_words(keys, x.device)
+    words = key_words(keys, segments, x.device)
     factor, enlarge = factors(scales, form)
     for units in all_units(segments, form, x.device):
         rows, block = units.of_x(x, segments), units.block(form)

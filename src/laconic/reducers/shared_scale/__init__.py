@@ -21,6 +21,7 @@ scale a rank.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -32,7 +33,7 @@ from laconic.codecs.quantiser import check_clip
 from laconic.codecs.ternary import Ternary
 from laconic.comm.comm import Comm
 from laconic.comm.sent import Sent
-from laconic.comm.void import max_or_void
+from laconic.comm.void import largest_or_void
 from laconic.core import arguments
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
@@ -79,12 +80,22 @@ class SharedScale(Reducer):
     def __post_init__(self) -> None:
         arguments.choice("shared_scale: norm", self.norm, get_args(Norm))
         check_clip(self.name, self.clip)
-        Form(self.levels, self.block)  # refuses what no wire can have
+        _ = self.form  # refuses what no wire can have
         if self.clip and (self.block or self.norm != "max"):
             raise SpecError(
                 f"clip={self.clip} limits the largest entry of a whole tensor: with block={self.block} and"
                 f" norm={self.norm!r} set clip=0"
             )
+
+    @cached_property
+    def form(self) -> Form:
+        """The grid that entries are rounded to."""
+        return Form(self.levels, self.block)
+
+    @cached_property
+    def measure(self) -> Measure:
+        """What a rank takes for its scales."""
+        return Measure(self.norm, self.clip)
 
     @property
     def unaccountable(self) -> str | None:
@@ -97,8 +108,7 @@ class SharedScale(Reducer):
 
     def scales(self, layout: Layout) -> int:
         """Scales of these tensors: one a tensor or a block, none of nothing."""
-        sizes = (entry.numel for entry in layout)
-        return sum(-(-n // (self.block or n)) for n in sizes if n)
+        return self.form.blocks(layout.segments)
 
     def nbytes(self, layout: Layout) -> int:
         return 4 * max(1, self.scales(layout)) + integer_sum_nbytes(layout.numel, 2 * self.levels)
@@ -119,8 +129,7 @@ class Levels(Sent):
     segments: Segments
 
     def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
-        form = Form(self.spec.levels, self.spec.block)
-        return kernels.packed_levels_add_(self.wire, self.scales, self.segments, x, form, alpha)
+        return kernels.packed_levels_add_(self.wire, self.scales, self.segments, x, self.spec.form, alpha)
 
     def clear_(self, memory: Tensor) -> Tensor:
         return self.segments.zero_(memory)
@@ -135,17 +144,22 @@ class _SharedScale(BoundReducer):
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
-        spec, size, segments = self.spec, self.comm.size, layout.segments
-        measure = Measure(spec.norm, spec.clip)
-        own = None if x is None else kernels.norms(x, segments, measure, spec.block)
-        scales = max_or_void(self.comm, own, spec.scales(layout), out.device)
+        spec, form, size, segments = self.spec, self.spec.form, self.comm.size, layout.segments
+        own = None if x is None else kernels.norms(x, segments, spec.measure, spec.block)
+        scales = largest_or_void(self.comm, own, spec.scales(layout), out.device)
         if x is None or scales is None:
             return None
         keys = turn.own_keys(layout.names)
-        form = Form(spec.levels, spec.block)
-        _, levels = kernels.quantise_levels(x, segments, keys, form, Measure(scales=scales))
+        given = Measure(scales=scales, unsigned=True)
+        _, levels = kernels.quantise_levels(x, segments, keys, form, given)
         wire = kernels.pack_levels(levels, spec.levels)
         sums = integer_sum(wire, segments.numel, 2 * spec.levels, self.comm)
-        each = scales / torch.full_like(scales, size)  # first, for size * scale can overflow
+        each = scales / _number(size, scales.device)  # first, for size * scale can overflow
         kernels.packed_levels_(sums, each, segments, out, form, alpha, ranks=size)
         return Levels(spec, wire, scales, segments)
+
+
+@lru_cache(maxsize=64)
+def _number(size: int, device: torch.device) -> Tensor:
+    """float32 (): CUDA divides by it, where by a number of Python it multiplies by the reciprocal."""
+    return torch.full((), size, dtype=torch.float32, device=device)

@@ -7,6 +7,8 @@ and size N, (N-1)/N * b + 1/N * (b + about log2 N) bits an integer.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from torch import Tensor
 
 from laconic import kernels
@@ -19,11 +21,18 @@ SUM_BITS = 30  # the most that a sum may have
 
 def integer_sum(wire: Tensor, n: int, most: int, comm: Comm) -> Tensor:
     """Sums over ranks of n integers in 0..most, equal on all; both packed, as `kernels.packed_sum` says."""
-    bits, sum_bits = most.bit_length(), (most * comm.size).bit_length()
-    chunk = BLOCK * _chunk_blocks(n, comm.size)
-    counts = [max(0, min(chunk, n - chunk * rank)) for rank in range(comm.size)]
-    up, down = ([kernels.packed_nbytes(count, each) for count in counts] for each in (bits, sum_bits))
+    counts, up, down = _cut(n, most, comm.size)
     return combined(comm, wire, up, down, lambda chunks: kernels.packed_sum(chunks, counts[comm.rank], most))
+
+
+@lru_cache(maxsize=512)
+def _cut(n: int, most: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Each rank's integers, and their bytes up and down."""
+    bits, sum_bits = most.bit_length(), (most * size).bit_length()
+    chunk = BLOCK * _chunk_blocks(n, size)
+    counts = tuple(max(0, min(chunk, n - chunk * rank)) for rank in range(size))
+    up, down = (tuple(kernels.packed_nbytes(count, each) for count in counts) for each in (bits, sum_bits))
+    return counts, up, down
 
 
 def integer_sum_nbytes(n: int, most: int) -> int:
