@@ -57,7 +57,8 @@ class Recorded(Comm):
         return result
 
     def _keep_all(self, name: str, results: list[Tensor]) -> list[Tensor]:
-        self.log.append((name, [each.clone() for each in results]))
+        room = torch.cat(results)  # in one buffer, as process groups on a GPU receive them
+        self.log.append((name, list(room.split([each.numel() for each in results]))))
         return results
 
 

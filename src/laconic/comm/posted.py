@@ -48,9 +48,13 @@ class PostedComm(Comm):
         return begin_scatter("reduce_scatter", chunks, self.rank, self._post)()
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
-        """Every rank's x (m_r,), in rank order. This rank's is `x` itself, so do not write to them."""
+        """Every rank's x (m_r,), in rank order. On a CPU this rank's is `x` itself: do not write to it."""
         lengths = self._lengths([x.numel()] * self.size, self._home(x))
-        received = [x if rank == self.rank else x.new_empty(length) for rank, length in enumerate(lengths)]
+        received = rooms(x, lengths)
+        if x.is_cpu:
+            received[self.rank] = x
+        else:
+            received[self.rank].copy_(x)
         others = [rank for rank in range(self.size) if rank != self.rank]
         going = x.contiguous().to(self._wire_device(x))
         self._swap("all_gather", dict.fromkeys(others, going), {rank: received[rank] for rank in others})
@@ -59,7 +63,7 @@ class PostedComm(Comm):
     def all_to_all(self, chunks: Sequence[Tensor]) -> list[Tensor]:
         self._check(chunks)
         lengths = self._lengths([chunk.numel() for chunk in chunks], self._home(chunks[0]))
-        received = [chunks[0].new_empty(length) for length in lengths]
+        received = rooms(chunks[0], lengths)
         self._swap("all_to_all", dict(enumerate(chunks)), dict(enumerate(received)))
         return received
 
@@ -135,3 +139,10 @@ class PostedComm(Comm):
     def _check(self, chunks: Sequence[Tensor]) -> None:
         if len(chunks) != self.size:
             raise ValueError(f"rank {self.rank}: chunks must be {self.size}, one a rank, got {len(chunks)}")
+
+
+def rooms(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    """Return empty tensors like x of these lengths: on a GPU in one buffer, so that one kernel reads them."""
+    if x.is_cpu:
+        return [x.new_empty(length) for length in lengths]
+    return list(torch.split(x.new_empty(sum(lengths)), list(lengths)))

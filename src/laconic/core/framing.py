@@ -42,6 +42,22 @@ def sent_to(values: Tensor, device: torch.device) -> Tensor:
     return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
 
 
+def consecutive(wires: Sequence[Tensor]) -> Tensor:
+    """Return these wires as one, uint8 (sum of m,): without a copy where they lie one after the other.
+
+    >>> room = torch.arange(5, dtype=torch.uint8)
+    >>> consecutive(room.split([2, 3])).data_ptr() == room.data_ptr()
+    True
+    """
+    first, end = wires[0], wires[0].data_ptr()
+    base = first.untyped_storage().data_ptr()
+    for wire in wires:
+        if wire.data_ptr() != end or wire.untyped_storage().data_ptr() != base or not wire.is_contiguous():
+            return torch.cat([*wires])
+        end += wire.numel()
+    return first.as_strided((end - first.data_ptr(),), (1,))
+
+
 def read_bytes(wire: Tensor, nbytes: int, what: str) -> tuple[Tensor, Tensor]:
     """The first bytes of a wire, and the rest. Raises `WireError` where it is too short."""
     if wire.numel() < nbytes:

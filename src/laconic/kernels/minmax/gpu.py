@@ -20,6 +20,7 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 from torch import Tensor
 
 from laconic.core.deferred import check
+from laconic.core.framing import consecutive
 from laconic.core.layout import Segments
 from laconic.kernels import dispatch
 from laconic.kernels.launch import launch
@@ -101,7 +102,7 @@ def add_messages_(
 ) -> Tensor:
     """out += alpha * values of all messages in order; writes nothing where any of them is not valid."""
     plan = _plan(ranges, forms, out.device)
-    wire = wires[0] if len(wires) == 1 else torch.cat([*wires])  # a copy takes less time than a table
+    wire = consecutive(wires)
     flags = torch.zeros(plan.faults + 1, dtype=torch.int32, device=out.device)
     words, fast = wire.data_ptr() % 4 == 0, out.data_ptr() % 16 == 0
     with dispatch.device_of(out):
