@@ -13,6 +13,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.codecs.dense import Dense
+from laconic.codecs.indices.golomb import Golomb
 from laconic.codecs.indices.raw32 import Raw32
 from laconic.core import deferred
 from laconic.core.codec import Carried, Codec
@@ -20,6 +21,7 @@ from laconic.core.errors import SpecError, WireError
 from laconic.core.framing import (
     as_bytes,
     as_numbers,
+    check_heads,
     counts_bytes,
     keys_bytes,
     numbered,
@@ -34,6 +36,7 @@ from laconic.kernels import dispatch
 
 VALUES = 0x9E3779B97F4A7C15  # apart from the selector's draws, those of the values have keys of their own
 DENSE, RAW32 = Dense(), Raw32()
+HEAD = "counts and the length of the positions"
 DAMAGED = (  # what a flag says of a message
     "the positions are not what the counts announce: bits are missing or left over, or lead out of a tensor",
     "a value is NaN or Inf; only finite numbers are sent",
@@ -118,6 +121,8 @@ class Sparse(Codec):
     ) -> tuple[Tensor, Carried | None]:
         """Positions by `keys`, which may travel; values by `drawn`, which decoding does without."""
         indices, counts = self.select.select_segments(x, segments, keys)
+        if self._fused and (made := kernels.sparse_encode(x, segments, indices, counts)) is not None:
+            return made[0], Carried(indices, counts, *made[1:])
         at = None
         if dispatch.native(x, indices) is not None:
             chosen = kernels.gather(x, segments, indices, counts)
@@ -144,7 +149,7 @@ class Sparse(Codec):
             values = torch.zeros(indices.numel(), dtype=torch.float32, device=out.device)
             self.values.decode_segments_add_(rest, units, values)
             return kernels.scatter_add_(out, segments, indices, counts, values, alpha)
-        return self._add_([wire], segments, out, alpha)
+        return self._add_all_([wire], segments, out, alpha)
 
     def decode_messages_add_(
         self, messages: Sequence[tuple[Tensor, Segments]], out: Tensor, alpha: float = 1
@@ -155,11 +160,39 @@ class Sparse(Codec):
         alike = all(each is segments or each == segments for _, each in messages)
         if not alike or not self._batched(*wires, out):
             return super().decode_messages_add_(messages, out, alpha)
-        return self._add_(wires, segments, out, alpha) if segments.numel else out
+        return self._add_all_(wires, segments, out, alpha) if segments.numel else out
+
+    @property
+    def _fused(self) -> bool:
+        """Whether the kernels for whole messages know this form."""
+        return (
+            isinstance(self.values, Dense) and isinstance(self.indices, Golomb) and not self.select.replayable
+        )
 
     def _batched(self, *tensors: Tensor) -> bool:
         """Whether one set of operations decodes all messages; native code is called for each."""
         return not self.select.replayable and dispatch.native(*tensors) is None
+
+    def _add_all_(self, wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float) -> Tensor:
+        """Add the messages of N ranks, in order, by the kernel for whole messages where there is one."""
+        if not self._fused or not dispatch.gpu(out):
+            return self._add_(wires, segments, out, alpha)
+        check_heads(wires, len(segments) + 1, HEAD)
+        flags = kernels.sparse_add_(wires, segments, out, alpha)
+        if flags is None:
+            return self._add_(wires, segments, out, alpha)
+
+        def damaged(number: int) -> WireError:
+            try:
+                with deferred.deferred():
+                    self._add_([wires[number]], segments, torch.zeros_like(out), alpha)
+            except WireError as error:
+                error.message = number if len(wires) > 1 else None
+                return error
+            raise AssertionError("the reference decodes a message that the kernel refuses")
+
+        deferred.check(flags, damaged)
+        return out
 
     def _add_(self, wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float) -> Tensor:
         """Add the messages of N ranks, in order: one set of operations decodes all, and each is added."""
@@ -220,7 +253,7 @@ class Sparse(Codec):
         self, wires: Sequence[Tensor], segments: Segments
     ) -> tuple[NDArray[np.int64], list[Tensor], list[Tensor]]:
         """Counts int64 (N, s), bytes of positions and bytes of values of N messages. None is trusted."""
-        heads = read_heads(wires, len(segments) + 1, "counts and the length of the positions")
+        heads = read_heads(wires, len(segments) + 1, HEAD)
         counts, lengths = np.ascontiguousarray(heads[:, :-1]), heads[:, -1].tolist()
         for number in np.flatnonzero((counts > segments.sizes_tensor.numpy()).any(axis=1))[:1].tolist():
             raise numbered("a count is larger than its tensor", number, wires)

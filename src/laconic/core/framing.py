@@ -75,13 +75,18 @@ def read_heads(wires: Sequence[Tensor], count: int, what: str) -> NDArray[np.int
 
     Raises `WireError`, with the number of the wire, where one is too short.
     """
+    check_heads(wires, count, what)
     nbytes = 4 * count
-    for number, wire in enumerate(wires):
-        if wire.numel() < nbytes:
-            raise numbered(f"{what} fill {nbytes} bytes, but {wire.numel()} are left", number, wires)
     heads = wires[0][:nbytes] if len(wires) == 1 else torch.stack([wire[:nbytes] for wire in wires])
     read: NDArray[np.uint8] = heads.cpu().contiguous().numpy()
     return read.view(np.uint32).astype(np.int64).reshape(len(wires), count)
+
+
+def check_heads(wires: Sequence[Tensor], count: int, what: str) -> None:
+    """Raise `WireError`, with the number of the wire, for one without room for `count` numbers uint32."""
+    for number, wire in enumerate(wires):
+        if wire.numel() < 4 * count:
+            raise numbered(f"{what} fill {4 * count} bytes, but {wire.numel()} are left", number, wires)
 
 
 def numbered(text: str, number: int, messages: Sequence[object]) -> WireError:

@@ -37,6 +37,8 @@ from laconic.kernels.entropy import rice_decode as rice_decode
 from laconic.kernels.entropy import rice_encode as rice_encode
 from laconic.kernels.entropy import rice_parameter as rice_parameter
 from laconic.kernels.entropy import rice_positions as rice_positions
+from laconic.kernels.entropy import sparse_add_ as sparse_add_
+from laconic.kernels.entropy import sparse_encode as sparse_encode
 from laconic.kernels.entropy.tables import per_index as per_index
 from laconic.kernels.error_bound import error_bound_decode as error_bound_decode
 from laconic.kernels.error_bound import error_bound_encode as error_bound_encode

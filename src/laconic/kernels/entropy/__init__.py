@@ -22,6 +22,9 @@ from laconic.kernels.entropy.bounds import rice_bound as rice_bound
 from laconic.kernels.entropy.bounds import rice_parameter as rice_parameter
 from laconic.kernels.entropy.tables import Numbers
 
+MOST_ENTRIES = 1 << 17  # of a message whose tensors are encoded by one program of a GPU each
+MOST_NBYTES = 1 << 22  # of messages whose unary parts are read by one program each
+
 
 def ascending(indices: Tensor, counts: Tensor, segments: Segments) -> bool:
     """True if the indices ascend strictly inside their segments, and none lies outside.
@@ -94,6 +97,54 @@ def rice_positions(wires: Sequence[Tensor], counts: Numbers, segments: Segments)
     """
     starts = segments.starts_tensor.numpy()
     return reference.rice_places(wires, counts, segments.sizes_tensor.numpy(), starts - 1)
+
+
+def sparse_encode(
+    x: Tensor, segments: Segments, indices: Tensor, counts: Tensor
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Encode entries of x as a message: counts, Rice-coded positions with their length, and values.
+
+    Returns:
+        The message uint8 (m,), the values float32 (K,) and their positions int64 (K,) in the flat buffer; or
+        None where no kernel makes it.
+
+    Raises:
+        ValueError: Indices do not ascend inside their segments.
+    """
+    if not len(segments) or indices.numel() > MOST_ENTRIES or not dispatch.gpu(x, indices):
+        return None
+    from laconic.kernels.entropy import gpu
+
+    checks.buffer("x", x, segments)
+    checks.chosen(indices, counts, segments)
+    message, values, places, facts = gpu.encode(x, segments, indices, counts)
+    coded, wrong = facts.tolist()
+    if wrong:
+        raise ValueError(reference.NOT_ASCENDING)
+    return message[: 4 * (len(segments) + 1 + indices.numel()) + coded], values, places
+
+
+def sparse_add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float) -> Tensor | None:
+    """out += alpha * the entries of N messages of `sparse_encode`, in order, unless one is damaged.
+
+    Args:
+        wires: uint8 (m_i,) for each message, at least as long as its head. They are not trusted.
+        segments: those of each message.
+        out: float32, in place.
+        alpha: factor.
+
+    Returns:
+        Flags int32 (N,) of damaged messages; None where no kernel adds them: then nothing has happened.
+    """
+    if not len(segments) or not dispatch.gpu(out, *wires):
+        return None
+    if sum(wire.numel() for wire in wires) > MOST_NBYTES or not all(wire.is_contiguous() for wire in wires):
+        return None
+    from laconic.kernels.entropy import gpu
+
+    checks.addressable(segments.sizes)
+    checks.buffer("out", out, segments)
+    return gpu.add_(wires, segments, out, alpha)
 
 
 def delta_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
