@@ -44,6 +44,7 @@ from benchmarks.pages import sparse_steps as sparse_steps_page
 from benchmarks.pages import steps as steps_page
 from benchmarks.pages import straggler as straggler_page
 from benchmarks.pages import time_to_accuracy as time_to_accuracy_page
+from benchmarks.pages import triton_kernels as triton_kernels_page
 from benchmarks.pages import zerofl as zerofl_page
 from benchmarks.pages.results import RESULTS, plus_minus, read
 
@@ -127,6 +128,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "kernels": lambda: bars("kernels"),
     "quantisers": lambda: bars("quantisers"),
     "wire": wire,
+    "triton_kernels": triton_kernels_page.block,
     "steps": steps_page.short,
     "flower": flower,
     "choices": situations.choices,

@@ -1,17 +1,18 @@
 """Compile a Triton kernel for a GPU that is not there, and read its registers and instructions.
 
 Triton's wheel contains ptxas, cuobjdump and nvdisasm. A test file lists its kernels as `KERNELS` and calls
-`check(kernel, target)`; `python -m tests.triton.offline` prints the table of all of them.
+`check(kernel, target)`; `python -m tests.triton.offline` writes those of all to benchmarks/results.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,11 @@ def _run(tool: str, *arguments: str) -> str:
     return subprocess.run([TOOLS / tool, *arguments], check=True, capture_output=True, text=True).stdout
 
 
+def write(path: Path, targets: Sequence[str] = ("sm_80", "sm_90", "gfx942")) -> None:
+    """Store the resources of all listed kernels, for docs/kernels.md."""
+    rows = [{"kernel": each.name, **{at: asdict(report(each, at)) for at in targets}} for each in catalogue()]
+    path.write_text(json.dumps({"triton": triton.__version__, "rows": rows}, indent=1) + "\n")
+
+
 if __name__ == "__main__":
-    for each in catalogue():
-        found = report(each, "sm_90")
-        print(f"{each.name:48} {found.registers:4} registers {found.per_element:6.1f} an element {found}")
+    write(Path("benchmarks/results/triton_kernels.json"))

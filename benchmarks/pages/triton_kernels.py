@@ -1,0 +1,18 @@
+"""Table of the Triton kernels: registers and instructions, as compiled for GPUs."""
+
+from __future__ import annotations
+
+from benchmarks.pages.results import read
+
+
+def block() -> str:
+    """Return one row a kernel: registers on three targets, and static instructions an element on sm_90."""
+    found = read("triton_kernels")
+    lines = [
+        f"| compiled by Triton {found['triton']} | registers sm_80; sm_90; gfx942 | instructions an element |",
+        "|---|---|---|",
+    ]
+    for row in found["rows"]:
+        registers = "; ".join(str(row[target]["registers"]) for target in ("sm_80", "sm_90", "gfx942"))
+        lines.append(f"| {row['kernel']} | {registers} | {row['sm_90']['per_element']:.0f} |")
+    return "\n".join(lines)
