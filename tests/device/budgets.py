@@ -34,7 +34,7 @@ LIMITS = {
     "triton": {
         "dgc": Counts(6, 98),
         "qsgd": Counts(2, 15),
-        "cgx": Counts(3, 25),
+        "cgx": Counts(2, 25),
         "powersgd": Counts(2, 51),
         "terngrad": Counts(3, 33),
         "onebit_adam": Counts(3, 108),
@@ -43,11 +43,11 @@ LIMITS = {
     "reference": {
         "dgc": Counts(6, 167),
         "qsgd": Counts(4, 1052),
-        "cgx": Counts(3, 162),
+        "cgx": Counts(2, 162),
         "powersgd": Counts(2, 54),
         "terngrad": Counts(3, 628),
         "onebit_adam": Counts(3, 2243),
-        "FSDP2 cgx": Counts(3, 98),
+        "FSDP2 cgx": Counts(1, 100),
     },
 }
 

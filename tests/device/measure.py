@@ -55,7 +55,7 @@ def measured(name: str, matrices: int, ranks: int) -> dict[str, Any]:
     layout = Layout.of((f"{i}.weight", SHAPE) for i in range(matrices))
 
     def play(comm: Loopback) -> counting.Counts:
-        here = GPU if comm.rank == 0 else CPU
+        here = GPU if comm.rank == 0 or name == FSDP else CPU  # FSDP2's ranks sum a flag if on a GPU
         _own.device = here
         step = scattering(Metered(comm), layout) if name == FSDP else exchanging(name, Metered(comm), layout)
         rng = torch.Generator().manual_seed(comm.rank)

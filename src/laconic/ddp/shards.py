@@ -146,8 +146,7 @@ class Scatter:
         if x.is_cpu:
             return kernels.all_finite(x, partition.bucket.segments)
         flag = not_finite(x) if len(x) else torch.zeros(1, dtype=torch.int32, device=x.device)
-        void = self.shards.comm.all_reduce(flag.to(torch.float32))
-        check(void.ne(0).to(torch.int32), lambda _: VoidSum())
+        check(self.shards.comm.all_reduce(flag, "max"), lambda _: VoidSum())
         x.nan_to_num_(0.0, 0.0, 0.0)
         return True
 
