@@ -38,7 +38,7 @@ LIMITS = {
         "powersgd": Counts(2, 51),
         "terngrad": Counts(3, 33),
         "onebit_adam": Counts(3, 108),
-        "FSDP2 cgx": Counts(3, 17),
+        "FSDP2 cgx": Counts(1, 17),
     },
     "reference": {
         "dgc": Counts(6, 167),

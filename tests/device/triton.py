@@ -6,6 +6,7 @@ With TRITON_INTERPRET=1 and Triton installed. Without, the plain torch code serv
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +14,9 @@ from torch import Tensor
 from laconic.kernels import dispatch
 from tests.device import counting
 from tests.device.device import Gpu, unwrapped
+
+
+_one_at_a_time = threading.RLock()  # the interpreter patches Triton's language for the length of a launch
 
 
 def interpreted() -> bool:
@@ -31,7 +35,7 @@ def install() -> None:
         named = {key: unwrapped(value) for key, value in kwargs.items()}
         tensors = [each for each in (*held, *named.values()) if isinstance(each, Tensor)]
         counting.launch(f"triton {self.fn.__name__}", moved=sum(map(counting.nbytes, tensors)))
-        with counting.paused():
+        with counting.paused(), _one_at_a_time:
             return run(self, *held, **named)
 
     InterpretedFunction.run = counted
