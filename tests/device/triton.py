@@ -15,7 +15,6 @@ from laconic.kernels import dispatch
 from tests.device import counting
 from tests.device.device import Gpu, unwrapped
 
-
 _one_at_a_time = threading.RLock()  # the interpreter patches Triton's language for the length of a launch
 
 
