@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from laconic.core.layout import Layout
+from laconic.core.layout import Entry, Layout
 
 TOLERANCE = 0.02  # relative: what rounding to bfloat16 may change
 LOOKS = 16  # at tensors, for a scaler alone, which is there from the first step on
@@ -44,6 +44,7 @@ class GradientWatch:
             tuple[str, Noted, Tensor, float]
         ] = []  # on a GPU, with what was found, and its scale
         self._read: list[tuple[str, bool, float, float]] = []  # name, velocity, expected and found magnitude
+        self._known: dict[tuple[int, frozenset[str] | None], tuple[Layout, Entry | None]] = {}
         self._looks = LOOKS
         self._warned = False
 
@@ -57,13 +58,22 @@ class GradientWatch:
         if self._unread:
             self._read_all()
         owned = frozenset(owned)
-        watched = [each for each in layout if each.name in owned]
-        if not watched and remembers and self._looks > 0:
-            watched = list(layout)
-        smallest = min(watched, key=lambda entry: entry.numel, default=None)
+        smallest = self._smallest(layout, owned) if owned else None
+        if smallest is None and remembers and self._looks > 0:
+            smallest = self._smallest(layout, None)
         if smallest is not None:
             view = mean[smallest.offset : smallest.offset + smallest.numel]
-            self._seen[smallest.name] = Noted(view.abs().sum(), scale, smallest.name in owned)
+            self._seen[smallest.name] = Noted(magnitude(view), scale, smallest.name in owned)
+
+    def _smallest(self, layout: Layout, names: frozenset[str] | None) -> Entry | None:
+        """Return the smallest tensor of these names; None stands for all."""
+        key = id(layout), names
+        known = self._known.get(key)
+        if known is None:
+            entries = [each for each in layout if names is None or each.name in names]
+            smallest = min(entries, key=lambda entry: entry.numel, default=None)
+            known = self._known[key] = layout, smallest
+        return known[1]
 
     def noted(self) -> tuple[str, ...]:
         """Names of the tensors to compare before the step."""
@@ -77,20 +87,17 @@ class GradientWatch:
         noted = self._seen.pop(name, None)
         if self._warned or noted is None:
             return
-        found = grad.abs().sum()
+        found = magnitude(grad)
         if grad.is_cpu:
-            magnitude = float(noted.magnitude) / noted.scale
-            self._judge(name, noted.velocity, magnitude, float(found) / scale)
+            expected = float(noted.magnitude) / noted.scale
+            self._judge(name, noted.velocity, expected, float(found) / scale)
         else:
             self._unread.append((name, noted, found, scale))
 
     def _read_all(self) -> None:
-        pairs = [
-            torch.stack((noted.magnitude, found.to(torch.float32))) for _, noted, found, _ in self._unread
-        ]
-        for (name, noted, _, scale), (before, now) in zip(
-            self._unread, torch.stack(pairs).tolist(), strict=True
-        ):
+        each = [number for _, noted, found, _ in self._unread for number in (noted.magnitude, found)]
+        read = iter(torch.stack(each).tolist())
+        for (name, noted, _, scale), before, now in zip(self._unread, read, read, strict=True):
             self._read.append((name, noted.velocity, before / noted.scale, now / scale))
         self._unread.clear()
 
@@ -114,6 +121,13 @@ class GradientWatch:
     def _warn(self, text: str) -> None:
         self._warned = True
         warnings.warn(text, stacklevel=2)
+
+
+def magnitude(x: Tensor) -> Tensor:
+    """Return the sum of magnitudes of x, float32 (); complex x counts as pairs of reals."""
+    reals = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+    total: Tensor = torch.linalg.vector_norm(reals, 1, dtype=torch.promote_types(reals.dtype, torch.float32))
+    return total.to(torch.float32)
 
 
 def _power_of_two(before: float, after: float) -> int:
