@@ -80,7 +80,7 @@ def sum_or_void(
 ) -> Tensor | None:
     """Sum over ranks of x (n,), in x's own memory where n > 0; void also where the sum is not finite."""
     total = comm.all_reduce(_summand(x, n, torch.nan, device, dtype))
-    return total[:n] if bool(total.isfinite().all()) else None
+    return total[:n] if _is_finite(total) else None
 
 
 def sum_unchecked(
@@ -116,10 +116,12 @@ def not_finite(x: Tensor) -> Tensor:
 
 def max_or_void(comm: Comm, x: Tensor | None, n: int, device: torch.device) -> Tensor | None:
     """Maximum over ranks of x float32 (n,), in x's own memory where n > 0; void where x is not finite."""
-    if x is not None and not bool(x.isfinite().all()):
+    if x is not None and not x.is_cpu:  # nothing is read before the message goes
+        x.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
+    elif x is not None and not bool(x.isfinite().all()):
         x = None  # a NaN could get lost in the maximum
     largest = comm.all_reduce(_summand(x, n, torch.inf, device, torch.float32), "max")
-    return largest[:n] if bool(largest.isfinite().all()) else None
+    return largest[:n] if _is_finite(largest) else None
 
 
 def largest_or_void(comm: Comm, x: Tensor | None, n: int, device: torch.device) -> Tensor | None:
@@ -154,6 +156,13 @@ def broadcast_or_void(comm: Comm, root: int, message: Tensor | None, device: tor
     if message is None or longest == VOID_LENGTH:
         return None
     return comm.broadcast(message if mine else message.new_empty(longest), root)
+
+
+def _is_finite(x: Tensor) -> bool:
+    """Return whether all entries of x (n,), n > 0, are finite: on a GPU one launch and one number."""
+    if x.is_cpu or not x.is_floating_point():
+        return bool(x.isfinite().all())
+    return math.isfinite(largest_of([x]).item())
 
 
 def _filled(message: Tensor | None, due: bool, empty: Tensor) -> Tensor:
