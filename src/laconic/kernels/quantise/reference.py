@@ -286,14 +286,19 @@ def add_(
     """out += alpha * values of the levels of tensor i from `first[i]` on; nothing if `damaged`, bool ()."""
     at, device = places(segments, form, out.device), out.device
     joined, alone = segments.joined, len(segments) == 1
+    in_order = first is at.first_element  # each tensor's levels follow those of the one before
     for begin, end in chunks(segments.numel, 1, device):
+        levels = signed[begin:end]
         if alone:
-            levels, scale = signed[begin:end], spread(scales, begin, end, form)
+            scale = spread(scales, begin, end, form)
         else:
             of = owners(at.first_element, at.sizes, begin, end)
-            inside = torch.arange(begin, end, dtype=torch.int64, device=device) - at.first_element[of]
-            levels, block = signed[first[of] + inside], at.first_block[of]
-            scale = scales[block + per_block(inside, form) if form.block else block]
+            block = at.first_block[of]
+            if form.block or len(joined) > 1 or not in_order:
+                inside = torch.arange(begin, end, dtype=torch.int64, device=device) - at.first_element[of]
+                block = block + per_block(inside, form) if form.block else block
+                levels = levels if in_order else signed[first[of] + inside]
+            scale = scales[block]
         value = values(levels.to(torch.int32), scale, form) * alpha
         if damaged is not None:
             value = torch.where(damaged, -0.0, value)  # adding -0.0 changes nothing
