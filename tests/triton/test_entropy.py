@@ -8,6 +8,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.codecs.indices.golomb import GOLOMB
+from laconic.codecs.selectors.sampled_topk import SampledTopK
 from laconic.codecs.selectors.topk import TopK
 from laconic.codecs.sparse import Sparse
 from laconic.core.errors import WireError
@@ -15,6 +16,7 @@ from laconic.core.layout import Layout, Segments
 from laconic.core.turn import Turn
 from laconic.kernels import dispatch
 from laconic.kernels.entropy import gpu
+from laconic.kernels.select import gpu as select_gpu
 from tests.triton.offline import TARGETS, Kernel, check
 
 TABLES = {"sizes": "*i64", "num": "i32", "starts": "*i64", "out": "*fp32", "x": "*fp32", "alpha": "fp32"}
@@ -88,7 +90,7 @@ def test_bytes_and_sums_are_those_of_the_reference(segments: Segments, density: 
     x[::7] = 0
     wire = encoded(x, segments, density)
     indices, counts = codec(density).select.select_segments(x, segments, [1] * len(segments))
-    made, chosen, places, facts = gpu.encode(x, segments, indices, counts)
+    made, chosen, places, facts = gpu.encode(x, segments, indices, counts, 40_000)
     coded, wrong = facts.tolist()
     assert not wrong and 4 * (len(segments) + 1) + coded + 4 * indices.numel() == wire.numel()
     assert torch.equal(made[: wire.numel()], wire)
@@ -106,7 +108,7 @@ def test_indices_that_do_not_ascend_are_reported() -> None:
     x, segments = torch.ones(500), Segments.consecutive((100, 400))
     for wrong in ([5, 5, 7], [6, 5, 7], [5, 100, 7], [-1, 2, 7]):
         indices = torch.tensor(wrong, dtype=torch.int32)
-        facts = gpu.encode(x, segments, indices, torch.tensor([2, 1]))[-1]
+        facts = gpu.encode(x, segments, indices, torch.tensor([2, 1]), 100)[-1]
         assert facts.tolist()[1] == 1
 
 
@@ -157,6 +159,26 @@ def test_the_codec_uses_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
                 codec(0.1).decode_messages_add_([(wire, segments), (message, segments)], out)
             assert error.value.message == 1
             assert same(out, x)
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_the_codec_selects_and_encodes_in_one(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """With room for one entry only, the selection is repeated."""
+    sparse = Sparse(SampledTopK(density=0.05), indices=GOLOMB)
+    layout = Layout.of([("a", (1500,)), ("b", (3,)), ("c", (90,))])
+    x = torch.randn(layout.numel, generator=torch.Generator().manual_seed(1))
+    wanted, carried = sparse.encode_carried(x, layout, Turn(0, 0, 0))
+    assert carried is not None
+    padded = select_gpu.padded
+    with kernels.using("reference"):
+        monkeypatch.setattr(dispatch, "gpu", lambda *_: True)
+        monkeypatch.setattr(select_gpu, "padded", lambda *args: padded(*args[:5], sum(args[5:]) or room))
+        wire, made = sparse.encode_carried(x, layout, Turn(0, 0, 0))
+    assert torch.equal(wire, wanted)
+    assert made is not None and same(made.values, carried.values)
+    assert torch.equal(made.indices, carried.indices) and torch.equal(made.counts, carried.counts)
+    assert made.positions is not None
+    assert torch.equal(made.positions, kernels.flat_positions(made.indices, made.counts, layout.segments))
 
 
 @pytest.mark.compiled

@@ -16,7 +16,7 @@ from laconic import kernels
 from laconic.core.layout import Segments
 from laconic.kernels import checks
 from laconic.kernels.select import gpu
-from laconic.kernels.select.sample import dgc_sampling, exact_sampling, sample_offsets
+from laconic.kernels.select.sample import dgc_sampling, exact_sampling
 from tests.native.test_select import INPUTS
 from tests.triton.offline import Kernel, check
 
@@ -41,6 +41,8 @@ SIGNATURES = {
     "lower": "fp32",
     "num_tiles": "i32",
     "num_segments": "i32",
+    "room": "i32",
+    "keys": "*i64",
     **TILES,
 }
 
@@ -50,8 +52,6 @@ def kernel(
 ) -> Kernel:
     names = [name for name in fn.arg_names if name not in constants]  # type: ignore[attr-defined]
     signature = {name: SIGNATURES[name] for name in names}
-    if fn is gpu.levels_kernel:
-        signature["offsets"] = "*i64"
     name = " ".join([fn.__name__, *(f"{key}={value}" for key, value in constants.items())])  # type: ignore[attr-defined]
     pointers = tuple(name for name in names if signature[name].startswith("*"))
     return Kernel(
@@ -60,7 +60,7 @@ def kernel(
 
 
 KERNELS = [
-    kernel(gpu.levels_kernel, LEVELS=12, BLOCK=gpu.STEP, elements=gpu.STEP, num_warps=16),
+    kernel(gpu.levels_kernel, LEVELS=12, BLOCK=gpu.STEP, KEYED=True, elements=gpu.STEP, num_warps=16),
     kernel(gpu.pick_kernel, LEVELS=12, BLOCK=gpu.BLOCK, elements=gpu.BLOCK),
     kernel(gpu.pick_kernel, LEVELS=1, BLOCK=gpu.BLOCK, elements=gpu.BLOCK),
     kernel(gpu.trim_kernel, BLOCK=gpu.STEP // 2, elements=gpu.STEP, num_warps=16),
@@ -93,9 +93,9 @@ def test_selection_equals_the_others(make: Callable[..., Tensor], segments: Segm
     if 0 < density < 1:
         keys = [(1 << 63) + 77 * i for i in range(len(segments))]
         plan = dgc_sampling(segments.sizes, tuple(ks.tolist()), density, 0.01, 0.8, 10)
-        offsets = sample_offsets(plan, checks.keys64(keys, len(segments)))
+        bits = checks.keys64(keys, len(segments))
         expected = kernels.sampled_topk(x, segments, ks, density, 0.01, keys)
-        agree(expected, gpu.sampled_topk(x, segments, plan, offsets, 0.8))
+        agree(expected, gpu.sampled_topk(x, segments, plan, bits, 0.8))
 
 
 @pytest.mark.parametrize("make", INPUTS)

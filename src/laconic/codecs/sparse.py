@@ -120,6 +120,10 @@ class Sparse(Codec):
         self, x: Tensor, segments: Segments, keys: Sequence[int], drawn: Sequence[int]
     ) -> tuple[Tensor, Carried | None]:
         """Positions by `keys`, which may travel; values by `drawn`, which decoding does without."""
+        if self._fused and (padded := self.select.padded(x, segments, keys)) is not None:
+            whole = kernels.padded_encode(x, segments, *padded)
+            if whole is not None:
+                return whole[0], Carried(*whole[1:])
         indices, counts = self.select.select_segments(x, segments, keys)
         if self._fused and (made := kernels.sparse_encode(x, segments, indices, counts)) is not None:
             return made[0], Carried(indices, counts, *made[1:])

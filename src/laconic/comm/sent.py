@@ -93,6 +93,8 @@ class SentEntries(Sent):
 
     def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
         if dispatch.native(x) is None:
+            if abs(alpha) == 1:
+                return x.index_add_(0, self.positions, self.values, alpha=alpha)
             return x.index_add_(0, self.positions, self.values * alpha)
         return kernels.scatter_add_(x, self.segments, self.indices, self.counts, self.values, alpha)
 

@@ -21,6 +21,9 @@ from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 from laconic.core.spec import Spec
 
+if TYPE_CHECKING:
+    from laconic.kernels.select.gpu import Padded
+
 OF_CODECS = ("encode", "decode", "decode_add_", "nbytes", "fixed_size", "unbiased")
 
 
@@ -55,6 +58,14 @@ class Selector(Spec):
             Positions int32 (k,), each counted from the start of its segment, one segment after the other;
             and how many are in each segment, int64 (s,) on the CPU.
         """
+
+    def padded(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Padded, Tensor] | None:
+        """Choose as `select_segments` does, without a wait for a GPU.
+
+        Returns:
+            The entries, and the most of each segment, int64 (s,) on the CPU; None where that is impossible.
+        """
+        return None
 
     @abstractmethod
     def max_count(self, n: int) -> int:

@@ -32,6 +32,7 @@ from laconic.kernels.entropy import ascending as ascending
 from laconic.kernels.entropy import delta_decode as delta_decode
 from laconic.kernels.entropy import delta_encode as delta_encode
 from laconic.kernels.entropy import disorder as disorder
+from laconic.kernels.entropy import padded_encode as padded_encode
 from laconic.kernels.entropy import rice_bound as rice_bound
 from laconic.kernels.entropy import rice_decode as rice_decode
 from laconic.kernels.entropy import rice_encode as rice_encode
@@ -83,6 +84,7 @@ from laconic.kernels.scatter import gather as gather
 from laconic.kernels.scatter import scatter_add_ as scatter_add_
 from laconic.kernels.scatter import scatter_zero_ as scatter_zero_
 from laconic.kernels.select import above as above
+from laconic.kernels.select import padded_topk as padded_topk
 from laconic.kernels.select import random_indices as random_indices
 from laconic.kernels.select import sampled_topk as sampled_topk
 from laconic.kernels.select import topk as topk

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
@@ -17,6 +17,9 @@ from laconic.core import arguments
 from laconic.core.layout import Segments
 from laconic.core.selector import DensitySelector, kept_of_each
 from laconic.core.spec import Status
+
+if TYPE_CHECKING:
+    from laconic.kernels.select.gpu import Padded
 
 LOWER = 0.8  # a threshold that fewer than LOWER * k entries pass is lowered
 
@@ -48,6 +51,11 @@ class SampledTopK(DensitySelector):
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
         ks = kept_of_each(self.density, segments)
         return kernels.sampled_topk(x, segments, ks, self.density, self.sample_ratio, keys, lower=LOWER)
+
+    def padded(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Padded, Tensor] | None:
+        ks = kept_of_each(self.density, segments)
+        chosen = kernels.padded_topk(x, segments, ks, self.density, self.sample_ratio, keys, lower=LOWER)
+        return None if chosen is None else (chosen, ks)
 
     def omega(self, n: int) -> float:
         return 1 - math.ceil(LOWER * self.max_count(n) - 1e-9) / n if n else 0.0

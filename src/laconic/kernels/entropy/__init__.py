@@ -7,6 +7,8 @@ belong to each segment. Counts and sizes are known to both sides and are not in 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,10 +19,19 @@ from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 from laconic.kernels import checks, dispatch
 from laconic.kernels.entropy import reference
-from laconic.kernels.entropy.bounds import LONGEST_GAP, check_counts
+from laconic.kernels.entropy.bounds import (
+    LONGEST_GAP,
+    check_counts,
+    low_nbytes,
+    rice_parameters,
+    unary_most,
+)
 from laconic.kernels.entropy.bounds import rice_bound as rice_bound
 from laconic.kernels.entropy.bounds import rice_parameter as rice_parameter
-from laconic.kernels.entropy.tables import Numbers
+from laconic.kernels.entropy.tables import Numbers, uploaded
+
+if TYPE_CHECKING:
+    from laconic.kernels.select.gpu import Padded
 
 MOST_ENTRIES = 1 << 17  # of a message whose tensors are encoded by one program of a GPU each
 MOST_NBYTES = 1 << 22  # of messages whose unary parts are read by one program each
@@ -117,11 +128,51 @@ def sparse_encode(
 
     checks.buffer("x", x, segments)
     checks.chosen(indices, counts, segments)
-    message, values, places, facts = gpu.encode(x, segments, indices, counts)
+    most = _message_most(counts.numpy(), segments, indices.numel())
+    message, values, places, facts = gpu.encode(
+        x, segments, indices, uploaded(counts.numpy(), x.device), most
+    )
     coded, wrong = facts.tolist()
     if wrong:
         raise ValueError(reference.NOT_ASCENDING)
     return message[: 4 * (len(segments) + 1 + indices.numel()) + coded], values, places
+
+
+def padded_encode(x: Tensor, segments: Segments, chosen: Padded, ks: Tensor) -> tuple[Tensor, ...] | None:
+    """Encode entries that the host has not counted, at most ks int64 (s,), with one wait.
+
+    Returns:
+        The message, indices int32 (K,), counts int64 (s,) on the CPU, and values and positions as those of
+        `sparse_encode`; None if more entries were candidates than there was room for.
+    """
+    from laconic.kernels.entropy import gpu
+
+    num = len(segments)
+    most = _padded_most(tuple(ks.tolist()), segments)
+    message, values, places, facts = gpu.encode(x, segments, chosen.indices, chosen.totals[1], most)
+    read = torch.cat([facts, chosen.totals.view(-1)]).cpu()
+    (coded, wrong), found, counts = read.split_with_sizes([2, num, num])
+    coded, wrong, total = int(read[0]), int(read[1]), int(counts.sum())
+    if int(found.sum()) > chosen.room:
+        return None
+    if wrong:
+        raise ValueError(reference.NOT_ASCENDING)
+    parts = message[: 4 * (num + 1 + total) + coded], chosen.indices[:total], counts.contiguous()
+    return *parts, values[:total], places[:total]
+
+
+def _message_most(counts: Numbers, segments: Segments, total: int) -> int:
+    """Return the most bytes of a message with these counts."""
+    sizes = segments.sizes_tensor.numpy()
+    r = rice_parameters(counts, sizes)
+    return int(low_nbytes(counts, r).sum() + unary_most(counts, sizes, r)) + 4 * (len(segments) + 1 + total)
+
+
+@lru_cache(maxsize=256)
+def _padded_most(ks: tuple[int, ...], segments: Segments) -> int:
+    """Return the most bytes of a message with at most these counts."""
+    each = (rice_bound(k, n) + 4 * k + 4 for k, n in zip(ks, segments.sizes, strict=True))
+    return 4 + sum(each)
 
 
 def sparse_add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float) -> Tensor | None:

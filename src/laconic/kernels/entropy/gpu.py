@@ -26,7 +26,6 @@ from torch import Tensor
 
 from laconic.core.layout import Segments
 from laconic.kernels import dispatch
-from laconic.kernels.entropy.bounds import low_nbytes, rice_parameters, unary_most
 from laconic.kernels.entropy.tables import uploaded
 from laconic.kernels.launch import launch
 from laconic.kernels.tiles import table
@@ -160,7 +159,7 @@ def write_kernel(
         tl.store(places + first + lane, start + index, mask=there)
 
 
-@triton.jit(do_not_specialize=["num", "messages", "rooms"])
+@triton.jit(do_not_specialize=["num", "messages", "rooms"], do_not_specialize_on_alignment=["base"])
 def ones_kernel(
     base,
     where,
@@ -222,7 +221,7 @@ def ones_kernel(
     tl.store(flags + message + one, tl.where(wrong > 0, 1, bad.to(tl.int32)))
 
 
-@triton.jit(do_not_specialize=["num", "messages", "rooms"])
+@triton.jit(do_not_specialize=["num", "messages", "rooms"], do_not_specialize_on_alignment=["base"])
 def places_kernel(base, where, sizes, num, messages, rooms, rows, facts, flags, ends, ENTRIES: tl.constexpr):
     """Store the indices of a segment of a message, and set the message's flag where they are not valid."""
     message, segment = tl.program_id(0), tl.program_id(1)
@@ -264,7 +263,7 @@ def places_kernel(base, where, sizes, num, messages, rooms, rows, facts, flags, 
     tl.atomic_or(flags + message, 1, mask=wrong > 0)
 
 
-@triton.jit(do_not_specialize=["num", "messages", "rooms"])
+@triton.jit(do_not_specialize=["num", "messages", "rooms"], do_not_specialize_on_alignment=["base"])
 def add_kernel(
     base,
     where,
@@ -304,42 +303,35 @@ def add_kernel(
 
 
 def encode(
-    x: Tensor, segments: Segments, indices: Tensor, counts: Tensor
+    x: Tensor, segments: Segments, indices: Tensor, counts: Tensor, most: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return a message with room behind it uint8, values (K,), positions int64 (K,), and facts int64 (2,).
+    """Encode entries as a message.
 
-    The facts are the bytes of the message's positions, and 1 if indices do not ascend: then the rest means
-    nothing.
+    Args:
+        x: the flat buffer.
+        segments: the ranges of x.
+        indices: int32, one segment's after the other, perhaps with more behind them.
+        counts: of each segment, int64 (s,) on the device of x.
+        most: the most bytes that the message can take.
+
+    Returns:
+        The message uint8 and values float32 and positions int64 of the entries, all with room behind them;
+        and facts int64 (2,): the bytes of the message's positions, and 1 if indices do not ascend. Then the
+        rest means nothing.
     """
-    device, num = x.device, len(segments)
-    given = counts.numpy()
-    total = indices.numel()
-    sizes = segments.sizes_tensor.numpy()
-    r = rice_parameters(given, sizes)
-    most = int(low_nbytes(given, r).sum() + unary_most(given, sizes, r)) + 4 * (num + 1 + total)
+    device, num, total = x.device, len(segments), indices.numel()
     words = torch.zeros(most // 4 + 2, dtype=torch.int32, device=device)
-    room = torch.empty(num + 2 + total, dtype=torch.int64, device=device)
-    highs, facts, places = room.split_with_sizes([num, 2, total])
+    pair = num + num % 2  # keeps the parts aligned to 16 bytes
+    highs, facts, places = torch.empty(pair + 2 + total, dtype=torch.int64, device=device).split_with_sizes(
+        [pair, 2, total]
+    )
     chosen = torch.empty(total, dtype=torch.float32, device=device)
-    of_segments = uploaded(given, device), table(segments.sizes, device)
+    sizes, starts = table(segments.sizes, device), table(segments.starts, device)
+    ranges = (indices, counts, sizes)
     with dispatch.device_of(x):
-        launch(measure_kernel, (num,), indices, *of_segments, highs, num, SEGMENTS, ENTRIES, num_warps=4)
-        launch(
-            write_kernel,
-            (num,),
-            x,
-            indices,
-            *of_segments,
-            table(segments.starts, device),
-            highs,
-            num,
-            words,
-            facts,
-            chosen,
-            places,
-            SEGMENTS,
-            ENTRIES,
-        )
+        launch(measure_kernel, (num,), *ranges, highs, num, SEGMENTS, ENTRIES, num_warps=4)
+        made = (words, facts, chosen, places, SEGMENTS, ENTRIES)
+        launch(write_kernel, (num,), x, *ranges, starts, highs, num, *made)
     return words.view(torch.uint8), chosen, places, facts
 
 
@@ -358,9 +350,9 @@ def add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float)
         where[:, i] = wire.data_ptr() - first, length, rooms
         rooms += (length - head) >> 2
     of_messages = uploaded(where.reshape(-1), device)
-    cells = messages * num * 4
-    scratch = torch.empty(cells + messages + 2 * rooms, dtype=torch.int32, device=device)
-    rows, flags, ends = scratch.split_with_sizes([cells, messages, 2 * rooms])
+    parts = [messages * num * 4, messages + -messages % 4, 2 * rooms]  # aligned to 16 bytes
+    scratch = torch.empty(sum(parts), dtype=torch.int32, device=device)
+    rows, flags, ends = scratch.split_with_sizes(parts)
     facts = torch.empty(2 * messages, dtype=torch.int64, device=device)
     sizes, starts = table(segments.sizes, device), table(segments.starts, device)
     shared = num, messages, rooms, rows, facts, flags, ends
@@ -380,4 +372,4 @@ def add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float)
             ENTRIES,
             num_warps=4,
         )
-    return flags
+    return flags[:messages]

@@ -7,6 +7,7 @@ counts int64 (s,), how many belong to each. Zeros and NaN are never chosen by va
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,6 +16,12 @@ from laconic.core.layout import Segments
 from laconic.kernels import checks, dispatch
 from laconic.kernels.select import reference
 from laconic.kernels.select.sample import dgc_sampling, exact_sampling, sample_offsets, sampling
+from laconic.kernels.upload import uploaded
+
+if TYPE_CHECKING:
+    from laconic.kernels.select.gpu import Padded
+
+MOST_PADDED = 1 << 17  # entries that are selected without a wait
 
 
 def _room(ks: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,12 +82,37 @@ def sampled_topk(
         k = native.sampled_topk(x, segments, ks, *plan, bits, lower, rounds, indices, counts)
         return indices[:k], counts
     samples = dgc_sampling(segments.sizes, tuple(ks.tolist()), density, sample_ratio, lower, rounds)
-    offsets = sample_offsets(samples, bits)
     if dispatch.gpu(x):
         from laconic.kernels.select import gpu
 
-        return gpu.sampled_topk(x, segments, samples, offsets, lower)
+        return gpu.sampled_topk(x, segments, samples, bits, lower)
+    offsets = sample_offsets(samples, bits)
     return reference.sampled_topk(x, segments, samples, offsets, lower)
+
+
+def padded_topk(
+    x: Tensor,
+    segments: Segments,
+    ks: Tensor,
+    density: float,
+    sample_ratio: float,
+    keys: Sequence[int],
+    lower: float = 0.8,
+    rounds: int = 10,
+) -> Padded | None:
+    """Select as `sampled_topk` does, and leave the counts on the GPU; None where no kernel does so.
+
+    Nor is it done for so many entries that a wait does not matter.
+    """
+    if not dispatch.gpu(x) or not segments.numel or int(ks.sum()) > MOST_PADDED:
+        return None
+    from laconic.kernels.select import gpu
+
+    checks.addressable(segments.sizes)
+    checks.buffer("x", x, segments)
+    bits = checks.keys64(keys, len(segments))
+    samples = dgc_sampling(segments.sizes, tuple(ks.tolist()), density, sample_ratio, lower, rounds)
+    return gpu.padded(x, segments, samples, uploaded(bits, x.device), lower)
 
 
 def above(x: Tensor, segments: Segments, threshold: Tensor) -> tuple[Tensor, Tensor]:

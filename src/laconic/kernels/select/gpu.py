@@ -7,11 +7,14 @@
     compact   a program a tile       positions and values that reach the level, ascending
     trim      a program a segment    where more than k reach it, the k largest
 
-The host waits once, for the number of entries. No program adds to what another one wrote.
+The host waits once, for the numbers of entries, or leaves them on the GPU (`padded`). No program adds to
+what another one wrote.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +25,8 @@ from torch import Tensor
 
 from laconic.core.layout import Segments
 from laconic.kernels import dispatch
+from laconic.kernels.launch import launch
+from laconic.kernels.philox.gpu import block
 from laconic.kernels.select.sample import Sampling, levels_of
 from laconic.kernels.tiles import table, tiles
 from laconic.kernels.upload import uploaded
@@ -31,8 +36,7 @@ STEP = 4096  # entries that one step of a program of a segment reads
 BLOCK = 1024  # tiles, of which there are fewer
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 INFINITY = tl.constexpr(0x7F800000)
-OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}
-WIDE: dict[str, Any] = {**OPTIONS, "num_warps": 16}  # of programs that read a whole segment
+SPARE = 4096  # entries of room for candidates, besides those that are likely
 Chosen = tuple[Tensor, Tensor]
 
 
@@ -66,15 +70,28 @@ def _kth_largest(x, first, stride, n, k, BLOCK: tl.constexpr):
 
 @triton.jit
 def levels_kernel(
-    x, levels, starts, offsets, strides, samples, ranks, lower, LEVELS: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    levels,
+    starts,
+    keys,
+    strides,
+    samples,
+    ranks,
+    lower,
+    LEVELS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KEYED: tl.constexpr,
 ):
     segment = tl.program_id(0).to(tl.int64)
     rank = tl.load(ranks + segment)
     level = tl.where(rank < 0, MAGNITUDE, 1)
     if rank > 0:
-        first = tl.load(starts + segment) + tl.load(offsets + segment)
+        first, stride = tl.load(starts + segment), tl.load(strides + segment)
+        if KEYED:
+            word, _, _, _ = block(tl.load(keys + segment), segment * 0)
+            first += (word.to(tl.int64) * stride) >> 32
         count = tl.load(samples + segment)
-        level, _ = _kth_largest(x, first, tl.load(strides + segment), count, rank.to(tl.int32), BLOCK)
+        level, _ = _kth_largest(x, first, stride, count, rank.to(tl.int32), BLOCK)
     value = level.to(tl.float32, bitcast=True)
     for j in tl.static_range(LEVELS - 1):
         bits = tl.where(rank > 0, value.to(tl.int32, bitcast=True), level)
@@ -99,7 +116,7 @@ def _tile(x, starts, sizes, segments, firsts, TILE: tl.constexpr, ALIGNED: tl.co
     return segment, first, value
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles", "num_segments", "room"])
 def count_kernel(
     x,
     levels,
@@ -128,7 +145,7 @@ def count_kernel(
             tl.store(out + (j + 1) * num_tiles, total >> 16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles", "num_segments", "room"])
 def pick_kernel(
     levels,
     counts,
@@ -164,7 +181,7 @@ def pick_kernel(
     tl.store(totals + num_segments + segment, tl.minimum(found, tl.load(ks + segment)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles", "num_segments", "room"])
 def compact_kernel(
     x,
     floors,
@@ -174,6 +191,7 @@ def compact_kernel(
     rows,
     indices,
     values,
+    room,
     starts,
     sizes,
     segments,
@@ -187,26 +205,28 @@ def compact_kernel(
     before = tl.load(ends + segment) - tl.load(totals + segment)
     before += tl.load(offsets + tl.load(rows + segment) + first // TILE)
     at = before + tl.cumsum(reach.to(tl.int32), 0) - 1
-    tl.store(indices + at, (first + tl.arange(0, TILE)).to(tl.int32), mask=reach)
-    tl.store(values + at, value, mask=reach)
+    fits = reach & (at < room)
+    tl.store(indices + at, (first + tl.arange(0, TILE)).to(tl.int32), mask=fits)
+    tl.store(values + at, value, mask=fits)
 
 
-@triton.jit
-def trim_kernel(indices, values, totals, ends, num_segments, out, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["num_tiles", "num_segments", "room"])
+def trim_kernel(indices, values, totals, ends, num_segments, room, out, BLOCK: tl.constexpr):
     segment = tl.program_id(0).to(tl.int64)
     found, kept = tl.load(totals + segment), tl.load(totals + num_segments + segment)
     before = tl.load(ends + segment) - found
     to = tl.load(ends + num_segments + segment) - kept
-    least, room = 0, 0
+    found = tl.where(tl.load(ends + num_segments - 1) > room, 0, found)
+    least, left = 0, 0
     if found > kept:
-        least, room = _kth_largest(values, before, 1, found, kept.to(tl.int32), BLOCK)
+        least, left = _kth_largest(values, before, 1, found, kept.to(tl.int32), BLOCK)
     ties = 0
     for at in range(0, found, BLOCK):
         lane = at + tl.arange(0, BLOCK)
         there = lane < found
         bits = _magnitude(tl.load(values + before + lane, mask=there, other=0.0))
         tie = ((bits == least) & there).to(tl.int32)
-        keep = (bits > least) | ((tie > 0) & (ties + tl.cumsum(tie, 0) <= room))
+        keep = (bits > least) | ((tie > 0) & (ties + tl.cumsum(tie, 0) <= left))
         place = tl.cumsum(keep.to(tl.int32), 0)
         index = tl.load(indices + before + lane, mask=there, other=0)
         tl.store(out + to + place - 1, index, mask=keep)
@@ -214,110 +234,122 @@ def trim_kernel(indices, values, totals, ends, num_segments, out, BLOCK: tl.cons
         ties += tl.sum(tie, 0)
 
 
+@dataclass(frozen=True)
+class Padded:
+    """Selected entries that the host has not counted yet.
+
+    indices: int32, those selected and room behind them. totals: int64 (2, s), entries of each segment that
+    reach its threshold, and those selected. If more than `room` reach one, the indices mean nothing.
+    """
+
+    indices: Tensor
+    totals: Tensor
+    room: int
+
+
 def topk(x: Tensor, segments: Segments, plan: Sampling) -> Chosen:
     """Select the largest |x| of each segment, exactly."""
-    return _sampled(x, segments, plan, table((0,) * len(segments), x.device), 0.8)
+    return _counted(lambda room: padded(x, segments, plan, None, 0.8, room))
 
 
-def sampled_topk(x: Tensor, segments: Segments, plan: Sampling, offsets: Tensor, lower: float) -> Chosen:
-    """Select by a threshold from a sample of each segment, whose start `offsets` int64 (s,) moves."""
-    return _sampled(x, segments, plan, uploaded(offsets, x.device), lower)
-
-
-def _sampled(x: Tensor, segments: Segments, plan: Sampling, offsets: Tensor, lower: float) -> Chosen:
-    device, num = x.device, plan.rounds + 2
-    levels = torch.empty((len(segments), num), dtype=torch.int32, device=device)
-    columns = (plan.strides, plan.samples, plan.ranks)
-    if len(segments):
-        with dispatch.device_of(x):
-            levels_kernel[(len(segments),)](
-                x,
-                levels,
-                table(segments.starts, device),
-                offsets,
-                *(table(column, device) for column in columns),
-                float(lower),
-                LEVELS=num,
-                BLOCK=STEP,
-                **WIDE,
-            )
-    return _reaching(x, segments, levels, plan.needs, plan.ks)
+def sampled_topk(x: Tensor, segments: Segments, plan: Sampling, keys: Tensor, lower: float) -> Chosen:
+    """Select by a threshold from a sample of each segment, whose start follows from its key int64 (s,)."""
+    drawn = uploaded(keys, x.device)
+    return _counted(lambda room: padded(x, segments, plan, drawn, lower, room))
 
 
 def above(x: Tensor, segments: Segments, threshold: Tensor) -> Chosen:
     """Select |x| >= threshold, and not zero."""
-    levels = levels_of(threshold).view(-1, 1)
-    return _reaching(x, segments, uploaded(levels, x.device), (0,) * len(segments), segments.sizes)
+    levels = uploaded(levels_of(threshold).view(-1, 1), x.device)
+    plan, guess = _fixed(segments, x.device, 1, (0,) * len(segments), segments.sizes), segments.numel // 16
+    return _counted(lambda room: _reaching(x, plan, levels, room or guess + SPARE))
 
 
-def _reaching(
-    x: Tensor, segments: Segments, levels: Tensor, needs: tuple[int, ...], ks: tuple[int, ...]
-) -> Chosen:
+def padded(
+    x: Tensor, segments: Segments, sampling: Sampling, keys: Tensor | None, lower: float, room: int = 0
+) -> Padded:
+    """Select without a wait. Samples start where keys int64 (s,) on the device say, or at the first entry."""
+    num = sampling.rounds + 2
+    plan = _fixed(segments, x.device, num, sampling.needs, sampling.ks)
+    levels = torch.empty((len(segments), num), dtype=torch.int32, device=x.device)
+    if len(segments):
+        columns = _columns(sampling, x.device)
+        keyed = keys is not None
+        tables = (plan.starts, keys if keyed else plan.starts, *columns, float(lower), num, STEP, keyed)
+        with dispatch.device_of(x):
+            launch(levels_kernel, (len(segments),), x, levels, *tables, num_warps=16)
+    return _reaching(x, plan, levels, room or min(segments.numel, 16 * plan.most + SPARE))
+
+
+def _counted(select: Callable[[int], Padded]) -> Chosen:
+    """Return indices and counts, with one wait unless the room was too small."""
+    chosen = select(0)
+    read = chosen.totals.cpu()
+    found, total = read.sum(1).tolist()
+    if found > chosen.room:
+        chosen = select(found)
+    return chosen.indices[:total], read[1].clone()
+
+
+def _reaching(x: Tensor, plan: Plan, levels: Tensor, room: int) -> Padded:
     """Select the ks largest of what reaches the first of the levels int32 (s, l) that `needs` reach."""
-    device, s, num = x.device, len(segments), levels.shape[1]
-    if segments.numel == 0:
-        return torch.empty(0, dtype=torch.int32, device=device), torch.zeros(s, dtype=torch.int64)
-    rows = _rows(segments.sizes, device)
-    num_tiles = sum(-(-size // TILE) for size in segments.sizes)
-    counts = torch.empty((num, num_tiles), dtype=torch.int32, device=device)
-    floors = torch.empty(s, dtype=torch.int32, device=device)
-    offsets = torch.empty(num_tiles, dtype=torch.int32, device=device)
-    totals = torch.empty((2, s), dtype=torch.int64, device=device)
+    device, s, tiles_of = x.device, plan.num, plan.num_tiles
+    totals = torch.zeros((2, s), dtype=torch.int64, device=device)
+    out = torch.empty(min(plan.most, room), dtype=torch.int32, device=device)
+    if not tiles_of:
+        return Padded(out[:0], totals, room)
+    parts = [(size + 3) // 4 * 4 for size in (plan.levels * tiles_of, s, tiles_of, room, room)]
+    scratch = torch.empty(sum(parts), dtype=torch.int32, device=device)
+    counts, floors, offsets, indices, values = scratch.split_with_sizes(parts)
+    values = values.view(torch.float32)
     with dispatch.device_of(x):
-        _launch(count_kernel, segments, x, levels, counts, rows, num_tiles, LEVELS=num)
-        pick_kernel[(s,)](
-            levels,
-            counts,
-            num_tiles,
-            rows,
-            table(needs, device),
-            table(ks, device),
-            floors,
-            totals,
-            offsets,
-            s,
-            LEVELS=num,
-            BLOCK=BLOCK,
-            **OPTIONS,
-        )
+        for grid, tables, fixed in plan.launches:
+            launch(count_kernel, grid, x, levels, counts, plan.rows, tiles_of, *tables, plan.levels, *fixed)
+        chosen = (levels, counts, tiles_of, plan.rows, plan.needs, plan.ks, floors, totals, offsets, s)
+        launch(pick_kernel, (s,), *chosen, plan.levels, BLOCK)
         ends = totals.cumsum(1)
-        found, kept = totals.cpu()  # the only wait
-        candidates, total = sum(found.tolist()), sum(kept.tolist())
-        indices = torch.empty(candidates, dtype=torch.int32, device=device)
-        values = torch.empty(candidates, dtype=torch.float32, device=device)
-        _launch(compact_kernel, segments, x, floors, totals, ends, offsets, rows, indices, values)
-        if total < candidates:
-            out = torch.empty(total, dtype=torch.int32, device=device)
-            trim_kernel[(s,)](indices, values, totals, ends, s, out, BLOCK=STEP // 2, **WIDE)
-            indices = out
-    return indices, kept.clone()
+        for grid, tables, fixed in plan.launches:
+            written = (floors, totals, ends, offsets, plan.rows, indices, values, room)
+            launch(compact_kernel, grid, x, *written, *tables, *fixed)
+        launch(trim_kernel, (s,), indices, values, totals, ends, s, room, out, STEP // 2, num_warps=16)
+    return Padded(out, totals, room)
 
 
-def _launch(kernel: Any, segments: Segments, x: Tensor, *arguments: Any, **constants: Any) -> None:
-    """Launch once for all whole tiles of the segments, and once for the shorter last tiles."""
-    starts, sizes = table(segments.starts, x.device), table(segments.sizes, x.device)
-    aligned = all(start % 4 == 0 for start in segments.starts)
-    for whole, part in zip((True, False), tiles(segments.sizes, TILE, x.device), strict=True):
-        if len(part):
-            kernel[(len(part),)](
-                x,
-                *arguments,
-                starts,
-                sizes,
-                part.segment,
-                part.first,
-                **constants,
-                TILE=TILE,
-                ALIGNED=aligned,
-                WHOLE=whole,
-                **OPTIONS,
-            )
+@dataclass(frozen=True)
+class Plan:
+    """Tables of the segments on a device, and the launches for their whole tiles and for the last ones."""
+
+    num: int
+    num_tiles: int
+    levels: int
+    most: int  # entries that can be selected
+    starts: Tensor
+    rows: Tensor
+    needs: Tensor
+    ks: Tensor
+    launches: tuple[tuple[Any, ...], ...]
 
 
 @lru_cache(maxsize=256)
-def _rows(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the first tile of each segment, and the number of all, int64 (s + 1,)."""
+def _fixed(
+    segments: Segments, device: torch.device, levels: int, needs: tuple[int, ...], ks: tuple[int, ...]
+) -> Plan:
+    sizes = segments.sizes
+    starts = table(segments.starts, device)
+    aligned = all(start % 4 == 0 for start in segments.starts)
+    launches = tuple(
+        ((len(part),), (starts, table(sizes, device), part.segment, part.first), (TILE, aligned, whole))
+        for whole, part in zip((True, False), tiles(sizes, TILE, device), strict=True)
+        if len(part)
+    )
     rows = [0]
     for size in sizes:
         rows.append(rows[-1] + -(-size // TILE))
-    return torch.tensor(rows, dtype=torch.int64, device=device)
+    most = sum(min(k, size) for k, size in zip(ks, sizes, strict=True))
+    tables = (starts, table(tuple(rows), device), table(needs, device), table(ks, device))
+    return Plan(len(sizes), rows[-1], levels, most, *tables, launches)
+
+
+@lru_cache(maxsize=256)
+def _columns(sampling: Sampling, device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(table(each, device) for each in (sampling.strides, sampling.samples, sampling.ranks))
