@@ -27,7 +27,7 @@ SEGMENTS = {
 FORMS = [
     Form(7, 512), Form(1, 0), Form(1, 32), Form(2, 4096), Form(7, 0), Form(127, 64), Form(255, 128),
     Form(1000, 256), Form(32767, 1024), Form(7, 512, "powers"), Form(3, 0, "powers"), Form(127, 64, "powers"),
-    Form(5, 40), Form(30, 5000),
+    Form(5, 40), Form(30, 5000), Form(1, 0, packing="base3"), Form(1, 512, packing="base3"),
 ]  # fmt: skip
 
 
@@ -156,6 +156,18 @@ def test_a_damaged_message_is_named_and_not_added() -> None:
         assert torch.equal(out, twice)
 
 
+@pytest.mark.parametrize("block", [0, 512])
+def test_a_damaged_message_in_base_3(block: int) -> None:
+    n, form = 6003, Form(1, block, packing="base3")
+    wire = reference.quantise(inputs(n)["mixed"], Segments.whole(n), [1], form, Measure())
+    for at, text in ((3, "not finite"), (700, "at most 242"), (-1, "must be zero")):
+        bad, out = wire.clone(), torch.ones(n)
+        bad[at] = 255 if at > 0 else 27
+        with pytest.raises(WireError, match=text):
+            gpu.dequantise_messages_add_([bad], Segments.whole(n), out, form, 1.0)
+        assert torch.equal(out, torch.ones(n))
+
+
 @pytest.mark.parametrize(("most", "ranks"), [(2, 8), (14, 3), (200, 2), (1, 1)])
 def test_packed_sums(most: int, ranks: int) -> None:
     for n in (0, 1, 7, 4095, 4097, 9001):
@@ -279,21 +291,28 @@ KERNELS = [
         "dequantise qsgd",
         gpu.dequantise_kernel,
         DECODE,
-        {"LEVELS": 7, "BITS": 4, "POWERS": False, **_inverse(7), "BLOCK": 512, **MASKS},
+        {"LEVELS": 7, "BITS": 4, "POWERS": False, **_inverse(7), "BLOCK": 512, "BASE3": False, **MASKS},
         ("out_ptr",),
     ),
     Kernel(
         "dequantise ternary",
         gpu.dequantise_kernel,
         DECODE,
-        {"LEVELS": 1, "BITS": 2, "POWERS": False, **_inverse(1), "BLOCK": 0, **MASKS},
+        {"LEVELS": 1, "BITS": 2, "POWERS": False, **_inverse(1), "BLOCK": 0, "BASE3": False, **MASKS},
+        ("out_ptr",),
+    ),
+    Kernel(
+        "dequantise base 3",
+        gpu.dequantise_kernel,
+        DECODE,
+        {"LEVELS": 1, "BITS": 2, "POWERS": False, **_inverse(1), "BLOCK": 0, "BASE3": True, **MASKS},
         ("out_ptr",),
     ),
     Kernel(
         "dequantise 5 bits",
         gpu.dequantise_kernel,
         DECODE,
-        {"LEVELS": 9, "BITS": 5, "POWERS": False, **_inverse(9), "BLOCK": 128, **MASKS},
+        {"LEVELS": 9, "BITS": 5, "POWERS": False, **_inverse(9), "BLOCK": 128, "BASE3": False, **MASKS},
         ("out_ptr",),
     ),
     Kernel(

@@ -33,6 +33,7 @@ from laconic.kernels.tiles import tiles
 TILE = 4096
 ROWS = tl.constexpr(TILE // 8)
 FOURS = tl.constexpr(TILE // 4)
+FIVES = 1024  # bytes of a tile of digits
 BLOCKS = tuple(1 << i for i in range(5, 13))  # blocks that a tile holds whole, measured as it is quantised
 LOWER = tl.constexpr(LOWER_KEY - (1 << 64))
 INFINITE = tl.constexpr(0x7F800000)
@@ -389,11 +390,63 @@ def unscaled(
 
 
 @triton.jit
+def pack_base3_kernel(
+    levels_ptr, wire_ptr, segment_ptr, first_ptr, sizes_ptr, body_ptr, first_element_ptr, SIZE: tl.constexpr
+):
+    """Signed levels int32 of SIZE bytes, five to a byte in base 3: 0, 1, and 2 for -1."""
+    segment, first = tl.load(segment_ptr + tl.program_id(0)), tl.load(first_ptr + tl.program_id(0))
+    left = remaining(tl.load(sizes_ptr + segment), first)
+    levels_ptr += tl.load(first_element_ptr + segment) + first
+    byte = tl.arange(0, SIZE)
+    whole, power = tl.zeros([SIZE], tl.int32), 1
+    for i in tl.static_range(5):
+        at = byte * 5 + i
+        level = tl.load(levels_ptr + at, mask=at < left, other=0)
+        whole += tl.where(level < 0, 2, level) * power
+        power *= 3
+    to = wire_ptr + tl.load(body_ptr + segment) + first // 5 + byte
+    tl.store(to, whole.to(tl.uint8), mask=byte * 5 < left)
+
+
+@triton.jit
+def check_base3_kernel(
+    wire_ptr, stride, flags_ptr, segment_ptr, first_ptr, body_ptr, end_ptr, SIZE: tl.constexpr
+):
+    """Flag 1 of message program_id(1) shows a byte that five digits cannot be."""
+    message = tl.program_id(1)
+    segment, first = tl.load(segment_ptr + tl.program_id(0)), tl.load(first_ptr + tl.program_id(0))
+    body = tl.load(body_ptr + segment) + first // 5
+    byte = tl.arange(0, SIZE)
+    inside = byte < remaining(tl.load(end_ptr + segment), body)
+    code = tl.load(wire_ptr + message * stride + body + byte, mask=inside, other=0).to(tl.int32)
+    if tl.max(code, axis=0) > 242:
+        tl.store(flags_ptr + 3 * message + 1, 1)
+        tl.store(flags_ptr + 3 * tl.num_programs(1), 1)
+
+
+@triton.jit
+def ternary(wire_ptr, first, at, left, MASKED: tl.constexpr):
+    """float32 -1, 0, 1 of elements first + at of a tensor whose bytes, five digits each, are at wire_ptr."""
+    place = (first % 5).to(tl.int32) + at
+    byte, digit = place // 5, place % 5
+    wire_ptr += first // 5
+    if MASKED:
+        whole = tl.load(wire_ptr + byte, mask=at < left, other=0).to(tl.uint32)
+    else:
+        whole = tl.load(wire_ptr + byte).to(tl.uint32)
+    # whole * 2^16 / 3^digit, rounded up: exact for a byte
+    factor = tl.where(digit < 2, tl.where(digit == 0, 65536, 21846), tl.where(digit == 2, 7282, 2428))
+    power = ((whole * tl.where(digit == 4, 810, factor).to(tl.uint32)) >> 16).to(tl.int32)
+    code = power - power // 3 * 3
+    return tl.where(code == 2, -1, code).to(tl.float32)
+
+
+@triton.jit
 def dequantise_kernel(
     wire_ptr, stride, messages, scales_ptr, count, flags_ptr, out_ptr, segment_ptr, first_ptr,
     starts_ptr, sizes_ptr, body_ptr, end_ptr, first_block_ptr, alpha,
     LEVELS: tl.constexpr, BITS: tl.constexpr, POWERS: tl.constexpr, HIGH: tl.constexpr, LOW: tl.constexpr,
-    BLOCK: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr, BASE3: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """out += alpha * values of each message whose three flags are 0, in their order."""
     tile = tl.program_id(0)
@@ -405,7 +458,9 @@ def dequantise_kernel(
     if ALIGNED:
         base = (base >> 2) * 4
     out = load_tile(out_ptr, base, at, left, MASKED, ALIGNED)
-    body = tl.load(body_ptr + segment) + (first >> 3) * BITS
+    body = tl.load(body_ptr + segment)
+    if not BASE3:
+        body += (first >> 3) * BITS
     end = remaining(tl.load(end_ptr + segment), body)
     wire_ptr += body
     scales_ptr += tl.load(first_block_ptr + segment)
@@ -417,9 +472,12 @@ def dequantise_kernel(
             flags = flags_ptr + 3 * message
             bad = (tl.load(flags) | tl.load(flags + 1) | tl.load(flags + 2)) != 0
         if not bad:
-            word = load_fours(wire_ptr, end, BITS, MASKED, FOURS)
             scale = tl.load(scales_ptr + block)
-            out += unscaled(word, LEVELS, BITS, POWERS, HIGH, LOW) * scale * alpha
+            if BASE3:
+                out += ternary(wire_ptr, first, at, left, MASKED) * scale * alpha
+            else:
+                word = load_fours(wire_ptr, end, BITS, MASKED, FOURS)
+                out += unscaled(word, LEVELS, BITS, POWERS, HIGH, LOW) * scale * alpha
         wire_ptr += stride
         scales_ptr += count
     if MASKED:
@@ -664,12 +722,22 @@ def norms(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor
 
 def quantise(x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure) -> Tensor:
     """Uint8 (m,): the wires of the tensors, one after the other."""
-    if form.base3 or not serves(form, measure):
+    if not serves(form, measure):
         return reference.quantise(x, segments, keys, form, measure)
     at = plan(segments, form, x.device).at
     wire = torch.empty(at.nbytes, dtype=torch.uint8, device=x.device)
-    scales = None if measured(form, measure) else given(x, segments, form, measure)
-    encode(x, segments, keys, form, wire, None, scales, scales is None)
+    scales: Tensor | None
+    if form.base3:
+        scales, levels = quantise_levels(x, segments, keys, form, measure)
+        with dispatch.device_of(x):
+            for count, segment, first in fives(segments, x.device):
+                launch(
+                    pack_base3_kernel, (count,), levels, wire, segment, first, at.sizes, at.body,
+                    at.first_element, FIVES,
+                )  # fmt: skip
+    else:
+        scales = None if measured(form, measure) else given(x, segments, form, measure)
+        encode(x, segments, keys, form, wire, None, scales, scales is None)
     if scales is not None and at.blocks:
         heads = block_heads(segments, form, x.device)
         with dispatch.device_of(x):
@@ -744,7 +812,13 @@ def dequantise_messages_add_(
             get_scales_kernel, (-(-max(at.blocks, tails) // 512), count), stacked, stride, scales, heads,
             at.blocks, at.tails, at.tail_limits, tails, flags, 512, num_warps=4,
         )  # fmt: skip
-        if form.levels & form.levels + 1:
+        if form.base3:
+            for tiles_, segment, first in fives(segments, out.device):
+                launch(
+                    check_base3_kernel, (tiles_, count), stacked, stride, flags, segment, first, at.body,
+                    at.body_end, FIVES,
+                )  # fmt: skip
+        elif form.levels & form.levels + 1:
             for tiles_, _, segment, first in for_all.tiles:
                 launch(
                     check_levels_kernel, (tiles_, count), stacked, stride, flags, segment, first, at.sizes,
@@ -754,7 +828,8 @@ def dequantise_messages_add_(
             launch(
                 dequantise_kernel, (tiles_,), stacked, stride, count, scales, at.blocks, flags, out,
                 segment, first, at.starts, at.sizes, at.body, at.body_end, at.first_block, float(alpha),
-                form.levels, form.bits, form.powers, *for_all.inverse, form.block, masked, wide,
+                form.levels, form.bits, form.powers, *for_all.inverse, form.block, form.base3, masked,
+                wide,
             )  # fmt: skip
     deferred.check(flags, partial(damaged, form))
     return out
@@ -762,7 +837,7 @@ def dequantise_messages_add_(
 
 def dequantises(form: Form) -> bool:
     """Whether `dequantise_messages_add_` serves this form."""
-    return not form.base3 and form.block % 8 == 0
+    return form.block % 8 == 0
 
 
 def damaged(form: Form, number: int) -> WireError:
@@ -771,7 +846,9 @@ def damaged(form: Form, number: int) -> WireError:
     error = WireError(
         (
             "the scale of a block is negative or not finite",
-            f"there are levels up to {form.levels}, got a larger one",
+            "five levels make a byte of at most 242, got a larger one"
+            if form.base3
+            else f"there are levels up to {form.levels}, got a larger one",
             "what follows the last code of a tensor must be zero",
         )[kind]
     )
@@ -879,6 +956,13 @@ def inverse(levels: int, most: int) -> tuple[float, float]:
 def spanned(bits: int) -> int:
     """Bytes in which a code of so many bits may lie."""
     return max(1, -(-bits // 8)) if bits in (0, 1, 2, 4, 8, 16) else (bits + 14) // 8
+
+
+@lru_cache(maxsize=512)
+def fives(segments: Segments, device: torch.device) -> tuple[tuple[int, Tensor, Tensor], ...]:
+    """Tiles of FIVES bytes of five elements: how many, segment, first; whole ones, then the last ones."""
+    both = tiles(segments.sizes, 5 * FIVES, device)
+    return tuple((len(which), which.segment, which.first) for which in both if len(which))
 
 
 def aligned(for_all: Plan, x: Tensor) -> bool:
