@@ -151,13 +151,13 @@ def padded_encode(x: Tensor, segments: Segments, chosen: Padded, ks: Tensor) -> 
     most = _padded_most(tuple(ks.tolist()), segments)
     message, values, places, facts = gpu.encode(x, segments, chosen.indices, chosen.totals[1], most)
     read = torch.cat([facts, chosen.totals.view(-1)]).cpu()
-    (coded, wrong), found, counts = read.split_with_sizes([2, num, num])
-    coded, wrong, total = int(read[0]), int(read[1]), int(counts.sum())
-    if int(found.sum()) > chosen.room:
+    coded, wrong, *numbers = read.tolist()
+    total = sum(numbers[num:])
+    if sum(numbers[:num]) > chosen.room:
         return None
     if wrong:
         raise ValueError(reference.NOT_ASCENDING)
-    parts = message[: 4 * (num + 1 + total) + coded], chosen.indices[:total], counts.contiguous()
+    parts = message[: 4 * (num + 1 + total) + coded], chosen.indices[:total], read[2 + num :]
     return *parts, values[:total], places[:total]
 
 

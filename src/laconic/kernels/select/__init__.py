@@ -104,7 +104,7 @@ def padded_topk(
 
     Nor is it done for so many entries that a wait does not matter.
     """
-    if not dispatch.gpu(x) or not segments.numel or int(ks.sum()) > MOST_PADDED:
+    if not dispatch.gpu(x) or not segments.numel or ks.numpy().sum() > MOST_PADDED:
         return None
     from laconic.kernels.select import gpu
 
