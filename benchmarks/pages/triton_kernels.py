@@ -9,7 +9,7 @@ def block() -> str:
     """Return one row a kernel: registers on three targets, and static instructions an element on sm_90."""
     found = read("triton_kernels")
     lines = [
-        f"| compiled by Triton {found['triton']} | registers sm_80; sm_90; gfx942 | instructions an element |",
+        f"| compiled by Triton {found['triton']} | registers sm_80; sm_90; gfx942 | instructions |",
         "|---|---|---|",
     ]
     for row in found["rows"]:
