@@ -32,7 +32,7 @@ BUDGETS = {
 
 LIMITS = {
     "triton": {
-        "dgc": Counts(6, 98),
+        "dgc": Counts(3, 25),
         "qsgd": Counts(2, 15),
         "cgx": Counts(2, 25),
         "powersgd": Counts(2, 51),
