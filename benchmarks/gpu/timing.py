@@ -46,6 +46,22 @@ def _times(calls: Sequence[Call], device: torch.device, rounds: int) -> list[flo
     return [1e3 * first.elapsed_time(last) for first, last in pairs]
 
 
+def busy_us(calls: Sequence[Call], device: torch.device, rounds: int = 9) -> float:
+    """Return the mean microseconds in which the GPU works during a call, by torch's profiler.
+
+    For calls that read from the GPU: events around these would count what the host does after the read.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize(device)
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for i in range(rounds):
+            calls[i % len(calls)]()
+        torch.cuda.synchronize(device)
+    events = [each for each in found.events() if each.device_type == torch.autograd.DeviceType.CUDA]
+    return float(sum(each.self_device_time_total for each in events) / rounds)
+
+
 def host_us(calls: Sequence[Call], device: torch.device, rounds: int = 10) -> float:
     """Return the median microseconds of calls as a caller sees them, each waited for."""
     calls[0]()

@@ -28,7 +28,7 @@ def test_the_dither_of_many_tensors_equals_the_reference() -> None:
 
 
 DITHER = {"out_ptr": "*i32", "keys_ptr": "*i64", "table_ptr": "*i64", "tiles": "i32"}
-UNIFORM = {"out_ptr": "*fp32", "key": "i64", "offset": "i64", "n": "i64"}
+UNIFORM = {"out_ptr": "*fp32", "key": "i64", "first": "i64", "lead": "i32", "n": "i64"}
 KERNELS = [
     Kernel("dither", gpu.dither_kernel, DITHER, {}, ("out_ptr", "keys_ptr", "table_ptr"), wide=False),
     Kernel("uniform", gpu.uniform_kernel, UNIFORM, {}, ("out_ptr",), wide=False),

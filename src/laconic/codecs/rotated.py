@@ -37,8 +37,7 @@ class Rotated(Codec):
 
     The signs s are drawn once and for all: they are the same in every block, step and process. What is left
     of a tensor is cut in blocks of a quarter, and so on; the last three elements and fewer go as they are.
-    Products are in float64, as in `dct`: ranks whose machines multiply matrices differently may end apart in
-    a last bit.
+    Products are in float64, of numbers on a grid on which they are exact: every machine sends the same bits.
 
     Wire: that of `codec` for as many elements. Error: omega of `codec`, but for rounding. Sums beyond the
     largest float32 are cut off, so it is about elements sqrt(b) times smaller than that.
@@ -119,7 +118,9 @@ def by_blocks(x: Tensor, block: int, sizes: Sequence[int] | None = None, *, back
 
     def rotated(side: int, squares: Tensor) -> Tensor:  # (h (x) h) of the flat block
         h, s = _constants(side, x.device)
-        return h @ squares @ h * s if back else h @ (squares * s) @ h
+        exact = on_grid(squares)
+        made = h @ exact @ h * s if back else h @ (exact * s) @ h
+        return made.mul_(1 / side)
 
     return by_squares(x, sizes or (x.numel(),), math.isqrt(block), AT_ONCE, rotated)
 
@@ -130,17 +131,29 @@ def _constants(side: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return hadamard(side).to(device), signs(side * side).to(device).view(side, side)
 
 
+def on_grid(squares: Tensor) -> Tensor:
+    """Round float64 (m, t, t) to 40 bits below the largest |x| of each square.
+
+    Sums of 4096 such numbers are exact, so the order in which a machine's matrix product adds does not
+    matter: wires are equal everywhere. What is rounded off is far below the float32 of the result.
+    """
+    largest = torch.linalg.vector_norm(squares, torch.inf, dim=(1, 2), keepdim=True)
+    exponent = torch.frexp(largest).exponent
+    shift = torch.ldexp(torch.full_like(largest, 1.5), exponent + 12)  # its last bit is 2^(exponent - 40)
+    return squares + shift - shift
+
+
 @lru_cache(maxsize=16)
 def hadamard(side: int) -> Tensor:
-    """H / sqrt(side), float64 (side, side). Shared between calls: not to be changed.
+    """H of entries 1 and -1, float64 (side, side). Shared between calls: not to be changed.
 
-    >>> (hadamard(4) * 2).int().tolist()
+    >>> hadamard(4).int().tolist()
     [[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]
     """
     h = torch.ones(1, 1, dtype=torch.float64)
     while len(h) < side:
         h = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64), h)
-    return h / math.sqrt(side)
+    return h
 
 
 @lru_cache(maxsize=16)

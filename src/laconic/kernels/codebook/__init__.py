@@ -140,7 +140,8 @@ def _check_finite(finite: bool) -> None:
 def _views(x: Tensor, segments: Segments) -> list[Tensor]:
     """The tensors, which must be finite."""
     views = segments.views(x)
-    _check_finite(all(bool(torch.isfinite(view).all()) for view in views))
+    if views:
+        _check_finite(bool(torch.stack([torch.isfinite(view).all() for view in views]).all()))
     return views
 
 

@@ -236,7 +236,7 @@ def add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float,
         for table, masked in ((tables.full, False), (tables.last, True)):
             if (count := table.shape[1]) > 0:
                 add_kernel[(count,)](
-                    out, pointers, flags, table, count, n, alpha, BITS=bits, ALIGNED=tables.aligned,
+                    out, pointers, flags, table, count, n, float(alpha), BITS=bits, ALIGNED=tables.aligned,
                     MASKED=masked, **OPTIONS,
                 )  # fmt: skip
     if bits == 9:

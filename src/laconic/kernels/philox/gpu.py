@@ -88,17 +88,12 @@ def dither_kernel(out_ptr, keys_ptr, table_ptr, tiles):  # type: ignore[no-untyp
 
 
 @triton.jit
-def uniform_kernel(out_ptr, key, offset, n):  # type: ignore[no-untyped-def]
-    """Elements [offset, offset + n) as float32; `offset` is a multiple of 4 less than 4 before the first."""
+def uniform_kernel(out_ptr, key, first, lead, n):  # type: ignore[no-untyped-def]
+    """n elements as float32, from the counter `first` on, without its first `lead` words."""
     row = tl.program_id(0).to(tl.int64) * 1024 + tl.arange(0, 1024)
-    w0, w1, w2, w3 = block(key, (offset >> 2) + row)
-    lead = (offset & 3).to(tl.int32)
+    w0, w1, w2, w3 = block(key, row + first)
     column = tl.arange(0, 4)[None, :]
-    left, right = (
-        tl.where(column == 0, w0[:, None], w1[:, None]),
-        tl.where(column == 2, w2[:, None], w3[:, None]),
-    )
-    word = tl.where(column < 2, left, right)
+    word = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (1024, 4))
     value = (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
     place = row[:, None] * 4 + column - lead
     tl.store(out_ptr + place, value, mask=(place >= 0) & (place < n))
@@ -137,5 +132,5 @@ def uniform(key: int, n: int, device: torch.device, offset: int = 0) -> Tensor:
     signed = (key & MASK) - ((key & MASK) >> 63 << 64)
     if n:
         with dispatch.device_of(out):
-            uniform_kernel[(triton.cdiv(n + 3, TILE),)](out, signed, offset, n, num_warps=8)
+            uniform_kernel[(triton.cdiv(n + 3, TILE),)](out, signed, offset >> 2, offset & 3, n, num_warps=8)
     return out

@@ -333,7 +333,7 @@ def add_(
         for table, masked in ((tables.full, False), (tables.last, True)):
             if (count := table.shape[1]) > 0:
                 add_kernel[(count,)](
-                    out, pointers, flags, table, count, n, alpha, BLOCK=block, ALIGNED=tables.aligned,
+                    out, pointers, flags, table, count, n, float(alpha), BLOCK=block, ALIGNED=tables.aligned,
                     MASKED=masked, **OPTIONS,
                 )  # fmt: skip
     check(flags[: 2 * n], _invalid)
