@@ -12,7 +12,15 @@ from laconic import kernels
 from laconic.core.errors import NonFiniteError, WireError
 from laconic.core.layout import Segments
 from laconic.kernels import Form, Measure
-from laconic.kernels.quantise import gpu, reference
+from laconic.kernels.quantise import (
+    decode_kernels,
+    encode_kernels,
+    gpu,
+    norm_kernels,
+    packed_sums,
+    plan,
+    reference,
+)
 from tests.triton.offline import Kernel, check
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter, which is numpy
@@ -174,11 +182,11 @@ def test_packed_sums(most: int, ranks: int) -> None:
         codes = torch.randint(0, most + 1, (ranks, n), generator=torch.Generator().manual_seed(n))
         bits, sum_bits = most.bit_length(), (ranks * most).bit_length()
         wires = torch.stack([kernels.pack_bits(row.int(), bits) for row in codes])
-        sums, flags = gpu.packed_sum(wires, n, most, bits, sum_bits)
+        sums, flags = packed_sums.packed_sum(wires, n, most, bits, sum_bits)
         assert torch.equal(sums, kernels.pack_bits(codes.sum(0).int(), sum_bits)) and not flags.any()
         if n:
             wires[-1, -1] = 255
-            flags = gpu.packed_sum(wires, n, most, bits, sum_bits)[1]
+            flags = packed_sums.packed_sum(wires, n, most, bits, sum_bits)[1]
             fits = most & most + 1 == 0 and n * bits % 8 == 0
             assert flags.tolist() == [0] * (ranks - 1) + [0 if fits else 1]
 
@@ -192,22 +200,22 @@ def test_values_of_packed_sums(levels: int, ranks: int, block: int) -> None:
     expected = reference.levels_add_(codes - zero, scales, segments, x.clone(), form, -0.3)
     flags = torch.zeros(1, dtype=torch.int32)
     wire = kernels.pack_bits(codes, bits)
-    out = gpu.add_levels_(wire, bits, zero, scales, flags, segments, x.clone(), form, -0.3)
+    out = packed_sums.add_levels_(wire, bits, zero, scales, flags, segments, x.clone(), form, -0.3)
     assert torch.equal(out, expected) and not flags.any()
     expected = reference.levels_add_(codes - zero, scales, segments, segments.zero_(x.clone()), form, -0.3)
-    out = gpu.add_levels_(wire, bits, zero, scales, flags, segments, x.clone(), form, -0.3, True)
+    out = packed_sums.add_levels_(wire, bits, zero, scales, flags, segments, x.clone(), form, -0.3, True)
     assert torch.equal(out, expected)
-    assert torch.equal(gpu.pack_levels(codes - zero, zero, bits), wire)
+    assert torch.equal(packed_sums.pack_levels(codes - zero, zero, bits), wire)
     if segments.numel * bits % 8:
         wire[-1] |= 128
-        gpu.add_levels_(wire, bits, zero, scales, flags, segments, x, form, -0.3)
+        packed_sums.add_levels_(wire, bits, zero, scales, flags, segments, x, form, -0.3)
         assert flags.any()
 
 
 @pytest.mark.parametrize("levels", [1, 2, 3, 7, 9, 30, 127, 1000, 4095])
 def test_factors_divide_by_the_number_of_levels(levels: int) -> None:
     for most in (levels, 8 * levels):
-        high, low = gpu.inverse(levels, most)
+        high, low = plan.inverse(levels, most)
         k = torch.arange(most + 1, dtype=torch.float32)
         if high:
             assert torch.equal(k * high + k * low, k / levels)
@@ -266,7 +274,7 @@ def _encode(
     warps = 16 if masked else 8
     return Kernel(
         name,
-        gpu.quantise_kernel,
+        encode_kernels.quantise_kernel,
         ENCODE,
         constants,
         ("x_ptr", "levels_ptr"),
@@ -276,7 +284,7 @@ def _encode(
 
 
 def _inverse(levels: int) -> dict[str, float]:
-    high, low = gpu.inverse(levels, levels)
+    high, low = plan.inverse(levels, levels)
     return {"HIGH": high, "LOW": low}
 
 
@@ -289,42 +297,42 @@ KERNELS = [
     _encode("levels of terngrad", 1, 2, 0, 0, unpacked=True),
     Kernel(
         "dequantise qsgd",
-        gpu.dequantise_kernel,
+        decode_kernels.dequantise_kernel,
         DECODE,
         {"LEVELS": 7, "BITS": 4, "POWERS": False, **_inverse(7), "BLOCK": 512, "BASE3": False, **MASKS},
         ("out_ptr",),
     ),
     Kernel(
         "dequantise ternary",
-        gpu.dequantise_kernel,
+        decode_kernels.dequantise_kernel,
         DECODE,
         {"LEVELS": 1, "BITS": 2, "POWERS": False, **_inverse(1), "BLOCK": 0, "BASE3": False, **MASKS},
         ("out_ptr",),
     ),
     Kernel(
         "dequantise base 3",
-        gpu.dequantise_kernel,
+        decode_kernels.dequantise_kernel,
         DECODE,
         {"LEVELS": 1, "BITS": 2, "POWERS": False, **_inverse(1), "BLOCK": 0, "BASE3": True, **MASKS},
         ("out_ptr",),
     ),
     Kernel(
         "dequantise 5 bits",
-        gpu.dequantise_kernel,
+        decode_kernels.dequantise_kernel,
         DECODE,
         {"LEVELS": 9, "BITS": 5, "POWERS": False, **_inverse(9), "BLOCK": 128, "BASE3": False, **MASKS},
         ("out_ptr",),
     ),
     Kernel(
         "values of sums",
-        gpu.levels_kernel,
+        packed_sums.levels_kernel,
         LEVELS,
         {"LEVELS": 1, "BITS": 5, "POWERS": False, **_inverse(1), "BLOCK": 0, "FRESH": False, **MASKS},
         ("out_ptr",),
     ),
     Kernel(
         "sums",
-        gpu.packed_sum_kernel,
+        packed_sums.packed_sum_kernel,
         {
             "wires_ptr": "*u8",
             "nbytes": "i64",
@@ -340,21 +348,21 @@ KERNELS = [
     ),
     Kernel(
         "moments",
-        gpu.blocks_kernel,
+        norm_kernels.blocks_kernel,
         {**TILES, "x_ptr": "*fp32", "sums_ptr": "*fp64", "largest_ptr": "*i32", "first_out_ptr": "*i64"},
         {"BLOCK": 4096, "WHAT": 3, **MASKS},
         ("x_ptr",),
     ),
     Kernel(
         "squares",
-        gpu.blocks_kernel,
+        norm_kernels.blocks_kernel,
         {**TILES, "x_ptr": "*fp32", "sums_ptr": "*fp64", "largest_ptr": "*i32", "first_out_ptr": "*i64"},
         {"BLOCK": 512, "WHAT": 1, **MASKS},
         ("x_ptr",),
     ),
     Kernel(
         "largest of a tensor",
-        gpu.tensors_kernel,
+        norm_kernels.tensors_kernel,
         {
             **TILES,
             "parts_ptr": "*fp64",
@@ -371,7 +379,7 @@ KERNELS = [
     ),
     Kernel(
         "pack",
-        gpu.pack_kernel,
+        packed_sums.pack_kernel,
         {"signed_ptr": "*i32", "wire_ptr": "*u8", "nbytes": "i64", "n": "i64", "zero": "i32"},
         {"BITS": 2, "COLUMNS": 2},
         ("signed_ptr",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,14 +14,15 @@ from laconic.kernels.bitpack import reference as bitpack
 from laconic.kernels.quantise.dither import dither
 from laconic.kernels.quantise.form import Form, Measure
 from laconic.kernels.quantise.norms import norms as norms
-from laconic.kernels.quantise.places import GROUP, Places, chunks, key_words, owners, places
+from laconic.kernels.quantise.places import GROUP, chunks, key_words, owners, places
+from laconic.kernels.quantise.units import Units, all_units, per_block
 
-ONE = 65536.0  # native code works with fixed-point numbers of 16 bits behind the point; y is in their unit
-TINY, ENLARGE = 2.0**-60, 2.0**100  # below, a block is enlarged, for 1 / scale to be a float
+ONE = 65536.0  # unit of y: native code works with fixed-point numbers of 16 bits behind the point
+TINY, ENLARGE = 2.0**-60, 2.0**100  # a block below TINY is enlarged, for 1 / scale to be a float
 
 
 def not_finite(number: int, segments: Segments) -> NonFiniteError:
-    """What is raised for tensor `number` of a message."""
+    """Return the error for tensor `number` of a message."""
     return NonFiniteError(
         f"a quantiser has no level for NaN or Inf, but tensor {number} of the message "
         f"({segments.sizes[number]} elements), or its scale, holds them: skip such a step, as `compress` does"
@@ -30,7 +30,7 @@ def not_finite(number: int, segments: Segments) -> NonFiniteError:
 
 
 def quantise(x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure) -> Tensor:
-    """Uint8 (m,): the wires of the tensors, one after the other."""
+    """Return uint8 (m,): the wires of the tensors in their order."""
     at = places(segments, form, x.device)
     scales = checked_scales(x, segments, form, measure)
     wire = x.new_empty(
@@ -59,7 +59,7 @@ def quantise(x: Tensor, segments: Segments, keys: Sequence[int], form: Form, mea
 def quantise_levels(
     x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure
 ) -> tuple[Tensor, Tensor]:
-    """Scales float32 (B,) and signed levels int32 (K,)."""
+    """Return scales float32 (B,) and signed levels int32 (K,)."""
     scales = checked_scales(x, segments, form, measure)
     signed = x.new_empty(segments.numel + 1, dtype=torch.int32)  # the last takes what lies beyond a tensor
     for units, _, level in rounded(x, segments, keys, form, measure, scales):
@@ -74,13 +74,16 @@ def quantise_levels(
 
 
 def checked_scales(x: Tensor, segments: Segments, form: Form, measure: Measure) -> Tensor:
-    """The scale of each block, measured or given; `NonFiniteError` where it or an element is not finite."""
+    """Return the scale of each block, measured or given.
+
+    Raises `NonFiniteError` if a scale or an element is not finite.
+    """
     at = places(segments, form, x.device)
     scales = norms(x, segments, form, measure) if measure.scales is None else measure.scales
     flags = torch.zeros(len(segments), dtype=torch.int32, device=x.device)
     of = owners(at.first_block, at.block_counts, 0, at.blocks)
     flags.index_add_(0, of, (~torch.isfinite(scales)).to(torch.int32))
-    if measure.scales is not None:  # measured ones show what the elements are
+    if measure.scales is not None:  # measured scales are not finite where an element is not
         for units in all_units(segments, form, x.device):
             bad = ~torch.isfinite(units.of_x(x, segments))
             flags.index_add_(0, units.of, bad.any(dim=1).to(torch.int32))
@@ -88,69 +91,10 @@ def checked_scales(x: Tensor, segments: Segments, form: Form, measure: Measure) 
     return scales
 
 
-@dataclass(frozen=True)
-class Units:
-    """Units [begin, end) of all tensors: `of` int64 (c,), the tensor of each; `number`, the unit's in it."""
-
-    at: Places
-    begin: int
-    end: int
-    of: Tensor
-    number: Tensor
-    alone: bool  # there is one tensor
-
-    @property
-    def position(self) -> Tensor:
-        """Of each element in its tensor: int64 (c, unit)."""
-        columns = torch.arange(self.at.unit, dtype=torch.int64, device=self.of.device)
-        return (self.number * self.at.unit)[:, None] + columns
-
-    @property
-    def inside(self) -> Tensor:
-        """Whether an element is one of the tensor: bool (c, unit)."""
-        return self.position < self.at.sizes[self.of, None]
-
-    def of_x(self, x: Tensor, segments: Segments) -> Tensor:
-        """The elements float32 (c, unit), zeros beyond a tensor."""
-        if self.alone:
-            n, begin = segments.sizes[0], self.begin * self.at.unit
-            part = x[segments.starts[0] + begin : segments.starts[0] + min(n, self.end * self.at.unit)]
-            missing = (self.end - self.begin) * self.at.unit - part.numel()
-            return torch.nn.functional.pad(part, (0, missing)).view(-1, self.at.unit)
-        position = self.position
-        inside = position < self.at.sizes[self.of, None]
-        index = (position + self.at.starts[self.of, None]) * inside
-        return torch.where(inside, x.take(index), torch.zeros((), dtype=x.dtype, device=x.device))
-
-    def block(self, form: Form) -> Tensor:
-        """The block of each unit int64 (c, 1), or of each of its elements (c, unit)."""
-        first = self.at.first_block[self.of, None]
-        if not form.block:
-            return first
-        if form.block % self.at.unit == 0:
-            return first + per_block(self.number * self.at.unit, form)[:, None]
-        return (first + per_block(self.position, form)).clamp(max=self.at.blocks - 1)
-
-    def bytes_of(self) -> tuple[Tensor, Tensor]:
-        """Places of its codes' bytes in the wire, int64 (c, b), and whether there is such a byte."""
-        columns = torch.arange(self.at.unit_nbytes, dtype=torch.int64, device=self.of.device)
-        index = (self.at.body[self.of] + self.number * self.at.unit_nbytes)[:, None] + columns
-        return index, index < self.at.body_end[self.of, None]
-
-
-def all_units(segments: Segments, form: Form, device: torch.device) -> Iterator[Units]:
-    """All units of the tensors, some at a time."""
-    at = places(segments, form, device)
-    for begin, end in chunks(at.units, at.unit, device):
-        of = owners(at.first_unit, at.unit_counts, begin, end)
-        number = torch.arange(begin, end, dtype=torch.int64, device=device) - at.first_unit[of]
-        yield Units(at, begin, end, of, number, len(segments) == 1)
-
-
 def rounded(
     x: Tensor, segments: Segments, keys: Sequence[int], form: Form, measure: Measure, scales: Tensor
 ) -> Iterator[tuple[Units, Tensor, Tensor]]:
-    """Units, their elements float32 (c, unit), and signed levels int32 (c, unit)."""
+    """Yield units, their elements float32 (c, unit) and signed levels int32 (c, unit)."""
     words = key_words(keys, segments, x.device)
     factor, enlarge = factors(scales, form)
     for units in all_units(segments, form, x.device):
@@ -168,23 +112,23 @@ def rounded(
 
 
 def most(form: Form) -> float:
-    """y of the scale itself."""
+    """Return y of the scale."""
     return ONE if form.powers else ONE * form.levels
 
 
 def factors(scales: Tensor, form: Form) -> tuple[Tensor, Tensor]:
-    """float32 (B,) twice: y = |x| * second * first, with the second a power of two."""
+    """Return two factors float32 (B,): y = |x| * second * first, with the second a power of two."""
     top = torch.full_like(scales, most(form))
     small = (scales > 0) & (scales < TINY)
     enlarge = torch.where(small, torch.full_like(scales, ENLARGE), torch.ones_like(scales))
     z = scales * enlarge
     inv = top / z
     inv = torch.where(inv * z < top, torch.nextafter(inv, torch.full_like(inv, torch.inf)), inv)
-    return torch.where(scales == 0, 0.0, inv), enlarge  # a level of nothing is 0
+    return torch.where(scales == 0, 0.0, inv), enlarge  # a block of zeros has level 0
 
 
 def level_and_threshold(y: Tensor, form: Form) -> tuple[Tensor, Tensor]:
-    """The level below y, and 2^24 times the probability of the one above it: int32."""
+    """Return the level below y, and 2^24 times the probability of the next level: int32."""
     if form.powers:
         bits = y.view(torch.int32)
         low = y * 2.0 ** (form.levels - 1)  # in the cell of 0, where it is less than ONE
@@ -197,7 +141,7 @@ def level_and_threshold(y: Tensor, form: Form) -> tuple[Tensor, Tensor]:
 
 
 def values(signed: Tensor, scales: Tensor, form: Form) -> Tensor:
-    """Float32 (n,) of signed levels, with the scale of each."""
+    """Return the values float32 (n,) of signed levels, with one scale an element."""
     if form.powers:
         bits = (127 + signed.abs() - form.levels) << 23
         size = torch.where(signed != 0, bits.view(torch.float32), 0.0)
@@ -209,7 +153,7 @@ def values(signed: Tensor, scales: Tensor, form: Form) -> Tensor:
 
 
 def dequantise_add_(wire: Tensor, segments: Segments, out: Tensor, form: Form, alpha: float) -> Tensor:
-    """out += alpha * values, once the whole wire has been found valid."""
+    """Add alpha * values to out, after the whole wire was found valid."""
     at = places(segments, form, wire.device)
     if wire.numel() != at.nbytes:
         raise WireError(f"a message of {at.nbytes} bytes is expected, got {wire.numel()}")
@@ -245,7 +189,7 @@ def dequantise_add_(wire: Tensor, segments: Segments, out: Tensor, form: Form, a
 
 
 def unpacked(units: Units, wire: Tensor, form: Form) -> tuple[Tensor, Tensor | None]:
-    """Signed levels (c * unit,) of these units, and whether one of them is too large, where that can be."""
+    """Return signed levels (c * unit,) of these units, and whether any is too large (None: impossible)."""
     at = units.at
     if units.alone:
         begin = 4 * at.blocks + units.begin * at.unit_nbytes
@@ -268,7 +212,7 @@ def unpacked(units: Units, wire: Tensor, form: Form) -> tuple[Tensor, Tensor | N
 def levels_add_(
     signed: Tensor, scales: Tensor, segments: Segments, out: Tensor, form: Form, alpha: float
 ) -> Tensor:
-    """out += alpha * values, in two roundings: never one fused multiply-add."""
+    """Add alpha * values to out, in two roundings: never one fused multiply-add."""
     first = places(segments, form, out.device).first_element
     return add_(signed, first, scales, segments, out, form, alpha, None)
 
@@ -283,7 +227,7 @@ def add_(
     alpha: float,
     damaged: Tensor | None,
 ) -> Tensor:
-    """out += alpha * values of the levels of tensor i from `first[i]` on; nothing if `damaged`, bool ()."""
+    """Add alpha * values to out, or nothing if `damaged`, bool (); levels of tensor i begin at `first[i]`."""
     at, device = places(segments, form, out.device), out.device
     joined, alone = segments.joined, len(segments) == 1
     in_order = first is at.first_element  # each tensor's levels follow those of the one before
@@ -310,16 +254,9 @@ def add_(
 
 
 def spread(scales: Tensor, begin: int, end: int, form: Form) -> Tensor:
-    """The scales of elements [begin, end) of the only tensor."""
+    """Return the scales of elements [begin, end) of the only tensor."""
     if not form.block:
         return scales
     first, last = begin // form.block, -(-end // form.block)
     each = scales[first:last].repeat_interleave(form.block, output_size=(last - first) * form.block)
     return each[begin - first * form.block :][: end - begin]
-
-
-def per_block(position: Tensor, form: Form) -> Tensor:
-    """position // block, of positions int64 that are not negative."""
-    if form.block & form.block - 1:
-        return torch.div(position, form.block, rounding_mode="floor")
-    return position >> (form.block.bit_length() - 1)

@@ -33,9 +33,9 @@ def packed_sum(wires: Tensor, n: int, most: int) -> Tensor:
             f"{n} integers up to {most} fill {packed_nbytes(n, bits)} bytes, got {wires.shape[1]}"
         )
     if dispatch.gpu(wires) and sum_bits <= 16:
-        from laconic.kernels.quantise import gpu
+        from laconic.kernels.quantise import packed_sums
 
-        summed, flags = gpu.packed_sum(wires, n, most, bits, sum_bits)
+        summed, flags = packed_sums.packed_sum(wires, n, most, bits, sum_bits)
         deferred.check(flags, lambda rank: reference.damaged(rank, most))
         return summed
     if (native := dispatch.native(wires)) is None:
@@ -52,9 +52,9 @@ def pack_levels(signed: Tensor, levels: int) -> Tensor:
     checks.flat("signed", signed, torch.int32)
     bits = _bits(2 * levels, 1)[0]
     if dispatch.gpu(signed) and bits <= 16:
-        from laconic.kernels.quantise import gpu
+        from laconic.kernels.quantise import packed_sums
 
-        return gpu.pack_levels(signed, levels, bits)
+        return packed_sums.pack_levels(signed, levels, bits)
     return pack_bits(signed + levels, bits)
 
 
@@ -130,11 +130,11 @@ def _on_gpu_(
     *,
     fresh: bool,
 ) -> Tensor:
-    from laconic.kernels.quantise import gpu
+    from laconic.kernels.quantise import packed_sums
 
     flags = torch.zeros(1, dtype=torch.int32, device=wire.device)
     zero = ranks * form.levels
-    gpu.add_levels_(wire, bits, zero, scales, flags, segments, out, form, alpha, fresh)
+    packed_sums.add_levels_(wire, bits, zero, scales, flags, segments, out, form, alpha, fresh)
     deferred.check(flags, lambda _: reference.damaged(None, 2 * zero))
     return out
 

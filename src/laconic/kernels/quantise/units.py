@@ -1,0 +1,82 @@
+"""Units of 16 elements, or of 80 in base 3: parts of all tensors whose codes fill whole bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laconic.core.layout import Segments
+from laconic.kernels.quantise.form import Form
+from laconic.kernels.quantise.places import Places, chunks, owners, places
+
+
+@dataclass(frozen=True)
+class Units:
+    """Units [begin, end) of all tensors.
+
+    `of` int64 (c,) is the tensor of each unit, `number` the unit's number in it.
+    """
+
+    at: Places
+    begin: int
+    end: int
+    of: Tensor
+    number: Tensor
+    alone: bool  # there is one tensor
+
+    @property
+    def position(self) -> Tensor:
+        """Position of each element in its tensor: int64 (c, unit)."""
+        columns = torch.arange(self.at.unit, dtype=torch.int64, device=self.of.device)
+        return (self.number * self.at.unit)[:, None] + columns
+
+    @property
+    def inside(self) -> Tensor:
+        """Mask of the elements that are inside their tensor: bool (c, unit)."""
+        return self.position < self.at.sizes[self.of, None]
+
+    def of_x(self, x: Tensor, segments: Segments) -> Tensor:
+        """Return the elements float32 (c, unit), and zeros beyond a tensor."""
+        if self.alone:
+            n, begin = segments.sizes[0], self.begin * self.at.unit
+            part = x[segments.starts[0] + begin : segments.starts[0] + min(n, self.end * self.at.unit)]
+            missing = (self.end - self.begin) * self.at.unit - part.numel()
+            return torch.nn.functional.pad(part, (0, missing)).view(-1, self.at.unit)
+        position = self.position
+        inside = position < self.at.sizes[self.of, None]
+        index = (position + self.at.starts[self.of, None]) * inside
+        return torch.where(inside, x.take(index), torch.zeros((), dtype=x.dtype, device=x.device))
+
+    def block(self, form: Form) -> Tensor:
+        """Return the block of each unit int64 (c, 1), or of each of its elements (c, unit)."""
+        first = self.at.first_block[self.of, None]
+        if not form.block:
+            return first
+        if form.block % self.at.unit == 0:
+            return first + per_block(self.number * self.at.unit, form)[:, None]
+        return (first + per_block(self.position, form)).clamp(max=self.at.blocks - 1)
+
+    def bytes_of(self) -> tuple[Tensor, Tensor]:
+        """Return the places of the codes' bytes in the wire, int64 (c, b), and a mask of bytes that exist."""
+        columns = torch.arange(self.at.unit_nbytes, dtype=torch.int64, device=self.of.device)
+        index = (self.at.body[self.of] + self.number * self.at.unit_nbytes)[:, None] + columns
+        return index, index < self.at.body_end[self.of, None]
+
+
+def all_units(segments: Segments, form: Form, device: torch.device) -> Iterator[Units]:
+    """Yield all units of the tensors in chunks."""
+    at = places(segments, form, device)
+    for begin, end in chunks(at.units, at.unit, device):
+        of = owners(at.first_unit, at.unit_counts, begin, end)
+        number = torch.arange(begin, end, dtype=torch.int64, device=device) - at.first_unit[of]
+        yield Units(at, begin, end, of, number, len(segments) == 1)
+
+
+def per_block(position: Tensor, form: Form) -> Tensor:
+    """Return position // block, for positions int64 that are not negative."""
+    if form.block & form.block - 1:
+        return torch.div(position, form.block, rounding_mode="floor")
+    return position >> (form.block.bit_length() - 1)
