@@ -15,7 +15,7 @@ from laconic.core.errors import WireError
 from laconic.core.layout import Layout, Segments
 from laconic.core.turn import Turn
 from laconic.kernels import dispatch
-from laconic.kernels.entropy import gpu
+from laconic.kernels.entropy import gpu, triton_decode, triton_encode
 from laconic.kernels.select import gpu as select_gpu
 from tests.triton.offline import TARGETS, Kernel, check
 
@@ -47,11 +47,11 @@ def _kernel(fn: object, signature: dict[str, str], num_warps: int = 4, **constan
 
 
 KERNELS = (
-    _kernel(gpu.measure_kernel, ENCODE, SEGMENTS=gpu.SEGMENTS, ENTRIES=gpu.ENTRIES),
-    _kernel(gpu.write_kernel, ENCODE, 8, SEGMENTS=gpu.SEGMENTS, ENTRIES=gpu.ENTRIES),
-    _kernel(gpu.ones_kernel, DECODE, 8, SEGMENTS=gpu.SEGMENTS, BITS=gpu.BITS),
-    _kernel(gpu.places_kernel, DECODE, ENTRIES=gpu.ENTRIES),
-    _kernel(gpu.add_kernel, DECODE, MESSAGES=8, ENTRIES=gpu.ENTRIES),
+    _kernel(triton_encode.measure_kernel, ENCODE, SEGMENTS=gpu.SEGMENTS, ENTRIES=gpu.ENTRIES),
+    _kernel(triton_encode.write_kernel, ENCODE, 8, SEGMENTS=gpu.SEGMENTS, ENTRIES=gpu.ENTRIES),
+    _kernel(triton_decode.ones_kernel, DECODE, 8, SEGMENTS=gpu.SEGMENTS, BITS=gpu.BITS),
+    _kernel(triton_decode.places_kernel, DECODE, ENTRIES=gpu.ENTRIES),
+    _kernel(triton_decode.add_kernel, DECODE, MESSAGES=8, ENTRIES=gpu.ENTRIES),
 )
 BUFFERS = (
     Segments.whole(5000),

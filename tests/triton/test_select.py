@@ -15,7 +15,7 @@ from torch import Tensor
 from laconic import kernels
 from laconic.core.layout import Segments
 from laconic.kernels import checks
-from laconic.kernels.select import gpu
+from laconic.kernels.select import gpu, triton_kernels
 from laconic.kernels.select.sample import dgc_sampling, exact_sampling
 from tests.native.test_select import INPUTS
 from tests.triton.offline import Kernel, check
@@ -60,17 +60,21 @@ def kernel(
 
 
 KERNELS = [
-    kernel(gpu.levels_kernel, LEVELS=12, BLOCK=gpu.STEP, KEYED=True, elements=gpu.STEP, num_warps=16),
-    kernel(gpu.pick_kernel, LEVELS=12, BLOCK=gpu.BLOCK, elements=gpu.BLOCK),
-    kernel(gpu.pick_kernel, LEVELS=1, BLOCK=gpu.BLOCK, elements=gpu.BLOCK),
-    kernel(gpu.trim_kernel, BLOCK=gpu.STEP // 2, elements=gpu.STEP, num_warps=16),
+    kernel(
+        triton_kernels.levels_kernel, LEVELS=12, BLOCK=gpu.STEP, KEYED=True, elements=gpu.STEP, num_warps=16
+    ),
+    kernel(triton_kernels.pick_kernel, LEVELS=12, BLOCK=gpu.BLOCK, elements=gpu.BLOCK),
+    kernel(triton_kernels.pick_kernel, LEVELS=1, BLOCK=gpu.BLOCK, elements=gpu.BLOCK),
+    kernel(triton_kernels.trim_kernel, BLOCK=gpu.STEP // 2, elements=gpu.STEP, num_warps=16),
     *(
-        kernel(gpu.count_kernel, LEVELS=levels, TILE=gpu.TILE, ALIGNED=whole, WHOLE=whole, wide=whole)
+        kernel(
+            triton_kernels.count_kernel, LEVELS=levels, TILE=gpu.TILE, ALIGNED=whole, WHOLE=whole, wide=whole
+        )
         for levels in (1, 4, 12)
         for whole in (True, False)
     ),
     *(
-        kernel(gpu.compact_kernel, TILE=gpu.TILE, ALIGNED=whole, WHOLE=whole, wide=whole)
+        kernel(triton_kernels.compact_kernel, TILE=gpu.TILE, ALIGNED=whole, WHOLE=whole, wide=whole)
         for whole in (True, False)
     ),
 ]

@@ -16,13 +16,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from laconic.codecs.squares import by_squares
 from laconic.core import arguments
 from laconic.core.codec import Codec
-from laconic.core.joined import add_joined_, joined
+from laconic.core.joined import add_joined_
 from laconic.core.layout import Layout, Segments
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
+from laconic.kernels.squares import by_squares
 
 AT_ONCE = 1 << 20  # elements that are in float64 at a time
 TILES = (2, 4, 8, 16, 32, 64, 128, 256)  # sides
@@ -99,7 +99,7 @@ class DCT(Codec):
 
     def _frequencies(self, x: Tensor, segments: Segments) -> Tensor:
         """Coefficients of these ranges of flat x, one range after the other."""
-        flat = joined(x, segments)
+        flat = segments.joined.gathered(x)
         return by_tiles(flat, self.tile, lambda d, tiles: d @ tiles @ d.T, segments.sizes)
 
     def nbytes(self, n: int) -> int:

@@ -16,13 +16,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from laconic.codecs.squares import by_squares
 from laconic.core import arguments
 from laconic.core.codec import Codec
-from laconic.core.joined import add_joined_, joined
+from laconic.core.joined import add_joined_
 from laconic.core.layout import Layout, Segments
 from laconic.core.spec import Status
 from laconic.core.turn import Turn, mix
+from laconic.kernels.squares import by_squares
 
 AT_ONCE = 1 << 16  # elements that are in float64 at a time: they stay in cache
 BLOCKS = (4, 16, 64, 256, 1024, 4096)  # powers of 4: a block is a square
@@ -99,7 +99,7 @@ class Rotated(Codec):
 
     def _turned(self, x: Tensor, segments: Segments) -> Tensor:
         """These ranges of flat x, each rotated, one after the other."""
-        return by_blocks(joined(x, segments), self.block, segments.sizes)
+        return by_blocks(segments.joined.gathered(x), self.block, segments.sizes)
 
     def nbytes(self, n: int) -> int:
         return self.codec.nbytes(n)

@@ -12,10 +12,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic import kernels
-from laconic.codecs.runs import counted_from, runs
 from laconic.codecs.sign import lost
 from laconic.core.codec import Codec
 from laconic.core.layout import Segments
+from laconic.core.message_runs import counted_from, runs
 from laconic.core.spec import Status
 
 

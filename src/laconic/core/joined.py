@@ -1,4 +1,4 @@
-"""The elements of several segments as one tensor, and back, in a few operations."""
+"""Addition of one tensor to several segments of a flat buffer, in a few operations."""
 
 from __future__ import annotations
 
@@ -6,12 +6,6 @@ import torch
 from torch import Tensor
 
 from laconic.core.layout import Segments
-
-
-def joined(x: Tensor, segments: Segments) -> Tensor:
-    """Return the elements of all segments of flat x, in order; a view where the segments are neighbours."""
-    views = segments.joined.views(x)
-    return views[0] if len(views) == 1 else torch.cat([x[:0], *views])
 
 
 def add_joined_(out: Tensor, segments: Segments, values: Tensor, alpha: float = 1) -> Tensor:

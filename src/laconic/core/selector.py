@@ -14,15 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from laconic import kernels
 from laconic.core import arguments
 from laconic.core.deferred import deferred
 from laconic.core.errors import WireError
+from laconic.core.framing import sent_to
 from laconic.core.layout import Segments
+from laconic.core.padded import Padded
 from laconic.core.spec import Spec
-
-if TYPE_CHECKING:
-    from laconic.kernels.select.gpu import Padded
 
 OF_CODECS = ("encode", "decode", "decode_add_", "nbytes", "fixed_size", "unbiased")
 
@@ -154,7 +152,9 @@ class IndexCoding(Spec):
             except WireError as error:
                 error.message = number if len(wires) > 1 else None
                 raise
-            parts.append(kernels.flat_positions(indices, given, segments))
+            table = sent_to(torch.stack([segments.starts_tensor, given]), wire.device)
+            starts = torch.repeat_interleave(table[0], table[1], output_size=indices.numel())
+            parts.append(indices + starts)
         return torch.cat(parts), 0, torch.zeros((), dtype=torch.bool, device=wires[0].device)
 
     @abstractmethod

@@ -8,18 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from laconic import kernels
 from laconic.core import arguments
 from laconic.core.layout import Segments
+from laconic.core.padded import Padded
 from laconic.core.selector import DensitySelector, kept_of_each
 from laconic.core.spec import Status
-
-if TYPE_CHECKING:
-    from laconic.kernels.select.gpu import Padded
 
 LOWER = 0.8  # a threshold that fewer than LOWER * k entries pass is lowered
 

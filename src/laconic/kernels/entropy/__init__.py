@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from laconic.core import deferred
 from laconic.core.errors import WireError
 from laconic.core.layout import Segments
+from laconic.core.padded import Padded
 from laconic.kernels import checks, dispatch
 from laconic.kernels.entropy import reference
 from laconic.kernels.entropy.bounds import (
@@ -29,9 +29,6 @@ from laconic.kernels.entropy.bounds import (
 from laconic.kernels.entropy.bounds import rice_bound as rice_bound
 from laconic.kernels.entropy.bounds import rice_parameter as rice_parameter
 from laconic.kernels.entropy.tables import Numbers, uploaded
-
-if TYPE_CHECKING:
-    from laconic.kernels.select.gpu import Padded
 
 MOST_ENTRIES = 1 << 17  # of a message whose tensors are encoded by one program of a GPU each
 MOST_NBYTES = 1 << 22  # of messages whose unary parts are read by one program each

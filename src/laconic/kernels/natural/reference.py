@@ -13,7 +13,7 @@ from torch import Tensor
 
 from laconic.core.deferred import check
 from laconic.core.errors import WireError
-from laconic.core.joined import add_joined_, joined
+from laconic.core.joined import add_joined_
 from laconic.core.layout import Segments
 from laconic.core.turn import MASK
 from laconic.kernels.philox.reference import dithers24
@@ -37,7 +37,7 @@ def natural_encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int
     if not segments.numel:
         nothing = torch.empty(0, dtype=torch.uint8, device=x.device)
         return nothing, torch.zeros(1, dtype=torch.int32, device=x.device)
-    pattern = joined(x, segments).view(torch.int32)
+    pattern = segments.joined.gathered(x).view(torch.int32)
     infinite = (pattern & ~(-1 << 31) > MANTISSA | LARGEST << 23).any().to(torch.int32).view(1)
     exponents = rounded(pattern, dithers24([key & MASK for key in keys], sizes, x.device)).clamp_(max=LARGEST)
     if bits == 9:

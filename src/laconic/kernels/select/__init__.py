@@ -7,19 +7,16 @@ counts int64 (s,), how many belong to each. Zeros and NaN are never chosen by va
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from laconic.core.layout import Segments
+from laconic.core.padded import Padded
 from laconic.kernels import checks, dispatch
 from laconic.kernels.select import reference
 from laconic.kernels.select.sample import dgc_sampling, exact_sampling, sample_offsets, sampling
 from laconic.kernels.upload import uploaded
-
-if TYPE_CHECKING:
-    from laconic.kernels.select.gpu import Padded
 
 MOST_PADDED = 1 << 17  # entries that are selected without a wait
 

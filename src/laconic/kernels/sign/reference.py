@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from laconic.core.deferred import check
 from laconic.core.errors import WireError
-from laconic.core.joined import add_joined_, joined
+from laconic.core.joined import add_joined_
 from laconic.core.layout import Segments
 from laconic.kernels.philox.reference import streams, without_padding
 from laconic.kernels.tiles import table
@@ -173,7 +173,7 @@ def sign_encode(
     if not segments.numel:
         nothing = torch.empty(0, dtype=torch.uint8, device=x.device)
         return nothing, torch.zeros(1, dtype=torch.int32, device=x.device)
-    flat = joined(x, segments)
+    flat = segments.joined.gathered(x)
     scales = means(flat, sizes, block)
     bits = pack(torch.signbit(flat), sizes)
     if keys is not None:
@@ -215,7 +215,7 @@ def _add_signed_(out: Tensor, segments: Segments, values: Tensor, bits: Tensor, 
 
 def signs(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
     """Sign bits of all segments, and a mean each."""
-    flat, sizes = joined(x, segments), segments.sizes
+    flat, sizes = segments.joined.gathered(x), segments.sizes
     scales = means(flat, sizes, 0)
     if 0 in sizes:
         full = torch.zeros(len(sizes), dtype=torch.float32, device=x.device)
@@ -226,7 +226,7 @@ def signs(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
 
 def zeros(x: Tensor, segments: Segments) -> Tensor:
     """Bits of all segments, set where x is 0."""
-    return pack(joined(x, segments) == 0, segments.sizes)
+    return pack(segments.joined.gathered(x) == 0, segments.sizes)
 
 
 def signed_add_(bits: Tensor, values: Tensor, segments: Segments, out: Tensor, alpha: float) -> Tensor:

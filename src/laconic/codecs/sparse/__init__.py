@@ -8,24 +8,21 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from laconic import kernels
 from laconic.codecs.dense import Dense
 from laconic.codecs.indices.golomb import Golomb
 from laconic.codecs.indices.raw32 import Raw32
+from laconic.codecs.sparse.message_parts import HEAD, read_values, split
 from laconic.core import deferred
 from laconic.core.codec import Carried, Codec
 from laconic.core.errors import SpecError, WireError
 from laconic.core.framing import (
     as_bytes,
-    as_numbers,
     check_heads,
     counts_bytes,
     keys_bytes,
-    numbered,
-    read_heads,
     read_keys,
     sent_to,
 )
@@ -36,7 +33,6 @@ from laconic.kernels import dispatch
 
 VALUES = 0x9E3779B97F4A7C15  # apart from the selector's draws, those of the values have keys of their own
 DENSE, RAW32 = Dense(), Raw32()
-HEAD = "counts and the length of the positions"
 DAMAGED = (  # what a flag says of a message
     "the positions are not what the counts announce: bits are missing or left over, or lead out of a tensor",
     "a value is NaN or Inf; only finite numbers are sent",
@@ -200,10 +196,10 @@ class Sparse(Codec):
 
     def _add_(self, wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float) -> Tensor:
         """Add the messages of N ranks, in order: one set of operations decodes all, and each is added."""
-        counts, coded, rest = self._split(wires, segments)
+        counts, coded, rest = split(wires, segments)
         totals = counts.sum(axis=1).tolist()
         places, spare, wrong = self.indices.positions(coded, counts, segments)
-        values, infinite = self._values(rest, counts, totals)
+        values, infinite = read_values(self.values, rest, counts, totals)
         flags = torch.stack([wrong, infinite]).to(torch.int32)
 
         def damaged(which: int) -> WireError:
@@ -229,49 +225,6 @@ class Sparse(Codec):
             out.index_add_(0, at, value)
         return out
 
-    def _values(
-        self, rest: Sequence[Tensor], counts: NDArray[np.int64], totals: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        """Values float32 (K,) of all messages, and whether one is not finite, bool ()."""
-        device = rest[0].device
-        if isinstance(self.values, Dense):
-            for number, (wire, total) in enumerate(zip(rest, totals, strict=True)):
-                if wire.numel() != 4 * total:
-                    text = f"{self.values!r}: {total} values fill {4 * total} bytes, got {wire.numel()}"
-                    raise numbered(text, number, rest)
-            values = as_numbers(rest[0] if len(rest) == 1 else torch.cat(list(rest)), torch.float32)
-            return values, (values - values).any()  # NaN of NaN and of Inf, which counts as true
-        values = torch.zeros(sum(totals), dtype=torch.float32, device=device)
-        at = 0
-        for number, (wire, row, total) in enumerate(zip(rest, counts, totals, strict=True)):
-            units = Segments.consecutive(row.tolist())
-            try:
-                self.values.decode_segments_add_(wire, units, values[at : at + total])
-            except WireError as error:
-                error.message = number if len(rest) > 1 else None
-                raise
-            at += total
-        return values, torch.zeros((), dtype=torch.bool, device=device)
-
-    def _split(
-        self, wires: Sequence[Tensor], segments: Segments
-    ) -> tuple[NDArray[np.int64], list[Tensor], list[Tensor]]:
-        """Counts int64 (N, s), bytes of positions and bytes of values of N messages. None is trusted."""
-        heads = read_heads(wires, len(segments) + 1, HEAD)
-        counts, lengths = np.ascontiguousarray(heads[:, :-1]), heads[:, -1].tolist()
-        for number in np.flatnonzero((counts > segments.sizes_tensor.numpy()).any(axis=1))[:1].tolist():
-            raise numbered("a count is larger than its tensor", number, wires)
-        coded, rest = [], []
-        for number, (wire, length) in enumerate(zip(wires, lengths, strict=True)):
-            left = wire.numel() - 4 * heads.shape[1] - length
-            if left < 0:
-                text = f"the positions fill {length} bytes, but {left + length} are left"
-                raise numbered(text, number, wires)
-            _, positions, values = wire.split_with_sizes([4 * heads.shape[1], length, left])
-            coded.append(positions)
-            rest.append(values)
-        return counts, coded, rest
-
     def clear_segments_(self, wire: Tensor, segments: Segments, memory: Tensor) -> Tensor:
         indices, counts, _ = self._entries(wire, segments)
         return kernels.scatter_zero_(memory, segments, indices, counts)
@@ -282,7 +235,7 @@ class Sparse(Codec):
             keys, rest = read_keys(wire, segments)
             indices, counts = self.select.select_segments(wire, segments, keys)
             return indices, counts, rest
-        numbers, (coded,), (rest,) = self._split([wire], segments)
+        numbers, (coded,), (rest,) = split([wire], segments)
         counts = torch.from_numpy(numbers[0])
         return self.indices.decode(coded, counts, segments), counts, rest
 
