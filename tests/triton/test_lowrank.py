@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import torch
 
 from laconic.kernels import Matrices
-from laconic.kernels.lowrank import gpu, reference
+from laconic.kernels.lowrank import gpu, grids, reference
 from tests.triton.offline import Kernel, check
 
 SHAPES = [
@@ -94,11 +94,11 @@ TABLES = (
 TABLES += ("lengths",)
 TYPES = {name: "*i64" for name in TABLES} | {"work": "*fp64", "alpha": "fp32"}
 CONSTANTS = {
-    gpu.times_kernel: {"ROWS": gpu.ROWS, "COLS": gpu.COLS},
-    gpu.transposed_times_kernel: {"HEIGHT": gpu.HEIGHT, "TALL": gpu.TALL, "WIDE": gpu.WIDE},
-    gpu.total_kernel: {"PART": gpu.PART},
-    gpu.product_add_kernel: {"ROWS": gpu.ROWS, "COLS": gpu.COLS},
-    gpu.orthonormal_kernel: {"SPENT": reference.SPENT, "LENGTH": gpu.LENGTH},
+    gpu.times_kernel: {"ROWS": grids.ROWS, "COLS": grids.COLS},
+    gpu.transposed_times_kernel: {"HEIGHT": grids.HEIGHT, "TALL": grids.TALL, "WIDE": grids.WIDE},
+    gpu.total_kernel: {"PART": grids.PART},
+    gpu.product_add_kernel: {"ROWS": grids.ROWS, "COLS": grids.COLS},
+    gpu.orthonormal_kernel: {"SPENT": reference.SPENT, "LENGTH": grids.LENGTH},
 }
 
 

@@ -75,9 +75,9 @@ def on_gpu(block: int, *tensors: Tensor) -> bool:
     """Return whether Triton kernels serve these tensors in blocks of so many elements."""
     if not dispatch.gpu(*tensors):
         return False
-    from laconic.kernels.sign import gpu
+    from laconic.kernels.sign.plan import serves
 
-    return gpu.serves(block)
+    return serves(block)
 
 
 def sign_messages_add_(

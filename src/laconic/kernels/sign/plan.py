@@ -1,0 +1,77 @@
+"""Tables of tiles: the place of each tile of a message in the buffer and in the wire.
+
+Whole tiles and the last tiles of tensors have separate tables, as whole tiles are read without a mask. Blocks
+are 64 to 4,096 elements, a power of two, so each lies in one tile; or each tensor is one block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from laconic.core.layout import Segments
+
+TILE = 4096
+LEAST_BLOCK = 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Tables of a message, int64, with a column for each tile or tensor.
+
+    Attributes:
+        full, last, all: Whole tiles, last tiles of tensors, and both. Rows: first element in the buffer,
+            byte of its signs, byte of its first mean, tensor, first element in the tensor, elements, number
+            of the tile.
+        tensors: First tile, tiles, elements, byte of the mean.
+        nbytes: Bytes of the message.
+        aligned: Whether all tensors start at a multiple of 4 elements.
+    """
+
+    full: Tensor
+    last: Tensor
+    all: Tensor
+    tensors: Tensor
+    nbytes: int
+    aligned: bool
+
+
+@lru_cache(maxsize=128)
+def plan(segments: Segments, block: int, apart: bool, device: torch.device) -> Plan:
+    """Return the tables of a message, or of [means of all tensors | signs of all tensors]."""
+    sizes, starts = np.array(segments.sizes, np.int64), np.array(segments.starts, np.int64)
+    tiles, signs = -(-sizes // TILE), (sizes + 7) // 8
+    if apart:
+        head = 4 * np.arange(len(sizes), dtype=np.int64)
+        bits, nbytes = 4 * len(sizes) + _before(signs), 4 * len(sizes) + int(signs.sum())
+    else:
+        means = 4 * (-(-sizes // block) if block else np.minimum(sizes, 1))
+        head, nbytes = _before(means + signs), int((means + signs).sum())
+        bits = head + means
+    tensor = np.repeat(np.arange(len(sizes), dtype=np.int64), tiles)
+    slot = np.arange(len(tensor), dtype=np.int64)
+    first = (slot - _before(tiles)[tensor]) * TILE
+    count = np.minimum(sizes[tensor] - first, TILE)
+    mean_at = head[tensor] + (4 * (first // block) if block else 0)
+    rows = np.stack([starts[tensor] + first, bits[tensor] + first // 8, mean_at, tensor, first, count, slot])
+    whole = count == TILE
+    present = np.arange(len(sizes)) if apart else np.flatnonzero(sizes)
+    tensors = np.stack([_before(tiles), tiles, sizes, head])[:, present]
+    full, last, everything, owners = (
+        torch.from_numpy(np.ascontiguousarray(each)).to(device)
+        for each in (rows[:, whole], rows[:, ~whole], rows, tensors)
+    )
+    return Plan(full, last, everything, owners, nbytes, bool((starts % 4 == 0).all()))
+
+
+def _before(counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.cumsum(counts) - counts
+
+
+def serves(block: int) -> bool:
+    """Return whether the kernels support blocks of `block` elements; 0: whole tensors."""
+    return block == 0 or (LEAST_BLOCK <= block <= TILE and block & (block - 1) == 0)
