@@ -20,8 +20,9 @@ from laconic.core.layout import Layout, Segments
 from laconic.core.spec import parse
 from laconic.core.turn import Turn, mix
 from laconic.exchange.method import Route, everything, routes
-from laconic.reducers.scatter_reduce import ANSWER, Pattern, ScatterReduce, hops
+from laconic.reducers.scatter_reduce import Pattern, ScatterReduce, hops
 from laconic.reducers.scatter_reduce.cuts import cuts
+from laconic.reducers.scatter_reduce.two_halves import ANSWER
 
 MODEL = Layout.of([("w", (70, 90)), ("v", (33, 41)), ("one", ()), ("none", (0, 3)), ("b", (40,))])
 PATTERNS = ("direct", "ring", "tree")

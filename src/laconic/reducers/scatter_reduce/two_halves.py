@@ -1,0 +1,216 @@
+"""Both halves of a scatter-reduce, bound to a model's tensors and a group: `scatter`, then `gather`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from laconic import kernels
+from laconic.comm.comm import Comm
+from laconic.comm.messages import add_messages_, add_shares_, encoded
+from laconic.comm.partition import Partition
+from laconic.comm.sent import Sent, SentMessage, SentParts
+from laconic.comm.void import all_to_all_or_void, gather_or_void, is_void
+from laconic.core.codec import Codec
+from laconic.core.layout import Layout, Segments
+from laconic.core.per_layout import PerLayout
+from laconic.core.turn import Turn, mix
+from laconic.reducers import BoundReducer
+from laconic.reducers.scatter_reduce.cuts import cut, cuts
+from laconic.reducers.scatter_reduce.hops import HOPS, travelling_mean
+from laconic.reducers.scatter_reduce.mean_residual import MeanResidual
+from laconic.reducers.sum import DenseShare
+
+Pattern = Literal["direct", "ring", "tree"]
+BOUNDED = 2.0**126  # a mean of x and of values up to here is finite
+ANSWER = 0xA57E  # separates the keys of the second rounding from those of the first
+
+
+class TwoHalves(BoundReducer):
+    """Bound reducer of `ScatterReduce` and `AdaptiveBits`; sharded training only calls `scatter`.
+
+    `codec_of` returns the codec of some pieces at a step, the same on every rank. `residual` stores the
+    rounding errors of `gather`.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        comm: Comm,
+        pattern: Pattern,
+        codec_of: Callable[[Layout, int], Codec],
+        residual: MeanResidual | None = None,
+    ) -> None:
+        self._comm = comm
+        self._pattern = pattern
+        self._codec_of = codec_of
+        self._residual = residual
+        bounds = cuts(layout, comm.size)
+        self._partition = PerLayout(lambda bucket: cut(bucket, bounds, comm.rank))
+
+    def reduce(
+        self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
+    ) -> Sent | None:
+        if self._residual is not None:
+            self._residual.begin(turn.step)
+        partition = self._partition(layout)
+        mean, sent = self.scatter(x, partition, turn, out)
+        if self.gather(mean, partition, turn, out, alpha):
+            return sent
+        self.put_back(layout)
+        return None
+
+    def scatter(
+        self, x: Tensor | None, partition: Partition, turn: Turn, out: Tensor
+    ) -> tuple[Tensor | None, Sent | None]:
+        """Return the mean of this rank's pieces, float32 (home.numel,), and this rank's share of all means.
+
+        Returns (None, None) if any rank's gradient is not finite. `out`, the destination, may be `x`.
+        """
+        if self._pattern != "direct":
+            return self._travel(x, partition, turn, out)
+        comm, parts, home = self._comm, partition.parts, partition.home
+        codecs = self._codecs(partition, turn.step)
+        wires, joined = None, None
+        if x is not None:
+            wires, joined = self._wires(x, partition, codecs, turn)
+        came = all_to_all_or_void(comm, wires, out.device, partition.due)
+        if x is None or wires is None or came is None:
+            return None, None
+        own = parts[comm.rank].segments.gathered(x)
+        others = _others(comm.rank, comm.size)
+        codec = self._codec_of(home, turn.step)
+        arrived = [(came[rank], home.segments) for rank in others]
+        mean = own / _size(comm.size, own.device)
+        if others:
+            add_shares_(mean, codec, others, arrived, 1 / comm.size)
+        apart = own if x is out or len(parts[comm.rank].segments) != 1 else own.clone()
+        shares: tuple[Sent, ...]
+        if joined is not None:
+            shares = (SentMessage(codecs[others[0]], joined, partition.others.segments),)
+        else:
+            shares = tuple(SentMessage(codecs[rank], wires[rank], parts[rank].segments) for rank in others)
+        return mean, SentParts((DenseShare(parts[comm.rank].segments, apart, 1.0), *shares))
+
+    def gather(
+        self, mean: Tensor | None, partition: Partition, turn: Turn, out: Tensor, alpha: float
+    ) -> bool:
+        """Write alpha * the decoded mean of all pieces to out; return False if one is not finite."""
+        home, wire, residual = partition.home, None, self._residual
+        if mean is not None and residual is not None:
+            mean = residual.add_to_(mean, home)
+        codecs = self._codecs(partition, turn.step)
+        codec = self._codec_of(home, turn.step)
+        if mean is not None and self._is_finite(mean, home, codec):
+            # With the keys of this rank's first messages the two roundings would not be independent.
+            wire = encoded(mean, home, codec, Turn(turn.step, turn.rank, mix(turn.seed, ANSWER)))
+            if residual is not None and home.numel:
+                left = codec.decode_segments_add_(wire, home.segments, mean, -1.0)
+                residual.keep(left, home, turn.step)
+        wires = gather_or_void(self._comm, wire, out.device, partition.due)
+        if wires is None:
+            return False
+        partition.bucket.segments.zero_(out)
+        if alike(codecs):
+            shares = [*zip(wires, partition.ranges, strict=True)]
+            add_shares_(out, codecs[0], range(len(wires)), shares, alpha)
+        else:
+            messages = map(SentMessage, codecs, wires, partition.ranges)
+            add_messages_(out, enumerate(messages), alpha)
+        return True
+
+    def _is_finite(self, mean: Tensor, home: Layout, codec: Codec) -> bool:
+        """Return whether a mean is finite.
+
+        mean = (x + sum of N - 1 decoded values) / N is finite if the decoded values are bounded and there is
+        no residual. On a GPU this saves the host a wait.
+        """
+        if not mean.is_cpu and self._residual is None and codec.normal[1] <= BOUNDED:
+            return True
+        return kernels.all_finite(mean, home.segments.merged)
+
+    def _codecs(self, partition: Partition, step: int) -> list[Codec]:
+        """Return the codec of each rank's pieces."""
+        return [self._codec_of(part, step) for part in partition.parts]
+
+    def _wires(
+        self, x: Tensor, partition: Partition, codecs: Sequence[Codec], turn: Turn
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Return a message uint8 for each rank, empty for this one; and all in one if one call made them."""
+        rank, parts = self._comm.rank, partition.parts
+        codec = codecs[rank - 1]
+        if codec.concatenates and codec.fixed_size and alike(codecs):
+            joined = encoded(x, partition.others, codec, turn)
+            nbytes = nbytes_of(codec, partition.ranges, rank)
+            return list(joined.split_with_sizes(nbytes)), joined if len(parts) > 1 else None
+        empty = x.new_empty(0, dtype=torch.uint8)
+        pairs = enumerate(zip(parts, codecs, strict=True))
+        return [empty if r == rank else encoded(x, part, each, turn) for r, (part, each) in pairs], None
+
+    def _travel(
+        self, x: Tensor | None, partition: Partition, turn: Turn, out: Tensor
+    ) -> tuple[Tensor | None, Sent | None]:
+        """Run `scatter` along a ring or up a tree."""
+        comm = self._comm
+        if is_void(comm, x is not None, out.device) or x is None:
+            return None, None
+        hops = HOPS[self._pattern](comm.rank, comm.size)
+
+        def codec_of(part: Layout) -> Codec:
+            return self._codec_of(part, turn.step)
+
+        left: dict[int, Tensor] | None = None if self._residual is None or x is out else {}
+        mean = travelling_mean(x, partition.parts, hops, codec_of, turn, comm, left)
+        runs = partition.bucket.segments.merged
+        kept = torch.cat([x[:0], *runs.views(x)]) if x is not out else None
+        # A hop's loss is an error of the mean: in this rank's gradient it counts comm.size times.
+        lost = (DenseShare(partition.parts[i].segments, part, -comm.size) for i, part in (left or {}).items())
+        return mean, SentParts((DenseShare(runs, kept, 1.0), *lost))
+
+    def put_back(self, layout: Layout) -> None:
+        if self._residual is not None:
+            self._residual.put_back(self._partition(layout).home)
+
+    @property
+    def holds_back(self) -> bool:
+        return self._residual is not None
+
+    def discard(self) -> None:
+        if self._residual is not None:
+            self._residual.discard()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the residual of the second rounding: zeros outside this rank's pieces."""
+        return {} if self._residual is None else self._residual.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        if self._residual is None:
+            super().load_state_dict(state)
+        else:
+            self._residual.load_state_dict(state)
+
+
+def alike(codecs: Sequence[Codec]) -> bool:
+    """Return whether all codecs are equal."""
+    return list(codecs).count(codecs[0]) == len(codecs)
+
+
+@lru_cache(maxsize=512)
+def nbytes_of(codec: Codec, ranges: tuple[Segments, ...], rank: int) -> list[int]:
+    """Return the bytes of the message for each rank, 0 for this one. The list is cached: do not change it."""
+    return [0 if r == rank else codec.message_nbytes(segments) for r, segments in enumerate(ranges)]
+
+
+@lru_cache(maxsize=512)
+def _others(rank: int, size: int) -> tuple[int, ...]:
+    return tuple(other for other in range(size) if other != rank)
+
+
+@lru_cache(maxsize=64)
+def _size(size: int, device: torch.device) -> Tensor:
+    """Return the size as float32 (): a GPU multiplies by the reciprocal of a Python number."""
+    return torch.full((), size, dtype=torch.float32, device=device)
