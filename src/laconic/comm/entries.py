@@ -37,11 +37,11 @@ class Entries:
         return self.indices + kernels.per_index(starts, self.counts, self.indices.device)
 
     def where(self, wanted: Tensor) -> Entries:
-        """Those of which wanted bool (K,) says so."""
+        """Return the entries that the mask wanted bool (K,) selects."""
         return Entries(self.indices[wanted], counted(wanted, self.counts), self.values[wanted])
 
     def among(self, ks: Tensor) -> Entries:
-        """The ks[i] largest of each segment's."""
+        """Return the ks[i] largest entries of each segment i."""
         segments = Segments.consecutive(self.counts.tolist())
         places, counts = kernels.topk(self.values, segments, ks)
         at = places + kernels.per_index(segments.starts_tensor, counts, places.device)
@@ -54,14 +54,14 @@ class Entries:
 
     @classmethod
     def read(cls, wire: Tensor, segments: Segments) -> Entries:
-        """What `wire` made; of no segments, whatever came. Raises `WireError` if it cannot have made this."""
+        """Decode a message of `wire`; without segments ignore its bytes. Raises `WireError` if damaged."""
         counts, rest = read_counts(wire, segments)
         values, coded = read_bytes(rest, 4 * int(counts.sum()), "the values")
         indices = kernels.rice_decode(coded if len(segments) else coded[:0], counts, segments)
         return cls(indices, counts, as_numbers(values, torch.float32))
 
     def share(self, segments: Segments, positions: Tensor, final: Tensor) -> SentEntries:
-        """These, which lie at ascending positions (K,), as a share: those that are in ascending `final`."""
+        """Return as a share the entries whose positions (K,) are in `final`. Both are ascending."""
         kept = self.where(contained(positions, final))
         return SentEntries(segments, kept.indices, kept.counts, kept.values)
 
@@ -79,13 +79,15 @@ def positions_read(wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
 
 
 def entries_nbytes(density: float, segments: Segments) -> int:
-    """The most bytes that the wire of what a density keeps of each segment can take."""
+    """Return the maximum size of the wire of top-k entries of each segment at this density."""
     kept_n = ((kept(density, n), n) for n in segments.sizes)
     return sum(4 + 4 * k + kernels.rice_bound(k, n) for k, n in kept_n)
 
 
 def counted(mask: Tensor, counts: Tensor) -> Tensor:
-    """How many of each segment's counts int64 (s,) entries a mask bool (K,) marks, int64 (s,), on the CPU.
+    """Count the entries of each segment that a mask bool (K,) marks: int64 (s,), on the CPU.
+
+    `counts` int64 (s,): entries of each segment.
 
     >>> counted(torch.tensor([True, False, True]), torch.tensor([2, 0, 1])).tolist()
     [1, 0, 1]
@@ -97,7 +99,7 @@ def counted(mask: Tensor, counts: Tensor) -> Tensor:
 
 
 def contained(positions: Tensor, ascending: Tensor) -> Tensor:
-    """Which positions are in an ascending set, bool (K,).
+    """Return whether each position is in an ascending set, bool (K,).
 
     >>> contained(torch.tensor([1, 4, 9]), torch.tensor([0, 4])).tolist()
     [False, True, False]

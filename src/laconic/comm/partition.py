@@ -34,7 +34,7 @@ class Partition:
 
     @cached_property
     def due(self) -> tuple[bool, ...]:
-        """Which ranks reduce anything."""
+        """Whether each rank reduces any element."""
         return tuple(part.numel > 0 for part in self.parts)
 
 

@@ -25,11 +25,11 @@ from laconic.comm.two_rounds import begin_scatter
 from laconic.core.errors import PeerError
 
 OPS: dict[ReduceOp, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-Message = tuple[int, Tensor]  # a peer, and what it gets, or where what it sends is put
+Message = tuple[int, Tensor]  # a peer, and the tensor to send to it or to receive into
 
 
 class PostedComm(Comm):
-    """What is common to process groups: `_start` starts messages between two ranks."""
+    """Base of process groups, whose `_start` starts messages between two ranks."""
 
     @abstractmethod
     def _start(self, sends: Sequence[Message], recvs: Sequence[Message]) -> Sequence[dist.Work]:
@@ -71,7 +71,7 @@ class PostedComm(Comm):
         self._swap("exchange", sends, recvs)
 
     def _lengths(self, going: list[int], home: torch.device) -> list[int]:
-        """How many elements each rank will send here, if this rank sends going[r] elements to rank r."""
+        """Return the number of elements that each rank sends here; this rank sends going[r] to rank r."""
         out, into = torch.tensor(going, device=home), torch.tensor(going, device=home)
         peers = range(self.size)
         self._swap("lengths", {r: out[r : r + 1] for r in peers}, {r: into[r : r + 1] for r in peers})

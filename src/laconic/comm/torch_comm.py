@@ -112,7 +112,7 @@ class TorchComm(PostedComm):
 
     @property
     def timeout(self) -> timedelta:
-        """How long a collective of this group waits for its peers."""
+        """Longest wait of a collective of this group for its peers."""
         device = torch.device(next(iter(self.backends)))
         waits: timedelta = self.group._get_backend(device).options._timeout
         return waits
@@ -181,7 +181,7 @@ class TorchComm(PostedComm):
         return self._parts[-1]
 
     def counter(self) -> Counter:
-        """In the store of the default process group."""
+        """Return a counter in the store of the default process group."""
         COUNTERS[self.group] = (
             COUNTERS.get(self.group, 0) + 1
         )  # by name, a process's earlier groups would count

@@ -166,7 +166,7 @@ def _is_finite(x: Tensor) -> bool:
 
 
 def _filled(message: Tensor | None, due: bool, empty: Tensor) -> Tensor:
-    """What travels: a message that is due has at least one element, one that is void is of the wrong kind."""
+    """Return the message to send: one that is due is not empty, and a void one is empty exactly if due."""
     if message is None:
         return empty if due else empty.new_zeros(1)
     return message if message.numel() or not due else empty.new_zeros(1)

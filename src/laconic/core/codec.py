@@ -129,20 +129,20 @@ class Codec(Spec):
 
     @property
     def lossless(self) -> bool:
-        """Whether what is decoded is what was encoded: `omega` is 0 of a large tensor."""
+        """Whether decoding restores the input: `omega` of a large tensor is 0."""
         return self.omega(LARGE) == 0
 
     @property
     def needs_feedback(self) -> bool:
-        """Whether what it loses should be sent later: by default if it is biased."""
+        """Whether the coding error should be sent later: by default if the codec is biased."""
         return not self.unbiased
 
     @property
     def normal(self) -> tuple[float, float]:
-        """The least and the largest |x_i|, beside 0, that `omega` and `unbiased` are about.
+        """The smallest nonzero and the largest |x_i| for which `omega` and `unbiased` hold.
 
-        What is smaller is rounded to a fixed grid or to zero; for what is larger the largest number is sent,
-        so that with error feedback the rest waits for the next steps.
+        Smaller values are rounded to a fixed grid or to zero. Larger ones are sent as the
+        largest number, so with error feedback the rest waits for the next steps.
         """
         return NORMAL
 
@@ -155,7 +155,7 @@ class Codec(Spec):
         return False
 
     def absolute_error(self, n: int) -> float | None:
-        """A bound on |C(x) - x|^2 that holds for every x of n elements, or None if there is none."""
+        """Return a bound on |C(x) - x|^2 for every x of n elements, or None without one."""
         return None
 
     def at(self, step: int) -> Codec:

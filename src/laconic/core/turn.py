@@ -44,7 +44,7 @@ def mix(*parts: int) -> int:
 
 @dataclass(frozen=True)
 class Turn:
-    """What every piece may know about the current step."""
+    """Facts about the current step that every part of a method may use."""
 
     step: int
     rank: int = 0

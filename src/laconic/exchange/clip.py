@@ -1,16 +1,16 @@
 """Clip: each rank's whole gradient is limited in norm, though it comes in buckets, one after the other.
 
-The factor of a bucket needs the norm of all tensors, vectors included. With one bucket that is at hand. With
-several, the rest is taken from the last step, grown as much as what has come so far:
+The factor of a bucket needs the norm of all tensors, vectors included. One bucket has all of them. With
+several, the rest is estimated from the last step, scaled by the growth of the tensors so far:
 
     |g|^2 ~ s + rest' * growth       s: squared norm of the tensors that have come in this step,
                                      s', rest': of the same tensors and of the others in the last step
     growth = s / s'                  where s' is a hundredth of s' + rest' or more
-             (s + rest') / (s' + rest')    otherwise: a small part tells little about the rest
+             (s + rest') / (s' + rest')    otherwise: a small part predicts the rest poorly
     g = g * min(1, limit / |g|)
 
 That is exact for the last bucket, and where the gradient has changed in length alone for all but small ones.
-Where there was no last step, it is the norm of what has come so far.
+In the first step it is the norm of the tensors so far.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 from laconic.core.layout import Layout
 
 KIND = "clip"
-TELLING = 0.01  # of the last step's squared norm: such a part tells how the rest has grown
+TELLING = 0.01  # of the last step's squared norm: a part this large predicts the growth of the rest
 
 
 class Clip:
@@ -35,11 +35,11 @@ class Clip:
         self._now: dict[str, float] = {}
 
     def begin(self) -> None:
-        """The first bucket of a step is about to come."""
+        """Start a step, before its first bucket."""
         self._now.clear()
 
     def factor(self, grad: Tensor, layout: Layout, scale: float, limit: float | None) -> float:
-        """What scale * grad, this bucket, is to be multiplied by; `limit` None only measures."""
+        """Return the factor for scale * grad, this bucket; `limit` None only measures."""
         if len(layout):
             norms = torch._foreach_norm(layout.segments.views(grad), dtype=torch.float64)
             squares = (torch.stack(norms) * scale).square().tolist()
@@ -48,21 +48,21 @@ class Clip:
         return 1.0 if limit is None or not limit < norm < math.inf else limit / norm
 
     def end(self) -> None:
-        """The step counts."""
+        """End a step that was not skipped."""
         if all(map(math.isfinite, self._now.values())):
             self._before |= self._now
 
     def state_dict(self) -> dict[str, Tensor]:
-        """ "clip/<tensor name>" to the squared norm of its last gradient, float64."""
+        """Return "clip/<tensor name>" to the squared norm of its last gradient, float64."""
         return {f"{KIND}/{name}": torch.tensor(v, dtype=torch.float64) for name, v in self._before.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take the norms back."""
+        """Restore the norms."""
         self._before = {name: float(state[f"{KIND}/{name}"]) for name in self._before}
         self._now.clear()
 
     def _norm(self) -> float:
-        """The norm of the whole gradient, as far as it is known."""
+        """Return the norm of the whole gradient, estimated where tensors are missing."""
         now = sum(self._now.values())
         before = sum(self._before[name] for name in self._now)
         rest = sum(square for name, square in self._before.items() if name not in self._now)

@@ -156,9 +156,9 @@ class Exchange:
     def _reduce(
         self, reductions: Sequence[Reduction], suspect: str | None, done: list[tuple[Reduction, Sent]]
     ) -> None:
-        """The mean of each leg, in the bucket: what can go on by itself does so, while others reduce.
+        """Reduce each leg in place; legs that can run in the background overlap with the others.
 
-        What each leg has sent is added to `done`: the feedback may know of it once all flags were read.
+        Add the sent share of each leg to `done`; it is passed to the feedback once all flags were read.
         """
         ends = []
         for reduction in reductions:
@@ -184,13 +184,13 @@ class Exchange:
             self._settled.append((reduction.leg, reduction.part))
 
     def _put_back(self, done: list[tuple[Reduction, Sent]]) -> None:
-        """The step is void, before any feedback was told of these."""
+        """Undo these reductions of a void step, before any feedback has counted them."""
         for reduction, _ in done:
             reduction.leg.reducer.put_back(reduction.part)
         done.clear()
 
     def sparse_mean(self, grad: Tensor) -> Tensor:
-        """Mean over ranks of sparse COO `grad`, gathered as it is; of NaN, where the step is void."""
+        """Return the mean over ranks of sparse COO `grad`, gathered unchanged; NaN if the step is void."""
         watch = Stopwatch(self.seconds, self.comm, grad.device, self.step)
         with self.comm.phase("sparse gradients"):
             before = self.comm.snapshot().network_sent
@@ -204,7 +204,7 @@ class Exchange:
         return mean
 
     def cancel(self, reason: str) -> None:
-        """This step is void, on every rank: put back what was sent. `reason` names the tensor to blame."""
+        """Make this step void, on every rank, and put the sent shares back. `reason` names the bad tensor."""
         self.void = reason
         for leg, part in self._settled:
             leg.feedback.put_back(part)
@@ -213,12 +213,12 @@ class Exchange:
 
     @property
     def holds_back(self) -> bool:
-        """Whether something of a gradient can come back in a later step."""
+        """Whether a part of a gradient may be sent in a later step."""
         legs = zip(self._legs, self._whole, strict=True)
         return any(len(part) and (leg.feedback.holds_back or leg.reducer.holds_back) for leg, part in legs)
 
     def discard(self) -> None:
-        """Forget all gradients so far, between steps: nothing of them comes back."""
+        """Forget all gradients so far, between steps: no part of them is sent later."""
         self._settled.clear()
         for leg in self._legs:
             leg.feedback.discard()

@@ -1,4 +1,4 @@
-"""A route at work: its feedback and its reducer on all of its tensors, and what it does with one bucket."""
+"""A route bound to its tensors: feedback and reducer, and the reduction of one bucket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from laconic.reducers.sum import BoundSum
 
 @dataclass(frozen=True)
 class Leg:
-    """One route at work on all of its tensors."""
+    """One route bound to all of its tensors."""
 
     name: str
     feedback: BoundFeedback
@@ -28,22 +28,22 @@ class Leg:
     gain: float
 
     def correct(self, grad: Tensor, part: Layout, turn: Turn, scale: float) -> Tensor | None:
-        """What the feedback makes of scale * grad; None if the feedback has found it not finite."""
+        """Return scale * grad as corrected by the feedback; None if the feedback found it not finite."""
         return self.feedback.correct(grad, part, turn, scale)
 
     def finite_is_unknown(self, step: int) -> bool:
-        """Return whether neither the feedback nor the reducer looks for what is not finite at this step."""
+        """Return whether neither the feedback nor the reducer looks for NaN and Inf at this step."""
         reducer = self.reducer.at(step) if isinstance(self.reducer, BoundDenseFirst) else self.reducer
         return not (self.feedback.detects_non_finite or reducer.detects_non_finite)
 
     def settle(self, sent: Sent, part: Layout, turn: Turn) -> None:
-        """Tell the feedback what was sent, as damped."""
+        """Pass the sent share, times the gain, to the feedback."""
         self.feedback.settle(sent if self.gain == 1 else Scaled(sent, self.gain), part, turn)
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """One leg's reduction of its part of one bucket; `x` is None where this rank has nothing finite."""
+    """Reduction of one leg's part of a bucket; `x` is None if this rank's gradient is not finite."""
 
     leg: Leg
     part: Layout
@@ -53,15 +53,15 @@ class Reduction:
     alpha: float
 
     def begin(self) -> Callable[[], Sent | None] | None:
-        """Begin what can go on by itself, if this leg can; the call that is returned ends it."""
+        """Start the reduction if it can run in the background, and return the call that ends it."""
         return self.leg.reducer.begin(self.x, self.part, self.turn, self.out, self.alpha)
 
     def reduce(self) -> Sent | None:
-        """All of it at once."""
+        """Reduce, and return the sent share."""
         return self.leg.reducer.reduce(self.x, self.part, self.turn, self.out, self.alpha)
 
     def settle(self, sent: Sent) -> None:
-        """Tell the feedback what was sent, and let it make of the mean what the optimiser gets."""
+        """Pass the sent share to the feedback, and let it correct the mean for the optimizer."""
         leg = self.leg
         leg.settle(sent, self.part, self.turn)
         leg.feedback.receive_(self.out, self.part, self.turn, self.alpha / leg.gain)
@@ -69,7 +69,7 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Scaled:
-    """A share times a gain: what damped feedback counts as sent."""
+    """A share times a gain: the sent share of damped feedback."""
 
     share: Sent
     gain: float
@@ -93,7 +93,7 @@ def checked_late(reducer: BoundReducer) -> BoundReducer:
 
 
 def gain_of(route: Route, layout: Layout) -> float:
-    """By how much a route's mean is multiplied. Raises `SpecError` where its feedback is not safe."""
+    """Return the factor on a route's mean. Raises `SpecError` if its feedback is not safe."""
     why = route.reducer.unaccountable
     if why is not None and route.feedback.keeps_unsent:
         raise SpecError(f"{route.reducer!r} takes no {route.feedback!r}: {why}; use it without feedback")

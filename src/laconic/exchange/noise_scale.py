@@ -79,7 +79,7 @@ class NoiseScale:
             self._samples += 1
 
     def noise(self, share: float = 1.0) -> Noise | None:
-        """What was measured so far; None before the first step."""
+        """Return the noise measured so far; None before the first step."""
         if not self._samples:
             return None
         return Noise(self._variance / self._weight, self._signal / self._weight, self._samples, share)
@@ -135,7 +135,7 @@ class NoiseMeter:
 
     @property
     def noise(self) -> Noise | None:
-        """What was measured so far, in batches of a rank."""
+        """Noise measured so far, in batches of a rank."""
         return self._scale.noise(self._share)
 
 

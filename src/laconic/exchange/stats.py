@@ -1,4 +1,4 @@
-"""What the exchanges have cost so far: bytes and seconds."""
+"""Cumulative cost of the exchanges: bytes and seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from laconic.exchange.noise_scale import Noise
 
 @dataclass
 class Seconds:
-    """Where the time of the exchanges went, in seconds.
+    """Seconds of the exchanges, by phase.
 
     On a GPU they are the seconds of its stream, between events: exchanges that are not over yet are counted
     later, as nothing waits for them. After the first 8 steps one step in 8 is measured, and counts 8 times.
@@ -83,15 +83,15 @@ class Stats:
         network_sent: Bytes that this rank put on the wire, by the model in `laconic.comm.wire_model`: every
             copy of a message, with headers and acknowledgements. In a group of N an `all_gather` sends N - 1
             copies, an all-reduce 2(N-1)/N of its bytes.
-        network_received: The same for what was received.
+        network_received: The same for received bytes.
         dense: `network_sent` of all-reduces of the same tensors in float32, in the same group.
         encode_s: Seconds before the first collective of each exchange. On a GPU these three are measured in
             the first 8 steps, then in one step of 8, which counts for all of them.
         communicate_s: Seconds in collectives.
         decode_s: The remaining seconds of each exchange.
         buckets: DDP's buckets per step.
-        phases: Payload sent, by what it was for and the collective that sent it; the sum is `payload_sent`.
-            Of a method, such as "gather(qsgd()) all_gather", what is in front is the reducer, as the printed
+        phases: Payload sent, by purpose and collective; the sum is `payload_sent`.
+            Of a method, such as "gather(qsgd()) all_gather", the first part is the reducer, as the printed
             method spells it; "sum()" is also what vectors get, which stay dense. Others are
             "sparse gradients" (of embeddings, as they are), "parameters minmax()" (FSDP2's all-gather, by
             its codec) and "parameters as they are" (of modules with several dtypes). Of a strategy: "gossip"
@@ -128,7 +128,7 @@ class Stats:
         buckets: int = 0,
         noise: Noise | None = None,
     ) -> Stats:
-        """What a meter and a clock have counted."""
+        """Return the counts of a meter and a clock."""
         return cls(
             steps=steps,
             payload_sent=meter.payload_sent,

@@ -1,4 +1,4 @@
-"""What Python checks before a kernel runs: native code trusts these, and checks what came over the wire."""
+"""Checks of arguments in Python: native code relies on them, and checks received bytes itself."""
 
 from __future__ import annotations
 

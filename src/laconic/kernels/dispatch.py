@@ -98,7 +98,7 @@ def using(name: str) -> Iterator[None]:
 
 
 def info() -> dict[str, Any]:
-    """What is live, what was compiled, what this CPU can do, and why native code is missing where it is."""
+    """Return the active kernels, the compiled ones, this CPU's features, and reasons for missing ones."""
     return {
         "live": _name if _live is None else f"native-{_name}",
         "runnable": runnable(),

@@ -1,4 +1,4 @@
-"""Add a gradient to what waits, and notice what is not finite; add what was sent to a parameter."""
+"""Add gradients to residuals, detect NaN and Inf, and add decoded updates to parameters."""
 
 from __future__ import annotations
 

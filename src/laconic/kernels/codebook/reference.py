@@ -1,4 +1,4 @@
-"""Codebooks in plain torch, one tensor at a time: what the native kernels must equal, byte for byte.
+"""Codebooks in plain torch, one tensor at a time: the standard of the native kernels, byte for byte.
 
 The means are sums in double, in any order, rounded to float32.
 """

@@ -1,4 +1,4 @@
-"""Gaps of adaptive widths, in plain torch: what the native kernels must equal, byte for byte."""
+"""Gaps of adaptive widths, in plain torch: the standard of the native kernels, byte for byte."""
 
 from __future__ import annotations
 

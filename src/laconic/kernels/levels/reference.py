@@ -1,4 +1,4 @@
-"""Levels apart from their zeros in plain torch: what the native kernels must equal."""
+"""Levels apart from their zeros in plain torch: the standard of the native kernels."""
 
 from __future__ import annotations
 

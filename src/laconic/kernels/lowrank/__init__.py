@@ -1,6 +1,6 @@
 """Products of matrices with thin factors, and an orthonormal basis of a thin factor's columns.
 
-On the CPU every sum has one order of its own: the bits do not depend on what else is in the buffer, on the
+On the CPU every sum has a fixed order: the bits do not depend on what else is in the buffer, on the
 number of threads, or on the machine, so ranks that make the same product agree. On a GPU see `gpu`, and
 `batched` for factors of many columns and for other devices.
 """
@@ -64,8 +64,8 @@ def product_add_(x: Tensor, matrices: Matrices, left: Tensor, right: Tensor, alp
 def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> Tensor:
     """Make the `rank` columns of each factor orthonormal, in place: Gram-Schmidt in their order, in float64.
 
-    `packed` float32: factors one after the other, each `rank` columns of its length. A column of which less
-    than 2^-20 of its length is left beside those before it becomes zero: it spans nothing that they do not.
+    `packed` float32: factors one after the other, each `rank` columns of its length. A column that keeps
+    less than 2^-20 of its length becomes zero: it depends on the earlier ones.
 
     >>> orthonormal_(torch.tensor([3.0, 4.0, 3.0, 4.0, 5.0, 0.0]), rank=3, lengths=(2,)).view(3, 2).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0], [0.800000011920929, -0.6000000238418579]]

@@ -1,4 +1,4 @@
-"""Grids and tables of the low-rank kernels: which part of which matrix each program computes."""
+"""Grids and tables of the low-rank kernels: the part of a matrix that each program computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where matrices lie in a flat buffer, and where their factors lie in two others."""
+"""Positions of matrices in a flat buffer, and of their factors in two others."""
 
 from __future__ import annotations
 

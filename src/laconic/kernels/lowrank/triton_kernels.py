@@ -1,7 +1,7 @@
 # mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator"
 """Triton kernels of low-rank products and of Gram-Schmidt, for factors of up to 4 columns.
 
-Every sum has one order of its own, whatever else is in the bucket: equal on GPUs of one kind.
+Every sum has a fixed order, whatever else is in the bucket: GPUs of one kind give the same bits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Natural compression in torch integers: what the native kernels must equal, bit for bit.
+"""Natural compression in torch integers: the standard of the native kernels, bit for bit.
 
 All tensors of a message are processed at once: the number of operations does not depend on their number.
 """

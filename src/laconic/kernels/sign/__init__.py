@@ -29,7 +29,7 @@ def sign_encode(x: Tensor, segments: Segments, block: int = 0, keys: Sequence[in
     """The segments' wires, one after the other, each [mean |x| float32 (blocks,) | sign bits, full bytes].
 
     Sums are in float64 in an order of the implementation's own: the reference's means are within 1 ulp of the
-    native ones, which are alike on every target. `NonFiniteError` for NaN or Inf. With a key a segment, the
+    native ones, which are equal on every target. `NonFiniteError` for NaN or Inf. With a key a segment, the
     sign of entry i where x is 0 is bit i of the key's `philox`; without, it is the sign of that zero.
 
     >>> sign_encode(torch.tensor([1.0, -3.0]), Segments.whole(2)).tolist()  # 2.0, then 0b10
@@ -72,7 +72,7 @@ def sign_add_(wire: Tensor, segments: Segments, out: Tensor, alpha: float = 1.0,
 
 
 def on_gpu(block: int, *tensors: Tensor) -> bool:
-    """Return whether Triton kernels serve these tensors in blocks of so many elements."""
+    """Return whether Triton kernels serve these tensors in blocks of `block` elements."""
     if not dispatch.gpu(*tensors):
         return False
     from laconic.kernels.sign.plan import serves

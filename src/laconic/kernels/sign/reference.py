@@ -1,4 +1,4 @@
-"""Signs and mean magnitudes in plain torch: what the native kernels must equal, means within 1 ulp.
+"""Signs and mean magnitudes in plain torch: the standard of the native kernels, means within 1 ulp.
 
 All tensors of a message are processed at once: the number of operations does not depend on their number.
 """

@@ -14,13 +14,13 @@ from laconic.kernels.quantise.reference import levels_add_
 
 
 def damaged(rank: int | None, most: int) -> WireError:
-    """What is raised where integers are not what a rank can have packed."""
+    """Return the error for integers that no rank can have packed."""
     whose = "the levels" if rank is None else f"the levels that rank {rank} sent"
     return WireError(f"{whose} are damaged: not in 0..{most}, or not followed by zero bits")
 
 
 def unpacked(wire: Tensor, n: int, most: int) -> tuple[Tensor, Tensor]:
-    """Integers int32 (n,), and a flag int32 (): whether one is above `most`, or what follows is not zero."""
+    """Return integers int32 (n,) and a flag int32 (): one is above `most`, or padding is not zero."""
     bits = most.bit_length()
     codes = bitpack.unpack_bits(wire, bits, n)
     if not n:
