@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
+from laconic.comm.messages import add_messages_
+from laconic.comm.sent import SentMessage
 from laconic.core.codec import Codec
 from laconic.core.deferred import deferred
 from laconic.core.errors import WireError
@@ -127,3 +129,12 @@ def test_a_value_that_is_not_finite_is_refused() -> None:
         before = out.clone()
         assert refused(codec, wires, out) == 1
         assert torch.equal(out, before)
+
+
+@pytest.mark.parametrize("live", ["reference", kernels.runnable()[-1]])
+def test_a_single_damaged_message_names_its_rank(live: str) -> None:
+    codec, segments = parse("sparse(topk(density=0.1), indices=golomb())"), Segments.whole(100)
+    wire = codec.encode(torch.randn(100, generator=torch.Generator().manual_seed(3)))
+    share = SentMessage(codec, wire[:-1].clone(), segments)
+    with kernels.using(live), pytest.raises(WireError, match="rank 5"):
+        add_messages_(torch.zeros(100), [(5, share)], 1.0)

@@ -62,9 +62,10 @@ def add_shares_(
 
 
 def _by_number(ranks: Sequence[int], error: Exception) -> Exception:
-    if isinstance(error, WireError) and error.message is not None:
-        return _damaged(ranks[error.message], error)
-    return error
+    if not isinstance(error, WireError):
+        return error
+    number = 0 if len(ranks) == 1 else error.message
+    return error if number is None else _damaged(ranks[number], error)
 
 
 def combined(

@@ -136,7 +136,8 @@ class Exchange:
                 self.cancel(first_not_finite(bucket, layout) or "a tensor on another rank")
         else:
             if self.void is None:
-                self._settle(done)
+                with deferred():
+                    self._settle(done)
         if self.void is not None:
             bucket.fill_(torch.nan)
         elif measures:

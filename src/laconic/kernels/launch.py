@@ -30,7 +30,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int = 8, *
     if not hasattr(kernel, "device_caches"):  # interpreted
         kernel[grid](*args, num_warps=num_warps, **options)
         return
-    kinds = [arg if constant else _kind(arg) for arg, constant in zip(args, _constants(kernel), strict=True)]
+    pairs = zip(args, _constants(kernel), strict=True)
+    kinds = [(type(arg), arg) if constant else _kind(arg) for arg, constant in pairs]
     key = (id(kernel), num_warps, *options.values(), torch.cuda.current_device(), *kinds)
     found = _compiled.get(key)
     if found is None:
@@ -53,4 +54,4 @@ def _kind(value: Any) -> Any:
         return float
     if isinstance(value, bool) or not isinstance(value, int):
         return value
-    return value if value == 1 else (value % 16 == 0, -WORD <= value < WORD)
+    return 1 if value == 1 else (value % 16 == 0, -WORD <= value < WORD, value < WORD * WORD * 2)

@@ -90,7 +90,7 @@ def _factors(momentum: Tensor, segments: Segments, device: torch.device) -> list
     return segments.merged.packed.views(momentum_table(values, segments, device))  # type: ignore[return-value]
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)
 def momentum_table(values: tuple[float, ...], segments: Segments, device: torch.device) -> Tensor:
     """Return the momentum of each element of the merged runs, float32 (n,). Shared: do not change it."""
     ascending = sorted(zip(segments.starts, segments.sizes, values, strict=True))

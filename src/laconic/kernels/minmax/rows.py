@@ -158,7 +158,9 @@ def pieces(x: Tensor, segments: Segments) -> list[Tensor]:
 
 @lru_cache(maxsize=512)
 def _gaps(lengths: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor | None, ...]:
-    zeros = torch.zeros(max(lengths), dtype=dtype, device=device)
+    zeros = torch.zeros(max(lengths), dtype=dtype, device="cpu").to(
+        device
+    )  # ends before other streams use it
     return tuple(zeros[:n] if n else None for n in lengths)
 
 

@@ -35,7 +35,7 @@ def check_base3_kernel(
     wire_ptr, stride, flags_ptr, segment_ptr, first_ptr, body_ptr, end_ptr, SIZE: tl.constexpr
 ):
     """Set flag 1 of message program_id(1) where a byte is larger than five digits can make."""
-    message = tl.program_id(1)
+    message = tl.program_id(1).to(tl.int64)  # times stride, more than an i32 holds
     segment, first = tl.load(segment_ptr + tl.program_id(0)), tl.load(first_ptr + tl.program_id(0))
     body = tl.load(body_ptr + segment) + first // 5
     byte = tl.arange(0, SIZE)

@@ -30,7 +30,7 @@ def get_scales_kernel(
     Each message has three flags: 0 for a scale, 1 for a code and 2 for the padding. One more flag is set
     if any of them is.
     """
-    message = tl.program_id(1)
+    message = tl.program_id(1).to(tl.int64)  # times stride, more than an i32 holds
     wire_ptr += message * stride
     number = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     inside = number < count
@@ -57,7 +57,7 @@ def check_levels_kernel(
     LEVELS: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """Set flag 1 of message program_id(1) where a level is above LEVELS."""
-    message = tl.program_id(1)
+    message = tl.program_id(1).to(tl.int64)  # times stride, more than an i32 holds
     segment, first = tl.load(segment_ptr + tl.program_id(0)), tl.load(first_ptr + tl.program_id(0))
     at = element(ROWS)
     body = tl.load(body_ptr + segment) + (first >> 3) * BITS

@@ -112,8 +112,9 @@ def unpacked(bits: Tensor, sizes: Sequence[int]) -> Tensor:
 @lru_cache(maxsize=16)
 def _masks(device: torch.device) -> Tensor:
     """Sign masks int32 (256, 8) of the bits of a byte."""
-    byte = torch.arange(256, dtype=torch.int32, device=device)[:, None]
-    return byte >> torch.arange(8, dtype=torch.int32, device=device) << 31
+    byte = torch.arange(256, dtype=torch.int32, device="cpu")[:, None]
+    masks = byte >> torch.arange(8, dtype=torch.int32, device="cpu") << 31
+    return masks.to(device)  # a copy that ends before other streams use it
 
 
 def flipped(masks: Tensor, values: Tensor) -> Tensor:

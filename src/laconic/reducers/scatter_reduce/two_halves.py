@@ -213,4 +213,6 @@ def _others(rank: int, size: int) -> tuple[int, ...]:
 @lru_cache(maxsize=64)
 def _size(size: int, device: torch.device) -> Tensor:
     """Return the size as float32 (): a GPU multiplies by the reciprocal of a Python number."""
-    return torch.full((), size, dtype=torch.float32, device=device)
+    return torch.tensor(
+        size, dtype=torch.float32, device=device
+    )  # a copy that ends before other streams use it

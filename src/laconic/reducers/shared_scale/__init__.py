@@ -162,4 +162,6 @@ class _SharedScale(BoundReducer):
 @lru_cache(maxsize=64)
 def _number(size: int, device: torch.device) -> Tensor:
     """float32 (): CUDA divides by it, where by a number of Python it multiplies by the reciprocal."""
-    return torch.full((), size, dtype=torch.float32, device=device)
+    return torch.tensor(
+        size, dtype=torch.float32, device=device
+    )  # a copy that ends before other streams use it
