@@ -33,7 +33,7 @@ class Selector(Spec):
 
     replayable: ClassVar[bool] = False
 
-    if not TYPE_CHECKING:  # where types are checked, what is not there is found
+    if not TYPE_CHECKING:  # type checkers report missing attributes themselves
 
         def __getattr__(self, name: str) -> Any:
             if name in OF_CODECS:
@@ -48,7 +48,7 @@ class Selector(Spec):
         """Choose entries of these ranges of a flat buffer.
 
         Args:
-            x: float32 (n,), left as it is. A replayable selector reads its device only.
+            x: float32 (n,), unchanged. A replayable selector reads its device only.
             segments: the ranges of x, one for each tensor.
             keys: one key in 0..2^64 - 1 for each segment, from which random selectors draw.
 
@@ -74,7 +74,7 @@ class Selector(Spec):
         """The least known bound with |x - x_S|^2 <= omega * |x|^2; at most 1."""
 
     def absolute_error(self, n: int) -> float | None:
-        """A bound on |x - x_S|^2 that holds for every x of n elements, or None where there is none."""
+        """A bound on |x - x_S|^2 that holds for every x of n elements, or None if no bound exists."""
         return None
 
     def at(self, step: int) -> Selector:
@@ -103,7 +103,7 @@ class DensitySelector(Selector):
 
 
 class IndexCoding(Spec):
-    """Turns ascending positions into bytes and back. Counts and sizes travel beside it, not in it."""
+    """Turns ascending positions into bytes and back. The wire does not contain counts and sizes."""
 
     @abstractmethod
     def encode(self, indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
@@ -112,7 +112,7 @@ class IndexCoding(Spec):
         Args:
             indices: int32 (k,), each counted from the start of its segment.
             counts: how many of them are in each segment, int64 (s,) on the CPU.
-            segments: the ranges, of which only the sizes matter.
+            segments: the ranges; only the sizes matter.
 
         Returns:
             The wire, uint8 (m,).
@@ -168,7 +168,7 @@ def check_density(density: float) -> None:
 
 
 def kept(density: float, n: int) -> int:
-    """Entries that a density keeps of n: ceil(density * n), at least one of a tensor that is not empty.
+    """Return the number of entries to select: ceil(density * n), at least one of a tensor that is not empty.
 
     >>> kept(0.001, 2500), kept(0.1, 30), kept(1e-12, 1), kept(0.5, 0)
     (3, 3, 1, 0)

@@ -20,8 +20,8 @@ def by_squares(
 ) -> Tensor:
     """Transform the squares of tensors that follow each other in flat x: float32 (n,).
 
-    Each tensor is cut into as many squares of `side` as it has, what is left into squares of half the side,
-    and so on down to 2; up to three elements remain as they are.
+    Each tensor is cut into as many squares of `side` as it has, the rest into squares of half the side,
+    and so on down to 2; up to three elements remain unchanged.
 
     Args:
         at_once: elements that a CPU has in float64 at a time.
@@ -53,7 +53,7 @@ def _transformed(
 
 @lru_cache(maxsize=512)
 def _runs(sizes: tuple[int, ...], side: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Side and elements of each run of squares of one tensor; side 0 for what is in none."""
+    """Side and elements of each run of squares of one tensor; side 0 for elements outside all squares."""
     runs: list[tuple[int, int]] = []
     for n in sizes:
         each = side

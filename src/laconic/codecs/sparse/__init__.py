@@ -31,9 +31,9 @@ from laconic.core.selector import IndexCoding, Selector
 from laconic.core.turn import Turn
 from laconic.kernels import dispatch
 
-VALUES = 0x9E3779B97F4A7C15  # apart from the selector's draws, those of the values have keys of their own
+VALUES = 0x9E3779B97F4A7C15  # the values and the selector draw from different keys
 DENSE, RAW32 = Dense(), Raw32()
-DAMAGED = (  # what a flag says of a message
+DAMAGED = (  # by the number of the flag
     "the positions are not what the counts announce: bits are missing or left over, or lead out of a tensor",
     "a value is NaN or Inf; only finite numbers are sent",
 )
@@ -43,7 +43,7 @@ DAMAGED = (  # what a flag says of a message
 class Sparse(Codec):
     """Lifts any codec of values to a sparse one.
 
-    Message of s tensors, of which k_i entries each are chosen, K together:
+    Message of s tensors with K chosen entries, k_i of each tensor:
 
         counts k_i   uint32 (s,)
         m            uint32
@@ -216,7 +216,7 @@ class Sparse(Codec):
 
         deferred.check(flags, damaged)
         scaled = values * alpha
-        if not out.is_cpu:  # where a flag is set, nothing changes: -0.0 leaves any number as it is
+        if not out.is_cpu:  # where a flag is set, nothing changes: adding -0.0 changes no number
             bad = flags.any()
             places, scaled = places.masked_fill(bad, 0), scaled.masked_fill_(bad, -0.0)
         sizes = [size for total in totals for size in (total, spare)][:-1]

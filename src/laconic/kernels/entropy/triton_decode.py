@@ -20,7 +20,7 @@ INFINITE = tl.constexpr(0x7F800000)  # these bits are all ones in Inf and NaN
 
 @triton.jit
 def word(at, mask):
-    """Return four bytes, little-endian, as int32; 0 where there are none."""
+    """Return four bytes, little-endian, as int32; 0 where the mask is not set."""
     value = tl.load(at, mask=mask, other=0).to(tl.int32)
     value |= tl.load(at + 1, mask=mask, other=0).to(tl.int32) << 8
     value |= tl.load(at + 2, mask=mask, other=0).to(tl.int32) << 16

@@ -31,7 +31,7 @@ from laconic.kernels.upload import uploaded
 
 TILE = 4096
 STEP = 4096  # entries that one step of a program of a segment reads
-BLOCK = 1024  # tiles, of which there are fewer
+BLOCK = 1024  # tiles that one step of `pick_kernel` reads
 SPARE = 4096  # entries of room for candidates, besides those that are likely
 Chosen = tuple[Tensor, Tensor]
 
@@ -81,7 +81,7 @@ def _counted(select: Callable[[int], Padded]) -> Chosen:
 
 
 def _reaching(x: Tensor, plan: Plan, levels: Tensor, room: int) -> Padded:
-    """Select the ks largest of what reaches the first of the levels int32 (s, l) that `needs` reach."""
+    """Select the ks largest entries above the first of the levels int32 (s, l) that `needs` entries reach."""
     device, s, tiles_of = x.device, plan.num, plan.num_tiles
     totals = torch.zeros((2, s), dtype=torch.int64, device=device)
     out = torch.empty(min(plan.most, room), dtype=torch.int32, device=device)

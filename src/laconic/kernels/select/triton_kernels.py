@@ -7,7 +7,7 @@
     compact   a program a tile       positions and values that reach the level, ascending
     trim      a program a segment    where more than k reach it, the k largest
 
-No program adds to the output of another one.
+Each program writes a separate range.
 """
 
 from __future__ import annotations
