@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -69,15 +70,10 @@ class Exchange:
         self._clipping = tuple(each for each in kept if each.clip_at(each.warm_at) is not None)
         self._clip = Clip(layout) if self._clipping else None
         self.noise = NoiseMeter(exactly_summed(method, layout), layout, comm.size)
-        self._parts = PerLayout(self._assigned)
+        self._parts = PerLayout(partial(assigned, self._legs, whole))
         self.masks = MaskWatch(layout.names, mask_of)
         self._settled: list[tuple[Leg, Layout]] = []
         self._owned: dict[tuple[bool, ...], frozenset[str]] = {}
-
-    def _assigned(self, layout: Layout) -> tuple[tuple[Leg, Layout], ...]:
-        """Return the legs that have tensors in a bucket, with these tensors."""
-        parts = (layout.named(part.names) for part in self._whole)
-        return tuple((leg, part) for leg, part in zip(self._legs, parts, strict=True) if len(part))
 
     def begin(self) -> None:
         """A new backward pass: its first bucket is about to come. All ranks begin it."""
@@ -259,6 +255,12 @@ class Exchange:
             leg.reducer.load_state_dict({key: value for key, value in part.items() if key in reduced})
         self.step = step
         self._reset()
+
+
+def assigned(legs: Sequence[Leg], whole: Sequence[Layout], bucket: Layout) -> tuple[tuple[Leg, Layout], ...]:
+    """Return the legs that have tensors in a bucket, with these tensors."""
+    parts = (bucket.named(part.names) for part in whole)
+    return tuple((leg, part) for leg, part in zip(legs, parts, strict=True) if len(part))
 
 
 def exactly_summed(method: Method, layout: Layout) -> Layout:

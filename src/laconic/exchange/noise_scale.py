@@ -92,16 +92,13 @@ class NoiseMeter:
     """Measures an exchange of `size` ranks, on the tensors of `exact`: those whose mean is the true mean."""
 
     def __init__(self, exact: Layout, model: Layout, size: int) -> None:
-        self._names, self._size = frozenset(exact.names), size
+        names = frozenset(exact.names)
+        self._names, self._size = names, size
         self._share = exact.numel / max(1, model.numel)
         self._scale = NoiseScale()
-        self._runs = PerLayout(self._runs_of)
+        self._runs = PerLayout(lambda bucket: bucket.named(names).segments.merged)  # of what is measured
         self._small: list[Norms] = []
         self._big: list[Norms] = []
-
-    def _runs_of(self, layout: Layout) -> Segments:
-        """Return where the measured tensors of a bucket lie."""
-        return layout.named(self._names).segments.merged
 
     def due(self, step: int) -> bool:
         """Whether this step is to be measured."""
