@@ -94,7 +94,9 @@ def sum_unchecked(
 
 
 def largest_of(views: Sequence[Tensor]) -> Tensor:
-    """Return the largest magnitude in these (n,), n > 0, as float32 (1,); NaN if there is a NaN.
+    """Return the largest magnitude in these (n,), n > 0, as float32 (1,), of float64 as that.
+
+    NaN if there is a NaN.
 
     It is finite exactly where they are: one number to read instead of a flag for every entry.
 
@@ -103,13 +105,14 @@ def largest_of(views: Sequence[Tensor]) -> Tensor:
     """
     views = [view for view in views if view.numel()]
     x = views[0] if len(views) == 1 else torch.stack(torch._foreach_norm(views, math.inf))
-    most: Tensor = torch.linalg.vector_norm(x, math.inf, dim=0, keepdim=True, dtype=torch.float32)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    most: Tensor = torch.linalg.vector_norm(x, math.inf, dim=0, keepdim=True, dtype=wide)
     return most
 
 
 def not_finite(x: Tensor) -> Tensor:
     """Return int32 (1,): not 0 where x (n,), n > 0, has an entry that is not finite; for `deferred.check`."""
-    bits = largest_of([x]).view(torch.int32)  # of a magnitude: no sign
+    bits = largest_of([x]).to(torch.float32).view(torch.int32)  # of a magnitude: no sign
     flag: Tensor = torch.div(bits, EXPONENT, rounding_mode="floor")
     return flag
 
