@@ -35,9 +35,9 @@ def as_numbers(wire: Tensor, dtype: torch.dtype) -> Tensor:
     return wire.view(dtype) if aligned else wire.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
-def sent_to(values: Tensor, device: torch.device) -> Tensor:
-    """Return these values of the CPU on a device. The host does not wait for work queued there."""
-    if device.type == "cpu":
+def sent_to(values: Tensor, device: torch.device | None) -> Tensor:
+    """Return these values of the CPU on a device, by default the CPU. The host waits for nothing there."""
+    if device is None or device.type == "cpu":
         return values
     return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
 

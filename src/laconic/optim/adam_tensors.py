@@ -88,12 +88,8 @@ class AdamTensors:
         moment: Tensor = self.state(name)["exp_avg"]
         return moment.to(torch.float32).flatten()
 
-    def momentum_with(self, name: str, gradient: Tensor) -> Tensor:
-        """float32 (n,): the first moment that Adam would have after this gradient (n,)."""
-        return torch.lerp(gradient, self.momentum(name), self.b1(name))
-
     def momenta_with(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`momentum_with` of all these tensors, in one operation for each b1."""
+        """First moments that Adam would have after these gradients (n,), in one operation for each b1."""
         found: dict[str, Tensor] = {}
         for b1, names in _grouped(gradients, self.b1):
             old = [self.momentum(name) for name in names]
@@ -108,11 +104,6 @@ class AdamTensors:
     def b1(self, name: str) -> float:
         """The share of the first moment that Adam keeps in a step."""
         return float(self.settings(name)["betas"][0])
-
-    def count_step(self, name: str) -> None:
-        """Count one more step."""
-        step: Tensor = self.state(name)["step"]
-        step.add_(1)
 
     def rate(self, name: str) -> float:
         """The learning rate with the bias correction of the first moment."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from laconic.core.framing import sent_to
 from laconic.core.turn import MASK
 from laconic.kernels.checks import keys64
 from laconic.kernels.minmax.rows import GROUP, Rows
@@ -14,11 +15,6 @@ from laconic.kernels.philox.reference import LOW, LOWER_KEY, MULTIPLIERS, ROUNDS
 from laconic.kernels.tiles import table
 
 UPPER, LOWER = GROUP // 2, GROUP  # elements for which one counter has the upper 16, and the lower 8 bits
-
-
-def on_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy int64 values that change at each call to a device; the host does not wait for a GPU."""
-    return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
 
 
 def rounded_up(y: Tensor, rows: Rows, keys: Sequence[int]) -> Tensor:
@@ -53,7 +49,7 @@ def _words(rows: Rows, keys: Sequence[int], each: int, device: torch.device) -> 
 
 def _schedule(keys: Sequence[int], device: torch.device) -> Tensor:
     """The two words that each round mixes in, int64 (rounds, 2, s)."""
-    key = on_device(keys64([key & MASK for key in keys], len(keys)), device)
+    key = sent_to(keys64([key & MASK for key in keys], len(keys)), device)
     steps = table(tuple(i * weyl for i in range(ROUNDS) for weyl in WEYL), device).view(ROUNDS, 2, 1)
     return torch.stack([key & LOW, (key >> 32) & LOW]).add(steps).bitwise_and_(LOW)
 

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from laconic.core.deferred import check
-from laconic.core.framing import consecutive
+from laconic.core.framing import consecutive, sent_to
 from laconic.core.layout import Segments
 from laconic.kernels import dispatch
 from laconic.kernels.launch import launch
-from laconic.kernels.minmax.dither import on_device
 from laconic.kernels.minmax.faults import FAULTS, check_flags
 from laconic.kernels.minmax.form import MinMaxForm
 from laconic.kernels.minmax.gpu_add import add_kernel, validate_kernel
@@ -33,7 +32,7 @@ def encode(x: Tensor, segments: Segments, keys: Tensor | None, form: MinMaxForm)
     tables = tables_of((segments,), (0,), width, form.block, device, True)
     wire = torch.empty(form.message_nbytes(segments), dtype=torch.uint8, device=device)
     flags = torch.zeros(len(segments), dtype=torch.int32, device=device)
-    drawn = on_device(keys, device) if keys is not None and form.stochastic else flags
+    drawn = sent_to(keys, device) if keys is not None and form.stochastic else flags
     fast = tables.aligned and x.data_ptr() % 16 == 0
     with dispatch.device_of(x):
         for table, grid, masked in tables.tiles:

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from laconic.core.deferred import check
 from laconic.core.errors import WireError
+from laconic.core.framing import sent_to
 from laconic.core.layout import Segments
 from laconic.core.turn import MASK
 from laconic.kernels import checks, dispatch
 from laconic.kernels.natural.reference import BAD_EXPONENT
 from laconic.kernels.philox.gpu import lower8, lower8_joined, upper16, upper16_joined
 from laconic.kernels.sign.reference import BAD_PADDING
-from laconic.kernels.upload import uploaded
 
 TILE = 4096
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
@@ -203,7 +203,7 @@ def encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int) -> tup
     tables = plan(segments, bits, x.device)
     wire = torch.empty(tables.nbytes, dtype=torch.uint8, device=x.device)
     flag = torch.zeros(1, dtype=torch.int32, device=x.device)
-    drawn = uploaded(checks.keys64([key & MASK for key in keys], len(segments)), x.device)
+    drawn = sent_to(checks.keys64([key & MASK for key in keys], len(segments)), x.device)
     with dispatch.device_of(x):
         for table, masked in ((tables.full, False), (tables.last, True)):
             if (count := table.shape[1]) > 0:
@@ -228,7 +228,7 @@ def add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float,
         return out
     tables, n = plan(segments, bits, out.device), len(wires)
     flags = torch.zeros(2 * n + 1, dtype=torch.int32, device=out.device)
-    pointers = uploaded(torch.tensor([wire.data_ptr() for wire in wires], dtype=torch.int64), out.device)
+    pointers = sent_to(torch.tensor([wire.data_ptr() for wire in wires], dtype=torch.int64), out.device)
     with dispatch.device_of(out):
         if bits == 9:  # every byte is a code of 8 bits
             tiles = tables.all.shape[1]

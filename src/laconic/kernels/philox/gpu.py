@@ -15,10 +15,10 @@ import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
 
+from laconic.core.framing import sent_to
 from laconic.core.turn import MASK
 from laconic.kernels import checks, dispatch
 from laconic.kernels.philox.reference import LOWER_KEY
-from laconic.kernels.upload import uploaded
 
 TILE = 4096
 LOWER = tl.constexpr(LOWER_KEY - (1 << 64))
@@ -119,7 +119,7 @@ def dithers24(keys: Sequence[int], sizes: Sequence[int], device: torch.device, o
     """int32 (sum(sizes),): of each key the elements [offset, offset + size) of its dither."""
     out = torch.empty(sum(sizes), dtype=torch.int32, device=device)
     table = _table(tuple(sizes), offset, device)
-    drawn = uploaded(checks.keys64([key & MASK for key in keys], len(sizes)), device)
+    drawn = sent_to(checks.keys64([key & MASK for key in keys], len(sizes)), device)
     if (tiles := table.shape[1]) > 0:
         with dispatch.device_of(out):
             dither_kernel[(tiles,)](out, drawn, table, tiles, num_warps=8)

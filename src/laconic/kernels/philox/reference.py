@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from laconic.kernels.upload import uploaded
+from laconic.core.framing import sent_to
 
 LOW = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -88,7 +88,7 @@ def _small_streams(runs: Sequence[Run], device: torch.device | None) -> Tensor:
     out = torch.empty(total, 4, dtype=torch.int32, device=device)
     lengths, starts = _tables(counts, device or torch.device("cpu"))
     rows = [(key & LOW, key >> 32 & LOW, first) for key, first, _ in runs]
-    low, high, first = uploaded(torch.tensor(rows, dtype=torch.int64).view(-1, 3), device).T.contiguous()
+    low, high, first = sent_to(torch.tensor(rows, dtype=torch.int64).view(-1, 3), device).T.contiguous()
     owner = torch.repeat_interleave(lengths, output_size=total)
     for begin, end in _ranges(total, device):
         mine = owner[begin:end]

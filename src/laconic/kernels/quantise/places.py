@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from laconic.core.framing import sent_to
 from laconic.core.layout import Segments
 from laconic.kernels import checks
 from laconic.kernels.quantise.form import Form
 from laconic.kernels.tiles import table
-from laconic.kernels.upload import uploaded
 
 GROUP = 16  # elements that share a counter of the finer dither, and fill whole bytes at any number of bits
 ELEMENTS = {"cpu": 1 << 16}  # elements of a chunk: on a CPU it stays in the cache
@@ -107,7 +107,7 @@ def owners(first: Tensor, counts: Tensor, begin: int, end: int) -> Tensor:
 
 def device_keys(keys: Sequence[int], segments: Segments, device: torch.device) -> Tensor:
     """The keys, one a segment, as the bits of int64 (s,) on a device."""
-    return uploaded(checks.keys64(keys, len(segments)), device)
+    return sent_to(checks.keys64(keys, len(segments)), device)
 
 
 def key_words(keys: Sequence[int], segments: Segments, device: torch.device) -> Tensor:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from laconic.core.framing import sent_to
 from laconic.core.layout import Segments
 from laconic.core.padded import Padded
 from laconic.kernels import checks, dispatch
 from laconic.kernels.select import reference
 from laconic.kernels.select.sample import dgc_sampling, exact_sampling, sample_offsets, sampling
-from laconic.kernels.upload import uploaded
 
 MOST_PADDED = 1 << 17  # entries that are selected without a wait
 
@@ -109,7 +109,7 @@ def padded_topk(
     checks.buffer("x", x, segments)
     bits = checks.keys64(keys, len(segments))
     samples = dgc_sampling(segments.sizes, tuple(ks.tolist()), density, sample_ratio, lower, rounds)
-    return gpu.padded(x, segments, samples, uploaded(bits, x.device), lower)
+    return gpu.padded(x, segments, samples, sent_to(bits, x.device), lower)
 
 
 def above(x: Tensor, segments: Segments, threshold: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from laconic.core.framing import sent_to
 from laconic.core.layout import Segments
 from laconic.core.padded import Padded
 from laconic.kernels import dispatch
@@ -27,7 +28,6 @@ from laconic.kernels.select.triton_kernels import (
     trim_kernel,
 )
 from laconic.kernels.tiles import table, tiles
-from laconic.kernels.upload import uploaded
 
 TILE = 4096
 STEP = 4096  # entries that one step of a program of a segment reads
@@ -43,13 +43,13 @@ def topk(x: Tensor, segments: Segments, plan: Sampling) -> Chosen:
 
 def sampled_topk(x: Tensor, segments: Segments, plan: Sampling, keys: Tensor, lower: float) -> Chosen:
     """Select by a threshold from a sample of each segment, whose start follows from its key int64 (s,)."""
-    drawn = uploaded(keys, x.device)
+    drawn = sent_to(keys, x.device)
     return _counted(lambda room: padded(x, segments, plan, drawn, lower, room))
 
 
 def above(x: Tensor, segments: Segments, threshold: Tensor) -> Chosen:
     """Select |x| >= threshold, and not zero."""
-    levels = uploaded(levels_of(threshold).view(-1, 1), x.device)
+    levels = sent_to(levels_of(threshold).view(-1, 1), x.device)
     plan, guess = _fixed(segments, x.device, 1, (0,) * len(segments), segments.sizes), segments.numel // 16
     return _counted(lambda room: _reaching(x, plan, levels, room or guess + SPARE))
 

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from laconic.core.deferred import check
 from laconic.core.errors import WireError
+from laconic.core.framing import sent_to
 from laconic.core.layout import Segments
 from laconic.kernels import checks, dispatch
 from laconic.kernels.sign.plan import plan
 from laconic.kernels.sign.reference import BAD_MEAN, BAD_PADDING
 from laconic.kernels.sign.triton_kernels import add_kernel, encode_kernel, mean_kernel, validate_kernel
-from laconic.kernels.upload import uploaded
 
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 CHECKED = 64  # tiles that a program validates
@@ -43,7 +43,7 @@ def encode(
     flag = torch.zeros(1, dtype=torch.int32, device=x.device)
     slots = tables.all.shape[1] if block == 0 else 1
     partial = torch.empty(slots, dtype=torch.float64, device=x.device)
-    drawn = flag if keys is None else uploaded(checks.keys64(keys, len(segments)), x.device)
+    drawn = flag if keys is None else sent_to(checks.keys64(keys, len(segments)), x.device)
     with dispatch.device_of(x):
         for table, masked in ((tables.full, False), (tables.last, True)):
             if (count := table.shape[1]) > 0:
@@ -69,7 +69,7 @@ def add_(
         return out
     tables, n = plan(segments, block, apart, out.device), len(wires)
     flags = torch.zeros(2 * n + 1, dtype=torch.int32, device=out.device)
-    pointers = uploaded(torch.tensor([wire.data_ptr() for wire in wires], dtype=torch.int64), out.device)
+    pointers = sent_to(torch.tensor([wire.data_ptr() for wire in wires], dtype=torch.int64), out.device)
     tiles = tables.all.shape[1]
     with dispatch.device_of(out):
         validate_kernel[(triton.cdiv(tiles, CHECKED), n)](
