@@ -107,7 +107,7 @@ def sample_offsets(plan: Sampling, keys: Tensor) -> Tensor:
     """Return where the sample of each segment starts, int64 (s,): below its stride, from its key int64 (s,).
 
     >>> sample_offsets(dgc_sampling((10_000,), (100,), 0.01, 0.01, 0.8, 10), torch.tensor([7]))
-    tensor([25])
+    tensor([46])
     """
     first = _first_words(keys.numpy().view(np.uint64))
     strides = np.array(plan.strides, dtype=np.uint64)
