@@ -23,8 +23,8 @@ unexport PYTHONDONTWRITEBYTECODE
 TRITON  ?= 3.7.1
 KERNELS := .venv-triton-$(TRITON)
 
-.PHONY: setup demo test test-main test-federated test-integrations test-torch test-triton \
-        venv-federated venv-integrations venv-torch venv-triton check bench soak docs site clean
+.PHONY: setup demo test test-fast test-main test-federated test-integrations test-torch test-triton \
+        venv-federated venv-integrations venv-torch venv-triton check bench soak nightly docs site clean
 
 setup: $(STAMP)
 
@@ -41,19 +41,23 @@ check: setup  ## what the linters and the types say
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
 
-# Tests of ranks wait for each other much of the time: three workers keep two cores busy. Files run in their order,
-# as the longest ones, of processes, come first.
+# Ranks wait for each other much of the time, so three workers keep two cores busy. Files run in their order.
 WORKERS ?= 3
-test: check  ## all tests; a slice of the slow laws
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+LEAN     := -q -m "not soak and not nightly"
+FAST     := tests/laws tests/golden tests/unit/test_architecture.py
+
+test-fast: setup  ## in 90 s: laws of codecs, feedback and the exchange in one process, and the architecture
+	$(BIN)/python -m pytest $(LEAN) $(PARALLEL) $(FAST)
+
+test: check  ## in 8 minutes: all that a change needs, with Flower and other trainers
 	$(MAKE) --no-print-directory -j1 -k test-main test-federated test-integrations
 
 test-main: setup
-	$(BIN)/python -m pytest -q -m "not soak" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(LEAN) $(PARALLEL)
 
-# What has a venv of its own comes after the rest, not beside it: on two cores that takes as long in all, and commands
-# that tests start ran out of time.
-# Flower's pins do not go with those of constraints.txt: a venv of its own. What is tested there needs no kernels, so
-# nothing is compiled again.
+# Each of these environments gets its turn: side by side, commands that tests start ran out of time on two cores.
+# Flower's pins contradict constraints.txt. Its tests need no kernels, so nothing is compiled again.
 venv-federated: $(FLOWER)/.ready
 
 $(FLOWER)/.ready: pyproject.toml constraints-federated.txt
@@ -63,9 +67,9 @@ $(FLOWER)/.ready: pyproject.toml constraints-federated.txt
 	touch $@
 
 test-federated: venv-federated  ## the tests of federated training with Flower
-	OMP_NUM_THREADS=1 $(FLOWER)/bin/python -m pytest -q -m "not soak" tests/flower
+	OMP_NUM_THREADS=1 $(FLOWER)/bin/python -m pytest $(LEAN) tests/flower
 
-# Trainers of others and what they need are no part of .venv; nothing is compiled again for them either.
+# The same holds for third-party trainers.
 venv-integrations: $(OTHERS)/.ready
 
 $(OTHERS)/.ready: pyproject.toml constraints-integrations.txt
@@ -75,7 +79,7 @@ $(OTHERS)/.ready: pyproject.toml constraints-integrations.txt
 	touch $@
 
 test-integrations: venv-integrations  ## the tests with Lightning, Accelerate, transformers and Ray Train
-	OMP_NUM_THREADS=1 $(OTHERS)/bin/python -m pytest -q -m "not soak" tests/integrations
+	OMP_NUM_THREADS=1 $(OTHERS)/bin/python -m pytest $(LEAN) tests/integrations
 
 # PYTHON=python3.10 takes another Python too. The package is installed as users install it, and nothing is pinned.
 venv-torch: $(OTHER)/.ready
@@ -86,7 +90,7 @@ $(OTHER)/.ready: pyproject.toml $(NATIVE) $(shell find src -name '*.py')
 	touch $@
 
 test-torch: venv-torch  ## a slice of the tests with another torch, in a venv of its own: TORCH=2.15.0
-	$(OTHER)/bin/python -m pytest -q -m "not soak" $(SLICE)
+	$(OTHER)/bin/python -m pytest $(LEAN) $(SLICE)
 
 # Triton is installed beside the packages of .venv, which a .pth file shares: torch is not installed twice.
 venv-triton: $(KERNELS)/.ready
@@ -103,12 +107,24 @@ test-triton: venv-triton  ## Triton kernels against their references in its inte
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(KERNELS)/bin/python -m pytest -q tests/device/test_budgets.py
 	$(KERNELS)/bin/python -m pytest -q tests/triton
 
-# REPEATS=1 tries each of its longest laws once, where in full they take a night; PART=3/64 does every 64th of these.
-soak: setup  ## the slow laws in full: repeats, fuzz with AddressSanitizer, kills
+# REPEATS=1 runs each repeated law once; in full they take a night. PART=3/64 runs every 64th test from the third on.
+soak: setup  ## the repeated laws in full: crashes, Ctrl-C, fuzz with AddressSanitizer
 	$(BIN)/python -m pytest -q -m soak $(if $(REPEATS),--repeats $(REPEATS)) $(if $(PART),--part $(PART))
 	$(MAKE) venv-federated && $(FLOWER)/bin/python -m pytest -q -m soak tests/flower
 	$(MAKE) venv-integrations && $(OTHERS)/bin/python -m pytest -q -m soak tests/integrations
 	$(BIN)/python -m tests.native.fuzz --sanitize --count 1000000
+
+# A different slice of the repeated laws each day.
+DAY := $(shell expr $$(date +%j) % 64 + 1)
+nightly: test  ## in some hours: full products, a slice of the repeated laws, Triton, both ends of torch's range, mutants
+	$(BIN)/python -m pytest -q -m nightly $(PARALLEL)
+	$(BIN)/python -m pytest -q -m soak --repeats 1 --part $(DAY)/64
+	$(BIN)/python -m tests.native.fuzz --sanitize --count 100000
+	$(MAKE) --no-print-directory test-triton
+	$(MAKE) --no-print-directory test-torch TORCH=$(LOWEST)
+	$(MAKE) --no-print-directory test-torch TORCH=$(HIGHEST)
+	$(MAKE) --no-print-directory site
+	$(BIN)/python -m tests.mutants
 
 bench: setup  ## a short pass of every benchmark, which writes nothing; without --quick they write their results
 	$(BIN)/python -m benchmarks.kernels --quick

@@ -28,7 +28,10 @@ QUIET = (
     "--disable-sync",
     "--virtual-time-budget=8000",
 )
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium here: apt-get install chromium")
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(BROWSER is None, reason="no chromium here: apt-get install chromium"),
+]
 
 
 def browse(page: Path, profile: Path, *options: str) -> str:
