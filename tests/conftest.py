@@ -1,6 +1,7 @@
-"""Options that let the laws of `make soak`, a night's work, go in parts; and Ctrl-C in the background.
+"""Options of the test runs, and Ctrl-C in the background.
 
-`--repeats N`: how often each is tried. `--part 3/64`: every 64th test of those chosen, from the third on.
+`--repeats N`: tries of each slow law. `--part 3/64`: every 64th of the selected tests, from the third on.
+`--case AXIS=VALUE`: only these cases of a law that loops (`tests/cases.py`). `--full`: full products.
 """
 
 from __future__ import annotations
@@ -10,16 +11,26 @@ import signal
 
 import pytest
 
+from tests import cases
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tests send SIGINT to what they start, and a shell has it ignored in what runs in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    cases.full = config.getoption("--full")
+    for text in config.getoption("--case"):
+        axis, equals, label = text.partition("=")
+        if not equals:
+            raise pytest.UsageError(f"--case must be AXIS=VALUE, got {text}")
+        cases.chosen[axis] = label
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--repeats", type=int, help="tries of each slow law (else as many as it says)")
     parser.addoption("--part", help="which part of the chosen tests: 3/64 is the third of 64")
+    parser.addoption("--case", action="append", default=[], help="AXIS=VALUE: only these cases of a law")
+    parser.addoption("--full", action="store_true", help="full products of cases in place of pairs")
 
 
 @pytest.fixture(scope="session")
