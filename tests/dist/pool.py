@@ -1,5 +1,8 @@
 """A pool of worker processes that serves all distributed tests of one run.
 
+`pool.run` calls a function on ranks that stay for the next test, `pool.each` does so for many cases in one job,
+`pool.fresh` on ranks that may die; a test decorated with `on_ranks` has its body run on ranks.
+
 Importing torch takes seconds a process, so workers are forked from the launcher's server, which has imported
 it, stay alive between tests and join a new process group for each job. The store lives in the test process. A
 job that hangs or dies takes the workers of the pool with it, by process id, and the next job starts new ones.
@@ -19,7 +22,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -85,6 +88,17 @@ class Pool:
             raise first.error
         return [each.value for each in outcomes]
 
+    def each(
+        self, size: int, function: Job, cases: Iterable[Any], *args: Any, timeout_s: float = 60.0
+    ) -> Iterator[tuple[Any, list[Any]]]:
+        """Each case and the results of function(*case, *args) in rank order; all cases are one job.
+
+        A case is a tuple of arguments or one argument. The message of an error names the case.
+        """
+        cases = list(cases)
+        found = self.run(size, _each, _address(function), cases, args, timeout_s=timeout_s)
+        return zip(cases, map(list, zip(*found, strict=True)), strict=True)
+
     def fresh(
         self, size: int, function: Job, *args: Any, timeout_s: float = 60.0, revive: bool = False
     ) -> list[Outcome]:
@@ -145,6 +159,42 @@ class Pool:
                 if outcomes[rank].error is not None:
                     deadline = min(deadline, time.monotonic() + grace_s)
         return [outcomes[rank] for rank in range(len(workers))]
+
+
+def on_ranks(
+    size: int | tuple[int, ...], cases: Iterable[Any] = ((),), timeout_s: float = 60.0
+) -> Callable[[Callable[..., None]], Callable[[Pool], None]]:
+    """A test whose body runs on each rank of groups of `size`, once for each case, all in one job a group.
+
+    The body asserts by itself; what fails names its rank and its case.
+    """
+
+    def decorate(body: Callable[..., None]) -> Callable[[Pool], None]:
+        def test(pool: Pool) -> None:
+            address = body.__module__, sys.modules[body.__module__].__file__, body.__name__
+            for ranks in size if isinstance(size, tuple) else (size,):
+                pool.run(ranks, _each, address, listed, (), timeout_s=timeout_s)
+
+        listed = list(cases)
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+            setattr(test, name, getattr(body, name))
+        test.body = body  # type: ignore[attr-defined]  # for `_find`, in the workers
+        return test
+
+    return decorate
+
+
+def _each(address: tuple[str, str | None, str], cases: list[Any], args: tuple[Any, ...]) -> list[Any]:
+    """The results of a function for all cases, on one rank."""
+    function, results = _find(*address), []
+    for case in cases:
+        try:
+            results.append(function(*(case if isinstance(case, tuple) else (case,)), *args))
+        except Exception as error:
+            if len(error.args) <= 1 and case != ():
+                error.args = (f"case {case!r}: {error}",)
+            raise
+    return results
 
 
 class _Worker:
@@ -213,7 +263,7 @@ def _find(module: str, file: str | None, name: str) -> Callable[..., Any]:
         sys.modules[module] = loaded
         spec.loader.exec_module(loaded)
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return function
+    return getattr(function, "body", function)
 
 
 def _work(rank: int, prefix: str, port: int, size: int, timeout_s: float, address: Any, args: bytes) -> bytes:
