@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one
 from torch import Tensor
 
 from laconic.comm.loopback import Loopback
-from laconic.core.layout import Layout
 
 STEPS = 6
 
@@ -26,9 +25,7 @@ def held(state: Mapping[str, Tensor], kind: str) -> Tensor:
     return flat
 
 
-def lost(
-    spec: str, size: int, kind: str, cuts: Sequence[list[Layout]] = ([MODEL],) * STEPS
-) -> tuple[float, Tensor]:
+def lost(spec, size, kind, cuts=([MODEL],) * STEPS) -> tuple[float, Tensor]:
     """All gradients - N * (all means + what is kept of them, of this kind) - what the ranks hold.
 
     The largest entry of it, as a share of the largest gradient; and what is kept.

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 
-def each(names: str, rows: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def for_each(names: str, rows: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run a test for every row of a table, as one test: a failure names the row.
 
     `names` are the arguments that a row fills, separated by commas. Rows share the fixtures, except that
     `monkeypatch` is undone after each. Decorators in a stack loop over the product of their rows.
 
-    >>> @each("base, exponent, power", [(2, 3, 8), (3, 2, 8)])
+    >>> @for_each("base, exponent, power", [(2, 3, 8), (3, 2, 8)])
     ... def test_powers(base, exponent, power):
     ...     assert base**exponent == power
     >>> test_powers()
@@ -53,10 +53,16 @@ def each(names: str, rows: Iterable[Any]) -> Callable[[Callable[..., None]], Cal
     return decorate
 
 
-def refused(kind: type[Exception] | tuple[type[Exception], ...], words: str, act: Callable[[], Any]) -> None:
-    """Assert that `act()` raises this kind of error with a message that matches `words`."""
+def refuses(
+    kind: type[Exception] | tuple[type[Exception], ...],
+    words: str,
+    act: Callable[..., Any],
+    *args: Any,
+    **options: Any,
+) -> None:
+    """Assert that `act(*args, **options)` raises this kind of error with a message that matches `words`."""
     with pytest.raises(kind, match=words):
-        act()
+        act(*args, **options)
 
 
 def flat(model: nn.Module) -> Tensor:

@@ -73,14 +73,7 @@ class Worker:
     comm: Metered
     aside: Loopback
 
-    def train(
-        self,
-        steps: range,
-        *,
-        alike: bool = False,
-        loss: Loss = lambda rank, step: 1.0,
-        schedule: Callable[[int], Rates] | None = None,
-    ) -> None:
+    def train(self, steps, *, alike=False, loss=lambda rank, step: 1.0, schedule=None) -> None:
         """So many steps; `alike`: every rank takes the first one's gradients."""
         for step in steps:
             if schedule is not None:
@@ -106,13 +99,7 @@ def worker(spec: str, comm: Loopback, optimise: Callable[[nn.Module], Optimizer]
     return Worker(replica, optimizer, bound, metered, comm.split(0))
 
 
-def trained(
-    spec: str,
-    size: int,
-    steps: int,
-    optimise: Callable[[nn.Module], Optimizer] = sgd,
-    **how: Any,
-) -> list[Tensor]:
+def trained(spec, size, steps, optimise=sgd, **how) -> list[Tensor]:
     """Every rank's parameters (N,) in the end."""
 
     def play(comm: Loopback) -> Tensor:
@@ -124,9 +111,7 @@ def trained(
     return Loopback.run(size, play)
 
 
-def stopped_and_resumed(
-    spec: str, size: int, stop: int, steps: int, **how: Any
-) -> list[tuple[Tensor, Tensor]]:
+def stopped_and_resumed(spec, size, stop, steps, **how) -> list[tuple[Tensor, Tensor]]:
     """Every rank's parameters when it never stopped, and when a new one took over after `stop` steps."""
 
     def momentum(model: nn.Module) -> Optimizer:

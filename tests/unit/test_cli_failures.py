@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from tests.unit.commands import invoke, one_line
+from tests.unit.shared import for_each
+from typer.testing import Result
 
 from laconic.cli import session
-from laconic.cli.main import app
 from laconic.report.ledger import EVENTS
 from laconic.tasks.launcher import WorkerFailed, _cause
 from laconic.tasks.settings import Event, TrainingSettings
@@ -22,7 +23,7 @@ REASON = "rank 1: this method is made for AMSGrad, got SGD: build the optimiser 
 
 def train(folder: Path, *arguments: str) -> Result:
     fixed = ["train", "digits", "--with", "dense()", "--batch", "8", "--out", str(folder), "--name", "run"]
-    return CliRunner().invoke(app, [*fixed, *arguments])
+    return invoke(*fixed, *arguments)
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, failure: WorkerFailed, steps: int) -> None:
@@ -37,22 +38,15 @@ def failing(monkeypatch: pytest.MonkeyPatch, failure: WorkerFailed, steps: int) 
     monkeypatch.setattr(session, "launch", launch)
 
 
-def test_what_a_worker_refuses_is_one_line_and_no_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_worker_refuses_is_one_line_and_no_report(tmp_path, monkeypatch):
     failing(monkeypatch, WorkerFailed(REASON, expected=True), steps=0)
     result = train(tmp_path)
-    assert (result.exit_code, result.stderr, result.stdout) == (
-        1,
-        f"laconic: dense(), seed 0: {REASON}\n",
-        "",
-    )
+    said = f"laconic: dense(), seed 0: {REASON}\n"
+    assert (result.exit_code, result.stderr, result.stdout) == (1, said, "")
     assert not (tmp_path / "run" / "report.html").exists()
 
 
-def test_what_was_measured_before_a_failure_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_measured_before_a_failure_is_reported(tmp_path, monkeypatch):
     failing(monkeypatch, WorkerFailed(REASON, expected=True), steps=3)
     result = train(tmp_path)
     assert result.exit_code == 1 and result.stderr.count("\n") == 1
@@ -60,9 +54,7 @@ def test_what_was_measured_before_a_failure_is_reported(
     assert REASON in json.loads((tmp_path / "run" / "summary.json").read_text())["interrupted"]
 
 
-def test_a_fault_shows_the_workers_traceback_and_where_the_books_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_shows_the_workers_traceback_and_where_the_books_are(tmp_path, monkeypatch):
     fault = WorkerFailed("rank 0: KeyError: 'x'", "Traceback (most recent call last):\nKeyError: 'x'\n")
     failing(monkeypatch, fault, steps=1)
     lines = train(tmp_path).stderr.splitlines()
@@ -73,9 +65,7 @@ def test_a_fault_shows_the_workers_traceback_and_where_the_books_are(
     ]
 
 
-def test_a_refused_resume_leaves_the_older_report_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_resume_leaves_the_older_report_as_it_is(tmp_path, monkeypatch):
     failing(monkeypatch, WorkerFailed(REASON, expected=True), steps=3)
     train(tmp_path)
     files = {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
@@ -94,68 +84,46 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return opened(Path("/dev/full") if path.name == EVENTS else path, *args, **kwargs)
 
     monkeypatch.setattr(Path, "open", full)
-    result = train(tmp_path)
-    assert result.exit_code == 2 and result.stderr.count("\n") == 1
-    assert "No space left on device; make room or give another --out" in result.stderr
+    one_line(train(tmp_path), "No space left on device; make room or give another --out")
 
 
 def test_out_that_is_a_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
     for out in (tmp_path / "taken", tmp_path / "taken" / "deeper"):
-        result = train(out)
-        assert result.exit_code == 2 and result.stderr.count("\n") == 1
-        assert f"--out: {tmp_path / 'taken'} is a file, and runs need a folder" in result.stderr
+        one_line(train(out), f"--out: {tmp_path / 'taken'} is a file, and runs need a folder")
 
 
-@pytest.mark.parametrize("out", ["/proc/x", "/proc", "x" * 300])
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["train", "digits", "--with", "dense()", "--name", "run"],
-        ["federate", "digits", "--with", "fedavg()", "--name", "run"],
-        ["demo"],
-    ],
-)
-def test_a_folder_that_cannot_be_made_is_one_line_before_any_work(
-    words: list[str], out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+RUNS = ("train digits --with dense() --name run", "federate digits --with fedavg() --name run", "demo")
+
+
+@for_each("out", ["/proc/x", "/proc", "x" * 300])
+@for_each("words", RUNS)
+def test_a_folder_that_cannot_be_made_is_one_line_before_any_work(words, out, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(session, "prepare", None)  # no data is read
-    result = CliRunner().invoke(app, [*words, "--out", out])
-    assert result.exit_code == 2 and result.stdout == "" and result.stderr.count("\n") == 1
-    assert result.stderr.startswith(f"laconic: --out: cannot make {out}/")
+    one_line(invoke(*words.split(), "--out", out), f"laconic: --out: cannot make {out}/")
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("out", ["/proc/x.svg", "x" * 300 + ".svg"])
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["topology", "ring()"],
-        ["partition", "digits"],
-        ["plan", "--params", "1k", "--workers", "2", "--link", "1gbit", "--backward", "1ms"],
-        ["probe"],
-    ],
-)
-def test_a_file_that_cannot_be_written_is_one_line_before_any_work(
-    words: list[str], out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+PLAN = "plan --params 1k --workers 2 --link 1gbit --backward 1ms"
+
+
+@for_each("out", ["/proc/x.svg", "x" * 300 + ".svg"])
+@for_each("words", ["topology ring()", "partition digits", PLAN, "probe"])
+def test_a_file_that_cannot_be_written_is_one_line_before_any_work(words, out, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("laconic.cli.plan.rehearse_all", None)
     monkeypatch.setattr("laconic.cli.probe.run", None)
-    result = CliRunner().invoke(app, [*words, "--out", out])
-    assert result.exit_code == 2 and result.stdout == "" and result.stderr.count("\n") == 1
-    assert result.stderr.startswith(f"laconic: --out: cannot write {out}")
+    one_line(invoke(*words.split(), "--out", out), f"laconic: --out: cannot write {out}")
 
 
-def test_a_demo_is_refused_a_file_for_its_folder_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_demo_is_refused_a_file_for_its_folder_before_any_work(tmp_path, monkeypatch):
     (tmp_path / "taken").touch()
     monkeypatch.setattr("laconic.cli.demo.lab", None)
-    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "taken")])
-    assert result.exit_code == 2 and result.stdout == "" and result.stderr.count("\n") == 1
-    assert f"--out: {tmp_path / 'taken'} is a file, and runs need a folder" in result.stderr
+    one_line(
+        invoke("demo", "--out", tmp_path / "taken"),
+        f"--out: {tmp_path / 'taken'} is a file, and runs need a folder",
+    )
 
 
 def test_a_run_in_the_way_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,9 +131,7 @@ def test_a_run_in_the_way_is_refused_before_any_work(tmp_path: Path, monkeypatch
     train(tmp_path)
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     monkeypatch.setattr(session, "prepare", None)  # no data is read
-    result = train(tmp_path)
-    assert result.exit_code == 2 and result.stdout == "" and result.stderr.count("\n") == 1
-    assert "holds a run already: give another --name, --resume" in result.stderr
+    one_line(train(tmp_path), "holds a run already: give another --name, --resume")
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
 

@@ -8,27 +8,15 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from tests.unit.commands import invoke, one_line, table_of
+from tests.unit.shared import for_each
 
 import laconic
-from laconic.cli.main import app
 from laconic.report.partition_picture import LEFT, LEVELS, MOST_CLIENTS, MOST_KINDS, across, picture
 from laconic.tasks import find
 
 SVG = "{http://www.w3.org/2000/svg}"
 LABELS = torch.arange(1000) % 5
-
-
-def show(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["partition", *map(str, arguments)])
-
-
-def told(*arguments: object) -> dict[str, str]:
-    """The table, by what each line is about."""
-    result = show(*arguments)
-    assert result.exit_code == 0, result.output
-    lines = [line.split(maxsplit=1) for line in result.stdout.splitlines()[1:]]
-    return {line[0]: line[1].strip() for line in lines}
 
 
 def drawn(spec: str, clients: int, labels: torch.Tensor = LABELS) -> ElementTree.Element:
@@ -41,20 +29,33 @@ def path_of(svg: ElementTree.Element, look: str) -> str:
 
 
 def test_what_the_table_says() -> None:
-    assert told("digits", "--clients", 10) == {
+    assert table_of("partition", "digits", "--clients", 10) == {
         "clients": "10",
         "examples": "143 to 144 per client, median 144",
         "labels": "10 per client",
         "dealt": "all 1,437",
     }
-    sparse = told("digits", "--clients", 10, "--by", "classes_per_client(2)")
+    sparse = table_of("partition", "digits", "--clients", 10, "--by", "classes_per_client(2)")
     assert sparse["examples"] == "143 per client" and sparse["dealt"] == "all but 7 of 1,437"
-    assert told("digits")["clients"] == "100"
-    assert told("digits", "--by", "dirichlet(0.1)") != told("digits", "--by", "dirichlet(0.1)", "--seed", 1)
+    assert table_of("partition", "digits")["clients"] == "100"
+    assert table_of("partition", "digits", "--by", "dirichlet(0.1)") != table_of(
+        "partition", "digits", "--by", "dirichlet(0.1)", "--seed", 1
+    )
 
 
 def test_a_picture_is_written(tmp_path: Path) -> None:
-    result = show("digits", "--by", "label_shards()", "--clients", 20, "-o", tmp_path / "p.svg", "--seed", 3)
+    result = invoke(
+        "partition",
+        "digits",
+        "--by",
+        "label_shards()",
+        "--clients",
+        20,
+        "-o",
+        tmp_path / "p.svg",
+        "--seed",
+        3,
+    )
     assert result.exit_code == 0 and "p.svg" in result.stdout
     task = find("digits")
     deal = laconic.parse("label_shards()").over(task.load(None)["train_y"], 20, 3)
@@ -63,8 +64,8 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
     assert "20 clients, 1,437 of 1,437 examples, seed 3" in text and "prefers-color-scheme:dark" in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
+@for_each(
+    "arguments, words",
     [
         (("digits", "--by", "dirichlett(1)"), "unknown name 'dirichlett': did you mean dirichlet"),
         (("digits", "--by", "topk(0.1)"), "'topk(0.1)' is not a partition: give one such as iid()"),
@@ -79,15 +80,15 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_clear_line(arguments: tuple[object, ...], words: str) -> None:
-    result = show(*arguments)
-    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert result.stderr.startswith("laconic: ") and words in result.stderr
+    one_line(invoke("partition", *arguments), words)
 
 
 def test_a_text_is_dealt_to_its_speakers(tmp_path: Path) -> None:
     speech = "\n\n".join(f"{name}:\n{'so it is. ' * 40}" for name in ("ROMEO", "JULIET", "NURSE") * 4)
     (tmp_path / "input.txt").write_text(speech + "\n")
-    table = told("shakespeare", "--by", "by_speaker()", "--data", tmp_path, "-o", tmp_path / "s.svg")
+    table = table_of(
+        "partition", "shakespeare", "--by", "by_speaker()", "--data", tmp_path, "-o", tmp_path / "s.svg"
+    )
     assert table["clients"] == "3" and "parts" in table
     assert "parts of each client" in (tmp_path / "s.svg").read_text()
 

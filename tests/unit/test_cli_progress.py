@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import signal
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.unit.shared import for_each
 
+from laconic.cli.interrupts import SIGNALS, Interrupts
 from laconic.cli.progress import Progress
 from laconic.cli.session import sent_before
 from laconic.cli.settings import Settings
@@ -69,7 +72,7 @@ def test_what_a_resumed_training_has_sent_is_read_from_its_ledger(tmp_path: Path
     assert sent_before(tmp_path, "nothing()", 1) == 0
 
 
-@pytest.mark.parametrize("sparsity", [None, "rigl(density=0.2)", "swat(sparsity=0.9)"])
+@for_each("sparsity", [None, "rigl(density=0.2)", "swat(sparsity=0.9)"])
 def test_on_a_terminal_a_table_is_drawn(tmp_path: Path, sparsity: str | None) -> None:
     settings = Settings.of(
         task="digits", model=None, methods=("dense()",), against=(), workers=1, seeds=1, seed=0, steps=2,
@@ -85,3 +88,39 @@ def test_on_a_terminal_a_table_is_drawn(tmp_path: Path, sparsity: str | None) ->
     drawn = told.getvalue()
     assert "method" in drawn and "step time" in drawn
     assert ("density" in drawn) == (sparsity is not None and "rigl" in sparsity)
+
+
+@for_each("number", SIGNALS)
+def test_a_signal_waits_for_what_is_held_and_then_interrupts(number: signal.Signals) -> None:
+    before, written = signal.getsignal(number), []
+    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:
+        for event in range(5):
+            with interrupts.held():
+                if event == 2:
+                    signal.raise_signal(number)
+                written.append(event)
+    assert written == [0, 1, 2]
+    assert signal.getsignal(number) is before
+
+
+@for_each("number", SIGNALS)
+def test_elsewhere_it_interrupts_at_once(number: signal.Signals) -> None:
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        signal.raise_signal(number)
+
+
+def test_what_was_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Interrupts():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_error_in_what_is_held_is_not_lost() -> None:
+    with Interrupts() as interrupts:
+        with pytest.raises(ValueError, match="a fault"), interrupts.held():
+            raise ValueError("a fault")
+        with interrupts.held():  # and the next is held as before
+            pass

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from tests.unit.commands import invoke
+from tests.unit.shared import for_each, refuses
 
 import laconic
 import laconic.cli.doctor  # whose name is also a command
 from laconic.cli.cautions import cautions
 from laconic.cli.entries import entries
-from laconic.cli.main import app
 from laconic.cli.methods import LISTED
 from laconic.cli.presets import PRESETS
 from laconic.cli.run import torchrun_arguments
@@ -27,150 +27,75 @@ from laconic.strategies.distribute import strategy_or_method
 doctor = sys.modules["laconic.cli.doctor"]
 
 
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
+REQUESTS = """\
+digits --with dcg(density=0.01) => unknown name 'dcg' | did you mean dgc
+digits --with dgc(density=2) => density must be a number in (0, 1], got 2
+digits --with dgc(denisty=0.1) => denisty | it takes dgc(density
+digits --with dgc(density=0.01 => cannot read the spec
+digits --with golomb() => a method, codec, selector or reducer
+digits --with dgc() --against fb16() => unknown name 'fb16' | fp16
+digits => --with | laconic methods
+digts --with dgc() => unknown task 'digts' | digits
+digits --model cn --with dgc() => no model 'cn' | cnn
+digits --with dgc() --workers 0 => --workers must be 1 or more, got 0
+digits --with dgc() --seeds 0 => --seeds must be 1 or more, got 0
+digits --with dgc() --target 101 => --target must be a percentage in (0, 100], got 101
+digits --with dgc() --steps 0 => --steps must be 1 or more, got 0
+digits --with dgc() --lr -1 => --lr must be a number above 0, got -1
+digits --with dgc() --skew 0 => --skew must be a finite number above 0, got 0.0
+digits --with dgc() --skew nan => got nan; 0.1 skews strongly, 100 hardly at all
+digits --with dgc() --bits 9 => --bits must be a whole number in 2..8, got 9
+shakespeare --with dgc() --bits 8 => --bits 8 does not work with | is a GPT | use cifar10, mnist or digits
+shakespeare --with dense() --lowbit admm(table='ternry') => table must be 'binary' | got 'ternry'
+digits --with dense() --lowbit dgc() => --lowbit takes a low-bit training
+digits --with local_sgd() --lowbit admm() => needs replicas that are equal | a method that exchanges gradients
+digits --with dense() --lowbit admm(keep=['x']) => admm(keep=['x']) does not work with | no module 'x'
+digits --with dense() --bits 8 --activations comet() => --activations and --bits cannot be | one of the two
+digits --with dense() --lowbit admm() --sparsity rigl() => --sparsity and --lowbit cannot be | one of the two
+digits --with dense() --sparsity swat(sparsity=1) => sparsity must be | got 1
+digits --with masked(dense()) --sparsity swat() => masked(dense()) sends | swat() has none: take the method
+digits --with dense() --sparsity swat() --activations comet() --model cnn => swat() and --activations
+digits --with dense() --sparsity swat() --bits 8 => --sparsity swat() does not work with | no layer to treat
+digits --with dense() --activations comte() => unknown name 'comte' | comet
+digits --with dense() --activations dense() => take comet(...) or blocks(...)
+digits --with dense() --lowbit binarise(first=1) => first must be 'real'
+digits --with dense() --lowbit binarize() => did you mean | binarise
+digits --with dense() --lowbit quantise(keep=('x',)) => does not work with this model | no module 'x'
+digits --with local_sgd(every=0) => every must be a whole number of 1 or more
+digits --with dpsgd(bipartite_exponential()) --workers 3 => even number of ranks, got 3
+digits --with dgc() --batch 800 => batch must be in [1, 718] | got 800
+digits --with dgc() --name= => --name must be the name of a folder | got ''
+digits --with dgc() --name .. => --name must be the name of a folder | got '..'
+digits --with dgc() --name a/b => --name must be the name of a folder | 'a/b'
+digits --with dgc() --name x --resume --overwrite => --overwrite deletes it: give one of the two
+digits --with dgc() --against dense() --patience 9 => for strategies | dense(), dgc() needs all | leave it out
+digits --with dgc() --resume => --resume needs the --name
+digits --with dgc() --resume --name x => no run in | start it without --resume
+mnist --with dgc() --data nowhere => no data folder nowhere
+"""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["digits", "--with", "dcg(density=0.01)"], ["unknown name 'dcg'", "did you mean dgc"]),
-        (["digits", "--with", "dgc(density=2)"], ["density must be a number in (0, 1], got 2"]),
-        (["digits", "--with", "dgc(denisty=0.1)"], ["denisty", "it takes dgc(density"]),
-        (["digits", "--with", "dgc(density=0.01"], ["cannot read the spec"]),
-        (["digits", "--with", "golomb()"], ["a method, codec, selector or reducer"]),
-        (["digits", "--with", "dgc()", "--against", "fb16()"], ["unknown name 'fb16'", "fp16"]),
-        (["digits"], ["--with", "laconic methods"]),
-        (["digts", "--with", "dgc()"], ["unknown task 'digts'", "digits"]),
-        (["digits", "--model", "cn", "--with", "dgc()"], ["no model 'cn'", "cnn"]),
-        (["digits", "--with", "dgc()", "--workers", "0"], ["--workers must be 1 or more, got 0"]),
-        (["digits", "--with", "dgc()", "--seeds", "0"], ["--seeds must be 1 or more, got 0"]),
-        (
-            ["digits", "--with", "dgc()", "--target", "101"],
-            ["--target must be a percentage in (0, 100], got 101"],
-        ),
-        (["digits", "--with", "dgc()", "--steps", "0"], ["--steps must be 1 or more, got 0"]),
-        (["digits", "--with", "dgc()", "--lr", "-1"], ["--lr must be a number above 0, got -1"]),
-        (["digits", "--with", "dgc()", "--skew", "0"], ["--skew must be a finite number above 0, got 0.0"]),
-        (["digits", "--with", "dgc()", "--skew", "nan"], ["got nan; 0.1 skews strongly, 100 hardly at all"]),
-        (["digits", "--with", "dgc()", "--bits", "9"], ["--bits must be a whole number in 2..8, got 9"]),
-        (
-            ["shakespeare", "--with", "dgc()", "--bits", "8"],
-            ["--bits 8 does not work with this model", "is a GPT", "use cifar10, mnist or digits"],
-        ),
-        (
-            ["shakespeare", "--with", "dense()", "--lowbit", "admm(table='ternry')"],
-            ["table must be 'binary'", "got 'ternry'"],
-        ),
-        (["digits", "--with", "dense()", "--lowbit", "dgc()"], ["--lowbit takes a low-bit training"]),
-        (
-            ["digits", "--with", "local_sgd()", "--lowbit", "admm()"],
-            ["--lowbit needs replicas that are equal", "a method that exchanges gradients"],
-        ),
-        (
-            ["digits", "--with", "dense()", "--lowbit", "admm(keep=['x'])"],
-            ["--lowbit admm(keep=['x']) does not work with this model", "no module 'x'"],
-        ),
-        (
-            ["digits", "--with", "dense()", "--bits", "8", "--activations", "comet()"],
-            ["--activations and --bits cannot be combined", "give one of the two"],
-        ),
-        (
-            ["digits", "--with", "dense()", "--lowbit", "admm()", "--sparsity", "rigl()"],
-            ["--sparsity and --lowbit cannot be combined", "give one of the two"],
-        ),
-        (["digits", "--with", "dense()", "--sparsity", "swat(sparsity=1)"], ["sparsity must be", "got 1"]),
-        (
-            ["digits", "--with", "masked(dense())", "--sparsity", "swat()"],
-            ["masked(dense()) sends what masks say is in use, and swat() has none: take the method inside"],
-        ),
-        (
-            [
-                "digits",
-                "--with",
-                "dense()",
-                "--sparsity",
-                "swat()",
-                "--activations",
-                "comet()",
-                "--model",
-                "cnn",
-            ],
-            ["swat() and --activations cannot be combined"],
-        ),
-        (
-            ["digits", "--with", "dense()", "--sparsity", "swat()", "--bits", "8"],
-            ["--sparsity swat() does not work with this model", "no layer to treat"],
-        ),
-        (["digits", "--with", "dense()", "--activations", "comte()"], ["unknown name 'comte'", "comet"]),
-        (["digits", "--with", "dense()", "--activations", "dense()"], ["take comet(...) or blocks(...)"]),
-        (["digits", "--with", "dense()", "--lowbit", "dgc()"], ["--lowbit takes a low-bit training"]),
-        (["digits", "--with", "dense()", "--lowbit", "binarise(first=1)"], ["first must be 'real'"]),
-        (["digits", "--with", "dense()", "--lowbit", "binarize()"], ["did you mean", "binarise"]),
-        (
-            ["digits", "--with", "dense()", "--lowbit", "quantise(keep=('x',))"],
-            ["does not work with this model", "no module 'x'"],
-        ),
-        (["digits", "--with", "local_sgd(every=0)"], ["every must be a whole number of 1 or more"]),
-        (
-            ["digits", "--with", "dpsgd(bipartite_exponential())", "--workers", "3"],
-            ["even number of ranks, got 3"],
-        ),
-        (["digits", "--with", "dgc()", "--batch", "800"], ["batch must be in [1, 718]", "got 800"]),
-        (["digits", "--with", "dgc()", "--name", ""], ["--name must be the name of a folder", "got ''"]),
-        (["digits", "--with", "dgc()", "--name", ".."], ["--name must be the name of a folder", "got '..'"]),
-        (["digits", "--with", "dgc()", "--name", "a/b"], ["--name must be the name of a folder", "'a/b'"]),
-        (
-            ["digits", "--with", "dgc()", "--name", "x", "--resume", "--overwrite"],
-            ["--overwrite deletes it: give one of the two"],
-        ),
-        (
-            ["digits", "--with", "dgc()", "--against", "dense()", "--patience", "9"],
-            ["--patience is for strategies", "dense(), dgc() needs all workers", "leave it out"],
-        ),
-        (["digits", "--with", "dgc()", "--resume"], ["--resume needs the --name"]),
-        (
-            ["digits", "--with", "dgc()", "--resume", "--name", "x"],
-            ["no run in", "start it without --resume"],
-        ),
-        (["mnist", "--with", "dgc()", "--data", "nowhere"], ["no data folder nowhere"]),
-    ],
-)
-def test_a_wrong_request_is_one_line_and_starts_nothing(
-    arguments: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@for_each("asked", REQUESTS.splitlines())
+def test_a_wrong_request_is_one_line_and_starts_nothing(asked, tmp_path, monkeypatch):
+    arguments, words = asked.split(" => ")
     monkeypatch.chdir(tmp_path)
-    result = invoke("train", *arguments)
+    result = invoke("train", *arguments.split())
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("laconic: ") and result.stderr.count("\n") == 1
-    assert all(word in result.stderr for word in words), result.stderr
+    assert all(word in result.stderr for word in words.split(" | ")), result.stderr
     assert not any(tmp_path.iterdir()), "nothing is written"
 
 
 def settings(tmp_path: Path, **changes: object) -> Settings:
-    given: dict[str, object] = {
-        "task": "digits",
-        "model": None,
-        "methods": ("dgc( density = 0.01 )", "topk(0.02)"),
-        "against": ("dense", "dgc(density=0.01)"),
-        "workers": 2,
-        "seeds": 2,
-        "seed": 3,
-        "steps": None,
-        "batch": None,
-        "lr": None,
-        "eval_every": None,
-        "checkpoint_every": 0,
-        "data": None,
-        "out": tmp_path,
-        "name": "run",
-        "resume": False,
-    }
+    given: dict[str, object] = {"task": "digits", "workers": 2, "seeds": 2, "seed": 3, "name": "run"}
+    given |= {"methods": ("dgc( density = 0.01 )", "topk(0.02)"), "against": ("dense", "dgc(density=0.01)")}
+    given |= dict.fromkeys(("model", "steps", "batch", "lr", "eval_every", "data"))
+    given |= {"checkpoint_every": 0, "out": tmp_path, "resume": False}
     return Settings.of(**(given | changes))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("spec", "steps"),
+@for_each(
+    "spec, steps",
     [
         ("onebit_adam()", 1000),
         ("zero_one_adam(300)", 300),
@@ -233,16 +158,12 @@ def test_an_older_run_is_kept_unless_its_user_says_so(tmp_path: Path) -> None:
     made.open_folder()  # it has measured nothing
     (made.folder / "config.json").write_text("{}")
     (made.folder / "events.jsonl").write_text("{}\n")
-    with pytest.raises(
-        StateError, match=r"holds a run already: give another --name, --resume .* or --overwrite"
-    ):
-        made.open_folder()
+    refuses(StateError, "already: give another --name, --resume .* or --overwrite", made.open_folder)
     assert (made.folder / "events.jsonl").read_text() == "{}\n"
     settings(tmp_path, overwrite=True).open_folder()
     assert not any(made.folder.iterdir())
     (made.folder / "thesis.tex").touch()
-    with pytest.raises(StateError, match="is not a run of Laconic"):
-        settings(tmp_path, overwrite=True).open_folder()
+    refuses(StateError, "is not a run of Laconic", lambda: settings(tmp_path, overwrite=True).open_folder())
 
 
 def test_methods_lists_every_name_with_its_bits() -> None:
@@ -301,11 +222,8 @@ def test_a_strategy_is_listed_and_shown_without_figures() -> None:
     assert {"dgc", "local_sgd", "sgp", "topk"} <= set(laconic.catalogue())
     found = {entry.name: entry for entry in entries()}
     assert found["local_sgd"].kind == "strategy" and found["local_sgd"].max_bits is None
-    (line,) = (
-        line
-        for line in invoke("methods", "--all").output.splitlines()
-        if line.strip().startswith("local_sgd()")
-    )
+    lines = [line.strip() for line in invoke("methods", "--all").output.splitlines()]
+    (line,) = (line for line in lines if line.startswith("local_sgd()"))
     assert line.split()[1:] == ["-"] * LISTED
     shown = invoke("methods", "local_sgd").output
     assert shown.startswith("local_sgd(every=8, start=0, compressor=dense())")
@@ -313,16 +231,13 @@ def test_a_strategy_is_listed_and_shown_without_figures() -> None:
     assert "measured" not in shown
 
 
-def test_doctor_says_what_is_live_and_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_says_what_is_live_and_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("LACONIC_DATA", str(tmp_path))
     (tmp_path / "mnist.npz").touch()
     result = invoke("doctor")
     assert result.exit_code == 0
-    assert all(
-        word in result.output for word in ("kernels", "gloo", "LACONIC_DATA", str(tmp_path / "mnist.npz"))
-    )
+    words = ("kernels", "gloo", "LACONIC_DATA", str(tmp_path / "mnist.npz"))
+    assert all(word in result.output for word in words)
     assert "missing: data of cifar10" in result.output and "missing: data of mnist" not in result.output
 
 
@@ -341,25 +256,23 @@ def test_doctor_ends_with_what_to_try_here(monkeypatch: pytest.MonkeyPatch) -> N
     assert doctor.to_try().startswith("to try: laconic demo")
     monkeypatch.setattr(doctor, "no_lab", lambda: "there is no ip")
     line = invoke("doctor").output.replace("\n", " ")
-    assert 'to try: laconic train digits --workers 2 --with "cgx()"' in line and line.strip().endswith(
-        "no ip)"
-    )
+    assert 'to try: laconic train digits --workers 2 --with "cgx()"' in line
+    assert line.strip().endswith("no ip)")
     monkeypatch.setattr(doctor, "version_of", lambda package: "not installed")
     assert doctor.to_try().startswith("to try: pip install 'laconic[train]'")
 
 
-@pytest.mark.parametrize(
-    "given",
+STANDALONE = "--standalone --nproc-per-node 2 --max-restarts 3 train.py --lr 1"
+RENDEZVOUS = "--nnodes=2 --rdzv-endpoint a:1 train.py"
+
+
+@for_each(
+    "given, found",
     [
-        ["train.py", "--nproc-per-node", "2", "--max-restarts", "3", "--", "--lr", "1"],
-        ["--nproc-per-node", "2", "--max-restarts", "3", "train.py", "--lr", "1"],
+        ("train.py --nproc-per-node 2 --max-restarts 3 -- --lr 1", STANDALONE),
+        ("--nproc-per-node 2 --max-restarts 3 train.py --lr 1", STANDALONE),
+        (RENDEZVOUS, RENDEZVOUS),
     ],
 )
-def test_run_takes_flags_before_and_after_the_script(given: list[str]) -> None:
-    found = torchrun_arguments(given)
-    assert found == ["--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "train.py", "--lr", "1"]
-
-
-def test_run_leaves_a_meeting_place_alone() -> None:
-    found = torchrun_arguments(["--nnodes=2", "--rdzv-endpoint", "a:1", "train.py"])
-    assert found == ["--nnodes=2", "--rdzv-endpoint", "a:1", "train.py"]
+def test_run_takes_flags_around_the_script_and_leaves_a_rendezvous_alone(given: str, found: str) -> None:
+    assert torchrun_arguments(given.split()) == found.split()

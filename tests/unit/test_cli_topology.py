@@ -7,28 +7,16 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from typer.testing import CliRunner, Result
+from tests.unit.commands import invoke, one_line, table_of
+from tests.unit.shared import for_each
 
 import laconic
-from laconic.cli.main import app
 from laconic.report.arrows import CENTRE, MIDDLE, RADIUS, Arc, bezier, place
 from laconic.report.topology_picture import MANY, picture
 
 from .test_topologies import SPECS
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def show(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["topology", *map(str, arguments)])
-
-
-def told(*arguments: object) -> dict[str, str]:
-    """The table, by what each line is about."""
-    result = show(*arguments)
-    assert result.exit_code == 0, result.output
-    lines = [line.split(maxsplit=1) for line in result.stdout.splitlines()[1:]]
-    return {line[0]: line[1].strip() for line in lines}
 
 
 def drawn(spec: str, size: int, step: int | None = None) -> ElementTree.Element:
@@ -42,31 +30,31 @@ def count(svg: ElementTree.Element, look: str) -> int:
 
 
 def test_what_the_table_says() -> None:
-    assert told("exponential()") == {
+    assert table_of("topology", "exponential()") == {
         "period": "4 steps",
         "sends": "1 message per rank and step",
         "regular": "yes: PushSum weights stay 1",
         "symmetric": "no: only for SGP, which pushes one way",
         "averages": "exactly, in 4 steps",
     }
-    ring = told("ring", "--size", 64)
+    ring = table_of("topology", "ring", "--size", 64)
     assert ring["period"] == "1 step" and ring["symmetric"].startswith("yes")
     assert ring["averages"].endswith("0.997 of the disagreement in the long run: about 1,433 steps to 1%")
-    row = told("linear()", "--size", 5)
+    row = table_of("topology", "linear()", "--size", 5)
     assert row["sends"] == "1 to 2 messages per rank and step" and row["regular"].startswith("no")
-    assert told("random_matching()", "--size", 9)["period"] == "never repeats"
+    assert table_of("topology", "random_matching()", "--size", 9)["period"] == "never repeats"
 
 
 def test_a_picture_is_written(tmp_path: Path) -> None:
-    result = show("bipartite_exponential()", "--size", 8, "-o", tmp_path / "t.svg", "--step", 2)
+    result = invoke("topology", "bipartite_exponential()", "--size", 8, "-o", tmp_path / "t.svg", "--step", 2)
     assert result.exit_code == 0 and "t.svg" in result.stdout
     text = (tmp_path / "t.svg").read_text()
     assert text == picture(laconic.parse("bipartite_exponential()"), 8, 2)
     assert "prefers-color-scheme:dark" in text and "step 2, period 6" in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
+@for_each(
+    "arguments, words",
     [
         (("rong()",), "unknown name 'rong': did you mean ring?"),
         (("topk(0.1)",), "'topk(0.1)' is not a topology: give one such as exponential(), ring() or torus()"),
@@ -82,12 +70,10 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_clear_line(arguments: tuple[object, ...], words: str) -> None:
-    result = show(*arguments)
-    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert result.stderr.startswith("laconic: ") and words in result.stderr
+    one_line(invoke("topology", *arguments), words)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@for_each("spec", SPECS)
 def test_a_picture_shows_every_message_once(spec: str) -> None:
     """Of one step: an arrowhead for each message that none comes back for, a line for each pair."""
     topology, size = laconic.parse(spec), 3 if "2, 0" in spec else 4 if spec.startswith("graph") else 8
@@ -125,7 +111,7 @@ def test_a_large_circle_numbers_every_eighth_rank() -> None:
     assert ranks == [*map(str, range(0, 200, 8))]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 16, 64, 256])
+@for_each("size", [2, 3, 4, 16, 64, 256])
 def test_curves_stay_inside_the_circle_and_end_at_the_discs(size: int) -> None:
     for to in range(1, size):
         for head, again in ((False, 0), (True, 0), (True, 2)):

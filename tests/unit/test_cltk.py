@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one_step
+from tests.unit.shared import for_each, refuses, same
 
 from laconic.comm.entries import Entries, contained, counted
 from laconic.comm.messages import sent_by
@@ -25,7 +24,7 @@ STEPS = 6
 
 def largest(x, k):
     """Mask of the k largest |x|, the lower index first among equals, no zeros: by sorting."""
-    order = sorted(range(x.numel()), key=lambda i: (-abs(float(x[i])), i))[:k]
+    order = x.abs().sort(descending=True, stable=True).indices[:k]
     mask = torch.zeros(x.numel(), dtype=torch.bool)
     mask[order] = True
     return mask & (x != 0)
@@ -64,8 +63,8 @@ def twin(step_of, size):
     return means
 
 
-@pytest.mark.parametrize("name, step_of", [("cltk", leaders), ("gtopk", everyones), ("oktopk", everyones)])
-@pytest.mark.parametrize("size", SIZES)
+@for_each("name, step_of", [("cltk", leaders), ("gtopk", everyones), ("oktopk", everyones)])
+@for_each("size", SIZES)
 def test_it_is_its_plain_twin_bit_for_bit(name, step_of, size):
     """Loopback sums in rank order, as the twins do."""
 
@@ -81,7 +80,7 @@ def test_it_is_its_plain_twin_bit_for_bit(name, step_of, size):
                 assert torch.equal(mean[where], plain[where]), entry.name
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@for_each("size", [1, 3])
 def test_every_rank_leads_in_turn_and_only_it_sends_positions(size):
     layout = Layout.of([("w", (40, 25))])
 
@@ -106,33 +105,7 @@ def test_every_rank_leads_in_turn_and_only_it_sends_positions(size):
             assert told == (rank == leader)
 
 
-@pytest.mark.parametrize("name", ["cltk", "gtopk", "oktopk"])
-def test_a_void_step_and_a_resumed_run_change_no_bit(name):
-    """Inf on rank 1 in the last bucket of a step; and a state that was saved and loaded, in other buckets."""
-    spec, inf_at = f"{name}(density={DENSITY})", MODEL["a.weight"].offset + 77
-
-    def play(comm):
-        through, first = exchange_on(comm, spec), exchange_on(comm, spec)
-        whole, parts = [], []
-        for t in range(STEPS):
-            flat = gradient(comm.rank, t)
-            if t == 2:
-                flat[inf_at] = math.inf if comm.rank == 1 else flat[inf_at]
-            mean, valid = one_step(through, flat, [MODEL])
-            assert valid == (t != 2)
-            whole.append(mean)
-            if t == 4:
-                resumed = exchange_on(comm, spec)
-                resumed.load_state_dict(first.state_dict(), step=4)
-                first = resumed
-            mean, _ = one_step(first, flat, cut(MODEL, 1, 2, 1) if t < 3 else cut(MODEL, 2, 2))
-            parts.append(mean)
-        return all(torch.equal(a, b) for t, (a, b) in enumerate(zip(whole, parts, strict=True)) if t != 2)
-
-    assert everywhere(3, play) == [True] * 3
-
-
-@pytest.mark.parametrize("name", ["cltk", "gtopk", "oktopk"])
+@for_each("name", ["cltk", "gtopk", "oktopk"])
 def test_large_values_do_not_overflow(name):
     layout = Layout.of([("w", (10, 10))])
 
@@ -145,11 +118,10 @@ def test_large_values_do_not_overflow(name):
     assert everywhere(4, play) == [True] * 4
 
 
-@pytest.mark.parametrize("name", ["cltk", "gtopk", "oktopk"])
-@pytest.mark.parametrize("density", [0.0, 1.5, -1, "1", True])
+@for_each("name", ["cltk", "gtopk", "oktopk"])
+@for_each("density", [0.0, 1.5, -1, "1", True])
 def test_a_wrong_density_is_refused(name, density):
-    with pytest.raises(SpecError, match="density must be a number in"):
-        parse(f"{name}(density={density!r})")
+    refuses(SpecError, "density must be a number in", lambda: parse(f"{name}(density={density!r})"))
 
 
 def entries():
@@ -161,8 +133,7 @@ def entries():
 def test_entries_survive_the_wire():
     given, segments = entries()
     back = Entries.read(given.wire(segments), segments)
-    for one, other in zip(vars(given).values(), vars(back).values(), strict=True):
-        assert torch.equal(one, other)
+    assert same(vars(given).values(), vars(back).values())
 
 
 def test_a_damaged_wire_is_refused_or_read_within_bounds():

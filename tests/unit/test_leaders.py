@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
 import torch
+from tests.unit.shared import for_each, refuses, same
 from torch import Tensor, nn
 
 import laconic
@@ -16,6 +18,7 @@ from laconic.strategies.leaders.lsgd.election import Losses, elect, poll
 
 from .strategy_world import N, gradient, same_bits, sgd, start, stopped_and_resumed, trained, worker
 
+TWO = "lsgd(every=4, local_every=2, ranks_per_node=2)"
 ROUNDING = 1e-5  # float32, over a dozen steps of numbers around 1
 LOSSES = torch.rand(40, 8, generator=torch.Generator().manual_seed(3)).tolist()
 
@@ -24,17 +27,7 @@ def by_table(rank: int, step: int) -> float:
     return float(LOSSES[step][rank])
 
 
-def lsgd_twin(
-    size: int,
-    steps: int,
-    *,
-    local: int,
-    g_comm: int,
-    l_comm: int,
-    p: tuple[float, float],
-    c: tuple[float, float],
-    average: int,
-) -> list[Tensor]:
+def lsgd_twin(size, steps, *, local, g_comm, l_comm, p, c, average) -> list[Tensor]:
     """LSGD as in spec 2.1 with (local, global) p and c; plain SGD of rate 0.1."""
     (p1, p2), (c1, c2) = p, c
     x, several = [start() for _ in range(size)], local < size
@@ -59,13 +52,12 @@ def lsgd_twin(
     return x
 
 
-@pytest.mark.parametrize(("size", "local"), [(4, 2), (6, 3), (3, 3), (6, 2)])
+@for_each("size, local", [(4, 2), (6, 3), (3, 3), (6, 2)])
 def test_lsgd_is_what_its_equations_say(size: int, local: int) -> None:
     settings = "every=6, local_every=2, pull=0.6, local_pull=0.3, mix=0.2, local_mix=0.4, average=3"
     found = trained(f"lsgd({settings}, ranks_per_node={local})", size, 15, loss=by_table)
     wanted = lsgd_twin(size, 15, local=local, g_comm=6, l_comm=2, p=(0.3, 0.6), c=(0.4, 0.2), average=3)
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=ROUNDING, atol=ROUNDING)
+    torch.testing.assert_close([*found], [*wanted], rtol=ROUNDING, atol=ROUNDING)
 
 
 def test_a_leader_is_not_moved_by_its_own_lead() -> None:
@@ -85,22 +77,15 @@ def test_a_leader_is_not_moved_by_its_own_lead() -> None:
 
 
 def test_equal_ranks_stay_equal() -> None:
-    for spec in (
-        "lsgd(every=4, local_every=2, ranks_per_node=2)",
-        "lsgd(ranks_per_node=4)",
-        "easgd(every=2)",
-    ):
+    for spec in (TWO, "lsgd(ranks_per_node=4)", "easgd(every=2)"):
         assert same_bits(trained(spec, 4, 9, alike=True)), spec
 
 
 def test_machines_of_one_rank_each_have_a_global_leader_only() -> None:
     alone = trained("lsgd(every=4, local_every=2, ranks_per_node=1, average=3)", 3, 9, loss=by_table)
-    for one, other in zip(
-        alone,
-        trained("lsgd(every=4, local_every=2, ranks_per_node=3, average=3)", 3, 9, loss=by_table),
-        strict=True,
-    ):
-        assert torch.equal(one, other)
+    assert same(
+        alone, trained("lsgd(every=4, local_every=2, ranks_per_node=3, average=3)", 3, 9, loss=by_table)
+    )
 
 
 def test_ties_go_to_the_first_and_nan_never_leads() -> None:
@@ -117,8 +102,7 @@ def test_ties_go_to_the_first_and_nan_never_leads() -> None:
     assert voted([0.5, 0.25, 0.25]) == [1, 1, 1]
     assert voted([nan, 0.5, inf]) == [1, 1, 1]
     assert voted([nan, -inf, 7.0]) == [2, 2, 2]
-    with pytest.raises(NonFiniteError, match="no rank can lead"):
-        voted([nan, nan, inf])
+    refuses(NonFiniteError, "no rank can lead", voted, [nan, nan, inf])
 
 
 def test_losses_are_judged_by_the_mean_of_the_last() -> None:
@@ -136,7 +120,7 @@ def test_losses_are_judged_by_the_mean_of_the_last() -> None:
 
 def test_a_machine_where_nobody_can_lead_follows_the_global_leader() -> None:
     def play(comm: Loopback) -> dict[str, Any]:
-        rank = worker("lsgd(every=4, local_every=2, ranks_per_node=2)", comm)
+        rank = worker(TWO, comm)
         rank.train(range(4), loss=lambda r, step: math.nan if r < 2 else float(5 - r))
         return rank.bound.notes()
 
@@ -173,7 +157,7 @@ def said(spec: str, size: int, spoil: int | None = None, **how: Any) -> list[tup
     return Loopback.run(size, play)
 
 
-@pytest.mark.parametrize("local", [2, 4])
+@for_each("local", [2, 4])
 def test_a_loss_that_was_not_told_is_missed_on_every_rank(local: int) -> None:
     found = said(f"lsgd(ranks_per_node={local})", 4, loss=lambda rank, step: None if rank == 2 else 1.0)
     if local == 4:  # the only meeting is at step 16
@@ -185,15 +169,13 @@ def test_a_loss_that_was_not_told_is_missed_on_every_rank(local: int) -> None:
         assert "optimizer.note_loss(loss)" in text
 
 
-def test_losses_are_told_between_meetings() -> None:
-    """One told long ago does not count."""
-    found = said(
-        "lsgd(every=2, local_every=2, ranks_per_node=2)", 2, loss=lambda rank, step: 1.0 if step < 2 else None
-    )
+def test_a_loss_that_was_told_long_ago_does_not_count() -> None:
+    two = "lsgd(every=2, local_every=2, ranks_per_node=2)"
+    found = said(two, 2, loss=lambda rank, step: 1.0 if step < 2 else None)
     assert {kind for kind, _ in found} == {AttachError}
 
 
-@pytest.mark.parametrize("spec", ["lsgd(every=4, local_every=2, ranks_per_node=2)", "easgd()"])
+@for_each("spec", [TWO, "easgd()"])
 def test_what_has_diverged_is_said_on_every_rank(spec: str) -> None:
     for kind, text in said(spec, 4, spoil=1):
         assert kind is NonFiniteError
@@ -225,7 +207,7 @@ def easgd_on(comm: Loopback) -> tuple[Tensor, Tensor, Tensor]:
     return flat, model, moved
 
 
-@pytest.mark.parametrize("size", [2, 5])
+@for_each("size", [2, 5])
 def test_easgd_is_what_its_equations_say(size: int) -> None:
     found = Loopback.run(size, easgd_on)
     wanted, centre = easgd_twin(size, 11, 3, 0.5)
@@ -236,50 +218,38 @@ def test_easgd_is_what_its_equations_say(size: int) -> None:
     assert same_bits([model for _, model, _ in found])
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "lsgd(every=4, local_every=2, average=3, ranks_per_node=2)",
-        "lsgd(every=4, average=7, ranks_per_node=4)",
-        "easgd(every=3)",
-    ],
-)
-@pytest.mark.parametrize("stop", [5, 8])
-def test_resumed_is_never_stopped(spec: str, stop: int) -> None:
-    for whole, resumed in stopped_and_resumed(spec, 4, stop, 13, loss=by_table):
-        assert torch.equal(whole, resumed)
+@for_each("spec", [TWO, "lsgd(every=4, average=7, ranks_per_node=4)", "easgd(every=3)"])
+def test_resumed_is_never_stopped_between_elections(spec: str) -> None:
+    assert all(torch.equal(*ends) for ends in stopped_and_resumed(spec, 4, 5, 13, loss=by_table))
 
 
-def adopted(comm: Loopback, spec: str) -> Tensor:
-    rank = worker(spec, comm, lambda model: sgd(model, (0.0, 0.0)))
-    rank.train(range(6), loss=by_table)
-    rank.bound.adopt_(torch.arange(N, dtype=torch.float32))
-    rank.train(range(6, 12), loss=by_table)
-    return rank.replica.flat.clone()
-
-
-@pytest.mark.parametrize("spec", ["lsgd(every=4, local_every=2, ranks_per_node=2)", "easgd()"])
+@for_each("spec", [TWO, "easgd()"])
 def test_an_adopted_model_leaves_nothing_to_pull_to(spec: str) -> None:
-    found = Loopback.run(4, lambda comm: adopted(comm, spec))
-    assert same_bits([*found, torch.arange(N, dtype=torch.float32)])
+    def adopted(comm: Loopback) -> Tensor:
+        rank = worker(spec, comm, lambda model: sgd(model, (0.0, 0.0)))
+        rank.train(range(6), loss=by_table)
+        rank.bound.adopt_(torch.arange(N, dtype=torch.float32))
+        rank.train(range(6, 12), loss=by_table)
+        return rank.replica.flat.clone()
 
-
-def bytes_of(comm: Loopback) -> tuple[int, dict[tuple[str, str], int]]:
-    rank = worker("lsgd(every=4, local_every=2, ranks_per_node=2)", comm)
-    rank.train(range(8), loss=lambda r, step: float(r))
-    meter = rank.comm.snapshot()
-    return meter.payload_sent, {key: part.payload_sent for key, part in meter.parts.items()}
+    assert same_bits([*Loopback.run(4, adopted), torch.arange(N, dtype=torch.float32)])
 
 
 def test_a_meeting_costs_a_broadcast_of_each_leader() -> None:
     """4 local meetings and 2 global ones: rank 0 leads all, rank 2 its machine."""
-    found = Loopback.run(4, bytes_of)
-    assert [sent for sent, _ in found] == [4 * 24 + 6 * 4 * N, 4 * 24, 4 * 24 + 4 * 4 * N, 4 * 24]
-    assert found[0][1][("leader", "broadcast")] == 2 * 4 * N
+
+    def snapshot(comm: Loopback) -> Any:
+        rank = worker(TWO, comm)
+        rank.train(range(8), loss=lambda r, step: float(r))
+        return rank.comm.snapshot()
+
+    found = Loopback.run(4, snapshot)
+    assert [each.payload_sent for each in found] == [4 * 24 + 6 * 4 * N, 4 * 24, 4 * 24 + 4 * 4 * N, 4 * 24]
+    assert found[0].parts["leader", "broadcast"].payload_sent == 2 * 4 * N
 
 
-@pytest.mark.parametrize(
-    ("spec", "words"),
+@for_each(
+    "spec, words",
     [
         ("lsgd(every=10)", "every must be a multiple of local_every=4"),
         ("lsgd(every=10)", "use every=12"),
@@ -292,13 +262,11 @@ def test_a_meeting_costs_a_broadcast_of_each_leader() -> None:
     ],
 )
 def test_wrong_settings_are_refused(spec: str, words: str) -> None:
-    with pytest.raises(SpecError) as refused:
-        laconic.parse(spec)
-    assert words in str(refused.value)
+    refuses(SpecError, re.escape(words), laconic.parse, spec)
 
 
-@pytest.mark.parametrize(
-    ("spec", "size", "words"),
+@for_each(
+    "spec, size, words",
     [
         ("lsgd()", 1, "a leader needs followers: start more workers"),
         ("lsgd(ranks_per_node=4)", 6, "ranks_per_node=4 does not divide 6 ranks: set it to"),
