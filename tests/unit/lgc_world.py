@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 import torch
+from tests.unit.shared import for_each
 
 from laconic.comm.loopback import Loopback
 from laconic.core.layout import Layout
@@ -15,7 +16,7 @@ from laconic.reducers.learned_code import LearnedCode
 ROWS = Layout.of([("w", (40, 60))])
 K = 480  # of 2400, at density 0.2
 INSTANCES = ("ring", "server")
-both = pytest.mark.parametrize("instance", INSTANCES)
+both = for_each("instance", INSTANCES)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -8,31 +8,37 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from tests.unit.commands import invoke
+from tests.unit.shared import for_each
 
 from laconic.cli.files import default_name
-from laconic.cli.main import app
 from laconic.report.ledger import CONFIG, EVENTS
 from laconic.report.summary import SUMMARY
 
 SMALL = ["--clients", "6", "--per-round", "3", "--rounds", "4", "--local-steps", "2", "--eval-every", "2"]
 
 
-def run(*args: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["federate", *args])
+def run(*args: object) -> tuple[int, str]:
+    result = invoke("federate", "digits", *args)
     return result.exit_code, result.output
 
 
-def test_without_a_baseline_nothing_is_said_to_be_smaller(tmp_path: Path) -> None:
-    code, said = run("digits", *SMALL, "--with", "stc(density=0.05)", "--out", str(tmp_path), "--name", "a")
+def test_fewer_clients_than_the_default_all_take_part_and_nothing_is_smaller_than_itself(
+    tmp_path: Path,
+) -> None:
+    """`--clients 5` alone was refused: "--per-round must be a whole number in 2..5, got 10"."""
+    few = ("--clients", 5, "--rounds", 1)
+    code, said = run(*few, "--with", "stc(density=0.05)", "--out", tmp_path, "--name", "a")
     assert code == 0, said
     assert json.loads((tmp_path / "a" / SUMMARY).read_text())["rows"][0]["smaller"] is None
     assert "1.00 ×" not in said  # noqa: RUF001
+    event = json.loads((tmp_path / "a" / EVENTS).read_text().splitlines()[0])
+    assert event["chosen"] == [0, 1, 2, 3, 4]
 
 
 def test_a_run_compares_schemes_and_writes_a_page(tmp_path: Path) -> None:
     code, said = run(
-        "digits", *SMALL, "--with", "stc(density=0.05, down=0.05)", "--against", "fedavg()", "--seeds", "2",
+        *SMALL, "--with", "stc(density=0.05, down=0.05)", "--against", "fedavg()", "--seeds", "2",
         "--classes-per-client", "2", "--out", str(tmp_path), "--name", "a",
     )  # fmt: skip
     assert code == 0, said
@@ -47,13 +53,13 @@ def test_a_run_compares_schemes_and_writes_a_page(tmp_path: Path) -> None:
         sum(event["up"] for event in events if event["scheme"].startswith("stc")) / 2 / 1e6
     )
     assert "plotly" in (tmp_path / "a" / "report.html").read_text()
-    code, said = run("digits", *SMALL, "--with", "fedavg()", "--out", str(tmp_path), "--name", "a")
+    code, said = run(*SMALL, "--with", "fedavg()", "--out", str(tmp_path), "--name", "a")
     assert code == 2 and "holds a run already: give another --name, or --overwrite" in said
     assert rows == json.loads((tmp_path / "a" / SUMMARY).read_text())["rows"]
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
+@for_each(
+    "args, words",
     [
         ([], "no scheme given"),
         (["--with", "fedavg()", "--engine", "ray"], "--engine"),
@@ -75,40 +81,25 @@ def test_a_run_compares_schemes_and_writes_a_page(tmp_path: Path) -> None:
 )
 def test_what_does_not_fit_is_refused_before_it_starts(args: list[str], words: str, tmp_path: Path) -> None:
     small = [*SMALL] if "--rounds" not in args and "--per-round" not in args else SMALL[:2] + SMALL[6:]
-    code, said = run("digits", *small, *args, "--out", str(tmp_path))
+    code, said = run(*small, *args, "--out", str(tmp_path))
     assert code == 2 and words in " ".join(said.split()), said
     assert not list(tmp_path.iterdir())
 
 
-def test_two_spellings_are_one_scheme(tmp_path: Path) -> None:
-    args = ["--with", "fedavg", "--with", " fedavg( )", "--against", "fedavg()"]
-    code, said = run("digits", *SMALL, *args, "--out", str(tmp_path), "--name", "a")
-    assert code == 0, said
-    assert [row["spec"] for row in json.loads((tmp_path / "a" / SUMMARY).read_text())["rows"]] == ["fedavg()"]
-    config = json.loads((tmp_path / "a" / CONFIG).read_text())
-    assert config["schemes"] == config["against"] == ["fedavg()"]
-
-
-def test_a_sampling_of_its_own_is_told(tmp_path: Path) -> None:
-    """It takes the place of --per-round."""
+def test_two_spellings_are_one_scheme_and_a_sampling_of_its_own_takes_the_place_of_per_round(tmp_path):
     spec = "updates(sampling=falling(1.0, rate=0.5))"
-    args = ["--with", spec, "--against", "fedavg()", "--out", str(tmp_path), "--name", "a"]
-    code, said = run("digits", *SMALL, *args)
+    args = ["--with", "fedavg", "--with", " fedavg( )", "--with", spec, "--against", "fedavg()"]
+    code, said = run(*SMALL, *args, "--out", tmp_path, "--name", "a")
     assert code == 0, said
+    config = json.loads((tmp_path / "a" / CONFIG).read_text())
+    rows = json.loads((tmp_path / "a" / SUMMARY).read_text())["rows"]
+    assert config["schemes"] == [row["spec"] for row in rows] and config["against"] == ["fedavg()"]
+    assert config["schemes"].count("fedavg()") == 1 and len(rows) == 2
     words = "6 of 6 in the first round and 2 in the last, not --per-round 3"
     assert " ".join(said.split()).count(words) == 1, said
     events = [json.loads(line) for line in (tmp_path / "a" / EVENTS).read_text().splitlines()]
     assert [len(each["chosen"]) for each in events if each["scheme"] == "fedavg()"] == [3, 3, 3, 3]
     assert [len(each["chosen"]) for each in events if each["scheme"] != "fedavg()"] == [6, 4, 2, 2]
-
-
-def test_fewer_clients_than_the_default_all_take_part(tmp_path: Path) -> None:
-    """`--clients 5` alone was refused: "--per-round must be a whole number in 2..5, got 10"."""
-    args = ["--clients", "5", "--rounds", "1", "--with", "fedavg", "--out", str(tmp_path), "--name", "a"]
-    code, said = run("digits", *args)
-    assert code == 0, said
-    event = json.loads((tmp_path / "a" / EVENTS).read_text().splitlines()[0])
-    assert event["chosen"] == [0, 1, 2, 3, 4]
 
 
 def test_runs_of_one_second_have_two_names() -> None:
@@ -119,6 +110,6 @@ def test_runs_of_one_second_have_two_names() -> None:
 
 @pytest.mark.skipif(find_spec("flwr") is not None, reason="Flower is installed here")
 def test_flower_s_engine_says_how_to_install_it(tmp_path: Path) -> None:
-    code, said = run("digits", *SMALL, "--with", "fedavg()", "--engine", "flower", "--out", str(tmp_path))
+    code, said = run(*SMALL, "--with", "fedavg()", "--engine", "flower", "--out", str(tmp_path))
     assert code == 2 and "pip install 'laconic[federated]'" in " ".join(said.split())
     assert not list(tmp_path.iterdir()), "a folder was made for a run that cannot begin"
