@@ -9,21 +9,13 @@ from xml.etree import ElementTree
 
 import pytest
 from benchmarks import accuracy, trials
-from benchmarks.contenders import (
-    CONTENDERS,
-    MODELS,
-    REDUCTIONS,
-    SEEDS,
-    SETS,
-    SKEW,
-    STRATEGIES,
-    Contender,
-)
+from benchmarks.contenders import CONTENDERS, MODELS, REDUCTIONS, SEEDS, SETS, SKEW, STRATEGIES, Contender
 from benchmarks.pages import accuracy as accuracy_page
 from benchmarks.scatter import scatter
 from benchmarks.standings import standings
 from benchmarks.trials import Trial, keep, kept, plan_of
 from rich.console import Console
+from tests.unit.shared import for_each
 
 from laconic.core.errors import SpecError
 from laconic.exchange.method import lift
@@ -101,13 +93,13 @@ def test_strategies_are_held_against_dense_on_the_same_shards() -> None:
     assert "| `local_sgd()` | 1 | 30.00 | 5.00 |" in text
 
 
-@pytest.mark.parametrize("contenders", SETS.values(), ids=SETS)
+@for_each("contenders", SETS.values())
 def test_all_methods_come_with_one_seed_before_the_next(contenders: tuple[Contender, ...]) -> None:
     order = [trial.seed for trial in trials.trials(contenders)]
     assert order == sorted(order) and len(order) == SEEDS * len(MODELS) * len(contenders)
 
 
-@pytest.mark.parametrize("contenders", SETS.values(), ids=SETS)
+@for_each("contenders", SETS.values())
 def test_a_short_pass_tries_every_method_once_and_both_tasks(contenders: tuple[Contender, ...]) -> None:
     firsts = [trial for trial in trials.trials(contenders) if trial.seed == 0]
     tried = [trial for trial in firsts if trial.task == accuracy.turn_of(trial)]

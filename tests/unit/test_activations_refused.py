@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from tests.unit.shared import for_each, refuses
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -40,8 +41,7 @@ class Compiled(nn.Module):
         return self.rest(self.first(x))
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("before", [False, True])
+@for_each("backend, before", [("eager", False), ("aot_eager", True)])
 def test_a_compiled_twin_of_the_model_is_refused(forget: None, backend: str, before: bool) -> None:
     model = net()
     twin = torch.compile(model, backend=backend)
@@ -79,8 +79,7 @@ def test_a_block_inside_a_compiled_function_is_refused(forget: None) -> None:
         with laconic.activations.compress(model):
             return model(x).sum()
 
-    with pytest.raises(AttachError, match="the function that opens `compress` is compiled"):
-        loss(X)
+    refuses(AttachError, "the function that opens `compress` is compiled", loss, X)
 
 
 @TRACED
@@ -106,7 +105,7 @@ UNSEEN: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("case", UNSEEN)
+@for_each("case", UNSEEN)
 def test_a_block_that_codes_nothing_warns(case: str) -> None:
     model = net()
     with pytest.warns(UserWarning, match="no input of a layer is coded in this block"):

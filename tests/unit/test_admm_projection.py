@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from tests.unit.shared import for_each, refuses
 from torch import Tensor
 
 from laconic.core.errors import NonFiniteError, SpecError, StateError, WireError
@@ -33,7 +34,7 @@ def error_of(v: Tensor, alpha: Tensor, q: Tensor) -> Tensor:
     return (v.double() - alpha.double() * q).square().sum(1)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@for_each("name", TABLES)
 def test_projection_is_near_the_best_of_all(name) -> None:
     """Alternation ends in a local optimum: on 60 vectors of 4 or 6, 2 % above the least error in the mean."""
     table = TABLES[name]
@@ -63,7 +64,7 @@ def test_the_ternary_oracle_agrees_with_trying_all() -> None:
         assert least_ternary_error(v) == pytest.approx(least_error(v, TABLES["ternary"]), abs=1e-12)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@for_each("name", TABLES)
 def test_more_rounds_never_raise_the_error(name) -> None:
     v = torch.randn(30, 64, generator=torch.Generator().manual_seed(2)) ** 3
     errors = [error_of(v, *project(v, TABLES[name], rounds)) for rounds in (1, 2, 3, 8)]
@@ -71,7 +72,7 @@ def test_more_rounds_never_raise_the_error(name) -> None:
         assert bool((after <= before * (1 + 1e-6)).all())
 
 
-@pytest.mark.parametrize("name", TABLES)
+@for_each("name", TABLES)
 def test_what_is_in_the_set_stays(name) -> None:
     table = TABLES[name]
     rng = torch.Generator().manual_seed(3)
@@ -82,7 +83,7 @@ def test_what_is_in_the_set_stays(name) -> None:
     torch.testing.assert_close(again * found, alpha * q)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@for_each("name", TABLES)
 def test_rows_of_zeros_have_scale_zero(name) -> None:
     alpha, q = project(torch.zeros(2, 7), TABLES[name])
     assert alpha.tolist() == [[0.0], [0.0]]
@@ -123,8 +124,8 @@ def test_what_is_not_finite_is_refused_by_name() -> None:
         project_all({"lstm.weight": torch.tensor([[1.0, float("nan")]])}, TABLES["ternary"], "row", 5)
 
 
-@pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2, 8), (7, 13), (4, 0), (0, 6)])
+@for_each("name", TABLES)
+@for_each("shape", [(1, 1), (3, 5), (2, 8), (7, 13), (4, 0), (0, 6)])
 def test_packing_is_exact_and_as_long_as_said(name, shape) -> None:
     table = TABLES[name]
     rng = torch.Generator().manual_seed(5)
@@ -154,5 +155,4 @@ def test_unknown_tables_are_refused() -> None:
         SpecError, match="table must be 'binary', 'ternary', 'quinary' or 'septenary', got 'tern"
     ):
         table_of("ternry")
-    with pytest.raises(StateError, match=r"no table has the values \(-1, 2\)"):
-        table_with((-1, 2))
+    refuses(StateError, r"no table has the values \(-1, 2\)", table_with, (-1, 2))

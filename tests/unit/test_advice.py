@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from benchmarks.pages.situations import SITUATIONS
+from tests.unit.shared import for_each
 
 from laconic.cli.entries import figures
 from laconic.plan.contenders import contenders
@@ -75,10 +75,7 @@ def test_no_link_is_said_to_need_no_compression_where_a_lossy_method_is_faster()
     )
 
 
-@pytest.mark.parametrize(
-    ("title", "link"),
-    [("A fast link", 100e9), ("1 Gbit/s Ethernet", 1e9), ("100 Mbit/s and less", 100e6)],
-)
+@for_each("title, link", [("A fast link", 100e9), ("1 Gbit/s Ethernet", 1e9), ("100 Mbit/s and less", 100e6)])
 def test_the_advice_is_that_of_the_choosing_page(title, link):
     """ResNet-50 on four workers, with the bytes of the catalogue: the first pick for this link."""
     (situation,) = (each for each in SITUATIONS if each.title == title)

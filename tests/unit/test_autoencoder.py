@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.unit.shared import for_each, refuses
 from torch import nn
 
 from laconic.comm.loopback import Loopback
@@ -46,7 +47,7 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("k", [1, 5, 16, 31, 100])
+@for_each("k", [1, 5, 16, 31, 100])
 def test_the_net_is_what_the_modules_compute(k: int) -> None:
     encoder, decoder = plain_net()
     net, x = Autoencoder(first_weights()), noise(3, k)
@@ -112,8 +113,7 @@ def test_saved_and_loaded_it_goes_on_with_the_same_bits() -> None:
     assert all(torch.equal(value, resumed[key]) for key, value in whole.items())
     state = half.state_dict()
     del state["once/net/steps"]
-    with pytest.raises(StateError, match="steps"):
-        again.load_state_dict(state)
+    refuses(StateError, "steps", again.load_state_dict, state)
     with pytest.raises(StateError, match=r"weights has shape \(3,\)"):
         again.load_state_dict({**state, "once/net/weights": torch.zeros(3)})
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-import io
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.unit.shared import for_each, refuses, resumed, same
 from torch import Tensor, nn
 from torch.nn import Parameter
 
@@ -40,18 +39,17 @@ def run(optimiser: torch.optim.Optimizer, ws: list[Parameter], rates: list[float
 RATES = [0.5 * (1 - step / STEPS) for step in range(STEPS)]
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
+@for_each("nesterov", [False, True])
 def test_lars_is_the_maintained_one_on_twenty_steps(nesterov: bool) -> None:
     theirs = pytest.importorskip("pytorch_optimizer", reason="pip install 'laconic[test]' has it").LARS
     settings: dict[str, Any] = {"lr": 0.5, "momentum": 0.9, "weight_decay": 0.01, "nesterov": nesterov}
     ours, other = parameters(), parameters()
     run(LARS(ours, trust=0.02, **settings), ours, RATES)
     run(theirs(other, trust_coefficient=0.02, **settings), other, RATES)
-    for w, v in zip(ours, other, strict=True):
-        torch.testing.assert_close(w, v, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close([*ours], [*other], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("most", [10.0, 0.5])
+@for_each("most", [10.0, 0.5])
 def test_lamb_is_the_maintained_one_on_twenty_steps(most: float) -> None:
     """Their ratio has eps beside |u|, and all tensors have one: so matrices, and 1e-6 of the way."""
     theirs = pytest.importorskip("pytorch_optimizer", reason="pip install 'laconic[test]' has it").Lamb
@@ -62,8 +60,7 @@ def test_lamb_is_the_maintained_one_on_twenty_steps(most: float) -> None:
     clamped = type("Clamped", (theirs,), {"clamp": most})
     as_published: dict[str, Any] = {"weight_decouple": False, "adam_debias": True}  # no factor on the rate
     run(clamped(other, **as_published, **settings), other)
-    for w, v in zip(ours, other, strict=True):
-        torch.testing.assert_close(w, v, rtol=0, atol=2e-6)
+    torch.testing.assert_close([*ours], [*other], rtol=0, atol=2e-6)
 
 
 def test_lamb_is_algorithm_2_of_the_paper() -> None:
@@ -85,35 +82,26 @@ def test_lamb_is_algorithm_2_of_the_paper() -> None:
         np.testing.assert_allclose(w.detach().numpy(), right, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("make", [LARS, LAMB])
+@for_each("make", [LARS, LAMB])
 def test_a_resumed_optimiser_takes_the_same_bits(make: Any) -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 3))
-    optimiser = make(net.parameters(), lr=0.1, weight_decay=0.01)
-    x = torch.randn(2 * STEPS, 8, 6)
+    x = torch.randn(2 * STEPS, 8, 6, generator=torch.Generator().manual_seed(0))
 
-    def train(model: nn.Module, stepper: torch.optim.Optimizer, steps: range) -> None:
+    def start() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 3))
+        return net, make(net.parameters(), lr=0.1, weight_decay=0.01)
+
+    def train(parts: Any, steps: range) -> None:
         for step in steps:
-            stepper.zero_grad()
-            model(x[step]).square().mean().backward()
-            stepper.step()
+            parts[1].zero_grad()
+            parts[0](x[step]).square().mean().backward()
+            parts[1].step()
 
-    train(net, optimiser, range(STEPS))
-    file = io.BytesIO()
-    torch.save({"net": net.state_dict(), "optimiser": optimiser.state_dict()}, file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    other = copy.deepcopy(net)
-    other.load_state_dict(saved["net"])
-    again = make(other.parameters(), lr=0.1, weight_decay=0.01)
-    again.load_state_dict(saved["optimiser"])
-    train(net, optimiser, range(STEPS, 2 * STEPS))
-    train(other, again, range(STEPS, 2 * STEPS))
-    for w, v in zip(net.parameters(), other.parameters(), strict=True):
-        assert torch.equal(w, v)
+    (net, _), (other, _) = resumed(start, train, STEPS, 2 * STEPS)
+    assert same(net.parameters(), other.parameters())
 
 
-@pytest.mark.parametrize("make", [LARS, LAMB])
+@for_each("make", [LARS, LAMB])
 def test_the_length_of_the_gradient_does_not_matter(make: Any) -> None:
     """That is what a trust ratio is for; without decay, and for matrices alone."""
     found = []
@@ -126,7 +114,7 @@ def test_the_length_of_the_gradient_does_not_matter(make: Any) -> None:
     torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("make", [LARS, LAMB])
+@for_each("make", [LARS, LAMB])
 def test_vectors_are_excluded_unless_the_group_says_otherwise(make: Any) -> None:
     def moved(**settings: Any) -> float:
         w = Parameter(torch.tensor([3.0, 4.0]))
@@ -138,7 +126,7 @@ def test_vectors_are_excluded_unless_the_group_says_otherwise(make: Any) -> None
     assert moved(least_dim=1) > 0
 
 
-@pytest.mark.parametrize("make", [LARS, LAMB])
+@for_each("make", [LARS, LAMB])
 def test_weights_that_are_zero_move_and_zero_gradients_do_not_divide(make: Any) -> None:
     zero, still = Parameter(torch.zeros(2, 2)), Parameter(torch.ones(2, 2))
     zero.grad, still.grad = torch.ones(2, 2), torch.zeros(2, 2)
@@ -158,8 +146,8 @@ def test_a_complex_matrix_is_its_pairs_of_reals() -> None:
         torch.testing.assert_close(torch.view_as_real(whole.detach()), pairs.detach())
 
 
-@pytest.mark.parametrize(
-    ("make", "settings", "says"),
+@for_each(
+    "make, settings, says",
     [
         (LARS, {"lr": -1.0}, "lr must be"),
         (LARS, {"trust": 0}, "trust must be"),
@@ -171,12 +159,10 @@ def test_a_complex_matrix_is_its_pairs_of_reals() -> None:
     ],
 )
 def test_a_wrong_setting_is_refused(make: Any, settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        make([Parameter(torch.zeros(2))], **settings)
+    refuses(SpecError, says, lambda: make([Parameter(torch.zeros(2))], **settings))
 
 
 def test_sparse_gradients_are_refused() -> None:
     table = nn.Embedding(5, 2, sparse=True)
     table(torch.tensor([1])).sum().backward()
-    with pytest.raises(AttachError, match="sparse=True"):
-        LARS(table.parameters()).step()
+    refuses(AttachError, "sparse=True", lambda: LARS(table.parameters()).step())
