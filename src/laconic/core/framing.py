@@ -124,7 +124,7 @@ def read_counts(wire: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
 def keys_bytes(keys: Sequence[int]) -> Tensor:
     """Keys as uint64, on the CPU."""
     signed = [(key + SIGN & MASK) - SIGN for key in keys]
-    return as_bytes(torch.tensor(signed, dtype=torch.int64))
+    return as_bytes(torch.tensor(signed, dtype=torch.int64, device="cpu"))
 
 
 def read_keys(wire: Tensor, segments: Segments) -> tuple[list[int], Tensor]:

@@ -82,12 +82,12 @@ class Segments:
     @cached_property
     def starts_tensor(self) -> Tensor:
         """`starts` as int64 (s,), for kernels."""
-        return torch.tensor(self.starts, dtype=torch.int64)
+        return torch.tensor(self.starts, dtype=torch.int64, device="cpu")
 
     @cached_property
     def sizes_tensor(self) -> Tensor:
         """`sizes` as int64 (s,), for kernels."""
-        return torch.tensor(self.sizes, dtype=torch.int64)
+        return torch.tensor(self.sizes, dtype=torch.int64, device="cpu")
 
     @cached_property
     def packed(self) -> Segments:

@@ -179,4 +179,4 @@ def kept(density: float, n: int) -> int:
 @lru_cache(maxsize=1024)
 def kept_of_each(density: float, segments: Segments) -> Tensor:
     """`kept(density, size)` of each segment, int64 (s,). Shared between calls: not to be changed."""
-    return torch.tensor([kept(density, size) for size in segments.sizes], dtype=torch.int64)
+    return torch.tensor([kept(density, size) for size in segments.sizes], dtype=torch.int64, device="cpu")

@@ -57,7 +57,7 @@ class TensorCodec(Codec):
     def encode_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> Tensor:
         wires = [self.encode_tensor(view, key) for view, key in zip(segments.views(x), keys, strict=True)]
         if self._head(segments):
-            lengths = torch.tensor([wire.numel() for wire in wires])
+            lengths = torch.tensor([wire.numel() for wire in wires], dtype=torch.int64, device="cpu")
             wires.insert(0, counts_bytes(lengths).to(x.device))
         return torch.cat([x.new_empty(0, dtype=torch.uint8), *wires])
 

@@ -94,6 +94,6 @@ def _factors(momentum: Tensor, segments: Segments, device: torch.device) -> list
 def momentum_table(values: tuple[float, ...], segments: Segments, device: torch.device) -> Tensor:
     """Return the momentum of each element of the merged runs, float32 (n,). Shared: do not change it."""
     ascending = sorted(zip(segments.starts, segments.sizes, values, strict=True))
-    repeats = torch.tensor([size for _, size, _ in ascending], dtype=torch.int64)
-    each = torch.tensor([value for _, _, value in ascending], dtype=torch.float32)
+    repeats = torch.tensor([size for _, size, _ in ascending], dtype=torch.int64, device="cpu")
+    each = torch.tensor([value for _, _, value in ascending], dtype=torch.float32, device="cpu")
     return each.repeat_interleave(repeats).to(device)

@@ -27,7 +27,7 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
     _check_bits(bits)
     checks.flat("codes", codes, torch.int32)
     if (native := dispatch.native(codes)) is not None:
-        wire = torch.empty(packed_nbytes(codes.numel(), bits), dtype=torch.uint8)
+        wire = torch.empty(packed_nbytes(codes.numel(), bits), dtype=torch.uint8, device="cpu")
         native.pack_bits(codes, bits, wire)
         return wire
     return reference.pack_bits(codes, bits)
@@ -52,7 +52,7 @@ def unpack_bits(wire: Tensor, bits: int, n: int) -> Tensor:
     if used:
         check((wire[-1:] >> used).to(torch.int32), lambda _: _padded(n, bits))
     if (native := dispatch.native(wire)) is not None:
-        codes = torch.empty(n, dtype=torch.int32)
+        codes = torch.empty(n, dtype=torch.int32, device="cpu")
         native.unpack_bits(wire, bits, codes)
         return codes
     return reference.unpack_bits(wire, bits, n)
@@ -74,7 +74,7 @@ def pack_ternary(levels: Tensor) -> Tensor:
     """
     checks.flat("levels", levels, torch.int32)
     if (native := dispatch.native(levels)) is not None:
-        wire = torch.empty(ternary_nbytes(levels.numel()), dtype=torch.uint8)
+        wire = torch.empty(ternary_nbytes(levels.numel()), dtype=torch.uint8, device="cpu")
         if native.pack_ternary(levels, wire):
             return wire
     elif reference.is_ternary(levels):
@@ -96,7 +96,7 @@ def unpack_ternary(wire: Tensor, n: int) -> Tensor:
     if wire.numel() != ternary_nbytes(n):
         raise WireError(f"{n} levels fill {ternary_nbytes(n)} bytes in base 3, got {wire.numel()}")
     if (native := dispatch.native(wire)) is not None:
-        levels = torch.empty(n, dtype=torch.int32)
+        levels = torch.empty(n, dtype=torch.int32, device="cpu")
         native.unpack_ternary(wire, levels)
         return levels
     return reference.unpack_ternary(wire, n)

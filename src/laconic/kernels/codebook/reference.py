@@ -29,7 +29,11 @@ def unpack(wire: Tensor, shape: tuple[int, int], n: int) -> tuple[Tensor, Tensor
         raise WireError("a codebook holds numbers that are no means")
     if n * bits % 8 and int(packed[-1]) >> n * bits % 8:
         raise WireError("the bits after the last code must be zero")
-    codes = bitpack.unpack_bits(packed, bits, n) if bits else torch.zeros(n, device=wire.device)
+    codes = (
+        bitpack.unpack_bits(packed, bits, n)
+        if bits
+        else torch.zeros(n, device=wire.device, dtype=torch.int32)
+    )
     return book, codes.to(torch.int64)
 
 
@@ -59,7 +63,7 @@ def by_rank(values: Tensor, groups: int, descending: bool) -> Tensor:
     n = values.numel()
     order = torch.argsort(values, descending=descending, stable=True)
     return torch.empty_like(order).index_copy_(
-        0, order, torch.arange(n, device=values.device) * groups // max(n, 1)
+        0, order, torch.arange(n, device=values.device, dtype=torch.int64) * groups // max(n, 1)
     )
 
 
@@ -125,6 +129,6 @@ def powers_decode(wire: Tensor, n: int, powers: Tensor) -> Tensor:
     levels = known(codes & top - 1, powers.numel() + 1)
     if bool((codes == top).any()):
         raise WireError("a code is not in its codebook")
-    zero = torch.zeros(1, device=wire.device)
+    zero = torch.zeros(1, device=wire.device, dtype=torch.float32)
     values = torch.cat([zero, largest * powers.to(wire.device)])[levels] if n else zero[:0]
     return torch.where(codes >= top, -values, values)

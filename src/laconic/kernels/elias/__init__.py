@@ -25,7 +25,7 @@ def elias_encode(values: Tensor) -> Tensor:
     if (native := dispatch.native(values)) is not None:
         bits = native.elias_bits(values)
         if bits >= 0:
-            wire = torch.empty((bits + 7) // 8 + 8, dtype=torch.uint8)
+            wire = torch.empty((bits + 7) // 8 + 8, dtype=torch.uint8, device="cpu")
             native.elias_encode(values, wire)
             return wire[:-8]
     elif not values.numel() or int(values.min()) > 0:
@@ -43,7 +43,7 @@ def elias_decode(wire: Tensor, count: int) -> Tensor:
     if not 0 <= count <= 8 * wire.numel():
         raise WireError(f"{wire.numel()} bytes hold 0 to {8 * wire.numel()} codes, not {count}")
     if (native := dispatch.native(wire)) is not None:
-        values = torch.empty(count, dtype=torch.int32)
+        values = torch.empty(count, dtype=torch.int32, device="cpu")
         native.elias_decode(wire, values)
         return values
     return reference.elias_decode(wire, count)

@@ -13,7 +13,7 @@ GROUPS = 5  # of the longest code, the zero at its end included: widths 2, 3, 5,
 
 def width_of(values: Tensor) -> Tensor:
     """Bit length of each value int64 (k,), at least 1."""
-    powers = 1 << torch.arange(1, 32, device=values.device)
+    powers = 1 << torch.arange(1, 32, device=values.device, dtype=torch.int64)
     return torch.searchsorted(powers, values, right=True) + 1
 
 
@@ -32,20 +32,26 @@ def elias_encode(values: Tensor) -> Tensor:
     """The codes of values int32 (k,), one after the other; a byte is filled from its highest bit down."""
     codes, lengths = codes_of(values.to(torch.int64))
     ends = torch.cumsum(lengths, 0)
-    owner = torch.repeat_interleave(torch.arange(values.numel(), device=values.device), lengths)
-    places = ends[owner] - 1 - torch.arange(owner.numel(), device=values.device)
+    owner = torch.repeat_interleave(
+        torch.arange(values.numel(), device=values.device, dtype=torch.int64), lengths
+    )
+    places = ends[owner] - 1 - torch.arange(owner.numel(), device=values.device, dtype=torch.int64)
     bits = pad(codes[owner] >> places & 1, (0, -owner.numel() % 8)).view(-1, 8)
-    return (bits << torch.arange(7, -1, -1, device=values.device)).sum(dim=1).to(torch.uint8)
+    return (
+        (bits << torch.arange(7, -1, -1, device=values.device, dtype=torch.int64)).sum(dim=1).to(torch.uint8)
+    )
 
 
 def elias_decode(wire: Tensor, count: int) -> Tensor:
     """Values int32 (count,). The code that would start at each bit is read, then the chain of real ones."""
     total = 8 * wire.numel()
-    bits = (wire[:, None].to(torch.int64) >> torch.arange(7, -1, -1, device=wire.device) & 1).flatten()
+    bits = (
+        wire[:, None].to(torch.int64) >> torch.arange(7, -1, -1, device=wire.device, dtype=torch.int64) & 1
+    ).flatten()
     words = pad(bits, (0, 64))  # 1, then 2, 4, ..., 32 bits from each place on
     for half in (1, 2, 4, 8, 16):
         words = words << half | pad(words[half:], (0, half))
-    start = torch.arange(total + 1, device=wire.device)
+    start = torch.arange(total + 1, device=wire.device, dtype=torch.int64)
     at, values, fits = start.clone(), torch.ones_like(start), torch.ones_like(start, dtype=torch.bool)
     for _ in range(GROUPS):
         word = words[at.clamp(max=total + 32)]

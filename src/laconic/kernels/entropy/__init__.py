@@ -67,7 +67,7 @@ def rice_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     """
     if (native := dispatch.native(indices)) is not None:
         check_ascending(indices, counts, segments)
-        wire = torch.empty(native.rice_most(counts, segments.sizes_tensor), dtype=torch.uint8)
+        wire = torch.empty(native.rice_most(counts, segments.sizes_tensor), dtype=torch.uint8, device="cpu")
         return wire[: native.rice_encode(indices, counts, segments.sizes_tensor, wire)]
     checks.chosen(indices, counts, segments)
     check_counts(counts, segments)
@@ -82,7 +82,7 @@ def rice_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     """
     total = check_coded(wire, counts, segments)
     if (native := dispatch.native(wire)) is not None:
-        indices = torch.empty(total, dtype=torch.int32)
+        indices = torch.empty(total, dtype=torch.int32, device="cpu")
         native.rice_decode(wire, counts, segments.sizes_tensor, indices)
         return indices
     return reference.rice_decode(wire, counts, segments)
@@ -204,7 +204,7 @@ def delta_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     """
     check_ascending(indices, counts, segments)
     if (native := dispatch.native(indices)) is not None:
-        wire = torch.empty(LONGEST_GAP * indices.numel(), dtype=torch.uint8)
+        wire = torch.empty(LONGEST_GAP * indices.numel(), dtype=torch.uint8, device="cpu")
         return wire[: native.delta_encode(indices, counts, segments.sizes_tensor, wire)].clone()
     return reference.delta_encode(indices, counts, segments)
 
@@ -215,7 +215,7 @@ def delta_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tensor:
     if not total <= wire.numel() <= LONGEST_GAP * total:
         raise WireError(f"{total} gaps take {total} to {LONGEST_GAP * total} bytes, got {wire.numel()}")
     if (native := dispatch.native(wire)) is not None:
-        indices = torch.empty(total, dtype=torch.int32)
+        indices = torch.empty(total, dtype=torch.int32, device="cpu")
         native.delta_decode(wire, counts, segments.sizes_tensor, indices)
         return indices
     return reference.delta_decode(wire, counts, segments)

@@ -185,7 +185,7 @@ def rice_places(
     if unary.is_cpu:
         ends = unary.nonzero().flatten()
         if ends.numel() != total + 2:
-            return ends, torch.ones((), dtype=torch.bool)
+            return ends, torch.ones((), dtype=torch.bool, device="cpu")
     else:
         ends = torch.nonzero_static(unary, size=total + 2).flatten()
     distances = ends[1:] - ends[:-1]

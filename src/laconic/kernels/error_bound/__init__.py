@@ -40,7 +40,7 @@ def error_bound_encode(x: Tensor, eb: float, marks: str = "bins") -> Tensor:
     if (native := dispatch.native(x)) is None:
         return reference.encode(x, bound.to(x.device), floor)
     step, inverse = step_of(bound)
-    wire = torch.empty(64 + blocks(x.numel()) * (SCRATCH + 41 + 4 * BLOCK), dtype=torch.uint8)
+    wire = torch.empty(64 + blocks(x.numel()) * (SCRATCH + 41 + 4 * BLOCK), dtype=torch.uint8, device="cpu")
     used = native.error_bound_encode(x, float(bound), float(step), float(inverse), floor, wire)
     if used < 0:
         raise not_finite()
@@ -53,7 +53,7 @@ def error_bound_decode(wire: Tensor, n: int) -> Tensor:
     if (native := dispatch.native(wire)) is None:
         return reference.decode(wire, n)[0]
     reference.check_size(wire, n)
-    out = torch.empty(n, dtype=torch.float32)
+    out = torch.empty(n, dtype=torch.float32, device="cpu")
     native.error_bound_decode(wire, out)
     return out
 
@@ -67,7 +67,7 @@ def error_bound_support(wire: Tensor, n: int) -> Tensor:
     reference.check_support(wire, n)
     if (native := dispatch.native(wire)) is None:
         return reference.decode(wire, n)[1]
-    out = torch.empty(n, dtype=torch.uint8)
+    out = torch.empty(n, dtype=torch.uint8, device="cpu")
     native.error_bound_support(wire, out)
     return out.view(torch.bool)
 

@@ -21,8 +21,12 @@ NARROW = 1.9921875  # a bin's width over its bound: less than 2, so that roundin
 def bound32(eb: float) -> Tensor:
     """The bound as the wire has it: the largest float32 () that is not above it."""
     arguments.number("the error bound", eb, least=LEAST, most=MOST, hint="scale the tensor")
-    bound = torch.tensor(eb, dtype=torch.float32)
-    return bound if float(bound) <= eb else torch.nextafter(bound, torch.tensor(-math.inf))
+    bound = torch.tensor(eb, dtype=torch.float32, device="cpu")
+    return (
+        bound
+        if float(bound) <= eb
+        else torch.nextafter(bound, torch.tensor(-math.inf, dtype=torch.float32, device="cpu"))
+    )
 
 
 def step_of(bound: Tensor) -> tuple[Tensor, Tensor]:

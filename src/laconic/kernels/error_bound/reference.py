@@ -45,7 +45,9 @@ def encode(x: Tensor, bound: Tensor, floor: int) -> Tensor:
     k_plain, k_marked = rice(every.sum(1), count), rice(torch.where(marks, some, 0).sum(1), c)
     plain = (count - c) * (1 + k_plain) <= count if floor else c == count
     k = torch.where(plain, k_plain, k_marked)
-    written = torch.where(plain[:, None], torch.arange(BLOCK, device=device) < count[:, None], marks)
+    written = torch.where(
+        plain[:, None], torch.arange(BLOCK, device=device, dtype=torch.int64) < count[:, None], marks
+    )
     symbols = torch.where(plain[:, None], every, some)
     bits = pack_bits(marks.flatten(), 1).view(-1, BYTES)
     mixed = (bits != 0) & (bits != 255)
@@ -66,7 +68,9 @@ def encode(x: Tensor, bound: Tensor, floor: int) -> Tensor:
     low = _low_bytes(symbols[chosen], wide, low_nbytes * coded, chosen)
     high = symbols[chosen] >> wide
     floats = x[raw.repeat_interleave(count)].view(torch.uint8)
-    head = torch.cat([bound.view(1).view(torch.uint8), torch.tensor([floor], device=device).byte()])
+    head = torch.cat(
+        [bound.view(1).view(torch.uint8), torch.tensor([floor], device=device, dtype=torch.int64).byte()]
+    )
     return torch.cat([head, headers.byte(), tags.flatten(), kept_bytes, low, _unary_bytes(high), floats])
 
 
@@ -82,7 +86,7 @@ def decode(wire: Tensor, n: int) -> tuple[Tensor, Tensor]:
     if bool((mode > RAW).any() | ((raw | (mode == ZERO)) & (headers & 31 > 0)).any()):
         raise WireError("a header says what no block is")
     marks, rest = _marks(rest, mode)
-    inside = torch.arange(BLOCK, device=device) < count[:, None]
+    inside = torch.arange(BLOCK, device=device, dtype=torch.int64) < count[:, None]
     marks = torch.where(plain[:, None], inside, marks)
     if bool((marks & ~inside).any()):
         raise WireError("a mark lies behind the last element")
@@ -126,7 +130,7 @@ def bins(rows: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
 
 def rice(total: Tensor, count: Tensor) -> Tensor:
     """Low bits of each symbol: the largest k <= 15 with 2 count 2^k <= 2 total + count."""
-    powers = torch.arange(1, 16, device=total.device)
+    powers = torch.arange(1, 16, device=total.device, dtype=torch.int64)
     return (2 * count[:, None] << powers <= (2 * total + count)[:, None]).sum(1) * (count > 0)
 
 
@@ -147,7 +151,7 @@ def check_support(wire: Tensor, n: int) -> None:
 
 
 def _sizes(n: int, device: torch.device) -> Tensor:
-    sizes = torch.full((blocks(n),), BLOCK, device=device)
+    sizes = torch.full((blocks(n),), BLOCK, device=device, dtype=torch.int64)
     if n % BLOCK:
         sizes[-1] = n % BLOCK
     return sizes

@@ -26,7 +26,7 @@ def gap_widths_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Te
         return sent_to(gap_widths_encode(indices.cpu(), counts, segments), indices.device)
     check_ascending(indices, counts, segments)
     if (native := dispatch.native(indices)) is not None:
-        wire = torch.empty(len(segments) + 4 * indices.numel(), dtype=torch.uint8)
+        wire = torch.empty(len(segments) + 4 * indices.numel(), dtype=torch.uint8, device="cpu")
         return wire[: native.gap_widths_encode(indices, counts, segments.sizes_tensor, wire)].clone()
     return reference.gap_widths_encode(indices, counts, segments)
 
@@ -42,7 +42,7 @@ def gap_widths_decode(wire: Tensor, counts: Tensor, segments: Segments) -> Tenso
         return sent_to(gap_widths_decode(wire.cpu(), counts, segments), wire.device)
     total = check_coded(wire, counts, segments)
     if (native := dispatch.native(wire)) is not None:
-        indices = torch.empty(total, dtype=torch.int32)
+        indices = torch.empty(total, dtype=torch.int32, device="cpu")
         native.gap_widths_decode(wire, counts, segments.sizes_tensor, indices)
         return indices
     return reference.gap_widths_decode(wire, counts, segments)

@@ -16,7 +16,7 @@ LENGTHS = 32
 
 def lengths_of(gaps: Tensor) -> Tensor:
     """Bit length of each gap int64 (k,), 0 of 0."""
-    powers = 1 << torch.arange(LENGTHS - 1, device=gaps.device)
+    powers = 1 << torch.arange(LENGTHS - 1, device=gaps.device, dtype=torch.int64)
     return torch.searchsorted(powers, gaps, right=True)
 
 
@@ -28,15 +28,23 @@ def plan_of(lengths: Tensor) -> tuple[int, ...]:
 def bits_of(values: Tensor, widths: Tensor) -> Tensor:
     """The bits of each value int64 (k,), low ones first, in its width; one after the other, int64 (sum,)."""
     starts = torch.cumsum(widths, 0) - widths
-    owner = torch.repeat_interleave(torch.arange(values.numel(), device=values.device), widths)
-    return values[owner] >> (torch.arange(owner.numel(), device=values.device) - starts[owner]) & 1
+    owner = torch.repeat_interleave(
+        torch.arange(values.numel(), device=values.device, dtype=torch.int64), widths
+    )
+    return (
+        values[owner]
+        >> (torch.arange(owner.numel(), device=values.device, dtype=torch.int64) - starts[owner])
+        & 1
+    )
 
 
 def values_of(bits: Tensor, widths: Tensor) -> Tensor:
     """The inverse of `bits_of`, int64 (k,)."""
     starts = torch.cumsum(widths, 0) - widths
-    owner = torch.repeat_interleave(torch.arange(widths.numel(), device=bits.device), widths)
-    places = torch.arange(owner.numel(), device=bits.device) - starts[owner]
+    owner = torch.repeat_interleave(
+        torch.arange(widths.numel(), device=bits.device, dtype=torch.int64), widths
+    )
+    places = torch.arange(owner.numel(), device=bits.device, dtype=torch.int64) - starts[owner]
     return torch.zeros_like(widths).index_add_(0, owner, bits << places)
 
 
@@ -47,10 +55,12 @@ def gap_widths_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Te
         if not gaps.numel():
             continue
         lengths = lengths_of(gaps)
-        widths = torch.tensor(plan_of(lengths), device=gaps.device)
+        widths = torch.tensor(plan_of(lengths), device=gaps.device, dtype=torch.int64)
         flag_bits = widths.numel().bit_length() - 1
         chosen = torch.searchsorted(widths, lengths)  # the first that holds it
-        head = torch.cat([torch.tensor([flag_bits], device=gaps.device), widths, chosen, gaps])
+        head = torch.cat(
+            [torch.tensor([flag_bits], device=gaps.device, dtype=torch.int64), widths, chosen, gaps]
+        )
         each = torch.full_like(head, WIDTH)
         each[0] = HEADER
         each[1 + widths.numel() :] = flag_bits
@@ -79,7 +89,9 @@ def _decode(wire: Tensor, gaps: Tensor, n: int) -> int:
     flags_end = first + k * flag_bits
     if flags_end > 8 * wire.numel():
         raise WireError("the wire ends before the last gap")
-    widths = values_of(head[HEADER:first], torch.full((1 << flag_bits,), WIDTH, device=wire.device))
+    widths = values_of(
+        head[HEADER:first], torch.full((1 << flag_bits,), WIDTH, device=wire.device, dtype=torch.int64)
+    )
     used = (flags_end + 7) // 8
     bits = bitpack.unpack_bits(wire[:used], 1, 8 * used).to(torch.int64)
     chosen = values_of(bits[first:flags_end], torch.full_like(gaps, flag_bits))

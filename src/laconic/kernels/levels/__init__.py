@@ -29,11 +29,11 @@ def split_levels(levels: Tensor, segments: Segments) -> tuple[Tensor, Tensor, Te
         raise ValueError(f"{segments.numel} elements have as many levels, got {levels.numel()}")
     if (native := dispatch.native(levels)) is None:
         return reference.split_levels(levels, segments)
-    counts = torch.empty(len(segments), dtype=torch.int64)
+    counts = torch.empty(len(segments), dtype=torch.int64, device="cpu")
     native.nonzero_counts(levels, segments.sizes_tensor, counts)
     total = int(counts.sum())
-    indices, magnitudes = (torch.empty(total + SPARE, dtype=torch.int32) for _ in range(2))
-    signs = torch.empty((total + 7) // 8, dtype=torch.uint8)
+    indices, magnitudes = (torch.empty(total + SPARE, dtype=torch.int32, device="cpu") for _ in range(2))
+    signs = torch.empty((total + 7) // 8, dtype=torch.uint8, device="cpu")
     native.split_levels(levels, segments.sizes_tensor, indices, magnitudes, signs)
     return indices[:total], counts, magnitudes[:total], signs
 
@@ -58,7 +58,7 @@ def join_levels(
     if total % 8 and int(signs[-1]) >> total % 8:
         raise WireError("the bits after the last sign must be zero")
     if (native := dispatch.native(indices, magnitudes, signs)) is not None:
-        levels = torch.zeros(segments.numel, dtype=torch.int32)
+        levels = torch.zeros(segments.numel, dtype=torch.int32, device="cpu")
         fine = native.join_levels(indices, counts, segments.sizes_tensor, magnitudes, signs, most, levels)
     else:
         fine = not total or 1 <= int(magnitudes.min()) <= int(magnitudes.max()) <= most

@@ -78,7 +78,7 @@ def orthonormal_(packed: Tensor, rank: int, lengths: tuple[int, ...]) -> Tensor:
     if not packed.numel():
         return packed
     if (native := dispatch.native(packed)) is not None:
-        native.lowrank_orthonormal_(packed, rank, torch.tensor(lengths, dtype=torch.int64))
+        native.lowrank_orthonormal_(packed, rank, torch.tensor(lengths, dtype=torch.int64, device="cpu"))
     else:
         _module(rank, packed).orthonormal_(packed, rank, lengths)
     return packed

@@ -43,7 +43,7 @@ def minmax_encode(x: Tensor, segments: Segments, keys: Sequence[int], form: MinM
         checks.keys64(keys, len(segments))
         return reference.encode(x, segments, keys, form)
     packed = checks.keys64(keys, len(segments))
-    wire = torch.empty(sizes.nbytes[0], dtype=torch.uint8)
+    wire = torch.empty(sizes.nbytes[0], dtype=torch.uint8, device="cpu")
     bad = native.minmax_encode(x, segments, packed, form, wire)
     if bad >= 0:
         raise reference.not_finite(bad, segments)

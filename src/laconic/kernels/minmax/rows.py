@@ -175,5 +175,5 @@ def filled(parts: Sequence[Tensor], gaps: tuple[int, ...]) -> Tensor:
 
 @lru_cache(maxsize=512)
 def _owners(rows: tuple[int, ...], device: torch.device) -> Tensor:
-    counts = torch.tensor(rows, dtype=torch.int64)
-    return torch.arange(len(rows)).repeat_interleave(counts).to(device)
+    counts = torch.tensor(rows, dtype=torch.int64, device="cpu")
+    return torch.arange(len(rows), dtype=torch.int64, device="cpu").repeat_interleave(counts).to(device)

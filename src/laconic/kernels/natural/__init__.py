@@ -38,7 +38,7 @@ def natural_encode(x: Tensor, segments: Segments, keys: Sequence[int], bits: int
     _check(bits)
     packed = checks.keys64(keys, len(segments))
     if (native := dispatch.native(x)) is not None:
-        wire = torch.empty(_message(segments, bits), dtype=torch.uint8)
+        wire = torch.empty(_message(segments, bits), dtype=torch.uint8, device="cpu")
         if not native.natural_encode(x, segments, packed, bits, wire):
             raise _not_finite(0)
     elif dispatch.gpu(x):

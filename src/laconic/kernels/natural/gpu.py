@@ -228,7 +228,9 @@ def add_(wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float,
         return out
     tables, n = plan(segments, bits, out.device), len(wires)
     flags = torch.zeros(2 * n + 1, dtype=torch.int32, device=out.device)
-    pointers = sent_to(torch.tensor([wire.data_ptr() for wire in wires], dtype=torch.int64), out.device)
+    pointers = sent_to(
+        torch.tensor([wire.data_ptr() for wire in wires], dtype=torch.int64, device="cpu"), out.device
+    )
     with dispatch.device_of(out):
         if bits == 9:  # every byte is a code of 8 bits
             tiles = tables.all.shape[1]

@@ -88,7 +88,9 @@ def _small_streams(runs: Sequence[Run], device: torch.device | None) -> Tensor:
     out = torch.empty(total, 4, dtype=torch.int32, device=device)
     lengths, starts = _tables(counts, device or torch.device("cpu"))
     rows = [(key & LOW, key >> 32 & LOW, first) for key, first, _ in runs]
-    low, high, first = sent_to(torch.tensor(rows, dtype=torch.int64).view(-1, 3), device).T.contiguous()
+    low, high, first = sent_to(
+        torch.tensor(rows, dtype=torch.int64, device="cpu").view(-1, 3), device
+    ).T.contiguous()
     owner = torch.repeat_interleave(lengths, output_size=total)
     for begin, end in _ranges(total, device):
         mine = owner[begin:end]
@@ -100,7 +102,7 @@ def _small_streams(runs: Sequence[Run], device: torch.device | None) -> Tensor:
 @lru_cache(maxsize=512)
 def _tables(counts: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Counts and their exclusive sums, int64 (s,)."""
-    lengths = torch.tensor(counts, dtype=torch.int64)
+    lengths = torch.tensor(counts, dtype=torch.int64, device="cpu")
     return lengths.to(device), (lengths.cumsum(0) - lengths).to(device)
 
 

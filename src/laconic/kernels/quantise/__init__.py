@@ -32,7 +32,7 @@ def norms(x: Tensor, segments: Segments, measure: Measure = LARGEST, block: int 
     form = Form(1, block)
     checks.buffer("x", x, segments)
     if (native := dispatch.native(x)) is not None:
-        out = torch.empty(form.blocks(segments), dtype=torch.float32)
+        out = torch.empty(form.blocks(segments), dtype=torch.float32, device="cpu")
         native.norms(x, segments, measure, block, out)
         return out
     if dispatch.gpu(x):
@@ -68,7 +68,7 @@ def quantise(
         return gpu.quantise(x, segments, keys, form, measure)
     if (native := dispatch.native(x)) is None:
         return reference.quantise(x, segments, keys, form, measure)
-    wire = torch.empty(form.message_nbytes(segments), dtype=torch.uint8)
+    wire = torch.empty(form.message_nbytes(segments), dtype=torch.uint8, device="cpu")
     bad = native.quantise(x, segments, checks.keys64(keys, len(segments)), form, measure, wire)
     if bad >= 0:
         raise reference.not_finite(bad, segments)
@@ -86,8 +86,8 @@ def quantise_levels(
         return gpu.quantise_levels(x, segments, keys, form, measure)
     if (native := dispatch.native(x)) is None:
         return reference.quantise_levels(x, segments, keys, form, measure)
-    scales = torch.empty(form.blocks(segments), dtype=torch.float32)
-    signed = torch.empty(segments.numel, dtype=torch.int32)
+    scales = torch.empty(form.blocks(segments), dtype=torch.float32, device="cpu")
+    signed = torch.empty(segments.numel, dtype=torch.int32, device="cpu")
     bad = native.quantise_levels(
         x, segments, checks.keys64(keys, len(segments)), form, measure, scales, signed
     )

@@ -24,7 +24,7 @@ def gather(x: Tensor, segments: Segments, indices: Tensor, counts: Tensor) -> Te
     checks.buffer("x", x, segments)
     checks.chosen(indices, counts, segments)
     if (native := dispatch.native(x, indices)) is not None:
-        out = torch.empty(indices.numel(), dtype=torch.float32)
+        out = torch.empty(indices.numel(), dtype=torch.float32, device="cpu")
         native.gather(x, segments, indices, counts, out)
         return out
     return reference.gather(x, segments, indices, counts)

@@ -24,7 +24,9 @@ MOST_PADDED = 1 << 17  # entries that are selected without a wait
 def _room(ks: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
     """Empty indices (the most there can be) and counts."""
     most = int(torch.minimum(ks, sizes).clamp_(min=0).sum())
-    return torch.empty(most, dtype=torch.int32), torch.empty(ks.numel(), dtype=torch.int64)
+    return torch.empty(most, dtype=torch.int32, device="cpu"), torch.empty(
+        ks.numel(), dtype=torch.int64, device="cpu"
+    )
 
 
 def topk(x: Tensor, segments: Segments, ks: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,13 +132,15 @@ def above(x: Tensor, segments: Segments, threshold: Tensor) -> tuple[Tensor, Ten
         return gpu.above(x, segments, threshold)
     if (native := dispatch.native(x)) is None:
         return reference.above(x, segments, threshold)
-    counts = torch.empty(len(segments), dtype=torch.int64)
-    indices = torch.empty(segments.numel // 16 + 64, dtype=torch.int32)
+    counts = torch.empty(len(segments), dtype=torch.int64, device="cpu")
+    indices = torch.empty(segments.numel // 16 + 64, dtype=torch.int32, device="cpu")
     while True:
         k = native.above(x, segments, threshold, indices, counts)
         if k <= indices.numel():
             return indices[:k], counts
-        indices = torch.empty(k, dtype=torch.int32)  # more than was guessed: a second pass, with room for all
+        indices = torch.empty(
+            k, dtype=torch.int32, device="cpu"
+        )  # more than was guessed: a second pass, with room for all
 
 
 def random_indices(sizes: Tensor, ks: Tensor, keys: Sequence[int]) -> tuple[Tensor, Tensor]:

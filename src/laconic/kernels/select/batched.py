@@ -103,5 +103,5 @@ def _where(mask: Tensor, count: int, values: Tensor) -> Tensor:
 def _all_entries(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return positions in the packed segments, and segments, of all entries."""
     positions = torch.arange(sum(sizes), dtype=torch.int64, device=device)
-    ends = torch.tensor(sizes, dtype=torch.int64).cumsum(0).to(device)
+    ends = torch.tensor(sizes, dtype=torch.int64, device="cpu").cumsum(0).to(device)
     return positions, torch.searchsorted(ends, positions, right=True)

@@ -195,12 +195,14 @@ def random_indices(sizes: Tensor, ks: Tensor, keys: Tensor) -> Chosen:
 
     def part(n: int, k: int, key: int) -> Tensor:
         if k <= 0 or n <= 0:
-            return torch.empty(0, dtype=torch.int64)
+            return torch.empty(0, dtype=torch.int64, device="cpu")
         if k >= n:
-            return torch.arange(n)
-        return permuted(torch.arange(k), key, n).sort().values
+            return torch.arange(n, dtype=torch.int64, device="cpu")
+        return permuted(torch.arange(k, dtype=torch.int64, device="cpu"), key, n).sort().values
 
     rows: Iterable[tuple[int, int, int]] = zip(sizes.tolist(), ks.tolist(), keys.tolist(), strict=True)
     parts = [part(*row) for row in rows]
-    indices = torch.cat([torch.empty(0, dtype=torch.int32), *(each.to(torch.int32) for each in parts)])
-    return indices, torch.tensor([each.numel() for each in parts], dtype=torch.int64)
+    indices = torch.cat(
+        [torch.empty(0, dtype=torch.int32, device="cpu"), *(each.to(torch.int32) for each in parts)]
+    )
+    return indices, torch.tensor([each.numel() for each in parts], dtype=torch.int64, device="cpu")

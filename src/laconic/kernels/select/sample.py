@@ -64,7 +64,7 @@ def sampling(sizes: tuple[int, ...], density: float, ratio: float) -> tuple[Tens
     """`geometry` of each size: strides, samples and ranks, int64 (s,)."""
     rows = [geometry(n, density, ratio) for n in sizes]
     columns = list(zip(*rows, strict=True)) if rows else [(), (), ()]
-    strides, samples, ranks = (torch.tensor(column, dtype=torch.int64) for column in columns)
+    strides, samples, ranks = (torch.tensor(column, dtype=torch.int64, device="cpu") for column in columns)
     return strides, samples, ranks
 
 
@@ -145,11 +145,13 @@ def sample_tables(
         at.append(taken + rank - 1 if rank > 0 else 0)
         fixed.append(0 if rank > 0 else 1 if rank == 0 else MAGNITUDE)
         if rank > 0:
-            places.append(start + torch.arange(plan.samples[i], dtype=torch.int64) * plan.strides[i])
-            of.append(torch.full((plan.samples[i],), i, dtype=torch.int64))
+            places.append(
+                start + torch.arange(plan.samples[i], dtype=torch.int64, device="cpu") * plan.strides[i]
+            )
+            of.append(torch.full((plan.samples[i],), i, dtype=torch.int64, device="cpu"))
             taken += plan.samples[i]
         start += size
-    empty = torch.empty(0, dtype=torch.int64)
+    empty = torch.empty(0, dtype=torch.int64, device="cpu")
     return (
         torch.cat([empty, *places]).to(device),
         torch.cat([empty, *of]).to(device),

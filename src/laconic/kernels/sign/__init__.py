@@ -37,8 +37,12 @@ def sign_encode(x: Tensor, segments: Segments, block: int = 0, keys: Sequence[in
     """
     _check(x, segments, block)
     if (native := dispatch.native(x)) is not None:
-        wire = torch.empty(_message(segments, block), dtype=torch.uint8)
-        tossed = checks.keys64(keys, len(segments)) if keys is not None else torch.empty(0, dtype=torch.int64)
+        wire = torch.empty(_message(segments, block), dtype=torch.uint8, device="cpu")
+        tossed = (
+            checks.keys64(keys, len(segments))
+            if keys is not None
+            else torch.empty(0, dtype=torch.int64, device="cpu")
+        )
         if not native.sign_encode(x, segments, tossed, block, wire):
             raise _not_finite(0)
     elif on_gpu(block, x):
@@ -121,8 +125,8 @@ def signs(x: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
     """
     checks.buffer("x", x, segments)
     if (native := dispatch.native(x)) is not None:
-        bits = torch.empty(sum(map(sign_bytes, segments.sizes)), dtype=torch.uint8)
-        means = torch.empty(len(segments), dtype=torch.float32)
+        bits = torch.empty(sum(map(sign_bytes, segments.sizes)), dtype=torch.uint8, device="cpu")
+        means = torch.empty(len(segments), dtype=torch.float32, device="cpu")
         native.signs(x, segments, bits, means)
         return bits, means
     if on_gpu(0, x):
@@ -141,7 +145,7 @@ def zeros(x: Tensor, segments: Segments) -> Tensor:
     """
     checks.buffer("x", x, segments)
     if (native := dispatch.native(x)) is not None:
-        bits = torch.empty(sum(map(sign_bytes, segments.sizes)), dtype=torch.uint8)
+        bits = torch.empty(sum(map(sign_bytes, segments.sizes)), dtype=torch.uint8, device="cpu")
         native.zeros(x, segments, bits)
         return bits
     return reference.zeros(x, segments)

@@ -69,7 +69,9 @@ def add_(
         return out
     tables, n = plan(segments, block, apart, out.device), len(wires)
     flags = torch.zeros(2 * n + 1, dtype=torch.int32, device=out.device)
-    pointers = sent_to(torch.tensor([wire.data_ptr() for wire in wires], dtype=torch.int64), out.device)
+    pointers = sent_to(
+        torch.tensor([wire.data_ptr() for wire in wires], dtype=torch.int64, device="cpu"), out.device
+    )
     tiles = tables.all.shape[1]
     with dispatch.device_of(out):
         validate_kernel[(triton.cdiv(tiles, CHECKED), n)](

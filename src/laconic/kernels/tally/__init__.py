@@ -40,7 +40,7 @@ def packed_sum(wires: Tensor, n: int, most: int) -> Tensor:
         return summed
     if (native := dispatch.native(wires)) is None:
         return reference.packed_sum(wires, n, most)
-    sums = torch.empty(packed_nbytes(n, sum_bits), dtype=torch.uint8)
+    sums = torch.empty(packed_nbytes(n, sum_bits), dtype=torch.uint8, device="cpu")
     bad = native.packed_sum(wires.view(-1), ranks, n, most, sums)
     if bad >= 0:
         raise reference.damaged(bad, most)

@@ -22,7 +22,7 @@ def majority(votes: Tensor, ties: Tensor) -> Tensor:
     if voters < 1 or ties.numel() != m:
         raise ValueError(f"{voters} voters of {m} bytes need at least one voter and {m} bytes of ties")
     if (native := dispatch.native(votes, ties)) is not None:
-        winners = torch.empty(m, dtype=torch.uint8)
+        winners = torch.empty(m, dtype=torch.uint8, device="cpu")
         native.majority(votes, voters, ties, winners)
         return winners
     return reference.majority(votes, ties)

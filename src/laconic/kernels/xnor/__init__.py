@@ -43,7 +43,7 @@ def xnor_pack(x: Tensor) -> Tensor:
     """
     _check("x", x, 2)
     if (native := dispatch.native(x)) is not None:
-        bits = torch.empty(len(x), (x.shape[1] + 7) // 8, dtype=torch.uint8)
+        bits = torch.empty(len(x), (x.shape[1] + 7) // 8, dtype=torch.uint8, device="cpu")
         native.xnor_pack(x, x.shape[1], bits)
         return bits
     return reference.pack(x)
@@ -73,7 +73,7 @@ def xnor_matmul(x: Tensor, bits: Tensor) -> Tensor:
         raise ValueError(f"a product has at most {LONGEST} entries, got {n}")
     _check_bits(bits, (bits.shape[0], (n + 7) // 8), 2)
     if (native := dispatch.native(x, bits)) is not None:
-        out = torch.empty(m, len(bits))
+        out = torch.empty(m, len(bits), dtype=torch.float32, device="cpu")
         native.xnor_matmul(x, m, n, bits, len(bits), out, _popcount)
         return out
     return reference.matmul(x, bits)
@@ -102,7 +102,9 @@ def xnor_conv2d(
     )
     _check_bits(bits, (outputs, taps_y, taps_x, (channels + 7) // 8), 4)
     if (native := dispatch.native(x, bits)) is not None:
-        out = torch.empty(images, outputs, shape.out_height, shape.out_width)
+        out = torch.empty(
+            images, outputs, shape.out_height, shape.out_width, dtype=torch.float32, device="cpu"
+        )
         native.xnor_conv2d(x, shape, bits, out, _popcount)
         return out
     return reference.conv2d(x, bits, shape)
