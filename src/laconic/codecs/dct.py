@@ -137,7 +137,10 @@ def _on(t: int, device: torch.device) -> Tensor:
 @lru_cache(maxsize=16)
 def cosines(t: int) -> Tensor:
     """D, float64 (t, t), orthonormal. Shared between calls: not to be changed."""
-    k, j = torch.arange(t).double().view(-1, 1), torch.arange(t).double()
+    k, j = (
+        torch.arange(t, dtype=torch.int64, device="cpu").double().view(-1, 1),
+        torch.arange(t, dtype=torch.int64, device="cpu").double(),
+    )
     d = torch.cos(math.pi * k * (2 * j + 1) / (2 * t)) * math.sqrt(2 / t)
     d[0] /= math.sqrt(2)
     return d

@@ -84,4 +84,6 @@ class Logquant(Codec):
 @lru_cache(maxsize=64)
 def powers_of(base: float, levels: int, shift: float) -> Tensor:
     """base^-(q + shift) for q = levels - 1 down to 0, float32 (levels,), rounded once from double."""
-    return torch.tensor([base ** -(q + shift) for q in reversed(range(levels))], dtype=torch.float64).float()
+    return torch.tensor(
+        [base ** -(q + shift) for q in reversed(range(levels))], dtype=torch.float64, device="cpu"
+    ).float()

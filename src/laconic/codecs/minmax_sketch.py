@@ -113,7 +113,7 @@ class MinmaxSketch(TensorCodec):
     def _book(self, x: Tensor, seen: Tensor) -> Tensor:
         """What each bin stands for, float32 (bins,), of x (n,) whose bins are read back as `seen` (n,)."""
         if self.value == "least":
-            sizes = torch.full((self.bins,), math.inf, device=x.device)
+            sizes = torch.full((self.bins,), math.inf, device=x.device, dtype=torch.float32)
             sizes.scatter_reduce_(0, seen, x.abs(), "amin")
             below = torch.zeros(self.bins, dtype=torch.bool, device=x.device).index_fill_(
                 0, seen[x < 0], True
@@ -124,7 +124,7 @@ class MinmaxSketch(TensorCodec):
 
     def decode_tensor(self, wire: Tensor, n: int) -> Tensor:
         if n <= self.bins:
-            out = torch.zeros(n, device=wire.device)
+            out = torch.zeros(n, device=wire.device, dtype=torch.float32)
             return kernels.quantile_add_(wire, Segments.whole(n), out, self.bins)
         shape, bits = self.shape(n), bits_for(self.groups)
         lengths = self._lengths(n)
@@ -162,7 +162,7 @@ def places(x: Tensor, groups: int, width: int) -> tuple[Tensor, Tensor]:
     share = (2 * groups * negative + n) // (2 * n)
     if 0 < negative < n:
         share = min(max(share, 1), groups - 1)
-    ranks = torch.arange(n, device=x.device)
+    ranks = torch.arange(n, device=x.device, dtype=torch.int64)
     group, bins = torch.empty_like(ranks), torch.empty_like(ranks)
     for part, first, count, down in (
         (slice(0, negative), 0, share, True),

@@ -138,8 +138,8 @@ def on_grid(squares: Tensor) -> Tensor:
     matter: wires are equal everywhere. What is rounded off is far below the float32 of the result.
     """
     largest = torch.linalg.vector_norm(squares, torch.inf, dim=(1, 2), keepdim=True)
-    exponent = torch.frexp(largest).exponent
-    shift = torch.ldexp(torch.full_like(largest, 1.5), exponent + 12)  # its last bit is 2^(exponent - 40)
+    exponent = torch.frexp(largest).exponent.long()
+    shift = 1.5 * (exponent + 12 + 1023 << 52).view(torch.float64)  # its last bit is 2^(exponent - 40)
     return squares + shift - shift
 
 
@@ -150,13 +150,15 @@ def hadamard(side: int) -> Tensor:
     >>> hadamard(4).int().tolist()
     [[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]
     """
-    h = torch.ones(1, 1, dtype=torch.float64)
+    h = torch.ones(1, 1, dtype=torch.float64, device="cpu")
     while len(h) < side:
-        h = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64), h)
+        h = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64, device="cpu"), h)
     return h
 
 
 @lru_cache(maxsize=16)
 def signs(block: int) -> Tensor:
     """s, float64 (block,), of +-1. Shared between calls: not to be changed."""
-    return torch.tensor([1.0 - 2.0 * (mix(block, i) & 1) for i in range(block)], dtype=torch.float64)
+    return torch.tensor(
+        [1.0 - 2.0 * (mix(block, i) & 1) for i in range(block)], dtype=torch.float64, device="cpu"
+    )

@@ -51,7 +51,7 @@ class Rice(LevelCoding):
     def encode(self, levels: Tensor, segments: Segments, most: int) -> Tensor:
         indices, counts, magnitudes, signs = kernels.split_levels(levels, segments)
         positions = kernels.rice_encode(indices, counts, segments)
-        length = counts_bytes(torch.tensor([positions.numel()]))
+        length = counts_bytes(torch.tensor([positions.numel()], dtype=torch.int64, device="cpu"))
         parts = [counts_bytes(counts), length, positions, signs]
         if most > 1:
             pieces = _pieces(counts, most)
@@ -125,7 +125,7 @@ def _pieces(counts: Tensor, most: int) -> Tensor:
     if not counts.numel() or int(counts.max()) <= longest:
         return counts[counts > 0]
     cut = [min(longest, k - at) for k in counts.tolist() for at in range(0, k, longest)]
-    return torch.tensor(cut, dtype=torch.int64)
+    return torch.tensor(cut, dtype=torch.int64, device="cpu")
 
 
 def _magnitudes(wire: Tensor, pieces: Tensor, sums: Tensor, most: int) -> Tensor:

@@ -51,11 +51,11 @@ class AboveShare(Selector):
 
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
         kernels.addressable(segments.sizes)
-        largest = torch.zeros(len(segments))
+        largest = torch.zeros(len(segments), dtype=torch.float32, device="cpu")
         largest[segments.sizes_tensor > 0] = kernels.norms(x, segments).cpu()
         if not bool(largest.isfinite().all()):
             raise NonFiniteError("nothing is large beside NaN or Inf: skip such a step, as `compress` does")
-        limits = largest * torch.tensor(self.share, dtype=torch.float64).float()
+        limits = largest * torch.tensor(self.share, dtype=torch.float64, device="cpu").float()
         return kernels.above(x, segments, limits.clamp_(min=LEAST))
 
     def max_count(self, n: int) -> int:

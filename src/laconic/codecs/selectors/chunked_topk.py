@@ -54,7 +54,7 @@ class ChunkedTopK(DensitySelector):
             indices = indices + before.repeat_interleave(on, output_size=len(indices))
         else:
             indices = indices + before.repeat_interleave(counts).to(indices)
-        return indices, torch.zeros(len(segments), dtype=torch.int64).index_add_(0, of, counts)
+        return indices, torch.zeros(len(segments), dtype=torch.int64, device="cpu").index_add_(0, of, counts)
 
     def max_count(self, n: int) -> int:
         return n // self.chunk * kept(self.density, self.chunk) + kept(self.density, n % self.chunk)
@@ -78,7 +78,11 @@ def cut(segments: Segments, chunk: int) -> tuple[Segments, Tensor, Tensor]:
     ]
     starts, sizes, of, before = zip(*rows, strict=True) if rows else ((), (), (), ())
     chunks = Segments(starts, sizes)
-    return chunks, torch.tensor(of, dtype=torch.int64), torch.tensor(before, dtype=torch.int64)
+    return (
+        chunks,
+        torch.tensor(of, dtype=torch.int64, device="cpu"),
+        torch.tensor(before, dtype=torch.int64, device="cpu"),
+    )
 
 
 @lru_cache(maxsize=64)

@@ -47,10 +47,12 @@ class Threshold(Selector):
     @property
     def single(self) -> float:
         """The value as float32, which the entries are compared with."""
-        return float(torch.tensor(self.value, dtype=torch.float64).to(torch.float32))
+        return float(torch.tensor(self.value, dtype=torch.float64, device="cpu").to(torch.float32))
 
     def select_segments(self, x: Tensor, segments: Segments, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
-        return kernels.above(x, segments, torch.full((len(segments),), self.single))
+        return kernels.above(
+            x, segments, torch.full((len(segments),), self.single, dtype=torch.float32, device="cpu")
+        )
 
     def max_count(self, n: int) -> int:
         return n
