@@ -92,7 +92,7 @@ def counted(mask: Tensor, counts: Tensor) -> Tensor:
     >>> counted(torch.tensor([True, False, True]), torch.tensor([2, 0, 1])).tolist()
     [1, 0, 1]
     """
-    marked = torch.zeros(mask.numel() + 1, dtype=torch.int64)
+    marked = torch.zeros(mask.numel() + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(mask.cpu(), 0, out=marked[1:])
     ends = counts.cumsum(0)
     return marked[ends] - marked[ends - counts]

@@ -35,7 +35,9 @@ def machines(comm: Comm, ranks_per_node: int = 0, environment: Mapping[str, str]
         firsts = list(dict.fromkeys(rank // ranks_per_node for rank in comm.original_ranks))
         return [firsts.index(rank // ranks_per_node) for rank in comm.original_ranks]
     own = _from_environment(os.environ if environment is None else environment)
-    places = [tuple(each.tolist()) for each in comm.all_gather(torch.tensor(own, dtype=torch.int64))]
+    places = [
+        tuple(each.tolist()) for each in comm.all_gather(torch.tensor(own, dtype=torch.int64, device="cpu"))
+    ]
     for rank, (_, place, size) in enumerate(places):
         if not 0 <= place < size:
             raise SpecError(

@@ -79,7 +79,7 @@ def named_group(name: str, ranks: list[int], backend: str, timeout: timedelta) -
         )
     c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
     if "gloo" in backend:
-        dist.all_reduce(torch.zeros(1), group=group)
+        dist.all_reduce(torch.zeros(1, dtype=torch.float32, device="cpu"), group=group)
     return group  # type: ignore[no-any-return]
 
 

@@ -168,7 +168,9 @@ class TorchComm(PostedComm):
         return x
 
     def split(self, color: int) -> TorchComm:
-        colors = torch.cat(self.all_gather(torch.tensor([color], device=self._small))).tolist()
+        colors = torch.cat(
+            self.all_gather(torch.tensor([color], device=self._small, dtype=torch.int64))
+        ).tolist()
         pairs = list(zip(colors, self.ranks, strict=True))
         # torch wants all ranks of the world to make all parts. If this group is smaller, or was made anew,
         # only its own ranks can: a process that joined later has counted fewer groups, and torch names groups
@@ -209,7 +211,7 @@ class TorchComm(PostedComm):
         with self._peers("new_group"):
             if self._by_name:
                 parent = self.group.group_name
-                number = torch.tensor([CHILDREN[parent] + 1], device=self._small)
+                number = torch.tensor([CHILDREN[parent] + 1], device=self._small, dtype=torch.int64)
                 CHILDREN[parent] = int(self.all_reduce(number, "max"))
                 return named_group(f"{parent}/{CHILDREN[parent]}/{ranks[0]}", ranks, backend, timeout)
             with not_split_off():

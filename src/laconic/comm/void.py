@@ -139,7 +139,10 @@ def largest_or_void(comm: Comm, x: Tensor | None, n: int, device: torch.device) 
 
 def is_void(comm: Comm, finite: bool, device: torch.device) -> bool:
     """Whether any rank is not `finite`, for what says nothing of it in its own messages: 4 bytes."""
-    return max_or_void(comm, torch.zeros(1, device=device) if finite else None, 1, device) is None
+    return (
+        max_or_void(comm, torch.zeros(1, device=device, dtype=torch.float32) if finite else None, 1, device)
+        is None
+    )
 
 
 def broadcast_or_void(comm: Comm, root: int, message: Tensor | None, device: torch.device) -> Tensor | None:

@@ -59,7 +59,7 @@ class BesideBackward:
     def _submit(self, job: Callable[[], object]) -> Answer:
         def done() -> Tensor:
             job()
-            return torch.empty(0)
+            return torch.empty(0, dtype=torch.float32, device="cpu")
 
         return self._thread.submit(done)
 

@@ -116,7 +116,9 @@ class UnevenInputs(JoinHook):
         self._buckets.keep_all_means(False)
         for rule in self._rules:
             rule.close()
-        mine = torch.tensor([self._comm.rank if is_last_joiner else -1], device=self._model.device)
+        mine = torch.tensor(
+            [self._comm.rank if is_last_joiner else -1], device=self._model.device, dtype=torch.int64
+        )
         root = int(self._comm.all_reduce(mine, "max"))
         for rule in self._rules:
             rule.follow(root)

@@ -54,7 +54,10 @@ class Clip:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return "clip/<tensor name>" to the squared norm of its last gradient, float64."""
-        return {f"{KIND}/{name}": torch.tensor(v, dtype=torch.float64) for name, v in self._before.items()}
+        return {
+            f"{KIND}/{name}": torch.tensor(v, dtype=torch.float64, device="cpu")
+            for name, v in self._before.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the norms."""

@@ -38,11 +38,17 @@ def gathered(value: Any, comm: Comm) -> list[Any]:
     torch.save(value, file)
     mine = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
     with told_if_long(comm.rank, "state_dict(gather=True)"):
-        lengths = torch.cat(comm.all_gather(torch.tensor([mine.numel()]))).tolist()
+        lengths = torch.cat(
+            comm.all_gather(torch.tensor([mine.numel()], dtype=torch.int64, device="cpu"))
+        ).tolist()
     if comm.rank:
         comm.exchange({0: mine}, {})
         return []
-    came = {rank: torch.empty(length, dtype=torch.uint8) for rank, length in enumerate(lengths) if rank}
+    came = {
+        rank: torch.empty(length, dtype=torch.uint8, device="cpu")
+        for rank, length in enumerate(lengths)
+        if rank
+    }
     comm.exchange({}, came)
     files = [mine, *(came[rank] for rank in sorted(came))]
     return [

@@ -94,5 +94,10 @@ def message_bytes(codec: Codec, layout: Layout) -> float | None:
         return codec.message_nbytes(layout.segments)
     if isinstance(codec, Sparse) and not has_density(codec.select):
         return None
-    noise = torch.randn(min(layout.numel, SAMPLE), generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(
+        min(layout.numel, SAMPLE),
+        generator=torch.Generator("cpu").manual_seed(0),
+        dtype=torch.float32,
+        device="cpu",
+    )
     return codec.encode(noise).numel() / max(len(noise), 1) * layout.numel

@@ -163,7 +163,9 @@ def shared(memory: Memory | None, fresh: Exchange, comm: Comm) -> Memory | None:
     if memory is not None and shapes(memory.tensors) != shapes(blank):
         memory = None
     place = (-1, -1) if memory is None else (memory.rank, memory.size)
-    places = [tuple(each.tolist()) for each in comm.all_gather(torch.tensor(place))]
+    places = [
+        tuple(each.tolist()) for each in comm.all_gather(torch.tensor(place, dtype=torch.int64, device="cpu"))
+    ]
     having = [each for each in places if each != (-1, -1)]
     if not having or places == [(rank, comm.size) for rank in range(comm.size)]:
         return memory

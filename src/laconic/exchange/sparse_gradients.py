@@ -16,5 +16,12 @@ def sparse_mean(grad: Tensor, comm: Comm) -> Tensor:
     all_indices = [flat.view(dims, -1) for flat in comm.all_gather(indices.contiguous().view(-1))]
     all_values = [flat.view(-1, *values.shape[1:]) for flat in comm.all_gather(values.contiguous().view(-1))]
     mean = torch.cat(all_values) / comm.size
-    total = torch.sparse_coo_tensor(torch.cat(all_indices, dim=1), mean, grad.shape, check_invariants=False)
+    total = torch.sparse_coo_tensor(
+        torch.cat(all_indices, dim=1),
+        mean,
+        grad.shape,
+        check_invariants=False,
+        dtype=mean.dtype,
+        device=mean.device,
+    )
     return total.coalesce()

@@ -40,7 +40,9 @@ class Velocity(Memory):
         nesterov = {bool(group["nesterov"]) for group in settings}
         if len(nesterov) > 1:
             raise SpecError("momentum before the exchange: all parameter groups nesterov=True, or none")
-        momentum = torch.tensor([float(group["momentum"]) for group in settings], dtype=torch.float32)
+        momentum = torch.tensor(
+            [float(group["momentum"]) for group in settings], dtype=torch.float32, device="cpu"
+        )
         return momentum, nesterov == {True}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
