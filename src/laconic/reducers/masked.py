@@ -236,7 +236,7 @@ class BoundMasked(BoundReducer):
         parts = [
             self._masks[entry.name].positions + entry.offset
             if entry.name in self._masks
-            else torch.arange(entry.offset, entry.offset + entry.numel, device=device)
+            else torch.arange(entry.offset, entry.offset + entry.numel, device=device, dtype=torch.int64)
             for entry in layout
         ]
         return torch.cat([torch.empty(0, dtype=torch.int64, device=device), *parts])

@@ -260,8 +260,8 @@ class BoundAutotune(BoundReducer):
         """The residual, and what was chosen, which is the same on all ranks."""
         chosen = UNDECIDED if self.autotuner.chosen is None else self.autotuner.chosen
         decided = {
-            CHOSEN: torch.tensor(chosen),
-            USUAL: torch.tensor(self.autotuner.usual_s, dtype=torch.float64),
+            CHOSEN: torch.tensor(chosen, dtype=torch.int64, device="cpu"),
+            USUAL: torch.tensor(self.autotuner.usual_s, dtype=torch.float64, device="cpu"),
         }
         return decided | self._residual.state_dict()
 

@@ -66,7 +66,7 @@ class Bins:
     @cached_property
     def order(self) -> Tensor:
         """The numbers of the pieces in the order of `parts.joined`, int64 (L,)."""
-        return torch.tensor([piece for each in self.bins for piece in each], dtype=torch.int64)
+        return torch.tensor([piece for each in self.bins for piece in each], dtype=torch.int64, device="cpu")
 
     def norms(self, x: Tensor, rank: int, step: int) -> Tensor:
         """The l2 norms of every N-th piece of flat x, float32: from another one on at each step and rank."""
@@ -78,7 +78,7 @@ class Bins:
 
     def all_norms(self, measured: Sequence[Tensor], step: int) -> Tensor:
         """The norms of all pieces, float32 (L,) on the CPU, from those that each rank has measured."""
-        norms = torch.zeros(len(self.pieces))
+        norms = torch.zeros(len(self.pieces), dtype=torch.float32, device="cpu")
         for rank, values in enumerate(measured):
             norms[part_of(rank, step, self.size) :: self.size] = values
         return norms

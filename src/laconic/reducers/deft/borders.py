@@ -35,9 +35,13 @@ class Borders:
 
     def parts(self, layout: Layout) -> Parts:
         """The parts of these tensors; every part has a segment of each, which can be empty."""
-        offsets = torch.tensor([[entry.offset] for entry in layout], dtype=torch.int64).view(-1, 1)
-        sizes = torch.tensor([[entry.numel] for entry in layout], dtype=torch.int64).view(-1, 1)
-        cuts = sizes * torch.tensor(self.cuts) // self.blocks  # (tensors, size + 1)
+        offsets = torch.tensor([[entry.offset] for entry in layout], dtype=torch.int64, device="cpu").view(
+            -1, 1
+        )
+        sizes = torch.tensor([[entry.numel] for entry in layout], dtype=torch.int64, device="cpu").view(-1, 1)
+        cuts = (
+            sizes * torch.tensor(self.cuts, dtype=torch.int64, device="cpu") // self.blocks
+        )  # (tensors, size + 1)
         starts, lengths = (offsets + cuts[:, :-1]).T.tolist(), cuts.diff(dim=1).T.tolist()
         pairs = zip(starts, lengths, strict=True)
         return Parts(tuple(Segments(tuple(start), tuple(length)) for start, length in pairs))
@@ -64,7 +68,7 @@ class Borders:
     @property
     def state(self) -> Tensor:
         """int64 (blocks,): 1 where a part begins; of one shape for any number of ranks."""
-        marks = torch.zeros(self.blocks, dtype=torch.int64)
+        marks = torch.zeros(self.blocks, dtype=torch.int64, device="cpu")
         marks[list(self.cuts[:-1])] = 1
         return marks
 

@@ -44,8 +44,10 @@ class ModelShare:
         if not any(self._weights.values()):
             return None
         if self._shares is None:
-            q = torch.tensor([self._weights[entry.name] for entry in self._entries], dtype=torch.float64)
-            n = torch.tensor([entry.numel for entry in self._entries], dtype=torch.int64)
+            q = torch.tensor(
+                [self._weights[entry.name] for entry in self._entries], dtype=torch.float64, device="cpu"
+            )
+            n = torch.tensor([entry.numel for entry in self._entries], dtype=torch.int64, device="cpu")
             self._shares = dict(zip(self._weights, allot(q, n, self._k).tolist(), strict=True))
         return min(bucket.numel, max(1, sum(self._shares[name] for name in names)))
 
@@ -70,7 +72,10 @@ class ModelShare:
     def state_dict(self) -> dict[str, Tensor]:
         """q_l of each tensor, float64 (); the same on all ranks."""
         self._pending.finish_all()
-        return {f"{KIND}/{name}": torch.tensor(q, dtype=torch.float64) for name, q in self._weights.items()}
+        return {
+            f"{KIND}/{name}": torch.tensor(q, dtype=torch.float64, device="cpu")
+            for name, q in self._weights.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take them back. Raises `StateError` for other tensors."""

@@ -103,12 +103,16 @@ class ThresholdControlled(BoundReducer):
     def _choose(self, x: Tensor, layout: Layout, parts: Parts, home: int, turn: Turn) -> Found:
         """This rank's choice in its part: what reaches the threshold; or, before there is one, a quota."""
         if self._controller.threshold:
-            return kernels.above(x, parts[home], torch.full((len(layout),), self._controller.threshold))
+            return kernels.above(
+                x,
+                parts[home],
+                torch.full((len(layout),), self._controller.threshold, dtype=torch.float32, device="cpu"),
+            )
         quotas = [
             quota(self._density, start - entry.offset, size, turn.common(entry.name))
             for entry, (start, size) in zip(layout, parts[home], strict=True)
         ]
-        return kernels.topk(x, parts[home], torch.tensor(quotas, dtype=torch.int64))
+        return kernels.topk(x, parts[home], torch.tensor(quotas, dtype=torch.int64, device="cpu"))
 
     def _finish(self) -> None:
         """The last step is over, and counts: set threshold and borders by what it sent."""

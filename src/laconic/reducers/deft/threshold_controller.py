@@ -50,7 +50,7 @@ class ThresholdController:
     @property
     def state(self) -> Tensor:
         """float64 (3,)."""
-        return torch.tensor([self.threshold, self.growth, self.steps], dtype=torch.float64)
+        return torch.tensor([self.threshold, self.growth, self.steps], dtype=torch.float64, device="cpu")
 
     def made(self, histogram: Tensor, asked: float) -> ThresholdController:
         """With a first threshold, from the `histogram` of all that can be chosen from."""
@@ -93,5 +93,5 @@ def quantile(histogram: Tensor, k: float) -> float:
 
 def _border(number: int) -> float:
     """The least size in a bin."""
-    size = torch.tensor(number << SHIFT, dtype=torch.int32).view(torch.float32)
+    size = torch.tensor(number << SHIFT, dtype=torch.int32, device="cpu").view(torch.float32)
     return min(LARGEST, float(size))

@@ -145,8 +145,10 @@ def message(found: Found, segments: Segments, coding: IndexCoding, device: torch
     indices, counts = found
     k, s = indices.numel(), len(segments)
     ends = (counts + 1).cumsum(0) - 1
-    code = coding.encode(ends.to(torch.int32), torch.tensor([s]), Segments.whole(k + s))
-    head = counts_bytes(torch.tensor([k, code.numel()]))
+    code = coding.encode(
+        ends.to(torch.int32), torch.tensor([s], dtype=torch.int64, device="cpu"), Segments.whole(k + s)
+    )
+    head = counts_bytes(torch.tensor([k, code.numel()], dtype=torch.int64, device="cpu"))
     return torch.cat([sent_to(torch.cat([head, code]), device), coding.encode(indices, counts, segments)])
 
 
@@ -157,8 +159,12 @@ def read(wire: Tensor, segments: Segments, coding: IndexCoding) -> Found:
     if k > segments.numel:
         raise WireError(f"{k} entries were chosen of {segments.numel}")
     code, positions = read_bytes(rest, m, "the counts")
-    ends = coding.decode(code.cpu(), torch.tensor([len(segments)]), Segments.whole(k + len(segments)))
-    counts = ends.to(torch.int64).diff(prepend=torch.tensor([-1])) - 1
+    ends = coding.decode(
+        code.cpu(),
+        torch.tensor([len(segments)], dtype=torch.int64, device="cpu"),
+        Segments.whole(k + len(segments)),
+    )
+    counts = ends.to(torch.int64).diff(prepend=torch.tensor([-1], dtype=torch.int64, device="cpu")) - 1
     if int(counts.sum()) != k:  # none is negative, and decoding the positions finds one that is too large
         raise WireError(f"the counts should add up to {k}, got {int(counts.sum())}")
     return coding.decode(positions, counts, segments), counts

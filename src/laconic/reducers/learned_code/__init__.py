@@ -192,8 +192,9 @@ class _LearnedCode(BoundReducer):
     def _mixing(self, turn: Turn, k: int) -> tuple[int, Tensor]:
         """A random shift; and signs, all ones in every first round of leaders, random in every second."""
         key = turn.common("learned_code")
-        mixed = turn.step // self._comm.size % 2
-        signs = torch.where(kernels.uniform(key, k) < 0.5, -1.0, 1.0) if mixed else torch.ones(k)
+        signs = torch.ones(k, dtype=torch.float32, device="cpu")
+        if turn.step // self._comm.size % 2:
+            signs[kernels.uniform(key, k) < 0.5] = -1.0
         return key % max(1, k), signs
 
     def _whole(self, vector: Vector, layout: Layout, turn: Turn, learning: bool) -> Outcome:

@@ -60,7 +60,7 @@ def first_weights() -> Tensor:
 
     Shared between calls: not to be changed.
     """
-    flat = torch.empty(LAYOUT.numel)
+    flat = torch.empty(LAYOUT.numel, dtype=torch.float32, device="cpu")
     for entry, view in zip(LAYOUT, LAYOUT.segments.views(flat), strict=True):
         own = LAYOUT[f"{entry.name.partition('.')[0]}.weight"].shape
         fan_in = own[0] if entry.name.startswith("up") else own[1]

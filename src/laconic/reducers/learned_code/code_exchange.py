@@ -129,14 +129,19 @@ class LeaderCode(CodeExchange):
 
     def exchange(self, comm: Comm, weights: Tensor, vector: Vector, leader: int) -> Outcome:
         normal, k, device = vector.normal, vector.values.numel(), vector.values.device
-        code = torch.empty(code_length(k), device=device)
+        code = torch.empty(code_length(k), device=device, dtype=torch.float32)
         if comm.rank == leader:
             code = Autoencoder(weights).encode(normal[None]).flatten().to(device)
         code = comm.broadcast(code, leader).cpu().double().view(1, CHANNELS, -1)
         base = Autoencoder(weights.double()).decode(code, k)[0]
         gain = own_gain(fit(normal, base * self._rest(normal)).tolist())
-        message = torch.cat([as_bytes(torch.tensor([gain])), self._largest(normal).wire(Segments.whole(k))])
-        total = own = torch.zeros(k, dtype=torch.float64)
+        message = torch.cat(
+            [
+                as_bytes(torch.tensor([gain], dtype=torch.float32, device="cpu")),
+                self._largest(normal).wire(Segments.whole(k)),
+            ]
+        )
+        total = own = torch.zeros(k, dtype=torch.float64, device="cpu")
         for rank, wire in enumerate(comm.all_gather(message.to(device))):
             with sent_by(rank):
                 part = read_part(wire.cpu(), base)
@@ -150,7 +155,11 @@ class LeaderCode(CodeExchange):
 
     def _largest(self, normal: Tensor) -> Entries:
         """The innovation of one vector (K,)."""
-        return Entries.largest(normal, Segments.whole(normal.numel()), torch.tensor([self.innovation]))
+        return Entries.largest(
+            normal,
+            Segments.whole(normal.numel()),
+            torch.tensor([self.innovation], dtype=torch.int64, device="cpu"),
+        )
 
     def _rest(self, normal: Tensor) -> Tensor:
         """Where a vector (K,) has no innovation: 1 there, and 0 where it has."""
@@ -180,7 +189,7 @@ def own_gain(fit: Sequence[float]) -> float:
     """
     dot, square = fit
     gain = dot / square if dot > 0 and 0 < square < float("inf") else 0.0
-    return float(torch.tensor(min(gain, LARGEST)))
+    return float(torch.tensor(min(gain, LARGEST), dtype=torch.float32, device="cpu"))
 
 
 def common_gain(fits: Sequence[Sequence[float]]) -> float:

@@ -32,7 +32,7 @@ class Trained:
         self.kind = kind
         self.weights = weights
         self._first, self._second = torch.zeros_like(weights), torch.zeros_like(weights)
-        self._steps = torch.zeros((), dtype=torch.int64)
+        self._steps = torch.zeros((), dtype=torch.int64, device="cpu")
         self._lessons: list[Lesson] = []
         self._pending: Pending[Lesson] = Pending(lambda lesson, layout: self._lessons.append(lesson))
         self._agreed = True

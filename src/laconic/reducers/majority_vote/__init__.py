@@ -159,7 +159,7 @@ def _magnitudes(x: Tensor) -> Tensor:
 
 def tossed(layout: Layout, coins: Coins, begin: int, count: int) -> Tensor:
     """Common coins in bytes [begin, begin + count) of a message of sign bits of these tensors."""
-    parts, at, end = [torch.empty(0, dtype=torch.uint8)], 0, begin + count
+    parts, at, end = [torch.empty(0, dtype=torch.uint8, device="cpu")], 0, begin + count
     for entry in layout:
         m = kernels.packed_nbytes(entry.numel, 1)
         first, last = max(begin - at, 0), min(end - at, m)

@@ -137,7 +137,9 @@ class _OkTopk(BoundReducer):
         came = all_to_all_or_void(self._comm, wires, out.device)
         if own is None or chosen is None or came is None:
             return None
-        floors = torch.tensor([self._floors.get(name, 0.0) for name in layout.names])
+        floors = torch.tensor(
+            [self._floors.get(name, 0.0) for name in layout.names], dtype=torch.float32, device="cpu"
+        )
         positions, final, found = global_topk(came, regions, ks, MARGIN * self._growth * floors, self._comm)
         self._growth = growth(floors, found)
         self._floors.update(zip(layout.names, found.tolist(), strict=True))

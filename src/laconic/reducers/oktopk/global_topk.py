@@ -60,7 +60,9 @@ def added(wires: list[Tensor], pieces: Segments) -> tuple[Entries, Tensor]:
     sums = torch.zeros(order.numel(), dtype=torch.float32, device=order.device)
     for part, where in zip(parts, places.split([part.values.numel() for part in parts]), strict=True):
         sums.index_add_(0, where, part.values * (1 / len(parts)))
-    ends = sent_to(torch.tensor([*pieces.starts, pieces.numel], dtype=torch.int64), order.device)
+    ends = sent_to(
+        torch.tensor([*pieces.starts, pieces.numel], dtype=torch.int64, device="cpu"), order.device
+    )
     counts = torch.searchsorted(order, ends).diff().cpu()
     starts = kernels.per_index(pieces.starts_tensor, counts, order.device)
     chosen = torch.stack([part.counts for part in parts]).sum(dim=0)
@@ -126,8 +128,10 @@ class Pool:
         tensors = Segments.consecutive(self.regions.per_tensor(self.counts).tolist())
         top = Entries.largest(self.values, tensors, ks)
         places = top.positions(tensors.starts_tensor)
-        tensor = torch.repeat_interleave(torch.arange(len(tensors)), top.counts)
-        floors = torch.full((len(tensors),), torch.inf)
+        tensor = torch.repeat_interleave(
+            torch.arange(len(tensors), dtype=torch.int64, device="cpu"), top.counts
+        )
+        floors = torch.full((len(tensors),), torch.inf, dtype=torch.float32, device="cpu")
         floors.scatter_reduce_(0, tensor, top.values.abs().cpu(), "amin")
         floors[(top.counts < ks) | (ks == 0)] = 0.0  # none of a tensor without elements either
         return Best(places, top.counts, self.positions[places], top.values, floors)

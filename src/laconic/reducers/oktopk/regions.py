@@ -43,11 +43,13 @@ class Regions:
         None on every rank where one has none to give, for its gradient is not finite. One all_reduce of 8
         bytes a rank.
         """
-        cuts = torch.zeros(comm.size, dtype=torch.int64)  # the first stands for ranks without any
+        cuts = torch.zeros(
+            comm.size, dtype=torch.int64, device="cpu"
+        )  # the first stands for ranks without any
         if chosen is None:
             cuts[0] = 1
         else:
-            parts, n = torch.arange(1, comm.size), chosen.numel()
+            parts, n = torch.arange(1, comm.size, dtype=torch.int64, device="cpu"), chosen.numel()
             cuts[1:] = chosen.cpu()[parts * n // comm.size] if n else parts * tensors.numel // comm.size
         cuts = comm.all_reduce(cuts.to(device)).cpu()
         if cuts[0]:
@@ -57,7 +59,7 @@ class Regions:
     @cached_property
     def edges(self) -> Tensor:
         """Where the pieces begin, int64 (p + 1,), and where the last one ends."""
-        return torch.tensor(sorted({*self.tensors.starts, *self.cuts}))
+        return torch.tensor(sorted({*self.tensors.starts, *self.cuts}), dtype=torch.int64, device="cpu")
 
     @cached_property
     def tensor_of(self) -> Tensor:
@@ -67,7 +69,7 @@ class Regions:
     @cached_property
     def first(self) -> Tensor:
         """The first piece of each rank, int64 (N + 1,), and the end of the last."""
-        return torch.searchsorted(self.edges, torch.tensor(self.cuts))
+        return torch.searchsorted(self.edges, torch.tensor(self.cuts, dtype=torch.int64, device="cpu"))
 
     @cached_property
     def pieces(self) -> tuple[Segments, ...]:
@@ -83,7 +85,9 @@ class Regions:
 
     def per_tensor(self, per_piece: Tensor) -> Tensor:
         """Sums int64 (s,) of what counts int64 (p,) of the pieces say."""
-        return torch.zeros(len(self.tensors), dtype=torch.int64).index_add_(0, self.tensor_of, per_piece)
+        return torch.zeros(len(self.tensors), dtype=torch.int64, device="cpu").index_add_(
+            0, self.tensor_of, per_piece
+        )
 
     def split(self, positions: Tensor, values: Tensor) -> list[Entries]:
         """Entries at ascending positions int64 (K,) by rank, each with indices from its piece's start."""

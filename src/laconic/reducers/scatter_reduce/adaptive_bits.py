@@ -189,9 +189,9 @@ class _AdaptiveBits(BoundReducer):
         self._pending.finish_all()
         state = {}
         for name in self._layout.names:
-            state[f"once/bits/{name}"] = torch.tensor(self._bits[name])
+            state[f"once/bits/{name}"] = torch.tensor(self._bits[name], dtype=torch.int64, device="cpu")
             errors = self._errors.get(name, (-1.0,) * len(CHOICE))  # not measured
-            state[ERRORS + name] = torch.tensor(errors, dtype=torch.float64)
+            state[ERRORS + name] = torch.tensor(errors, dtype=torch.float64, device="cpu")
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -134,7 +134,7 @@ def framed(wire: Tensor, codec: Codec, layout: Layout) -> Tensor:
     if codec.fixed_size:
         return wire
     message = wire.new_zeros(framed_nbytes(codec, layout))
-    message[:LENGTH] = torch.tensor([wire.numel()]).view(torch.uint8)
+    message[:LENGTH] = torch.tensor([wire.numel()], dtype=torch.int64, device="cpu").view(torch.uint8)
     message[LENGTH : LENGTH + wire.numel()] = wire
     return message
 

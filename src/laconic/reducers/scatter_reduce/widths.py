@@ -33,11 +33,13 @@ def cheapest(
     [0, 1]
     """
     all_grains, infinite = grains_of(len(costs)), torch.iinfo(torch.int64).max // 2
-    least = torch.zeros(all_grains + 1, dtype=torch.int64)  # cost of the tensors so far, by grains for them
+    least = torch.zeros(
+        all_grains + 1, dtype=torch.int64, device="cpu"
+    )  # cost of the tensors so far, by grains for them
     takes: list[tuple[Tensor, list[int]]] = []
     for cost, error in zip(costs, errors, strict=True):
         grains = [-int(-all_grains * each // allowed) if each else 0 for each in error]
-        table = torch.full((len(cost), all_grains + 1), infinite)
+        table = torch.full((len(cost), all_grains + 1), infinite, dtype=torch.float32, device="cpu")
         for option, used in enumerate(grains):
             if used <= all_grains:
                 table[option, used:] = least[: all_grains + 1 - used] + cost[option]
