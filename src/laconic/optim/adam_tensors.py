@@ -59,7 +59,7 @@ class AdamTensors:
         parameter = self._view.parameter(name)
         state: dict[str, Any] = self._view.optimiser.state[parameter]
         if not state:
-            state["step"] = torch.tensor(0.0)
+            state["step"] = torch.tensor(0.0, dtype=torch.float32, device="cpu")
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
             if self.settings(name)["amsgrad"]:

@@ -63,7 +63,10 @@ class _BoundFrozenAdam(BoundRule):
         self._adam.follow(self._inner.exchange.comm, root)
 
     def state_dict(self) -> dict[str, Tensor]:
-        frozen = {f"frozen/{name}": torch.tensor(count) for name, count in self._updates.items()}
+        frozen = {
+            f"frozen/{name}": torch.tensor(count, dtype=torch.float32, device="cpu")
+            for name, count in self._updates.items()
+        }
         return {**self._inner.exchange.state_dict(), **frozen}
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:

@@ -33,7 +33,7 @@ class Inner:
     def mean(self, tensors: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
         """The group's mean of each tensor, float32 (n,); every rank passes the same names."""
         part = self._parts.setdefault(tuple(tensors), self.exchange.layout.named(tensors))
-        some = next(iter(tensors.values()), torch.empty(0))
+        some = next(iter(tensors.values()), torch.empty(0, dtype=torch.float32, device="cpu"))
         flat = torch.empty(part.segments.end, dtype=torch.float32, device=some.device)
         views = dict(zip(part.names, part.segments.views(flat), strict=True))
         if tensors:

@@ -145,7 +145,7 @@ class _BoundLocalAdam(BoundRule):
 
     def state_dict(self) -> dict[str, Tensor]:
         return {
-            "steps": torch.tensor(self._steps, dtype=torch.float64),
+            "steps": torch.tensor(self._steps, dtype=torch.float64, device="cpu"),
             **{f"since/{name}": _numbers(self._since.get(name, SinceRound())) for name in self._moved},
             **{f"moved/{name}": value.clone() for name, value in self._moved.items()},
             **{f"anchor/{name}": value.clone() for name, value in self._anchor.items()},
@@ -170,4 +170,4 @@ class _BoundLocalAdam(BoundRule):
 
 
 def _numbers(since: SinceRound) -> Tensor:
-    return torch.tensor(astuple(since), dtype=torch.float64)
+    return torch.tensor(astuple(since), dtype=torch.float64, device="cpu")

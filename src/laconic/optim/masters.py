@@ -182,7 +182,10 @@ class Masters:
             if (master := self._kept.get(parameter)) is not None:
                 state[number] = {**state.get(number, {}), MASTER: master}
             elif self._at_random and parameter.dtype in HALF:
-                state[number] = {**state.get(number, {}), ROUNDINGS: torch.tensor(self._roundings)}
+                state[number] = {
+                    **state.get(number, {}),
+                    ROUNDINGS: torch.tensor(self._roundings, dtype=torch.int64, device="cpu"),
+                }
         return {**state_dict, "state": state}
 
     def copied(self, optimizer: Optimizer, memo: dict[int, Any]) -> Masters:

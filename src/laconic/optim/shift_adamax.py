@@ -58,6 +58,8 @@ class ShiftAdaMax(PerTensor):
         state["m"].lerp_(g, 1 - b1)
         torch.maximum(state["v"].mul_(b2), g.abs(), out=state["v"])
         size = float(
-            nearest_power(torch.tensor(group["lr"] / (1 - b1 ** state["step"]), dtype=torch.float64))
+            nearest_power(
+                torch.tensor(group["lr"] / (1 - b1 ** state["step"]), dtype=torch.float64, device="cpu")
+            )
         )
         w.addcdiv_(state["m"], nearest_power(state["v"]).add_(LEAST), value=-size)
