@@ -91,7 +91,7 @@ def averaged(parameters: Sequence[Tensor], comm: Comm) -> Iterator[float]:
             sum(float(x.double().square().sum()) for x in tensors)
             for tensors in ([mean - each.float() for mean, each in zip(means, own, strict=True)], means)
         )
-        total = float(comm.all_reduce(torch.tensor([apart], dtype=torch.float64)))
+        total = float(comm.all_reduce(torch.tensor([apart], dtype=torch.float64, device="cpu")))
         for each, mean in zip(parameters, means, strict=True):
             each.copy_(mean)
     try:

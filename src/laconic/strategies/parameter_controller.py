@@ -261,7 +261,9 @@ class ParameterController(Controller):
         self.bound.load_state_dict(tensors, int(own["step"]))
         self.replica.flat.copy_(flat)
         self._furthest = (0, 0)
-        self._collectively(lambda: self.membership.side_comm.all_reduce(torch.zeros(1)))  # nobody goes ahead
+        self._collectively(
+            lambda: self.membership.side_comm.all_reduce(torch.zeros(1, dtype=torch.float32, device="cpu"))
+        )  # nobody goes ahead
 
     def discard(self) -> None:
         """Nothing is exchanged before a step, so gradients that are thrown away leave nothing behind."""

@@ -57,7 +57,7 @@ class Replica:
         self._model = weakref.ref(model)
         self.layout = Layout.of((name, tuple(each.shape)) for name, each in self.parameters.items())
         self._check(model)
-        self.flat = torch.empty(0)
+        self.flat = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def _check(self, model: nn.Module) -> None:
         if is_sharded(model):
@@ -118,7 +118,7 @@ class Replica:
     def flatten(self) -> None:
         """Copy all parameters into one tensor, and make those in float32 views of it."""
         device = next(iter(self.parameters.values())).device
-        self.flat = torch.empty(self.layout.numel, device=device)
+        self.flat = torch.empty(self.layout.numel, device=device, dtype=torch.float32)
         for name, view in self.views(self.flat).items():
             view.copy_(self.parameters[name].detach())
             if self.parameters[name].dtype == torch.float32:
@@ -268,7 +268,7 @@ def _adopt(tensors: Sequence[Tensor], comm: Comm, root: int) -> None:
     """Copy the root's tensors; those that are alike on all ranks do not travel. Called by all ranks."""
     if not tensors:
         return
-    own = torch.tensor([_digest(each) for each in tensors], device=tensors[0].device)
+    own = torch.tensor([_digest(each) for each in tensors], device=tensors[0].device, dtype=torch.int64)
     differs = comm.all_reduce((comm.broadcast(own.clone(), root) != own).long(), "max")
     for each in compress(tensors, differs.tolist()):  # others may be expanded, and so read alone
         wire = comm.broadcast(_bytes(each).clone(), root)  # bytes, as no backend has all dtypes

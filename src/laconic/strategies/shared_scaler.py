@@ -55,7 +55,7 @@ class SharedScaler:
         ) -> dict[torch.device, Tensor]:
             found = check(optimizer, inv_scale, found_inf, allow_fp16)
             own = [float(each) for each in found.values()]
-            flag = torch.tensor([max(own, default=0.0)], device=found_inf.device)
+            flag = torch.tensor([max(own, default=0.0)], device=found_inf.device, dtype=torch.float32)
             worst = float(comm.all_reduce(flag, "max"))
             for each in found.values():
                 each.fill_(worst)

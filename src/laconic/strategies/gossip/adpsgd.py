@@ -203,7 +203,7 @@ class BoundADPSGD(BoundStrategy):
     def drain(self, side_comm: Comm) -> None:
         """Once no odd rank asks any more, no even rank is moved: then load the shared model."""
         self._wait_for_average()
-        side_comm.all_reduce(torch.zeros(1))
+        side_comm.all_reduce(torch.zeros(1, dtype=torch.float32, device="cpu"))
         self._start_step()
 
     def consensus(self, side_comm: Comm) -> Tensor:

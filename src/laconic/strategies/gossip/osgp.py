@@ -159,7 +159,7 @@ class BoundOSGP(PushSum):
         return {"weight": float(self.weight), "staleness": self.config.staleness, "peers": peers}
 
     def state_dict(self) -> dict[str, Tensor]:
-        return super().state_dict() | {"rounds": torch.tensor(self.rounds)}
+        return super().state_dict() | {"rounds": torch.tensor(self.rounds, dtype=torch.int64, device="cpu")}
 
     def load_state_dict(self, state: Mapping[str, Tensor], steps: int) -> None:
         super().load_state_dict(state, steps)

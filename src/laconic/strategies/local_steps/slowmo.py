@@ -142,7 +142,7 @@ class BoundSlowMo(BoundStrategy):
         if self._base is not None and self.config.average:
             self._base.adopt_(model)
             if self.config.clocked:  # nobody sends while another still adopts
-                self._side_comm.all_reduce(torch.zeros(1))
+                self._side_comm.all_reduce(torch.zeros(1, dtype=torch.float32, device="cpu"))
         for state in self._optimizer.state.values():
             if isinstance(buffer := state.get("momentum_buffer"), Tensor):
                 buffer.zero_()

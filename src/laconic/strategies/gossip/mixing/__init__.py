@@ -65,7 +65,7 @@ def metropolis(topology: Topology, rank: int, size: int, step: int) -> Weights:
 
 def matrix(weights: Mixing, topology: Topology, size: int, step: int) -> Tensor:
     """All shares of a step: float64 (size, size), entry [to, from]."""
-    mixed = torch.zeros(size, size, dtype=torch.float64)
+    mixed = torch.zeros(size, size, dtype=torch.float64, device="cpu")
     for rank in range(size):
         own = weights(topology, rank, size, step)
         mixed[rank, rank] = own.own

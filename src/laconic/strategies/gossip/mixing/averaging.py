@@ -41,8 +41,8 @@ def averaging(topology: Topology, size: int) -> Averaging:
     89
     """
     span = topology.span(size)
-    weight = torch.ones(size, dtype=torch.float64)
-    left = torch.eye(size, dtype=torch.float64) - 1 / size
+    weight = torch.ones(size, dtype=torch.float64, device="cpu")
+    left = torch.eye(size, dtype=torch.float64, device="cpu") - 1 / size
     for step in span:
         mixed = matrix(uniform, topology, size, step)
         before = float(left.abs().max())

@@ -120,9 +120,11 @@ class BoundCodedGossip(BoundStrategy):
 
 def swap(comm: Comm, wire: Tensor, neighbours: list[int], nbytes: int | None) -> dict[int, Tensor]:
     """Send `wire` to all neighbours and take theirs; lengths travel first unless all are `nbytes`."""
-    lengths = {rank: torch.tensor([nbytes or 0]) for rank in neighbours}
+    lengths = {rank: torch.tensor([nbytes or 0], dtype=torch.int64, device="cpu") for rank in neighbours}
     if nbytes is None:
-        comm.exchange(dict.fromkeys(neighbours, torch.tensor([wire.numel()])), lengths)
+        comm.exchange(
+            dict.fromkeys(neighbours, torch.tensor([wire.numel()], dtype=torch.int64, device="cpu")), lengths
+        )
     came = {rank: wire.new_empty(int(length)) for rank, length in lengths.items()}
     comm.exchange(dict.fromkeys(neighbours, wire), came)
     return came

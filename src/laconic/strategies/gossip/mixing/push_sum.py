@@ -25,7 +25,7 @@ class PushSum(BoundStrategy):
 
     def __init__(self, replica: Replica, comm: Metered) -> None:
         super().__init__(replica, comm)
-        self.weight = torch.ones((), dtype=torch.float64)
+        self.weight = torch.ones((), dtype=torch.float64, device="cpu")
         self.inside = False
 
     def consensus(self, side_comm: Comm) -> Tensor:

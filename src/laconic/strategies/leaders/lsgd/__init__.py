@@ -142,7 +142,7 @@ class Leader:
     @classmethod
     def start(cls, comm: Comm, ranks: list[int], x: Tensor) -> Leader:
         """No leader yet: the copy is the initial model."""
-        return cls(comm, ranks, x.clone(), torch.tensor(-1))
+        return cls(comm, ranks, x.clone(), torch.tensor(-1, dtype=torch.int64, device="cpu"))
 
     def follow_(self, x: Tensor, scores: list[float], share: float) -> None:
         """Elect a leader, copy it and mix it into x; do nothing if no rank can lead. Called by all ranks."""

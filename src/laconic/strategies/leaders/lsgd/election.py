@@ -20,8 +20,8 @@ class Losses:
     """
 
     def __init__(self, average: int) -> None:
-        self.window = torch.zeros(average, dtype=torch.float64)
-        self.counts = torch.zeros(2, dtype=torch.int64)
+        self.window = torch.zeros(average, dtype=torch.float64, device="cpu")
+        self.counts = torch.zeros(2, dtype=torch.int64, device="cpu")
 
     def note(self, loss: float) -> None:
         """Replace the oldest loss."""

@@ -87,7 +87,7 @@ class TotalPeriods(Periods):
 
     def _gather(self, stepping: bool) -> bool:
         """Wait for all ranks; returns whether any is stepping."""
-        mine = torch.tensor([self._last, stepping], device=self._device)
+        mine = torch.tensor([self._last, stepping], device=self._device, dtype=torch.int64)
         last, anybody = self._comm.all_reduce(mine, "max").tolist()
         if anybody:
             self.met += 1
@@ -96,7 +96,7 @@ class TotalPeriods(Periods):
         return bool(anybody)
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"periods": torch.tensor([self.met, self._done])}
+        return {"periods": torch.tensor([self.met, self._done], dtype=torch.int64, device="cpu")}
 
     def load_state_dict(self, state: Mapping[str, Tensor], steps: int) -> None:
         self.met, self._done = state["periods"].tolist()
