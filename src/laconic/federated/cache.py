@@ -46,7 +46,7 @@ class Cache:
     """
 
     def __init__(self, n: int, most_nbytes: int) -> None:
-        self._changed = torch.zeros(n, dtype=torch.int32)
+        self._changed = torch.zeros(n, dtype=torch.int32, device="cpu")
         self._updates: deque[tuple[int, Tensor]] = deque()
         self._most_nbytes = most_nbytes
 
@@ -80,9 +80,14 @@ class Cache:
         indices = (self._changed > base).nonzero().flatten().to(torch.int32)
         if 4 * indices.numel() >= 4 * model.numel():
             return None
-        whole, count = Segments.whole(model.numel()), torch.tensor([indices.numel()])
+        whole, count = (
+            Segments.whole(model.numel()),
+            torch.tensor([indices.numel()], dtype=torch.int64, device="cpu"),
+        )
         positions = GOLOMB.encode(indices, count, whole)
-        head = counts_bytes(torch.cat([count, torch.tensor([positions.numel()])]))
+        head = counts_bytes(
+            torch.cat([count, torch.tensor([positions.numel()], dtype=torch.int64, device="cpu")])
+        )
         return torch.cat([head, positions, as_bytes(model[indices.long()])])
 
     def state_dict(self) -> dict[str, Any]:
@@ -96,7 +101,11 @@ class Cache:
 
 
 def _packed(updates: list[tuple[int, Tensor]]) -> Tensor:
-    lengths = counts_bytes(torch.tensor([len(updates), *(update.numel() for _, update in updates)]))
+    lengths = counts_bytes(
+        torch.tensor(
+            [len(updates), *(update.numel() for _, update in updates)], dtype=torch.int64, device="cpu"
+        )
+    )
     return torch.cat([lengths, *(update for _, update in updates)])
 
 

@@ -223,7 +223,7 @@ class Client:
         message = self._message
         self._memory.save(self._state)
         self._message = None
-        return self._answer(Kind.HOLDS, message, torch.empty(0, dtype=torch.uint8))
+        return self._answer(Kind.HOLDS, message, torch.empty(0, dtype=torch.uint8, device="cpu"))
 
     def _answer(self, kind: Kind, message: Message, body: Tensor) -> Tensor:
         return Message(

@@ -122,7 +122,12 @@ class Coding:
     def encode(self, x: Tensor, turn: Turn) -> Tensor:
         """The message, uint8 (m,), of flat x float32 (n,)."""
         wires = [part.codec.at(turn.step).encode_layout(x, part.layout, turn) for part in self.parts]
-        return torch.cat([counts_bytes(torch.tensor([wire.numel() for wire in wires])), *wires])
+        return torch.cat(
+            [
+                counts_bytes(torch.tensor([wire.numel() for wire in wires], dtype=torch.int64, device="cpu")),
+                *wires,
+            ]
+        )
 
     def decode_add_(self, wire: Tensor, out: Tensor, step: int, alpha: float = 1.0) -> Tensor:
         """Add alpha times what a message says to flat `out` float32 (n,), in place.

@@ -154,7 +154,7 @@ class Form:
     def flat(self, model: Mapping[str, Tensor]) -> Tensor:
         """The compressed tensors as float32 (n,), a copy. Raises `SpecError` for a model of another form."""
         self.check(model)
-        flat = torch.empty(self.layout.numel, dtype=torch.float32)
+        flat = torch.empty(self.layout.numel, dtype=torch.float32, device="cpu")
         for entry in self.layout:
             flat[entry.offset : entry.offset + entry.numel] = model[entry.name].detach().reshape(-1)
         return flat
@@ -202,7 +202,7 @@ class Form:
             as_bytes(model[member.name].detach().to("cpu", member.dtype).contiguous().reshape(-1))
             for member in self._with(*roles)
         ]
-        return torch.cat([torch.empty(0, dtype=torch.uint8), *parts])
+        return torch.cat([torch.empty(0, dtype=torch.uint8, device="cpu"), *parts])
 
     def unpack(self, wire: Tensor, *roles: str) -> Tensors:
         """The reverse of `pack`. Raises `WireError` for another number of bytes."""

@@ -106,7 +106,11 @@ class DiffOnTopWeights(UplinkMask):
 
     def content(self, start: Tensor, end: Tensor, segments: Segments) -> Tensor:
         indices, counts = self.codec.select.select_segments(end, segments, [0] * len(segments))
-        first = torch.tensor(segments.starts).repeat_interleave(counts).to(end.device)
+        first = (
+            torch.tensor(segments.starts, dtype=torch.int64, device="cpu")
+            .repeat_interleave(counts)
+            .to(end.device)
+        )
         chosen, masked = first + indices, torch.zeros_like(end)
         masked[chosen] = end[chosen] - start[chosen]
         return masked
@@ -162,7 +166,7 @@ class Uplink:
 
     def decode(self, wire: Tensor) -> Tensor:
         """What a message holds, float32 (n,), with zeros where nothing was sent. Raises `WireError`."""
-        out = torch.zeros(self.layout.segments.end)
+        out = torch.zeros(self.layout.segments.end, dtype=torch.float32, device="cpu")
         rest, masked = read_bytes(wire, REST.message_nbytes(self._rest), "the tensors that are not sparse")
         REST.decode_segments_add_(rest, self._rest, out)
         return self.mask.codec.decode_segments_add_(masked, self._masked, out)

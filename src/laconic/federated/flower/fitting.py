@@ -63,7 +63,12 @@ def _takes_each_entry_apart(strategy: Any) -> bool:
 def _zeros(up: Any) -> float:
     """The share of the entries of a normally distributed update that come out as zero."""
     coding = Coding.up(up, Layout.of([("w", SHAPE)]))
-    x = torch.randn(coding.layout.numel, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(
+        coding.layout.numel,
+        generator=torch.Generator("cpu").manual_seed(0),
+        dtype=torch.float32,
+        device="cpu",
+    )
     came = coding.decode_add_(coding.encode(x, Turn(LATE)), torch.zeros_like(x), LATE)
     return float((came == 0).float().mean())
 

@@ -59,7 +59,10 @@ class Compressed(Strategy):
             )
 
         # So that a wrong argument shows now, not when nodes are connected. Names of buffers are the model's.
-        serve({"w": torch.zeros(1, 1)}, buffers if isinstance(buffers, str) else "send")
+        serve(
+            {"w": torch.zeros(1, 1, dtype=torch.float32, device="cpu")},
+            buffers if isinstance(buffers, str) else "send",
+        )
         check_fits(strategy, up, max_norm)
         self._serve = serve
         self._grid: CompressingGrid | None = None

@@ -73,7 +73,7 @@ class Exchange:
         """
         turn = self._turn(step, len(self.copies))
         self.public, nbytes = _sent(self._down, centre, self.public, turn)
-        head = as_bytes(torch.tensor([] if number is None else [number], dtype=torch.float32))
+        head = as_bytes(torch.tensor([] if number is None else [number], dtype=torch.float32, device="cpu"))
         self.down_nbytes += len(self.copies) * (head.numel() + nbytes)
         return 0.0 if number is None else float(as_numbers(head, torch.float32)[0])
 

@@ -49,10 +49,10 @@ class Mlp:
 
     def first(self, seed: int = 0) -> Tensor:
         """First weights, float32 (n,): uniform within 1 / sqrt(in), as `torch.nn.Linear` has them."""
-        rng = torch.Generator().manual_seed(seed)
+        rng = torch.Generator("cpu").manual_seed(seed)
         bounds = [1 / math.sqrt(inside) for inside, _ in pairwise(self.widths) for _ in range(2)]
         parts = [
-            bound * (2 * torch.rand(entry.numel, generator=rng) - 1)
+            bound * (2 * torch.rand(entry.numel, generator=rng, dtype=torch.float32, device="cpu") - 1)
             for entry, bound in zip(self.layout, bounds, strict=True)
         ]
         return torch.cat(parts)

@@ -77,7 +77,7 @@ class RotatedDigits:
                 rows.append(pool[torch.from_numpy(rng.permutation(len(pool))[:chosen])])
             images.append(torch.stack(rows, dim=1))  # (chosen, ways, 64): every class in turn
         x = torch.stack(images)
-        y = torch.arange(self.ways).expand(self.count, chosen, self.ways)
+        y = torch.arange(self.ways, dtype=torch.int64, device="cpu").expand(self.count, chosen, self.ways)
         return (
             (x[:, :shots].flatten(1, 2), y[:, :shots].flatten(1, 2)),
             (x[:, shots:].flatten(1, 2), y[:, shots:].flatten(1, 2)),

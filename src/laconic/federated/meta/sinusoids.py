@@ -36,8 +36,10 @@ class Sinusoids:
         """x and y float32 (a, size, 1)."""
         arguments.whole("size", size, 1)
         amplitudes, phases = self.waves(step)
-        rng = torch.Generator().manual_seed(mix(self.seed, step, 2))
-        x = REACH * (2 * torch.rand(self.count, size, 1, generator=rng) - 1)
+        rng = torch.Generator("cpu").manual_seed(mix(self.seed, step, 2))
+        x = REACH * (
+            2 * torch.rand(self.count, size, 1, generator=rng, dtype=torch.float32, device="cpu") - 1
+        )
         return x, amplitudes * torch.sin(x - phases)
 
     def episode(self, step: int, shots: int, queries: int) -> tuple[Batch, Batch]:
@@ -49,7 +51,7 @@ class Sinusoids:
 
     def waves(self, step: int = 0) -> tuple[Tensor, Tensor]:
         """Amplitudes and phases of the agents of a step, float32 (a, 1, 1) each."""
-        rng = torch.Generator().manual_seed(mix(self.seed, step if self.fresh else 0, 1))
-        drawn = torch.rand(2, self.count, 1, 1, generator=rng)
+        rng = torch.Generator("cpu").manual_seed(mix(self.seed, step if self.fresh else 0, 1))
+        drawn = torch.rand(2, self.count, 1, 1, generator=rng, dtype=torch.float32, device="cpu")
         low, high = AMPLITUDES
         return low + (high - low) * drawn[0], PHASES[0] + (PHASES[1] - PHASES[0]) * drawn[1]

@@ -32,6 +32,6 @@ class Sampling(Spec):
         """
         if clients < 1:
             raise SpecError(f"a round needs a client, got {clients}")
-        rng = torch.Generator().manual_seed(mix(seed, number, COMMON) >> 1)
-        order = torch.randperm(clients, generator=rng)
+        rng = torch.Generator("cpu").manual_seed(mix(seed, number, COMMON) >> 1)
+        order = torch.randperm(clients, generator=rng, dtype=torch.int64, device="cpu")
         return sorted(order[: self.count(number, clients)].tolist())
