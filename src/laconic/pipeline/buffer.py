@@ -54,7 +54,7 @@ class Buffer:
 
     def __init__(self, samples: int, open_memory: Callable[[], Memory]) -> None:
         self._open = open_memory
-        self.seen = torch.zeros(samples, dtype=torch.bool)
+        self.seen = torch.zeros(samples, dtype=torch.bool, device="cpu")
         self.version = NEW
         self.first_visits = self.changes = 0
         self._drafts: dict[int, Draft] = {}
@@ -137,8 +137,12 @@ class Buffer:
         """A copy. Raises `OSError` if rows could not be written."""
         if self.opened:
             self.memory.flush()
-        rows = self.memory.rows(self.seen) if self.opened else torch.zeros(0, 0, dtype=torch.uint8)
-        return Saved(self.seen.clone(), rows, torch.tensor(list(self.version), dtype=torch.uint8))
+        rows = (
+            self.memory.rows(self.seen) if self.opened else torch.zeros(0, 0, dtype=torch.uint8, device="cpu")
+        )
+        return Saved(
+            self.seen.clone(), rows, torch.tensor(list(self.version), dtype=torch.uint8, device="cpu")
+        )
 
     def restore(self, saved: Saved) -> None:
         """Continue from a copy whose rows fit. Raises `OSError` if there is no room: it is empty then."""

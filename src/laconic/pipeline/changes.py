@@ -81,7 +81,9 @@ class Changes(Channel):
                 values.append(self.change.first_codec.decode(wire, self.n))
             wires.append(wire)
         if not self.fixed:
-            lengths = as_bytes(torch.tensor([wire.numel() for wire in wires], dtype=torch.int32))
+            lengths = as_bytes(
+                torch.tensor([wire.numel() for wire in wires], dtype=torch.int32, device="cpu")
+            )
             wires.insert(0, lengths.to(x.device))
         body = torch.cat(wires)
         self._remember(values, visit, body)
@@ -102,7 +104,7 @@ class Changes(Channel):
     def _known(self, visit: Visit) -> Tensor:
         """bool (rows,): which samples have been seen. None of an evaluation's, which leaves no trace."""
         if not visit.training:
-            return torch.zeros(self.rows, dtype=torch.bool)
+            return torch.zeros(self.rows, dtype=torch.bool, device="cpu")
         assert visit.ids is not None
         return self.buffer.seen[visit.ids]
 

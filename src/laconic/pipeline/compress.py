@@ -257,6 +257,7 @@ def _attached(handle: Handle, schedule: Any, stages: Sequence[Any]) -> Handle:
 def _guard_loss(handle: Handle, schedule: Any) -> None:
     """Let a loss that fails, or has no target, be told to all ranks at the end of the step."""
     one, each = schedule._compute_loss, schedule._maybe_compute_loss
+    zero = functools.partial(torch.zeros, (), dtype=torch.float32, device="cpu")
 
     def checked(output: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         if target is None:
@@ -265,7 +266,7 @@ def _guard_loss(handle: Handle, schedule: Any) -> None:
 
     @functools.wraps(one)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        return handle.links[-1].guarded(-1, "loss", lambda: checked(*args, **kwargs), lambda: torch.zeros(()))
+        return handle.links[-1].guarded(-1, "loss", lambda: checked(*args, **kwargs), zero)
 
     @functools.wraps(each)
     def with_targets(stage: Any, output: Any, targets: Any, *args: Any, **kwargs: Any) -> Any:

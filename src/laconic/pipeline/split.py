@@ -79,4 +79,4 @@ def _repeated(given: Any, rows: int) -> Any:
         return given
     if not len(given):
         return given.new_zeros((rows, *given.shape[1:]))
-    return given[torch.arange(rows, device=given.device) % len(given)]
+    return given[torch.arange(rows, device=given.device, dtype=torch.int64) % len(given)]

@@ -52,7 +52,7 @@ def loaded(state: Mapping[str, Any], identity: Mapping[str, Any]) -> tuple[int, 
 
 def _buffer(name: str, tensors: Mapping[str, Any], samples: int) -> Saved:
     """One boundary's, whose parts fit each other."""
-    new = torch.tensor(list(NEW), dtype=torch.uint8)  # older states have no versions
+    new = torch.tensor(list(NEW), dtype=torch.uint8, device="cpu")  # older states have no versions
     seen = _part(f"{name}/seen", tensors.get(f"{name}/seen"), torch.bool, 1)
     rows = _part(f"{name}/rows", tensors.get(f"{name}/rows"), torch.uint8, 2)
     version = _part(f"{name}/version", tensors.get(f"{name}/version", new), torch.uint8, 1)

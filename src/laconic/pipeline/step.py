@@ -71,7 +71,7 @@ class Step:
 
         All then go on from the highest step that one of them has: only what they remember can still differ.
         """
-        flag = comm.all_reduce(torch.tensor([self.failed], dtype=torch.int32), "max")
+        flag = comm.all_reduce(torch.tensor([self.failed], dtype=torch.int32, device="cpu"), "max")
         if not bool(flag):
             return
         kind, text = ("", "") if self.failure is None else (type(self.failure[0]).__name__, self.failure[1])

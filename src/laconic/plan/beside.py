@@ -30,10 +30,10 @@ def probe_beside(comm: Comm, network: Network) -> Network:
     """The network, with its figures under load added. Collective; the result is the same on all ranks."""
     end = time.perf_counter() + ALONE_S
     idle_rate = _mean(comm, _products(lambda: time.perf_counter() >= end))
-    short = torch.zeros(comm.size)
+    short = torch.zeros(comm.size, dtype=torch.float32, device="cpu")
     waited_s, _ = _together(comm, lambda: comm.all_reduce(short), SHORT_TIMES)
     nbytes = max(1, int(min(LONG_S * network.bytes_a_second, MAX_BYTES) / (comm.size - 1)))
-    message = torch.zeros(nbytes, dtype=torch.uint8)
+    message = torch.zeros(nbytes, dtype=torch.uint8, device="cpu")
     passed_s, busy_rate = _together(comm, lambda: comm.all_gather(message), LONG_TIMES)
     lost_s = max(0.0, 1 - busy_rate / idle_rate) * passed_s
     return replace(
@@ -56,13 +56,16 @@ def _together(comm: Comm, call: Callable[[], object], times: int) -> tuple[float
     with ThreadPoolExecutor(1) as pool:
         exchange = pool.submit(calls)
         products = _products(exchange.done)
-        seconds = torch.tensor([exchange.result()], dtype=torch.float64)
+        seconds = torch.tensor([exchange.result()], dtype=torch.float64, device="cpu")
     return float(comm.all_reduce(seconds, "max")), _mean(comm, products)
 
 
 def _products(ended: Callable[[], bool]) -> float:
     """Matrix products per second, until `ended`; at least one product."""
-    a, out = torch.ones(SIDE, SIDE), torch.empty(SIDE, SIDE)
+    a, out = (
+        torch.ones(SIDE, SIDE, dtype=torch.float32, device="cpu"),
+        torch.empty(SIDE, SIDE, dtype=torch.float32, device="cpu"),
+    )
     start, done = time.perf_counter(), 0
     while not ended() or not done:
         torch.mm(a, a, out=out)
@@ -72,4 +75,4 @@ def _products(ended: Callable[[], bool]) -> float:
 
 def _mean(comm: Comm, figure: float) -> float:
     """Mean over ranks, the same on all."""
-    return float(comm.all_reduce(torch.tensor([figure], dtype=torch.float64))) / comm.size
+    return float(comm.all_reduce(torch.tensor([figure], dtype=torch.float64, device="cpu"))) / comm.size

@@ -111,9 +111,12 @@ class _Way:
     """One direction: the channels of both sides."""
 
     def __init__(self, crossing: Crossing, shape: torch.Size, *, forward: bool) -> None:
-        self._rng = torch.Generator().manual_seed(0)
-        self._x = torch.randn(shape, generator=self._rng)
-        self._out, self._ids = torch.empty(shape), torch.arange(shape[0])
+        self._rng = torch.Generator("cpu").manual_seed(0)
+        self._x = torch.randn(shape, generator=self._rng, dtype=torch.float32, device="cpu")
+        self._out, self._ids = (
+            torch.empty(shape, dtype=torch.float32, device="cpu"),
+            torch.arange(shape[0], dtype=torch.int64, device="cpu"),
+        )
         coding = crossing.forward if forward else crossing.backward
         rows = partial(_in_ram, shape[0])
         self._make = partial(channel_of, coding, "0>1:0", shape, torch.float32, 0, Dense(), shape[0], rows)
@@ -137,7 +140,9 @@ class _Way:
         )
 
     def _once(self, sender: Channel, receiver: Channel) -> _Message:
-        self._x += CHANGED * torch.randn(self._x.shape, generator=self._rng)
+        self._x += CHANGED * torch.randn(
+            self._x.shape, generator=self._rng, dtype=torch.float32, device="cpu"
+        )
         self._step += 1
         visit = Visit(self._step, 0, self._ids)
         began = time.thread_time()

@@ -29,7 +29,10 @@ class InStep:
         self._layout = layout
         self._parameters: dict[str, Tensor] = {}
         if governed:
-            self._parameters = {entry.name: nn.Parameter(torch.zeros(entry.shape)) for entry in layout}
+            self._parameters = {
+                entry.name: nn.Parameter(torch.zeros(entry.shape, dtype=torch.float32, device="cpu"))
+                for entry in layout
+            }
             own = [*self._parameters.values()]
             made = governed[0][0].make(own, lr=None, weight_decay=0.0)
             self.optimiser = made or torch.optim.SGD(own, lr=0.1, momentum=0.9)

@@ -140,8 +140,8 @@ def _pair(comm: Comm, first: int, second: int) -> Pair:
     peers = [peer_of[comm.rank]] if comm.rank in peer_of else []
 
     def both_ways(nbytes: int) -> float:
-        sends = {peer: torch.empty(nbytes, dtype=torch.uint8) for peer in peers}
-        recvs = {peer: torch.empty(nbytes, dtype=torch.uint8) for peer in peers}
+        sends = {peer: torch.empty(nbytes, dtype=torch.uint8, device="cpu") for peer in peers}
+        recvs = {peer: torch.empty(nbytes, dtype=torch.uint8, device="cpu") for peer in peers}
         meet(comm)
         start = time.perf_counter()
         comm.exchange(sends, recvs)
@@ -159,7 +159,7 @@ def probe_network(comm: Comm) -> Network:
     passed = 2 * (comm.size - 1) / comm.size
 
     def seconds(nbytes: int) -> float:
-        x = torch.zeros(nbytes // 4)
+        x = torch.zeros(nbytes // 4, dtype=torch.float32, device="cpu")
         meet(comm)
         start = time.perf_counter()
         comm.all_reduce(x)
@@ -209,7 +209,7 @@ def probe_work(
         rows.append(parts + _ready(trained, ends, clock[1], parts[1], cut))
     for hook in hooks:
         hook.remove()
-    middle = torch.tensor(rows[WARM:], dtype=torch.float64).median(dim=0).values
+    middle = torch.tensor(rows[WARM:], dtype=torch.float64, device="cpu").median(dim=0).values
     forward_s, backward_s, update_s, *ready = comm.all_reduce(middle, "max").tolist()
     return Work(forward_s, backward_s, update_s, cut, cores, tuple(min(each, 1.0) for each in ready))
 
@@ -247,9 +247,9 @@ def layout_of(model: nn.Module) -> Layout:
 
 def largest(comm: Comm, value: float) -> float:
     """The maximum over ranks."""
-    return float(comm.all_reduce(torch.tensor([value], dtype=torch.float64), "max"))
+    return float(comm.all_reduce(torch.tensor([value], dtype=torch.float64, device="cpu"), "max"))
 
 
 def meet(comm: Comm) -> None:
     """A barrier."""
-    comm.all_reduce(torch.zeros(1))
+    comm.all_reduce(torch.zeros(1, dtype=torch.float32, device="cpu"))

@@ -231,7 +231,10 @@ def _one(method: Method, layout: Layout, inner: InTurn, gradients: Gradients) ->
     comm, watch = Metered(inner), inner.watch
     exchange = Exchange(method, layout, comm, StandIn())
     exchange.step = method.warm_at
-    inside, bucket = InStep(method, layout, comm), torch.empty(layout.numel)
+    inside, bucket = (
+        InStep(method, layout, comm),
+        torch.empty(layout.numel, dtype=torch.float32, device="cpu"),
+    )
     encode_s, decode_s = [], []
     for step in range(STEPS):
         gradients.write_(bucket, comm.rank, step)

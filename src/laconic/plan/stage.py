@@ -107,12 +107,12 @@ class Gradients:
     """
 
     def __init__(self, layout: Layout) -> None:
-        rng = torch.Generator().manual_seed(0)
+        rng = torch.Generator("cpu").manual_seed(0)
         n = layout.numel
-        self._shared = torch.randn(n, generator=rng).pow_(3).mul_(SHARED)
-        noise = torch.randn(n, generator=rng).pow_(3)
+        self._shared = torch.randn(n, generator=rng, dtype=torch.float32, device="cpu").pow_(3).mul_(SHARED)
+        noise = torch.randn(n, generator=rng, dtype=torch.float32, device="cpu").pow_(3)
         self._noise = torch.cat([noise, noise])
-        scales = 100 ** torch.rand(len(layout), generator=rng)
+        scales = 100 ** torch.rand(len(layout), generator=rng, dtype=torch.float32, device="cpu")
         self._scales = torch.repeat_interleave(scales, layout.segments.sizes_tensor)
 
     def write_(self, out: Tensor, rank: int, step: int) -> None:

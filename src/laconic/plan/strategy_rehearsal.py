@@ -85,7 +85,7 @@ def _refusal(strategy: Strategy, layout: Layout, size: int) -> LaconicError | No
 
 
 def _model(layout: Layout) -> nn.Module:
-    return nn.ParameterList(torch.zeros(entry.shape) for entry in layout)
+    return nn.ParameterList(torch.zeros(entry.shape, dtype=torch.float32, device="cpu") for entry in layout)
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -99,7 +99,7 @@ def _one(strategy: Strategy, layout: Layout, gradients: Gradients, inner: InTurn
     optimizer = _sgd(model)
     replica = Replica(model, optimizer)
     replica.flatten()
-    gradient = torch.empty(layout.numel)
+    gradient = torch.empty(layout.numel, dtype=torch.float32, device="cpu")
     for parameter, view in zip(model.parameters(), replica.views(gradient).values(), strict=True):
         parameter.grad = view
 

@@ -78,6 +78,8 @@ class Change(PipelineCoding):
         declared = self.codec.omega(SHOWN)
         if declared < LIMIT:
             return declared
-        x = torch.randn(SHOWN, generator=torch.Generator().manual_seed(0))
+        x = torch.randn(
+            SHOWN, generator=torch.Generator("cpu").manual_seed(0), dtype=torch.float32, device="cpu"
+        )
         lost = x - self.codec.decode(self.codec.encode(x, key=1), SHOWN)
         return float(lost.square().sum() / x.square().sum())
