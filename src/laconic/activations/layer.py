@@ -172,7 +172,10 @@ def terms(x: torch.Size, out: torch.Size, weight: torch.Size, geometry: Geometry
         return out.numel() / out[-1]
     total = float(out[0])
     for d, (stride, padding, dilation) in enumerate(geometry):
-        places, taps = torch.arange(out[2 + d]), torch.arange(weight[2 + d])
+        places, taps = (
+            torch.arange(out[2 + d], dtype=torch.int64, device="cpu"),
+            torch.arange(weight[2 + d], dtype=torch.int64, device="cpu"),
+        )
         at = places[:, None] * stride - padding + taps * dilation
         total *= float(((at >= 0) & (at < x[2 + d])).sum()) / len(taps)
     return total

@@ -41,8 +41,8 @@ class Windows:
     def starts(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Row and column where each window begins, (h, 1) and (1, w)."""
         h, w = like.shape[-2:]
-        rows = torch.arange(h, device=like.device) * self.stride[0] - self.padding[0]
-        columns = torch.arange(w, device=like.device) * self.stride[1] - self.padding[1]
+        rows = torch.arange(h, device=like.device, dtype=torch.int64) * self.stride[0] - self.padding[0]
+        columns = torch.arange(w, device=like.device, dtype=torch.int64) * self.stride[1] - self.padding[1]
         return rows[:, None], columns[None, :]
 
 

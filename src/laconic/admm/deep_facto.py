@@ -32,6 +32,7 @@ class DeepFacto(Proximal):
         updates: Of the code, for each batch.
         decay: How much the running sums of past mini-batches keep, in [0, 1).
         seed: Of the parts at the start.
+        device: Of the parts, which are float32; default: torch's.
 
     >>> x = torch.rand(5, 8)
     >>> facto = DeepFacto(features=8, rank=3)
@@ -44,7 +45,14 @@ class DeepFacto(Proximal):
     products: Tensor
 
     def __init__(
-        self, features: int, rank: int, *, updates: int = 10, decay: float = 0.99, seed: int = 0
+        self,
+        features: int,
+        rank: int,
+        *,
+        updates: int = 10,
+        decay: float = 0.99,
+        seed: int = 0,
+        device: torch.device | None = None,
     ) -> None:
         super().__init__(nn.Identity())
         arguments.whole("features", features, 1)
@@ -52,10 +60,13 @@ class DeepFacto(Proximal):
         arguments.whole("updates", updates, 1)
         arguments.number("decay", decay, least=0, below=1)
         self.features, self.rank, self.updates, self.decay = features, rank, updates, decay
-        rng = torch.Generator().manual_seed(seed)
-        self.register_buffer("parts", 0.01 + torch.rand(rank, features, generator=rng))
-        self.register_buffer("codes", torch.zeros(rank, rank))  # A
-        self.register_buffer("products", torch.zeros(rank, features))  # B
+        rng = torch.Generator("cpu").manual_seed(seed)
+        parts = 0.01 + torch.rand(rank, features, generator=rng, dtype=torch.float32, device="cpu")
+        self.register_buffer(
+            "parts", torch.empty(rank, features, dtype=torch.float32, device=device).copy_(parts)
+        )
+        self.register_buffer("codes", torch.zeros(rank, rank, dtype=torch.float32, device=device))  # A
+        self.register_buffer("products", torch.zeros(rank, features, dtype=torch.float32, device=device))  # B
 
     @torch.no_grad()
     def code(self, x: Tensor) -> Tensor:
@@ -70,7 +81,7 @@ class DeepFacto(Proximal):
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         """S M, of the shape of x."""
-        return (self.code(x) @ self.parts).view_as(x)
+        return (self.code(x) @ self.parts).view_as(x).to(x.dtype)
 
     @torch.no_grad()
     def learn(self, x: Tensor) -> Tensor:
@@ -81,13 +92,13 @@ class DeepFacto(Proximal):
         self.products.mul_(self.decay).add_(code.T @ v)
         self.parts.mul_(self.products / (self.codes @ self.parts + TINY))
         self.parts.clamp_(min=TINY)  # from 0 no product leads back, and a feature may come later
-        return (code @ self.parts).view_as(x)
+        return (code @ self.parts).view_as(x).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"features={self.features}, rank={self.rank}"
 
     def _positive(self, x: Tensor) -> Tensor:
-        flat = x.detach().flatten(1)
+        flat = x.detach().flatten(1).float()
         if flat.shape[1] != self.features:
             raise AttachError(
                 f"deep_facto has {self.features} features, and a sample of {tuple(x.shape[1:])} has"

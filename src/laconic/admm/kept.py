@@ -30,7 +30,7 @@ class Kept:
     def __init__(self, samples: int, shape: torch.Size, codec: Codec, path: Path | None, seed: int) -> None:
         self.shape, self.codec, self._n, self._seed = shape, codec, shape.numel(), seed
         self._one = codec.nbytes(self._n)
-        self.seen = torch.zeros(samples, dtype=torch.bool)
+        self.seen = torch.zeros(samples, dtype=torch.bool, device="cpu")
         self.memory: Memory
         if path is None:
             check_size(

@@ -112,7 +112,9 @@ class Neighbours:
         return came
 
     def _heads(self, going: Mapping[int, int]) -> dict[int, int]:
-        sends = {peer: torch.tensor([size], device=self.device) for peer, size in going.items()}
+        sends = {
+            peer: torch.tensor([size], device=self.device, dtype=torch.int64) for peer, size in going.items()
+        }
         came = {peer: torch.zeros(1, dtype=torch.int64, device=self.device) for peer in going}
         self.comm.exchange(sends, came)
         return {peer: int(size) for peer, size in came.items()}

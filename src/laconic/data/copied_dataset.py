@@ -43,7 +43,8 @@ class CopiedDataset(Dataset[Any]):
             return [self._transformed(draw) for draw in draws]
         read = {index: self.dataset[index] for index in dict.fromkeys(draw.example for draw in draws)}
         return [
-            self.augment(read[draw.example], torch.Generator().manual_seed(draw.key >> 1)) for draw in draws
+            self.augment(read[draw.example], torch.Generator("cpu").manual_seed(draw.key >> 1))
+            for draw in draws
         ]
 
     def _transformed(self, draw: Draw) -> Any:

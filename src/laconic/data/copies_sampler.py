@@ -146,12 +146,16 @@ class CopiesSampler(Sampler[list[Draw]]):
     def _order(self, epoch: int) -> Tensor:
         key = mix(self.seed, epoch, COMMON)
         if isinstance(self._source, int):
-            return order(key, self._n) if self._shuffle else torch.arange(self._n)
+            return (
+                order(key, self._n)
+                if self._shuffle
+                else torch.arange(self._n, dtype=torch.int64, device="cpu")
+            )
         if isinstance(self._source, DistributedSampler):
             self._source.set_epoch(epoch)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key >> 1)
-            return torch.tensor([*self._source], dtype=torch.int64)
+            return torch.tensor([*self._source], dtype=torch.int64, device="cpu")
 
 
 def _visits(drawn: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -54,7 +54,7 @@ class Memory(ABC):
     def rows(self, seen: Tensor) -> Tensor:
         """The seen samples' rows uint8 (k, nbytes), a copy."""
         samples = seen.nonzero().flatten().tolist()
-        out = torch.empty(len(samples), self.nbytes, dtype=torch.uint8)
+        out = torch.empty(len(samples), self.nbytes, dtype=torch.uint8, device="cpu")
         for row, sample in zip(out, samples, strict=True):
             row.copy_(self.read(sample))
         return out

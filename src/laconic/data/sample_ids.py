@@ -24,7 +24,7 @@ def sample_ids(ids: Tensor | Sequence[int] | None, samples: int, *, missing: str
     """
     if ids is None:
         raise StateError(missing)
-    found = torch.as_tensor(ids)
+    found = torch.as_tensor(ids, dtype=None, device="cpu")
     if found.dim() != 1 or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
         raise StateError(f"sample ids are a vector of integers, got {found.dtype} of {tuple(found.shape)}")
     found = found.to("cpu", torch.int64, copy=True)

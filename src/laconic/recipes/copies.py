@@ -126,7 +126,9 @@ class Copies:
             for buffer, before in zip(model.buffers(), buffers, strict=True):
                 buffer.copy_(before)
         together = norm(total)
-        factor = sum(lengths, torch.zeros(())) / together if together > 0 else torch.ones(())
+        factor = (
+            sum(lengths, together.new_zeros(())) / together if together > 0 else torch.ones_like(together)
+        )
         if replicated is not None:
             dist.all_reduce(factor, group=replicated.process_group)
             factor /= dist.get_world_size(replicated.process_group)

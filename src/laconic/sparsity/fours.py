@@ -32,7 +32,11 @@ def filled(kept: Tensor, score: Tensor, key: int) -> Tensor:
     tensor([False,  True,  True, False])
     """
     wanted = score.masked_fill(kept, torch.inf).view(-1, 4)
-    luck = torch.rand(wanted.shape, generator=generator(key)).argsort(1).to(score.device)
+    luck = (
+        torch.rand(wanted.shape, generator=generator(key), dtype=torch.float32, device="cpu")
+        .argsort(1)
+        .to(score.device)
+    )
     order = wanted.gather(1, luck).argsort(dim=1, descending=True, stable=True)
     chosen = luck.gather(1, order[:, :2])
     return torch.zeros_like(wanted, dtype=torch.bool).scatter_(1, chosen, True).flatten()
@@ -40,4 +44,6 @@ def filled(kept: Tensor, score: Tensor, key: int) -> Tensor:
 
 def drawn(n: int, key: int) -> Tensor:
     """Two of each four at random, bool (n,), on the host."""
-    return filled(torch.zeros(n, dtype=torch.bool), torch.zeros(n), key)
+    return filled(
+        torch.zeros(n, dtype=torch.bool, device="cpu"), torch.zeros(n, dtype=torch.float32, device="cpu"), key
+    )

@@ -45,7 +45,13 @@ class SparseWeight(nn.Module):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
             return torch.sparse_csr_tensor(
-                self.rows, self.columns, self.values, self.shape, check_invariants=False
+                self.rows,
+                self.columns,
+                self.values,
+                self.shape,
+                check_invariants=False,
+                dtype=self.values.dtype,
+                device=self.values.device,
             )
 
     def dense(self) -> Tensor:

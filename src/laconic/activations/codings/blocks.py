@@ -46,4 +46,6 @@ class Blocks(Coding):
         return kernels.minmax_encode(x, Segments.whole(x.numel()), [key], self.form)
 
     def decode(self, wire: Tensor, n: int) -> Tensor:
-        return kernels.minmax_add_(wire, Segments.whole(n), torch.zeros(n, device=wire.device), self.form)
+        return kernels.minmax_add_(
+            wire, Segments.whole(n), torch.zeros(n, device=wire.device, dtype=torch.float32), self.form
+        )

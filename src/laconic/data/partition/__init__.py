@@ -129,7 +129,9 @@ class Deal:
 def integers(kinds: Kinds) -> Tensor:
     """The kinds as int64 (n,) on the CPU. Raises `SpecError` unless they are integers in one dimension."""
     try:
-        given: Any = torch.as_tensor(np.asarray(kinds) if not isinstance(kinds, Tensor) else kinds)
+        given: Any = torch.as_tensor(
+            np.asarray(kinds) if not isinstance(kinds, Tensor) else kinds, dtype=None, device="cpu"
+        )
     except (TypeError, ValueError):
         raise SpecError(f"labels must be integers (n,), got {arguments.shown(kinds)}") from None
     if not len(given.shape):
@@ -169,4 +171,4 @@ def even_cuts(n: int, parts: int) -> list[int]:
 
 def ascending(parts: Sequence[Tensor]) -> Tensor:
     """All of these indices in ascending order."""
-    return torch.cat([*parts, torch.empty(0, dtype=torch.int64)]).sort().values
+    return torch.cat([*parts, torch.empty(0, dtype=torch.int64, device="cpu")]).sort().values

@@ -49,5 +49,7 @@ class SparseEvolution(Sparsifier):
 
     def updated(self, weight: Tensor, used: Tensor, score: Tensor | None, share: float, at: Moment) -> Tensor:
         count = int(schedule.fraction(at.turn, at.steps, self.drop, self.until) * int(used.sum()))
-        luck = torch.rand(used.numel(), generator=generator(at.key + 2)).to(used.device)
+        luck = torch.rand(
+            used.numel(), generator=generator(at.key + 2), dtype=torch.float32, device="cpu"
+        ).to(used.device)
         return drop_and_grow(weight.abs(), used, luck, count, at.key, self.layout)
