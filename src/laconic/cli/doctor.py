@@ -143,7 +143,7 @@ def _product_s(dtype: torch.dtype) -> float | None:
     """Seconds of one product of two matrices of 256 x 256; None where this machine has no kernel for it."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        x = torch.randn(256, 256, device=device).to(dtype)
+        x = torch.randn(256, 256, device=device, dtype=torch.float32).to(dtype)
         took = []
         for _ in range(5):
             began = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import torch
 from torch import nn
 
 from laconic import activations
@@ -44,7 +45,8 @@ def check_fit(spec: str, workers: int, recipe: Recipe, enlarged: Enlarged) -> No
     """Raise `SpecError` or `AttachError` if this number of workers or the optimiser is refused."""
     found = strategy_or_method(spec)
     sizes = {"batch": 1, "base_batch": 1, "steps": 1}
-    optimizer, _, _ = enlarged.optimizer(nn.Linear(1, 1), recipe, found, lr=None, **sizes)
+    model = nn.Linear(1, 1, dtype=torch.float32, device="cpu")
+    optimizer, _, _ = enlarged.optimizer(model, recipe, found, lr=None, **sizes)
     if isinstance(found, Strategy):
         found.check(workers, optimizer)
     elif enlarged.recipe is not None:

@@ -75,7 +75,7 @@ def states(count: int) -> list[RandomState]:
     seed, found = torch.initial_seed(), [present()]
     for replica in range(1, count):
         draws = random.Random(f"{seed} {replica}")
-        generator = torch.Generator().manual_seed(draws.getrandbits(63))
+        generator = torch.Generator("cpu").manual_seed(draws.getrandbits(63))
         numbers = np.random.RandomState(random.Random(f"{seed} {replica} numpy").getrandbits(32)).get_state()
         found.append((generator.get_state(), draws.getstate(), numbers))
     return found

@@ -121,7 +121,10 @@ def _rows_of_all(comm: Comm, x: Tensor) -> list[Tensor]:
     one = x.shape[1:]
     if one.numel():
         return [each.view(-1, *one) for each in comm.all_gather(x.contiguous().view(-1))]
-    return [x.new_empty(int(rows), *one) for rows in comm.all_gather(torch.tensor([len(x)]))]
+    return [
+        x.new_empty(int(rows), *one)
+        for rows in comm.all_gather(torch.tensor([len(x)], dtype=torch.int64, device="cpu"))
+    ]
 
 
 def differentiable(x: Tensor) -> bool:

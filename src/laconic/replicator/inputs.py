@@ -93,7 +93,7 @@ def _shared(comm: Comm, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
             except Exception as error:
                 failure, text = error, f"{type(error).__name__}: {error}"
                 said = json.dumps(["data", str(error)] if isinstance(error, DataError) else ["error", text])
-        heard = comm.all_gather(torch.tensor([*said.encode()], dtype=torch.uint8))[0]
+        heard = comm.all_gather(torch.tensor([*said.encode()], dtype=torch.uint8, device="cpu"))[0]
         if failure is not None:
             raise failure
         message = json.loads(bytes(heard.tolist()))
@@ -144,7 +144,7 @@ def _handed_out(comm: Comm, structure: Structure, parts: list[list[Tensor]]) -> 
             comm.exchange({rank: parts[i][rank] for rank in range(1, comm.size)}, {})
             mine.append(parts[i][0])
         else:
-            room = torch.empty(leaf.shape, dtype=leaf.dtype)
+            room = torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu")
             comm.exchange({}, {0: room})
             mine.append(room)
     return mine

@@ -100,9 +100,11 @@ def flatten(nest: Nest, *, kept: bool = False) -> tuple[list[Tensor], Structure]
     if isinstance(nest, Tensor):
         return [nest], Structure("tensor", dtype=nest.dtype, shape=tuple(nest.shape))
     if kept and isinstance(nest, int):
-        return [torch.tensor(int(nest))], Structure("flag" if isinstance(nest, bool) else "whole")
+        return [torch.tensor(int(nest), dtype=torch.int64, device="cpu")], Structure(
+            "flag" if isinstance(nest, bool) else "whole"
+        )
     if isinstance(nest, int | float):
-        return [torch.tensor(float(nest), dtype=torch.float64)], Structure("number")
+        return [torch.tensor(float(nest), dtype=torch.float64, device="cpu")], Structure("number")
     if nest is None:
         return [], Structure("none")
     if isinstance(nest, dict):

@@ -61,12 +61,14 @@ class CheckedOrder(Order):
         number = int.from_bytes(self._digest, "little", signed=True)
         self._counters[comm.rank].add(1)
         try:
-            numbers = torch.cat(comm.all_gather(torch.tensor([number]))).tolist()
+            numbers = torch.cat(
+                comm.all_gather(torch.tensor([number], dtype=torch.int64, device="cpu"))
+            ).tolist()
             if len(set(numbers)) == 1:
                 return
             texts = [
                 bytes(each.tolist()).decode()
-                for each in comm.all_gather(torch.tensor([*note.encode()], dtype=torch.uint8))
+                for each in comm.all_gather(torch.tensor([*note.encode()], dtype=torch.uint8, device="cpu"))
             ]
         except PeerError as error:
             raise PeerError(f"{self._alone(note)}: {error}") from error

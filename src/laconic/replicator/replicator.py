@@ -206,7 +206,9 @@ class Replicator(Meetings):
         if self.replicas == 1:
             return mine
         self._order.check(self._order.note("the next batch of run()"))
-        return bool(self._at.comm.all_reduce(torch.tensor([int(mine)], dtype=torch.int32), "min"))
+        return bool(
+            self._at.comm.all_reduce(torch.tensor([int(mine)], dtype=torch.int32, device="cpu"), "min")
+        )
 
     def make_input(self, input_fn: InputFn, replication: Replication = PER_WORKER) -> Iterator[Any]:
         """This replica's batches.

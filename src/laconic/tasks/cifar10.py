@@ -28,20 +28,22 @@ def inputs(x: Tensor, rng: torch.Generator | None) -> Tensor:
     """float32 images, normalised per channel; cropped and flipped at random if there is a generator."""
     if rng is not None:
         x = crop_and_flip(x, rng)
-    return (x.float() / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    return (
+        x.float() / 255 - torch.tensor(MEAN, dtype=torch.float32, device="cpu").view(3, 1, 1)
+    ) / torch.tensor(STD, dtype=torch.float32, device="cpu").view(3, 1, 1)
 
 
 def crop_and_flip(x: Tensor, rng: torch.Generator) -> Tensor:
     """Pad (b, c, 32, 32) by 4 zeros per side, crop 32 x 32 at random, mirror half of the images."""
     batch, _, height, width = x.shape
     padded = F.pad(x, (4, 4, 4, 4)).permute(0, 2, 3, 1)
-    top = torch.randint(0, 9, (batch, 1), generator=rng)
-    left = torch.randint(0, 9, (batch, 1), generator=rng)
-    mirrored = torch.rand(batch, 1, generator=rng) < 0.5
-    rows = top + torch.arange(height)
-    columns = torch.arange(width).expand(batch, width)
+    top = torch.randint(0, 9, (batch, 1), generator=rng, dtype=torch.int64, device="cpu")
+    left = torch.randint(0, 9, (batch, 1), generator=rng, dtype=torch.int64, device="cpu")
+    mirrored = torch.rand(batch, 1, generator=rng, dtype=torch.float32, device="cpu") < 0.5
+    rows = top + torch.arange(height, dtype=torch.int64, device="cpu")
+    columns = torch.arange(width, dtype=torch.int64, device="cpu").expand(batch, width)
     columns = left + torch.where(mirrored, width - 1 - columns, columns)
-    image = torch.arange(batch)[:, None, None]
+    image = torch.arange(batch, dtype=torch.int64, device="cpu")[:, None, None]
     return padded[image, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 

@@ -136,7 +136,7 @@ class CopiedShard:
 
     def rng(self, step: int) -> torch.Generator:
         """The random numbers of this rank's augmentation at this step."""
-        return torch.Generator().manual_seed(mix(self.order.rng(step).initial_seed(), self.copy) >> 1)
+        return torch.Generator("cpu").manual_seed(mix(self.order.rng(step).initial_seed(), self.copy) >> 1)
 
 
 def _scaled(peak: float, factor: Rate, step: int) -> float:

@@ -35,7 +35,7 @@ def prepare(
     if examples is not None:
         total = len(loaded["train_y"])
         arguments.whole("--examples", examples, 1, total, f"{task.name} has no more for training")
-        chosen = torch.arange(examples) * total // examples
+        chosen = torch.arange(examples, dtype=torch.int64, device="cpu") * total // examples
         loaded |= {name: loaded[name][chosen] for name in ("train_x", "train_y")}
     tensors = {name: part.contiguous() for name, part in loaded.items()}
     scratch.parent.mkdir(parents=True, exist_ok=True)
@@ -45,5 +45,5 @@ def prepare(
 
 def mapped(scratch: Path) -> Tensors:
     """The tensors that `prepare` wrote, memory-mapped."""
-    tensors: Tensors = torch.load(scratch, mmap=True, weights_only=True)
+    tensors: Tensors = torch.load(scratch, map_location="cpu", mmap=True, weights_only=True)
     return tensors

@@ -39,7 +39,7 @@ def train_stage(settings: TrainingSettings, emit: Emit) -> list[int]:
     torch.manual_seed(settings.seed)  # every rank builds the same model
     whole = recipe.build()
     replica = pipeline.replica(rank)
-    own = torch.arange(len(tensors["train_y"]))[replica :: pipeline.replicas]
+    own = torch.arange(len(tensors["train_y"]), dtype=torch.int64, device="cpu")[replica :: pipeline.replicas]
     order = Shard(len(own), settings.batch, 0, 1, mix(settings.seed, replica))
     example = task.inputs(tensors["train_x"][: settings.batch], None)
     work = StageAtWork(

@@ -48,7 +48,7 @@ def windows(letters: Tensor) -> tuple[Tensor, Tensor]:
 
 def passages(y: Tensor) -> Tensor:
     """Which tenth of the text each window (n, 64) is from, (n,): each has its own scenes and voices."""
-    return torch.arange(len(y)) * 10 // len(y)
+    return torch.arange(len(y), dtype=torch.int64, device="cpu") * 10 // len(y)
 
 
 def speakers(x: Tensor) -> Tensor:
@@ -66,9 +66,11 @@ def speakers(x: Tensor) -> Tensor:
             "this text has no speakers: each speech must begin with a line NAME: after a blank line"
         )
     names = {name: number for number, name in enumerate(dict.fromkeys(found[1] for found in speeches))}
-    starts = torch.tensor([found.start(1) for found in speeches])
-    numbers = torch.tensor([names[found[1]] for found in speeches])
-    speech = torch.searchsorted(starts, torch.arange(x.numel()), right=True) - 1
+    starts = torch.tensor([found.start(1) for found in speeches], dtype=torch.int64, device="cpu")
+    numbers = torch.tensor([names[found[1]] for found in speeches], dtype=torch.int64, device="cpu")
+    speech = (
+        torch.searchsorted(starts, torch.arange(x.numel(), dtype=torch.int64, device="cpu"), right=True) - 1
+    )
     return numbers[speech.clamp(min=0)].view(x.shape).mode(1).values
 
 
@@ -120,7 +122,7 @@ class GPT(nn.Module):
     def __init__(self, width: int = 128, depth: int = 3, heads: int = 4, window: int = WINDOW) -> None:
         super().__init__()
         self.embed = nn.Embedding(LETTERS, width)
-        self.place = nn.Parameter(0.1 * torch.randn(window, width))
+        self.place = nn.Parameter(0.1 * torch.randn(window, width, dtype=torch.float32, device="cpu"))
         self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, LETTERS, bias=False)

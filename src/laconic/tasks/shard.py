@@ -52,9 +52,11 @@ class Shard:
 
     def rng(self, step: int) -> torch.Generator:
         """The random numbers of this rank's augmentation at this step."""
-        return torch.Generator().manual_seed(mix(self.seed, step, self.rank) >> 1)
+        return torch.Generator("cpu").manual_seed(mix(self.seed, step, self.rank) >> 1)
 
 
 @lru_cache(maxsize=2)
 def _order(n: int, key: int) -> Tensor:
-    return torch.randperm(n, generator=torch.Generator().manual_seed(key >> 1))
+    return torch.randperm(
+        n, generator=torch.Generator("cpu").manual_seed(key >> 1), dtype=torch.int64, device="cpu"
+    )

@@ -49,21 +49,28 @@ def send(comm: Comm, peer: int, call: Call) -> None:
     """Send it to this rank of a pair. Raises `PeerError` if that is gone."""
     text = json.dumps(call.told).encode()
     text += b" " * (-len(text) % 8)
-    tensors = torch.empty(0, dtype=torch.uint8) if call.tensors is None else call.tensors
-    head = torch.tensor([len(text)]).view(torch.uint8)
+    tensors = torch.empty(0, dtype=torch.uint8, device="cpu") if call.tensors is None else call.tensors
+    head = torch.tensor([len(text)], dtype=torch.int64, device="cpu").view(torch.uint8)
     body = torch.cat([head, torch.frombuffer(bytearray(text), dtype=torch.uint8), tensors])
-    comm.exchange({peer: torch.tensor([int(call.kind), body.numel(), call.number, call.version])}, {})
+    comm.exchange(
+        {
+            peer: torch.tensor(
+                [int(call.kind), body.numel(), call.number, call.version], dtype=torch.int64, device="cpu"
+            )
+        },
+        {},
+    )
     comm.exchange({peer: body}, {})
 
 
 def receive(comm: Comm, peer: int) -> Call:
     """The next message of this rank of a pair. Raises `PeerError` if it is gone, `WireError` for no call."""
-    header = torch.zeros(4, dtype=torch.int64)
+    header = torch.zeros(4, dtype=torch.int64, device="cpu")
     comm.exchange({}, {peer: header})
     kind, nbytes, number, version = header.tolist()
     if kind not in {*Kind} or not 8 <= nbytes <= MOST:
         raise WireError(f"a message begins with [kind, bytes, number, version], got {header.tolist()}")
-    body = torch.empty(nbytes, dtype=torch.uint8)
+    body = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
     comm.exchange({}, {peer: body})
     head, rest = read_bytes(body, 8, "the length of the text")
     text, tensors = read_bytes(rest, max(0, int(as_numbers(head, torch.int64))), "the text")

@@ -44,12 +44,15 @@ class Link:
         self.layout = Layout.of((name, tuple(each.shape)) for name, each in tensors.items())
         self.wires = wires_of(compressor, self.layout)
         self.keeps = self.wires.codec.needs_feedback
-        self.flat, self.grad = torch.zeros(self.layout.numel), torch.zeros(self.layout.numel)
-        self.residual = torch.zeros(self.layout.numel if self.keeps else 0)
+        self.flat, self.grad = (
+            torch.zeros(self.layout.numel, dtype=torch.float32, device="cpu"),
+            torch.zeros(self.layout.numel, dtype=torch.float32, device="cpu"),
+        )
+        self.residual = torch.zeros(self.layout.numel if self.keeps else 0, dtype=torch.float32, device="cpu")
         self.version = 0
         self.staleness: int | None = 0
         self._name, self._seed, self._number = name, seed, 0
-        self._wire = torch.empty(0, dtype=torch.uint8)
+        self._wire = torch.empty(0, dtype=torch.uint8, device="cpu")
         for entry in self.layout:
             view(self.flat, entry).copy_(tensors[entry.name].detach())
 

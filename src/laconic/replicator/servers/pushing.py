@@ -133,7 +133,11 @@ class Pushing(Controller):
             raise failure
         for link in self._links if self.comm.size > 1 else ():
             self.comm.broadcast(link.flat)
-            numbers = torch.tensor([link.version, -1 if link.staleness is None else link.staleness])
+            numbers = torch.tensor(
+                [link.version, -1 if link.staleness is None else link.staleness],
+                dtype=torch.int64,
+                device="cpu",
+            )
             link.version, staleness = self.comm.broadcast(numbers).tolist()
             link.staleness = None if staleness < 0 else staleness
 
