@@ -20,6 +20,8 @@ class Activation(nn.Module):
     training. `turns` int64 counts the training batches: random rounding depends on it and the seed alone, so
     a model that loads its `state_dict` goes on with the same bits.
 
+    `device`: of `low`, `high` and `turns`; default: torch's.
+
     >>> layer = Activation(Precision(bits=2))
     >>> layer(torch.tensor([[0.0, 0.4, 3.0], [0.0, 1.2, 3.0]]))
     tensor([[0., 0., 3.],
@@ -30,12 +32,12 @@ class Activation(nn.Module):
     high: Tensor
     turns: Tensor
 
-    def __init__(self, precision: Precision) -> None:
+    def __init__(self, precision: Precision, device: torch.device | None = None) -> None:
         super().__init__()
         self.precision = precision
-        self.register_buffer("low", torch.zeros(()))
-        self.register_buffer("high", torch.zeros(()))
-        self.register_buffer("turns", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("low", torch.zeros((), dtype=torch.float32, device=device))
+        self.register_buffer("high", torch.zeros((), dtype=torch.float32, device=device))
+        self.register_buffer("turns", torch.zeros((), dtype=torch.int64, device=device))
         self._turn = 0  # of the present call
         self._repeats = Repeats()
 

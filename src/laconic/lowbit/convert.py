@@ -66,9 +66,15 @@ def convert(
     """
     precision = Precision(bits, rounding, seed)
     check_kept(dict(model.named_modules(remove_duplicate=False)), keep)
-    made = _converted(copied(model), "", precision, keep, {})
+    with _device_of(model):  # also of layers without a parameter, such as Add
+        made = _converted(copied(model), "", precision, keep, {})
     Called(made, [module for module in made.modules() if isinstance(module, (QuantConv2d, QuantLinear))])
     return made
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    tensors = chain(model.parameters(), model.buffers())
+    return next((each.device for each in tensors), torch.device("cpu"))
 
 
 def _converted(
@@ -108,8 +114,7 @@ def _layer(
         made = make(module, precision.at(name))
     except AttachError as error:
         raise AttachError(f"{name!r}: {error}") from None
-    device = tensors[0].device if tensors else torch.device("cpu")
-    return made.to(device).train(module.training)
+    return (made.to(tensors[0].device) if tensors else made).train(module.training)
 
 
 def _refuse(module: nn.Module, name: str, bits: int) -> None:

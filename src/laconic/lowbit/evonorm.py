@@ -30,6 +30,7 @@ class EvoNormS0(nn.Module):
     Args:
         channels: c, a multiple of `groups`.
         groups: Groups of channels that share a variance; default: 8.
+        device, dtype: Of the parameters; default: torch's, as for `nn.BatchNorm2d`.
 
     Raises:
         ValueError: `groups` does not divide `channels`.
@@ -38,14 +39,21 @@ class EvoNormS0(nn.Module):
     torch.Size([2, 16, 4, 4])
     """
 
-    def __init__(self, channels: int, groups: int = 8) -> None:
+    def __init__(
+        self,
+        channels: int,
+        groups: int = 8,
+        *,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         if channels % groups:
             raise ValueError(f"groups must divide channels, got {groups} groups of {channels} channels")
         self.channels, self.groups = channels, groups
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.bias = nn.Parameter(torch.zeros(channels))
-        self.v = nn.Parameter(torch.ones(channels))
+        self.weight = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
+        self.v = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias, v = (each.view(-1, 1, 1) for each in (self.weight, self.bias, self.v))
@@ -61,23 +69,31 @@ class RangeEvoNorm(nn.Module):
         channels: c, a multiple of `groups`.
         groups: Groups of channels that share a scale; default: 8.
         precision: Bits, rounding and seed; default: 8 bits, to nearest, 0.
+        device: Of the parameters, which are float32; default: torch's.
 
     >>> RangeEvoNorm(16)(torch.randn(2, 16, 4, 4)).shape
     torch.Size([2, 16, 4, 4])
     """
 
-    def __init__(self, channels: int, groups: int = 8, *, precision: Precision = EIGHT) -> None:
+    def __init__(
+        self,
+        channels: int,
+        groups: int = 8,
+        *,
+        precision: Precision = EIGHT,
+        device: torch.device | None = None,
+    ) -> None:
         super().__init__()
-        like = EvoNormS0(channels, groups)
+        like = EvoNormS0(channels, groups, device=device, dtype=torch.float32)
         self.channels, self.groups = channels, groups
         self.weight, self.bias, self.v = like.weight, like.bias, like.v
         self.precision = precision
-        self.inputs = Activation(precision)
+        self.inputs = Activation(precision, device)
 
     @classmethod
     def of(cls, norm: EvoNormS0, precision: Precision) -> RangeEvoNorm:
         """The low-bit form of a layer, with the same parameters."""
-        made = cls(norm.channels, norm.groups, precision=precision)
+        made = cls(norm.channels, norm.groups, precision=precision, device=norm.weight.device)
         made.weight, made.bias, made.v = norm.weight, norm.bias, norm.v
         return made
 

@@ -17,7 +17,9 @@ from laconic.lowbit.few_bit_layers import FEW
 from laconic.lowbit.pack import pack
 from laconic.lowbit.treated import place
 
-ONES = torch.tensor([byte.bit_count() for byte in range(256)])  # bits that are set in a byte
+ONES = torch.tensor(
+    [byte.bit_count() for byte in range(256)], dtype=torch.int64, device="cpu"
+)  # bits that are set in a byte
 
 
 class FewBitHandle:

@@ -9,6 +9,7 @@ arithmetic are float32, see `grid`.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from laconic.core.errors import AttachError
@@ -32,8 +33,8 @@ class QuantConv2d(nn.Conv2d):
         groups: As in `torch.nn.Conv2d`; default: 1.
         bias: Whether there is a bias; default: True.
         precision: Bits, rounding and seed; default: 8 bits, to nearest, 0.
+        device: Of the parameters and running ends, which are float32; default: torch's.
 
-    >>> import torch
     >>> layer = QuantConv2d(3, 8, 3, padding=1, precision=Precision(bits=8))
     >>> layer(torch.randn(4, 3, 16, 16)).shape
     torch.Size([4, 8, 16, 16])
@@ -51,10 +52,12 @@ class QuantConv2d(nn.Conv2d):
         bias: bool = True,
         *,
         precision: Precision = EIGHT,
+        device: torch.device | None = None,
     ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias)
+        shape = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias)
+        super().__init__(*shape, device=device, dtype=torch.float32)
         self.precision = precision
-        self.inputs = Activation(precision)
+        self.inputs = Activation(precision, device)
 
     @classmethod
     def of(cls, layer: nn.Conv2d, precision: Precision) -> QuantConv2d:
@@ -72,6 +75,7 @@ class QuantConv2d(nn.Conv2d):
             layer.groups,
             layer.bias is not None,
             precision=precision,
+            device=layer.weight.device,
         )
         made.weight, made.bias = layer.weight, layer.bias
         return made
@@ -101,23 +105,30 @@ class QuantLinear(nn.Linear):
         out_features: The last dimension of the result.
         bias: Whether there is a bias; default: True.
         precision: Bits, rounding and seed; default: 8 bits, to nearest, 0.
+        device: Of the parameters and running ends, which are float32; default: torch's.
 
-    >>> import torch
     >>> QuantLinear(16, 4)(torch.randn(2, 16)).shape
     torch.Size([2, 4])
     """
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, *, precision: Precision = EIGHT
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        precision: Precision = EIGHT,
+        device: torch.device | None = None,
     ) -> None:
-        super().__init__(in_features, out_features, bias)
+        super().__init__(in_features, out_features, bias, device=device, dtype=torch.float32)
         self.precision = precision
-        self.inputs = Activation(precision)
+        self.inputs = Activation(precision, device)
 
     @classmethod
     def of(cls, layer: nn.Linear, precision: Precision) -> QuantLinear:
         """The low-bit form of a layer, with the same parameters."""
-        made = cls(layer.in_features, layer.out_features, layer.bias is not None, precision=precision)
+        shape = (layer.in_features, layer.out_features, layer.bias is not None)
+        made = cls(*shape, precision=precision, device=layer.weight.device)
         made.weight, made.bias = layer.weight, layer.bias
         return made
 

@@ -22,13 +22,19 @@ from laconic.lowbit.repeats import repeated
 class _LowBitNorm(nn.Module):
     """Base: rounds input and gradient, and holds gamma `weight` and beta `bias`, (c,)."""
 
-    def __init__(self, channels: int, affine: bool, precision: Precision) -> None:
+    def __init__(
+        self, channels: int, affine: bool, precision: Precision, device: torch.device | None
+    ) -> None:
         super().__init__()
         self.channels = channels
         self.precision = precision
-        self.inputs = Activation(precision)
-        self.weight = nn.Parameter(torch.ones(channels)) if affine else None
-        self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
+        self.inputs = Activation(precision, device)
+        self.weight = (
+            nn.Parameter(torch.ones(channels, dtype=torch.float32, device=device)) if affine else None
+        )
+        self.bias = (
+            nn.Parameter(torch.zeros(channels, dtype=torch.float32, device=device)) if affine else None
+        )
 
     def out(self, x: Tensor) -> Tensor:
         """gamma x + beta for each channel of x (n, c, ...); its gradient is rounded."""
@@ -49,6 +55,7 @@ class RangeNorm(_LowBitNorm):
         channels: c.
         affine: Whether there are gamma and beta; default: True.
         precision: Bits, rounding and seed; default: 8 bits, to nearest, 0.
+        device: Of the parameters and running values, which are float32; default: torch's.
 
     >>> y = RangeNorm(3)(5 + 2 * torch.randn(64, 3, 8, 8, generator=torch.Generator().manual_seed(0)))
     >>> bool((y.mean((0, 2, 3)).abs() < 0.01).all()), bool(((y.std((0, 2, 3)) - 1).abs() < 0.2).all())
@@ -58,10 +65,17 @@ class RangeNorm(_LowBitNorm):
     running_mean: Tensor
     running_scale: Tensor
 
-    def __init__(self, channels: int, affine: bool = True, *, precision: Precision = EIGHT) -> None:
-        super().__init__(channels, affine, precision)
-        self.register_buffer("running_mean", torch.zeros(channels))
-        self.register_buffer("running_scale", torch.ones(channels))
+    def __init__(
+        self,
+        channels: int,
+        affine: bool = True,
+        *,
+        precision: Precision = EIGHT,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__(channels, affine, precision, device)
+        self.register_buffer("running_mean", torch.zeros(channels, dtype=torch.float32, device=device))
+        self.register_buffer("running_scale", torch.ones(channels, dtype=torch.float32, device=device))
 
     @classmethod
     def of(cls, norm: nn.BatchNorm2d, precision: Precision) -> RangeNorm:
@@ -71,7 +85,7 @@ class RangeNorm(_LowBitNorm):
                 "a range norm needs running statistics, got BatchNorm2d(track_running_stats=False): use"
                 " GroupNorm, which needs none"
             )
-        made = cls(norm.num_features, norm.affine, precision=precision)
+        made = cls(norm.num_features, norm.affine, precision=precision, device=norm.running_mean.device)
         made.weight, made.bias = norm.weight, norm.bias
         made.running_mean.copy_(norm.running_mean)
         made.running_scale.copy_((norm.running_var + norm.eps).rsqrt())
@@ -99,21 +113,29 @@ class RangeGroupNorm(_LowBitNorm):
         channels: c, a multiple of `groups`.
         affine: Whether there are gamma and beta; default: True.
         precision: Bits, rounding and seed; default: 8 bits, to nearest, 0.
+        device: Of the parameters and running values, which are float32; default: torch's.
 
     >>> RangeGroupNorm(2, 4)(torch.randn(3, 4, 8, 8)).shape
     torch.Size([3, 4, 8, 8])
     """
 
     def __init__(
-        self, groups: int, channels: int, affine: bool = True, *, precision: Precision = EIGHT
+        self,
+        groups: int,
+        channels: int,
+        affine: bool = True,
+        *,
+        precision: Precision = EIGHT,
+        device: torch.device | None = None,
     ) -> None:
-        super().__init__(channels, affine, precision)
+        super().__init__(channels, affine, precision, device)
         self.groups = groups
 
     @classmethod
     def of(cls, norm: nn.GroupNorm, precision: Precision) -> RangeGroupNorm:
         """The low-bit form of a GroupNorm, with its parameters."""
-        made = cls(norm.num_groups, norm.num_channels, norm.affine, precision=precision)
+        device = norm.weight.device if norm.affine else None
+        made = cls(norm.num_groups, norm.num_channels, norm.affine, precision=precision, device=device)
         made.weight, made.bias = norm.weight, norm.bias
         return made
 

@@ -28,6 +28,7 @@ class ShiftBatchNorm(nn.Module):
 
     Args:
         channels: c.
+        device, dtype: Of the parameters and running values; default: torch's, as for `nn.BatchNorm2d`.
 
     >>> x = 5 + 2 * torch.randn(256, 3, generator=torch.Generator().manual_seed(0))
     >>> y = ShiftBatchNorm(3)(x)
@@ -39,14 +40,16 @@ class ShiftBatchNorm(nn.Module):
     running_var: Tensor
     num_batches_tracked: Tensor
 
-    def __init__(self, channels: int) -> None:
+    def __init__(
+        self, channels: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
         self.channels = channels
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.bias = nn.Parameter(torch.zeros(channels))
-        self.register_buffer("running_mean", torch.zeros(channels))
-        self.register_buffer("running_var", torch.ones(channels))
-        self.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.int64))
+        self.weight = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
+        self.register_buffer("running_mean", torch.zeros(channels, device=device, dtype=dtype))
+        self.register_buffer("running_var", torch.ones(channels, device=device, dtype=dtype))
+        self.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.int64, device=device))
 
     @classmethod
     def of(cls, norm: Any) -> ShiftBatchNorm:
@@ -58,7 +61,7 @@ class ShiftBatchNorm(nn.Module):
                 "a norm with shifts has gamma, beta and running values, got a BatchNorm with"
                 f" affine={norm.affine}, track_running_stats={norm.track_running_stats}: keep it with keep="
             )
-        made = cls(norm.num_features).train(norm.training)
+        made = cls(norm.num_features, device=norm.weight.device, dtype=norm.weight.dtype).train(norm.training)
         for name in ("weight", "bias"):
             setattr(made, name, getattr(norm, name))
         for name in ("running_mean", "running_var", "num_batches_tracked"):
