@@ -10,6 +10,7 @@ from torch import Tensor
 from laconic.core.turn import MASK
 from laconic.kernels import dispatch
 from laconic.kernels.philox import reference
+from laconic.kernels.philox.reference import CPU
 
 
 def _check(n: int, offset: int) -> None:
@@ -17,7 +18,7 @@ def _check(n: int, offset: int) -> None:
         raise ValueError(f"n and offset must not be negative, got n={n}, offset={offset}")
 
 
-def philox(key: int, n: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
+def philox(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
     """Uniform 32-bit words [offset, offset + n) of the stream of a 64-bit key, as the bits of int32 (n,).
 
     >>> philox(0, 2).tolist()
@@ -31,7 +32,7 @@ def philox(key: int, n: int, offset: int = 0, device: torch.device | None = None
     return reference.philox(key & MASK, n, offset, device)
 
 
-def uniform(key: int, n: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
+def uniform(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
     """Uniform float32 (n,) in [0, 1): multiples of 2^-24, made of the top 24 bits of `philox`."""
     _check(n, offset)
     out = torch.empty(n, dtype=torch.float32, device=device)
@@ -45,7 +46,7 @@ def uniform(key: int, n: int, offset: int = 0, device: torch.device | None = Non
     return reference.uniform(key & MASK, n, offset, device)
 
 
-def dither24(key: int, n: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
+def dither24(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
     """Uniform integers int32 (n,) in [0, 2^24), elements [offset, offset + n) of a key's dither.
 
     A fraction f is rounded up where its element is below trunc(f * 2^24). Kernels make 16 of the 24 bits,
@@ -66,7 +67,7 @@ def dither24(key: int, n: int, offset: int = 0, device: torch.device | None = No
     return reference.dither24(key & MASK, n, offset, device)
 
 
-def dithers24(keys: Sequence[int], sizes: Sequence[int], device: torch.device | None = None) -> Tensor:
+def dithers24(keys: Sequence[int], sizes: Sequence[int], device: torch.device = CPU) -> Tensor:
     """Dither of several tensors, int32 (sum(sizes),): of each key its elements [0, size), in order.
 
     >>> dithers24([0, 0], [1, 2]).tolist()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from laconic.core.framing import sent_to
 
+CPU = torch.device("cpu")
 LOW = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -51,12 +52,12 @@ def _fill_(out: Tensor, low: Tensor, high: Tensor, key: Key) -> None:
         out[:, i] = word.view(torch.int32)[::2]  # the low halves
 
 
-def _ranges(n: int, device: torch.device | None) -> Iterator[tuple[int, int]]:
-    chunk = CHUNK if device is None or device.type == "cpu" else DEVICE_CHUNK
+def _ranges(n: int, device: torch.device) -> Iterator[tuple[int, int]]:
+    chunk = CHUNK if device.type == "cpu" else DEVICE_CHUNK
     return ((at, min(at + chunk, n)) for at in range(0, n, chunk))
 
 
-def blocks(key: int, first: int, count: int, device: torch.device | None = None) -> Tensor:
+def blocks(key: int, first: int, count: int, device: torch.device = CPU) -> Tensor:
     """Words int32 (4 count,) of a key's counters [first, first + count)."""
     out = torch.empty(count, 4, dtype=torch.int32, device=device)
     halves = (key & LOW, key >> 32 & LOW)
@@ -67,7 +68,7 @@ def blocks(key: int, first: int, count: int, device: torch.device | None = None)
     return out.view(-1)
 
 
-def streams(runs: Sequence[Run], device: torch.device | None = None) -> Tensor:
+def streams(runs: Sequence[Run], device: torch.device = CPU) -> Tensor:
     """Words int32 (4 * counters,) of several runs of counters, one run after the other."""
     if all(count <= SMALL for _, _, count in runs):
         return blocks(*runs[0], device) if len(runs) == 1 else _small_streams(runs, device)
@@ -81,7 +82,7 @@ def streams(runs: Sequence[Run], device: torch.device | None = None) -> Tensor:
     return torch.cat(parts)
 
 
-def _small_streams(runs: Sequence[Run], device: torch.device | None) -> Tensor:
+def _small_streams(runs: Sequence[Run], device: torch.device) -> Tensor:
     """All runs at once, with a key at each counter."""
     counts = tuple(count for _, _, count in runs)
     total = sum(counts)
@@ -116,24 +117,24 @@ def without_padding(x: Tensor, sizes: Sequence[int], multiple: int) -> Tensor:
     return torch.cat(torch.split(x, runs)[::2])
 
 
-def words(key: int, n: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
+def words(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
     """Elements [offset, offset + n) of the key's stream: int64 (n,), each below 2^32."""
     return philox(key, n, offset, device).to(torch.int64) & LOW
 
 
-def philox(key: int, n: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
+def philox(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
     """The same elements as the bits of int32 (n,)."""
     first = offset // 4
     stream = blocks(key, first, (offset + n + 3) // 4 - first, device)
     return stream[offset - 4 * first :][:n]
 
 
-def uniform(key: int, n: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
+def uniform(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
     """The top 24 bits of each element as float32 in [0, 1): exact multiples of 2^-24."""
     return (philox(key, n, offset, device) >> 8 & 0xFFFFFF).to(torch.float32).mul_(2.0**-24)
 
 
-def dither24(key: int, n: int, offset: int = 0, device: torch.device | None = None) -> Tensor:
+def dither24(key: int, n: int, offset: int = 0, device: torch.device = CPU) -> Tensor:
     """Elements [offset, offset + n): half a word each of the key's stream, and a byte of another one."""
     halves, quarters = offset // 8, offset // 16
     first, second = (offset + n + 7) // 8 - halves, (offset + n + 15) // 16 - quarters
@@ -142,7 +143,7 @@ def dither24(key: int, n: int, offset: int = 0, device: torch.device | None = No
     return _joined(upper, drawn[4 * first :].view(torch.uint8)[offset - 16 * quarters :][:n])
 
 
-def dithers24(keys: Sequence[int], sizes: Sequence[int], device: torch.device | None = None) -> Tensor:
+def dithers24(keys: Sequence[int], sizes: Sequence[int], device: torch.device = CPU) -> Tensor:
     """int32 (sum(sizes),): of each key the dither of so many elements, one after the other."""
     if len(keys) == 1:
         return dither24(keys[0], sizes[0], 0, device)

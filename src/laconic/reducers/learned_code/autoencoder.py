@@ -98,7 +98,7 @@ class Autoencoder:
         for i in range(len(UP) - 1):
             weight = own[f"up{i}.weight"]
             y = conv_transpose1d(y, weight, own[f"up{i}.bias"], 2, 1, 1)
-            slope = torch.where(y > 0, 1.0, SLOPE).to(y.dtype)
+            slope = torch.ones_like(y, dtype=torch.float32).masked_fill_(~(y > 0), SLOPE).to(y.dtype)
             y, dy = y * slope, conv_transpose1d(dy, weight, None, 2, 1, 1) * slope[: len(dy)]
         weight = own["value.weight"]
         y, dy = conv1d(y, weight, own["value.bias"]), conv1d(dy, weight)
