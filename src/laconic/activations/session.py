@@ -24,6 +24,7 @@ from laconic.activations.ledger import Ledger
 from laconic.activations.twins import Key, Twins, elements
 from laconic.activations.windows import Places, Windows
 from laconic.core.errors import AttachError, NonFiniteError
+from laconic.core.inference import outside_inference_mode
 from laconic.core.step_listeners import after_each_step
 
 Watched = Callable[[Tensor], None]
@@ -31,6 +32,7 @@ _sessions: WeakSet[Session] = WeakSet()  # that are told of steps
 _lock = threading.Lock()  # ranks can be threads
 
 
+@outside_inference_mode("state_dict", "load_state_dict")
 class Session(TorchFunctionMode):
     """What `compress` returns. Open for forward passes; backward passes need nothing of it."""
 

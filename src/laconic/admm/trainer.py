@@ -23,6 +23,7 @@ from laconic.comm.comm import Comm
 from laconic.comm.torch_comm import TorchComm
 from laconic.core import arguments
 from laconic.core.errors import AttachError, StateError
+from laconic.core.inference import outside_inference_mode
 from laconic.core.spec import parse
 from laconic.data.sample_ids import sample_ids
 from laconic.exchange.agreement import accepted_by_all, agree
@@ -40,6 +41,7 @@ def adam(parameters: Iterable[nn.Parameter]) -> Optimizer:
     return torch.optim.Adam(parameters, lr=1e-3)
 
 
+@outside_inference_mode("drain", "finish", "gather", "stats", "state_dict", "load_state_dict", "close")
 class BlockTrainer:
     """A model cut into blocks, one a rank, that train at the same time (a reconstruction: see `block_admm`).
 

@@ -25,6 +25,7 @@ from laconic.comm.metered import Meter, Metered
 from laconic.comm.torch_comm import TorchComm
 from laconic.core.codec import Codec
 from laconic.core.errors import AttachError, StateError
+from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
 from laconic.ddp.shard_gather import GatherCoded, codec_of, own_gather, restore
 from laconic.ddp.shard_memory import ShardMemory
@@ -91,6 +92,7 @@ def compress_sharded(
     return handle
 
 
+@outside_inference_mode("stats", "state_dict", "load_state_dict", "discard", "remove")
 class ShardedHandle:
     """A compressed model under `fully_shard` on one rank: figures, and the way back."""
 

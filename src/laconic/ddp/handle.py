@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from laconic.comm.metered import Metered
 from laconic.core import arguments
 from laconic.core.errors import AttachError, NonFiniteError, PeerError
+from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
 from laconic.core.mask import cleared, mask_of
 from laconic.ddp.buckets import Buckets, real_shape
@@ -32,6 +33,7 @@ from laconic.exchange.stats import Stats
 from laconic.optim.inner import under
 
 
+@outside_inference_mode("stats", "state_dict", "load_state_dict", "discard", "meet", "remove")
 class Handle(Joinable):
     """A compressed model on one rank: figures, state, and the way back. Made by `laconic.compress`.
 
@@ -199,11 +201,10 @@ class Handle(Joinable):
     def discard(self) -> None:
         """Forget what is held back: nothing of any gradient so far comes back in a later step.
 
-        For gradients that are thrown away, by zero_grad() in place of step(): what was not sent of them would
-        come with later ones. What is left of earlier steps is forgotten too, and momentum that is applied
-        before the exchange: so it is for a step that is skipped now and then. A backward pass whose gradients
-        are never used, such as that of a GAN's generator through its discriminator, is better run under
-        `model.no_sync()`: nothing is exchanged then, and nothing lost. Call it on every rank, between steps.
+        For a step that is skipped now and then, by zero_grad() in place of step(): the unsent share of its
+        gradients would come with later ones. It also drops residuals of earlier steps, and momentum that is
+        applied before the exchange. Run a backward pass whose gradients are never used, such as that of a
+        GAN's generator, under `model.no_sync()`: nothing is exchanged or lost. Call it on every rank.
         """
         self.exchange.discard()
         self.buckets.discard()

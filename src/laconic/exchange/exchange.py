@@ -19,6 +19,7 @@ from laconic.comm.metered import Metered
 from laconic.comm.sent import Sent
 from laconic.comm.void import VoidSum
 from laconic.core.deferred import deferred
+from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
 from laconic.core.mask import Mask, cleared
 from laconic.core.per_layout import PerLayout
@@ -38,6 +39,7 @@ from laconic.feedback.no_feedback import NoFeedback
 from laconic.reducers.sum import Sum
 
 
+@outside_inference_mode("discard", "state_dict", "load_state_dict")
 class Exchange:
     """A method bound to a model's layout and a group."""
 

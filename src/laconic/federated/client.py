@@ -10,6 +10,7 @@ from torch import Tensor
 
 from laconic.core.errors import NonFiniteError, SpecError, StateError, WireError
 from laconic.core.framing import as_numbers
+from laconic.core.inference import outside_inference_mode
 from laconic.core.turn import Turn
 from laconic.exchange.method import lift
 from laconic.federated.cache import read_updates, write_entries_
@@ -19,6 +20,7 @@ from laconic.federated.memory import InMemory, Memory
 from laconic.federated.message import Kind, Message, NeedsWhole, Refused, digest, too_large
 
 
+@outside_inference_mode("receive", "reply", "acknowledge")
 class Client:
     """One client of one run.
 

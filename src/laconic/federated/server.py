@@ -20,6 +20,7 @@ from torch import Tensor
 
 from laconic.core import arguments
 from laconic.core.errors import SpecError, StateError, WireError
+from laconic.core.inference import outside_inference_mode
 from laconic.core.turn import Turn, mix, name_key
 from laconic.federated.cache import Cache
 from laconic.federated.coding import Coding
@@ -41,6 +42,7 @@ class Contact:
     met: int = 0  # messages so far
 
 
+@outside_inference_mode("publish", "message_for", "receive", "state_dict", "load_state_dict")
 class Server:
     """A model's server. What is published is version 1, 2, ...
 

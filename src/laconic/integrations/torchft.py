@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucke
 from torch.autograd import Variable
 
 from laconic.core.errors import AttachError, NonFiniteError
+from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
 from laconic.ddp.buckets import layout_of, real_shape
 from laconic.ddp.communication_thread import Answer, CommunicationThread, let_go
@@ -46,6 +47,7 @@ class Every:
 EVERY = Every()
 
 
+@outside_inference_mode("stats", "state_dict", "load_state_dict")
 class ReplicaHandle:
     """A compressed replica: figures and state. Its model has it as `handle`."""
 

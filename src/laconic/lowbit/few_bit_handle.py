@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from laconic import kernels
 from laconic.core.errors import StateError
+from laconic.core.inference import outside_inference_mode
 from laconic.lowbit import clipping
 from laconic.lowbit.called import Called
 from laconic.lowbit.few_bit_layers import FEW
@@ -22,6 +23,7 @@ ONES = torch.tensor(
 )  # bits that are set in a byte
 
 
+@outside_inference_mode("finish", "state_dict", "load_state_dict", "remove")
 class FewBitHandle:
     """What was done to a model. `layers`: the layers in few bits, by name."""
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from laconic.core.codec import Codec
 from laconic.core.errors import StateError
+from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
 from laconic.exchange.rule import BoundRule, OptimiserView, Site
 from laconic.optim.adam_rule import AdamRule
@@ -36,6 +37,7 @@ class FrozenAdam(AdamRule):
         return _BoundFrozenAdam(self, layout, view, site)
 
 
+@outside_inference_mode("close", "state_dict", "load_state_dict")
 class _BoundFrozenAdam(BoundRule):
     def __init__(self, spec: FrozenAdam, layout: Layout, view: OptimiserView, site: Site) -> None:
         self._spec = spec

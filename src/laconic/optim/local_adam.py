@@ -15,6 +15,7 @@ from torch import Tensor
 
 from laconic.core.codec import Codec
 from laconic.core.errors import StateError
+from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
 from laconic.exchange.method import Route, everything, routes
 from laconic.exchange.rule import BoundRule, OptimiserView, Site
@@ -66,6 +67,7 @@ class SinceRound:
 KINDS = ("steps", "since/", "moved/", "anchor/")
 
 
+@outside_inference_mode("close", "state_dict", "load_state_dict")
 class _BoundLocalAdam(BoundRule):
     def __init__(self, spec: LocalAdam, layout: Layout, view: OptimiserView, site: Site) -> None:
         self._rounds = spec.rounds

@@ -21,6 +21,7 @@ from torch.optim import SGD, Optimizer
 
 from laconic import kernels
 from laconic.core.errors import AttachError, StateError
+from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
 from laconic.exchange.rule import BoundRule, OptimiserView, Rule, Site, refuse_settings
 from laconic.feedback import Feedback
@@ -60,6 +61,7 @@ class SgdMomentum(Rule):
         return _BoundSgdMomentum(self.feedback, layout, view)
 
 
+@outside_inference_mode("close", "state_dict", "load_state_dict")
 class _BoundSgdMomentum(BoundRule):
     def __init__(self, feedback: Feedback, layout: Layout, view: OptimiserView) -> None:
         self._feedback = feedback

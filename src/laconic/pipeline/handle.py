@@ -12,6 +12,7 @@ from torch import Tensor
 
 from laconic.comm.comm import Comm
 from laconic.core.errors import AttachError
+from laconic.core.inference import outside_inference_mode
 from laconic.data.memory import Memory
 from laconic.pipeline import state
 from laconic.pipeline.buffer import Saved
@@ -25,6 +26,7 @@ from laconic.pipeline.stats import Stats, Traffic
 from laconic.pipeline.step import Step, checked_ids
 
 
+@outside_inference_mode("stats", "forget", "state_dict", "load_state_dict", "remove")
 class Handle:
     """A compressed pipeline on one rank: steps with sample ids, figures, state, and the way back.
 
@@ -140,10 +142,7 @@ class Handle:
         }
 
     def forget(self) -> None:
-        """Empty all buffers: each sample's next visit is its first again. Called on every rank.
-
-        The way out where buffers differ between ranks, or a disk was full: files are opened anew.
-        """
+        """Empty all buffers, after an error too: each sample's next visit is its first. For all ranks."""
         self._check_attached()
         self._loaded.clear()
         for each in self._changes():

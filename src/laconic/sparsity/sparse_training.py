@@ -21,6 +21,7 @@ from laconic import kernels
 from laconic.comm.metered import Metered
 from laconic.comm.torch_comm import TorchComm
 from laconic.core.errors import StateError
+from laconic.core.inference import outside_inference_mode
 from laconic.core.mask import Mask, set_mask
 from laconic.core.skipped import is_skipped
 from laconic.core.turn import Turn
@@ -56,6 +57,7 @@ class SparsityStats:
     score_bytes: int
 
 
+@outside_inference_mode("stats", "remove", "state_dict", "load_state_dict")
 class SparseTraining:
     """What `laconic.sparsity.sparsify` did to a model.
 

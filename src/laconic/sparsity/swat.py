@@ -14,6 +14,7 @@ from torch import nn
 
 from laconic.core import arguments
 from laconic.core.errors import AttachError, StateError
+from laconic.core.inference import outside_inference_mode
 from laconic.lowbit.called import Called, refuse_read
 from laconic.lowbit.hooked import has_hooks
 from laconic.lowbit.kept import check_kept, is_kept
@@ -97,6 +98,7 @@ def swat(
     return Swat(model, {name: (treated[name], layer) for name, layer in made.items()})
 
 
+@outside_inference_mode("state_dict", "load_state_dict", "remove")
 class Swat:
     """What `swat` did to a model. `layers`: the sparse layers by name; `densities`: their shares."""
 

@@ -14,6 +14,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError, NonFiniteError, StateError
+from laconic.core.inference import outside_inference_mode
 from laconic.exchange.stats import Stats
 from laconic.optim.master_weights import masters_of
 from laconic.strategies.controller import Controller, GradientController
@@ -28,6 +29,7 @@ KEY = "laconic"  # where the optimiser's state holds the strategy's memory
 ALL = "optimizers"  # where a gathered state holds those of the ranks' optimisers
 
 
+@outside_inference_mode("finish", "stats", "remove", "discard", "state_dict", "load_state_dict")
 class DistributedOptimizer(Optimizer, Joinable):
     """Your optimiser, tied to those of the other ranks. Made by `laconic.distribute`.
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError, StateError
+from laconic.core.inference import outside_inference_mode
 from laconic.lowbit.admm.extragradient import Prediction
 from laconic.lowbit.admm.outcome import Outcome
 from laconic.lowbit.admm.saved import read_state
@@ -18,6 +19,7 @@ from laconic.lowbit.admm.weights import Quantised, dense, project_all, refuse_mo
 FORMAT = 1
 
 
+@outside_inference_mode("remove", "state_dict", "load_state_dict")
 class Admm(Outcome):
     """ADMM at work on one model. Made by `laconic.lowbit.admm`.
 

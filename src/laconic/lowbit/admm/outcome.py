@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from laconic.core.errors import StateError
+from laconic.core.inference import outside_inference_mode
 from laconic.core.skipped import is_skipped
 from laconic.lowbit import taken
 from laconic.lowbit.admm.packing import Size, packed_copy, size_of
@@ -22,6 +23,7 @@ from laconic.lowbit.admm.tables import Table
 from laconic.lowbit.admm.weights import Quantised, check_optimizer, dense, treated_layers, treated_weights
 
 
+@outside_inference_mode("finish", "pack")
 class Outcome(ABC):
     """A model that trains towards a table. `weights`: the matrices that are quantised, by name."""
 

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from laconic.core import arguments
 from laconic.core.errors import NonFiniteError, StateError
+from laconic.core.inference import outside_inference_mode
 from laconic.lowbit.admm.outcome import Outcome
 from laconic.lowbit.admm.tables import Name, table_of
 from laconic.lowbit.admm.weights import Quantised, Tie, dense, project_all, refuse_moved_padding
@@ -61,6 +62,7 @@ def straight_through(
     return StraightThrough(model, optimizer, table, tie, rounds, keep)
 
 
+@outside_inference_mode("remove", "state_dict", "load_state_dict")
 class StraightThrough(Outcome):
     """Straight-through training of one model. Made by `laconic.lowbit.straight_through`."""
 

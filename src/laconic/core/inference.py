@@ -1,0 +1,47 @@
+"""State outlives `torch.inference_mode`: calls that create or change it leave that mode.
+
+A tensor created in inference mode can never be changed outside it, and autograd cannot save it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+Kind = TypeVar("Kind", bound=type)
+
+
+def outside_inference_mode(*methods: str) -> Callable[[Kind], Kind]:
+    """Return a class decorator: these methods leave inference mode, and return to it.
+
+    >>> @outside_inference_mode("reset")
+    ... class Sum:
+    ...     def reset(self):
+    ...         self.value = torch.zeros(())
+    >>> total = Sum()
+    >>> with torch.inference_mode():
+    ...     total.reset()
+    >>> total.value.is_inference()
+    False
+    """
+
+    def decorate(kind: Kind) -> Kind:
+        for name in methods:
+            setattr(kind, name, _left(kind.__dict__[name]))
+        return kind
+
+    return decorate
+
+
+def _left(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def outside(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_inference_mode_enabled():
+            return method(*args, **kwargs)
+        with torch.inference_mode(False):
+            return method(*args, **kwargs)
+
+    return outside
