@@ -30,7 +30,10 @@ class Rank:
         self.method = lift(spec)
         rng = torch.Generator().manual_seed(1)
         self.parameters = {
-            entry.name: nn.Parameter(torch.randn(entry.shape, generator=rng)) for entry in MODEL
+            entry.name: nn.Parameter(
+                torch.randn(entry.shape, generator=rng, dtype=torch.float32, device="cpu")
+            )
+            for entry in MODEL
         }
         self.optimizer = optimizer_for(self.method, [*self.parameters.values()])
         names: Mapping[Any, str] = {each: name for name, each in self.parameters.items()}

@@ -43,7 +43,7 @@ def compressors() -> list[str]:
 def given(name: str, n: int) -> Tensor:
     """Input float32 (n,) of a kind, the same in every call."""
     rng = torch.Generator().manual_seed(n)
-    x = torch.zeros(n)
+    x = torch.zeros(n, dtype=torch.float32, device="cpu")
     if name == "normal":
         x = torch.randn(n, generator=rng)
     elif name == "heavy":

@@ -40,10 +40,11 @@ class Settings:
 
 def gradient(rank: int, step: int, layout: Layout = MODEL) -> Tensor:
     """Flat float32 (layout.segments.end,): heavy-tailed, of very different scales by tensor."""
-    flat = torch.zeros(layout.segments.end)
+    flat = torch.zeros(layout.segments.end, dtype=torch.float32, device="cpu")
     for entry in layout:
         seed = hash((rank, step, len(entry.name), entry.numel)) % (1 << 31)
-        values = torch.randn(entry.numel, generator=torch.Generator().manual_seed(seed))
+        rng = torch.Generator().manual_seed(seed)
+        values = torch.randn(entry.numel, generator=rng, dtype=torch.float32, device="cpu")
         flat[entry.offset : entry.offset + entry.numel] = values**3 * (1 + entry.numel % 7)
     return flat
 
@@ -60,7 +61,7 @@ def cut(layout: Layout, *sizes: int) -> list[Layout]:
 
 def take(flat: Tensor, layout: Layout, bucket: Layout) -> Tensor:
     """The bucket's tensors out of a flat gradient of the whole layout."""
-    out = torch.empty(bucket.numel)
+    out = torch.empty(bucket.numel, dtype=torch.float32, device="cpu")
     for entry in bucket:
         source = layout[entry.name]
         out[entry.offset : entry.offset + entry.numel] = flat[source.offset : source.offset + source.numel]

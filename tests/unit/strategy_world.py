@@ -32,7 +32,8 @@ class Numbers(nn.Module):
         super().__init__()
         rng = torch.Generator().manual_seed(7)
         for name, shape in SHAPES.items():
-            self.register_parameter(name, nn.Parameter(torch.randn(shape, generator=rng)))
+            start = torch.randn(shape, generator=rng, dtype=torch.float32, device="cpu")
+            self.register_parameter(name, nn.Parameter(start))
 
 
 def start() -> Tensor:
@@ -42,7 +43,8 @@ def start() -> Tensor:
 
 def gradient(x: Tensor, rank: int, step: int) -> Tensor:
     """Pulls x (N,) to a point that differs by rank and step."""
-    point = torch.randn(N, generator=torch.Generator().manual_seed(1000 * step + rank))
+    rng = torch.Generator().manual_seed(1000 * step + rank)
+    point = torch.randn(N, generator=rng, dtype=torch.float32, device="cpu")
     return x - point - rank
 
 

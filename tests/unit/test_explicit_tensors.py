@@ -48,7 +48,7 @@ def implicit(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield call.lineno, f"{name} without map_location="
         elif root == "torch" and short in FORBIDDEN:
             yield call.lineno, name
-        elif name == "torch.where" and all(isinstance(number(each), float) for each in call.args[1:]):
+        elif name == "torch.where" and floats(call.args[1:]):
             yield call.lineno, f"{name} of two numbers, whose result has the default dtype"
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "torch":
@@ -57,12 +57,12 @@ def implicit(tree: ast.AST) -> Iterator[tuple[int, str]]:
                     yield node.lineno, f"from torch import {alias.name}"
 
 
-def number(node: ast.expr) -> object:
-    """The number that is written here, or None."""
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return None
+def floats(values: list[ast.expr]) -> bool:
+    """Whether all are numbers, or names of constants, and one is written as a float."""
+    plain = [each.operand if isinstance(each, ast.UnaryOp) else each for each in values]
+    constants = [each.value for each in plain if isinstance(each, ast.Constant)]
+    named = [each for each in plain if isinstance(each, ast.Name) and each.id.isupper()]
+    return len(constants) + len(named) == len(values) and any(isinstance(each, float) for each in constants)
 
 
 def test_every_tensor_has_an_explicit_dtype_and_device() -> None:
@@ -82,7 +82,7 @@ def test_every_tensor_has_an_explicit_dtype_and_device() -> None:
         "torch.arange(n, device=x.device)",
         "torch.nn.Linear(2, 2)",
         "torch.Generator()",
-        "torch.where(x > 0, 1.0, -1.0)",
+        "torch.where(x > 0, 1.0, -SLOPE)",
         "from torch import zeros",
     ):
         assert [*implicit(ast.parse(bad))], bad
