@@ -16,7 +16,7 @@ from laconic.core.spec import parse
 from laconic.exchange.method import lift
 from laconic.strategies.strategy import Strategy
 
-from . import strategy_ranks
+from . import strategy_ranks, transform_laws
 from .method_ranks import Rank
 from .table import compressors, given, specs
 
@@ -115,10 +115,22 @@ def trained(spec: str, setting: str) -> list[Tensor]:
         return [each for end in Loopback.run(size, play) for each in end]
 
 
+def transformed(name: str, setting: str) -> list[Tensor]:
+    """The end of a training by everything that is no exchange between ranks."""
+
+    @contextmanager
+    def opened() -> Iterator[None]:
+        with torch_setting(setting), in_thread(setting):
+            yield
+
+    return transform_laws.LAWS[name](opened, lambda: evaluating(setting))
+
+
 LAWS: dict[str, tuple[Law, list[str]]] = {
     "codec": (coded, CODECS),
     "method": (exchanged, METHODS),
     "strategy": (trained, STRATEGIES),
+    "transform": (transformed, [*transform_laws.LAWS]),
 }
 CASES = [(kind, spec) for kind, (_, names) in LAWS.items() for spec in names]
 

@@ -69,7 +69,7 @@ class Packed(nn.Module):
         """The bits of a weight whose last dimension is a row."""
         at = places(weight.detach().float(), self.levels.weights).to(torch.int32)
         for plane, bits in enumerate(getattr(self, name)):
-            signs = ((at >> plane & 1) - 0.5).reshape(-1, weight.shape[-1]).contiguous()
+            signs = ((at >> plane & 1).float() - 0.5).reshape(-1, weight.shape[-1]).contiguous()
             bits.copy_(kernels.xnor_pack(signs).view(bits.shape))
 
     def check(self) -> None:
@@ -84,7 +84,7 @@ class Packed(nn.Module):
         if count == 1:
             return [x]
         at = places(x, count or 1).to(torch.int32)
-        return [(at >> plane & 1) - 0.5 for plane in range(count or 1)]
+        return [(at >> plane & 1).float() - 0.5 for plane in range(count or 1)]
 
     def product(self, name: str, x: Tensor, multiply: Any, real: Any) -> Tensor:
         """The product of x with a weight. `multiply(signs, bits)` is one of signs, `real(x, weight)` of
