@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -19,42 +18,11 @@ from laconic.strategies.strategy import Strategy
 from . import strategy_ranks, transform_laws
 from .method_ranks import Rank
 from .table import compressors, given, specs
+from .torch_settings import SETTINGS, evaluating, in_thread, opened, torch_setting
 
-SETTINGS = ("float64", "bfloat16", "meta", "deterministic", "inference_mode")
 CODECS, METHODS = specs(Codec), compressors()
 STRATEGIES = [spec for spec in specs(Strategy) if not strategy_ranks.is_clocked(spec)]
 Law = Callable[[str, str], list[Tensor]]  # of a spec and a setting
-
-
-@contextmanager
-def torch_setting(name: str) -> Iterator[None]:
-    """A global setting: a default dtype, a default device or deterministic algorithms."""
-    dtype, deterministic = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
-    if name in ("float64", "bfloat16"):
-        torch.set_default_dtype(getattr(torch, name))
-    elif name == "deterministic":
-        torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(dtype)
-        torch.use_deterministic_algorithms(deterministic)
-
-
-@contextmanager
-def in_thread(name: str) -> Iterator[None]:
-    """The part of a setting that each thread has for itself: the default device."""
-    with ExitStack() as stack:
-        if name == "meta":
-            stack.enter_context(torch.device("meta"))
-        yield
-
-
-@contextmanager
-def evaluating(name: str) -> Iterator[None]:
-    """Where a script saves, loads and evaluates: in inference mode, if that is the setting."""
-    with torch.inference_mode(name == "inference_mode"):
-        yield
 
 
 def coded(spec: str, setting: str) -> list[Tensor]:
@@ -117,13 +85,7 @@ def trained(spec: str, setting: str) -> list[Tensor]:
 
 def transformed(name: str, setting: str) -> list[Tensor]:
     """The end of a training by everything that is no exchange between ranks."""
-
-    @contextmanager
-    def opened() -> Iterator[None]:
-        with torch_setting(setting), in_thread(setting):
-            yield
-
-    return transform_laws.LAWS[name](opened, lambda: evaluating(setting))
+    return transform_laws.LAWS[name](lambda: opened(setting), lambda: evaluating(setting))
 
 
 LAWS: dict[str, tuple[Law, list[str]]] = {
