@@ -30,6 +30,7 @@ class Together:
     comm: Metered
     side_comm: Loopback
     heartbeats: None = None
+    joint_calls: None = None
     rejoining: bool = False
     regroup_requested: bool = False
 

@@ -34,7 +34,7 @@ from laconic.comm.counter import Counter, StoreCounter
 from laconic.comm.naming import backend_of, destroy, in_store, named_group, not_split_off
 from laconic.comm.posted import OPS, Message, PostedComm
 from laconic.comm.two_rounds import begin_sum_
-from laconic.comm.waiting import ATTACHING, told_if_long
+from laconic.comm.waiting import ATTACHING, log_if_slow
 from laconic.comm.wire_model import is_direct
 from laconic.core.errors import AttachError, PeerError
 
@@ -92,7 +92,7 @@ class TorchComm(PostedComm):
         collective may wait; default: as in `group`.
         """
         comm = cls(group)
-        with told_if_long(comm.rank, ATTACHING):
+        with log_if_slow(comm.rank, ATTACHING):
             return close_at_exit(cls(comm._new_group(comm.ranks, timeout or comm.timeout)))
 
     @property

@@ -1,4 +1,4 @@
-"""What a rank says that waits for others which may never come: each of them has to make the same call."""
+"""Warnings of a rank that waits for other ranks in a call that each of them has to make."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ log = logging.getLogger("laconic")
 
 
 @contextmanager
-def told_if_long(rank: int, what: str) -> Iterator[None]:
-    """Inside `with`, after PATIENT_S a line in the log says that this rank waits for the others in `what`."""
-    told = threading.Timer(
-        PATIENT_S,
-        log.warning,
-        (
-            "rank %d has waited %g s for the other ranks in %s: every rank has to make this call, also one"
-            " that writes no checkpoint and prints nothing. It fails at the timeout of the process group.",
-            rank,
-            PATIENT_S,
-            what,
-        ),
-    )
-    told.daemon = True
-    told.start()
+def log_if_slow(rank: int, call: str) -> Iterator[None]:
+    """Log a warning after `PATIENT_S` inside `with`: this rank waits for the others in `call`."""
+    timer = threading.Timer(PATIENT_S, log.warning, (waiting_message(rank, call),))
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        told.cancel()
-        told.join()
+        timer.cancel()
+        timer.join()
+
+
+def waiting_message(rank: int, call: str) -> str:
+    """Return the warning of a rank that has waited in `call`.
+
+    >>> waiting_message(1, "finish()")[:59]
+    'rank 1 has waited 15 s for the other ranks in finish(): eve'
+    """
+    return (
+        f"rank {rank} has waited {PATIENT_S:g} s for the other ranks in {call}: every rank has to make this"
+        " call, also one that writes no checkpoint and prints nothing. It fails at the timeout of the process"
+        " group."
+    )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
+from laconic.comm.joint_calls import Exchanging, unwatched
 from laconic.core.errors import AttachError
 from laconic.core.layout import Entry, Layout
 from laconic.ddp.communication_thread import Answer, CommunicationThread
@@ -56,6 +57,7 @@ class Buckets:
         keep_means: Whether there may be parameters that no rank has used, whose means are kept.
         masters: Whether an optimiser has float32 masters, which get means that are not rounded to 16 bits.
         lone: The hooks of the only optimiser; None if there are several.
+        exchanging: Context around the exchange of each bucket, which takes its name.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Buckets:
         keep_means: bool,
         masters: Callable[[], bool] = lambda: False,
         lone: Callable[[], OptimiserHooks | None] = lambda: None,
+        exchanging: Exchanging = unwatched,
     ) -> None:
         self.per_step = 0  # buckets of the present step so far
         self.exchange = exchange
@@ -75,6 +78,7 @@ class Buckets:
         self._keep_means = keep_means
         self.left_out = LeftOut(names, lone) if keep_means else None
         self._masters = masters
+        self._exchanging = exchanging
         self._float_means: dict[str, Mean] = {}  # of the present step, of parameters in 16 bits
         self._thread = CommunicationThread(f"laconic rank {exchange.comm.rank}")
         self._names = {id(parameter): name for parameter, name in names.items()}
@@ -107,7 +111,8 @@ class Buckets:
                 self.exchange.begin()
                 self.means.clear()
                 self._float_means.clear()
-            mean = self._mean_(buffer, layout, self._scale)
+            with self._exchanging(f"the exchange of step {self.exchange.step}"):
+                mean = self._mean_(buffer, layout, self._scale)
             if self._zeroed is not None and self.exchange.void is not None:
                 self._zeroed.pending = False  # a void step is there to be skipped, and sends all of it later
             if last:

@@ -27,6 +27,7 @@ from laconic.core.codec import Codec
 from laconic.core.errors import AttachError, StateError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
+from laconic.ddp.save_watch import saved_by_rank_0
 from laconic.ddp.shard_gather import GatherCoded, codec_of, own_gather, restore
 from laconic.ddp.shard_memory import ShardMemory
 from laconic.ddp.shard_models import groups_of, refuse_complex, scattering
@@ -184,16 +185,17 @@ class ShardedHandle:
     def state_dict(self, *, gather: bool = False) -> dict[str, Any]:
         """The step, which stochastic rounding draws its bits by, equal on all ranks; and a memory, if any.
 
-        With a memory each rank saves its own: `gather` raises `StateError` then.
+        With a memory each rank saves its own: `gather`, and Accelerate's `register_for_checkpointing`, raise
+        `StateError` then.
         """
         parameters = None if self._parameters is None else repr(self._parameters)
         own = {"spec": repr(self.method), "seed": self._shards.seed, "parameters": parameters}
         own |= {"model": model_digest(self._layout)}
         if self.saved_by_each:
-            if gather:
+            if gather or saved_by_rank_0():
                 raise StateError(
                     f"the memory of {self.method} is a large one on each rank, as its shard of the model is:"
-                    " let each rank save its own, beside that"
+                    " let each rank save its own, beside that, or call keep_with(accelerator, handle)"
                 )
             own |= {"rank": dist.get_rank(), "size": dist.get_world_size()}
             own |= {"memory": self._gradients.state_dict()}

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.algorithms.join import Joinable, JoinHook
 from torch.optim import Optimizer
 
+from laconic.comm.joint_calls import JointCalls, unwatched
 from laconic.comm.metered import Metered
 from laconic.core import arguments
 from laconic.core.errors import AttachError, NonFiniteError, PeerError
@@ -19,18 +20,18 @@ from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
 from laconic.core.mask import cleared, mask_of
 from laconic.ddp.buckets import Buckets, real_shape
+from laconic.ddp.memory import Memory
 from laconic.ddp.optimiser import OptimiserHooks, Optimisers, refuse_complex
-from laconic.ddp.save_watch import SaveWatch
+from laconic.ddp.save_watch import SaveWatch, saved_by_rank_0
 from laconic.ddp.uneven import JoinedModel, UnevenInputs
 from laconic.ddp.wrapped import all_of
 from laconic.exchange.exchange import Exchange
-from laconic.exchange.gathered import GatheredState, gather_states, own_part
+from laconic.exchange.gathered import GatheredState, gather_states, same_states
 from laconic.exchange.masks import MaskWatch
 from laconic.exchange.method import Method
 from laconic.exchange.rule import BoundRule, Site
-from laconic.exchange.state import FORMAT, Identity, RankState, check_has, label, model_digest, unlabel
+from laconic.exchange.state import RankState, model_digest
 from laconic.exchange.stats import Stats
-from laconic.optim.inner import under
 
 
 @outside_inference_mode("stats", "state_dict", "load_state_dict", "discard", "meet", "remove")
@@ -55,6 +56,7 @@ class Handle(Joinable):
         sparse: Collection[str] = (),
         restore_unused: bool = False,
         joined: JoinedModel | None = None,
+        joint_calls: JointCalls | None = None,
     ) -> None:
         Joinable.__init__(self)
         arguments.whole("seed", seed)
@@ -65,11 +67,19 @@ class Handle(Joinable):
         self._detach: tuple[Callable[[], None], ...] = ()
         self._scaler = scaler
         self._comm = comm
+        self._joint_calls = joint_calls
+        exchanging = unwatched if joint_calls is None else joint_calls.exchange
         self._saves = SaveWatch(comm.counter(), comm.size)
         optimizers, rules = all_of(optimizer), method.rules
         hooks = [
             OptimiserHooks(
-                each, names, self._before_step, rules, [o for o in optimizers if o is not each], self._mean_of
+                each,
+                names,
+                self._before_step,
+                rules,
+                [o for o in optimizers if o is not each],
+                self._mean_of,
+                exchanging,
             )
             for each in optimizers
         ]
@@ -87,6 +97,7 @@ class Handle(Joinable):
             keep_means=restore_unused,
             masters=lambda: bool((found := masters()) and found()),
             lone=lambda: found() if (found := lone()) else None,
+            exchanging=exchanging,
         )
         site = Site(comm, seed, self.exchange.seconds)
         self._rules: list[BoundRule] = []
@@ -101,6 +112,7 @@ class Handle(Joinable):
             self._rules += bound
             self._apart += [b for b, (rule, _) in zip(bound, governed, strict=True) if not rule.keeps_equal]
         self.buckets.watch(dense.values())
+        self._memory = Memory(self.exchange, self._rules, self.buckets)
         self._uneven: UnevenInputs | None = None
         self._joined = joined
         if joined is not None and any(rule.exchanges_in_step for rule in method.rules):
@@ -144,34 +156,30 @@ class Handle(Joinable):
 
         Args:
             gather: Whether rank 0 gets the memory of all ranks, for a checkpoint that it alone writes; the
-                other ranks get an empty list. Then all ranks call it. Default: False.
+                other ranks get an empty list. Then all ranks call it, or rank 0 alone if the method keeps no
+                memory. Default: False; Accelerate's `register_for_checkpointing` gets the memory of all.
 
         Returns:
             Plain numbers, strings and tensors, which load under `torch.load(weights_only=True)`.
+
+        Raises:
+            PeerError: On every rank: it gathers, and another rank went on without this call.
         """
-        tensors = self.exchange.state_dict()
-        for i, rule in enumerate(self._rules):
-            tensors |= {f"rule{i}/{key}": value for key, value in rule.state_dict().items()}
-        if (left_out := self.buckets.left_out) is not None:
-            tensors |= {f"left/{name}": mean for name, mean in left_out.state_dict().items()}
-        step = self.exchange.step
-        state = RankState(**self._identity(), step=step, tensors=label(tensors, self._comm.rank))
-        if gather:
+        gather = gather or saved_by_rank_0()
+        state = self._memory.state_dict()
+        if gather and self._memory.exists:
+            self.call_jointly("state_dict(gather=True)")
             return gather_states(state, self._comm.comm)
-        if tensors:
-            self._saves.saved(step)
+        if gather:
+            return same_states(state, self._comm)
+        if state["tensors"]:
+            self._saves.saved(state["step"])
         return state
 
-    def _identity(self) -> Identity:
-        """Whose state it is."""
-        return Identity(
-            format=FORMAT,
-            spec=repr(self.method),
-            model=model_digest(self.layout),
-            rank=self._comm.rank,
-            size=self._comm.size,
-            seed=self.exchange.seed,
-        )
+    def call_jointly(self, call: str) -> None:
+        """Wait until every rank makes this call. Raises `PeerError` on all if one does something else."""
+        if self._joint_calls is not None:
+            self._joint_calls.make(call)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken.
@@ -183,20 +191,7 @@ class Handle(Joinable):
             StateError: With nothing changed: it is no state of a handle, or one of another rank, world size
                 (see `laconic.resize`), model, method or seed.
         """
-        check_has(state, ())
-        state = own_part(state, self._comm.rank, self._comm.size)
-        tensors = unlabel(state, self._identity())
-        parts = [under(f"rule{i}/", tensors) for i in range(len(self._rules))]
-        for rule, part in zip(self._rules, parts, strict=True):
-            rule.check_state(part)
-        if left_out := self.buckets.left_out:
-            left_out.check_state(under("left/", tensors))
-        own = {key: value for key, value in tensors.items() if not key.startswith(("rule", "left/"))}
-        self.exchange.load_state_dict(own, step=int(state["step"]))
-        for rule, part in zip(self._rules, parts, strict=True):
-            rule.load_state_dict(part)
-        if left_out:
-            left_out.load_state_dict(under("left/", tensors))
+        self._memory.load_state_dict(state)
 
     def discard(self) -> None:
         """Forget what is held back: nothing of any gradient so far comes back in a later step.
@@ -211,6 +206,8 @@ class Handle(Joinable):
 
     def meet(self) -> None:
         """Make replicas equal, where a method has them differ between its rounds. Called by all ranks."""
+        if self._apart:
+            self.call_jointly("finish()")
         with self._optimisers.on_masters():
             for rule in self._apart:
                 rule.close()
@@ -222,6 +219,8 @@ class Handle(Joinable):
         starts without any.
         """
         if self.buckets.failure is None:
+            if self._apart:
+                self.call_jointly("remove()")
             with self._optimisers.on_masters():
                 for rule in self._rules:
                     rule.close()

@@ -9,7 +9,7 @@ DDP takes a hook once for life, so the hook asks a `Slot` that stays; an empty o
 
 import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucke
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from laconic.comm.joint_calls import JointCalls
 from laconic.comm.metered import Metered
 from laconic.comm.torch_comm import TorchComm
 from laconic.core.errors import AttachError, LaconicError
@@ -85,6 +86,7 @@ def attach(
     optimizers = all_of(optimizer)
     group = TorchComm.own(model.process_group)
     comm = Metered(group)
+    joint_calls = JointCalls(group)
 
     def build() -> Handle:
         check_free(model, optimizers)
@@ -102,14 +104,19 @@ def attach(
             sparse=sparse,
             restore_unused=bool(model.find_unused_parameters),
             joined=JoinedModel(model),
+            joint_calls=joint_calls,
         )
+
+    def close() -> None:
+        joint_calls.close()
+        group.close()
 
     try:
         handle = built_by_all(comm, build)
     except BaseException:
-        group.close()
+        close()
         raise
-    handle.when_removed(group.close)
+    handle.when_removed(close)
     try:
         slot = _slots.get(model) or new_slot(model)
     except BaseException:
@@ -119,17 +126,17 @@ def attach(
     slot.handle = handle
     for each in optimizers:
         _compressed[each] = weakref.ref(slot)
-    handle.when_removed(slot.empty, group.close)
-    weakref.finalize(model, let_go, slot, handle, group).atexit = False
+    handle.when_removed(slot.empty, close)
+    weakref.finalize(model, let_go, slot, handle, close).atexit = False
     return handle
 
 
-def let_go(slot: Slot, handle: Handle, group: TorchComm) -> None:
+def let_go(slot: Slot, handle: Handle, close: Callable[[], None]) -> None:
     """The model is gone: its optimiser steps as before, and may be compressed with another model."""
     if slot.handle is handle:
         slot.empty()
         handle.let_go()
-    handle.buckets.end(group.close)
+    handle.buckets.end(close)
 
 
 def check_free(model: DistributedDataParallel, optimizers: Sequence[Optimizer]) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from laconic.comm.joint_calls import Exchanging, unwatched
 from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
 from laconic.core.memory_order import shaped
@@ -30,7 +31,7 @@ class OptimiserHooks:
 
     The optimiser may hold other parameters too, such as a loss's: they stay its own, as under DDP. `others`:
     the model's other optimisers, each with tensors of its own. `mean_of`: the mean of a tensor in 16 bits as
-    it was before it was rounded, if that is known.
+    it was before it was rounded, if that is known. `exchanging`: context around each rule, with a name.
     """
 
     def __init__(
@@ -41,10 +42,12 @@ class OptimiserHooks:
         rules: Sequence[Rule],
         others: Sequence[Optimizer] = (),
         mean_of: Callable[[str], Tensor | None] = lambda name: None,
+        exchanging: Exchanging = unwatched,
     ) -> None:
         self.optimiser = optimiser
         self._before_step = before_step
         self._mean_of = mean_of
+        self._exchanging = exchanging
         self._names = names
         self._parameters = {name: parameter for parameter, name in names.items()}
         self._hidden: list[tuple[Tensor, Tensor]] = []
@@ -134,7 +137,9 @@ class OptimiserHooks:
         step = self._before_step(self)
         self._refine()
         for rule in self._rules:
-            for name in rule.step_(step):
+            with self._exchanging(f"optimizer.step() of step {step}"):
+                names = list(rule.step_(step))
+            for name in names:
                 parameter = self.parameter(name)
                 if parameter.grad is not None:
                     self._hidden.append((parameter, parameter.grad))

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from laconic.comm.comm import Comm
-from laconic.comm.waiting import ATTACHING, told_if_long
+from laconic.comm.waiting import ATTACHING, log_if_slow
 from laconic.core.errors import AttachError, StateError
 
 QUOTES = " says: "  # as in "rank 1 says: no such layer": the launcher then waits for what rank 1 tells
@@ -57,7 +57,7 @@ def built_by_all(comm: Comm, build: Callable[[], T]) -> T:
 def agree(comm: Comm, mine: Fingerprint | None, error: Exception | None = None) -> None:
     """Raise `error`, or `AttachError`, on every rank unless all have the same fingerprint and no error."""
     text = json.dumps({"error": None if error is None else str(error), "fingerprint": dict(mine or {})})
-    with told_if_long(comm.rank, ATTACHING):
+    with log_if_slow(comm.rank, ATTACHING):
         texts = comm.all_gather(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
     if error is not None:
         raise error
@@ -81,7 +81,7 @@ def accepted_by_all(comm: Comm, check: Callable[[], object]) -> None:
         check()
     except StateError as error:
         refused = error
-    with told_if_long(comm.rank, "load_state_dict"):
+    with log_if_slow(comm.rank, "load_state_dict"):
         texts = comm.all_gather(torch.frombuffer(bytearray(f" {refused or ''}".encode()), dtype=torch.uint8))
     if refused is not None:
         raise refused

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import torch
 
 from laconic.comm.comm import Comm
-from laconic.comm.waiting import told_if_long
+from laconic.comm.waiting import log_if_slow
 from laconic.core.errors import StateError
 from laconic.exchange.state import FORMAT, RankState
 
@@ -29,6 +29,12 @@ def gather_states(state: RankState, comm: Comm) -> GatheredState:
     return GatheredState(format=FORMAT, ranks=gathered(state, comm))
 
 
+def same_states(state: RankState, comm: Comm) -> GatheredState:
+    """Return every rank's state on rank 0, where ranks have no memory: they differ by their rank alone."""
+    ranks = range(comm.size if comm.rank == 0 else 0)
+    return GatheredState(format=FORMAT, ranks=[RankState(**{**state, "rank": rank}) for rank in ranks])
+
+
 def gathered(value: Any, comm: Comm) -> list[Any]:
     """Every rank's value on rank 0, in rank order and in host memory; an empty list on the other ranks.
 
@@ -37,7 +43,7 @@ def gathered(value: Any, comm: Comm) -> list[Any]:
     file = io.BytesIO()
     torch.save(value, file)
     mine = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
-    with told_if_long(comm.rank, "state_dict(gather=True)"):
+    with log_if_slow(comm.rank, "state_dict(gather=True)"):
         lengths = torch.cat(
             comm.all_gather(torch.tensor([mine.numel()], dtype=torch.int64, device="cpu"))
         ).tolist()

@@ -51,6 +51,8 @@ def load(handle: Handle | ShardedHandle, folder: Path | str, name: str = NAME) -
     rank, size = dist.get_rank(), dist.get_world_size()
     if handle.saved_by_each:
         return _load_own(handle, folder, name)
+    if isinstance(handle, Handle):
+        handle.call_jointly("the loading of a checkpoint")
     parts = _parts(Path(folder) / f"{name}.pt", size) if rank == 0 else None
     mine: list[Any] = [None]
     dist.scatter_object_list(mine, parts)

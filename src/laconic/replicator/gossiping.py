@@ -27,7 +27,8 @@ class Together(Membership):
     """The replicas of a group, which none of them leaves."""
 
     def __init__(self, seat: Seat) -> None:  # not Membership's: the groups are the deployment's
-        self.comm, self.side_comm, self.heartbeats = Metered(seat.comm), seat.comm.split(0), None
+        self.comm, self.side_comm = Metered(seat.comm), seat.comm.split(0)
+        self.heartbeats = self.joint_calls = None
 
     def close(self) -> None:
         """The deployment closes its groups."""

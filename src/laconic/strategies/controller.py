@@ -126,6 +126,7 @@ class GradientController(Controller):
     def averaged(self) -> AbstractContextManager[float]:
         if self.handle.method.keeps_equal:
             return nullcontext(0.0)
+        self.handle.call_jointly("averaged()")
         return averaged(self._parameters, self.handle.exchange.comm.comm)
 
     def finish(self) -> None:
@@ -143,6 +144,7 @@ class GradientController(Controller):
         if self.handle.method.keeps_equal:
             optimisers = [] if comm.rank else [optimiser]
         else:
+            self.handle.call_jointly("state_dict(gather=True)")
             optimisers = gathered(optimiser, comm)
         return self.handle.state_dict(gather=True), optimisers
 

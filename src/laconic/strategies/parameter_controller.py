@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -95,12 +96,22 @@ class ParameterController(Controller):
         if self.membership.regroup_requested:
             update()
             self._regroup(self.bound.steps + 1, "another rank has asked for a new group")
-        elif error := self._loses_rank(lambda: self.bound.step(update, loss)):
+        elif error := self._loses_rank(lambda: self._step_bound(update, loss)):
             self._regroup(self.bound.steps + 1, error)
 
-    def _collectively(self, act: Callable[[], object], last: bool = False) -> None:
-        """Do what all ranks do between steps. `last`: it ends the training, so do it wherever others are."""
+    def _step_bound(self, update: Update, loss: float | None) -> None:
+        calls, ordered = self.membership.joint_calls, self.strategy.meets and not self.strategy.clocked
+        with calls.exchange(f"step {self.bound.steps}") if calls and ordered else nullcontext():
+            self.bound.step(update, loss)
+
+    def _collectively(self, call: str, act: Callable[[], object], last: bool = False) -> None:
+        """Do `act` on all ranks between steps, in the call of this name.
+
+        `last`: it ends the training, so do it wherever others are.
+        """
         self._check_own()
+        if self.membership.joint_calls is not None:
+            self.membership.joint_calls.make(call)
         self._calls += 1
         while (self.bound.steps, self._calls) >= self._furthest and (error := self._loses_rank(act)):
             steps = self.bound.steps
@@ -186,7 +197,7 @@ class ParameterController(Controller):
             self._load(model)
             kept = own
 
-        self._collectively(show)
+        self._collectively("averaged()", show)
         self._shows_average = True
         try:
             yield distance
@@ -196,7 +207,7 @@ class ParameterController(Controller):
                 each.copy_(own)
 
     def finish(self) -> None:
-        self._collectively(self._finish, last=True)
+        self._collectively("finish()", self._finish, last=True)
 
     def _finish(self) -> None:
         side = self.membership.side_comm
@@ -218,7 +229,7 @@ class ParameterController(Controller):
         return self.bound.comm.rank
 
     def state_dict(self) -> RankState:
-        self._collectively(lambda: self.bound.drain(self.membership.side_comm))
+        self._collectively("state_dict()", lambda: self.bound.drain(self.membership.side_comm))
         return self._state()
 
     def gathered(self, optimiser: Mapping[str, Any]) -> tuple[GatheredState, list[Any]]:
@@ -229,7 +240,7 @@ class ParameterController(Controller):
             self.bound.drain(comm)
             found.append((gather_states(self._state(), comm), gathered(optimiser, comm)))
 
-        self._collectively(gather)
+        self._collectively("state_dict(gather=True)", gather)
         if not found:
             raise PeerError("a rank was lost while the states of all were gathered: gather them again")
         return found[-1]
@@ -256,14 +267,14 @@ class ParameterController(Controller):
             with suppress(NonFiniteError):  # it may be what the state is loaded for
                 self.bound.drain(self.membership.side_comm)
 
-        self._collectively(discard)
+        self._collectively("load_state_dict()", discard)
         flat = tensors.pop("flat")
         self.bound.load_state_dict(tensors, int(own["step"]))
         self.replica.flat.copy_(flat)
         self._furthest = (0, 0)
-        self._collectively(
-            lambda: self.membership.side_comm.all_reduce(torch.zeros(1, dtype=torch.float32, device="cpu"))
-        )  # nobody goes ahead
+        empty = torch.zeros(1, dtype=torch.float32, device="cpu")
+        nobody_goes_ahead = partial(self.membership.side_comm.all_reduce, empty)
+        self._collectively("load_state_dict()", nobody_goes_ahead)
 
     def discard(self) -> None:
         """Nothing is exchanged before a step, so gradients that are thrown away leave nothing behind."""
@@ -279,7 +290,7 @@ class ParameterController(Controller):
         )
 
     def remove(self) -> None:
-        self._collectively(lambda: self.bound.drain(self.membership.side_comm), last=True)
+        self._collectively("remove()", lambda: self.bound.drain(self.membership.side_comm), last=True)
         self.bound.close()
         if self.shared_scaler is not None:
             self.shared_scaler.remove()

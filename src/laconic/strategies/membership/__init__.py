@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from laconic.comm.comm import Comm
+from laconic.comm.joint_calls import JointCalls
 from laconic.comm.metered import Metered
 from laconic.comm.naming import in_store
 from laconic.comm.torch_comm import TorchComm
@@ -27,6 +28,8 @@ class Membership:
     ranks behind. None: the timeout of `group`, and a broken group stays broken. `quorum`: the fewest ranks
     that `renew` goes on with; default: 1.
 
+    `joint_calls`: checks that every rank makes a call; None if the group survives lost ranks.
+
     `start_comm`: the same ranks with the timeout of `group`, until `started`: ranks may begin at very
     different times, and the first model is long on its way.
     """
@@ -43,6 +46,7 @@ class Membership:
         self._groups = [side, main]
         self.comm = Metered(main)
         self._parent = main
+        self.joint_calls = JointCalls(main) if patience_s is None else None
         self._name = in_store(main.group.group_name)
         self.heartbeats: Heartbeats | None = None
         if patience_s is not None:
@@ -130,6 +134,8 @@ class Membership:
         """Leave for good, without waiting for the heartbeat."""
         if self.heartbeats is not None:
             self.heartbeats.end()
+        if self.joint_calls is not None:
+            self.joint_calls.close()
         self._leave()
 
     def close(self) -> None:
@@ -137,6 +143,8 @@ class Membership:
         if self.heartbeats is not None:
             self.heartbeats.close()
         self.start_comm.close()
+        if self.joint_calls is not None:
+            self.joint_calls.close()
         self._leave()
 
 

@@ -1,0 +1,209 @@
+"""Calls that every rank has to make: if one rank does something else, every rank raises a clear error.
+
+The rows of the table in docs/faults.md are the cases of this file.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import laconic
+from laconic.comm import joint_calls
+from laconic.core.errors import PeerError
+from tests.dist.nets import SGD, loss_of, net
+
+FAULTS = Path(__file__).parents[2] / "docs" / "faults.md"
+LIMIT_S = 15.0  # from when another rank began something else
+GATHER = "state_dict(gather=True)"
+
+
+def compressed(spec):
+    model = DistributedDataParallel(net())
+    plain = torch.optim.Adam if "adam" in spec else torch.optim.SGD
+    optimizer = plain(model.parameters(), **({} if "adam" in spec else SGD))
+    return model, optimizer, laconic.compress(model, optimizer, spec)
+
+
+def distributed(spec):
+    model = net()
+    model, optimizer = laconic.distribute(model, torch.optim.SGD(model.parameters(), **SGD), spec)
+    return model, optimizer, optimizer
+
+
+def steps(model, optimizer, numbers):
+    for step in numbers:
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+
+
+def show_average(optimizer):
+    with optimizer.averaged():
+        pass
+
+
+def gather(attached):
+    attached.state_dict(gather=True)
+
+
+def load_own(handle):
+    handle.load_state_dict(handle.state_dict())
+
+
+MAKE = {"compress": compressed, "distribute": distributed}
+# Call, how the model is attached, spec, the call as a function, and the outcome if rank 0 alone makes it.
+ALONE = (
+    ("handle.state_dict(gather=True)", "compress", "topk(density=0.1)", gather, GATHER),
+    ("handle.state_dict(gather=True)", "compress", "dgc(density=0.1)", gather, GATHER),
+    ("handle.state_dict(gather=True)", "compress", "onebit_adam(warmup_steps=2)",
+     gather, GATHER),
+    ("handle.state_dict(gather=True)", "compress", "cgx()", gather, ""),
+    ("handle.state_dict()", "compress", "topk(density=0.1)", lambda h: h.state_dict(), "warning"),
+    ("handle.state_dict()", "compress", "cgx()", lambda h: h.state_dict(), ""),
+    ("handle.stats()", "compress", "cgx()", lambda h: h.stats(), ""),
+    ("handle.load_state_dict(state)", "compress", "cgx()", load_own, ""),
+    ("handle.discard()", "compress", "cgx()", lambda h: h.discard(), ""),
+    ("optimizer.state_dict()", "distribute", "local_sgd(every=2)", lambda o: o.state_dict(), "state_dict()"),
+    ("optimizer.state_dict(gather=True)", "distribute", "local_sgd(every=2)",
+     gather, GATHER),
+    ("optimizer.averaged()", "distribute", "local_sgd(every=2)", show_average, "averaged()"),
+    ("optimizer.stats()", "distribute", "local_sgd(every=2)", lambda o: o.stats(), ""),
+)  # fmt: skip
+
+
+@contextmanager
+def quick_reports():
+    """Ranks report after a fifth of a second what they wait in."""
+    before = joint_calls.REPORT_S, joint_calls.POLL_S
+    joint_calls.REPORT_S, joint_calls.POLL_S = 0.2, 0.05
+    try:
+        yield
+    finally:
+        joint_calls.REPORT_S, joint_calls.POLL_S = before
+
+
+def outcome(act):
+    """The error or the warning of `act`, and its seconds."""
+    start, text = time.monotonic(), ""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        try:
+            act()
+        except PeerError as error:
+            text = str(error)
+    return text or "".join(str(each.message) for each in found), time.monotonic() - start
+
+
+def made_by_rank_0_alone():
+    """What happens in each case, on this rank, while rank 1 goes on with its steps."""
+    found = []
+    for _, how, spec, call, _ in ALONE:
+        with quick_reports():
+            model, optimizer, attached = MAKE[how](spec)
+            steps(model, optimizer, range(4))
+
+            def go_on(call=call, model=model, optimizer=optimizer, attached=attached):
+                if dist.get_rank() == 0:
+                    call(attached)
+                steps(model, optimizer, range(4, 8))
+
+            found.append(outcome(go_on))
+            dist.barrier()
+    return found
+
+
+def test_a_call_on_one_rank_ends_every_rank_with_a_clear_error(pool):
+    first, second = pool.run(2, made_by_rank_0_alone, timeout_s=240.0)
+    for (call, _, spec, _, expected), (on_0, s_0), (on_1, s_1) in zip(ALONE, first, second, strict=True):
+        case = f"{call} with {spec}: rank 0: {on_0!r}, rank 1: {on_1!r}"
+        if expected == "warning":
+            assert "other ranks did not" in on_0 and not on_1, case
+        elif not expected:
+            assert not on_0 and not on_1, case
+        else:
+            assert f"rank 0 is in {expected}, and rank 1 went on to " in on_0, case
+            assert "rank 1 is in " in on_1 and f"rank 0 is in {expected}: every rank has to" in on_1, case
+        assert max(s_0, s_1) < LIMIT_S, case
+
+
+def test_the_table_has_a_row_for_each_call():
+    section = FAULTS.read_text("utf-8").split("## Calls that every rank makes")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(.*?)`", section, re.MULTILINE)
+    assert {call for call, *_ in ALONE} <= set(rows)
+
+
+def without_shorter_waits():
+    model, optimizer, handle = compressed("topk(density=0.1)")
+    steps(model, optimizer, range(2))
+    if dist.get_rank():
+        return outcome(lambda: steps(model, optimizer, range(2, 4)))
+    return outcome(lambda: handle.state_dict(gather=True))
+
+
+def test_every_rank_has_raised_in_time(pool):
+    found = pool.run(2, without_shorter_waits)
+    assert all(text and seconds < LIMIT_S for text, seconds in found), found
+
+
+def different_calls():
+    model, optimizer, wrapped = distributed("local_sgd(every=2)")
+    steps(model, optimizer, range(4))
+    return outcome(wrapped.finish if dist.get_rank() else lambda: wrapped.state_dict(gather=True))
+
+
+def test_ranks_in_different_calls_name_both(pool):
+    (first, _), (second, _) = pool.run(2, different_calls)
+    assert f"rank 0 is in {GATHER}, and rank 1 is in finish()" in first
+    assert f"rank 1 is in finish(), and rank 0 is in {GATHER}" in second
+
+
+def rank_1_removes():
+    model, optimizer, handle = compressed("topk(density=0.1)")
+    steps(model, optimizer, range(2))
+    if dist.get_rank():
+        handle.remove()
+        return "", 0.0
+    return outcome(lambda: handle.state_dict(gather=True))
+
+
+def test_a_call_after_another_rank_has_removed_its_handle_says_so(pool):
+    (text, seconds), _ = pool.run(2, rank_1_removes)
+    assert f"rank 0 is in {GATHER}, and " in text and ("ended" in text or "remove()" in text), text
+    assert seconds < LIMIT_S
+
+
+def rank_1_is_slow():
+    with quick_reports():
+        model, optimizer, handle = compressed("topk(density=0.1)")
+        steps(model, optimizer, range(2))
+        if dist.get_rank():
+            time.sleep(2.0)
+        state = handle.state_dict(gather=True)
+        steps(model, optimizer, range(2, 4))
+    return len(state["ranks"])
+
+
+def test_a_slow_rank_is_waited_for(pool):
+    assert pool.run(2, rank_1_is_slow) == [2, 0]
+
+
+def saved_without_memory():
+    model, optimizer, handle = compressed("cgx()")
+    steps(model, optimizer, range(2))
+    state = [handle.state_dict(gather=True) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(state)
+    steps(model, optimizer, range(2, 4))
+    handle.load_state_dict(state[0])
+    return [(each["rank"], each["step"], len(each["tensors"])) for each in state[0]["ranks"]]
+
+
+def test_rank_0_alone_gathers_what_has_no_memory(pool):
+    assert pool.run(2, saved_without_memory) == 2 * [[(0, 2, 0), (1, 2, 0)]]
