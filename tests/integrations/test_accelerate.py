@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import laconic
-from laconic.core.errors import AttachError, StateError
+from laconic.core.errors import AttachError, PeerError, StateError
 from tests.dist.nets import SGD, agree, flat, net
 from tests.integrations.launched import heard, launched
 
@@ -75,6 +75,42 @@ def resumed(spec: str, build: Any, folder: str) -> tuple[bool, bool, bool]:
 def test_save_state_and_load_state_carry_the_memory(pool, tmp_path, spec, build):
     found = pool.run(2, resumed, spec, build, str(tmp_path / "state"), timeout_s=300)
     assert found == [(True, True, False)] * 2
+
+
+@launched
+def registered(folder: str) -> list[int]:
+    """Tensors in the states of all ranks, which Accelerate writes for a handle that was registered with it."""
+    run = Run()
+    run.accelerator.register_for_checkpointing(run.handle)
+    run.go(0, 2)
+    run.accelerator.save_state(folder)
+    torch.distributed.barrier()
+    run.accelerator.load_state(folder)
+    saved = torch.load(Path(folder) / "custom_checkpoint_0.pkl", weights_only=True)
+    return [len(state["tensors"]) for state in saved["ranks"]]
+
+
+def test_a_registered_handle_is_saved_with_the_memory_of_all_ranks(pool, tmp_path):
+    for counts in pool.run(2, registered, str(tmp_path / "state"), timeout_s=300):
+        assert len(counts) == 2 and min(counts) > 0
+
+
+@launched
+def saved_by_the_main_process(folder: str) -> str:
+    run = Run()
+    run.go(0, 2)
+    try:
+        if run.accelerator.is_main_process:
+            run.accelerator.save_state(folder)
+        run.go(2, 4)
+    except PeerError as error:
+        return str(error)
+    return ""
+
+
+def test_save_state_on_the_main_process_alone_ends_every_rank_with_a_clear_error(pool, tmp_path):
+    for text in pool.run(2, saved_by_the_main_process, str(tmp_path / "state"), timeout_s=300):
+        assert "every rank has to make this call" in text and "state_dict(gather=True)" in text
 
 
 @launched
