@@ -1,7 +1,7 @@
 """A pool of worker processes that serves all distributed tests of one run.
 
-`pool.run` calls a function on ranks that stay for the next test, `pool.each` does so for many cases in one job,
-`pool.fresh` on ranks that may die; a test decorated with `on_ranks` has its body run on ranks.
+`pool.run` calls a function on ranks that stay for the next test, `pool.each` does so for many cases in one
+job, `pool.fresh` on ranks that may die; a test decorated with `on_ranks` has its body run on ranks.
 
 Importing torch takes seconds a process, so workers are forked from the launcher's server, which has imported
 it, stay alive between tests and join a new process group for each job. The store lives in the test process. A

@@ -79,7 +79,7 @@ def test_save_state_and_load_state_carry_the_memory(pool, tmp_path, spec, build)
 
 @launched
 def registered(folder: str) -> list[int]:
-    """Tensors in the states of all ranks, which Accelerate writes for a handle that was registered with it."""
+    """Tensors in the states of all ranks, which Accelerate writes for a handle that it was given."""
     run = Run()
     run.accelerator.register_for_checkpointing(run.handle)
     run.go(0, 2)
