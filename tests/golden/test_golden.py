@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 
-import pytest
 import torch
 
 from laconic import kernels
 from laconic.core.codec import Codec
 from laconic.core.spec import parse
+from tests.cases import over
 
-from ..laws.table import LIVE, specs
+from ..laws.table import specs
 from .make import FILES, KEY, VERSION, digest, golden_input, made_now, stored
 
 # SHA-256 of the file of each released version: a release enters its own here, and nothing changes it again.
@@ -37,21 +37,13 @@ def test_a_wire_is_stored_once() -> None:
     assert len(stored_specs) == len(set(stored_specs))
 
 
-@pytest.mark.parametrize("live", LIVE)
-@pytest.mark.parametrize(("version", "spec"), WIRES)
-def test_the_wire_is_as_it_was(version: str, spec: str, live: str) -> None:
-    with kernels.using(live):
+@over(wires=WIRES, target=("reference", kernels.runnable()[-1]))
+def test_wires_and_their_values_are_as_they_were(wires: tuple[str, str], target: str) -> None:
+    """Values come from the bytes in the file, not from a wire made now."""
+    (version, spec), read = wires, 0
+    with kernels.using(target):
         for n, once in STORED[version][spec].items():
             assert made_now(spec, int(n)) == once, n
-
-
-@pytest.mark.parametrize("live", LIVE)
-@pytest.mark.parametrize(("version", "spec"), WIRES)
-def test_stored_bytes_decode_to_what_they_meant(version: str, spec: str, live: str) -> None:
-    """From the bytes in the file, not from a wire made now."""
-    read = 0
-    with kernels.using(live):
-        for n, once in STORED[version][spec].items():
             if not once["wire"].startswith("sha256:"):
                 wire = torch.tensor(list(bytes.fromhex(once["wire"])), dtype=torch.uint8)
                 assert digest(parse(spec).decode(wire, int(n))) == once["decoded"], n

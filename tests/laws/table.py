@@ -1,4 +1,4 @@
-"""What the laws are tried on: every registered spec of a kind, sizes, inputs, kinds of kernels."""
+"""Cases of the laws: every registered spec of a kind, sizes and inputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from laconic import kernels
 from laconic.core.codec import Codec
 from laconic.core.layout import Segments
 from laconic.core.spec import Spec, find, names, parse
@@ -17,9 +16,6 @@ from laconic.reducers import Reducer
 SIZES = (0, 1, 2, 7, 100, 1001, 65537)
 INPUTS = ("normal", "heavy", "zeros", "constant", "spike", "denormal", "huge")
 USUAL = ("normal", "heavy", "zeros", "constant", "spike")  # zero or in the normal range of float16
-
-# The reference, and the widest native code; that all targets agree is the matter of tests/native.
-LIVE = tuple(dict.fromkeys(("reference", kernels.runnable()[-1])))
 
 
 def specs(kind: type[Spec]) -> list[str]:
@@ -38,6 +34,11 @@ def compressors() -> list[str]:
     makers = ((name, find(name)) for name in names())
     papers = [maker.examples or (f"{name}()",) for name, maker in makers if isinstance(maker, Paper)]
     return [repr(parse(text)) for texts in papers for text in texts] + specs(Reducer)
+
+
+def listed(text: str) -> list[str]:
+    """Return the specs of a text, one per line or separated by semicolons."""
+    return [each.strip() for each in text.replace("\n", ";").split(";") if each.strip()]
 
 
 def given(name: str, n: int) -> Tensor:
@@ -68,9 +69,9 @@ def cases(inputs: tuple[str, ...] = INPUTS, sizes: tuple[int, ...] = SIZES) -> I
 
 
 def decoded(codec: Codec, x: Tensor, draws: int) -> Tensor:
-    """What x (n,) is decoded to with keys 0, 1, ...: float32 (draws, n).
+    """Return the decoded x (n,) for the keys 0, 1, ...: float32 (draws, n).
 
-    By one message of equal tensors, whose values are those of a wire for each: `test_messages` says so.
+    One message of equal tensors has the values of a wire for each (`test_messages`).
     """
     segments = Segments.consecutive([x.numel()] * draws)
     wire = codec.encode_segments(x.repeat(draws), segments, range(draws))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,10 +13,12 @@ from laconic.core.errors import WireError
 from laconic.core.layout import Segments
 from laconic.core.selector import IndexCoding
 from laconic.core.spec import parse
+from tests.cases import over
 
-from .table import LIVE, same, specs
+from .table import same, specs
 
-pytestmark = pytest.mark.parametrize("spec", specs(IndexCoding))
+SPECS = specs(IndexCoding)
+each = over(spec=SPECS)
 Chosen = tuple[Tensor, Tensor, Segments]
 
 SHAPES = {  # name: (k, n) of each segment
@@ -32,12 +32,6 @@ SHAPES = {  # name: (k, n) of each segment
     "mixed": ((3, 10), (0, 7), (65, 65), (1, 2), (40, 1001), (0, 0), (700, 65537)),
     "sparse": ((10, 10_000_000), (1000, 1_000_000)),
 }
-
-
-@pytest.fixture(params=LIVE, autouse=True)
-def live(request: pytest.FixtureRequest) -> Iterator[str]:
-    with kernels.using(request.param):
-        yield request.param
 
 
 def chosen(shapes: tuple[tuple[int, int], ...], seed: int = 0, clustered: bool = False) -> Chosen:
@@ -58,22 +52,21 @@ def chosen(shapes: tuple[tuple[int, int], ...], seed: int = 0, clustered: bool =
     return torch.cat(parts).to(torch.int32), counts, Segments.consecutive(n for _, n in shapes)
 
 
-@pytest.mark.parametrize("clustered", [False, True], ids=["spread", "at the end"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_back_and_forth(spec: str, shape: str, clustered: bool) -> None:
+@over(spec=SPECS, shape=SHAPES, clustered=(False, True))
+def test_back_and_forth(spec: str, shape: tuple[tuple[int, int], ...], clustered: bool) -> None:
     coding = parse(spec)
-    indices, counts, segments = chosen(SHAPES[shape], clustered=clustered)
+    indices, counts, segments = chosen(shape, clustered=clustered)
     before = indices.clone()
     wire = coding.encode(indices, counts, segments)
     assert wire.dtype == torch.uint8 and wire.dim() == 1 and wire.is_contiguous()
     assert same(coding.decode(wire, counts, segments), indices)
     assert same(indices, before)
-    most = sum(coding.nbytes(k, n) for k, n in SHAPES[shape])
+    most = sum(coding.nbytes(k, n) for k, n in shape)
     assert wire.numel() <= most
 
 
-@settings(max_examples=30, deadline=None)
-@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), spec=st.sampled_from(SPECS))
 def test_any_set_of_positions(spec: str, data: st.DataObject) -> None:
     coding = parse(spec)
     sizes = data.draw(st.lists(st.integers(0, 300), max_size=5))
@@ -86,10 +79,11 @@ def test_any_set_of_positions(spec: str, data: st.DataObject) -> None:
     assert wire.numel() <= sum(coding.nbytes(len(each), n) for each, n in zip(sets, sizes, strict=True))
 
 
+@each
 def test_fewer_positions_never_take_more_than_the_bound(spec: str) -> None:
     """nbytes(k, n) bounds every count up to k, since a selector may choose fewer than it can."""
     coding = parse(spec)
-    for n in (1, 2, 17, 300):
+    for n in (1, 2, 17, 100):
         longest = 0
         for k in range(n + 1):
             for clustered in (False, True):
@@ -98,6 +92,7 @@ def test_fewer_positions_never_take_more_than_the_bound(spec: str) -> None:
             assert longest <= coding.nbytes(k, n), (k, n)
 
 
+@each
 def test_cut_and_longer_wires_are_refused(spec: str) -> None:
     coding = parse(spec)
     indices, counts, segments = chosen(SHAPES["mixed"])
@@ -110,6 +105,7 @@ def test_cut_and_longer_wires_are_refused(spec: str) -> None:
             coding.decode(torch.cat([wire, wire.new_full((1,), extra)]), counts, segments)
 
 
+@each
 def test_what_is_accepted_is_what_an_encoder_makes(spec: str) -> None:
     """A damaged wire is refused, or it is the very wire of the positions that it decodes to."""
     coding = parse(spec)
@@ -131,6 +127,7 @@ def test_what_is_accepted_is_what_an_encoder_makes(spec: str) -> None:
     assert refused > 0
 
 
+@each
 def test_counts_beyond_their_tensors_are_refused(spec: str) -> None:
     coding = parse(spec)
     wire = torch.zeros(4 * 9, dtype=torch.uint8)

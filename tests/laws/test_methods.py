@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 import torch
 from torch import Tensor
 
 from laconic.comm.loopback import Loopback
 from laconic.core.turn import Turn
 from laconic.exchange.method import lift
+from tests.cases import over
 
 from .method_ranks import BUCKETS, SEED, Rank
 from .table import compressors, same
@@ -19,8 +19,7 @@ from .worlds import MODEL, gradient, one_step, take
 SPECS = compressors()
 SIZES = (1, 2, 4)
 STEPS = 4
-each = pytest.mark.parametrize("spec", SPECS)
-each_size = pytest.mark.parametrize("size", SIZES)
+each = over(spec=SPECS)
 
 
 def beginnings(spec: str) -> set[int]:
@@ -28,8 +27,7 @@ def beginnings(spec: str) -> set[int]:
     return {0, max(0, lift(spec).warm_at - 2)}
 
 
-@each
-@each_size
+@over(spec=SPECS, size=SIZES)
 def test_replicas_are_bit_identical(spec: str, size: int) -> None:
     """After every step, or, where a method says so, after it has been removed."""
 
@@ -63,7 +61,7 @@ def test_resumed_is_never_stopped(spec: str) -> None:
         return whole.flat, second.flat
 
     for begin in beginnings(spec):
-        found = Loopback.run(4, lambda comm, begin=begin: play(comm, begin))
+        found = Loopback.run(2, lambda comm, begin=begin: play(comm, begin))
         assert all(same(whole, resumed) for whole, resumed in found) or lift(spec).adaptive
         if lift(spec).keeps_equal:
             assert all(same(resumed, found[0][1]) for _, resumed in found)
@@ -86,8 +84,7 @@ def as_if_nothing_was_sent(
     return after
 
 
-@each
-@pytest.mark.parametrize("tensor", ["a.weight", "c.weight"])
+@over(spec=SPECS, tensor=("a.weight", "c.weight"))
 def test_a_step_that_is_void_on_one_rank_is_void_on_all_and_loses_nothing(spec: str, tensor: str) -> None:
     """Whether the last bucket or the first is not finite: the mean is NaN, nothing moves, nothing counts as
     sent, and what is finite of the step is in the memory; one that decides by clocks has its own in tests of
@@ -140,12 +137,12 @@ def test_what_is_discarded_never_comes_back(spec: str) -> None:
         assert silent or holds_back
 
 
-@pytest.mark.parametrize(("one", "other"), [*pairwise([*SPECS, SPECS[0]])])
-def test_two_methods_side_by_side_do_not_disturb_each_other(one: str, other: str) -> None:
+@over(specs=pairwise([*SPECS, SPECS[0]]))
+def test_two_methods_side_by_side_do_not_disturb_each_other(specs: tuple[str, str]) -> None:
     """In turns, on two groups of the same ranks: each has the bits that it has alone."""
 
     def play(comm: Loopback) -> list[bool]:
-        alone, beside = ([Rank(spec, comm) for spec in (one, other)] for _ in range(2))
+        alone, beside = ([Rank(spec, comm) for spec in specs] for _ in range(2))
         for rank in alone:
             rank.train(range(3))
         for step in range(3):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
 
-from laconic import kernels
 from laconic.codecs.selectors.density_schedule import DensitySchedule
 from laconic.codecs.selectors.threshold import Threshold
 from laconic.codecs.sparse import Sparse
@@ -16,23 +14,11 @@ from laconic.core.errors import SpecError
 from laconic.core.layout import Segments
 from laconic.core.selector import Selector
 from laconic.core.spec import parse
+from tests.cases import over
 
-from .table import LIVE, cases, given, same, specs
+from .table import cases, given, listed, same, specs
 
-each = pytest.mark.parametrize("spec", specs(Selector))
-
-
-@pytest.fixture(params=LIVE, autouse=True)
-def live(request: pytest.FixtureRequest) -> Iterator[str]:
-    with kernels.using(request.param):
-        yield request.param
-
-
-@each
-def test_the_repr_is_the_spec(spec: str) -> None:
-    select = parse(spec)
-    assert isinstance(select, Selector)
-    assert parse(repr(select)) == select
+each = over(spec=specs(Selector))
 
 
 @each
@@ -50,16 +36,16 @@ def test_positions_ascend_inside_and_hold_no_zero(spec: str) -> None:
 
 
 @each
-def test_what_is_left_out_is_within_the_bounds(spec: str, live: str) -> None:
+def test_the_rest_is_within_the_bounds(spec: str) -> None:
     select = parse(spec)
-    draws = (10 if live == "reference" else 100) if select.replayable else 3
+    draws = 100 if select.replayable else 3
     for label, x in cases(sizes=(1, 7, 100, 1001)):
         norm, left = float(x.double().square().sum()), []
         for key in range(draws):
             rest = x.double()
             rest[select.select(x, key=key).long()] = 0
             left.append(float(rest.square().sum()))
-        # what a replayable selector leaves out is a mean over keys: 5 sigma of a variable in [0, 1]
+        # the rest of a replayable selector is a mean over keys: 5 sigma of a variable in [0, 1]
         slack = 2.5 / math.sqrt(len(left)) if select.replayable else 0.0
         assert sum(left) / len(left) <= (select.omega(x.numel()) + slack) * norm * (1 + 1e-9), label
         absolute = select.absolute_error(x.numel())
@@ -89,7 +75,6 @@ def test_a_replayable_choice_follows_from_key_and_size(spec: str) -> None:
     assert not same(a, select.select(torch.zeros(1001), key=10))
 
 
-@pytest.mark.parametrize("live", LIVE[-1:], indirect=True)
 def test_randomk_chooses_every_position_alike() -> None:
     """500 draws of 20 in 100: each position 100 times, within 5 sigma of the binomial, 8.9 each."""
     draws = Segments.consecutive([100] * 500)
@@ -128,14 +113,8 @@ def test_a_ramp_follows_its_schedule_inside_sparse() -> None:
     codec = parse(
         "sparse(density_schedule(topk(density=0.01), densities=(0.5, 0.25), every=10), indices=golomb())"
     )
-    assert [codec.at(step).select.density for step in (0, 9, 10, 19, 20, 1000)] == [
-        0.5,
-        0.5,
-        0.25,
-        0.25,
-        0.01,
-        0.01,
-    ]
+    densities = [codec.at(step).select.density for step in (0, 9, 10, 19, 20, 1000)]
+    assert densities == [0.5, 0.5, 0.25, 0.25, 0.01, 0.01]
     assert codec.at(0).indices == codec.indices
     steady = parse("sparse(topk(density=0.01))")
     assert steady.at(7) is steady
@@ -143,35 +122,23 @@ def test_a_ramp_follows_its_schedule_inside_sparse() -> None:
     assert codec.omega(1000) == codec.at(1000).omega(1000)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "topk(density=0)",
-        "topk(density=1.5)",
-        "topk(density=True)",
-        "topk(density='half')",
-        "sampled_topk(density=-0.1)",
-        "sampled_topk(density=0.1, sample_ratio=0)",
-        "randomk(density=2)",
-        "threshold(value=0)",
-        "threshold(value=-1.0)",
-        "threshold(value=1e-60)",
-        "threshold(value=1e60)",
-        "threshold(value='big')",
-        "density_schedule(topk(density=0.1), densities=(), every=5)",
-        "density_schedule(topk(density=0.1), densities=(2.0,), every=5)",
-        "density_schedule(topk(density=0.1), densities=0.5, every=5)",
-        "density_schedule(topk(density=0.1), densities=(0.5,), every=0)",
-        "density_schedule(threshold(value=1.0), densities=(0.5,), every=5)",
-        "cast(dtype='fp8')",
-        "sparse(dense())",
-        "sparse(topk(density=0.1), values=topk(density=0.1))",
-        "sparse(topk(density=0.1), indices=dense())",
-    ],
-)
-def test_bad_arguments_are_refused(text: str) -> None:
+BAD = """
+topk(density=0); topk(density=1.5); topk(density=True); topk(density='half'); randomk(density=2)
+sampled_topk(density=-0.1); sampled_topk(density=0.1, sample_ratio=0); cast(dtype='fp8'); sparse(dense())
+threshold(value=0); threshold(value=-1.0); threshold(value=1e-60); threshold(value=1e60)
+density_schedule(topk(density=0.1), densities=(), every=5); threshold(value='big')
+density_schedule(topk(density=0.1), densities=(2.0,), every=5)
+density_schedule(topk(density=0.1), densities=0.5, every=5)
+density_schedule(topk(density=0.1), densities=(0.5,), every=0)
+density_schedule(threshold(value=1.0), densities=(0.5,), every=5)
+sparse(topk(density=0.1), values=topk(density=0.1)); sparse(topk(density=0.1), indices=dense())
+"""
+
+
+@over(spec=listed(BAD))
+def test_bad_arguments_are_refused(spec: str) -> None:
     with pytest.raises(SpecError):
-        parse(text)
+        parse(spec)
 
 
 def test_lists_from_python_become_tuples() -> None:

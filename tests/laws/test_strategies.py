@@ -20,6 +20,7 @@ from laconic.core.errors import LaconicError, NonFiniteError, StateError
 from laconic.core.spec import parse
 from laconic.exchange.state import resize
 from laconic.strategies.strategy import Strategy
+from tests.cases import over
 from tests.unit.strategy_world import N, Numbers, same_bits, sgd
 
 from .strategy_ranks import Rank, fits, is_clocked, played
@@ -27,10 +28,8 @@ from .table import specs
 
 SIZES = (2, 3, 4)
 SPECS = [spec for spec in specs(Strategy) if not is_clocked(spec)]
-CASES = [(spec, size) for spec in SPECS for size in SIZES if fits(spec, size)]
-LARGEST = list(dict(CASES).items())  # of each the largest group
-each_case = pytest.mark.parametrize(("spec", "size"), CASES)
-each_spec = pytest.mark.parametrize(("spec", "size"), LARGEST)
+LARGEST = {spec: max(size for size in SIZES if fits(spec, size)) for spec in SPECS}  # group of each
+each_spec = over(spec=SPECS)
 OVER_OSGP = ("slowmo(every=6, base=osgp())", "quasi_global(osgp())", "by_machine(osgp(), ranks_per_node=2)")
 ROUNDING = {"rtol": 1e-4, "atol": 1e-5}  # float32, over a few dozen steps of numbers around 1
 
@@ -41,19 +40,11 @@ def steps_of(spec: str) -> int:
     return max(6, 2 * period if period <= 16 else period) + 2
 
 
-def test_every_strategy_is_on_trial() -> None:
-    assert [spec for spec, _ in LARGEST] == SPECS
-
-
-@each_spec
-def test_the_repr_is_the_spec(spec: str, size: int) -> None:
-    assert repr(parse(spec)) == spec and parse(spec).period >= 1
-
-
-@each_case
+@over(spec=SPECS, size=SIZES, where=fits)
 def test_ranks_are_alike_when_they_meet_and_after_finish(spec: str, size: int) -> None:
     """Bit for bit: after each period where it says so, and always after `finish`; training then goes on."""
     strategy, steps = parse(spec), steps_of(spec)
+    assert strategy.period >= 1
 
     def act(rank: Rank) -> tuple[list[Tensor], Tensor, Tensor]:
         met = []
@@ -73,7 +64,7 @@ def test_ranks_are_alike_when_they_meet_and_after_finish(spec: str, size: int) -
     assert all(bool(model.isfinite().all()) and not torch.equal(model, ends[0]) for model in further)
 
 
-@pytest.mark.parametrize(("spec", "size"), [case for case in CASES if parse(case[0]).keeps_mean])
+@over(spec=[spec for spec in SPECS if parse(spec).keeps_mean], size=SIZES, where=fits)
 def test_talking_alone_brings_ranks_together_about_their_mean(spec: str, size: int) -> None:
     """At a rate of 0, from models that differ."""
     models = torch.randn(size, N, generator=torch.Generator().manual_seed(size))
@@ -101,9 +92,9 @@ def test_talking_alone_brings_ranks_together_about_their_mean(spec: str, size: i
 
 
 @each_spec
-def test_resumed_is_never_stopped(spec: str, size: int) -> None:
-    """The same bits. Saving settles what is under way: both are asked for their state at that step."""
-    steps = steps_of(spec)
+def test_resumed_is_never_stopped(spec: str) -> None:
+    """The same bits. Saving settles open messages: both are asked for their state at that step."""
+    size, steps = LARGEST[spec], steps_of(spec)
     stop = steps // 2 + 1
 
     def play(comm: Loopback) -> bool:
@@ -124,10 +115,10 @@ def test_resumed_is_never_stopped(spec: str, size: int) -> None:
     assert Loopback.run(size, play) == [True] * size
 
 
-@pytest.mark.parametrize(("spec", "size"), [*LARGEST, *((spec, 4) for spec in OVER_OSGP)])
-def test_loading_leaves_nothing_of_the_model_that_it_replaces(spec: str, size: int) -> None:
+@over(spec=(*SPECS, *OVER_OSGP))
+def test_loading_leaves_nothing_of_the_model_that_it_replaces(spec: str) -> None:
     """A model that has trained, with messages under way, and a new one load the same state: the same bits."""
-    steps = steps_of(spec)
+    size, steps = LARGEST.get(spec, 4), steps_of(spec)
 
     def play(comm: Loopback) -> bool:
         saver, new, used = (Rank(spec, comm) for _ in range(3))
@@ -147,13 +138,13 @@ def test_loading_leaves_nothing_of_the_model_that_it_replaces(spec: str, size: i
 
 
 OF_FOUR_OR_TWO = (
-    *(spec for spec, size in LARGEST if size == 4 and fits(spec, 2)),
+    *(spec for spec, size in LARGEST.items() if size == 4 and fits(spec, 2)),
     *OVER_OSGP,
     "lsgd(every=4, local_every=2, ranks_per_node=1)",
 )
 
 
-@pytest.mark.parametrize("spec", OF_FOUR_OR_TWO)
+@over(spec=OF_FOUR_OR_TWO)
 def test_a_group_of_four_goes_on_as_two(spec: str) -> None:
     """From their average; `by_machine`, whose ranks keep different things, is refused."""
 
@@ -185,7 +176,7 @@ def test_a_group_of_four_goes_on_as_two(spec: str) -> None:
 
 
 @each_spec
-def test_one_rank_trains_or_is_told_that_it_is_alone(spec: str, size: int) -> None:
+def test_one_rank_trains_or_is_told_that_it_is_alone(spec: str) -> None:
     """What keeps the mean of one leaves its model as it is: that is plain training, up to rounding."""
     if not fits(spec, 1):
         with pytest.raises(LaconicError, match=r"number of ranks|ranks_per_node=\d does not divide"):
@@ -213,9 +204,8 @@ def test_one_rank_trains_or_is_told_that_it_is_alone(spec: str, size: int) -> No
     assert torch.allclose(found, wanted, **ROUNDING) or not parse(spec).keeps_mean
 
 
-@each_spec
-@pytest.mark.parametrize("bad", [0, 1])
-def test_a_gradient_that_is_not_finite_is_skipped_and_the_round_taken(spec: str, size: int, bad: int) -> None:
+@over(spec=SPECS, bad=(0, 1))
+def test_a_gradient_that_is_not_finite_is_skipped_and_the_round_taken(spec: str, bad: int) -> None:
     """The rank is told, and goes on with its next batch: the same bits as if a GradScaler had skipped."""
 
     def act(rank: Rank, scaled: bool) -> Tensor:
@@ -239,13 +229,14 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_the_round_taken(spec: str,
         rank.optimizer.finish()
         return rank.flat
 
-    told, skipped = (played(spec, size, partial(act, scaled=scaled)) for scaled in (False, True))
+    told, skipped = (played(spec, LARGEST[spec], partial(act, scaled=scaled)) for scaled in (False, True))
     assert same_bits([*told, *skipped]) and bool(told[0].isfinite().all())
 
 
 @each_spec
-def test_a_scaler_skips_the_update_of_the_rank_that_overflowed(spec: str, size: int) -> None:
-    """Of that rank alone, or of its machine; all of them talk, and none of them is ever not finite."""
+def test_a_scaler_skips_the_update_of_the_rank_that_overflowed(spec: str) -> None:
+    """That rank alone, or its machine, skips it; all of them talk, and none is ever not finite."""
+    size = LARGEST[spec]
 
     def act(rank: Rank) -> tuple[float, bool, Tensor]:
         scaler, finite = torch.amp.GradScaler("cpu", init_scale=8.0), True
@@ -267,10 +258,10 @@ def test_a_scaler_skips_the_update_of_the_rank_that_overflowed(spec: str, size: 
     assert all(finite) and same_bits(ends)
 
 
-@pytest.mark.parametrize(("one", "other"), [*pairwise([*SPECS, SPECS[0]])])
-def test_two_strategies_side_by_side_do_not_disturb_each_other(one: str, other: str) -> None:
+@over(specs=pairwise([*SPECS, SPECS[0]]))
+def test_two_strategies_side_by_side_do_not_disturb_each_other(specs: tuple[str, str]) -> None:
     """In turns in one group: each has the bits that it has alone."""
-    size, steps = max(size for size in SIZES if fits(one, size) and fits(other, size)), range(9)
+    size, steps = max(size for size in SIZES if all(fits(spec, size) for spec in specs)), range(9)
 
     def alone(rank: Rank) -> Tensor:
         rank.train(steps)
@@ -278,7 +269,7 @@ def test_two_strategies_side_by_side_do_not_disturb_each_other(one: str, other: 
         return rank.flat
 
     def beside(comm: Loopback) -> list[Tensor]:
-        ranks = [Rank(spec, comm) for spec in (one, other)]
+        ranks = [Rank(spec, comm) for spec in specs]
         for step in steps:
             for rank in ranks:
                 rank.train([step])
@@ -288,6 +279,6 @@ def test_two_strategies_side_by_side_do_not_disturb_each_other(one: str, other: 
             rank.optimizer.remove()
         return [rank.flat for rank in ranks]
 
-    wanted = [played(spec, size, alone) for spec in (one, other)]
+    wanted = [played(spec, size, alone) for spec in specs]
     for rank, found in enumerate(Loopback.run(size, beside)):
         assert all(torch.equal(a, ends[rank]) for a, ends in zip(found, wanted, strict=True))
