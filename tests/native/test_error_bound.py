@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import random
+from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,12 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.core.errors import NonFiniteError, SpecError, WireError
+from tests import cases
+from tests.cases import over
 
-ALL = kernels.runnable()
-NATIVE = [name for name in ALL if name != "reference"]
+from .targets import ALL, INF, LARGEST, NAN, agree, refused, spoilt
+
 SIZES = (0, 1, 7, 255, 256, 257, 1000, 5000)
-LARGEST = torch.finfo(torch.float32).max
 BOUNDS = (2.0**-100, 1e-20, 1e-3, 0.03, 1.0, 2.0**100)
 
 
@@ -38,88 +40,66 @@ def inputs(n: int, seed: int = 0) -> dict[str, Tensor]:
 
 
 def check(x: Tensor, eb: float, marks: str) -> None:
-    wire = kernels.error_bound_encode(x, eb, marks)
+    wire = agree(lambda: kernels.error_bound_encode(x, eb, marks))
     assert wire.numel() <= kernels.error_bound_most(x.numel())
-    got = kernels.error_bound_decode(wire, x.numel())
+    got = agree(lambda: kernels.error_bound_decode(wire, x.numel()))
     assert not bool(((got.double() - x.double()).abs() > eb).any())
     assert not bool(got[x == 0].any())
     if marks == "zeros":
         assert torch.equal(got.sign(), x.sign())
-        assert torch.equal(kernels.error_bound_support(wire, x.numel()), x != 0)
+        assert torch.equal(agree(lambda: kernels.error_bound_support(wire, x.numel())), x != 0)
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("marks", ["bins", "zeros"])
-@pytest.mark.parametrize("eb", BOUNDS)
-def test_no_element_is_beyond_the_bound(name: str, eb: float, marks: str) -> None:
-    with kernels.using(name):
-        for n in SIZES:
-            for x in inputs(n).values():
-                check(x, eb, marks)
+@over(n=SIZES, kind=[*inputs(0)], eb_marks=[*product(BOUNDS, ("bins", "zeros"))])
+def test_no_element_is_beyond_the_bound_and_all_targets_agree(n: int, kind: str, eb_marks: Any) -> None:
+    check(inputs(n)[kind], *eb_marks)
 
 
-@pytest.mark.skipif(not NATIVE, reason="the reference takes minutes")
-@pytest.mark.parametrize("marks", ["bins", "zeros"])
-def test_half_a_million_blocks_keep_the_bound(marks: str) -> None:
-    """32 * 8192 for each kind of marks: all magnitudes, and elements around the ends of bins."""
-    n, rng = 256 * 8192, torch.Generator().manual_seed(3)
+@pytest.mark.skipif(len(ALL) == 1, reason="the reference takes minutes")
+@over(marks=("bins", "zeros"))
+def test_many_blocks_keep_the_bound(marks: str) -> None:
+    """All magnitudes, and elements around the ends of bins, on the widest target."""
+    n, rng = (256 if cases.full else 32) * 8192, torch.Generator().manual_seed(3)
     for part in range(marks == "bins", 64, 2):
         eb = 2.0 ** random.Random(part).uniform(-12, 4)
         q = torch.randint(-20000, 20000, (n,), generator=rng) >> part % 15
-        ends = ((2 * q + 1) * eb).float()
-        x = (ends.view(torch.int32) + torch.randint(-2, 3, (n,), generator=rng, dtype=torch.int32)).view(
-            torch.float32
-        )
+        ends = ((2 * q + 1) * eb).float().view(torch.int32)
+        x = (ends + torch.randint(-2, 3, (n,), generator=rng, dtype=torch.int32)).view(torch.float32)
         if part % 4 > 1:
             x = torch.randn(n, generator=rng) * torch.exp2(part - 32 + 4 * torch.randn(n, generator=rng))
-        check(x[x.isfinite()].contiguous(), eb, marks)
+        x = x[x.isfinite()].contiguous()
+        wire = kernels.error_bound_encode(x, eb, marks)
+        got = kernels.error_bound_decode(wire, x.numel())
+        assert wire.numel() <= kernels.error_bound_most(x.numel())
+        assert not bool(((got.double() - x.double()).abs() > eb).any()) and not bool(got[x == 0].any())
+        assert marks == "bins" or torch.equal(got.sign(), x.sign())
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_what_is_below_the_bound_becomes_zero(name: str) -> None:
+def test_elements_below_the_bound_become_zero() -> None:
     x = torch.tensor([0.05, -0.05, 0.01, 0.0, 1.0, -1.0])
-    with kernels.using(name):
-        got = kernels.error_bound_decode(kernels.error_bound_encode(x, 0.0501), 6)
-        signed = kernels.error_bound_decode(kernels.error_bound_encode(x, 0.0501, "zeros"), 6)
+
+    def trip(marks: str) -> Tensor:
+        return kernels.error_bound_decode(kernels.error_bound_encode(x, 0.0501, marks), 6)
+
+    got = agree(lambda: trip("bins"))
     assert not got[:4].any() and got[4] > 0 > got[5]
-    assert torch.equal(signed.sign(), x.sign())
+    assert torch.equal(agree(lambda: trip("zeros")).sign(), x.sign())
 
 
-@pytest.mark.parametrize("name", NATIVE)
-@pytest.mark.parametrize("marks", ["bins", "zeros"])
-def test_the_bytes_are_those_of_the_reference(name: str, marks: str) -> None:
-    for n in SIZES:
-        for x in inputs(n, seed=1).values():
-            for eb in BOUNDS:
-                with kernels.using("reference"):
-                    wire = kernels.error_bound_encode(x, eb, marks)
-                    values = kernels.error_bound_decode(wire, n)
-                with kernels.using(name):
-                    assert torch.equal(kernels.error_bound_encode(x, eb, marks), wire)
-                    got = kernels.error_bound_decode(wire, n)
-                    assert torch.equal(got.view(torch.int32), values.view(torch.int32))
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_relu_activations_take_few_bytes(name: str) -> None:
+def test_relu_activations_take_few_bytes() -> None:
     """Half zeros, bound 0.01 rms: the entropy of white ones is 32 / 6.9 bits an element."""
     x = torch.randn(100_000, generator=torch.Generator().manual_seed(2)).relu()
-    with kernels.using(name):
-        wire = kernels.error_bound_encode(x, 0.01 * float(x.square().mean().sqrt()))
+    wire = agree(lambda: kernels.error_bound_encode(x, 0.01 * float(x.square().mean().sqrt())))
     assert 4 * x.numel() / wire.numel() > 6.6
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("at", [0, 300, 999])
-def test_what_is_not_finite_is_refused(name: str, bad: float, at: int) -> None:
-    x = torch.ones(1000)
-    x[at] = bad
-    with kernels.using(name), pytest.raises(NonFiniteError, match="no bound on the error holds"):
-        kernels.error_bound_encode(x, 0.1)
+@over(bad=(NAN, INF, -INF), at=(0, 300, 999))
+def test_nan_and_inf_are_refused(bad: float, at: int) -> None:
+    x = spoilt(1000, at, bad)
+    refused("no bound on the error holds", lambda: kernels.error_bound_encode(x, 0.1), error=NonFiniteError)
 
 
-@pytest.mark.parametrize("eb", [0.0, -1.0, math.nan, math.inf, 2.0**-101, 2.0**101])
+@over(eb=(0.0, -1.0, NAN, INF, 2.0**-101, 2.0**101))
 def test_a_bound_without_bins_is_refused(eb: float) -> None:
     with pytest.raises(SpecError, match="the error bound must be a number in"):
         kernels.error_bound_encode(torch.ones(3), eb)
@@ -132,38 +112,3 @@ def test_wrong_arguments_are_refused() -> None:
         kernels.error_bound_encode(torch.ones(4)[::2], 0.1)
     with pytest.raises(WireError, match="marks='zeros'"):
         kernels.error_bound_support(kernels.error_bound_encode(torch.ones(3), 0.1), 3)
-
-
-@pytest.mark.parametrize("marks", ["bins", "zeros"])
-def test_a_damaged_wire_is_refused_or_finite_on_every_implementation(marks: str) -> None:
-    rng = random.Random(5)
-    wires = [kernels.error_bound_encode(x, 0.03, marks) for x in inputs(700).values()]
-    refused = 0
-    for _ in range(1500):
-        data = bytearray(rng.choice(wires).tolist())
-        for _ in range(rng.choice((1, 1, 2, 5))):
-            kind, at = rng.randrange(5), rng.randrange(len(data)) if data else 0
-            if kind <= 1 and data:
-                data[at] ^= 1 << rng.randrange(8)
-            elif kind == 2 and data:
-                data[at] = rng.choice((0, 1, 127, 128, 255))
-            elif kind == 3:
-                del data[at : at + rng.choice((1, 4, 700))]
-            else:
-                data[at:at] = rng.randbytes(rng.choice((1, 4)))
-        wire = torch.tensor(list(data), dtype=torch.uint8)
-        results = []
-        for name in ALL:
-            with kernels.using(name):
-                try:
-                    results.append(kernels.error_bound_decode(wire, 700))
-                except WireError:
-                    results.append(None)
-        told = {result is None for result in results}
-        assert len(told) == 1, (bytes(data).hex(), [result is None for result in results])
-        refused += None in results
-        for result in results:
-            if result is not None:
-                assert result.isfinite().all()
-                assert torch.equal(result.view(torch.int32), results[0].view(torch.int32))
-    assert 300 < refused < 1500

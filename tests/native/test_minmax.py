@@ -11,29 +11,25 @@ import torch
 from torch import Tensor
 
 from laconic import kernels
-from laconic.core.errors import NonFiniteError, SpecError, WireError
+from laconic.core.errors import NonFiniteError, SpecError
 from laconic.core.layout import Segments
 from laconic.kernels import MinMaxForm
+from tests.cases import over
 
-ALL = list(kernels.runnable())
-NATIVE = ALL[1:]
-BUFFERS = (
-    Segments((), ()),
-    Segments.whole(1),
-    Segments((7, 3, 900, 2000), (0, 1, 700, 257)),
-    Segments((2000, 0), (600, 1999)),
+from .targets import (
+    BUFFERS,
+    DENORMAL,
+    INF,
+    LARGEST,
+    NAN,
+    agree,
+    bytes_of,
+    heavy,
+    keys_of,
+    on_every_target,
+    refused,
+    spoilt,
 )
-LARGEST, DENORMAL = torch.finfo(torch.float32).max, 2.0**-149
-
-
-def data(n: int, seed: int = 0) -> Tensor:
-    """Heavy-tailed, with zeros, -0.0, a constant and a stretch of denormals."""
-    x = torch.randn(n, generator=torch.Generator().manual_seed(seed)) ** 3
-    x[5:40] = 0
-    x[40:60] = -0.0
-    x[300:450] = 0.1
-    x[600:800] *= 1e-41
-    return x
 
 
 def form_of(*widths: int, block: int = 512, random: bool = False) -> MinMaxForm:
@@ -59,26 +55,20 @@ def by_hand(x: Tensor, key: int, width: int, block: int, stochastic: bool) -> by
     return head + codes.to_bytes((x.numel() * width + 7) // 8, "little")
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("stochastic", [False, True])
-@pytest.mark.parametrize(("width", "block"), [(1, 100), (4, 64), (7, 512), (8, 3)])
-def test_each_element_as_by_hand(name: str, width: int, block: int, stochastic: bool) -> None:
-    x = data(900, width)
+@over(width_block=((1, 100), (4, 64), (7, 512), (8, 3)), stochastic=(False, True))
+def test_each_element_as_by_hand(width_block: tuple[int, int], stochastic: bool) -> None:
+    (width, block), whole = width_block, Segments.whole(900)
+    x, form = heavy(900, width), form_of(width, block=block, random=stochastic)
     x[850:860] = torch.tensor([LARGEST, -LARGEST]).repeat(5)
-    with kernels.using(name):
-        wire = kernels.minmax_encode(
-            x, Segments.whole(900), [77], form_of(width, block=block, random=stochastic)
-        )
+    wire = agree(lambda: kernels.minmax_encode(x, whole, [77], form))
     assert bytes(wire.tolist()) == by_hand(x, 77, width, block, stochastic)
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("width", [1, 4, 5, 8])
-def test_decoding_adds_the_value_of_each_level(name: str, width: int) -> None:
-    x, block, n, form = data(900), 200, 900, form_of(width, block=200, random=True)
+@over(width=(1, 4, 5, 8))
+def test_decoding_adds_the_value_of_each_level(width: int) -> None:
+    x, block, n, form = heavy(900), 200, 900, form_of(width, block=200, random=True)
     wire = kernels.minmax_encode(x, Segments.whole(n), [5], form)
-    with kernels.using(name):
-        out = kernels.minmax_add_(wire, Segments.whole(n), torch.ones(n), form, -0.3)
+    out = agree(lambda: kernels.minmax_add_(wire, Segments.whole(n), torch.ones(n), form, -0.3))
     head, body = wire[: 8 * 5].clone().view(torch.float32).view(-1, 2).numpy(), wire[8 * 5 :]
     codes = int.from_bytes(bytes(body.tolist()), "little")
     for i in range(n):
@@ -87,98 +77,70 @@ def test_decoding_adds_the_value_of_each_level(name: str, width: int) -> None:
         assert float(out[i]) == np.float32(1) + (low + level * unit) * np.float32(-0.3)
 
 
-@pytest.mark.parametrize("segments", BUFFERS)
-@pytest.mark.parametrize("stochastic", [False, True])
-def test_the_bytes_are_those_of_the_reference(segments: Segments, stochastic: bool) -> None:
+BLOCKS = ((1, 1.0), (100, 1e-41), (512, 1e38), (10**6, 1e-20))
+
+
+@over(first=range(8), block_factor=BLOCKS, segments=BUFFERS)
+def test_all_targets_agree(first: int, block_factor: tuple[int, float], segments: Segments) -> None:
     """Every width, and several in one message."""
-    keys = [2**64 - 1 - i for i in range(len(segments))]
-    for first in range(8):
-        widths = [(first + i) % 8 + 1 for i in range(len(segments))]
-        for block, factor in ((1, 1.0), (100, 1e-41), (512, 1e38), (10**6, 1e-20)):
-            x = (data(2700, first) * factor).clamp(-LARGEST, LARGEST)
-            form = form_of(*widths, block=block, random=stochastic)
-            with kernels.using("reference"):
-                wire = kernels.minmax_encode(x, segments, keys, form)
-                added = kernels.minmax_add_(wire, segments, torch.ones(2700), form, -0.3)
-            for name in NATIVE:
-                with kernels.using(name):
-                    made = kernels.minmax_encode(x, segments, keys, form)
-                    again = kernels.minmax_add_(wire, segments, torch.ones(2700), form, -0.3)
-                assert torch.equal(made, wire) and torch.equal(again, added)
+    (block, factor), n, keys = block_factor, segments.end + 9, keys_of(segments)
+    x = (heavy(n, first) * factor).clamp(-LARGEST, LARGEST)
+    for random in (False, True):
+        form = form_of(*((first + i) % 8 + 1 for i in range(len(segments))), block=block, random=random)
+        wire = agree(lambda f=form: kernels.minmax_encode(x, segments, keys, f))
+        agree(lambda f=form, w=wire: kernels.minmax_add_(w, segments, torch.ones(n), f, -0.3))
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_the_last_eight_bits_of_the_dither_count(name: str) -> None:
+@on_every_target
+def test_the_last_eight_bits_of_the_dither_count(target: str) -> None:
     """A fraction of 2^-18 is rounded up where the dither is below 64, which 16 bits cannot tell."""
-    n = 1 << 18 if name == "reference" else 1 << 22
+    n = 1 << 18 if target == "reference" else 1 << 21
     x = torch.full((n,), 2.0**-18)
     x[0], x[1] = 1.0, 0.0
-    with kernels.using(name):
-        wire = kernels.minmax_encode(x, Segments.whole(n), [3], form_of(1, block=n, random=True))
-        up = kernels.dither24(3, n)[2:] < 64
+    wire = kernels.minmax_encode(x, Segments.whole(n), [3], form_of(1, block=n, random=True))
+    up = kernels.dither24(3, n)[2:] < 64
     assert torch.equal(kernels.unpack_bits(wire[8:], 1, n)[2:] == 1, up)
-    assert name == "reference" or int(up.sum()) >= 4
+    assert target == "reference" or int(up.sum()) >= 4
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("value", [0.0, -0.0, 0.1, -DENORMAL, 1e38 / 3, -(2.0**126)])
-def test_a_constant_is_sent_as_it_is(name: str, value: float) -> None:
-    x = torch.full((700,), value)
-    with kernels.using(name):
-        for stochastic in (False, True):
-            form = form_of(4, random=stochastic)
-            wire = kernels.minmax_encode(x, Segments.whole(700), [1], form)
-            assert not wire[16:].any()
-            assert torch.equal(kernels.minmax_add_(wire, Segments.whole(700), torch.zeros(700), form), x)
+@over(value=(0.0, -0.0, 0.1, -DENORMAL, 1e38 / 3, -(2.0**126)), stochastic=(False, True))
+def test_a_constant_is_sent_as_it_is(value: float, stochastic: bool) -> None:
+    x, whole, form = torch.full((700,), value), Segments.whole(700), form_of(4, random=stochastic)
+    wire = agree(lambda: kernels.minmax_encode(x, whole, [1], form))
+    assert not wire[16:].any()
+    assert torch.equal(agree(lambda: kernels.minmax_add_(wire, whole, torch.zeros(700), form)), x)
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("width", [1, 8])
-def test_the_largest_numbers_are_cut_off_and_stay_finite(name: str, width: int) -> None:
-    x = torch.tensor([LARGEST, -LARGEST, 0.0, 1e38, -1e38])
-    with kernels.using(name):
-        wire = kernels.minmax_encode(x, Segments.whole(5), [1], form_of(width))
-        out = kernels.minmax_add_(wire, Segments.whole(5), torch.zeros(5), form_of(width))
+@over(width=(1, 8))
+def test_the_largest_numbers_are_cut_off_and_stay_finite(width: int) -> None:
+    x, whole, form = torch.tensor([LARGEST, -LARGEST, 0.0, 1e38, -1e38]), Segments.whole(5), form_of(width)
+    wire = agree(lambda: kernels.minmax_encode(x, whole, [1], form))
+    out = agree(lambda: kernels.minmax_add_(wire, whole, torch.zeros(5), form))
     assert out[0] == out[3] == 2.0**126 and out[1] == out[4] == -(2.0**126)
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("at", [0, 15, 511, 512, 9999])
-def test_what_is_not_finite_is_refused(name: str, bad: float, at: int) -> None:
-    x, segments = torch.ones(10_001), Segments.consecutive([1, 10_000])
-    x[1 + at] = bad
-    with kernels.using(name), pytest.raises(NonFiniteError, match=r"tensor 1 of the message \(10000"):
-        kernels.minmax_encode(x, segments, [1, 2], form_of(4, 4))
+@over(bad=(NAN, -NAN, INF, -INF), at=(0, 15, 511, 512, 9999))
+def test_nan_and_inf_are_refused(bad: float, at: int) -> None:
+    x, segments = spoilt(10_001, 1 + at, bad), Segments.consecutive([1, 10_000])
+    match = r"tensor 1 of the message \(10000"
+    refused(match, lambda: kernels.minmax_encode(x, segments, [1, 2], form_of(4, 4)), error=NonFiniteError)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_what_no_encoder_made_is_refused_before_a_write(name: str) -> None:
-    segments, form = Segments.consecutive([10, 13]), form_of(4, 3)  # 8 + 5 and 8 + 5 bytes
-    with kernels.using(name):
-        wire = kernels.minmax_encode(torch.arange(23.0), segments, [0, 0], form)
-        cases = [
-            ("26 bytes is expected, got 25", wire[:-1]),
-            ("26 bytes is expected, got 27", torch.cat([wire, wire[:1]])),
-            ("must be zero", torch.cat([wire[:25], wire.new_tensor([0b10000000])])),
-        ]
-        for at, value in (
-            (0, -1.0),
-            (0, -0.0),
-            (13, math.inf),
-            (13, math.nan),
-            (17, math.nan),
-            (4, -math.inf),
-        ):
-            number = torch.tensor([value]).view(torch.uint8)
-            cases.append(("is negative, or a unit or min", torch.cat([wire[:at], number, wire[at + 4 :]])))
-        huge = torch.tensor([LARGEST]).view(torch.uint8)
-        cases.append(("a range of tensor 0 has no finite end", torch.cat([huge, wire[4:]])))
-        for says, bad in cases:
-            out = torch.zeros(23)
-            with pytest.raises(WireError, match=says):
-                kernels.minmax_add_(bad, segments, out, form)
-            assert not out.any()
+def test_wires_that_no_encoder_makes_are_refused_before_a_write() -> None:
+    segments, form, out = Segments.consecutive([10, 13]), form_of(4, 3), torch.zeros(23)
+    wire = kernels.minmax_encode(torch.arange(23.0), segments, [0, 0], form)  # 8 + 5 and 8 + 5 bytes
+    cases = [
+        ("26 bytes is expected, got 25", wire[:-1]),
+        ("26 bytes is expected, got 27", torch.cat([wire, wire[:1]])),
+        ("must be zero", torch.cat([wire[:25], wire.new_tensor([0b10000000])])),
+        ("a range of tensor 0 has no finite end", torch.cat([bytes_of(LARGEST), wire[4:]])),
+    ]
+    for at, value in ((0, -1.0), (0, -0.0), (13, INF), (13, NAN), (17, NAN), (4, -INF)):
+        bad = torch.cat([wire[:at], bytes_of(value), wire[at + 4 :]])
+        cases.append(("is negative, or a unit or min", bad))
+    for match, bad in cases:
+        refused(match, lambda b=bad: kernels.minmax_add_(b, segments, out, form))
+    assert not out.any()
 
 
 def test_wrong_options_are_refused() -> None:
