@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -12,32 +12,19 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.codecs.logquant import powers_of
-from laconic.core.errors import NonFiniteError, WireError
+from laconic.core.errors import NonFiniteError
 from laconic.core.layout import Segments
+from tests.cases import over
 
-ALL = list(kernels.runnable())
+from .targets import INF, NAN, agree, bytes_of, refused, spoilt, wire_of
+
 BOUNDS, POWERS = powers_of(2.0, 15, 0.5), powers_of(2.0, 15, 0.0)
-Encode = Callable[[Tensor, Segments], Tensor]
-KINDS: dict[str, tuple[Encode, Callable[[Tensor, Segments, Tensor, float], Tensor]]] = {
-    "hierarchy of 1": (
-        lambda x, at: kernels.hierarchy_encode(x, at, 1),
-        lambda wire, at, out, alpha: kernels.hierarchy_add_(wire, at, out, 1, alpha),
-    ),
-    "hierarchy of 5": (
-        lambda x, at: kernels.hierarchy_encode(x, at, 5),
-        lambda wire, at, out, alpha: kernels.hierarchy_add_(wire, at, out, 5, alpha),
-    ),
-    "quantile of 24": (
-        lambda x, at: kernels.quantile_encode(x, at, 24),
-        lambda wire, at, out, alpha: kernels.quantile_add_(wire, at, out, 24, alpha),
-    ),
-    "powers": (
-        lambda x, at: kernels.powers_encode(x, at, BOUNDS),
-        lambda wire, at, out, alpha: kernels.powers_add_(wire, at, out, POWERS, alpha),
-    ),
+KINDS = {
+    "hierarchy of 1": (kernels.hierarchy_encode, kernels.hierarchy_add_, 1, 1),
+    "hierarchy of 5": (kernels.hierarchy_encode, kernels.hierarchy_add_, 5, 5),
+    "quantile of 24": (kernels.quantile_encode, kernels.quantile_add_, 24, 24),
+    "powers": (kernels.powers_encode, kernels.powers_add_, BOUNDS, POWERS),
 }
-each_kind = pytest.mark.parametrize("kind", KINDS)
-each_target = pytest.mark.parametrize("name", ALL)
 
 
 def some(seed: int) -> tuple[Tensor, Segments]:
@@ -59,121 +46,121 @@ def single(value: float) -> float:
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 
-@each_kind
-def test_all_targets_write_and_read_the_same(kind: str) -> None:
-    encode, add = KINDS[kind]
-    for seed in range(60):
-        x, segments = some(seed)
-        made = []
-        for name in ALL:
-            with kernels.using(name):
-                wire = encode(x, segments)
-                made.append((wire, add(wire, segments, torch.ones_like(x), -0.3)))
-        for wire, out in made[1:]:
-            assert torch.equal(wire, made[0][0]) and torch.equal(out, made[0][1]), seed
+@over(kind=KINDS, seed=range(60))
+def test_all_targets_write_and_read_the_same(kind: tuple, seed: int) -> None:
+    (encode, add, book, values), (x, segments) = kind, some(seed)
+    wire = agree(lambda: encode(x, segments, book))
+    agree(lambda: add(wire, segments, torch.ones_like(x), values, -0.3))
 
 
-@each_target
-@pytest.mark.parametrize("levels", [1, 2, 4, 7, 64])
-def test_hierarchy_by_hand(name: str, levels: int) -> None:
-    for seed in range(0, 40, 3):
-        x, _ = some(seed)
-        x = x[:50]
-        n = x.numel()
-        groups = min(levels, n)
-        order = sorted(range(n), key=lambda i: (-abs(float(x[i])), i))
-        group = {i: rank * groups // n for rank, i in enumerate(order)}
-        means = [
-            math.fsum(abs(float(x[i])) for i in group if group[i] == g) / sum(group[i] == g for i in group)
-            for g in range(groups)
-        ]
-        with kernels.using(name):
-            wire = kernels.hierarchy_encode(x, Segments.whole(n), levels)
-            back = kernels.hierarchy_add_(wire, Segments.whole(n), torch.zeros(n), levels)
-        assert wire.numel() == 4 * groups + math.ceil(n * (1 + math.ceil(math.log2(groups))) / 8)
-        assert floats(wire, groups) == [single(mean) for mean in means]
-        assert back.tolist() == [math.copysign(single(means[group[i]]), float(x[i])) for i in range(n)]
+@over(levels=(1, 2, 4, 7, 64), seed=range(0, 40, 3))
+def test_hierarchy_by_hand(levels: int, seed: int) -> None:
+    x = some(seed)[0][:50]
+    n = x.numel()
+    groups, whole = min(levels, n), Segments.whole(n)
+    order = sorted(range(n), key=lambda i: (-abs(float(x[i])), i))
+    group = {i: rank * groups // n for rank, i in enumerate(order)}
+    means = [
+        math.fsum(abs(float(x[i])) for i in group if group[i] == g) / sum(group[i] == g for i in group)
+        for g in range(groups)
+    ]
+    wire = agree(lambda: kernels.hierarchy_encode(x, whole, levels))
+    back = agree(lambda: kernels.hierarchy_add_(wire, whole, torch.zeros(n), levels))
+    assert wire.numel() == 4 * groups + math.ceil(n * (1 + math.ceil(math.log2(groups))) / 8)
+    assert floats(wire, groups) == [single(mean) for mean in means]
+    assert back.tolist() == [math.copysign(single(means[group[i]]), float(x[i])) for i in range(n)]
 
 
-@each_target
-@pytest.mark.parametrize("bins", [2, 3, 16, 300])
-def test_quantile_by_hand(name: str, bins: int) -> None:
-    for seed in range(0, 40, 3):
-        x, _ = some(seed)
-        x = x[:50]
-        n = x.numel()
-        values, count = x.tolist(), min(bins, n)
-        below = [i for i in sorted(range(n), key=lambda i: (values[i], i)) if values[i] < 0]
-        above = [i for i in sorted(range(n), key=lambda i: (values[i], i)) if values[i] >= 0]
-        share = math.floor(count * len(below) / n + 0.5)
-        share = min(max(share, 1), count - 1) if below and above else share
-        members: list[list[int]] = [[] for _ in range(count)]
-        for part, first, bins_of in ((below, 0, share), (above, share, count - share)):
-            for rank, i in enumerate(part):
-                members[first + rank * bins_of // len(part)].append(i)
-        assert all(members)
-        means = [single(math.fsum(values[i] for i in part) / len(part)) for part in members]
-        expected = {i: mean for part, mean in zip(members, means, strict=True) for i in part}
-        with kernels.using(name):
-            wire = kernels.quantile_encode(x, Segments.whole(n), bins)
-            back = kernels.quantile_add_(wire, Segments.whole(n), torch.zeros(n), bins)
-        assert wire.numel() == 4 * count + math.ceil(n * math.ceil(math.log2(count)) / 8)
-        assert floats(wire, count) == means == sorted(means)
-        assert back.tolist() == [expected[i] for i in range(n)]
+@over(bins=(2, 3, 16, 300), seed=range(0, 40, 3))
+def test_quantile_by_hand(bins: int, seed: int) -> None:
+    x = some(seed)[0][:50]
+    n = x.numel()
+    values, count, whole = x.tolist(), min(bins, n), Segments.whole(n)
+    order = sorted(range(n), key=lambda i: (values[i], i))
+    below, above = [i for i in order if values[i] < 0], [i for i in order if values[i] >= 0]
+    share = math.floor(count * len(below) / n + 0.5)
+    share = min(max(share, 1), count - 1) if below and above else share
+    members: list[list[int]] = [[] for _ in range(count)]
+    for part, first, bins_of in ((below, 0, share), (above, share, count - share)):
+        for rank, i in enumerate(part):
+            members[first + rank * bins_of // len(part)].append(i)
+    assert all(members)
+    means = [single(math.fsum(values[i] for i in part) / len(part)) for part in members]
+    expected = {i: mean for part, mean in zip(members, means, strict=True) for i in part}
+    wire = agree(lambda: kernels.quantile_encode(x, whole, bins))
+    back = agree(lambda: kernels.quantile_add_(wire, whole, torch.zeros(n), bins))
+    assert wire.numel() == 4 * count + math.ceil(n * math.ceil(math.log2(count)) / 8)
+    assert floats(wire, count) == means == sorted(means)
+    assert back.tolist() == [expected[i] for i in range(n)]
 
 
-@each_target
-def test_powers_are_the_rounded_logarithm(name: str) -> None:
+@over(base_levels=((2.0, 15), (1.2, 63), (3.0, 4)))
+def test_powers_are_the_rounded_logarithm(base_levels: tuple[float, int]) -> None:
     """Away from the borders, where the logarithm's own rounding decides."""
+    (base, levels), whole = base_levels, Segments.whole(2000)
     x = torch.randn(2000, generator=torch.Generator().manual_seed(0)) ** 5
-    for base, levels in ((2.0, 15), (1.2, 63), (3.0, 4)):
-        bounds, powers = powers_of(base, levels, 0.5), powers_of(base, levels, 0.0)
-        with kernels.using(name):
-            wire = kernels.powers_encode(x, Segments.whole(2000), bounds)
-            back = kernels.powers_add_(wire, Segments.whole(2000), torch.zeros(2000), powers)
-        largest = float(x.abs().max())
-        for value, got in zip(x.tolist(), back.tolist(), strict=True):
-            exact = math.log(largest / abs(value), base)
-            if abs(exact % 1 - 0.5) > 1e-4:
-                q = round(exact)
-                expected = math.copysign(largest * base**-q, value) if q < levels else 0.0
-                assert got == pytest.approx(expected, rel=3e-7)
+    bounds, powers = powers_of(base, levels, 0.5), powers_of(base, levels, 0.0)
+    wire = agree(lambda: kernels.powers_encode(x, whole, bounds))
+    back = agree(lambda: kernels.powers_add_(wire, whole, torch.zeros(2000), powers))
+    largest = float(x.abs().max())
+    for value, got in zip(x.tolist(), back.tolist(), strict=True):
+        exact = math.log(largest / abs(value), base)
+        if abs(exact % 1 - 0.5) > 1e-4:
+            q = round(exact)
+            expected = math.copysign(largest * base**-q, value) if q < levels else 0.0
+            assert got == pytest.approx(expected, rel=3e-7)
 
 
-@each_target
-@each_kind
-def test_what_is_not_finite_is_refused(kind: str, name: str) -> None:
-    encode, _ = KINDS[kind]
-    with kernels.using(name):
-        for bad in (math.nan, math.inf, -math.inf):
-            x = torch.ones(100)
-            x[57] = bad
-            with pytest.raises(NonFiniteError, match="NaN or Inf"):
-                encode(x, Segments((0, 50), (50, 50)))
-            assert encode(x, Segments((0, 60), (50, 40))).numel() > 0  # nobody asked for that entry
+@over(kind=KINDS, bad=(NAN, INF, -INF))
+def test_nan_and_inf_are_refused(kind: tuple, bad: float) -> None:
+    (encode, _, book, _), x = kind, spoilt(100, 57, bad)
+    refused("NaN or Inf", lambda: encode(x, Segments((0, 50), (50, 50)), book), error=NonFiniteError)
+    assert agree(lambda: encode(x, Segments((0, 60), (50, 40)), book)).numel() > 0  # without that entry
 
 
-@each_target
-def test_decoders_refuse_what_no_encoder_makes(name: str) -> None:
-    whole = Segments.whole(3)
+DAMAGED: tuple[tuple[str, list[float], list[int]], ...] = (  # a codebook of three entries, and its codes
+    *(("hierarchy of 1", [bad], [0]) for bad in (NAN, INF, -1.0)),
+    *(("hierarchy of 5", [1.0, bad, 0.5], [0, 0]) for bad in (NAN, INF, -1.0)),
+    *(("powers", [bad], [0, 0]) for bad in (NAN, INF, -1.0)),
+    ("quantile of 24", [0.0, INF, 1.0], [0]),
+    ("hierarchy of 1", [1.0], [0b1000]),  # three signs, and a bit behind them
+    ("hierarchy of 5", [1.0, 0.5, 0.25], [0b011, 0]),  # group 3 of 3
+    ("hierarchy of 5", [1.0, 0.5, 0.25], [0, 0b10]),  # nine bits are in use
+    ("quantile of 24", [0.0, 1.0, 2.0], [0b11]),
+    ("quantile of 24", [0.0, 1.0, 2.0], [0b01000000]),
+    ("powers", [1.0], [0b10000, 0]),  # a sign without a level
+    ("powers", [1.0], [0, 0b10000000]),
+    ("powers", [1.0], [0, 0, 0]),
+    ("powers", [1.0], [0]),
+)
 
-    def refused(kind: str, book: list[float], *codes: int) -> None:
-        wire = torch.tensor([*struct.pack(f"<{len(book)}f", *book), *codes], dtype=torch.uint8)
-        with pytest.raises(WireError):
-            KINDS[kind][1](wire, whole, torch.zeros(3), 1.0)
 
-    with kernels.using(name):
-        for bad in (math.nan, math.inf, -1.0):
-            refused("hierarchy of 1", [bad], 0)
-            refused("hierarchy of 5", [1.0, bad, 0.5], 0, 0)
-            refused("powers", [bad], 0, 0)
-        refused("quantile of 24", [0.0, math.inf, 1.0], 0)
-        refused("hierarchy of 1", [1.0], 0b1000)  # three signs, and a bit behind them
-        refused("hierarchy of 5", [1.0, 0.5, 0.25], 0b011, 0)  # group 3 of 3
-        refused("hierarchy of 5", [1.0, 0.5, 0.25], 0, 0b10)  # nine bits are in use
-        refused("quantile of 24", [0.0, 1.0, 2.0], 0b11)
-        refused("quantile of 24", [0.0, 1.0, 2.0], 0b01000000)
-        refused("powers", [1.0], 0b10000, 0)  # a sign without a level
-        refused("powers", [1.0], 0, 0b10000000)
-        refused("powers", [1.0], 0, 0, 0)
-        refused("powers", [1.0], 0)
+@over(damaged=DAMAGED)
+def test_decoders_refuse_wires_that_no_encoder_makes(damaged: tuple[str, list[float], list[int]]) -> None:
+    (kind, book, codes), out = damaged, torch.zeros(3)
+    _, add, _, values = KINDS[kind]
+    wire = torch.cat([bytes_of(book), wire_of(*codes)])
+    refused(None, lambda: add(wire, Segments.whole(3), out, values, 1.0))
+
+
+WIRE, TOO_MANY = torch.zeros(8, dtype=torch.uint8), torch.linspace(1e-3, 1, 70000)
+
+
+@over(
+    wrong=(
+        *(("hierarchy", "levels", levels) for levels in (0, 257, 70000)),
+        *(("quantile", "bins", bins) for bins in (1, 65537, 140000)),
+        ("powers", "levels", TOO_MANY),
+    )
+)
+def test_numbers_beyond_a_codebook_are_refused(wrong: tuple) -> None:
+    (kind, name, number), whole = wrong, Segments.whole(4)
+    encode, add = getattr(kernels, f"{kind}_encode"), getattr(kernels, f"{kind}_add_")
+    calls = (lambda: encode(torch.ones(4), whole, number), lambda: add(WIRE, whole, torch.ones(4), number))
+    refused(name, *calls, error=ValueError)
+
+
+def test_positions_of_a_negative_size_are_refused() -> None:
+    for size, k in ((-5, 3), (5, -3)):
+        call = partial(kernels.random_indices, torch.tensor([size]), torch.tensor([k]), (7,))
+        refused("0 or more", call, error=ValueError)

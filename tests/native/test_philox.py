@@ -9,8 +9,9 @@ import torch
 
 from laconic import kernels
 from laconic.kernels.philox import reference
+from tests.cases import over
 
-ALL = list(kernels.runnable())
+from .targets import agree
 
 # Random123's kat_vectors, "philox4x32 10": counter (4 words), key (2 words), answer (4 words).
 KNOWN = [
@@ -24,36 +25,25 @@ def words(text: str) -> tuple[int, ...]:
     return tuple(int(word, 16) for word in text.split())
 
 
-@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
-def test_known_answers(counter: str, key: str, answer: str) -> None:
-    c0, c1, c2, c3 = (torch.tensor([word]) for word in words(counter))
-    k0, k1 = words(key)
-    assert tuple(int(word) for word in reference.block((c0, c1, c2, c3), (k0, k1))) == words(answer)
+def test_known_answers() -> None:
+    for counter, key, answer in KNOWN:
+        made = reference.block(tuple(torch.tensor([word]) for word in words(counter)), words(key))
+        assert tuple(int(word) for word in made) == words(answer)
+    start = agree(lambda: kernels.philox(0, 4))
+    assert tuple(word & 0xFFFFFFFF for word in start.tolist()) == words(KNOWN[0][2])
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_the_first_known_answer_is_the_start_of_key_zero(name: str) -> None:
-    with kernels.using(name):
-        assert tuple(word & 0xFFFFFFFF for word in kernels.philox(0, 4).tolist()) == words(KNOWN[0][2])
-
-
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("offset", [0, 1, 2, 3, 4, 61, 64, 2**34 - 70, 2**40 + 3])
-@pytest.mark.parametrize("key", [0, 1, 2**32 + 5, 2**64 - 1])
-def test_a_stream_is_the_same_wherever_it_is_cut(name: str, offset: int, key: int) -> None:
+@over(offset=(0, 1, 2, 3, 4, 61, 64, 2**34 - 70, 2**40 + 3), key=(0, 1, 2**32 + 5, 2**64 - 1))
+def test_a_stream_is_the_same_wherever_it_is_cut(offset: int, key: int) -> None:
     """2^34 - 70 crosses the carry from the counter's first word to its second."""
-    with kernels.using("reference"):
-        expected = kernels.philox(key, 300, offset)
-    with kernels.using(name):
-        for n in (0, 1, 2, 3, 63, 64, 65, 300):
-            assert torch.equal(kernels.philox(key, n, offset), expected[:n])
-            assert torch.equal(kernels.philox(key, n, offset + 300 - n), expected[300 - n :])
+    expected = agree(lambda: kernels.philox(key, 300, offset))
+    for n in (0, 1, 2, 3, 63, 64, 65, 300):
+        first, last = agree(lambda n=n: [kernels.philox(key, n, at) for at in (offset, offset + 300 - n)])
+        assert torch.equal(first, expected[:n]) and torch.equal(last, expected[300 - n :])
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_uniform_is_the_top_24_bits(name: str) -> None:
-    with kernels.using(name):
-        u, bits = kernels.uniform(9, 5000, 7), kernels.philox(9, 5000, 7)
+def test_uniform_is_the_top_24_bits() -> None:
+    u, bits = agree(lambda: [kernels.uniform(9, 5000, 7), kernels.philox(9, 5000, 7)])
     assert torch.equal(u, ((bits.long() & 0xFFFFFFFF) >> 8).float() / 2**24)
     assert 0 <= float(u.min()) <= float(u.max()) < 1
 
@@ -84,15 +74,12 @@ def dither_by_hand(key: int, i: int) -> int:
     return (upper >> 16 * (i % 2) & 0xFFFF) << 8 | lower >> 8 * (i % 4) & 0xFF
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("offset", [0, 1, 127, 128, 2**35 - 70])
-def test_dither_is_half_a_word_and_a_byte(name: str, offset: int) -> None:
-    with kernels.using(name):
-        for key in (0, 2**64 - 1):
-            expected = [dither_by_hand(key, i) for i in range(offset, offset + 300)]
-            for n in (0, 1, 129, 300):
-                assert kernels.dither24(key, n, offset).tolist() == expected[:n]
-                assert kernels.dither24(key, n, offset + 300 - n).tolist() == expected[300 - n :]
+@over(offset=(0, 1, 127, 128, 2**35 - 70), key=(0, 2**64 - 1))
+def test_dither_is_half_a_word_and_a_byte(offset: int, key: int) -> None:
+    expected = [dither_by_hand(key, i) for i in range(offset, offset + 300)]
+    for n in (0, 1, 129, 300):
+        first, last = agree(lambda n=n: [kernels.dither24(key, n, at) for at in (offset, offset + 300 - n)])
+        assert first.tolist() == expected[:n] and last.tolist() == expected[300 - n :]
 
 
 def test_dither_rounds_up_as_often_as_it_should() -> None:
@@ -113,15 +100,13 @@ def test_negative_lengths_are_refused() -> None:
         kernels.philox(0, -1)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_the_dither_of_many_tensors_is_that_of_each(name: str) -> None:
+def test_the_dither_of_many_tensors_is_that_of_each() -> None:
     """Streams of every length to the edges of their blocks, and one too long to be made with others."""
     sizes = [0, 1, 7, 8, 9, 15, 16, 17, 40, 100_001, 33, 0, 5]
     keys = [2**64 - 1 - 2**33 * i for i in range(len(sizes))]
-    with kernels.using(name):
-        together = kernels.dithers24(keys, sizes)
-        each = [kernels.dither24(key, n) for key, n in zip(keys, sizes, strict=True)]
-        assert torch.equal(together, torch.cat(each))
-        assert kernels.dithers24([], []).numel() == kernels.dithers24([1], [0]).numel() == 0
+    together = agree(lambda: kernels.dithers24(keys, sizes))
+    each = agree(lambda: [kernels.dither24(key, n) for key, n in zip(keys, sizes, strict=True)])
+    assert torch.equal(together, torch.cat(each))
+    assert agree(lambda: [kernels.dithers24([], []).numel(), kernels.dithers24([1], [0]).numel()]) == [0, 0]
     with pytest.raises(ValueError, match="a key and a size"):
         kernels.dithers24([1], [2, 3])

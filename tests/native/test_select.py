@@ -16,9 +16,9 @@ from laconic.core.layout import Segments
 from laconic.kernels.checks import keys64
 from laconic.kernels.select import batched, reference
 from laconic.kernels.select.sample import dgc_sampling, exact_sampling, sample_offsets
+from tests.cases import over
 
-TARGETS = [name for name in kernels.runnable() if name != "reference"]
-ALL = list(kernels.runnable())
+from .targets import agree
 
 
 def normal(n: int, rng: torch.Generator) -> Tensor:
@@ -61,14 +61,17 @@ def sawtooth(n: int, rng: torch.Generator) -> Tensor:
     return (torch.arange(n) % 97 == 0).float() * torch.rand(n, generator=rng) + 1e-3
 
 
-INPUTS = [normal, heavy, constant, zeros, mostly_zero, few_levels, denormal, spoiled, sawtooth]
-SEGMENTS = [
-    Segments.whole(0),
-    Segments.whole(1),
-    Segments.whole(20_001),
-    Segments((3, 1, 5, 4000, 9000), (2, 1, 0, 4097, 33)),
-    Segments.consecutive([1, 2, 0, 15, 16, 17, 63, 64, 65, 1001, 2047, 2048, 2049, 20_011]),
-]
+INPUTS = {
+    make.__name__: make
+    for make in (normal, heavy, constant, zeros, mostly_zero, few_levels, denormal, spoiled, sawtooth)
+}
+SEGMENTS = {
+    "empty": Segments.whole(0),
+    "one": Segments.whole(1),
+    "whole": Segments.whole(20_001),
+    "apart": Segments((3, 1, 5, 4000, 9000), (2, 1, 0, 4097, 33)),
+    "many": Segments.consecutive([1, 2, 0, 15, 16, 17, 63, 64, 65, 1001, 2047, 2048, 2049, 20_011]),
+}
 
 
 def brute(x: Tensor, k: int) -> list[int]:
@@ -84,20 +87,7 @@ def split(chosen: tuple[Tensor, Tensor]) -> list[list[int]]:
     return [part.tolist() for part in indices.split(counts.tolist())]
 
 
-def agree(call: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    with kernels.using("reference"):
-        expected = call()
-    for name in TARGETS:
-        with kernels.using(name):
-            got = call()
-        assert torch.equal(got[1], expected[1]), name
-        assert torch.equal(got[0], expected[0]), name
-    return expected
-
-
-@pytest.mark.parametrize("make", INPUTS)
-@pytest.mark.parametrize("segments", SEGMENTS, ids=lambda s: f"{s.numel}in{len(s)}")
-@pytest.mark.parametrize("density", [0.0, 0.001, 0.04, 0.3, 1.0])
+@over(make=INPUTS, segments=SEGMENTS, density=(0.0, 0.001, 0.04, 0.3, 1.0))
 def test_topk_is_brute_force(make: Callable[..., Tensor], segments: Segments, density: float) -> None:
     x = make(segments.end + 7, torch.Generator().manual_seed(1))
     ks = torch.tensor([math.ceil(density * size) for size in segments.sizes])
@@ -106,7 +96,7 @@ def test_topk_is_brute_force(make: Callable[..., Tensor], segments: Segments, de
         assert indices == brute(view, k)
 
 
-@pytest.mark.parametrize("make", [normal, heavy, few_levels, sawtooth])
+@over(make={name: INPUTS[name] for name in ("normal", "heavy", "few_levels", "sawtooth")})
 def test_topk_of_a_large_tensor(make: Callable[..., Tensor]) -> None:
     """Large enough for a sample of n / 256, and for one that misleads (`sawtooth`, `few_levels`)."""
     x = make(1_500_007, torch.Generator().manual_seed(7))
@@ -117,17 +107,13 @@ def test_topk_of_a_large_tensor(make: Callable[..., Tensor]) -> None:
         assert torch.equal(indices.long(), order.sort().values)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_topk_takes_more_than_there_is(name: str) -> None:
+def test_topk_takes_more_than_there_is() -> None:
     x = torch.tensor([0.0, 2.0, float("nan"), -1.0])
-    with kernels.using(name):
-        indices, counts = kernels.topk(x, Segments.whole(4), torch.tensor([9]))
+    indices, counts = agree(lambda: kernels.topk(x, Segments.whole(4), torch.tensor([9])))
     assert (indices.tolist(), counts.tolist()) == ([1, 3], [2])
 
 
-@pytest.mark.parametrize("make", INPUTS)
-@pytest.mark.parametrize("segments", SEGMENTS, ids=lambda s: f"{s.numel}in{len(s)}")
-@pytest.mark.parametrize("density", [0.001, 0.04, 0.3])
+@over(make=INPUTS, segments=SEGMENTS, density=(0.001, 0.04, 0.3))
 def test_sampled_topk_is_what_passed_the_threshold(
     make: Callable[..., Tensor], segments: Segments, density: float
 ) -> None:
@@ -147,7 +133,7 @@ def test_sampled_topk_is_what_passed_the_threshold(
                 assert int((view.abs() >= least).sum()) == len(indices)
 
 
-@pytest.mark.parametrize("rounds", [0, 1, 10])
+@over(rounds=(0, 1, 10))
 def test_few_rounds_end_in_the_exact_selection(rounds: int) -> None:
     x = torch.randn(70_001, generator=torch.Generator().manual_seed(3))
     ks = torch.tensor([71])
@@ -157,12 +143,11 @@ def test_few_rounds_end_in_the_exact_selection(rounds: int) -> None:
         assert 0.99 * 71 <= indices.numel() <= 71
 
 
-@pytest.mark.parametrize("make", INPUTS)
-@pytest.mark.parametrize("threshold", [0.0, 1e-40, 0.5, 3.0, float("inf")])
+@over(make=INPUTS, threshold=(0.0, 1e-40, 0.5, 3.0, float("inf")))
 def test_above_is_every_entry_that_reaches_the_threshold(
     make: Callable[..., Tensor], threshold: float
 ) -> None:
-    segments = SEGMENTS[-1]
+    segments = SEGMENTS["many"]
     x = make(segments.end, torch.Generator().manual_seed(4))
     levels = torch.full((len(segments),), threshold)
     least = levels[0].item()
@@ -177,17 +162,13 @@ def test_above_refuses_a_threshold_that_is_not_one() -> None:
             kernels.above(torch.ones(3), Segments.whole(3), torch.tensor([bad]))
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("offset", [0, 1, 3, 7, 13])
-def test_selection_at_any_alignment(name: str, offset: int) -> None:
+@over(offset=(0, 1, 3, 7, 13), n=(1, 15, 16, 17, 100, 5000, 8000))
+def test_selection_at_any_alignment(offset: int, n: int) -> None:
     store = torch.randn(9000, generator=torch.Generator().manual_seed(5))
-    for n in (1, 15, 16, 17, 100, 5000, 8000):
-        x = store[offset : offset + n].clone()
-        k = torch.tensor([max(1, n // 50)])
-        with kernels.using(name):
-            there = kernels.topk(store, Segments((offset,), (n,)), k)
-            here = kernels.topk(store[offset : offset + n], Segments.whole(n), k)
-        assert there[0].tolist() == here[0].tolist() == brute(x, int(k))
+    part, k = store[offset : offset + n], torch.tensor([max(1, n // 50)])
+    there, _ = agree(lambda: kernels.topk(store, Segments((offset,), (n,)), k))
+    here, _ = agree(lambda: kernels.topk(part, Segments.whole(n), k))
+    assert there.tolist() == here.tolist() == brute(part.clone(), int(k))
 
 
 def test_random_indices_are_distinct_ascending_and_the_same_everywhere() -> None:
@@ -202,10 +183,10 @@ def test_random_indices_are_distinct_ascending_and_the_same_everywhere() -> None
             assert all(0 <= i < n for i in indices)
 
 
-@pytest.mark.parametrize(("n", "k"), [(2, 1), (3, 1), (5, 2), (16, 4), (17, 5), (100, 10), (1000, 10)])
-def test_random_indices_are_uniform(n: int, k: int) -> None:
+@over(n_k=((2, 1), (3, 1), (5, 2), (16, 4), (17, 5), (100, 10), (1000, 10)))
+def test_random_indices_are_uniform(n_k: tuple[int, int]) -> None:
     """Each position is chosen with probability k/n: chi-square over many keys, within 5 sigma."""
-    trials = 20_000
+    trials, (n, k) = 20_000, n_k
     sizes, ks = torch.full((trials,), n), torch.full((trials,), k)
     indices, _ = kernels.random_indices(sizes, ks, range(trials))
     seen = torch.bincount(indices.long(), minlength=n).double()
@@ -254,9 +235,7 @@ def test_flushed_denormals_are_still_chosen() -> None:
     assert found == [[37]]
 
 
-@pytest.mark.parametrize("make", INPUTS)
-@pytest.mark.parametrize("segments", SEGMENTS, ids=lambda s: f"{s.numel}in{len(s)}")
-@pytest.mark.parametrize("density", [0.0, 0.001, 0.04, 0.3, 1.0])
+@over(make=INPUTS, segments=SEGMENTS, density=(0.0, 0.001, 0.04, 0.3, 1.0))
 def test_the_batched_selection_of_gpus_is_the_same(
     make: Callable[..., Tensor], segments: Segments, density: float
 ) -> None:
@@ -302,12 +281,12 @@ def test_operations_do_not_grow_with_tensors() -> None:
 
 
 def test_bad_arguments_are_named() -> None:
-    x, whole = torch.ones(4), Segments.whole(4)
-    with pytest.raises(ValueError, match="x has 4 elements, but its segments end at 5"):
-        kernels.topk(x, Segments.whole(5), torch.tensor([1]))
-    with pytest.raises(ValueError, match=r"contiguous torch\.float32"):
-        kernels.topk(x.double(), whole, torch.tensor([1]))
-    with pytest.raises(ValueError, match="one value a segment"):
-        kernels.topk(x, whole, torch.tensor([1, 2]))
-    with pytest.raises(ValueError, match="one key a segment"):
-        kernels.sampled_topk(x, whole, torch.tensor([1]), 0.1, 0.1, [])
+    x, whole, one = torch.ones(4), Segments.whole(4), torch.tensor([1])
+    for match, call in (
+        ("x has 4 elements, but its segments end at 5", lambda: kernels.topk(x, Segments.whole(5), one)),
+        (r"contiguous torch\.float32", lambda: kernels.topk(x.double(), whole, one)),
+        ("one value a segment", lambda: kernels.topk(x, whole, torch.tensor([1, 2]))),
+        ("one key a segment", lambda: kernels.sampled_topk(x, whole, one, 0.1, 0.1, [])),
+    ):
+        with pytest.raises(ValueError, match=match):
+            call()

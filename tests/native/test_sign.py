@@ -5,25 +5,30 @@ from __future__ import annotations
 import math
 import struct
 
-import pytest
 import torch
 from torch import Tensor
 
 from laconic import kernels
-from laconic.core.errors import NonFiniteError, WireError
+from laconic.core.errors import NonFiniteError
 from laconic.core.layout import Segments
+from tests.cases import over
 
-ALL = list(kernels.runnable())
-NATIVE = ALL[1:]
-BLOCKS = (0, 1, 5, 8, 37, 64, 4097)
-BUFFERS = (
-    Segments.whole(0),
-    Segments.whole(1),
-    Segments.whole(5_003),
-    Segments.consecutive([1, 7, 0, 8, 9, 4095, 4097, 64]),
-    Segments((900, 300, 0), (77, 600, 299)),
+from .targets import (
+    ALL,
+    BUFFERS,
+    DENORMAL,
+    INF,
+    LARGEST,
+    NAN,
+    agree,
+    bytes_of,
+    keys_of,
+    normal,
+    refused,
+    spoilt,
 )
-LARGEST, DENORMAL = torch.finfo(torch.float32).max, 2.0**-149
+
+BLOCKS = (0, 1, 5, 8, 37, 64, 4097)
 CORNERS = torch.tensor([0.0, -0.0, DENORMAL, -DENORMAL, LARGEST, -LARGEST, 1.0, -1e-38])
 
 
@@ -48,155 +53,119 @@ def by_hand(x: Tensor, segments: Segments, block: int) -> bytes:
     return wire
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("segments", BUFFERS, ids=lambda s: f"{s.numel}in{len(s)}")
-def test_the_wire_is_means_and_signs(name: str, block: int, segments: Segments) -> None:
+@over(block=BLOCKS, segments=BUFFERS)
+def test_the_wire_is_means_and_signs(block: int, segments: Segments) -> None:
     """These sums do not lie on the edge between two float32, so any order of adding gives the same means."""
     x = given(segments)
-    with kernels.using(name):
-        wire = kernels.sign_encode(x, segments, block)
+    wire = agree(lambda: kernels.sign_encode(x, segments, block))
     assert bytes(wire.tolist()) == by_hand(x, segments, block)
     assert wire.numel() == sum(kernels.sign_nbytes(n, block) for n in segments.sizes)
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("segments", BUFFERS, ids=lambda s: f"{s.numel}in{len(s)}")
-def test_decoding_adds_the_mean_with_its_sign(name: str, block: int, segments: Segments) -> None:
-    alpha = -1 / 3
-    x = given(segments) / 4
-    with kernels.using("reference"):
-        wire = kernels.sign_encode(x, segments, block)
-    expected = torch.linspace(-1, 1, len(x))
-    out = expected.clone()
-    at = 0
+@over(block=BLOCKS, segments=BUFFERS)
+def test_decoding_adds_the_mean_with_its_sign(block: int, segments: Segments) -> None:
+    alpha, x = -1 / 3, given(segments) / 4
+    wire, start = kernels.sign_encode(x, segments, block), torch.linspace(-1, 1, len(x))
+    expected, at = start.clone(), 0
     for view, n in zip(segments.views(expected), segments.sizes, strict=True):
         means = -(-n // (block or max(n, 1)))
         scales = torch.tensor(struct.unpack(f"<{means}f", bytes(wire[at : at + 4 * means].tolist())))
-        bits = int.from_bytes(bytes(wire[at + 4 * means :][: (n + 7) // 8].tolist()), "little")
-        for i in range(n):
-            value = scales[i // (block or n)] * torch.tensor(alpha)
-            view[i] += -value if bits >> i & 1 else value
+        bits = kernels.unpack_bits(wire[at + 4 * means :][: (n + 7) // 8], 1, n)
+        values = scales.repeat_interleave(block or max(n, 1))[:n] * torch.tensor(alpha)
+        view += torch.where(bits.bool(), -values, values)
         at += 4 * means + (n + 7) // 8
-    with kernels.using(name):
-        assert kernels.sign_add_(wire, segments, out, alpha, block) is out
-    assert torch.equal(out, expected)
+    got = agree(lambda: kernels.sign_add_(wire, segments, start.clone(), alpha, block))
+    assert torch.equal(got, expected)
+    assert kernels.sign_add_(wire, segments, start, alpha, block) is start
 
 
-@pytest.mark.parametrize("block", [0, 100, 1024])
-def test_native_sums_are_the_same_bits_and_the_reference_is_within_one_ulp(block: int) -> None:
-    for seed in range(5):
-        x = torch.randn(100_003, generator=torch.Generator().manual_seed(seed)).exp()
-        whole = Segments.whole(len(x))
-        wires = {}
-        for name in ALL:
-            with kernels.using(name):
-                wires[name] = kernels.sign_encode(x, whole, block)
-        for name in NATIVE:
-            assert torch.equal(wires[name], wires[NATIVE[0]])
-            means = len(wires[name]) - (len(x) + 7) // 8
-            ours, theirs = (wires[each][:means].clone().view(torch.int32) for each in (name, "reference"))
-            assert int((ours - theirs).abs().max()) <= 1
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_signs_and_means_apart_are_those_of_the_message(name: str) -> None:
-    segments = BUFFERS[3]
-    x = given(segments)
-    with kernels.using(name):
-        bits, means = kernels.signs(x, segments)
-        wire = kernels.sign_encode(x, segments)
-        parts, at = [], 0
-        for n, mean in zip(segments.sizes, means, strict=True):
-            parts += [mean.view(1).view(torch.uint8)] if n else []
-            parts += [bits[at : at + (n + 7) // 8]]
-            at += (n + 7) // 8
-        assert torch.equal(torch.cat(parts), wire) and means[2] == 0
-        one, other = torch.ones_like(x), torch.ones_like(x)
-        kernels.signed_add_(bits, means, segments, one, 0.5)
-        kernels.sign_add_(wire, segments, other, 0.5)
-        assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_zeros_have_bits(name: str) -> None:
-    """Every length to 69, between other elements: -0.0 is zero, the least denormal is not."""
-    x = torch.tensor([1e-45, 0.0, -1.0, -0.0, 3.0, 0.0, 0.0]).repeat(40)
-    for n in range(70):
-        segments = Segments((3, 110), (n, 9))
+@over(block=(0, 100, 1024), seed=range(5))
+def test_native_sums_are_the_same_bits_and_the_reference_is_within_one_ulp(block: int, seed: int) -> None:
+    x, wires = normal(100_003, seed).exp(), []
+    for name in ALL:
         with kernels.using(name):
-            bits = kernels.zeros(x, segments)
-        views = segments.views(x)
-        assert bits.numel() == (n + 7) // 8 + 2
-        for part, view in zip(torch.split(bits, [(n + 7) // 8, 2]), views, strict=True):
-            assert torch.equal(kernels.unpack_bits(part, 1, len(view)).bool(), view == 0)
+            wires.append(kernels.sign_encode(x, Segments.whole(len(x)), block))
+    means = len(wires[0]) - (len(x) + 7) // 8
+    for wire in wires[1:]:
+        assert torch.equal(wire, wires[1])
+        ours, theirs = (each[:means].clone().view(torch.int32) for each in (wire, wires[0]))
+        assert int((ours - theirs).abs().max()) <= 1
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("at", [0, 15, 4095, 4096, 9999])
-def test_what_is_not_finite_is_no_number(name: str, bad: float, at: int) -> None:
-    x, segments = torch.ones(10_001), Segments.consecutive([1, 10_000])
-    x[1 + at] = bad
-    with kernels.using(name):
-        for block in (0, 7, 1024):
-            with pytest.raises(NonFiniteError, match="NaN or Inf"):
-                kernels.sign_encode(x, segments, block)
-        _, means = kernels.signs(x, segments)
-        assert means[0] == 1 and not means[1].isfinite()
+def test_signs_and_means_apart_are_those_of_the_message() -> None:
+    segments = BUFFERS["neighbours"]
+    x = given(segments)
+    bits, means = agree(lambda: kernels.signs(x, segments))
+    wire, parts, at = kernels.sign_encode(x, segments), [], 0
+    for n, mean in zip(segments.sizes, means, strict=True):
+        parts += [mean.view(1).view(torch.uint8)] if n else []
+        parts += [bits[at : at + (n + 7) // 8]]
+        at += (n + 7) // 8
+    assert torch.equal(torch.cat(parts), wire) and means[2] == 0
+    apart = agree(lambda: kernels.signed_add_(bits, means, segments, torch.ones_like(x), 0.5))
+    assert torch.equal(apart, kernels.sign_add_(wire, segments, torch.ones_like(x), 0.5))
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_the_largest_numbers_have_a_mean(name: str) -> None:
-    with kernels.using(name):
-        wire = kernels.sign_encode(torch.full((1001,), -LARGEST), Segments.whole(1001), 100)
-        out = kernels.sign_add_(wire, Segments.whole(1001), torch.zeros(1001), block=100)
+@over(n=range(70))
+def test_zeros_have_bits(n: int) -> None:
+    """Every length to 69, between other elements: -0.0 is zero, the least denormal is not."""
+    x, segments = torch.tensor([1e-45, 0.0, -1.0, -0.0, 3.0, 0.0, 0.0]).repeat(40), Segments((3, 110), (n, 9))
+    bits = agree(lambda: kernels.zeros(x, segments))
+    assert bits.numel() == (n + 7) // 8 + 2
+    for part, view in zip(torch.split(bits, [(n + 7) // 8, 2]), segments.views(x), strict=True):
+        assert torch.equal(kernels.unpack_bits(part, 1, len(view)).bool(), view == 0)
+
+
+@over(bad=(NAN, INF, -INF), at=(0, 15, 4095, 4096, 9999))
+def test_nan_and_inf_have_no_mean(bad: float, at: int) -> None:
+    x, segments = spoilt(10_001, 1 + at, bad), Segments.consecutive([1, 10_000])
+    calls = [lambda b=block: kernels.sign_encode(x, segments, b) for block in (0, 7, 1024)]
+    refused("NaN or Inf", *calls, error=NonFiniteError)
+    finite = agree(lambda: kernels.signs(x, segments)[1].isfinite().tolist())
+    assert finite == [True, False] and kernels.signs(x, segments)[1][0] == 1
+
+
+def test_the_largest_numbers_have_a_mean() -> None:
+    x, whole = torch.full((1001,), -LARGEST), Segments.whole(1001)
+    wire = agree(lambda: kernels.sign_encode(x, whole, 100))
+    out = agree(lambda: kernels.sign_add_(wire, whole, torch.zeros(1001), block=100))
     assert bool((out == -LARGEST).all())
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_what_no_encoder_made_is_refused_before_a_write(name: str) -> None:
-    segments = Segments.consecutive([10, 13])
-    x = torch.ones(23)
-    with kernels.using(name):
-        wire = kernels.sign_encode(x, segments, 8)  # 8 + 2 and 8 + 2 bytes
-        cases = [
-            ("fill 20 bytes, got 19", wire[:-1]),
-            ("fill 20 bytes, got 21", torch.cat([wire, wire[:1]])),
-            ("must be zero", torch.cat([wire[:19], wire.new_tensor([0b100000])])),
-        ]
-        for value in (-1.0, -0.0, math.inf, math.nan):
-            mean = torch.tensor([value]).view(torch.uint8)
-            cases.append(("negative or not finite", torch.cat([wire[:14], mean, wire[18:]])))
-        for says, bad in cases:
-            out = torch.zeros(23)
-            with pytest.raises(WireError, match=says):
-                kernels.sign_add_(bad, segments, out, block=8)
-            assert not out.any()
-        bits, values = kernels.signs(x, segments)
-        with pytest.raises(WireError, match="4 bytes of signs and 2 values, got 3 and 2"):
-            kernels.signed_add_(bits[:3], values, segments, x)
-        with pytest.raises(WireError, match="must be zero"):
-            kernels.signed_add_(bits | 255, values, segments, x)
-        with pytest.raises(ValueError, match="block must not be negative"):
-            kernels.sign_encode(x, segments, -1)
+def test_wires_that_no_encoder_makes_are_refused_before_a_write() -> None:
+    segments, x, out = Segments.consecutive([10, 13]), torch.ones(23), torch.zeros(23)
+    wire = kernels.sign_encode(x, segments, 8)  # 8 + 2 and 8 + 2 bytes
+    cases = [
+        ("fill 20 bytes, got 19", wire[:-1]),
+        ("fill 20 bytes, got 21", torch.cat([wire, wire[:1]])),
+        ("must be zero", torch.cat([wire[:19], wire.new_tensor([0b100000])])),
+    ]
+    for mean in (-1.0, -0.0, INF, NAN):
+        cases.append(("negative or not finite", torch.cat([wire[:14], bytes_of(mean), wire[18:]])))
+    for match, bad in cases:
+        refused(match, lambda b=bad: kernels.sign_add_(b, segments, out, block=8))
+    bits, values = kernels.signs(x, segments)
+    match = "4 bytes of signs and 2 values, got 3 and 2"
+    refused(match, lambda: kernels.signed_add_(bits[:3], values, segments, out))
+    refused("must be zero", lambda: kernels.signed_add_(bits | 255, values, segments, out))
+    assert not out.any()
+    match = "block must not be negative"
+    refused(match, lambda: kernels.sign_encode(x, segments, -1), error=ValueError)
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("segments", [*BUFFERS, Segments.consecutive([70, 0, 4096 + 3, 9000])])
-def test_a_zero_has_the_sign_that_its_key_draws(name: str, block: int, segments: Segments) -> None:
-    x = given(segments)
+@over(block=BLOCKS, segments={**BUFFERS, "long": Segments.consecutive([70, 0, 4096 + 3, 9000])})
+def test_a_zero_has_the_sign_that_its_key_draws(block: int, segments: Segments) -> None:
+    x, keys = given(segments), keys_of(segments)
     x[torch.arange(len(x)) % 3 == 0] = 0.0
     x[torch.arange(len(x)) % 7 == 0] = -0.0
-    keys = [2**64 - 1 - s for s in range(len(segments))]
     drawn = x.clone()
     for view, key in zip(segments.views(drawn), keys, strict=True):
-        words = kernels.philox(key, len(view) // 32 + 1).tolist()
-        coins = torch.tensor([-1.0 if words[i // 32] >> i % 32 & 1 else 1.0 for i in range(len(view))])
-        view.copy_(torch.where(view == 0, coins * 0.0, view))
-    with kernels.using(name):
-        assert torch.equal(
-            kernels.sign_encode(x, segments, block, keys), kernels.sign_encode(drawn, segments, block)
-        )
+        words = kernels.philox(key, len(view) // 32 + 1)
+        coins = kernels.unpack_bits(words.view(torch.uint8), 1, 32 * len(words))[: len(view)]
+        view.copy_(torch.where(view == 0, (1 - 2 * coins) * 0.0, view))
+
+    def as_drawn() -> bool:
+        own = kernels.sign_encode(x, segments, block, keys)
+        return torch.equal(own, kernels.sign_encode(drawn, segments, block))
+
+    assert agree(as_drawn)
