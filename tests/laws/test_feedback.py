@@ -12,17 +12,15 @@ from laconic.core.errors import SpecError, StateError
 from laconic.core.layout import Layout
 from laconic.exchange.method import lift
 from laconic.feedback.error_feedback import ErrorFeedback
+from tests.cases import over
+from tests.laws.table import listed
 from tests.laws.worlds import MODEL, Settings, cut, everywhere, exchange_on, gradient, one_step, take
 
-ERROR_FED = [
-    "topk(density=0.05)",
-    "sampled_topk(density=0.05)",
-    "randomk(density=0.05)",
-    "threshold(value=2.0)",
-    "micro(density=0.05)",
-    "exdyna(density=0.05)",
-]
-KEEPING = [*ERROR_FED, "cast('bf16')", "gather(sparse(topk(density=0.05), values=cast('fp16')))"]
+KEEPING = listed("""
+topk(density=0.05); sampled_topk(density=0.05); randomk(density=0.05); threshold(value=2.0)
+micro(density=0.05); exdyna(density=0.05); cast('bf16')
+gather(sparse(topk(density=0.05), values=cast('fp16')))
+""")
 ALL = [*KEEPING, "dgc(density=0.05)", "dgc(density=0.02, warmup_steps=4)", "dense()", "fp16()"]
 STEPS = 6
 
@@ -38,8 +36,7 @@ def mass(state: dict[str, Tensor], kind: str) -> Tensor:
     return flat
 
 
-@pytest.mark.parametrize("spec", KEEPING)
-@pytest.mark.parametrize("size", [1, 2, 4, 5])
+@over(spec=KEEPING, size=(1, 2, 4, 5))
 def test_error_feedback_is_exact(spec: str, size: int) -> None:
     """All gradients = N * all means + what is still remembered. Tolerance: float32 sums of 6 steps."""
 
@@ -57,7 +54,7 @@ def test_error_feedback_is_exact(spec: str, size: int) -> None:
         assert all(torch.equal(a, b) for a, b in zip(means, results[0][0], strict=True))
 
 
-@pytest.mark.parametrize("spec", ALL)
+@over(spec=ALL)
 def test_buckets_do_not_matter(spec: str) -> None:
     """However DDP cuts its buckets, also when it regroups them in mid-run: the same bits."""
 
@@ -77,7 +74,7 @@ def test_buckets_do_not_matter(spec: str) -> None:
         assert all(torch.equal(whole[key], pieces[key]) for key in whole)
 
 
-@pytest.mark.parametrize("spec", ALL)
+@over(spec=ALL)
 def test_resume_draws_the_same_bits(spec: str) -> None:
     def play(comm):  # type: ignore[no-untyped-def]
         unbroken, before = exchange_on(comm, spec), exchange_on(comm, spec)
@@ -92,7 +89,7 @@ def test_resume_draws_the_same_bits(spec: str) -> None:
     assert all(all(same) for same in everywhere(3, play))
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
+@over(nesterov=(False, True))
 def test_dgc_is_the_papers_recursion(nesterov: bool) -> None:
     """Against the definitions, tensor by tensor; all is sampled, so the selection is exact. To float32."""
     density, size, mu = 0.05, 2, 0.9
@@ -121,8 +118,7 @@ def test_dgc_is_the_papers_recursion(nesterov: bool) -> None:
             assert torch.allclose(got[t][where], mean, rtol=1e-4, atol=1e-4), (t, entry.name)
 
 
-@pytest.mark.parametrize("spec", ["topk(density=0.05)", "dgc(density=0.05)"])
-@pytest.mark.parametrize("when", [0, 1, 2])
+@over(spec=("topk(density=0.05)", "dgc(density=0.05)"), when=(0, 1, 2))
 def test_an_infinite_gradient_on_one_rank_voids_the_step_on_all(spec: str, when: int) -> None:
     """Eight tensors, Inf in the fifth on rank 1: all skip the step, memory stays finite, no mass is lost.
 
@@ -202,19 +198,17 @@ def test_error_feedback_refuses_what_makes_it_diverge() -> None:
     assert ErrorFeedback(damped=True).gain(Wild("bf16"), MODEL) == pytest.approx(1 / (1 + 1200 / 49))
 
 
-@pytest.mark.parametrize("damped", [False, True])
-@pytest.mark.parametrize(
-    "spec, says",
-    [
-        ("majority_vote()", r"majority_vote\(\) takes no error_feedback\(.*\): .* no average of what"),
-        ("shared_scale(levels=100, clip=0)", "steps of the largest rank's scale"),
-        ("dense_first(shared_scale(), steps=3)", "steps of the largest rank's scale"),
-    ],
-)
-def test_error_feedback_is_refused_where_no_rank_knows_what_is_lost(
-    spec: str, says: str, damped: bool
-) -> None:
-    with pytest.raises(SpecError, match=says):
+SCALE = "steps of the largest rank's scale"
+REFUSED = {
+    "majority_vote()": r"majority_vote\(\) takes no error_feedback\(.*\): .* no average of what",
+    "shared_scale(levels=100, clip=0)": SCALE,
+    "dense_first(shared_scale(), steps=3)": SCALE,
+}
+
+
+@over(spec=[*REFUSED], damped=(False, True))
+def test_error_feedback_is_refused_where_no_rank_knows_its_loss(spec: str, damped: bool) -> None:
+    with pytest.raises(SpecError, match=REFUSED[spec]):
         everywhere(2, lambda comm: exchange_on(comm, f"error_fed({spec}, damped={damped})"))
     everywhere(2, lambda comm: exchange_on(comm, spec))
 

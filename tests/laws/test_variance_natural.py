@@ -3,54 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-from laconic import kernels
-from laconic.core.layout import Segments
 from laconic.core.spec import parse
+from tests.cases import over
+
+from .table import decoded
 
 DRAWS = 100_000
 # From 0.2 to 0.8 of the way to the next power: at the ends errors are too rare to be measured within 2 %.
 X = torch.tensor(
-    [
-        1.25,
-        -1.2,
-        2.5,
-        -2.6666667,
-        0.7,
-        5.0,
-        -0.012,
-        2.4e-5,
-        1.3e4,
-        -1.7e-6,
-        100.0,
-        -1e-10,
-        1.5,
-        -0.3,
-        7.0,
-        1e5,
-    ]
+    [1.25, -1.2, 2.5, -2.6666667, 0.7, 5.0, -0.012, 2.4e-5, 1.3e4, -1.7e-6, 100, -1e-10, 1.5, -0.3, 7, 1e5]
 )
 CODECS = ("natural()", "natural(bits=8)", "sparse(randomk(density=1.0), values=natural())")
 
 
-@pytest.fixture(params=kernels.runnable()[-1:], autouse=True)
-def live(request: pytest.FixtureRequest) -> Iterator[str]:
-    with kernels.using(request.param):
-        yield request.param
-
-
-def draws(spec: str, x: Tensor, count: int = DRAWS) -> Tensor:
-    """`count` decodes float64 (count, n) of x (n,), each with a key of its own."""
-    segments = Segments.consecutive([len(x)] * count)
-    codec, flat = parse(spec), x.repeat(count)
-    wire = codec.encode_segments(flat, segments, range(count))
-    out = codec.decode_segments_add_(wire, segments, torch.zeros_like(flat))
-    return out.view(count, -1).double()
+def draws(spec: str, x: Tensor) -> Tensor:
+    """Return independent draws of the decoded x (n,): float64 (DRAWS, n)."""
+    return decoded(parse(spec), x, DRAWS).double()
 
 
 def halfway(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,28 +32,21 @@ def halfway(x: Tensor) -> tuple[Tensor, Tensor]:
     return below, x.double().abs() / below - 1
 
 
-@pytest.mark.parametrize("spec", CODECS)
-def test_natural_is_right_on_average(spec: str) -> None:
-    """Each of 16 elements within 5 sigma of the mean of 100,000 draws."""
-    below, p = halfway(X)
-    sigma = below * (p * (1 - p) / DRAWS).sqrt()
-    assert bool(((draws(spec, X).mean(dim=0) - X.double()).abs() <= 5 * sigma).all())
-
-
-@pytest.mark.parametrize("spec", CODECS)
-def test_natural_errs_as_theory_says(spec: str) -> None:
-    """p (1 - p) 4^a an element, measured within 2 % for each; and only the two powers around it occur."""
+@over(spec=CODECS)
+def test_natural_is_right_on_average_and_errs_as_theory_says(spec: str) -> None:
+    """100,000 draws of 16 elements: the mean within 5 sigma, the variance p (1 - p) 4^a within 2 % for each;
+    and only the two powers around an element occur."""
     below, p = halfway(X)
     assert float(p.min()) > 0.19 and float(p.max()) < 0.81
-    decoded = draws(spec, X)
-    measured = (decoded - X.double()).square().mean(dim=0)
-    theory = p * (1 - p) * below.square()
-    torch.testing.assert_close(measured, theory, rtol=0.02, atol=0)
-    assert bool(((decoded.abs() == below) | (decoded.abs() == 2 * below)).all())
-    assert bool((decoded.sign() == X.sign()).all())
+    found, sigma = draws(spec, X), below * (p * (1 - p) / DRAWS).sqrt()
+    assert bool(((found.mean(dim=0) - X.double()).abs() <= 5 * sigma).all())
+    measured = (found - X.double()).square().mean(dim=0)
+    torch.testing.assert_close(measured, p * (1 - p) * below.square(), rtol=0.02, atol=0)
+    assert bool(((found.abs() == below) | (found.abs() == 2 * below)).all())
+    assert bool((found.sign() == X.sign()).all())
 
 
-@pytest.mark.parametrize("spec", CODECS[:2])
+@over(spec=CODECS[:2])
 def test_omega_of_natural_is_an_eighth_and_reached_at_four_thirds(spec: str) -> None:
     omega = parse(spec).omega(1)
     assert omega == 1 / 8
@@ -109,7 +75,7 @@ def test_denormals_are_right_on_average() -> None:
     assert bool((share - torch.tensor([0.25, -0.5, 0.75])).abs().max() <= 5 * sigma)
 
 
-@pytest.mark.parametrize("spec", ["sign(block=8)", "sign(block=100)", "signmean()"])
+@over(spec=("sign(block=8)", "sign(block=100)", "signmean()"))
 def test_signs_lose_what_is_not_alike(spec: str) -> None:
     """|C(x) - x|^2 = |x|^2 - |x|_1^2 / b, block by block."""
     x = torch.randn(200, generator=torch.Generator().manual_seed(0)) ** 3
@@ -122,7 +88,7 @@ def test_signs_lose_what_is_not_alike(spec: str) -> None:
     assert theory <= codec.omega(200) * float(x.double().square().sum())
 
 
-@pytest.mark.parametrize("spec", ["sign(block=8)", "signmean()"])
+@over(spec=("sign(block=8)", "signmean()"))
 def test_one_entry_among_zeros_loses_as_much_as_omega_says(spec: str) -> None:
     codec, x = parse(spec), torch.zeros(8)
     x[3] = -5.0
