@@ -10,12 +10,13 @@ import torch
 from laconic import kernels
 from laconic.core.errors import SpecError
 from laconic.kernels.lowrank import batched
+from tests.cases import over
 
-ALL = list(kernels.runnable())
+from .targets import ALL, agree
+
 SHAPES = ((5, 3), (40, 30), (1, 70), (300, 33), (70, 1), (40, 30), (257, 64), (9, 600), (40, 30))
 EPS = 2.0**-24
-every_kind = pytest.mark.parametrize("name", ALL)
-every_rank = pytest.mark.parametrize("rank", [1, 2, 3, 4, 7])
+RANKS = (1, 2, 3, 4, 7)
 
 
 def laid(shapes=SHAPES, rank=2, gap=3):
@@ -29,15 +30,16 @@ def rand(n, seed):
     return torch.randn(n, generator=torch.Generator().manual_seed(seed))
 
 
-@every_kind
-@every_rank
-def test_products_are_those_of_float64(name, rank):
+@over(rank=RANKS)
+def test_products_are_those_of_float64_and_all_targets_agree(rank):
     """Each sum errs by EPS a term at most, of the sum of magnitudes."""
     matrices, x = laid(rank=rank)
     left, right = rand(matrices.left, 2), rand(matrices.right, 3)
-    with kernels.using(name):
-        p, q = kernels.times(x, matrices, right), kernels.transposed_times(x, matrices, left)
-        out = kernels.product_add_(x.clone(), matrices, left, right, 1 / 3)
+    p = agree(lambda: kernels.times(x, matrices, right))
+    q = agree(lambda: kernels.transposed_times(x, matrices, left))
+    out = agree(lambda: kernels.product_add_(x.clone(), matrices, left, right, 1 / 3))
+    agree(lambda: kernels.product_add_(x.clone(), matrices, left, right, -0.7))
+    agree(lambda: kernels.orthonormal_(p.clone(), rank, matrices.rows))
     for i, matrix in enumerate(matrices.views(x.double())):
         a = matrices.factors(left.double(), matrices.rows)[i].T
         b = matrices.factors(right.double(), matrices.cols)[i].T
@@ -57,31 +59,15 @@ def test_products_are_those_of_float64(name, rank):
     assert torch.equal(out[outside], x[outside])
 
 
-@every_rank
-def test_every_target_has_the_bits_of_the_reference(rank):
-    matrices, x = laid(rank=rank)
-    left, right = rand(matrices.left, 2), rand(matrices.right, 3)
-    results = []
-    for name in ALL:
-        with kernels.using(name):
-            p = kernels.times(x, matrices, right)
-            basis = kernels.orthonormal_(p.clone(), rank, matrices.rows)
-            q = kernels.transposed_times(x, matrices, left)
-            results.append((p, basis, q, kernels.product_add_(x.clone(), matrices, left, right, -0.7)))
-    for other in results[1:]:
-        assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
-
-
-@every_kind
-@pytest.mark.parametrize("threads", [1, 2])
-def test_bits_do_not_depend_on_what_else_is_there(name, threads):
-    """Which a library's product does not promise: measured, MKL's did depend at rank 1, or with 2 threads."""
+@over(target=ALL, threads=(1, 2))
+def test_bits_depend_neither_on_the_rest_of_the_buffer_nor_on_threads(target, threads):
+    """A library does not promise it: MKL's products did depend at rank 1, or with 2 threads."""
     matrices, x = laid()
     left, right = rand(matrices.left, 2), rand(matrices.right, 3)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with kernels.using(name):
+        with kernels.using(target):
             p, q = kernels.times(x, matrices, right), kernels.transposed_times(x, matrices, left)
             for i, matrix in enumerate(matrices.views(x)):
                 one = kernels.Matrices((0,), matrix.shape[:1], matrix.shape[1:], matrices.rank)
@@ -95,29 +81,25 @@ def test_bits_do_not_depend_on_what_else_is_there(name, threads):
         torch.set_num_threads(before)
 
 
-@every_kind
-@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
-@pytest.mark.parametrize("size", [7, 64, 1001])
-def test_a_basis_is_orthonormal_and_spans_what_was_given(name, size, scale):
+@over(size=(7, 64, 1001), scale=(1.0, 1e-30, 1e30))
+def test_a_basis_is_orthonormal_and_spans_the_columns(size, scale):
     rank = 5
     columns = rand(rank * size, 4).view(rank, size) * scale
     columns[3] *= 1e-6
-    with kernels.using(name):
-        basis = kernels.orthonormal_(columns.flatten().clone(), rank, (size,)).view(rank, size).double()
+    basis = agree(lambda: kernels.orthonormal_(columns.flatten().clone(), rank, (size,)))
+    basis = basis.view(rank, size).double()
     eye = torch.eye(rank, dtype=torch.float64)
     torch.testing.assert_close(basis @ basis.T, eye, rtol=0, atol=1e-6)
     away = columns.double() - columns.double() @ basis.T @ basis
     assert bool((away.norm(dim=1) <= 1e-6 * columns.double().norm(dim=1)).all())
 
 
-@every_kind
-def test_a_column_that_adds_nothing_becomes_zero(name):
+def test_a_column_that_adds_nothing_becomes_zero():
     """Nothing, a multiple, and a sum of earlier ones; no NaN, and the rest is as without them."""
     a, b = rand(50, 5), rand(50, 6)
     given = torch.stack([torch.zeros(50), a, 3 * a, b, a - 2 * b])
-    with kernels.using(name):
-        basis = kernels.orthonormal_(given.flatten().clone(), 5, (50,)).view(5, 50)
-        two = kernels.orthonormal_(torch.cat([a, b]), 2, (50,)).view(2, 50)
+    basis = agree(lambda: kernels.orthonormal_(given.flatten().clone(), 5, (50,)).view(5, 50))
+    two = agree(lambda: kernels.orthonormal_(torch.cat([a, b]), 2, (50,)).view(2, 50))
     assert torch.equal(basis[[1, 3]], two)
     assert not basis[[0, 2, 4]].any()
 
@@ -158,16 +140,12 @@ def test_batches_stay_within_a_part_of_a_buffer():
     assert torch.equal(buffer[:10], before[:10]) and torch.equal(buffer[30:], before[30:])
 
 
-@every_kind
-def test_nothing_is_no_trouble(name):
-    empty = kernels.Matrices((), (), (), rank=2)
-    with kernels.using(name):
-        assert kernels.times(torch.ones(3), empty, torch.empty(0)).numel() == 0
-        assert kernels.transposed_times(torch.ones(3), empty, torch.empty(0)).numel() == 0
-        assert torch.equal(
-            kernels.product_add_(torch.ones(3), empty, torch.empty(0), torch.empty(0)), torch.ones(3)
-        )
-        assert kernels.orthonormal_(torch.empty(0), 2, ()).numel() == 0
+def test_no_matrices_give_empty_products():
+    empty, x, none = kernels.Matrices((), (), (), rank=2), torch.ones(3), torch.empty(0)
+    assert agree(lambda: kernels.times(x, empty, none)).numel() == 0
+    assert agree(lambda: kernels.transposed_times(x, empty, none)).numel() == 0
+    assert torch.equal(agree(lambda: kernels.product_add_(x.clone(), empty, none, none)), x)
+    assert agree(lambda: kernels.orthonormal_(none.clone(), 2, ())).numel() == 0
 
 
 def test_what_does_not_fit_is_refused():
@@ -185,7 +163,7 @@ def test_what_does_not_fit_is_refused():
         laid(rank=0)
 
 
-@every_rank
+@over(rank=RANKS)
 def test_batches_of_bases_agree_with_the_cpu(rank, monkeypatch):
     """Padded to one length, and, where that would take too much memory, to powers of two."""
     lengths = (5, 3000, 40, 1, 257, 40, 3, 3)

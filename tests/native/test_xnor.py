@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from laconic import kernels
+from tests.cases import over
 
 WIDEST = kernels.runnable()[-1]
 LEVELS = [*kernels.runnable(), "without popcount"]
@@ -47,8 +48,7 @@ def packed(weight: Tensor) -> Tensor:
     return kernels.xnor_pack(weight.permute(0, 2, 3, 1).reshape(-1, c).contiguous()).view(o, kh, kw, -1)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("n", [0, 1, 7, 8, 31, 63, 64, 65, 130, 1000])
+@over(level=LEVELS, n=(0, 1, 7, 8, 31, 63, 64, 65, 130, 1000))
 def test_bits_are_signs_in_their_order(level: str, n: int) -> None:
     x = draw(3, n)
     with at(level):
@@ -59,8 +59,7 @@ def test_bits_are_signs_in_their_order(level: str, n: int) -> None:
     assert torch.equal(kernels.xnor_unpack(bits, n), sign(x))
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("n", SIZES)
+@over(level=LEVELS, n=SIZES)
 def test_a_product_is_that_of_floats(level: str, n: int) -> None:
     for m, outputs in itertools.product(FEW, FEW):
         x, weight = draw(m, n), draw(outputs, n)
@@ -69,7 +68,7 @@ def test_a_product_is_that_of_floats(level: str, n: int) -> None:
         assert torch.equal(out, sign(x) @ sign(weight).T), (m, outputs)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@over(level=LEVELS)
 def test_long_and_wide_products_are_those_of_floats(level: str) -> None:
     for m, outputs, n in ((2, 3, 70_001), (130, 200, 1000), (5, 1000, 129), (3, 2, 1 << 22)):
         x, weight = draw(m, n), draw(outputs, n)
@@ -77,7 +76,7 @@ def test_long_and_wide_products_are_those_of_floats(level: str) -> None:
             assert torch.equal(kernels.xnor_matmul(x, kernels.xnor_pack(weight)), sign(x) @ sign(weight).T)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@over(level=LEVELS)
 def test_empty_sides_give_empty_or_zero_products(level: str) -> None:
     with at(level):
         for m, outputs, n in ((0, 3, 5), (3, 0, 5), (2, 3, 0)):
@@ -100,10 +99,9 @@ CONVS = [  # channels, outputs, height, width, kernel, stride, padding, dilation
 ]
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("case", CONVS, ids=str)
-def test_a_convolution_is_that_of_floats_with_zeros_around(level: str, case: tuple) -> None:
-    channels, outputs, height, width, kernel, stride, padding, dilation = case
+@over(level=LEVELS, shape=CONVS)
+def test_a_convolution_is_that_of_floats_with_zeros_around(level: str, shape: tuple) -> None:
+    channels, outputs, height, width, kernel, stride, padding, dilation = shape
     x, weight = draw(3, channels, height, width), draw(outputs, channels, *kernel)
     how = {"stride": stride, "padding": padding, "dilation": dilation}
     with at(level):
@@ -111,7 +109,7 @@ def test_a_convolution_is_that_of_floats_with_zeros_around(level: str, case: tup
     assert torch.equal(out, F.conv2d(sign(x), sign(weight), **how))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@over(level=LEVELS)
 def test_many_random_convolutions_are_those_of_floats(level: str) -> None:
     rng = torch.Generator().manual_seed(1)
     done = 0
@@ -131,7 +129,7 @@ def test_many_random_convolutions_are_those_of_floats(level: str) -> None:
     assert done > 80
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@over(level=LEVELS)
 def test_bits_behind_the_last_weight_count_for_nothing(level: str) -> None:
     x, weight = draw(5, 13), draw(3, 13)
     image, taps = draw(2, 5, 4, 4), draw(3, 5, 3, 3)
