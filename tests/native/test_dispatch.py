@@ -12,6 +12,7 @@ import torch
 from laconic import kernels
 from laconic.core.layout import Segments
 from laconic.kernels import dispatch
+from tests.cases import over
 
 WITHOUT = """
 import sys
@@ -36,7 +37,7 @@ def test_the_widest_is_live() -> None:
     assert live == ("reference" if len(runnable) == 1 else f"native-{runnable[-1]}")
 
 
-@pytest.mark.parametrize("name", kernels.runnable())
+@over(name=kernels.runnable())
 def test_using_holds_for_its_block_only(name: str) -> None:
     before = kernels.info()["live"]
     with kernels.using(name):
