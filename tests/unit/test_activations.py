@@ -7,10 +7,12 @@ import gc
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.unit.shared import for_each, refuses
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -57,8 +59,8 @@ def grads(model: nn.Module, x: Tensor, y: Tensor, spec: str | None) -> tuple[Ten
     return x.grad, [p.grad for p in model.parameters() if p.grad is not None]
 
 
-@pytest.mark.parametrize("make", [vgg, resnet20])
-@pytest.mark.parametrize(
+@for_each("make", [vgg, resnet20])
+@for_each(
     "spec", ["comet(norms='exact')", "comet(share=1.0, norms='exact')", "blocks(bits=2, norms='exact')"]
 )
 def test_only_the_weights_of_products_see_an_error(make: Callable[[], nn.Module], spec: str) -> None:
@@ -97,17 +99,14 @@ def test_the_law_of_the_error_holds_on_real_layers() -> None:
     torch.manual_seed(0)
     model, (x, y) = resnet20(), batch(16)
     seen: dict[str, list[Tensor]] = {}
+
+    def see(name: str, module: nn.Module, given: tuple[Tensor], out: Tensor) -> None:
+        seen[name] = [given[0].detach()]
+        out.register_hook(seen[name].append)
+
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d):
-            module.register_forward_hook(
-                lambda m, given, out, name=name: (
-                    (
-                        seen.setdefault(name, [given[0].detach()]),
-                        out.register_hook(lambda g, name=name: seen[name].append(g)),
-                    )[0]
-                    and None
-                )
-            )
+            module.register_forward_hook(partial(see, name))
     F.cross_entropy(model(x), y).backward()
     told = {}
     for name, (given, g) in seen.items():
@@ -139,7 +138,7 @@ def layer_of(conv: nn.Conv2d, x: Tensor, g: Tensor) -> float:
 def test_bytes_are_freed_and_counted() -> None:
     """What lives after the forward pass is what the ledger says."""
     torch.manual_seed(0)
-    model, (x, y) = resnet20(), batch(32)
+    model, (x, y) = resnet20(), batch(16)
     kept = laconic.activations.measure(model, x, "comet(share=0.05)")
 
     def alive() -> int:
@@ -208,8 +207,8 @@ def test_autocast_keeps_sixteen_bits_within_the_bound() -> None:
             assert float((one - other).norm()) < 0.03 * float(one.norm())
 
 
-@pytest.mark.parametrize("spec", ["comet(share=0.1)", "blocks(bits=2)"])
-@pytest.mark.parametrize("bias", [False, True])
+@for_each("spec", ["comet(share=0.1)", "blocks(bits=2)"])
+@for_each("bias", [False, True])
 def test_autocast_s_weight_is_not_taken_for_an_input_of_as_many_elements(spec: str, bias: bool) -> None:
     torch.manual_seed(0)
     wide = 32
@@ -230,10 +229,8 @@ def test_autocast_s_weight_is_not_taken_for_an_input_of_as_many_elements(spec: s
     assert torch.equal(run(None), run(spec))
 
 
-@pytest.mark.parametrize("layer, shape", [(nn.Conv2d(3, 4, 3), (3, 8, 8)), (nn.Conv1d(3, 4, 3), (3, 8))])
-def test_a_convolution_without_a_batch_is_coded_as_with_one_of_one(
-    layer: nn.Module, shape: tuple[int]
-) -> None:
+@for_each("layer, shape", [(nn.Conv2d(3, 4, 3), (3, 8, 8)), (nn.Conv1d(3, 4, 3), (3, 8))])
+def test_a_convolution_without_a_batch_is_coded_as_with_one_of_one(layer, shape):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
     def run(x: Tensor) -> Tensor:
@@ -254,9 +251,7 @@ def test_channels_last_comes_back_as_it_was() -> None:
     assert torch.equal(grads(model, x, y, None)[0], grads(model, x, y, "comet(norms='exact')")[0])
 
 
-@pytest.mark.parametrize(
-    "options", [(2, None, 0, 1), ((2,), (), 0, 1), (3, 2, 1, 1), (3, 1, 1, 2), ((2, 3), (1, 2), 0, 1)]
-)
+@for_each("options", [(2, None, 0, 1), ((2,), (), 0, 1), (3, 2, 1, 1), (3, 1, 1, 2), ((2, 3), (1, 2), 0, 1)])
 def test_places_in_windows_are_exact(options: tuple[object, ...]) -> None:
     x = torch.randn(2, 3, 17, 19, generator=torch.Generator().manual_seed(0))
     indices = F.max_pool2d(x, *options[:2], *options[2:], return_indices=True)[1]  # type: ignore[call-overload]
@@ -285,11 +280,10 @@ def test_an_output_that_is_changed_in_place_is_refused() -> None:
     with laconic.activations.compress(model):
         out = model(torch.ones(3, 4))
         out.add_(1)
-        with pytest.raises(RuntimeError, match="changed in place"):
-            out.sum().backward()
+        refuses(RuntimeError, "changed in place", lambda: out.sum().backward())
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@for_each("bad", [math.nan, math.inf])
 def test_activations_that_are_not_finite_are_refused_by_layer(bad: float) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     with torch.no_grad():
@@ -302,12 +296,10 @@ def test_what_cannot_go_together_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     with pytest.raises(SpecError, match=r"activations take comet\(...\) or blocks\(...\), got topk"):
         laconic.activations.compress(model, "topk(density=0.1)")
-    with pytest.raises(SpecError, match="share must be"):
-        laconic.activations.compress(model, "comet(share=0)")
+    refuses(SpecError, "share must be", laconic.activations.compress, model, "comet(share=0)")
     with pytest.raises(AttachError, match="compiled"):
         laconic.activations.compress(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
-    with pytest.raises(AttachError, match="no weight"):
-        laconic.activations.compress(nn.ReLU())
+    refuses(AttachError, "no weight", lambda: laconic.activations.compress(nn.ReLU()))
     with (
         laconic.activations.compress(model),
         pytest.raises(AttachError, match="compressed already"),
@@ -334,8 +326,9 @@ class Unrolled(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("stepping", [True, False])
-@pytest.mark.parametrize(("times", "parts"), [(1, 1), (16, 1), (1, 16), (4, 4)])
+@for_each(
+    "times, parts, stepping", [(1, 1, True), (16, 1, False), (16, 1, True), (1, 16, True), (4, 4, False)]
+)
 def test_the_bound_holds_for_all_calls_whose_gradients_add_up(times: int, parts: int, stepping: bool) -> None:
     """Sigma of the weight's gradient over mean |momentum|, or |gradient|, of the same batch in each step."""
     torch.manual_seed(0)
@@ -364,7 +357,7 @@ def test_the_bound_holds_for_all_calls_whose_gradients_add_up(times: int, parts:
     assert all(0.7 * share < each < 1.2 * share for each in found), found
 
 
-@pytest.mark.parametrize("late", [False, True])
+@for_each("late", [False, True])
 def test_a_skipped_step_s_gradient_is_forgotten(late: bool) -> None:
     """The weight stays as it is, and its gradient is cleared before the next forward pass or after it."""
     torch.manual_seed(0)

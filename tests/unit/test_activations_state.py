@@ -6,8 +6,8 @@ import copy
 import math
 from typing import Any
 
-import pytest
 import torch
+from tests.unit.shared import for_each, refuses
 from torch import nn
 
 import laconic
@@ -54,38 +54,32 @@ def test_measuring_with_a_session_leaves_it_as_it_is() -> None:
     assert session.state_dict() == before
 
 
+def state_of(model: nn.Module) -> dict[str, Any]:
+    return laconic.activations.compress(model).state_dict()
+
+
 def without(name: str) -> dict[str, Any]:
     state = learned()[1].state_dict()
     del state["layers"]["2.weight"][name]
     return state
 
 
-@pytest.mark.parametrize(
-    ("state", "told"),
+@for_each(
+    "state, told",
     [
         ({}, r"this is no state of activations: it has no 'key'.*: load what `state_dict\(\)` .* gave"),
-        (
-            {"coding": "", "key": 1, "layers": [1, 2]},
-            "its 'layers' are of type list, not by the parameter's name",
-        ),
+        ({"coding": "", "key": 1, "layers": [1, 2]}, "'layers' are of type list, not by the parameter's"),
         ({"coding": "", "key": "a", "layers": {}}, "its 'key' is 'a', no number"),
         ([], "it is of type list"),
-        (
-            laconic.activations.compress(nn.Linear(4, 2)).state_dict(),
-            "another model: it has 'weight', 'bias'",
-        ),
-        (
-            laconic.activations.compress(net(16)).state_dict(),
-            r"another model: '0.weight' is \(16, 4\) there and \(8, 4\) here",
-        ),
+        (state_of(nn.Linear(4, 2)), "another model: it has 'weight', 'bias'"),
+        (state_of(net(16)), r"another model: '0.weight' is \(16, 4\) there and \(8, 4\) here"),
         (without("rms"), "damaged: '2.weight' has no 'rms'"),
     ],
 )
 def test_a_state_of_something_else_is_refused_and_changes_nothing(state: Any, told: str) -> None:
     _, session = learned()
     before = session.state_dict()
-    with pytest.raises(StateError, match=told):
-        session.load_state_dict(state)
+    refuses(StateError, told, session.load_state_dict, state)
     assert session.state_dict() == before
 
 

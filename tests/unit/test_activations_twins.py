@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-import pytest
 import torch
 import torch.nn.functional as F
+from tests.unit.shared import for_each
 from torch import Tensor, nn
 
 import laconic
@@ -20,47 +20,21 @@ def conv(channels: int = 4) -> nn.Conv2d:
     return nn.Conv2d(channels, 3, 3, padding=1)
 
 
+IMAGES, ROWS = (6, 4, 8, 8), (8, 8)
+TWO = [nn.Linear(8, 8), nn.Linear(8, 8)]
 CASES: dict[str, tuple[list[nn.Module], tuple[int, ...], Run]] = {
-    "a ReLU and its flattened output": (
-        [conv(), nn.Linear(3 * 64, 5)],
-        (6, 4, 8, 8),
-        lambda m, x: m[1](F.relu(m[0](x)).flatten(1)),
-    ),
-    "a ReLU and a view of three dimensions as two": (
-        [nn.Linear(8, 8), nn.Linear(32, 2)],
-        (6, 4, 8),
-        lambda m, x: m[1](F.relu(m[0](x)).view(6, 32)),
-    ),
+    "a ReLU flattened": ([conv(), nn.Linear(192, 5)], IMAGES, lambda m, x: m[1](F.relu(m[0](x)).flatten(1))),
+    "a ReLU viewed": ([TWO[0], nn.Linear(32, 2)], (6, 4, 8), lambda m, x: m[1](F.relu(m[0](x)).view(6, 32))),
     "a convolution and a linear head": (
         [conv(), nn.Linear(4 * 64, 5)],
-        (6, 4, 8, 8),
+        IMAGES,
         lambda m, x: torch.cat([m[0](x).flatten(1), m[1](x.flatten(1))], 1),
     ),
-    "height and width exchanged": (
-        [conv(), conv()],
-        (6, 4, 8, 8),
-        lambda m, x: m[0](x) + m[1](x.transpose(2, 3)),
-    ),
-    "a square matrix and its transpose": (
-        [nn.Linear(8, 8), nn.Linear(8, 8)],
-        (8, 8),
-        lambda m, x: m[0](x) + m[1](x.t()),
-    ),
-    "the first half and every second row": (
-        [nn.Linear(8, 8), nn.Linear(8, 8)],
-        (8, 8),
-        lambda m, x: m[0](x[:4]) + m[1](x[::2]),
-    ),
-    "the first channels and every second": (
-        [conv(2), conv(2)],
-        (6, 4, 8, 8),
-        lambda m, x: m[0](x[:, :2]) + m[1](x[:, ::2]),
-    ),
-    "a matrix and its negative view": (
-        [nn.Linear(8, 8), nn.Linear(8, 8)],
-        (8, 8),
-        lambda m, x: m[0](x) + m[1](torch._neg_view(x)),
-    ),
+    "height and width exchanged": ([conv(), conv()], IMAGES, lambda m, x: m[0](x) + m[1](x.transpose(2, 3))),
+    "a square matrix and its transpose": (TWO, ROWS, lambda m, x: m[0](x) + m[1](x.t())),
+    "half and every second row": (TWO, ROWS, lambda m, x: m[0](x[:4]) + m[1](x[::2])),
+    "channels": ([conv(2), conv(2)], IMAGES, lambda m, x: m[0](x[:, :2]) + m[1](x[:, ::2])),
+    "a matrix and its negative view": (TWO, ROWS, lambda m, x: m[0](x) + m[1](torch._neg_view(x))),
 }
 
 
@@ -77,8 +51,8 @@ def grads(layers: nn.ModuleList, x: Tensor, run: Run, spec: str | None) -> list[
     return [each for each in found if each is not None]
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("case", CASES)
+@for_each("spec", SPECS)
+@for_each("case", CASES)
 def test_each_view_comes_back_in_its_own_shape_and_order(case: str, spec: str) -> None:
     """Gradients of the input and of biases are those of dense, bit by bit; of weights, within 2 %."""
     torch.manual_seed(0)
@@ -106,11 +80,7 @@ def test_views_with_the_same_elements_share_one_coding() -> None:
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     alone, shared, apart = (
         laconic.activations.measure(model, x).kept
-        for model in (
-            nn.Linear(64, 4),
-            Heads(lambda x: x.view(8, 8, 64)),
-            Heads(lambda x: x.t()),
-        )
+        for model in (nn.Linear(64, 4), Heads(lambda x: x.view(8, 8, 64)), Heads(lambda x: x.t()))
     )
     assert shared == alone
     assert apart > 1.5 * alone

@@ -6,40 +6,20 @@ from benchmarks.auto import AFTERWARDS, AUTO, FIXED, bars
 from benchmarks.pages.auto import written
 
 SECONDS = {spec: [0.2 + 0.1 * i, 0.1 + 0.1 * i, 0.3 + 0.1 * i] for i, spec in enumerate(FIXED)}
+STEPS = {"link": None, "seconds": SECONDS | {AUTO: [0.25]}, "best": FIXED[0], "ratio": 1.25}
+DROP = {"before": "1gbit", "after": "50mbit", "best_s": 0.3, "said": []}
+AFTER = [1.0] * 31 + [0.31] * (AFTERWARDS - 31)
+LOSSES = [
+    {"spec": spec, "test_loss": {"mean": mean, "error": 0.01}, "step_s": {"mean": 0.05, "error": 0.0}}
+    for spec, mean in ((FIXED[1], 1.51), (AUTO, 1.5))
+]
 FOUND = {
     "machine": {"cores": 2},
     "rounds": 3,
     "seeds": 3,
-    "steps": [
-        {
-            "link": None,
-            "seconds": SECONDS | {AUTO: [0.25]},
-            "best": FIXED[0],
-            "ratio": 1.25,
-            "said": ["sum(), at 200 ms"],
-        }
-    ],
-    "drop": {
-        "before": "1gbit",
-        "after": "50mbit",
-        "best_s": 0.3,
-        "seconds": [1.0] * 31 + [0.31] * (AFTERWARDS - 31),
-        "said": [],
-    },
-    "loss": [
-        {
-            "link": "1gbit",
-            "steps": 300,
-            "rows": [
-                {
-                    "spec": spec,
-                    "test_loss": {"mean": mean, "error": 0.01},
-                    "step_s": {"mean": 0.05, "error": 0.0},
-                }
-                for spec, mean in ((FIXED[1], 1.51), (AUTO, 1.5))
-            ],
-        }
-    ],
+    "steps": [STEPS | {"said": ["sum(), at 200 ms"]}],
+    "drop": DROP | {"seconds": AFTER},
+    "loss": [{"link": "1gbit", "steps": 300, "rows": LOSSES}],
 }
 
 

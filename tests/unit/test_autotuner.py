@@ -1,15 +1,20 @@
-"""The autotuner counts what an exchange takes from the rest of a step, but not what cold memory takes."""
+"""The autotuner counts what an exchange takes from the rest of a step; and what autotune refuses."""
 
 from __future__ import annotations
 
 import logging
 
-import pytest
 import torch
+from tests.unit.shared import for_each, refuses
 from tests.unit.test_autotune import RATES, Rank, decided, noise
 
 from laconic.comm.loopback import Loopback
-from laconic.reducers.autotune import autotuner
+from laconic.core.errors import SpecError, StateError
+from laconic.core.layout import Layout
+from laconic.core.spec import parse
+from laconic.exchange.method import lift
+from laconic.plan.rehearsal import rehearse
+from laconic.reducers.autotune import CANDIDATES, CHOSEN, Autotune, autotuner
 from laconic.reducers.autotune.autotuner import WINDOW, Autotuner
 from laconic.reducers.autotune.search import COLD, Search
 
@@ -43,7 +48,7 @@ def test_interference_counts():
     assert chosen("middling", lambda candidate, step: 0.02 if candidate == usual else 0.0) != usual
 
 
-@pytest.mark.parametrize(("slow_steps", "kept"), [(COLD, True), (COLD + 2, False)])
+@for_each("slow_steps, kept", [(COLD, True), (COLD + 2, False)])
 def test_the_first_steps_of_a_candidate_do_not_count(slow_steps, kept):
     def body(comm):
         first = {}
@@ -149,3 +154,69 @@ def test_a_pinned_candidate_is_in_use_from_the_first_step_on(caplog):
     with caplog.at_level(logging.INFO, "laconic"):
         assert set(script.run(60)) == {2}
     assert script.autotuner.chosen == 2 and not caplog.text
+
+
+MODEL = Layout.of([("a", (100, 100)), ("b", (100,))])
+
+
+def test_a_state_of_more_candidates_is_refused():
+    bound = Autotune((CANDIDATES[0],)).bind(MODEL, Loopback.world(1)[0])
+    state = bound.state_dict() | {CHOSEN: torch.tensor(3)}
+    refuses(StateError, r"has candidate 3, here they are 0\.\.0", bound.load_state_dict, state)
+
+
+@for_each(
+    "spec, said",
+    [
+        ("autotune((sum(dtype='fp16'),))", r"the first is sum\(\), got"),
+        ("autotune(())", r"the first is sum\(\)"),
+        ("autotune((sum(), topk(0.1)))", "a candidate must be a reducer"),
+        ("autotune((sum(), scatter_reduce(minmax(), pattern='ring')))", "can be no candidate, as each hop"),
+        ("autotune(gain=1)", "gain must be a number in"),
+        (
+            "autotune(lossiest=sum(dtype='bf16'))",
+            r"lossiest is one of the candidates .* got sum\(dtype='bf16'",
+        ),
+        ("auto(pinned=topk(density=0.5))", "pinned is one of the candidates"),
+        ("autotune(every=0)", "every must be a whole number"),
+        ("auto((sum(), dgc()))", r"a candidate is a reducer, codec or selector, got the method dgc\(\)"),
+        ("auto('sum()')", "are a list of reducers, codecs or selectors, got 'sum"),
+    ],
+)
+def test_bad_candidates_are_refused(spec, said):
+    refuses(SpecError, said, parse, spec)
+
+
+@for_each(
+    "spec, said",
+    [
+        ("autotune((sum(), powersgd(rank=1)))", r"keep no state, powersgd\(.*\) does"),
+        ("autotune((sum(), gather(qsgd(levels=1, block=4096))))", "omega must be below 1"),
+    ],
+)
+def test_candidates_that_cannot_share_a_memory_are_refused_when_bound(spec, said):
+    refuses(SpecError, said, lambda: parse(spec).bind(MODEL, Loopback.world(1)[0]))
+
+
+def test_auto_takes_codecs_and_selectors_for_candidates():
+    made = parse("auto((sum(), cast('fp16'), topk(0.01)))")
+    candidates = made.routes[0].reducer.candidates
+    assert [repr(candidate) for candidate in candidates] == [
+        "sum()",
+        "gather(cast(dtype='fp16'))",
+        "gather(sparse(topk(density=0.01), indices=golomb()))",
+    ]
+    assert parse(repr(made)) == made
+
+
+@for_each("spec", ["auto()", "two_level(sum(), autotune(), ranks_per_node=2)"])
+def test_what_a_link_decides_is_not_rehearsed(spec):
+    refuses(SpecError, "adapts to the link", lambda: next(rehearse([lift(spec)], MODEL)))
+
+
+def test_by_default_it_stops_at_four_bits() -> None:
+    usable = lift("auto()").routes[0].reducer.usable
+    assert usable == CANDIDATES[:4] and repr(usable[-1]) == "scatter_reduce(minmax(block=128))"
+    assert lift("auto(lossiest=sampled_topk(density=0.001))").routes[0].reducer.usable == CANDIDATES
+    given = "auto((sum(), gather(sparse(topk(density=0.1)))))"
+    assert len(lift(given).routes[0].reducer.usable) == 2

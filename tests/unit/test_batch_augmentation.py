@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.unit.shared import for_each, refuses, same
 from torch import Tensor, nn
 from torch.utils.data import (
     DataLoader,
@@ -100,8 +101,8 @@ def test_a_batch_is_duplicate_major() -> None:
         assert len(set(batch[:, 1].tolist())) == 12
 
 
-@pytest.mark.parametrize("across", ["ranks", "batch"])
-@pytest.mark.parametrize("augment", [None, plain])
+@for_each("across", ["ranks", "batch"])
+@for_each("augment", [None, plain])
 def test_workers_and_a_resume_change_nothing(across: Any, augment: Any) -> None:
     """Two epochs in this process, against a start in the middle of the second with two worker processes."""
     settings: dict[str, Any] = {"rank": 1, "size": 2, "augment": augment, "seed": 5}
@@ -111,16 +112,14 @@ def test_workers_and_a_resume_change_nothing(across: Any, augment: Any) -> None:
     resumed = batches(2, across, workers=2, **settings)
     resumed.batch_sampler.set_epoch(1, start=2)
     assert len(resumed) == len(second) - 2
-    for one, other in zip(second[2:], resumed, strict=True):
-        assert torch.equal(one, other)
+    assert same(second[2:], resumed)
 
 
 def test_persistent_workers_count_epochs_once() -> None:
     loader = DataLoader(Numbers(), batch_size=3, shuffle=True, num_workers=1, persistent_workers=True)
     persistent, plainly = batch_augmentation(loader, 2, "batch"), batches(2, "batch")
     for _ in range(3):
-        for one, other in zip(persistent, plainly, strict=True):
-            assert torch.equal(one, other)
+        assert same(persistent, plainly)
 
 
 def test_an_example_meets_other_augmentations_in_each_epoch() -> None:
@@ -130,14 +129,15 @@ def test_an_example_meets_other_augmentations_in_each_epoch() -> None:
 
 
 def test_the_callers_generators_go_on_as_if_nothing_had_been_drawn() -> None:
-    torch.manual_seed(1)
-    random.seed(1)
-    np.random.seed(1)
+    def seed() -> None:
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+
+    seed()
     next(iter(CopiedDataset(Numbers()).__getitems__([next(iter(CopiesSampler(N, 1, 1)))[0]])))
     drawn = torch.rand(1).item(), random.random(), np.random.rand()
-    torch.manual_seed(1)
-    random.seed(1)
-    np.random.seed(1)
+    seed()
     assert drawn == (torch.rand(1).item(), random.random(), np.random.rand())
 
 
@@ -163,8 +163,12 @@ class Stream(IterableDataset[int]):
         return iter(range(9))
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
+SHARD = DistributedSampler(Numbers(), 2, 0)
+OWN = RandomSampler(Numbers(), generator=torch.Generator())
+
+
+@for_each(
+    "make, says",
     [
         (lambda: batches(4, "ranks", size=6), r"divide their number, 6, got 4: take 3 copies, 8 ranks"),
         (lambda: batches(2, "ranks", size=2, batch=25), r"1\.\.24 for 24 examples among 1 groups.*got 25"),
@@ -172,27 +176,16 @@ class Stream(IterableDataset[int]):
         (lambda: batches(2, "epochs"), "'ranks' or 'batch'"),
         (lambda: batch_augmentation(DataLoader(Stream(), batch_size=2)), "Stream is an IterableDataset"),
         (lambda: batch_augmentation(DataLoader(Numbers(), batch_size=None)), "batch_size="),
-        (
-            lambda: batch_augmentation(
-                DataLoader(Numbers(), batch_size=2, sampler=DistributedSampler(Numbers(), 2, 0))
-            ),
-            "DistributedSampler",
-        ),
-        (lambda: batch_augmentation(DistributedSampler(Numbers(), 2, 0), batch=2), "DistributedSampler"),
-        (
-            lambda: batch_augmentation(
-                RandomSampler(Numbers(), generator=torch.Generator()), batch=2, copies=1
-            ),
-            "generator of its own",
-        ),
+        (lambda: batch_augmentation(DataLoader(Numbers(), sampler=SHARD)), "DistributedSampler"),
+        (lambda: batch_augmentation(SHARD, batch=2), "DistributedSampler"),
+        (lambda: batch_augmentation(OWN, batch=2, copies=1), "generator of its own"),
         (lambda: batch_augmentation(Numbers()), "takes a DataLoader or a sampler, got Numbers"),
         (lambda: batch_augmentation(DataLoader(Numbers(), 2), 1, batch=3), "batch=3 goes with a sampler"),
         (lambda: batch_augmentation(RandomSampler(Numbers()), 1), "batch must be"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_way_out(make: Any, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        make()
+    refuses(SpecError, says, make)
 
 
 def norm_net(seed: int = 0) -> nn.Module:
@@ -255,15 +248,13 @@ def test_ghost_batch_norm_sees_one_copy_at_a_time_and_a_measurement_leaves_it_al
     Copies(2, correct_every=1).backward(model, F.cross_entropy, x, y)
     for rows in x.chunk(2):
         by_hand(rows)
-    for ours, right in zip(model.buffers(), by_hand.buffers(), strict=True):
-        torch.testing.assert_close(ours, right)
+    torch.testing.assert_close([*model.buffers()], [*by_hand.buffers()])
 
 
 def test_copies_refuse_what_cannot_be() -> None:
     with pytest.raises(SpecError, match="multiple of 3 rows, got 8"):
         Copies(3).backward(norm_net(), F.cross_entropy, *data(2))
-    with pytest.raises(SpecError, match="leave one of the two out"):
-        Copies(2, outputs="averaged", correct_every=5)
+    refuses(SpecError, "leave one of the two out", Copies, 2, outputs="averaged", correct_every=5)
     x, y = data(2)
     with pytest.raises(SpecError, match="8 rows of inputs, 4 of labels"):
         Copies(2).backward(norm_net(), F.cross_entropy, x, y[:4])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
+from tests.unit.shared import for_each
 
 from laconic.comm.sent import Sent
 from laconic.core.layout import Layout
@@ -23,7 +23,7 @@ def whole(x) -> Sent:
     return DenseShare(MATRICES.segments, picked(x), 1.0)
 
 
-@pytest.mark.parametrize("most", [1.0, 0.5])
+@for_each("most", [1.0, 0.5])
 def test_each_step_adds_at_most_the_gradients_norm_and_in_the_end_all_is_sent(most):
     rng = torch.Generator().manual_seed(3)
     residual, given, sent, steps = Residual(MATRICES), torch.zeros(300), torch.zeros(300), 0

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import io
 import re
+import zlib
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.block_admm import SEEDS, VARIANTS
+from benchmarks.pages.block_admm import NAMES, mosaic, png, written
 from tests.unit.block_world import (
     ROWS,
     SAMPLES,
@@ -23,6 +29,7 @@ from tests.unit.block_world import (
     trained,
     trainer,
 )
+from tests.unit.shared import for_each, refuses, same
 from torch import nn
 
 import laconic
@@ -34,7 +41,7 @@ ONLINE, BATCH = "block_admm(blocks=3)", "block_admm(blocks=3, mode='batch', step
 CODED = "block_admm(blocks=3, mode='batch', activations=qsgd(levels=127), targets=minmax(bits=8))"
 
 
-@pytest.mark.parametrize("beta", [0.1, 1.0, 7.0])
+@for_each("beta", [0.1, 1.0, 7.0])
 def test_one_mini_batch_is_one_step_of_back_propagation(beta):
     """With one step at rate 1, X - f = -G / beta, so a block's gradient is the chain rule's; in float32."""
     by_blocks = trained(f"block_admm(blocks=3, beta={beta})", 1, make=sgd)
@@ -95,7 +102,7 @@ def by_hand(spec, steps):
     return losses, flat(model)
 
 
-@pytest.mark.parametrize("text", [ONLINE, BATCH])
+@for_each("text", [ONLINE, BATCH])
 def test_blocks_compute_what_one_loop_does(text):
     """To the rounding of float32 sums, which Adam's first steps amplify."""
     losses, parameters = by_hand(laconic.parse(text), 12)
@@ -105,7 +112,7 @@ def test_blocks_compute_what_one_loop_does(text):
         torch.testing.assert_close(found, parameters, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(("text", "share"), [(ONLINE, 0.95), (BATCH, 0.95), (CODED, 0.9)])
+@for_each("text, share", [(ONLINE, 0.95), (BATCH, 0.95), (CODED, 0.9)])
 def test_blocks_learn(text, share):
     """Four classes, of which a model that has learnt nothing gets a quarter."""
     losses, stats, _, model = trained(text, 100)[2]
@@ -163,8 +170,8 @@ def test_an_operator_bounds_what_a_block_is_given():
     assert stats.primal > 0.1  # a block that wants more is held back
 
 
-@pytest.mark.parametrize("text", [ONLINE, BATCH, CODED])
-@pytest.mark.parametrize("stop", [1, 9])
+@for_each("text", [ONLINE, BATCH, CODED])
+@for_each("stop", [1, 9])
 def test_a_resumed_training_has_the_same_bits(text, stop, tmp_path):
     def rank(comm):
         made = trainer(comm, text)
@@ -227,27 +234,18 @@ def test_every_byte_is_counted():
         assert second.ratio == pytest.approx(8 / (4 + coded), rel=0.01)
 
 
-def test_ids_are_needed_in_mode_batch():
-    def without(comm):
-        x, y = data()
-        trainer(comm, BATCH).step(x[:ROWS], y[:ROWS])
-
-    with pytest.raises(StateError, match=r"needs the ids of a batch's samples: trainer.step\(x, y, samples="):
-        Loopback.run(3, without)
-
-    def wrong(comm):
-        x, y = data()
-        trainer(comm, BATCH).step(x[:2], y[:2], [3, SAMPLES])
-
-    with pytest.raises(StateError, match=rf"must be in 0\.\.{SAMPLES - 1}, got {SAMPLES}"):
-        Loopback.run(3, wrong)
-
-    def few(comm):
-        x, y = data()
-        trainer(comm, BATCH).step(x[:2], y[:2], [3])
-
-    with pytest.raises(StateError, match="one id for each sample of the batch: 2 samples, 1 ids"):
-        Loopback.run(3, few)
+@for_each(
+    "rows, ids, words",
+    [
+        (ROWS, (), r"needs the ids of a batch's samples: trainer.step\(x, y, samples="),
+        (2, ([3, SAMPLES],), rf"must be in 0\.\.{SAMPLES - 1}, got {SAMPLES}"),
+        (2, ([3],), "one id for each sample of the batch: 2 samples, 1 ids"),
+    ],
+)
+def test_ids_are_needed_in_mode_batch(rows, ids, words):
+    x, y = data()
+    act = lambda comm: trainer(comm, BATCH).step(x[:rows], y[:rows], *ids)  # noqa: E731
+    refuses(StateError, words, Loopback.run, 3, act)
 
 
 MODELS = {
@@ -266,20 +264,17 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("case", MODELS)
+@for_each("case", MODELS)
 def test_a_model_that_cannot_be_cut_is_refused(case):
     model, cut, message = MODELS[case]
     spec = BlockAdmm(blocks=3, cut=cut)
 
-    def rank(comm):
-        BlockTrainer(model, spec, example=torch.randn(2, 16), comm=comm)
-
-    with pytest.raises(AttachError, match=message):
-        Loopback.run(3, rank)
+    train = partial(BlockTrainer, model, spec, example=torch.randn(2, 16))
+    refuses(AttachError, message, Loopback.run, 3, lambda comm: train(comm=comm))
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "size", "kind", "message"),
+@for_each(
+    "text, options, size, kind, message",
     [
         (ONLINE, {}, 2, AttachError, "needs 3 ranks, got 2"),
         (ONLINE, {"samples": 5}, 3, StateError, "is for mode='batch'"),
@@ -288,8 +283,7 @@ def test_a_model_that_cannot_be_cut_is_refused(case):
     ],
 )
 def test_a_call_that_does_not_fit_is_refused(text, options, size, kind, message):
-    with pytest.raises(kind, match=message):
-        Loopback.run(size, lambda comm: trainer(comm, text, **options))
+    refuses(kind, message, Loopback.run, size, lambda comm: trainer(comm, text, **options))
 
 
 def test_ranks_that_disagree_are_refused():
@@ -297,8 +291,8 @@ def test_ranks_that_disagree_are_refused():
         Loopback.run(3, lambda comm: trainer(comm, ONLINE, seed=comm.rank))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
+@for_each(
+    "text, message",
     [
         ("block_admm(blocks=1)", "blocks must be a whole number of 2 or more"),
         ("block_admm(blocks=3, beta=0)", "beta must be a finite number above 0"),
@@ -310,8 +304,7 @@ def test_ranks_that_disagree_are_refused():
     ],
 )
 def test_a_wrong_spec_is_refused(text, message):
-    with pytest.raises(SpecError, match=message):
-        laconic.parse(text)
+    refuses(SpecError, message, laconic.parse, text)
 
 
 def test_what_diverges_says_so():
@@ -324,8 +317,7 @@ def test_a_state_of_another_training_is_refused():
         state = trainer(comm, ONLINE).state_dict()
         trainer(comm, "block_admm(blocks=3, beta=2.0)").load_state_dict(state)
 
-    with pytest.raises(StateError, match=re.escape("the saved state is of spec 'block_admm(blocks=3)'")):
-        Loopback.run(3, rank)
+    refuses(StateError, re.escape("the saved state is of spec 'block_admm(blocks=3)'"), Loopback.run, 3, rank)
 
 
 def test_a_state_that_one_rank_refuses_changes_nothing_on_any():
@@ -337,17 +329,10 @@ def test_a_state_that_one_rank_refuses_changes_nothing_on_any():
         other = trainer(comm, BATCH)
         before = flat(other.block.layers)
         worker = dict(good["worker"])
-        damaged = {
-            "nothing": None,
-            "empty": {**good, "worker": {}},
-            "not kept": {**good, "worker": {**worker, "kept": None}},
-            "no count": {**good, "worker": {**worker, "ticks": "9"}},
-            "other shape": {
-                **good,
-                "worker": {**worker, "layers": {k: v[..., :1] for k, v in worker["layers"].items()}},
-            },
-        }
-        for name, state in damaged.items():
+        shapes = {key: value[..., :1] for key, value in worker["layers"].items()}
+        changes = ({"kept": None}, {"ticks": "9"}, {"layers": shapes})
+        damaged = [None, {**good, "worker": {}}, *(good | {"worker": worker | each} for each in changes)]
+        for name, state in enumerate(damaged):
             with pytest.raises(StateError, match="saved state" if comm.rank == 1 else "rank 1 says"):
                 other.load_state_dict(state if comm.rank == 1 else good)
             assert torch.equal(flat(other.block.layers), before), name
@@ -372,8 +357,7 @@ def test_a_module_that_stands_twice_is_in_its_place_twice():
 def test_a_tensor_of_two_blocks_is_refused():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     model[2].weight = model[0].weight
-    with pytest.raises(AttachError, match=r"0\.weight and 2\.weight are one tensor, in blocks 1 and 2"):
-        cut_into(model, 2)
+    refuses(AttachError, r"0\.weight and 2\.weight are one tensor, in blocks 1 and 2", cut_into, model, 2)
 
 
 def test_modules_stay_in_their_modes():
@@ -388,7 +372,7 @@ def test_modules_stay_in_their_modes():
     assert Loopback.run(2, modes) == [[True, False, True, True]] * 2
 
 
-@pytest.mark.parametrize("mode", ["online", "batch"])
+@for_each("mode", ["online", "batch"])
 def test_a_batch_may_be_filled_anew(mode):
     x, y = data()
 
@@ -406,7 +390,7 @@ def test_a_batch_may_be_filled_anew(mode):
         return flat(made.gather())
 
     fresh, again = (Loopback.run(3, lambda comm, r=reused: body(comm, r)) for reused in (False, True))
-    assert all(torch.equal(one, other) for one, other in zip(fresh, again, strict=True))
+    assert same(fresh, again)
 
 
 def test_a_state_does_not_move_with_the_training():
@@ -423,3 +407,50 @@ def test_a_state_does_not_move_with_the_training():
         return file.getvalue() == other.getvalue()
 
     assert Loopback.run(3, body) == [True] * 3
+
+
+def run(name: str, error: float, seed: int = 0, **more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": name, "spec": VARIANTS[name].spec, "seed": seed, "error": error}
+    found |= {"cpu_s": 10.0, "moved": 0.0, "machine": {"cores": 2}}
+    if VARIANTS[name].spec:
+        curve = {"primal": [0.5, 0.25], "dual": [0.5, 0.125]}
+        spans = [[("forward", 0.0, 0.1), ("update", 0.1, 0.3)]] * 3
+        found |= {"residuals": {"1 to 2": curve, "2 to 3": curve}, "overlap": [1.0, 0.75, 0.5]}
+        found |= {"spans": spans, "sent_kb": 100.0, "moved": 3.0}
+    return found | more
+
+
+def test_every_variant_has_a_name() -> None:
+    assert NAMES.keys() | {"time line"} == VARIANTS.keys()
+
+
+def test_a_row_is_a_mean_over_seeds_and_the_bar_is_told() -> None:
+    found = [run("blocks", 2.0), run("blocks", 3.0, seed=1), run("sgd", 1.5)]
+    page = written([*found, run("time line", 9.0, batch=512)])
+    assert f"4 of {len(SEEDS) * len(VARIANTS)} are" in page
+    assert "| blocks | `block_admm(blocks=3)` | 2.50 ± 0.71 | 100 | 10 | 2 |" in page
+    assert "stay below 4 %: 3.00 % at most." in page and "missed" not in page
+    assert "two or more do in 75 %, all 3 in 50 %" in page
+    assert "| blocks | 1 to 2 | 0.500 | 0.250 | 0.500 | 0.125 |" in page
+    assert "DeepFacto's parts" not in page
+    assert "which is missed" in written([run("blocks", 4.5)])
+
+
+def test_signs_and_parts_are_told_where_they_were_measured() -> None:
+    page = written([run("signs, adam", 20.0), run("signs, blocks", 6.0)])
+    assert "weights by 0, as a step has the gradient 0, and trains the last layer alone: 20.00 %" in page
+    assert "Blocks move them by 3.0, to 6.00 %." in page
+    facto = {"reconstruction": 0.1, "least_part": 0.0, "least_code": 1e-9, "code_zeros": 0.25}
+    page = written([run("deep_facto", 3.0, **facto)])
+    assert "lose 10.00 % of the first block's" in page and "least entry is 0." in page and "25 % are" in page
+
+
+def test_an_image_has_its_pixels() -> None:
+    pixels = bytes(range(256)) * 3 + bytes(16)
+    picture = mosaic([pixels.hex()] * 9)
+    assert picture.count("<image") == 9
+    (first, *_) = re.findall(r"base64,([^\"]+)", picture)
+    assert base64.b64decode(first) == png(pixels)
+    at = png(pixels).index(b"IDAT")
+    lines = zlib.decompress(png(pixels)[at + 4 : -16])
+    assert b"".join(lines[i + 1 : i + 29] for i in range(0, 29 * 28, 29)) == pixels

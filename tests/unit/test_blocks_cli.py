@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from tests.unit.shared import for_each
 from typer.testing import CliRunner
 
 from laconic.cli.main import app
@@ -21,7 +22,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@for_each("case", REFUSED)
 def test_options_that_do_not_fit_blocks_are_refused(case, tmp_path):
     options, message = REFUSED[case]
     given = options if "--with" in options else ["--with", ONLINE, *options]

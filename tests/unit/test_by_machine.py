@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.unit.gossip_world import N, bound, gradient
+from tests.unit.shared import for_each
 
 from laconic.comm.loopback import Loopback
 from laconic.core.errors import SpecError
@@ -35,7 +36,7 @@ def played(spec, size, ranks_a_machine, steps=6, spoiled=None):
     return Loopback.run(size, play)
 
 
-@pytest.mark.parametrize("inner", ["sgp()", "osgp(staleness=2)", "local_sgd(every=3)", "choco()"])
+@for_each("inner", ["sgp()", "osgp(staleness=2)", "local_sgd(every=3)", "choco()"])
 def test_two_ranks_of_a_machine_are_one_with_their_mean_gradient(inner):
     """Tolerance: the mean of two is summed in another order."""
     pairs = played(f"by_machine({inner}, ranks_per_node=2)", 4, 1)
@@ -53,7 +54,7 @@ def test_a_gradient_that_is_not_finite_stops_its_machine_for_a_step():
     assert not torch.equal(seen[2][3], seen[2][2])
 
 
-@pytest.mark.parametrize("inner", ["sgp()", "osgp()", "diloco(every=2)"])
+@for_each("inner", ["sgp()", "osgp()", "diloco(every=2)"])
 def test_the_optimiser_of_a_machine_is_on_all_its_ranks(inner):
     """So the rank that follows a lost first rank goes on with its state, bit for bit."""
 
@@ -86,8 +87,8 @@ def test_only_first_ranks_talk_between_machines():
     assert parts[0]["gossip", "exchange"].payload_sent == 4 * N
 
 
-@pytest.mark.parametrize(
-    ("spec", "size", "words"),
+@for_each(
+    "spec, size, words",
     [
         ("by_machine(sgp(), ranks_per_node=3)", 4, "does not divide"),
         ("by_machine(sgp(), ranks_per_node=4)", 4, "the number of ranks"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.unit.shared import for_each
 from torch import Tensor, nn
 
 from laconic.core.errors import AttachError
@@ -55,11 +56,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensor
 X = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(1))
 PADDED = torch.arange(5)[None] >= torch.tensor([5, 3, 4])[:, None]
 NORMS = ("encoder.norm1", "encoder.norm2")
-CONVERTED = {
-    "swat": lambda model: swat(model, 0.9),
-    "binarise": binarise,
-    "quantise": quantise,
-}
+CONVERTED = {"swat": lambda model: swat(model, 0.9), "binarise": binarise, "quantise": quantise}
 
 
 def seen(model: nn.Module, x: Tensor = X) -> Tensor:
@@ -72,8 +69,8 @@ def seen(model: nn.Module, x: Tensor = X) -> Tensor:
     return fast[~PADDED]
 
 
-@pytest.mark.parametrize("build", [One, Two])
-@pytest.mark.parametrize("name", CONVERTED)
+@for_each("build", [One, Two])
+@for_each("name", CONVERTED)
 def test_evaluation_without_gradients_computes_with_the_converted_layers(name, build) -> None:
     model = build().eval()
     with torch.no_grad():
@@ -95,7 +92,7 @@ def test_low_bit_layers_are_called() -> None:
     seen(model)
 
 
-@pytest.mark.parametrize("build", [One, Two])
+@for_each("build", [One, Two])
 def test_packed_layers_are_called(build, tmp_path: Path) -> None:
     model = build()
     binarise(model)
@@ -108,7 +105,7 @@ def test_packed_layers_are_called(build, tmp_path: Path) -> None:
     torch.testing.assert_close(seen(again), expected, **CLOSE)
 
 
-@pytest.mark.parametrize("build", [One, Two])
+@for_each("build", [One, Two])
 def test_packed_tables_are_called(build) -> None:
     model = build()
     handle = admm(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -122,7 +119,7 @@ def test_packed_tables_are_called(build) -> None:
     torch.testing.assert_close(seen(again), expected, **CLOSE)
 
 
-@pytest.mark.parametrize("build", [One, Two])
+@for_each("build", [One, Two])
 def test_exported_layers_are_called(build) -> None:
     model = build()
     sparse = rigl(model, torch.optim.SGD(model.parameters(), lr=0.1), 0.1, steps=10, layout="uniform")
@@ -156,7 +153,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@for_each("name", REFUSED)
 def test_a_projection_that_attention_reads_is_refused_and_can_be_kept(name) -> None:
     model = Attention()
     before = [type(module) for module in model.modules()]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one_step, take
+from tests.unit.shared import for_each
 
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
@@ -20,7 +20,7 @@ def test_large_matrices_are_compressed_and_the_rest_is_summed() -> None:
     assert lift("cgx()").nbytes(layout) == 2 * (512 + 2 * 8) + 4 * (31 * 33 + 5000)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@for_each("spec", SPECS)
 def test_buckets_do_not_matter(spec: str) -> None:
     """However DDP cuts its buckets, also when it regroups them in mid-run: the same bits."""
 

@@ -44,18 +44,8 @@ def test_what_the_table_says() -> None:
 
 
 def test_a_picture_is_written(tmp_path: Path) -> None:
-    result = invoke(
-        "partition",
-        "digits",
-        "--by",
-        "label_shards()",
-        "--clients",
-        20,
-        "-o",
-        tmp_path / "p.svg",
-        "--seed",
-        3,
-    )
+    words = "partition digits --by label_shards() --clients 20 --seed 3"
+    result = invoke(*words.split(), "-o", tmp_path / "p.svg")
     assert result.exit_code == 0 and "p.svg" in result.stdout
     task = find("digits")
     deal = laconic.parse("label_shards()").over(task.load(None)["train_y"], 20, 3)

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from tests.unit.shared import for_each, refuses
 
 from laconic.comm.loopback import Loopback
 from laconic.core.errors import PeerError, WireError
@@ -13,7 +14,7 @@ from laconic.core.errors import PeerError, WireError
 SIZES = (1, 2, 4, 5)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@for_each("size", SIZES)
 def test_all_reduce_sums_in_rank_order(size):
     given = torch.randn(size, 1001, generator=torch.Generator().manual_seed(size))
     total = given[0].clone()
@@ -23,7 +24,7 @@ def test_all_reduce_sums_in_rank_order(size):
         assert torch.equal(got, total)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@for_each("size", SIZES)
 def test_max_and_min(size):
     def body(comm):
         return [comm.all_reduce(torch.tensor([comm.rank]), op).item() for op in ("max", "min")]
@@ -39,7 +40,7 @@ def test_all_reduce_is_in_place():
     assert Loopback.run(2, body) == [True, True]
 
 
-@pytest.mark.parametrize("size", SIZES)
+@for_each("size", SIZES)
 def test_all_gather_takes_ragged_sizes_and_gives_private_memory(size):
     def body(comm):
         came = comm.all_gather(torch.full((comm.rank,), comm.rank))
@@ -50,7 +51,7 @@ def test_all_gather_takes_ragged_sizes_and_gives_private_memory(size):
     assert Loopback.run(size, body) == [[[r + 100] * r for r in range(size)]] * size
 
 
-@pytest.mark.parametrize("size", SIZES)
+@for_each("size", SIZES)
 def test_all_to_all_and_reduce_scatter(size):
     def body(comm):
         chunks = [torch.full((to + 1,), 10.0 * comm.rank + to) for to in range(size)]
@@ -88,8 +89,7 @@ def test_the_first_exception_frees_all_and_names_its_rank():
         comm.split(comm.rank % 2).all_reduce(torch.ones(1))
 
     start = time.perf_counter()
-    with pytest.raises(WireError, match="rank 1: seven bytes too many"):
-        Loopback.run(4, body)
+    refuses(WireError, "rank 1: seven bytes too many", Loopback.run, 4, body)
     assert time.perf_counter() - start < 10
 
 
@@ -98,16 +98,14 @@ def test_a_rank_that_never_comes_is_waited_for_only_so_long():
         if comm.rank:
             comm.all_reduce(torch.ones(1))
 
-    with pytest.raises(PeerError, match=r"not all 2 ranks arrived within 0\.2 s"):
-        Loopback.run(2, body, timeout_s=0.2)
+    refuses(PeerError, r"not all 2 ranks arrived within 0\.2 s", Loopback.run, 2, body, timeout_s=0.2)
 
 
 def test_different_collectives_at_once_are_an_error():
     def body(comm):
         return comm.all_gather(torch.ones(1)) if comm.rank else comm.all_reduce(torch.ones(1))
 
-    with pytest.raises(PeerError, match="while another calls"):
-        Loopback.run(2, body)
+    refuses(PeerError, "while another calls", Loopback.run, 2, body)
 
 
 def test_chunks_must_be_one_a_rank():
@@ -115,7 +113,7 @@ def test_chunks_must_be_one_a_rank():
         Loopback.run(2, lambda comm: comm.all_to_all([torch.ones(1)]))
 
 
-@pytest.mark.parametrize("other", [torch.ones(1), torch.ones(3, dtype=torch.float64)])
+@for_each("other", [torch.ones(1), torch.ones(3, dtype=torch.float64)])
 def test_shapes_and_dtypes_must_agree(other):
     def reduce(comm):
         comm.all_reduce(other.clone() if comm.rank else torch.ones(3))
@@ -125,5 +123,4 @@ def test_shapes_and_dtypes_must_agree(other):
         comm.exchange({peer: torch.ones(3)}, {peer: other.clone()})
 
     for body in (reduce, exchange):
-        with pytest.raises(PeerError, match="disagree"):
-            Loopback.run(2, body)
+        refuses(PeerError, "disagree", Loopback.run, 2, body)

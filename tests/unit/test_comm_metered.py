@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-import pytest
 import torch
+from tests.unit.shared import for_each
 
 from laconic.comm import wire_model as link
 from laconic.comm.loopback import Loopback
@@ -69,8 +69,8 @@ def test_what_all_send_on_the_wire_is_what_all_receive():
         assert sent == sum(meter.parts[key].network_received for meter in meters) > 0
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 8])
-@pytest.mark.parametrize("nbytes", [1, 8, 30_000, 4_000_000, 97_000_001])
+@for_each("size", [2, 3, 4, 8])
+@for_each("nbytes", [1, 8, 30_000, 4_000_000, 97_000_001])
 def test_a_ring_passes_on_all_but_its_own_twice(size, nbytes):
     messages = link.all_reduce(nbytes, size)
     exact = 2 * (size - 1) / size * nbytes
@@ -78,7 +78,7 @@ def test_a_ring_passes_on_all_but_its_own_twice(size, nbytes):
     assert max(messages.sent) <= link.SEGMENT
 
 
-@pytest.mark.parametrize("size", range(1, 10))
+@for_each("size", range(1, 10))
 def test_a_tree_reaches_every_place_once(size):
     trees = [link.broadcast(10, size, place) for place in range(size)]
     assert sum(len(tree.sent) for tree in trees) == size - 1

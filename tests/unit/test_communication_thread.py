@@ -7,8 +7,8 @@ import sys
 import traceback
 import weakref
 
-import pytest
 import torch
+from tests.unit.shared import refuses
 
 from laconic.ddp.communication_thread import CommunicationThread
 
@@ -29,8 +29,7 @@ def test_a_failed_job_is_let_go_at_once_and_needs_no_garbage_collector() -> None
         thread, group = CommunicationThread("test"), Group()
         gone = weakref.ref(group)
         answer = thread.submit(group.fail)
-        with pytest.raises(RuntimeError, match="test: ZeroDivisionError"):
-            answer.wait()
+        refuses(RuntimeError, "test: ZeroDivisionError", answer.wait)
         thread.close()
         del group
         assert gone() is None

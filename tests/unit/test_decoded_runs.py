@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.unit.shared import for_each
 
 from laconic.core.codec import Codec
 from laconic.core.errors import WireError
@@ -19,7 +20,7 @@ SHARES = (
 )
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@for_each("spec", SPECS)
 def test_messages_are_added_in_order_and_a_damaged_one_is_named(spec: str) -> None:
     codec: Codec = parse(spec)
     x = torch.randn(64, generator=torch.Generator().manual_seed(1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.unit.block_world import WIDE, data, trained
+from tests.unit.shared import refuses
 from torch import nn
 
 from laconic.admm import DeepFacto
@@ -75,10 +76,8 @@ def test_blocks_learn_through_it():
 
 
 def test_bad_input():
-    with pytest.raises(SpecError, match=r"rank must be a whole number in 1\.\.4, got 5"):
-        DeepFacto(4, 5)
-    with pytest.raises(SpecError, match=r"decay must be a number in \[0, 1\)"):
-        DeepFacto(4, 2, decay=1.0)
+    refuses(SpecError, r"rank must be a whole number in 1\.\.4, got 5", DeepFacto, 4, 5)
+    refuses(SpecError, r"decay must be a number in \[0, 1\)", DeepFacto, 4, 2, decay=1.0)
     with pytest.raises(AttachError, match=r"has 4 features, and a sample of \(5,\) has 5"):
         DeepFacto(4, 2)(torch.rand(3, 5))
 

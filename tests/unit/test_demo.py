@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-import pytest
 from typer.testing import CliRunner
 
 from laconic.cli import demo
@@ -15,9 +14,7 @@ class Replaced(Exception):
     """In place of this process's end."""
 
 
-def test_without_rights_it_runs_on_loopback_and_says_that_no_speed_shows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_rights_it_runs_on_loopback_and_says_that_no_speed_shows(monkeypatch):
     ran = []
 
     def execv(path: str, command: list[str]) -> NoReturn:

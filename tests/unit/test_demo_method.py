@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
 from tests.laws.worlds import MODEL, everywhere, exchange_on, gradient, one_step
+from tests.unit.shared import for_each, refuses
 from torch import Tensor
 
 from laconic.codecs.dct import DCT, by_tiles, cosines
@@ -42,7 +44,7 @@ def test_the_transform_is_the_cosine_transform() -> None:
     torch.testing.assert_close(there(x, 4), wanted.flatten())
 
 
-@pytest.mark.parametrize("n", [0, 1, 3, 4, 100, 4096, 5001])
+@for_each("n", [0, 1, 3, 4, 100, 4096, 5001])
 def test_it_keeps_the_norm_and_goes_back(n: int) -> None:
     """Whatever does not fill a tile is in smaller ones. To float32."""
     x = torch.randn(n, generator=torch.Generator().manual_seed(n))
@@ -69,7 +71,7 @@ def test_what_is_smooth_takes_few_coefficients() -> None:
     assert DCT(chosen).encode(x).numel() <= DCT(chosen).nbytes(x.numel())
 
 
-@pytest.mark.parametrize("decay", [0.999, 0.9])
+@for_each("decay", [0.999, 0.9])
 def test_demo_is_the_papers_recursion(decay: float) -> None:
     """With exact values, tensor by tensor. To float32."""
     size, steps, density, tile = 2, 6, 0.05, 8
@@ -109,8 +111,8 @@ def test_sums_that_are_too_large_are_cut_off() -> None:
     assert bool(DCT(Dense()).decode(DCT(Dense()).encode(x), 4096).isfinite().all())
 
 
-@pytest.mark.parametrize(
-    ("spec", "words"),
+@for_each(
+    "spec, words",
     [
         ("demo(tile=48)", "demo: tile must be"),
         ("demo(density=0)", "density must be a number in (0, 1]"),
@@ -120,12 +122,10 @@ def test_sums_that_are_too_large_are_cut_off() -> None:
     ],
 )
 def test_wrong_settings_are_refused(spec: str, words: str) -> None:
-    with pytest.raises(SpecError) as refused:
-        parse(spec)
-    assert words in str(refused.value)
+    refuses(SpecError, re.escape(words), parse, spec)
 
 
-@pytest.mark.parametrize("n", [10**6, 1500 * 1500, 4096 * 4096, 10**9])
+@for_each("n", [10**6, 1500 * 1500, 4096 * 4096, 10**9])
 def test_a_large_matrix_is_taken_too(n: int) -> None:
     """The transform rounds, by which what is just below 1 must not become 1: feedback would be refused."""
     method = parse("demo()")

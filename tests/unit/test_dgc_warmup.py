@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.unit.shared import for_each, refuses
 
 from laconic.core.errors import SpecError
 from laconic.exchange.method import lift
@@ -15,7 +15,7 @@ def densities(spec: object, steps: int) -> list[float]:
     return [codec.at(step).select.density for step in range(steps)]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("steps_per_epoch", [1, 7, 391])
+@for_each("steps_per_epoch", [1, 7, 391])
 def test_an_epoch_has_one_density(steps_per_epoch: int) -> None:
     """75, 93.75, 98.4375 and 99.6 % sparsity in the first four epochs, then 99.9 %."""
     spec = dgc(**by_epoch(steps_per_epoch=steps_per_epoch))
@@ -29,8 +29,8 @@ def test_no_epoch_falls_below_the_density() -> None:
     assert densities(spec, 10) == [0.25, 0.25, 0.0625, 0.0625] + [0.05] * 6
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
+@for_each(
+    "given, says",
     [
         ({"epochs": 0, "steps_per_epoch": 5}, "by_epoch: epochs must be"),
         ({"steps_per_epoch": 0}, "by_epoch: steps_per_epoch must be"),
@@ -38,5 +38,4 @@ def test_no_epoch_falls_below_the_density() -> None:
     ],
 )
 def test_a_wrong_argument_is_refused(given: dict[str, int], says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        by_epoch(**given)
+    refuses(SpecError, says, by_epoch, **given)

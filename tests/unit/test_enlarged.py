@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.shared import for_each, refuses
 from torch import nn
 
 from laconic.cli.settings import Settings
@@ -52,7 +53,7 @@ def test_without_a_recipe_optimiser_and_rates_are_the_tasks_own() -> None:
     assert [rate(step) for step in range(20)] == [recipe.rate(recipe.lr, step, 20) for step in range(20)]
 
 
-@pytest.mark.parametrize(("kind", "factor"), [("sgd", 8.0), ("lars", 8.0), ("lamb", 8**0.5)])
+@for_each("kind, factor", [("sgd", 8.0), ("lars", 8.0), ("lamb", 8**0.5)])
 def test_a_recipe_scales_the_rate_unless_one_is_given(kind: Any, factor: float) -> None:
     usual = {"lamb": 4e-3}.get(kind, find("digits").recipe().lr)
     _, peak, rate = _made(Enlarged(recipe=kind))
@@ -94,8 +95,8 @@ def settings(folder: Path, **changes: Any) -> Settings:
     return Settings.of(**(given | {"resume": False} | changes))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
+@for_each(
+    "wrong, says",
     [
         ({"copies": 3, "workers": 4}, r"divide --workers 4, got 3: give --workers 6, or --across batch"),
         ({"copies": 0}, "--copies must be"),
@@ -106,11 +107,8 @@ def settings(folder: Path, **changes: Any) -> Settings:
         ({"recipe": "lamb", "methods": ("dgc(density=0.01)",)}, "--recipe lamb does not go with dgc"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_starts(
-    wrong: dict[str, Any], says: str, tmp_path: Path
-) -> None:
-    with pytest.raises(SpecError, match=says):
-        settings(tmp_path, **wrong)
+def test_what_does_not_fit_is_refused_before_anything_starts(wrong, says, tmp_path):
+    refuses(SpecError, says, settings, tmp_path, **wrong)
 
 
 def test_a_run_knows_its_recipe_again(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
+from tests.unit.shared import for_each
 
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
@@ -55,10 +55,7 @@ def test_vectors_are_on_their_way_while_matrices_are_encoded_and_gathered():
         assert torch.equal(bucket[-50:], torch.full((50,), 1.5))
 
 
-@pytest.mark.parametrize(
-    ("entry", "whys"),
-    [(0, ("a tensor on another rank", "weight")), (-1, ("bias", "bias"))],  # a sum of NaN tells where
-)
+@for_each("entry, whys", [(0, ("a tensor on another rank", "weight")), (-1, ("bias", "bias"))])
 def test_a_sum_under_way_ends_where_the_step_is_void(entry, whys):
     found = exchanged("topk(density=0.5)", [entry])
     assert tuple(void for _, _, void in found) == whys

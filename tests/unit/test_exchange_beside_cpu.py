@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one_step
+from tests.unit.shared import for_each, refuses
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from laconic import kernels
@@ -40,8 +41,8 @@ def played(spec, void_at=None):
     return everywhere(2, play)
 
 
-@pytest.mark.parametrize("void_at", [None, 1])
-@pytest.mark.parametrize("spec", SPECS)
+@for_each("void_at", [None, 1])
+@for_each("spec", SPECS)
 def test_means_and_memory_are_those_of_the_cpu(spec, void_at, elsewhere):
     here = played(spec, void_at)
     elsewhere()
@@ -87,7 +88,7 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("spec", "most"), [("sum()", 1), ("powersgd(rank=2)", 4)])
+@for_each("spec, most", [("sum()", 1), ("powersgd(rank=2)", 4)])
 def test_few_waits_a_bucket(spec, most, elsewhere):
     """Each number that is read counts here, not each copy: PowerSGD reads three numbers in one copy."""
     layout = Layout.of([(f"w{i}", (40, 30 + i % 3)) for i in range(20)])
@@ -116,8 +117,7 @@ def test_a_damaged_message_still_fails_the_exchange(elsewhere, monkeypatch):
         one_step(exchange, flat, [MODEL])
 
     elsewhere()
-    with pytest.raises(WireError, match="the message that rank 0 sent is damaged"):
-        everywhere(1, play)
+    refuses(WireError, "the message that rank 0 sent is damaged", everywhere, 1, play)
 
 
 def test_a_changed_gradient_is_told_of_a_step_later(elsewhere, recwarn):

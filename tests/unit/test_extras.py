@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.unit.shared import for_each, refuses
 from typer.testing import CliRunner
 
 import laconic
@@ -33,19 +34,17 @@ from laconic.cli.main import app
 
 for command in (
     ["--help"],
-    ["methods"],
+    ["methods", "dgc"],
     ["topology", "ring()", "--size", "4"],
-    ["plan", "--params", "1M", "--workers", "2", "--link", "1gbit", "--backward", "10ms", "-o", "plan.svg"],
+    ["plan", "--params", "10k", "--workers", "2", "--link", "1gbit", "--backward", "10ms", "-o", "plan.svg"],
     ["doctor"],
 ):
     assert CliRunner().invoke(app, command).exit_code == 0, command
 """
 
 
-@pytest.mark.parametrize("absent", TRAIN[:3])
-def test_train_says_what_to_install_before_it_trains(
-    absent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@for_each("absent", TRAIN[:3])
+def test_train_says_what_to_install_before_it_trains(absent, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, absent, None)
     result = CliRunner().invoke(app, ["train", "digits", "--with", "dgc()", "--steps", "2"])
@@ -60,11 +59,10 @@ def test_jpeg_files_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None
         decode_jpegs(np.zeros(4, np.uint8), np.array([0, 4]))
 
 
-@pytest.mark.parametrize("make", [lambda: laconic.federated.compressed(None), laconic.federated.mod])
+@for_each("make", [lambda: laconic.federated.compressed(None), laconic.federated.mod])
 def test_federated_says_what_to_install(make: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr", None)
-    with pytest.raises(ExtraError, match=r"needs flwr: pip install 'laconic\[federated\]'"):
-        make()
+    refuses(ExtraError, r"needs flwr: pip install 'laconic\[federated\]'", make)
 
 
 def test_other_commands_do_without(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.unit.shared import refuses
 
 from laconic.core.errors import StateError
 from laconic.federated.client import Client
@@ -67,12 +68,10 @@ def test_every_changed_bit_of_a_file_is_noticed(tmp_path: Path) -> None:
         bad = bytearray(good)
         bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
         memory.path.write_bytes(bad)
-        with pytest.raises(StateError, match=r"is damaged: .*; delete .*a\.client"):
-            memory.load()
+        refuses(StateError, r"is damaged: .*; delete .*a\.client", memory.load)
     for length in range(0, len(good), 41):
         memory.path.write_bytes(good[:length])
-        with pytest.raises(StateError, match="is damaged"):
-            Client(first, memory)
+        refuses(StateError, "is damaged", Client, first, memory)
 
 
 def test_another_models_file_says_what_to_do(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.unit.shared import for_each, refuses
 
 from laconic.core.errors import StateError
 from laconic.federated.client import Client
@@ -20,8 +21,8 @@ from .federated_world import equal, model, train
 WAYS = ("stc(density=0.05)", "stc(density=0.05)")
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["saved before", "met since"])
-@pytest.mark.parametrize("rounds", [1, 3])
+@for_each("known", [True, False])
+@for_each("rounds", [1, 3])
 def test_a_client_of_lost_rounds_gets_the_model_whole(known: bool, rounds: int) -> None:
     """Its version counts rounds that the server did otherwise the second time."""
     first = model()
@@ -42,8 +43,7 @@ def test_a_client_of_lost_rounds_gets_the_model_whole(known: bool, rounds: int) 
     again.load_state_dict(saved)
     for number in range(rounds + 1):
         again.publish(train(1, again.public, 20 + number)[0])
-    with pytest.raises(NeedsWhole, match="not the model that it adds to"):
-        client.receive(again.message_for("a"))
+    refuses(NeedsWhole, "not the model that it adds to", lambda: client.receive(again.message_for("a")))
     assert equal(deliver(again, client, "a"), again.public)
 
 
@@ -113,5 +113,4 @@ def test_a_saved_state_of_another_server_is_refused() -> None:
             other.load_state_dict(state)
     with pytest.raises(StateError, match="another model"):
         Server({"w": torch.ones(3, 3)}, *WAYS).load_state_dict(state)
-    with pytest.raises(StateError, match="of no server"):
-        Server(first).load_state_dict({"version": 1})
+    refuses(StateError, "of no server", lambda: Server(first).load_state_dict({"version": 1}))

@@ -5,18 +5,21 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from tests.unit.shared import for_each, refuses
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from laconic.core.errors import AttachError, StateError
-from laconic.lowbit import admm, binarise, convert, pack, quantise
+from laconic.lowbit import admm, binarise, convert, load_packed, load_tables, pack, quantise
 from laconic.lowbit.levels import places
 from laconic.optim import QCMDAdaGrad, QRDAAdaGrad
 from laconic.sparsity import rigl, swat
+from laconic.tasks.few_bits import PACKED, FewBits, lowbit_attached
 
 
 def layers(*, norm: bool = False) -> nn.Sequential:
@@ -41,16 +44,14 @@ def test_weights_that_are_not_finite_are_not_packed() -> None:
     binarise(net)
     with torch.no_grad():
         net[1].weight[0, 0] = math.nan  # type: ignore[index]
-    with pytest.raises(AttachError, match=r"1\.weight holds NaN or Inf"):
-        pack(net)
+    refuses(AttachError, r"1\.weight holds NaN or Inf", pack, net)
 
 
 def test_hooks_are_not_lost_by_pack() -> None:
     net = layers()
     binarise(net)
     hook = net[1].register_forward_hook(lambda module, args, out: out * 0)
-    with pytest.raises(AttachError, match="'1' has hooks"):
-        pack(net)
+    refuses(AttachError, "'1' has hooks", pack, net)
     hook.remove()
     pack(net)
 
@@ -68,11 +69,7 @@ def test_remove_leaves_the_parameters_that_are_there_now() -> None:
     assert all(bool((each == 0.5).all()) for each in net.parameters())
 
 
-@pytest.mark.parametrize(
-    "treat",
-    [lambda net: quantise(net, 1, 2, 6) and net, lambda net: convert(net, 4)],
-    ids=["quantise", "convert"],
-)
+@for_each("treat", [lambda net: quantise(net, 1, 2, 6) and net, lambda net: convert(net, 4)])
 def test_checkpointing_repeats_the_bits_of_gradients(treat: Callable[[nn.Module], nn.Module]) -> None:
     def gradients(call: Callable[[nn.Module, Tensor], Tensor]) -> list[Tensor]:
         net = treat(layers())
@@ -90,8 +87,7 @@ def test_checkpointing_repeats_the_bits_of_gradients(treat: Callable[[nn.Module]
 def test_a_model_on_meta_is_refused_unchanged() -> None:
     with torch.device("meta"):
         net = layers()
-    with pytest.raises(AttachError, match=r"1\.weight is on meta"):
-        binarise(net)
+    refuses(AttachError, r"1\.weight is on meta", binarise, net)
     assert all(type(each) is nn.Linear for each in net)
 
 
@@ -104,7 +100,7 @@ def test_signs_alone_compile_once() -> None:
         compiled(torch.randn(4, 8))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "treat",
     [
         binarise,
@@ -112,12 +108,10 @@ def test_signs_alone_compile_once() -> None:
         lambda net: rigl(net, torch.optim.SGD(net.parameters(), lr=0.1), 0.5, steps=10),
         swat,
     ],
-    ids=["binarise", "admm", "rigl", "swat"],
 )
 def test_parametrised_layers_are_refused_not_skipped(treat: Callable[[nn.Module], object]) -> None:
     net = nn.Sequential(nn.Linear(8, 8), parametrizations.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 3))
-    with pytest.raises(AttachError, match=r"'1' has parametrizations.*keep=\('1',\)"):
-        treat(net)
+    refuses(AttachError, r"'1' has parametrizations.*keep=\('1',\)", treat, net)
 
 
 def test_converted_layers_take_empty_batches_and_single_images() -> None:
@@ -133,8 +127,7 @@ def test_converted_layers_take_empty_batches_and_single_images() -> None:
 def test_a_state_of_other_bits_is_refused() -> None:
     saved = binarise(layers(), stochastic=True, seed=1).state_dict()
     other = quantise(layers(), 3, 4, 6, seed=2)
-    with pytest.raises(StateError, match=r"saved with FewBits.*convert alike"):
-        other.load_state_dict(saved)
+    refuses(StateError, r"saved with FewBits.*convert alike", other.load_state_dict, saved)
     with pytest.raises(StateError, match="0 or more"):
         other.load_state_dict({name: each | {"turns": -5} for name, each in other.state_dict().items()})
 
@@ -163,15 +156,12 @@ def test_after_remove_there_is_nothing_to_finish() -> None:
     net = layers()
     handle = admm(net, torch.optim.SGD(net.parameters(), lr=0.5))
     handle.remove()
-    with pytest.raises(StateError, match="removed without finish"):
-        handle.finish()
+    refuses(StateError, "removed without finish", handle.finish)
 
 
-@pytest.mark.parametrize("make", [QCMDAdaGrad, QRDAAdaGrad])
-@pytest.mark.parametrize("by", [{}, {"l1": 1e-3}, {"l2": 1e-3}])
-def test_a_nan_gradient_shows_in_the_weights(
-    make: type[QCMDAdaGrad | QRDAAdaGrad], by: dict[str, float]
-) -> None:
+@for_each("make", [QCMDAdaGrad, QRDAAdaGrad])
+@for_each("by", [{}, {"l1": 1e-3}, {"l2": 1e-3}])
+def test_a_nan_gradient_shows_in_the_weights(make, by):
     weight = nn.Parameter(torch.ones(2, 4))
     optimizer = make([weight], lr=0.1, **by)
     weight.grad = torch.full((2, 4), 0.1)
@@ -197,10 +187,8 @@ def by_hand(net: nn.Module, loss: Tensor) -> None:
         each.grad = grad
 
 
-@pytest.mark.parametrize("differentiate", [backward_and_probe, by_hand])
-def test_masks_grow_by_the_gradients_that_weights_are_given(
-    differentiate: Callable[[nn.Module, Tensor], None],
-) -> None:
+@for_each("differentiate", [backward_and_probe, by_hand])
+def test_masks_grow_by_the_gradients_that_weights_are_given(differentiate):
     def grown(differentiate: Callable[[nn.Module, Tensor], None]) -> dict[str, Tensor]:
         net = layers()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
@@ -220,3 +208,29 @@ def test_a_state_of_before_bits_were_saved_is_taken() -> None:
     handle = quantise(layers(), 3, 4, 6, seed=2)
     handle.load_state_dict({name: {"turns": 7} for name in handle.layers})
     assert {each["turns"] for each in handle.state_dict().values()} == {7}
+
+
+def build() -> nn.Sequential:
+    torch.manual_seed(0)
+    norms = nn.BatchNorm1d(32), nn.BatchNorm1d(32)
+    return nn.Sequential(nn.Linear(16, 32), norms[0], nn.Linear(32, 32), norms[1], nn.Linear(32, 4))
+
+
+@for_each(
+    "spec, load",
+    [
+        ("binarise(norm='shift')", lambda path: load_packed(path, build())),
+        ("quantise()", lambda path: load_packed(path, build())),
+        ("admm()", lambda path: load_tables(build().eval(), torch.load(path, weights_only=True))),
+    ],
+)
+def test_a_training_leaves_a_packed_model_that_loads(spec, load, tmp_path: Path) -> None:
+    model, x = build(), torch.randn(8, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    companion = FewBits(model, lowbit_attached(spec, model, optimizer))
+    model(x).square().mean().backward()
+    optimizer.step()
+    (event,) = companion.finish(tmp_path, rank=0)
+    assert "times smaller" in event["message"]
+    with torch.no_grad():
+        assert torch.equal(load(tmp_path / PACKED)(x), model.eval()(x))

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from tests.unit.shared import for_each
 
 import laconic
 from laconic.core.errors import DataError
@@ -35,7 +36,7 @@ def shapes(count: int) -> torch.Tensor:
     return images
 
 
-@pytest.mark.parametrize("spec", ["single", "local(replicas=2)"])
+@for_each("spec", ["single", "local(replicas=2)"])
 def test_both_networks_learn(gan: ModuleType, spec: str, tmp_path: Path) -> None:
     """The discriminator leaves 2 ln 2, the loss of one that guesses, and the generator is seen to answer."""
     picture = tmp_path / "digits.pgm"
@@ -69,7 +70,5 @@ def test_it_takes_steps_on_mnist(gan: ModuleType) -> None:
         images = load()["train_x"]
     except DataError as error:
         pytest.skip(f"MNIST is not at hand: {error}")
-    (losses,) = laconic.Replicator("single").launch(
-        lambda replicator: gan.train(replicator, images, steps=10)
-    )
+    (losses,) = laconic.Replicator("single").launch(lambda each: gan.train(each, images, steps=3))
     assert losses[-1][0] < losses[0][0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
+from tests.unit.shared import for_each
 
 from laconic.cli.entries import figures
 from laconic.core.layout import Layout
@@ -22,8 +23,8 @@ def warned(method: Method, size: int) -> str:
     return " ".join(str(each.message) for each in said)
 
 
-@pytest.mark.parametrize(
-    ("spec", "fits", "more"),
+@for_each(
+    "spec, fits, more",
     [
         ("qsgd()", 15, 16),  # 64 / 4.06 bits
         ("qsgd(coding='rice')", 12, 24),
@@ -45,8 +46,8 @@ def test_a_gather_that_sends_more_than_dense_is_warned_of(spec: str, fits: int, 
         assert way_out in said
 
 
-@pytest.mark.parametrize(
-    ("spec", "fits", "more", "whom"),
+@for_each(
+    "spec, fits, more, whom",
     [
         ("two_level(sum(), gather(natural()), ranks_per_node=8)", 56, 64, "machines' first ranks: among 8"),
         ("two_level(sum(), gather(cast('fp16')), ranks_per_node=2)", 8, 10, "machines' first ranks: among 5"),
@@ -76,15 +77,13 @@ def test_machines_are_as_torchrun_has_set_them(monkeypatch: pytest.MonkeyPatch) 
     assert warned(method, 8)
 
 
-@pytest.mark.parametrize(
-    "spec", ["dense()", "cgx()", "onebit_adam()", "dgc(warmup_steps=100)", "threshold(value=0.001)"]
-)
+@for_each("spec", ["dense()", "cgx()", "onebit_adam()", "dgc(warmup_steps=100)", "threshold(value=0.001)"])
 def test_what_does_not_gather_or_hardly_anything_is_not_warned_of(spec: str) -> None:
     """Nor what only magnitudes decide."""
     assert not warned(lift(spec), 256)
 
 
-@pytest.mark.parametrize("size", [2, 4, 8, 16])
+@for_each("size", [2, 4, 8, 16])
 def test_warnings_agree_with_what_was_counted(size: int) -> None:
     """Of every name that gathers, on the stored gradient; 10 % around dense are left to chance."""
     checked = 0

@@ -15,6 +15,7 @@ from benchmarks.gpu import bits, compare, inputs, kernel_table, launch, laws, pa
 from benchmarks.gpu.compare import difference, same
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.parts import CALLS, PARTS, chosen, groups
+from tests.unit.shared import for_each, refuses
 
 from laconic import kernels
 from laconic.comm.metered import Metered
@@ -46,8 +47,7 @@ def test_parts_that_time_something_run_alone() -> None:
             timed = {part.name for part in group} & {"machine", "bandwidth", "step", "training"}
             assert not timed or len(group) == 1
     assert sum(max(p.seconds for p in group) for group in groups(chosen(None, "1"))) <= 420
-    with pytest.raises(ValueError, match=r"--only must name parts among machine, .*, got nothing"):
-        chosen("bits,nothing", "1")
+    refuses(ValueError, r"--only must name parts among machine, .*, got nothing", chosen, "bits,nothing", "1")
 
 
 def test_a_process_is_ended_at_its_deadline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +72,7 @@ def test_tensors_of_one_element_and_any_stride_are_compared() -> None:
     assert difference(torch.zeros(2), torch.zeros(3)) == "torch.float32 (2,) and torch.float32 (3,)"
 
 
-@pytest.mark.parametrize("kind", ["levels", "sevens", "unit", "powers"])
+@for_each("kind", ["levels", "sevens", "unit", "powers"])
 def test_forced_ties_are_ties(kind: str) -> None:
     """16 of the 24 bits that rounding compares are equal for most elements."""
     given = inputs.tied(kind, n=4000)
@@ -144,7 +144,7 @@ def test_damages_keep_their_hands_off_the_wire() -> None:
     assert "truncated" in labels and same(wire, torch.arange(100, dtype=torch.uint8))
 
 
-@pytest.mark.parametrize("spec", ["cgx(bits=4)", "dgc(density=0.1)", "powersgd(rank=2)", "deft(density=0.1)"])
+@for_each("spec", ["cgx(bits=4)", "dgc(density=0.1)", "powersgd(rank=2)", "deft(density=0.1)"])
 def test_a_rank_does_with_recorded_messages_what_it_did(tmp_path: Path, spec: str) -> None:
     log = step.record(job(tmp_path), spec, 3, SMALL, [SMALL], 3)
     entries = len(log)
@@ -169,8 +169,7 @@ def test_failures_of_tests_are_told_from_those_of_the_package() -> None:
 
 def test_a_run_without_a_gpu_does_not_reach_the_page(tmp_path: Path) -> None:
     job(tmp_path).finish()
-    with pytest.raises(ValueError, match="was made on a cpu"):
-        page.collected([tmp_path])
+    refuses(ValueError, "was made on a cpu", page.collected, [tmp_path])
 
 
 def test_the_page_shows_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

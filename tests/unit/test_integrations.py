@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.unit.shared import for_each, refuses
 
 import laconic.integrations
 from laconic.core.errors import AttachError, ExtraError
@@ -15,13 +16,13 @@ from laconic.integrations import versions
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
-@pytest.mark.parametrize("library", versions.TESTED)
+@for_each("library", versions.TESTED)
 def test_an_extra_brings_what_is_tested(library: str) -> None:
     lowest, end = versions.TESTED[library]
     assert f'{library} = ["{library}>={lowest},<{end}"' in PYPROJECT.read_text()
 
 
-@pytest.mark.parametrize("name", laconic.integrations.__all__)
+@for_each("name", laconic.integrations.__all__)
 def test_a_missing_library_is_told_with_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, library = laconic.integrations.HOMES[name]
     monkeypatch.setitem(sys.modules, library, None)
@@ -29,9 +30,7 @@ def test_a_missing_library_is_told_with_its_extra(name: str, monkeypatch: pytest
         getattr(laconic.integrations, name)
 
 
-@pytest.mark.parametrize(
-    ("found", "fits"), [("2.5.9", False), ("2.6.0", True), ("2.6.12", True), ("2.7.0rc1", False)]
-)
+@for_each("found, fits", [("2.5.9", False), ("2.6.0", True), ("2.6.12", True), ("2.7.0rc1", False)])
 def test_another_version_is_told(found: str, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "require", lambda *_: None)
     monkeypatch.setattr(versions, "version", lambda library: found)
@@ -49,8 +48,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         laconic.integrations.KerasCompression  # noqa: B018
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
+@for_each(
+    "kind, words",
     [("FullyShardedDataParallel", "fully_shard"), ("DeepSpeedEngine", "without its configuration")],
 )
 def test_models_of_others_are_told_the_way_out(kind: str, words: str) -> None:
@@ -67,5 +66,4 @@ def test_the_model_of_torchft_is_told_the_way_out() -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     model = type("DistributedDataParallel", (DistributedDataParallel,), {"__module__": "torchft.ddp"})
-    with pytest.raises(AttachError, match="TorchftDDP"):
-        compress(model.__new__(model), [], "cgx()")
+    refuses(AttachError, "TorchftDDP", lambda: compress(model.__new__(model), [], "cgx()"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.unit.shared import for_each
 from torch import nn
 
 from laconic.core.errors import AttachError
@@ -31,7 +32,7 @@ CONVERSIONS = {
 }
 
 
-@pytest.mark.parametrize("name", CONVERSIONS)
+@for_each("name", CONVERSIONS)
 def test_a_single_string_is_refused_and_not_split_into_letters(name: str) -> None:
     model = net()
     for keep in ("0", "0.0", "head"):

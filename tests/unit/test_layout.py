@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.shared import for_each, refuses
 
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout, Segments
@@ -35,10 +35,9 @@ def test_merged_segments_touch_the_same_elements(gaps: list[tuple[int, int]], or
     assert len(segments.merged) <= len(segments)
 
 
-@pytest.mark.parametrize(("starts", "sizes"), [((-50,), (4,)), ((0,), (-4,)), ((0, 1), (1,))])
+@for_each("starts, sizes", [((-50,), (4,)), ((0,), (-4,)), ((0, 1), (1,))])
 def test_segments_outside_of_a_buffer_are_refused(starts: tuple[int, ...], sizes: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="a start and a size each, of 0 or more"):
-        Segments(starts, sizes)
+    refuses(ValueError, "a start and a size each, of 0 or more", Segments, starts, sizes)
 
 
 def test_a_part_of_a_layout_keeps_its_offsets() -> None:
@@ -57,8 +56,7 @@ def test_runs_join_neighbours() -> None:
 
 
 def test_a_name_stands_once() -> None:
-    with pytest.raises(SpecError, match="'a' twice"):
-        Layout.of([("a", (1,)), ("a", (2,))])
+    refuses(SpecError, "'a' twice", Layout.of, [("a", (1,)), ("a", (2,))])
 
 
 def test_keys_differ_where_they_should() -> None:

@@ -1,15 +1,54 @@
-"""Low-bit layers that multiply or add, against their equations, one product at a time."""
+"""Low-bit layers, norms and grids against their equations."""
 
 from __future__ import annotations
+
+import math
+import re
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.unit.lowbit_twins import ROUNDING, normal, twin
+from tests.unit.shared import for_each, refuses
 from torch import Tensor, nn
 
-from laconic.lowbit import Precision, QuantAdd, QuantConv2d, QuantLinear
-from laconic.lowbit.grid import fitted, rounded_gradient, straight
+from laconic.core.errors import SpecError
+from laconic.lowbit import (
+    EvoNormS0,
+    Precision,
+    QuantAdd,
+    QuantConv2d,
+    QuantLinear,
+    RangeEvoNorm,
+    RangeGroupNorm,
+    RangeNorm,
+)
+from laconic.lowbit.activation import Activation
+from laconic.lowbit.grid import LEAST, ends, fitted, quantise, rounded_gradient, straight
+from laconic.lowbit.range_scale import chunks_of, range_constant, range_scale
+
+EIGHT = Precision()
+ROUNDING = {"rtol": 1e-5, "atol": 1e-6}  # float32 sums in another order
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def twin(x: Tensor, low: float, high: float, bits: int) -> Tensor:
+    """Q, an element at a time, in Python's own numbers."""
+    most = 2**bits - 1
+    s = max((high - low) / most, LEAST)
+    values = [round(min(max((v - low) / s, 0), most)) * s + low for v in x.flatten().tolist()]
+    return torch.tensor(values).view(x.shape)
+
+
+def plain_scale(x: Tensor) -> float:
+    """The range scale of one row, chunk by chunk."""
+    cut = x.flatten().tolist()
+    m = len(cut) // 16
+    parts = [cut[k * m : (k + 1) * m] for k in range(16)]
+    spread = sum(map(max, parts)) / 16 - sum(map(min, parts)) / 16
+    return 1 / (range_constant(m) * spread + 1e-5)
 
 
 def theirs(product, x: Tensor, weight: Tensor, bias: Tensor | None, key: int, bits: int) -> Tensor:
@@ -27,7 +66,7 @@ CONVS = [
 ]
 
 
-@pytest.mark.parametrize("shape", CONVS)
+@for_each("shape", CONVS)
 def test_one_backward_gives_both_gradients_of_a_convolution(shape) -> None:
     torch.manual_seed(0)
     layer = QuantConv2d(**shape, precision=Precision(bits=4, seed=9))
@@ -120,3 +159,154 @@ def test_an_empty_batch_moves_nothing() -> None:
     before = layer.inputs.low.clone(), layer.inputs.high.clone()
     assert layer(torch.empty(0, 3)).shape == (0, 2)
     assert (layer.inputs.low, layer.inputs.high) == before
+
+
+@for_each("bits", [2, 4, 8])
+def test_the_grid_is_its_equation(bits: int) -> None:
+    x = normal(300)
+    low, high = torch.tensor(-1.3), torch.tensor(1.9)
+    torch.testing.assert_close(quantise(x, low, high, bits), twin(x, -1.3, 1.9, bits), **ROUNDING)
+    inside = x.clamp(-1.3, 1.9)
+    spacing = 3.2 / (2**bits - 1)
+    assert (quantise(x, low, high, bits) - inside).abs().max() <= spacing / 2 * 1.001
+    assert (quantise(x, low, high, bits, key=5) - inside).abs().max() < spacing * 1.001
+
+
+def test_equal_ends_give_that_value_and_zeros_stay() -> None:
+    for value in (0.0, 1.0, -7.5):
+        x = torch.full((5,), value)
+        assert torch.equal(quantise(x, *ends(x)), x)
+        assert torch.equal(quantise(x, *ends(x), key=3), x)
+
+
+def test_rounding_at_random_is_right_on_average() -> None:
+    x, draws = normal(50), 4000
+    low, high = ends(x)
+    mean = sum(quantise(x, low, high, 2, key).double() for key in range(draws)) / draws
+    spacing = float(high - low) / 3
+    assert (mean - x).abs().max() < 5 * spacing / 2 / math.sqrt(draws)  # 5 standard errors, at most s/2 each
+    assert torch.equal(quantise(x, low, high, 2, 9), quantise(x, low, high, 2, 9))
+
+
+def test_gradients_pass_straight_or_rounded() -> None:
+    x = normal(40).requires_grad_()
+    slope = normal(40, seed=1)
+    straight(x, torch.tensor(-0.1), torch.tensor(0.1), 8).backward(slope)
+    assert x.grad is not None and torch.equal(x.grad, slope)
+    x.grad = None
+    out = rounded_gradient(x, 3, key=4)
+    assert torch.equal(out, x)
+    out.backward(slope)
+    assert torch.equal(x.grad, quantise(slope, *ends(slope), 3, 4))
+
+
+def test_activations_take_the_mean_ends_of_examples_and_remember_them() -> None:
+    layer = Activation(Precision(bits=4))
+    batches = [normal(6, 3, 5, seed=s) * (s + 1) for s in range(3)]
+    low = high = 0.0
+    for x in batches:
+        now = [float(x.flatten(1).amin(1).mean()), float(x.flatten(1).amax(1).mean())]
+        low, high = 0.1 * low + 0.9 * now[0], 0.1 * high + 0.9 * now[1]
+        torch.testing.assert_close(layer(x), twin(x, now[0], now[1], 4), **ROUNDING)
+    layer.eval()
+    torch.testing.assert_close(layer(batches[0]), twin(batches[0], low, high, 4), **ROUNDING)
+    assert int(layer.turns) == 3
+    fresh = Activation(EIGHT).eval()  # remembers nothing: the batch's own ends
+    assert (fresh(batches[0]) - batches[0]).abs().max() < 2
+
+
+def test_activations_round_to_nearest_unless_told_and_then_in_tests_too() -> None:
+    x = normal(8, 64)
+    nearest, random = Activation(Precision(bits=2)), Activation(Precision(bits=2, rounding="stochastic"))
+    assert torch.equal(nearest(x), nearest(x))
+    assert not torch.equal(random(x), random(x))
+    assert not torch.equal(random.eval()(x), nearest.eval()(x))
+    assert torch.equal(random(x), random(x)), "a test draws the bits of the last training batch"
+
+
+@for_each(
+    "how, words",
+    [
+        ({"bits": 1}, "bits must be a whole number in 2..8, got 1"),
+        ({"bits": 9}, "got 9"),
+        ({"rounding": "up"}, "rounding must be 'nearest' or 'stochastic', got 'up'"),
+        ({"seed": -1}, "seed must be"),
+    ],
+)
+def test_wrong_precisions_are_refused(how, words: str) -> None:
+    refuses(SpecError, re.escape(words), Precision, **how)
+
+
+@for_each("m, c", [(64, 0.187), (1024, 0.145), (16384, 0.123)])
+def test_the_range_constant_is_known_and_makes_a_deviation_of_a_range(m: int, c: float) -> None:
+    assert range_constant(m) == pytest.approx(c, abs=5e-4)
+    scale = range_scale(3.0 * normal(8, 16 * m))  # 16 chunks of m
+    assert 1.0 < float(3 * scale.mean()) < 1.15
+
+
+def test_chunks_divide_and_hold_two_values_or_more() -> None:
+    for n in range(2, 200):
+        assert n % chunks_of(n) == 0 and n // chunks_of(n) >= 2
+        assert chunks_of(n) == 16 or n % 16 or n < 32
+    refuses(ValueError, "two values or more in each group, got 1", chunks_of, 1)
+
+
+def test_range_norm_is_its_equation_and_remembers() -> None:
+    layer = RangeNorm(3, precision=EIGHT)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([0.5, 1.0, 2.0]))
+        layer.bias.copy_(torch.tensor([-1.0, 0.0, 1.0]))
+    x = 2 + 3 * normal(8, 3, 4, 4)
+    y = layer(x).detach()
+    q = layer.inputs.train()(x)
+    scales = torch.tensor([plain_scale(q[:, c]) for c in range(3)])
+    want = torch.stack([(q[:, c] - q[:, c].mean()) * scales[c] for c in range(3)], 1)
+    want = want * layer.weight.detach().view(3, 1, 1) + layer.bias.detach().view(3, 1, 1)
+    grain = float(scales.max() - scales.min()) / 255 / float(scales.min()) + 3 / 255
+    torch.testing.assert_close(y, want, rtol=grain, atol=2 / 255)  # scale, gamma and beta in 8 bits
+    torch.testing.assert_close(layer.running_scale, 0.1 + 0.9 * scales, **ROUNDING)
+    torch.testing.assert_close(layer.running_mean, 0.9 * q.mean((0, 2, 3)), **ROUNDING)
+    layer.eval()
+    assert torch.equal(layer(x[:2]), layer(x)[:2]), "no statistics of the batch"
+
+
+@for_each("make", [lambda: RangeGroupNorm(2, 4), lambda: RangeEvoNorm(8)])
+def test_norms_by_example_see_no_other_example(make) -> None:
+    layer = make()
+    x = normal(6, layer.channels, 4, 8)
+    layer(x)
+    layer.eval()
+    first = layer.inputs(x)[:1]
+    assert (layer(x)[:1] - layer(x[:1])).abs().max() < 0.05, "but for the grid of the scales"
+    assert torch.equal(first, layer.inputs(x[:1]))
+
+
+def test_range_group_norm_is_near_group_norm() -> None:
+    x = 1 + 2 * normal(8, 4, 16, 16)
+    near, exact = (norm(2, 4)(x).detach() for norm in (RangeGroupNorm, nn.GroupNorm))
+    share = float((near * exact).mean() / exact.square().mean())
+    assert share == pytest.approx(1.17, abs=0.05)  # what the constant gives chunks of 32 values
+    assert float((near / share - exact).square().mean()) < 0.02
+
+
+def test_evonorm_is_its_equation_and_the_low_bit_one_follows() -> None:
+    x = normal(3, 16, 4, 8)
+    exact = EvoNormS0(16)
+    with torch.no_grad():
+        exact.v.copy_(normal(16, seed=1))
+        exact.weight.copy_(normal(16, seed=2))
+        exact.bias.copy_(normal(16, seed=3))
+    y = exact(x)
+    for n, c, i, j in [(0, 0, 0, 0), (1, 7, 3, 5), (2, 15, 2, 7)]:
+        group = x[n, c // 2 * 2 : c // 2 * 2 + 2]
+        value = x[n, c, i, j] * torch.sigmoid(exact.v[c] * x[n, c, i, j])
+        want = exact.weight[c] * value / (group.var(correction=0) + 1e-5).sqrt() + exact.bias[c]
+        torch.testing.assert_close(y[n, c, i, j], want, **ROUNDING)
+    low = RangeEvoNorm.of(exact, EIGHT)
+    out, q = low(x), low.inputs(x)
+    for n, c, i, j in [(0, 0, 0, 0), (1, 7, 3, 5), (2, 15, 2, 7)]:
+        scale = plain_scale(q[n, c // 2 * 2 : c // 2 * 2 + 2])
+        v = q[n, c, i, j]
+        want = exact.weight[c] * v * (exact.v[c] * v / 6 + 0.5).clamp(0, 1) * scale + exact.bias[c]
+        torch.testing.assert_close(out[n, c, i, j], want, rtol=0.03, atol=0.06)  # 8 bits of each factor
+    refuses(ValueError, "8 groups of 12 channels", EvoNormS0, 12)
