@@ -20,35 +20,25 @@ def test_all_reduce_sums_in_rank_order(size):
     total = given[0].clone()
     for row in given[1:]:
         total += row
-    for got in Loopback.run(size, lambda comm: comm.all_reduce(given[comm.rank].clone())):
-        assert torch.equal(got, total)
+
+    def body(comm):
+        x = given[comm.rank].clone()
+        return comm.all_reduce(x) is x and torch.equal(x, total)
+
+    assert all(Loopback.run(size, body))
 
 
 @for_each("size", SIZES)
-def test_max_and_min(size):
+def test_max_and_min_are_in_place_and_all_gather_takes_ragged_sizes_and_gives_private_memory(size):
     def body(comm):
-        return [comm.all_reduce(torch.tensor([comm.rank]), op).item() for op in ("max", "min")]
-
-    assert Loopback.run(size, body) == [[size - 1, 0]] * size
-
-
-def test_all_reduce_is_in_place():
-    def body(comm):
-        x = torch.ones(3)
-        return comm.all_reduce(x) is x
-
-    assert Loopback.run(2, body) == [True, True]
-
-
-@for_each("size", SIZES)
-def test_all_gather_takes_ragged_sizes_and_gives_private_memory(size):
-    def body(comm):
+        x, least = torch.tensor([comm.rank]), torch.tensor([comm.rank])
+        assert comm.all_reduce(x, "max") is x and comm.all_reduce(least, "min") is least
         came = comm.all_gather(torch.full((comm.rank,), comm.rank))
         for tensor in came:
             tensor += 100
-        return [tensor.tolist() for tensor in came]
+        return x.item(), least.item(), [tensor.tolist() for tensor in came]
 
-    assert Loopback.run(size, body) == [[[r + 100] * r for r in range(size)]] * size
+    assert Loopback.run(size, body) == [(size - 1, 0, [[r + 100] * r for r in range(size)])] * size
 
 
 @for_each("size", SIZES)
