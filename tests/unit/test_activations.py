@@ -6,8 +6,9 @@ import copy
 import gc
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -23,21 +24,10 @@ from laconic.tasks.cifar10 import resnet20
 
 
 def vgg() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1),
-        nn.BatchNorm2d(8),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(8, 8, 3, padding="same"),
-        nn.ReLU(),
-        nn.MaxPool2d(3, 2, 1),
-        nn.Conv2d(8, 16, 3, stride=2, padding=1),
-        nn.ReLU(),
-        nn.Dropout(0.5),
-        nn.Flatten(),
-        nn.Linear(16 * 64, 32),
-        nn.Tanh(),
-        nn.Linear(32, 10),
-    )
+    first = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
+    second = nn.Conv2d(8, 8, 3, padding="same"), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+    third = nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU(), nn.Dropout(0.5), nn.Flatten()
+    return nn.Sequential(*first, *second, *third, nn.Linear(16 * 64, 32), nn.Tanh(), nn.Linear(32, 10))
 
 
 def batch(n: int = 8) -> tuple[Tensor, Tensor]:
@@ -45,16 +35,18 @@ def batch(n: int = 8) -> tuple[Tensor, Tensor]:
     return torch.randn(n, 3, 32, 32, generator=rng), torch.randint(0, 10, (n,), generator=rng)
 
 
+def keeping(model: nn.Module, spec: str | None) -> AbstractContextManager[Any]:
+    """A block that codes activations, or one that keeps them as they are."""
+    return nullcontext() if spec is None else laconic.activations.compress(model, spec)
+
+
 def grads(model: nn.Module, x: Tensor, y: Tensor, spec: str | None) -> tuple[Tensor, list[Tensor]]:
     """Gradients of the input and of all parameters of a copy of the model."""
     model, x = copy.deepcopy(model), x.clone().requires_grad_()
     torch.manual_seed(2)
-    if spec is None:
-        F.cross_entropy(model(x), y).backward()
-    else:
-        with laconic.activations.compress(model, spec):
-            loss = F.cross_entropy(model(x), y)
-        loss.backward()
+    with keeping(model, spec):
+        loss = F.cross_entropy(model(x), y)
+    loss.backward()
     assert x.grad is not None
     return x.grad, [p.grad for p in model.parameters() if p.grad is not None]
 
@@ -191,12 +183,8 @@ def test_autocast_keeps_sixteen_bits_within_the_bound() -> None:
     def run(spec: str | None) -> list[Tensor]:
         twin = copy.deepcopy(model)
         torch.manual_seed(2)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            if spec is None:
-                loss = F.cross_entropy(twin(x), y)
-            else:
-                with laconic.activations.compress(twin, spec):
-                    loss = F.cross_entropy(twin(x), y)
+        with torch.autocast("cpu", dtype=torch.bfloat16), keeping(twin, spec):
+            loss = F.cross_entropy(twin(x), y)
         loss.backward()
         return [p.grad for p in twin.parameters() if p.grad is not None]
 
@@ -217,7 +205,7 @@ def test_autocast_s_weight_is_not_taken_for_an_input_of_as_many_elements(spec: s
     def run(spec: str | None) -> Tensor:
         twin = copy.deepcopy(model)
         x = torch.randn(2, wide, wide // 2, generator=torch.Generator().manual_seed(1)).requires_grad_()
-        keeps = nullcontext() if spec is None else laconic.activations.compress(twin, spec)
+        keeps = keeping(twin, spec)
         for _ in range(3):  # adaptive bounds begin at the second
             x.grad = None
             with keeps, torch.autocast("cpu", dtype=torch.bfloat16):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from tests.unit.shared import for_each
+from tests.unit.test_activations import keeping
 from torch import Tensor, nn
 
 import laconic
@@ -41,11 +42,8 @@ CASES: dict[str, tuple[list[nn.Module], tuple[int, ...], Run]] = {
 def grads(layers: nn.ModuleList, x: Tensor, run: Run, spec: str | None) -> list[Tensor]:
     layers, x = copy.deepcopy(layers), x.clone().requires_grad_()
     given = torch.tanh(x)
-    if spec is None:
+    with keeping(layers, spec):
         out = run(layers, given)
-    else:
-        with laconic.activations.compress(layers, spec):
-            out = run(layers, given)
     out.square().sum().backward()
     found = [x.grad, *(p.grad for p in layers.parameters())]
     return [each for each in found if each is not None]

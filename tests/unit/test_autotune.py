@@ -52,6 +52,10 @@ class Rank:
         self.steps += 1
         return means, self.main - began
 
+    def train(self, steps):
+        for _ in range(steps):
+            self.step(noise)
+
     @property
     def chosen(self):
         return self.bound.autotuner.chosen
@@ -154,13 +158,11 @@ def test_a_link_that_drops_is_noticed_within_fifty_steps_and_one_that_recovers_t
     def body(comm):
         rank = Rank(comm, RATES["fast"])
         decided(rank)
-        for _ in range(20):
-            rank.step(noise)
+        rank.train(20)
         found = [rank.chosen]
         for rate in (RATES["slow"], RATES["fast"]):
             rank.link.bytes_a_second = rate
-            for _ in range(50):
-                rank.step(noise)
+            rank.train(50)
             found.append(rank.chosen)
         return found
 
@@ -192,8 +194,7 @@ def test_it_looks_again_after_so_many_steps_and_keeps_what_is_nearly_as_good(cap
     def body(comm):
         rank = Rank(comm, RATES["middling"], spec)
         chosen = decided(rank)
-        for _ in range(100):
-            rank.step(noise)
+        rank.train(100)
         return chosen, rank.chosen
 
     with caplog.at_level(logging.INFO, "laconic"):
@@ -267,8 +268,7 @@ def test_what_is_left_behind_bleeds_out_in_steps_of_at_most_twice_the_gradients_
 def test_a_void_step_counts_for_nothing_and_leaves_what_was_kept():
     def body(comm):
         rank = Rank(comm, RATES["slow"])
-        for _ in range(4):
-            rank.step(noise)
+        rank.train(4)
         before = rank.bound.state_dict()
         means, _ = rank.step(noise, bad=comm.rank == 1)
         after = rank.bound.state_dict()
@@ -313,8 +313,7 @@ def test_looks_that_change_nothing_do_not_blind_it():
             looked += rank.bound.autotuner.windows < before
         chosen = rank.chosen
         rank.link.bytes_a_second = RATES["slow"]
-        for _ in range(45):
-            rank.step(noise)
+        rank.train(45)
         return chosen, rank.chosen
 
     assert Loopback.run(2, body) == [(0, 5)] * 2
@@ -324,14 +323,12 @@ def test_a_resumed_run_on_another_link_looks_again():
     def body(comm):
         rank = Rank(comm, RATES["fast"])
         decided(rank)
-        for _ in range(10):
-            rank.step(noise)
+        rank.train(10)
         other = Rank(comm, RATES["slow"])
         other.bound.load_state_dict({key: value.clone() for key, value in rank.bound.state_dict().items()})
         other.steps = rank.steps
         before = other.chosen
-        for _ in range(50):
-            other.step(noise)
+        other.train(50)
         return before, other.chosen
 
     assert Loopback.run(2, body) == [(0, 5)] * 2

@@ -35,15 +35,8 @@ def sign(value: float) -> float:
 def mlp(width: int = 8) -> nn.Sequential:
     torch.manual_seed(0)
     norms = [nn.BatchNorm1d(width) for _ in range(3)]
-    return nn.Sequential(
-        nn.Linear(5, width),
-        norms[0],
-        nn.Linear(width, width),
-        norms[1],
-        nn.Linear(width, width, bias=False),
-        norms[2],
-        nn.Linear(width, 3),
-    )
+    inner = nn.Linear(5, width), norms[0], nn.Linear(width, width), norms[1]
+    return nn.Sequential(*inner, nn.Linear(width, width, bias=False), norms[2], nn.Linear(width, 3))
 
 
 def test_gradients_pass_the_signs_where_a_hard_tanh_would_let_them() -> None:
