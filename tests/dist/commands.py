@@ -52,6 +52,12 @@ def laconic(*words: Any, **options: Any) -> Ended:
     return run(*LACONIC, *words, **options)
 
 
+def train(folder: Path, *words: Any, **options: Any) -> subprocess.Popen[str]:
+    """Start `laconic train digits` on two workers, the smallest of the tasks."""
+    command = (*LACONIC, "train", "digits", "--workers", "2", "--batch", "8", "--out", folder)
+    return start(*command, *words, **options)
+
+
 def interrupt(process: subprocess.Popen[str]) -> Ended:
     """Press Ctrl-C: a terminal sends SIGINT to the whole group."""
     os.killpg(process.pid, signal.SIGINT)

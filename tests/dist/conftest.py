@@ -1,11 +1,15 @@
-"""The pool of worker processes, one for the whole run."""
+"""The pool of worker processes, one for the whole run, and a short training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from laconic.tasks.settings import TrainingSettings
+
+from .plans import noise_plan
 from .pool import Pool
 
 
@@ -15,3 +19,8 @@ def pool() -> Iterator[Pool]:
     pool = Pool()
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> TrainingSettings:
+    return noise_plan(tmp_path)

@@ -25,11 +25,11 @@ def momentum_for(spec: Any) -> float:
     return 0.0 if isinstance(found, Strategy) and found.owns_momentum else 0.9
 
 
-def compress_anyway(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, spec: Any) -> Handle:
+def compress_anyway(model: Any, optimizer: torch.optim.Optimizer, spec: Any, **options: Any) -> Handle:
     """`laconic.compress` without the warning that a gather sends more than dense would."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*sends each message")
-        return laconic.compress(model, optimizer, spec)
+        return laconic.compress(model, optimizer, spec, **options)
 
 
 def net(seed: int = 0, width: int = 64, depth: int = 3) -> nn.Sequential:

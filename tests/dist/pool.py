@@ -1,7 +1,7 @@
 """A pool of worker processes that serves all distributed tests of one run.
 
 `pool.run` calls a function on ranks that stay for the next test, `pool.each` does so for many cases in one
-job, `pool.fresh` on ranks that may die; a test decorated with `on_ranks` has its body run on ranks.
+job, and `pool.fresh` on ranks that may die. The body of a test decorated with `on_ranks` runs on ranks.
 
 Importing torch takes seconds a process, so workers are forked from the launcher's server, which has imported
 it, stay alive between tests and join a new process group for each job. The store lives in the test process. A
@@ -162,7 +162,7 @@ class Pool:
 
 
 def on_ranks(
-    size: int | tuple[int, ...], cases: Iterable[Any] = ((),), timeout_s: float = 60.0
+    size: int | tuple[int, ...], cases: Iterable[Any] = ((),), timeout_s: float = 120.0
 ) -> Callable[[Callable[..., None]], Callable[[Pool], None]]:
     """A test whose body runs on each rank of groups of `size`, once for each case, all in one job a group.
 
