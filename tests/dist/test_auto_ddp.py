@@ -9,9 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.reducers.autotune import CHOSEN
 from laconic.tasks.decisions import Decisions
-from tests.dist.ddp_world import MANY
 from tests.dist.nets import SGD, agree, flat, loss_of, net
-from tests.dist.test_low_bits_ddp import overflow
+from tests.dist.pool import on_ranks
+from tests.dist.runs import MANY, advance, compressed, overflow
 
 FEW = "auto((sum(), gather(sparse(topk(density=0.1)))))"
 PINNED = "auto((sum(), topk(density=0.1)), pinned=topk(density=0.1))"
@@ -27,9 +27,7 @@ def decided(spec):
     """Train until it has decided, and a few steps more; whether replicas agree, the candidate in the saved
     state, and what was said."""
     heard = Decisions()
-    model = DistributedDataParallel(net(), **MANY)
-    optimizer = torch.optim.SGD(model.parameters(), **SGD)
-    handle = laconic.compress(model, optimizer, spec)
+    model, optimizer, handle = compressed(spec, **MANY)
     same, chosen, left = True, -1, 5
     for step in range(MOST):
         optimizer.zero_grad()
@@ -71,11 +69,12 @@ def test_inf_in_the_last_bucket_skips_the_step(pool, spec, when):
         assert candidate_in(each.state) == 1 or spec == FEW
 
 
-def half_way(spec, rest):
+@on_ranks(2)
+def test_a_resumed_training_goes_on_without_a_new_search():
     """Train until it has decided, save, go on in new objects; candidate before and after, and agreement."""
-    model = DistributedDataParallel(net(), **MANY)
-    optimizer = torch.optim.SGD(model.parameters(), **SGD)
-    handle = laconic.compress(model, optimizer, spec)
+    spec = FEW
+    rest = 5
+    model, optimizer, handle = compressed(spec, **MANY)
     first = 0
     while first < MOST and candidate_in(handle.state_dict()["tensors"]) < 0:
         optimizer.zero_grad()
@@ -90,15 +89,7 @@ def half_way(spec, rest):
     updates.load_state_dict(optimizer.state_dict())
     other = laconic.compress(again, updates, spec)
     other.load_state_dict(saved)
-    for step in range(first, first + rest):
-        updates.zero_grad()
-        loss_of(again, step).backward()
-        updates.step()
+    advance(again, updates, range(first, first + rest))
     before, after = (candidate_in(state["tensors"]) for state in (saved, other.state_dict()))
-    return before, after, agree(again)
-
-
-def test_a_resumed_training_goes_on_without_a_new_search(pool):
-    for before, after, same in pool.run(2, half_way, FEW, 5):
-        assert before == after >= 0
-        assert same
+    assert before == after >= 0
+    assert agree(again)
