@@ -15,11 +15,13 @@ from torch import Tensor, nn
 import laconic
 from laconic.core.errors import LaconicError
 from laconic.pipeline.compress import TESTED as TESTED_WITH
+from tests.dist.runs import everywhere
 
 TESTED = pytest.mark.skipif(
     not TESTED_WITH[0] <= tuple(map(int, torch.__version__.split(".")[:2])) <= TESTED_WITH[1],
     reason="pipelines are refused with this version of torch",
 )
+CHANGE = {"forward": "change(minmax(bits=4))", "samples": 16}
 WIDE, LONG, SAMPLES, MICROS = 16, 6, 16, 4  # two batches of 8 are an epoch
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B")
 ROOM = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "ZBVZeroBubble": 2}  # stages on a rank
@@ -192,3 +194,23 @@ def told(call):
     except (LaconicError, OSError) as error:
         return type(error).__name__, str(error)
     return None
+
+
+def agree_on_sides(handle):
+    """Check on all ranks that both sides of each boundary are equal."""
+    check_sides(everywhere(handle.digests()))
+
+
+def begun(kind="GPipe", exact=False, make=block, **options):
+    """A pipeline and its handle; by default changes cross in 4 bits."""
+    pipeline = Pipeline(kind, make=make)
+    return pipeline, compressed(pipeline, options or CHANGE, exact)
+
+
+def stepped(pipeline, handle, ids, given=None):
+    """The error of a step on these samples; `given`: the ids that this rank names."""
+    handle.samples = ids if given is None else given
+    said = told(lambda: pipeline.train(ids))
+    if said is not None:
+        pipeline.optimizer.zero_grad()
+    return said

@@ -2,58 +2,58 @@
 
 from __future__ import annotations
 
-import io
+from itertools import product
 
 import pytest
 import torch
 
 import laconic
-from tests.dist.pipelines import SAMPLES, SCHEDULES, TESTED, Pipeline, check_sides, metered, order, trained
+from tests.dist.pipelines import (
+    SAMPLES,
+    SCHEDULES,
+    TESTED,
+    Pipeline,
+    agree_on_sides,
+    begun,
+    metered,
+    order,
+    stepped,
+    trained,
+)  # fmt: skip
+from tests.dist.pool import on_ranks
+from tests.dist.runs import reloaded, same
 
 pytestmark = TESTED
 
-CASES = [(kind, size) for kind in (*SCHEDULES, "ZBVZeroBubble") for size in (2, 4)]
+KINDS = (*SCHEDULES, "ZBVZeroBubble")
 TWO_BITS = {"forward": "change(minmax(bits=2))", "samples": SAMPLES}
 
 
-def laws(kind):
-    """Of torch's own pipeline and one that sends everything as it is; then of one that sends changes."""
+@on_ranks((2, 4), KINDS, timeout_s=300)
+def test_dense_is_bit_equal_to_the_plain_schedule_and_both_sides_are_equal_bit_for_bit(kind):
+    """Where changes are sent, in two bits."""
     plain, plain_losses, _ = trained(kind, 3)
     ours, losses, handle = trained(kind, 3, forward="dense()", backward="dense()")
     handle.remove()
-    changes = trained(kind, 4, **TWO_BITS)[2]
-    same = torch.equal(plain, ours) and plain_losses == losses
-    return same, handle.stats(), changes.digests(), changes.stats()
+    stats = handle.stats()
+    assert torch.equal(plain, ours) and plain_losses == losses and stats.steps == 3
+    assert stats.forward_sent + stats.backward_sent > stats.dense_forward + stats.dense_backward
+    handle = trained(kind, 4, **TWO_BITS)[2]
+    assert handle.stats().changes == handle.stats().first_visits > 0
+    agree_on_sides(handle)
 
 
-@pytest.mark.parametrize("kind, size", CASES)
-def test_dense_is_bit_equal_to_the_plain_schedule_and_both_sides_are_equal_bit_for_bit(pool, kind, size):
-    found = pool.run(size, laws, kind)
-    for same, stats, _, changes in found:
-        assert same
-        assert stats.steps == 3
-        assert stats.forward_sent + stats.backward_sent > stats.dense_forward + stats.dense_backward
-        assert changes.changes == changes.first_visits > 0
-    check_sides([digests for _, _, digests, _ in found])
+SAID = (
+    ("ac_sgd(forward=2)", "change(minmax(bits=2, block=128))", "minmax(bits=8, block=128)"),
+    ("change(dense())", "change(dense())", "minmax(bits=8)"),
+    ("cast('fp16')", "cast(dtype='fp16')", "cast(dtype='fp16')"),
+)
 
 
-def by_specs(specs):
-    plans = [trained("GPipe", 1, spec=spec, samples=SAMPLES)[2].plan for spec in specs]
-    return [(repr(plan.forward), repr(plan.backward)) for plan in plans]
-
-
-def test_one_spec_says_both_directions(pool):
-    said = {
-        "ac_sgd(forward=2)": ("change(minmax(bits=2, block=128))", "minmax(bits=8, block=128)"),
-        "change(dense())": ("change(dense())", "minmax(bits=8)"),
-        "cast('fp16')": ("cast(dtype='fp16')", "cast(dtype='fp16')"),
-    }
-    assert pool.run(2, by_specs, list(said)) == [list(said.values())] * 2
-
-
-def sides(kind, steps, options):
-    handle = trained(kind, steps, **options)[2]
-    return handle.digests(), handle.stats()
+@on_ranks(2, SAID)
+def test_one_spec_says_both_directions(spec, forward, backward):
+    plan = trained("GPipe", 1, spec=spec, samples=SAMPLES)[2].plan
+    assert (repr(plan.forward), repr(plan.backward)) == (forward, backward)
 
 
 CODINGS = [
@@ -61,170 +61,124 @@ CODINGS = [
     {"forward": "change(minmax(bits=4, block=16), first='fp16')", "keep": "cast('fp16')"},
     {"forward": "change(minmax(bits=3), first='bf16')", "keep": "minmax(bits=8)"},
     {"forward": "change(sparse(topk(density=0.5)))", "backward": "topk(density=0.5)"},
-    {
-        "forward": "change(qsgd(levels=15))",
-        "backward": "qsgd(levels=127)",
-        "keep": "minmax(8, 16, 'stochastic')",
-    },
+    {"forward": "change(qsgd(levels=15))", "backward": "qsgd(127)", "keep": "minmax(8, 16, 'stochastic')"},
 ]
 
 
-def sides_of_each(codings):
-    return [sides("1F1B", 4, {"samples": SAMPLES, **options})[0] for options in codings]
+@on_ranks(2, CODINGS)
+def test_any_codec_and_any_keeping_leaves_both_sides_equal(options):
+    agree_on_sides(trained("1F1B", 4, samples=SAMPLES, **options)[2])
 
 
-def test_any_codec_and_any_keeping_leaves_both_sides_equal(pool):
-    for digests in zip(*pool.run(2, sides_of_each, CODINGS), strict=True):
-        check_sides(digests)
-
-
-def small(steps):
-    """Digests after many steps of two micro-batches of one sample; shuffled anew in each epoch of four."""
+@on_ranks(2, timeout_s=300.0)
+def test_a_hundred_steps_leave_both_sides_equal():
+    """Two micro-batches of one sample, shuffled anew in each epoch of four. A thousand steps of
+    every schedule are in the soak tests, and a thousand visits in the unit tests."""
     pipeline = Pipeline("1F1B", micros=2)
     handle = laconic.pipeline.compress(pipeline.schedule, **TWO_BITS)
-    for step in range(steps):
+    for step in range(100):
         handle.samples = ids = order(step // 4)[:8][step % 4 * 2 :][:2]
         pipeline.train(ids)
-    return handle.digests(), handle.stats().changes
-
-
-def test_a_hundred_steps_leave_both_sides_equal(pool):
-    """A thousand steps of every schedule are in the soak tests, and a thousand visits in the unit tests."""
-    found = pool.run(2, small, 100, timeout_s=300.0)
-    check_sides([digests for digests, _ in found])
-    assert all(changes > 150 for _, changes in found)
+    agree_on_sides(handle)
+    assert handle.stats().changes > 150
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind, size", CASES)
-def test_a_thousand_steps_leave_both_sides_equal_in_all_schedules(pool, kind, size):
-    found = pool.run(size, sides, kind, 1000, TWO_BITS, timeout_s=900.0)
-    check_sides([digests for digests, _ in found])
+@on_ranks((2, 4), KINDS, timeout_s=3600.0)
+def test_a_thousand_steps_leave_both_sides_equal_in_all_schedules(kind):
+    agree_on_sides(trained(kind, 1000, **TWO_BITS)[2])
 
 
-def learns(each):
-    return [trained("GPipe", 28, **options)[1][-6:] for options in each]
+def last_losses(options):
+    return trained("GPipe", 28, **options)[1][-6:]
 
 
 def test_change_coding_trains_as_torchs_own_pipeline_where_direct_quantisation_does_not(pool):
     ways = [{}, {"forward": "change(minmax(bits=2))", "samples": SAMPLES}, {"forward": "minmax(bits=2)"}]
-    plain, change, direct = map(sum, pool.run(2, learns, ways)[1])
+    plain, change, direct = (sum(last) for _, (_, last) in pool.each(2, last_losses, ways))
     assert abs(change / plain - 1) < 0.01
     assert direct / plain - 1 > 3 * abs(change / plain - 1)
 
 
-def stop_and_go(kind, options, buffers):
-    """Weights after five steps, and after three then two of objects that were restored."""
+def restarts(kind, options, buffers):
+    """Whether five steps have the bits of three, and two of objects that were restored."""
     whole, _, handle = trained(kind, 5, **options)
-    first = Pipeline(kind)
-    before = laconic.pipeline.compress(first.schedule, **options)
+    first, before = begun(kind, **options)
     for step in range(3):
-        before.samples = order(step)
-        first.train(order(step))
-    file = io.BytesIO()
-    torch.save(
-        {
-            "model": [module.state_dict() for module in first.modules],
-            "optimizer": first.optimizer.state_dict(),
-            "laconic": before.state_dict(buffers=buffers),
-        },
-        file,
-    )
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    second = Pipeline(kind)
-    for module, state in zip(second.modules, saved["model"], strict=True):
-        module.load_state_dict(state)
-    second.optimizer.load_state_dict(saved["optimizer"])
-    after = laconic.pipeline.compress(second.schedule, **options)
-    after.load_state_dict(saved["laconic"])
+        assert stepped(first, before, order(step)) is None
+    second, after = begun(kind, **options)
+    modules = [module.state_dict() for module in first.modules]
+    saved = reloaded([*modules, first.optimizer.state_dict(), before.state_dict(buffers=buffers)])
+    for part, state in zip((*second.modules, second.optimizer, after), saved, strict=True):
+        part.load_state_dict(state)
     for step in range(3, 5):
-        after.samples = order(step)
-        second.train(order(step))
-    return torch.equal(whole, second.weights), handle.digests() == after.digests(), after.digests()
+        assert stepped(second, after, order(step)) is None
+    agree_on_sides(after)
+    return torch.equal(whole, second.weights), handle.digests() == after.digests()
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
-def test_a_restart_from_a_checkpoint_goes_on_as_if_never_stopped(pool, kind):
+@on_ranks(2, SCHEDULES)
+def test_a_restart_from_a_checkpoint_goes_on_as_if_never_stopped(kind):
     options = {"forward": "change(minmax(bits=2, block=16, rounding='stochastic'))", "samples": SAMPLES}
-    found = pool.run(2, stop_and_go, kind, options, True)
-    assert all(same and equal for same, equal, _ in found)
-    check_sides([digests for *_, digests in found])
+    assert restarts(kind, options, True) == (True, True)
 
 
-def test_a_restart_without_buffers_fills_them_anew(pool):
-    found = pool.run(2, stop_and_go, "GPipe", TWO_BITS, False)
-    assert not any(same for same, *_ in found)
-    check_sides([digests for *_, digests in found])
+@on_ranks(2)
+def test_a_restart_without_buffers_fills_them_anew():
+    assert not restarts("GPipe", TWO_BITS, False)[0]
 
 
-FORWARDS = ["change(minmax(bits=4))", "change(sparse(topk(density=0.2)))", "minmax(bits=4)"]
+FORWARDS = ("change(minmax(bits=4))", "change(sparse(topk(density=0.2)))", "minmax(bits=4)")
 
 
-def counted(kind, forwards, exact):
-    found = []
-    for forward in forwards:
-        with metered() as meter:
-            handle = trained(kind, 3, exact=exact, forward=forward, samples=SAMPLES)[2]
-        found.append((meter, handle.stats()))
-        handle.remove()
-    return found
+def counted(kind, exact, forward):
+    with metered() as meter:
+        handle = trained(kind, 3, exact=exact, forward=forward, samples=SAMPLES)[2]
+    handle.remove()
+    return meter, handle.stats()
 
 
-@pytest.mark.parametrize("exact", [False, True], ids=["capacity", "exact"])
-@pytest.mark.parametrize("kind", SCHEDULES)
-def test_bytes_are_those_that_a_metered_transport_saw(pool, kind, exact):
-    for found in zip(*pool.run(2, counted, kind, FORWARDS, exact), strict=True):
+def test_bytes_are_those_that_a_metered_transport_saw(pool):
+    cases = list(product(SCHEDULES, (False, True), FORWARDS))
+    for (kind, exact, forward), found in pool.each(2, counted, cases, timeout_s=300):
+        case = kind, exact, forward
         for meter, stats in found:
-            assert meter["sent"] == stats.forward_sent + stats.backward_sent > 0
+            assert meter["sent"] == stats.forward_sent + stats.backward_sent > 0, case
             if exact:
-                assert meter["received"] == stats.forward_received + stats.backward_received
+                assert meter["received"] == stats.forward_received + stats.backward_received, case
             else:  # posted before torch's schedule fires anything
-                assert meter["received"] == 0 < stats.forward_received + stats.backward_received
+                assert meter["received"] == 0 < stats.forward_received + stats.backward_received, case
         (_, zero), (_, one) = found
-        assert (zero.forward_sent, one.forward_sent) == (one.forward_received, zero.forward_received)
-        assert (zero.backward_sent, one.backward_sent) == (one.backward_received, zero.backward_received)
+        assert (zero.forward_sent, one.forward_sent) == (one.forward_received, zero.forward_received), case
+        assert (zero.backward_sent, one.backward_sent) == (one.backward_received, zero.backward_received), (
+            case
+        )
 
 
-def accumulates(rounds):
-    """Several schedule steps for each optimiser step."""
-    pipeline = Pipeline("1F1B")
-    handle = laconic.pipeline.compress(pipeline.schedule, **TWO_BITS)
-    for step in range(rounds):
+@on_ranks(2)
+def test_accumulation_over_several_steps_leaves_both_sides_equal():
+    pipeline, handle = begun("1F1B", **TWO_BITS)
+    for step in range(5):
         for part in order(step).split(4):
             handle.samples = part
             pipeline.train(part, optimise=part[-1] == order(step)[-1])
-    return handle.digests()
+    agree_on_sides(handle)
 
 
-def test_accumulation_over_several_steps_leaves_both_sides_equal(pool):
-    check_sides(pool.run(2, accumulates, 5))
-
-
-def evaluates():
-    """A training step, an evaluation in between, and whether it left a trace."""
-    pipeline = Pipeline("GPipe")
-    handle = laconic.pipeline.compress(pipeline.schedule, **TWO_BITS)
-    handle.samples = order(0)
-    pipeline.train(order(0))
+@on_ranks(2)
+def test_evaluation_needs_no_ids_and_leaves_no_trace():
+    pipeline, handle = begun(**TWO_BITS)
+    assert stepped(pipeline, handle, order(0)) is None
     before = handle.digests()
     pipeline.evaluate(order(1))
-    after = handle.digests()
-    handle.samples = order(1)
-    pipeline.train(order(1))
-    return before == after, handle.stats().steps, handle.digests()
+    assert same(before, handle.digests())
+    assert stepped(pipeline, handle, order(1)) is None
+    assert handle.stats().steps == 2
+    agree_on_sides(handle)
 
 
-def test_evaluation_needs_no_ids_and_leaves_no_trace(pool):
-    found = pool.run(2, evaluates)
-    assert all(same and steps == 2 for same, steps, _ in found)
-    check_sides([digests for *_, digests in found])
-
-
-def removed_and_by_stages(kind):
-    """Whether a pipeline that was compressed is torch's own again; and one whose stages were compressed
-    before there is a schedule, with ids by the stage's own attribute, that whose schedule was.
-    """
+@on_ranks(2, SCHEDULES)
+def test_remove_gives_torch_its_stages_back_and_stages_can_be_given_alone(kind):
     pipeline = Pipeline(kind)
     classes = [type(stage) for stage in pipeline.stages]
     handle = laconic.pipeline.compress(pipeline.schedule, forward="dense()", backward="dense()")
@@ -240,30 +194,22 @@ def removed_and_by_stages(kind):
         given.stages[0].samples = order(step)
         given.train(order(step))
     same = torch.equal(given.weights, trained(kind, 3, **TWO_BITS)[0])
-    return back, handle.stats().steps, plain, same, by_stages.stats().steps
-
-
-@pytest.mark.parametrize("kind", SCHEDULES)
-def test_remove_gives_torch_its_stages_back_and_stages_can_be_given_alone(pool, kind):
-    assert pool.run(2, removed_and_by_stages, kind) == [(True, 1, True, True, 3)] * 2
+    assert back and handle.stats().steps == 1 and plain and same and by_stages.stats().steps == 3
 
 
 def on_disk(folder):
-    """Weights with buffers in files, read ahead, and in RAM; the files that are left."""
-    pipeline = Pipeline("1F1B")
-    handle = laconic.pipeline.compress(pipeline.schedule, folder=folder, **TWO_BITS)
+    """Buffers in files, read ahead, are those in RAM."""
+    pipeline, handle = begun("1F1B", folder=folder, **TWO_BITS)
     for step in range(5):
         handle.upcoming = order(step + 1)
-        handle.samples = order(step)
-        pipeline.train(order(step))
+        assert stepped(pipeline, handle, order(step)) is None
+    agree_on_sides(handle)
     digests = handle.digests()
     handle.remove()
     weights, _, ram = trained("1F1B", 5, **TWO_BITS)
-    return digests == ram.digests(), torch.equal(pipeline.weights, weights), digests
+    assert digests == ram.digests() and torch.equal(pipeline.weights, weights)
 
 
 def test_buffers_in_files_are_those_in_ram(pool, tmp_path):
-    found = pool.run(2, on_disk, str(tmp_path))
-    assert all(same and equal for same, equal, _ in found)
-    check_sides([digests for *_, digests in found])
+    pool.run(2, on_disk, str(tmp_path))
     assert not list(tmp_path.iterdir())

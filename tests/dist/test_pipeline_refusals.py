@@ -5,31 +5,33 @@ from __future__ import annotations
 import functools
 import resource
 from contextlib import nullcontext
+from itertools import product
 
 import pytest
 import torch
 from torch import nn
 
 import laconic
-from laconic.core.errors import AttachError, LaconicError, SpecError
+from laconic.core.errors import AttachError, SpecError
 from tests.dist.pipelines import (
+    CHANGE,
     MICROS,
     SAMPLES,
     SCHEDULES,
     TESTED,
     Pipeline,
+    agree_on_sides,
+    begun,
     block,
-    check_sides,
-    compressed,
     data,
     order,
+    stepped,
     told,
     trained,
-)
+)  # fmt: skip
+from tests.dist.pool import on_ranks
 
 pytestmark = TESTED
-
-CHANGE = {"forward": "change(minmax(bits=4))", "samples": SAMPLES}
 
 
 class Spoiled(nn.Module):
@@ -53,156 +55,114 @@ class Spoiled(nn.Module):
 STEPS, BAD = 4, 2  # the bad one has all samples' second visits around it
 
 
-def spoiled(kind, each):
-    """Good steps, a bad one, a good one: what the bad one said, and both sides' digests at the end."""
-    found = []
-    for options, where in each:
-        pipeline = Pipeline(kind, make=lambda index, where=where: Spoiled(index, where))
-        handle = laconic.pipeline.compress(pipeline.schedule, **options)
-        said = []
-        for step in range(STEPS):
-            for module in pipeline.modules:
-                module.on = step == BAD
-            handle.samples = order(step)
-            said.append(told(lambda step=step, pipeline=pipeline: pipeline.train(order(step))))
-            if said[-1] is not None:
-                pipeline.optimizer.zero_grad()
-        found.append((said, bool(pipeline.weights.isfinite().all()), handle.digests()))
-    return found
+def spoiled(kind, what, stage, **options):
+    """Check that good steps, a bad one and a good one leave a sound pipeline; what the bad one said."""
+    pipeline, handle = begun(kind, make=lambda index: Spoiled(index, (what, stage)), **options)
+    said = []
+    for step in range(STEPS):
+        for module in pipeline.modules:
+            module.on = step == BAD
+        said.append(stepped(pipeline, handle, order(step)))
+    assert [each is not None for each in said] == [step == BAD for step in range(STEPS)]
+    name, text = said[BAD]
+    assert name == "NonFiniteError" and bool(pipeline.weights.isfinite().all())
+    assert f"rank {stage % pipeline.size}: stage {stage}, micro-batch" in text and what in text
+    return handle
 
 
-PLACES = {  # one of each direction, and all of them in one schedule
-    "1F1B": [("activation", 0), ("activation", 1), ("gradient", 2), ("gradient", 3)],
-    "GPipe": [("activation", 1), ("gradient", 3)],
-    "Interleaved1F1B": [("activation", 0), ("gradient", 2)],
-}
+PLACES = [  # one of each direction, and all of them in one schedule
+    *(("1F1B", what, stage) for stage, what in enumerate(2 * ["activation"] + 2 * ["gradient"])),
+    *(("GPipe", "activation", 1), ("GPipe", "gradient", 3)),
+]
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
-def test_nan_and_inf_are_told_on_every_rank_and_training_goes_on(pool, kind):
-    size, places = 2 if kind == "Interleaved1F1B" else 4, PLACES[kind]
-    everywhere = zip(*pool.run(size, spoiled, kind, [(CHANGE, where) for where in places]), strict=True)
-    for (what, stage), found in zip(places, everywhere, strict=True):
-        for said, finite, _ in found:
-            assert [each is not None for each in said] == [step == BAD for step in range(STEPS)]
-            name, text = said[BAD]
-            assert name == "NonFiniteError"
-            assert f"rank {stage % size}: stage {stage}, micro-batch" in text and what in text
-            assert finite
-        check_sides([digests for *_, digests in found])
+@on_ranks(4, PLACES)
+def test_nan_and_inf_are_told_on_every_rank_and_training_goes_on(kind, what, stage):
+    agree_on_sides(spoiled(kind, what, stage))
 
 
-def test_baselines_tell_of_nan_too(pool):
-    baselines = {"forward": "dense()", "backward": "dense()"}, {"forward": "minmax(bits=4)"}
-    for found in pool.run(2, spoiled, "1F1B", [(options, PLACES["1F1B"][0]) for options in baselines]):
-        for said, finite, _ in found:
-            assert said[BAD][0] == "NonFiniteError" and finite
+@on_ranks(2, (("activation", 0), ("gradient", 2)))
+def test_nan_and_inf_between_stages_by_turns_are_told_on_every_rank(what, stage):
+    agree_on_sides(spoiled("Interleaved1F1B", what, stage))
 
 
-BAD_IDS = {
-    "none": (None, "needs the ids"),
-    "twice": ([0, 1, 2, 3, 4, 5, 6, 0], "0 comes 2 times"),
-    "large": ([0, 1, 2, 3, 4, 5, 6, SAMPLES], f"0..{SAMPLES - 1}, got {SAMPLES}"),
-    "negative": ([0, 1, 2, 3, 4, 5, 6, -1], "got -1"),
-    "few": ([0, 1, 2], "sample ids for a micro-batch of 2"),
-    "floats": ([0.5] * 8, "vector of integers"),
-}
+@on_ranks(2)
+def test_baselines_tell_of_nan_too():
+    spoiled("1F1B", "activation", 0, forward="dense()", backward="dense()")
+    spoiled("1F1B", "activation", 0, forward="minmax(bits=4)")
 
 
-def bad_ids(each, exact):
-    """What a step with these ids says, and both sides after a good one."""
-    found = []
-    for ids in each:
-        pipeline = Pipeline("GPipe")
-        handle = compressed(pipeline, CHANGE, exact)
-        handle.samples = order(0)
-        pipeline.train(order(0))
-        handle.samples = ids
-        said = told(lambda pipeline=pipeline: pipeline.train(order(1)))
-        handle.samples = order(1)
-        pipeline.train(order(1))
-        found.append((said, handle.digests()))
-    return found
+BAD_IDS = [
+    (None, "needs the ids", False),
+    ([0, 1, 2], "sample ids for a micro-batch of 2", False),
+    ([0, 1, 2, 3, 4, 5, 6, 0], "0 comes 2 times", False),
+    ([0, 1, 2, 3, 4, 5, 6, SAMPLES], f"0..{SAMPLES - 1}, got {SAMPLES}", False),
+    ([0, 1, 2, 3, 4, 5, 6, -1], "got -1", False),
+    ([0.5] * 8, "vector of integers", False),
+    (None, "needs the ids", True),  # lengths follow from ids
+    ([0, 1, 2], "sample ids for a micro-batch of 2", True),
+]
 
 
-@pytest.mark.parametrize("exact", [False, True], ids=["capacity", "exact"])
-def test_bad_ids_are_told_on_every_rank(pool, exact):
-    told_of = [BAD_IDS[name] for name in (("none", "few") if exact else BAD_IDS)]  # lengths follow from ids
-    cases = zip(*pool.run(2, bad_ids, [ids for ids, _ in told_of], exact), strict=True)
-    for (_, words), found in zip(told_of, cases, strict=True):
-        for said, _ in found:
-            assert said[0] == "StateError" and words in said[1]
-        check_sides([digests for _, digests in found])
+@on_ranks(2, BAD_IDS)
+def test_bad_ids_are_told_on_every_rank(ids, words, exact):
+    pipeline, handle = begun(exact=exact)
+    assert stepped(pipeline, handle, order(0)) is None
+    handle.samples = ids
+    name, text = told(lambda: pipeline.train(order(1)))
+    assert name == "StateError" and words in text
+    assert stepped(pipeline, handle, order(1)) is None
+    agree_on_sides(handle)
 
 
-def own_ids():
-    """Each rank gives other ids; with messages up to a length, and of an exact one."""
-    found = []
-    for exact in (False, True):
-        pipeline = Pipeline("1F1B")
-        handle = compressed(pipeline, CHANGE, exact)
-        handle.samples = order(pipeline.rank)
-        found.append(told(lambda pipeline=pipeline: pipeline.train(order(0))))
-    return found
+@on_ranks(4, (False, True))
+def test_ids_that_differ_by_rank_are_told_on_every_rank(exact):
+    """With messages up to a length, and of an exact one."""
+    pipeline, handle = begun("1F1B", exact)
+    name, text = stepped(pipeline, handle, order(0), order(pipeline.rank))
+    assert name in ("WireError", "StateError") and "ids" in text
 
 
-def test_ids_that_differ_by_rank_are_told_on_every_rank(pool):
-    for found in pool.run(4, own_ids):
-        for name, text in found:
-            assert name in ("WireError", "StateError") and "ids" in text
-
-
-def loaded_by_one():
+@on_ranks(2)
+def test_states_of_two_checkpoints_are_told_on_every_rank():
     """Rank 0 goes back to an older state, rank 1 does not."""
-    pipeline = Pipeline("GPipe")
-    handle = laconic.pipeline.compress(pipeline.schedule, **CHANGE)
+    pipeline, handle = begun()
     states = []
     for step in range(4):
-        handle.samples = order(step)
-        pipeline.train(order(step))
+        assert stepped(pipeline, handle, order(step)) is None
         states.append(handle.state_dict())
     if pipeline.rank == 0:
         handle.load_state_dict(states[1])
-    handle.samples = order(4)
-    said = told(lambda: pipeline.train(order(4)))
+    name, text = stepped(pipeline, handle, order(4))
+    assert name == "WireError" and "one checkpoint" in text
     handle.load_state_dict(states[2])
-    handle.samples = order(3)
-    pipeline.train(order(3))
-    return said, handle.digests()
+    assert stepped(pipeline, handle, order(3)) is None
+    agree_on_sides(handle)
 
 
-def test_states_of_two_checkpoints_are_told_on_every_rank(pool):
-    found = pool.run(2, loaded_by_one)
-    for said, _ in found:
-        assert said[0] == "WireError" and "one checkpoint" in said[1]
-    check_sides([digests for _, digests in found])
-
-
-def longer(kind):
+def longer(kind, both):
     """The second batch has longer sequences than the first, its targets too or not."""
-    return [_longer(kind, both) for both in (False, True)]
-
-
-def _longer(kind, both):
-    pipeline = Pipeline(kind)
-    handle = laconic.pipeline.compress(pipeline.schedule, **CHANGE)
+    pipeline, handle = begun(kind)
     said = []
     for step, long in enumerate((6, 9, 6)):
         handle.samples = order(step)
         x, target = torch.ones(8, long, 16), torch.zeros(8, long if both else 6, 16)
         args, kwargs = ([x] if pipeline.first else []), ({"target": target} if pipeline.last else {})
         said.append(told(lambda args=args, kwargs=kwargs: pipeline.schedule.step(*args, **kwargs)))
-    return said, handle.digests()
+    before, (name, text), after = said
+    assert before is after is None
+    assert name == "StateError" and "(2, 9, 16)" in text and "alike" in text
+    agree_on_sides(handle)
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
-def test_shapes_that_change_are_told_on_every_rank(pool, kind):
-    for found in zip(*pool.run(4 if kind == "1F1B" else 2, longer, kind), strict=True):
-        for said, _ in found:
-            (name, text), *others = said[1], said[0], said[2]
-            assert others == [None, None]
-            assert name == "StateError" and "(2, 9, 16)" in text and "alike" in text
-        check_sides([digests for _, digests in found])
+@on_ranks(2, product(("GPipe", "Interleaved1F1B"), (False, True)))
+def test_shapes_that_change_are_told_on_every_rank(kind, both):
+    longer(kind, both)
+
+
+@on_ranks(4, (False, True))
+def test_shapes_that_change_are_told_on_every_rank_of_a_longer_pipeline(both):
+    longer("1F1B", both)
 
 
 class Raises(nn.Module):
@@ -224,39 +184,22 @@ class Raises(nn.Module):
         raise ValueError("my own mistake")
 
 
-def raises(kind):
-    return [_raises(kind, where) for where in WHERES]
-
-
-def _raises(kind, where):
-    pipeline = Pipeline(kind, make=Raises)
-    handle = laconic.pipeline.compress(pipeline.schedule, **CHANGE)
+@on_ranks(2, product((*SCHEDULES, "ZBVZeroBubble"), ("forward", "backward")))
+def test_a_stage_that_raises_is_told_on_every_rank(kind, where):
+    pipeline, handle = begun(kind, make=Raises)
     said = []
     for step in range(4):
         for module in pipeline.modules:
             module.on = where if step == 2 else ""
-        handle.samples = order(step)
-        said.append(told(lambda step=step: pipeline.train(order(step))))
-        pipeline.optimizer.zero_grad()
-    return said, handle.digests()
+        said.append(stepped(pipeline, handle, order(step)))
+    assert [each is not None for each in said] == [False, False, True, False]
+    assert said[2][0] == "PeerError" and f"stage 1, micro-batch 0, {where}" in said[2][1]
+    agree_on_sides(handle)
 
 
-WHERES = ("forward", "backward")
-
-
-@pytest.mark.parametrize("kind", [*SCHEDULES, "ZBVZeroBubble"])
-def test_a_stage_that_raises_is_told_on_every_rank(pool, kind):
-    for where, found in zip(WHERES, zip(*pool.run(2, raises, kind), strict=True), strict=True):
-        for said, _ in found:
-            assert [each is not None for each in said] == [False, False, True, False]
-            assert said[2][0] == "PeerError" and f"stage 1, micro-batch 0, {where}" in said[2][1]
-        check_sides([digests for _, digests in found])
-
-
-def forgotten(kind):
-    """What is said of steps without targets, first and later, of a short batch, and of the next step."""
-    pipeline = Pipeline(kind)
-    handle = laconic.pipeline.compress(pipeline.schedule, **CHANGE)
+@on_ranks(2, SCHEDULES)
+def test_no_target_and_a_short_batch_are_told_on_every_rank(kind):
+    pipeline, handle = begun(kind)
     x, y = data()
 
     def step(ids, **target):
@@ -265,108 +208,81 @@ def forgotten(kind):
 
     short, whole = torch.arange(MICROS - 1), order(0)
     steps = [(whole, {}), (whole, {"target": y[whole]}), (whole, {}), (short, {"target": y[short]})]
-    return [told(lambda ids=ids, target=target: step(ids, **target)) for ids, target in [*steps, steps[1]]]
+    first, whole, later, short, after = [
+        told(lambda ids=ids, target=target: step(ids, **target)) for ids, target in [*steps, steps[1]]
+    ]
+    for targetless in (first, later):
+        assert targetless[0] == "StateError" and "the loss has no target" in targetless[1]
+    assert short[0] == "StateError" and "3 samples cannot be split into 4" in short[1]
+    assert whole is after is None
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
-def test_no_target_and_a_short_batch_are_told_on_every_rank(pool, kind):
-    for first, whole, later, short, after in pool.run(2, forgotten, kind):
-        for targetless in (first, later):
-            assert targetless[0] == "StateError" and "the loss has no target" in targetless[1]
-        assert short[0] == "StateError" and "3 samples cannot be split into 4" in short[1]
-        assert whole is after is None
+DIRECT = {"spec": "minmax(bits=4)"}
 
 
-def short(options, first):
-    """What is said where the batch is short on the ranks that have it, and of good steps around it.
-
-    `first`: whether it comes before any good one, too.
-    """
-    pipeline = Pipeline("GPipe")
-    handle = laconic.pipeline.compress(pipeline.schedule, **options)
-    said = []
+@on_ranks(3, product((CHANGE, DIRECT), (False, True)))
+def test_a_short_batch_leaves_no_rank_behind(options, first):
+    """Of the ranks that have it; `first`: it comes before any good one, too."""
+    pipeline, handle = begun(**options)
     for step, rows in enumerate([3] * first + [8, 3, 8, 0, 8]):
         if "samples" in options:
             handle.samples = order(step)[:rows] if rows else order(step)
-        said.append(told(lambda step=step, rows=rows: pipeline.train(order(step)[:rows])))
+        said = told(lambda step=step, rows=rows: pipeline.train(order(step)[:rows]))
         pipeline.optimizer.zero_grad()
-    return said
+        if rows == 8:
+            assert said is None
+        else:
+            assert said[0] == "StateError" and f"{rows} samples cannot be split into 4" in said[1]
 
 
-@pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("options", [CHANGE, {"spec": "minmax(bits=4)"}], ids=["change", "direct"])
-def test_a_short_batch_leaves_no_rank_behind(pool, options, first):
-    for said in pool.run(3, short, options, first):
-        said = said[first:]
-        assert [each is None for each in said] == [True, False, True, False, True]
-        for (name, text), rows in zip(said[1::2], (3, 0), strict=True):
-            assert name == "StateError" and f"{rows} samples cannot be split into 4" in text
-
-
-def own_number_of_ids():
-    pipeline = Pipeline("GPipe")
-    handle = laconic.pipeline.compress(pipeline.schedule, **CHANGE)
+@on_ranks(3)
+def test_too_few_ids_on_one_rank_are_told_on_every_rank():
+    pipeline, handle = begun()
     said = []
     for few in (False, True, False):
         ids = order(0)[:3] if few and pipeline.rank == 0 else order(0)
         step = functools.partial(handle.step, samples=ids)
         said.append(told(lambda step=step: pipeline.train(order(0), step)))
         pipeline.optimizer.zero_grad()
-    return said
+    before, (name, text), after = said
+    assert name == "StateError" and "3 samples cannot be split into 4" in text
+    assert before is after is None
 
 
-def test_too_few_ids_on_one_rank_are_told_on_every_rank(pool):
-    for before, (name, text), after in pool.run(3, own_number_of_ids):
-        assert name == "StateError" and "3 samples cannot be split into 4" in text
-        assert before is after is None
-
-
-def evaluated(options, batches):
-    """Steps and evaluations of these sizes; torch's own pipeline without options."""
-    pipeline = Pipeline("GPipe")
-    handle = laconic.pipeline.compress(pipeline.schedule, **options) if options else None
+def alternating(pipeline, handle, batches):
+    """The errors of steps and evaluations of these sizes."""
     said = []
     for training, rows in batches:
         ids = order(0, SAMPLES)[:rows]
-        if handle is not None and training and "samples" in options:
+        if training and handle is not None and handle.plan.samples:
             handle.samples = ids
         said.append(told(lambda ids=ids, do=pipeline.train if training else pipeline.evaluate: do(ids)))
-    return said, pipeline.weights
+    return said
 
 
 BATCHES = [(False, 4), (True, 8), (False, 4), (True, 8), (False, 16), (False, 16), (True, 8)]
 
 
-@pytest.mark.parametrize("options", [CHANGE, {"spec": "dense()"}], ids=["change", "dense"])
-def test_evaluation_takes_batches_of_another_size_as_torch_does(pool, options):
-    plain, found = pool.run(3, evaluated, {}, BATCHES), pool.run(3, evaluated, options, BATCHES)
-    for (said, weights), (own, ours) in zip(plain, found, strict=True):
-        assert said == own == [None] * len(BATCHES)
-        assert options is CHANGE or torch.equal(weights, ours)
+@on_ranks(3, (CHANGE, {"spec": "dense()"}))
+def test_evaluation_takes_batches_of_another_size_as_torch_does(options):
+    plain = Pipeline()
+    pipeline, handle = begun(**options)
+    assert (
+        alternating(plain, None, BATCHES) == alternating(pipeline, handle, BATCHES) == [None] * len(BATCHES)
+    )
+    assert options == CHANGE or torch.equal(plain.weights, pipeline.weights)
 
 
-def short_evaluations(options):
-    """What is said of a short batch that begins an evaluation, of no_grad, and of good steps."""
-    pipeline = Pipeline("GPipe")
-    handle = laconic.pipeline.compress(pipeline.schedule, **options)
-    said = []
-    for training, rows in [(True, 8), (False, 3), (False, 16), (False, 16), (True, 8), (False, 16)]:
-        ids = order(0, SAMPLES)[:rows]
-        if training and "samples" in options:
-            handle.samples = ids
-        said.append(told(lambda ids=ids, do=pipeline.train if training else pipeline.evaluate: do(ids)))
+@on_ranks(3, (CHANGE, DIRECT))
+def test_a_short_batch_spoils_no_later_evaluation(options):
+    pipeline, handle = begun(**options)
+    batches = [(True, 8), (False, 3), (False, 16), (False, 16), (True, 8), (False, 16)]
+    said = alternating(pipeline, handle, batches)
+    assert [each is None for each in said] == [True, False, True, True, True, True]
+    assert "3 samples cannot be split" in said[1][1]
     with torch.no_grad(), pytest.raises(RuntimeError, match="requires gradients"):
         pipeline.train(order(0)[:3])
-    if "samples" in options:
-        handle.samples = order(0)
-    return said, told(lambda: pipeline.train(order(0)))
-
-
-@pytest.mark.parametrize("options", [CHANGE, {"spec": "minmax(bits=4)"}], ids=["change", "direct"])
-def test_a_short_batch_spoils_no_later_evaluation(pool, options):
-    for said, after in pool.run(3, short_evaluations, options):
-        assert [each is None for each in said] == [True, False, True, True, True, True]
-        assert "3 samples cannot be split" in said[1][1] and after is None
+    assert alternating(pipeline, handle, [(True, 8)]) == [None]
 
 
 class Whole(nn.Module):
@@ -381,48 +297,35 @@ class Whole(nn.Module):
         return (out, (x > 0).long()) if self.index == 0 else out
 
 
-def integers(options):
-    pipeline = Pipeline("GPipe", make=Whole)
-    handle = laconic.pipeline.compress(pipeline.schedule, **options)
-    handle.samples = order(0)
-    return told(lambda: pipeline.train(order(0)))
+@on_ranks(4)
+def test_integers_between_stages_are_told_on_every_rank():
+    name, text = stepped(*begun(make=Whole), order(0))
+    assert name == "AttachError" and "torch.int64" in text and "floating-point" in text
 
 
-def test_integers_between_stages_are_told_on_every_rank(pool):
-    for name, text in pool.run(4, integers, CHANGE):
-        assert name == "AttachError" and "torch.int64" in text and "floating-point" in text
-    assert pool.run(2, integers, {"forward": "dense()", "backward": "dense()"}) == [None, None]
+@on_ranks(2)
+def test_integers_cross_as_they_are_where_nothing_is_coded():
+    assert stepped(*begun(make=Whole, forward="dense()", backward="dense()"), order(0)) is None
 
 
-def too_large(each):
-    found = []
-    for most_bytes in each:
-        pipeline = Pipeline("GPipe")
-        handle = laconic.pipeline.compress(pipeline.schedule, **CHANGE, most_bytes=most_bytes)
-        handle.samples = order(0)
-        found.append(told(lambda pipeline=pipeline: pipeline.train(order(0))))
-    return found
-
-
-def test_buffers_above_their_bound_are_told_on_every_rank_with_the_size_needed(pool):
+@on_ranks(2)
+def test_buffers_above_their_bound_are_told_on_every_rank_with_the_size_needed():
     needed = SAMPLES * 6 * 16 * 4
-    for (name, text), enough in pool.run(2, too_large, [needed - 1, needed]):
-        assert name == "StateError" and f"needs {needed:,} bytes" in text and f"{needed - 1:,}" in text
-        assert enough is None
+    name, text = stepped(*begun(**CHANGE, most_bytes=needed - 1), order(0))
+    assert name == "StateError" and f"needs {needed:,} bytes" in text and f"{needed - 1:,}" in text
+    assert stepped(*begun(**CHANGE, most_bytes=needed), order(0)) is None
 
 
 def full_disk(folder, later):
     """Files may not grow beyond a page: from the start, or once the file is there (as a disk that fails)."""
-    pipeline = Pipeline("GPipe")
-    handle = laconic.pipeline.compress(pipeline.schedule, folder=folder, **CHANGE)
+    pipeline, handle = begun(folder=folder, **CHANGE)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     said = []
     try:
         for step in range(4):
             if pipeline.rank == 1 and step == (2 if later else 0):
                 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-            handle.samples = order(step)
-            said.append(told(lambda step=step: pipeline.train(order(step))))
+            said.append(stepped(pipeline, handle, order(step)))
             for each in handle._changes():
                 if each.buffer.opened:
                     told(each.buffer.memory.flush)
@@ -439,67 +342,43 @@ def test_a_full_disk_is_told_on_every_rank(pool, tmp_path, later):
         assert said.index(first) in ((2, 3) if later else (0,))  # the thread that writes may be late
 
 
-def once():
+@on_ranks(2)
+def test_traffic_of_first_visits_alone_is_warned_about():
     """One epoch warns, and two do not, where warnings are errors."""
     for epochs in (1, 2):
         handle = trained("GPipe", epochs * SAMPLES // 8, **CHANGE)[2]
         with pytest.warns(UserWarning, match="none again") if epochs == 1 else nullcontext():
             handle.remove()
-    return True
 
 
-def test_traffic_of_first_visits_alone_is_warned_about(pool):
-    assert pool.run(2, once) == [True, True]
+WRONG = [
+    ({"forward": "change(minmax(bits=4))"}, SpecError, "samples=len"),
+    ({"forward": "change(minmax(4))", "samples": 9, "keep": "topk(0.1)"}, SpecError, "fixed size"),
+    ({"spec": "dgc()"}, SpecError, "ac_sgd"),
+    ({"forward": "sum()"}, SpecError, "codec"),
+    ({"forward": "change(minmax(bits=1))", "samples": 9}, UserWarning, "leaves 5"),
+]
 
 
-WRONG = {
-    "no samples": ({"forward": "change(minmax(bits=4))"}, SpecError, "samples=len"),
-    "no size": ({"forward": "change(minmax(4))", "samples": 9, "keep": "topk(0.1)"}, SpecError, "fixed size"),
-    "a method": ({"spec": "dgc()"}, SpecError, "ac_sgd"),
-    "no codec": ({"forward": "sum()"}, SpecError, "codec"),
-    "variance": ({"forward": "change(minmax(bits=1))", "samples": 9}, UserWarning, "leaves 5"),
-}
+@on_ranks(2, WRONG)
+def test_wrong_arguments_are_told(options, kind, words):
+    with pytest.raises(kind, match=words):
+        begun(**options)
 
 
-def wrong(each):
-    """The classes and words of what is raised."""
-    found = []
-    for options in each:
-        try:
-            laconic.pipeline.compress(Pipeline("GPipe").schedule, **options)
-        except (LaconicError, UserWarning) as error:
-            found.append((type(error).__name__, str(error)))
-    return found
-
-
-def test_wrong_arguments_are_told(pool):
-    for found in pool.run(2, wrong, [options for options, *_ in WRONG.values()]):
-        for (_, kind, words), (name, text) in zip(WRONG.values(), found, strict=True):
-            assert name == kind.__name__ and words in text
-
-
-def unlike():
-    pipeline = Pipeline("GPipe")
-    bits = 4 + pipeline.rank
+@on_ranks(2)
+def test_ranks_that_disagree_attach_nothing():
+    pipeline = Pipeline()
     kinds = [type(stage) for stage in pipeline.stages]
-    said = told(lambda: laconic.pipeline.compress(pipeline.schedule, forward=f"minmax(bits={bits})"))
-    return said, kinds == [type(stage) for stage in pipeline.stages]
+    with pytest.raises(AttachError, match="forward differs"):
+        laconic.pipeline.compress(pipeline.schedule, forward=f"minmax(bits={4 + pipeline.rank})")
+    assert kinds == [type(stage) for stage in pipeline.stages]
 
 
-def test_ranks_that_disagree_attach_nothing(pool):
-    for (name, text), clean in pool.run(2, unlike):
-        assert name == "AttachError" and "forward differs" in text and clean
-
-
-def twice():
-    pipeline = Pipeline("GPipe")
-    laconic.pipeline.compress(pipeline.schedule, forward="dense()")
-    again = told(lambda: laconic.pipeline.compress(pipeline.schedule, forward="dense()"))
-    other = told(lambda: laconic.pipeline.compress(nn.Linear(2, 2)))
-    return again, other
-
-
-def test_what_cannot_be_compressed_is_refused(pool):
-    for again, other in pool.run(2, twice):
-        assert again[0] == other[0] == AttachError.__name__
-        assert "already" in again[1] and "Linear" in other[1]
+@on_ranks(2)
+def test_what_cannot_be_compressed_is_refused():
+    pipeline, _ = begun(forward="dense()")
+    with pytest.raises(AttachError, match="already"):
+        laconic.pipeline.compress(pipeline.schedule, forward="dense()")
+    with pytest.raises(AttachError, match="Linear"):
+        laconic.pipeline.compress(nn.Linear(2, 2))
