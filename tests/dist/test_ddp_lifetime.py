@@ -16,14 +16,14 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
-from tests.dist.ddp_world import MANY
 from tests.dist.nets import SGD, agree, flat, loss_of, net
+from tests.dist.pool import on_ranks
+from tests.dist.runs import MANY, advance, compressed
 
 
-def remove_and_return():
-    model = DistributedDataParallel(net(), **MANY)
-    optimizer = torch.optim.SGD(model.parameters(), **SGD)
-    handle = laconic.compress(model, optimizer, "dgc(density=0.05)")
+@on_ranks(2)
+def test_a_removed_handle_leaves_plain_ddp_and_makes_room():
+    model, optimizer, handle = compressed("dgc(density=0.05)", **MANY)
     for step in range(9):
         if step == 3:
             handle.remove()
@@ -32,20 +32,14 @@ def remove_and_return():
         optimizer.zero_grad()
         loss_of(model, step).backward()
         optimizer.step()
-    return agree(model), handle.stats().steps
-
-
-def test_a_removed_handle_leaves_plain_ddp_and_makes_room(pool):
-    assert pool.run(2, remove_and_return) == [(True, 3)] * 2
+    assert agree(model) and handle.stats().steps == 3
 
 
 def broken():
     from laconic.exchange.exchange import Exchange
 
     group = dist.new_group(timeout=timedelta(seconds=5))
-    model = DistributedDataParallel(net(), process_group=group, **MANY)
-    optimizer = torch.optim.SGD(model.parameters(), **SGD)
-    laconic.compress(model, optimizer, "topk(density=0.05)")
+    model, _, _ = compressed("topk(density=0.05)", process_group=group, **MANY)
     if dist.get_rank() == 0:
         Exchange.mean_ = lambda *_: (_ for _ in ()).throw(ZeroDivisionError("on purpose"))  # type: ignore
     try:
@@ -62,30 +56,19 @@ def test_an_error_in_the_thread_surfaces_in_backward(pool):
     assert "rank 1" in answers[1].value[1], "the other rank hears of it, at its group's timeout at the latest"
 
 
-def twice_without_a_step():
-    model = DistributedDataParallel(net())
-    optimizer = torch.optim.SGD(model.parameters(), **SGD)
-    laconic.compress(model, optimizer, "dgc(density=0.1)")
+@on_ranks(2)
+def test_a_second_backward_without_a_step_is_warned_of():
+    model, _, _ = compressed("dgc(density=0.1)")
     loss_of(model, 0).backward()
     with pytest.warns(UserWarning, match=r"no_sync"):
         loss_of(model, 1).backward()
-    return True
-
-
-def test_a_second_backward_without_a_step_is_warned_of(pool):
-    assert pool.run(2, twice_without_a_step) == [True, True]
 
 
 def thrown_away(spec, how, to_none=True):
     """Two backward passes with zero_grad() between them: what was said, and how much of the first is in the
     second, whose own gradient is zero."""
-    model = DistributedDataParallel(net(), **MANY)
-    optimizer = torch.optim.SGD(model.parameters(), **SGD)
-    handle = laconic.compress(model, optimizer, spec)
-    for step in range(2):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
+    model, optimizer, handle = compressed(spec, **MANY)
+    advance(model, optimizer, 2)
     handle.discard()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -110,53 +93,36 @@ def thrown_away(spec, how, to_none=True):
     return [each for each in words if "thrown away" in each], norm, left
 
 
-@pytest.mark.parametrize(
-    ("spec", "to_none"),
-    [("topk(density=0.05)", True), ("topk(density=0.05)", False), ("dgc(density=0.05)", True)],
-)
-def test_gradients_that_are_thrown_away_are_warned_of(pool, spec, to_none):
+@on_ranks(2, (("topk(density=0.05)", True), ("topk(density=0.05)", False), ("dgc(density=0.05)", True)))
+def test_gradients_that_are_thrown_away_are_warned_of(spec, to_none):
     """Once, with the way out; and after `discard` nothing is left of them."""
-    for said, norm, left in pool.run(2, thrown_away, spec, "zeroed", to_none):
-        assert len(said) == 1 and "no_sync" in said[0] and "handle.discard()" in said[0]
-        assert norm == 0 and left == 0
+    (said,), norm, left = thrown_away(spec, "zeroed", to_none)
+    assert "no_sync" in said and "handle.discard()" in said
+    assert norm == 0 and left == 0
 
 
-@pytest.mark.parametrize(
-    ("spec", "how"),
-    [
-        ("topk(density=0.05)", "no_sync"),
-        ("topk(density=0.05)", "discarded"),
-        ("topk(density=0.05)", "accumulated"),
-        ("cgx(min_size=2)", "zeroed"),
-        ("sum()", "zeroed"),
-    ],
-)
-def test_who_throws_nothing_away_is_not_warned(pool, spec, how):
+KEPT = [("topk(density=0.05)", how) for how in ("no_sync", "discarded", "accumulated")]
+
+
+@on_ranks(2, [*KEPT, ("cgx(min_size=2)", "zeroed"), ("sum()", "zeroed")])
+def test_who_throws_nothing_away_is_not_warned(spec, how):
     """Nothing was exchanged, or it was discarded, or accumulated; or the method holds nothing back."""
-    for said, _, _ in pool.run(2, thrown_away, spec, how):
-        assert said == []
+    assert thrown_away(spec, how)[0] == []
 
 
-def forgotten():
-    """A model that is dropped without remove(): its exchange goes with it."""
-    model = DistributedDataParallel(net())
-    optimizer = torch.optim.SGD(model.parameters(), **SGD)
-    handle = laconic.compress(model, optimizer, "topk(density=0.1)")
-    loss_of(model, 0).backward()
-    optimizer.step()
+@on_ranks(2)
+def test_a_dropped_model_takes_its_exchange_with_it():
+    model, optimizer, handle = compressed("topk(density=0.1)")
+    advance(model, optimizer, [0])
     exchange, thread = weakref.ref(handle.exchange), handle.buckets._thread._thread
     del model, optimizer, handle
     gc.collect()
     thread.join(timeout=5)
-    return exchange() is None, thread.is_alive()
+    assert exchange() is None and not thread.is_alive()
 
 
-def test_a_dropped_model_takes_its_exchange_with_it(pool):
-    assert pool.run(2, forgotten) == [(True, False)] * 2
-
-
-def wrapped_anew():
-    """A module in a second DDP after the first was dropped, with the same optimiser."""
+@on_ranks(2)
+def test_an_optimiser_outlives_its_compressed_model():
     module = net()
     optimizer = torch.optim.SGD(module.parameters(), **SGD)
     model = DistributedDataParallel(module, find_unused_parameters=True)
@@ -173,11 +139,7 @@ def wrapped_anew():
     handle = laconic.compress(model, optimizer, "topk(density=0.1)")
     stepped(model, 2)
     optimizer.step()
-    return with_momentum, len(hooks), handle.stats().steps, agree(model)
-
-
-def test_an_optimiser_outlives_its_compressed_model(pool):
-    assert pool.run(2, wrapped_anew) == [(True, 0, 1, True)] * 2
+    assert with_momentum and len(hooks) == 0 and handle.stats().steps == 1 and agree(model)
 
 
 def saved_and_loaded(model):
@@ -202,13 +164,10 @@ def stepped(model, step):
     return optimizer
 
 
-def copied(how):
-    """A compressed model, a copy of it, and that copy compressed: what each does in one step."""
-    model = DistributedDataParallel(net(), **MANY)
-    optimizer = torch.optim.SGD(model.parameters(), **SGD)
-    handle = laconic.compress(model, optimizer, "topk(density=0.05)")
-    loss_of(model, 0).backward()
-    optimizer.step()
+@on_ranks(2, COPIES)
+def test_a_copy_is_a_plain_model_and_can_be_compressed(how):
+    model, optimizer, handle = compressed("topk(density=0.05)", **MANY)
+    advance(model, optimizer, [0])
     other = COPIES[how](model)
     equal = torch.equal(flat(other), flat(model))
 
@@ -216,12 +175,6 @@ def copied(how):
     plain = agree(other) and handle.stats().steps == 1
     inside = other if isinstance(other, DistributedDataParallel) else other.module
     second = laconic.compress(inside, optimizer, "dgc(density=0.05)")
-    loss_of(other, 2).backward()
-    optimizer.step()
+    advance(other, optimizer, [2])
     loss_of(model, 1).backward()
-    return equal, plain, second.stats().steps == 1 and handle.stats().steps == 2 and agree(other)
-
-
-@pytest.mark.parametrize("how", COPIES)
-def test_a_copy_is_a_plain_model_and_can_be_compressed(pool, how):
-    assert pool.run(2, copied, how) == [(True, True, True)] * 2
+    assert equal and plain and (second.stats().steps == 1 and handle.stats().steps == 2 and agree(other))

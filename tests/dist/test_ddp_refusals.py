@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 
 import pytest
@@ -12,141 +11,98 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.core.errors import AttachError, LaconicError, SpecError
-from tests.dist.nets import SGD, agree, loss_of, net
+from tests.dist.nets import SGD, agree, net
+from tests.dist.pool import on_ranks
+from tests.dist.runs import advance
+
+TOPK = "topk(density=0.1)"
+SEED = "seed must be a whole number of 0 or more, below 2.63, got"
 
 
-def rejected(case):
-    rank = dist.get_rank()
-    plain = net()
-    model = DistributedDataParallel(plain)
-    optimizer = torch.optim.SGD(model.parameters(), **SGD)
-    if case == "not ddp":
-        laconic.compress(plain, optimizer, "topk(density=0.1)")
-    if case == "unknown":
-        laconic.compress(model, optimizer, "topkk(density=0.1)")
-    if case == "density":
-        laconic.compress(model, optimizer, "topk(density=1.5)")
-    if case == "specs differ":
-        laconic.compress(model, optimizer, "topk(density=0.1)" if rank else "topk(density=0.2)")
-    if case == "one rank fails":
-        laconic.compress(model, optimizer, "topk(density=0.1)" if rank else "topk(density=3)")
-    if case == "twice":
-        laconic.compress(model, optimizer, "topk(density=0.1)")
-        laconic.compress(model, optimizer, "topk(density=0.1)")
-    if case == "adam":
-        laconic.compress(model, torch.optim.Adam(model.parameters()), "dgc(density=0.1)")
-    if case == "no optimiser":
-        laconic.compress(model, None, "topk(density=0.1)")
-    if case == "scheduler":
-        laconic.compress(model, torch.optim.lr_scheduler.StepLR(optimizer, 1), "topk(density=0.1)")
-    if case == "parameters":
-        laconic.compress(model, model.parameters(), "topk(density=0.1)")
-    if case == "no seed":
-        laconic.compress(model, optimizer, "topk(density=0.1)", seed=None)
-    if case == "half a seed":
-        laconic.compress(model, optimizer, "topk(density=0.1)", seed=0.5 if rank else 0)
-    if case == "foreign optimiser":
-        laconic.compress(model, torch.optim.SGD(net().parameters(), lr=0.1), "topk(density=0.1)")
-    if case == "other hook":
-        model.register_comm_hook(None, lambda state, bucket: bucket)
-        laconic.compress(model, optimizer, "topk(density=0.1)")
+def calls(model, optimizer):
+    """Calls of `compress`; and for rank 0 and 1 the class and words of the error."""
+    rank, compress = dist.get_rank(), laconic.compress
+    foreign = torch.optim.SGD(net().parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    got = "optimizer= takes the torch.optim.Optimizer .*, got"
+    both = [
+        (lambda: compress(model.module, optimizer, TOPK), AttachError, "wrap it first"),
+        (lambda: compress(model, optimizer, "topkk(density=0.1)"), SpecError, "did you mean"),
+        (
+            lambda: compress(model, optimizer, "topk(density=1.5)"),
+            SpecError,
+            r"density must be a number in \(0, 1\], got 1.5",
+        ),
+        (lambda: compress(model, optimizer, f"topk(density=0.{rank + 1})"), AttachError, "the spec differs"),
+        (
+            lambda: compress(model, torch.optim.Adam(model.parameters()), "dgc(density=0.1)"),
+            AttachError,
+            "onebit_adam",
+        ),
+        (
+            lambda: compress(model, torch.optim.Adam([*model.parameters()][:2]), "onebit_adam()"),
+            AttachError,
+            r"give it all of model.parameters\(\)",
+        ),
+        (lambda: compress(model, None, TOPK), AttachError, f"{got} NoneType"),
+        (lambda: compress(model, schedule, TOPK), AttachError, "got StepLR: give its optimiser"),
+        (
+            lambda: compress(model, model.parameters(), TOPK),
+            AttachError,
+            "got Parameter: build one over them",
+        ),
+        (lambda: compress(model, optimizer, TOPK, seed=None), SpecError, f"{SEED} None"),
+        (lambda: compress(model, foreign, TOPK), AttachError, "build the optimiser from model.parameters"),
+    ]
+    return [(call, (kind, words), (kind, words)) for call, kind, words in both] + [
+        (
+            lambda: compress(model, optimizer, TOPK if rank else "topk(density=3)"),
+            (SpecError, "density"),
+            (AttachError, "rank 0 says"),
+        ),
+        (
+            lambda: compress(model, optimizer, TOPK, seed=0.5 if rank else 0),
+            (AttachError, "rank 1 says"),
+            (SpecError, "got 0.5"),
+        ),
+    ]
 
 
-def attempt(case):
-    try:
-        rejected(case)
-    except LaconicError as error:
-        return type(error), str(error)
-    return None
-
-
-@pytest.mark.parametrize(
-    ("case", "kind", "words"),
-    [
-        ("not ddp", AttachError, "wrap it first"),
-        ("unknown", SpecError, "did you mean"),
-        ("density", SpecError, r"density must be a number in \(0, 1\], got 1.5"),
-        ("specs differ", AttachError, "the spec differs"),
-        ("twice", AttachError, "compressed already"),
-        ("adam", AttachError, "onebit_adam"),
-        ("no optimiser", AttachError, "optimizer= takes the torch.optim.Optimizer .*, got NoneType"),
-        ("scheduler", AttachError, "got StepLR: give its optimiser"),
-        ("parameters", AttachError, "got Parameter: build one over them"),
-        ("no seed", SpecError, "seed must be a whole number of 0 or more, below 2.63, got None"),
-        ("foreign optimiser", AttachError, "build the optimiser from model.parameters"),
-        ("other hook", AttachError, "communication hook already"),
-    ],
-)
-def test_bad_input_is_refused_on_every_rank(pool, case, kind, words):
-    for answer in pool.run(2, attempt, case):
-        assert answer is not None
-        assert answer[0] is kind
-        assert re.search(words, answer[1]), answer[1]
-
-
-def test_an_error_on_one_rank_is_told_to_all(pool):
-    first, second = pool.run(2, attempt, "one rank fails")
-    assert first[0] is SpecError and "density" in first[1]
-    assert second[0] is AttachError and "rank 0 says" in second[1]
-
-
-def test_a_seed_that_one_rank_has_wrong_is_told_to_all(pool):
-    first, second = pool.run(2, attempt, "half a seed")
-    assert first[0] is AttachError and "rank 1 says" in first[1]
-    assert second[0] is SpecError and "got 0.5" in second[1]
-
-
-def refused_then_accepted():
+@on_ranks(2)
+def test_bad_input_is_refused_on_every_rank_and_nothing_is_left_of_it():
+    """No hook and no group; and what one rank alone has wrong is told to all."""
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), **SGD)
-    for spec in ("topk(density=7)", "nonsense()"):
-        try:
-            laconic.compress(model, optimizer, spec)
-        except SpecError:
-            continue
-    hooks = len(optimizer._optimizer_step_pre_hooks)
-    handle = laconic.compress(model, optimizer, "topk(density=0.1)")
-    loss_of(model, 0).backward()
-    optimizer.step()
-    return hooks, handle.stats().steps, agree(model)
-
-
-def test_nothing_is_left_half_attached(pool):
-    assert pool.run(2, refused_then_accepted) == [(0, 1, True)] * 2
-
-
-def hooks_and_groups():
-    """Five refusals, and what is left of them."""
-    model = DistributedDataParallel(net())
-    before = len(dist.distributed_c10d._world.pg_map)
-    for _ in range(5):
-        try:
-            laconic.compress(model, torch.optim.Adam(model.parameters()), "dgc(density=0.1)")
-        except AttachError:
-            continue
-    model.register_comm_hook(None, allow)
-    return len(dist.distributed_c10d._world.pg_map) - before
+    groups = len(dist.distributed_c10d._world.pg_map)
+    for call, *errors in calls(model, optimizer):
+        kind, words = errors[dist.get_rank()]
+        with pytest.raises(LaconicError, match=words) as caught:
+            call()
+        assert caught.type is kind, words
+    assert not optimizer._optimizer_step_pre_hooks
+    assert len(dist.distributed_c10d._world.pg_map) == groups
+    handle = laconic.compress(model, optimizer, TOPK)
+    with pytest.raises(AttachError, match="compressed already"):
+        laconic.compress(model, optimizer, TOPK)
+    advance(model, optimizer, 1)
+    assert handle.stats().steps == 1 and agree(model)
+    handle.remove()
+    hooked = DistributedDataParallel(net())
+    hooked.register_comm_hook(None, lambda state, bucket: bucket)
+    with pytest.raises(AttachError, match="communication hook already"):
+        laconic.compress(hooked, torch.optim.SGD(hooked.parameters(), **SGD), TOPK)
 
 
 def allow(state, bucket):
     raise AssertionError("no backward pass is made")
 
 
-def test_a_refusal_leaves_no_hook_and_no_group(pool):
-    assert pool.run(2, hooks_and_groups) == [0, 0]
-
-
-def half_an_optimiser():
+@on_ranks(2)
+def test_after_a_refusal_ddp_takes_another_hook():
     model = DistributedDataParallel(net())
-    try:
-        laconic.compress(model, torch.optim.Adam(list(model.parameters())[:2]), "onebit_adam()")
-    except AttachError as error:
-        return str(error)
-    return None
-
-
-def test_adams_momentum_wants_all_parameters(pool):
-    assert all("give it all of model.parameters()" in answer for answer in pool.run(2, half_an_optimiser))
+    with pytest.raises(AttachError):
+        laconic.compress(model, torch.optim.Adam(model.parameters()), "dgc(density=0.1)")
+    model.register_comm_hook(None, allow)
 
 
 def said_at_attach(spec):
