@@ -176,6 +176,7 @@ def on_ranks(
                 pool.run(ranks, _each, address, listed, (), timeout_s=timeout_s)
 
         listed = list(cases)
+        assert listed, "without a case the test cannot fail"
         for name in ("__module__", "__name__", "__qualname__", "__doc__"):
             setattr(test, name, getattr(body, name))
         test.body = body  # type: ignore[attr-defined]  # for `_find`, in the workers
