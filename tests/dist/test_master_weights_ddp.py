@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+from itertools import product
 
 import pytest
 import torch
@@ -16,8 +16,9 @@ import laconic
 from laconic.core.errors import AttachError
 from laconic.optim import master_weights
 from laconic.optim.master_weights import masters_of
-from tests.dist.ddp_world import MANY
 from tests.dist.nets import SGD, agree, batch, compress_anyway, flat, net
+from tests.dist.pool import on_ranks
+from tests.dist.runs import MANY, advance, stop_and_go
 
 METHODS = (None, "dense()", "topk(density=0.1)", "dgc(density=0.1)", "cgx(bits=8)", "powersgd(rank=2)")
 ADAM = ("onebit_adam(warmup_steps=3)", "zero_one_adam(freeze_steps=3, kappa=1, double_every=2, longest=2)")
@@ -64,176 +65,112 @@ def trained(spec, rounding, clipped):
     return equal, agree(model), losses
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-@pytest.mark.parametrize("spec", [*METHODS, *ADAM])
-def test_replicas_and_their_masters_stay_equal_and_learn(pool, spec, rounding):
+def learns(spec, rounding):
     """Twelve steps on one batch; 0/1 Adam meets at the last."""
-    for equal, after, losses in pool.run(2, trained, spec, rounding, False):
-        assert equal and after
-        assert losses[-1] < 0.9 * losses[0]
+    equal, after, losses = trained(spec, rounding, False)
+    assert equal and after and losses[-1] < 0.9 * losses[0]
 
 
-@pytest.mark.parametrize("spec", [None, "dense()", "topk(density=0.1)", "cgx(bits=8)"])
-def test_clipping_of_16_bit_gradients_reaches_the_masters(pool, spec):
-    for equal, _, losses in pool.run(2, trained, spec, "nearest", True):
-        assert equal and losses[-1] < losses[0]
+@on_ranks(
+    2, [*((spec, "nearest") for spec in (*METHODS, *ADAM)), ("cgx(bits=8)", "stochastic")], timeout_s=300
+)
+def test_replicas_and_their_masters_stay_equal_and_learn(spec, rounding):
+    learns(spec, rounding)
 
 
-def one_weight(spec, clip):
+@pytest.mark.nightly
+@on_ranks(2, product((*METHODS, *ADAM), ("nearest", "stochastic")), timeout_s=600)
+def test_replicas_and_their_masters_stay_equal_and_learn_in_any_rounding(spec, rounding):
+    learns(spec, rounding)
+
+
+@on_ranks(2, (None, "dense()", "topk(density=0.1)", "cgx(bits=8)"))
+def test_clipping_of_16_bit_gradients_reaches_the_masters(spec):
+    equal, _, losses = trained(spec, "nearest", True)
+    assert equal and losses[-1] < losses[0]
+
+
+@on_ranks((2, 4), (False, True))
+def test_masters_get_the_mean_in_float32(clip):
+    """Gradients 1, 1 + 1/128, ...: bfloat16 has no number for their mean. A clipped one comes as it is."""
     model = DistributedDataParallel(nn.Linear(1, 1, bias=False).to(torch.bfloat16))
     optimizer = master_weights(torch.optim.SGD(model.parameters(), lr=1.0))
     weight = model.module.weight
     with torch.no_grad():
         weight.fill_(0.0)
-    if spec is not None:
-        laconic.compress(model, optimizer, spec)
-    x = torch.tensor([[1.0 + dist.get_rank() / 128]], dtype=torch.bfloat16)
-    model(x).sum().backward()
+    laconic.compress(model, optimizer, "dense()")
+    model(torch.tensor([[1.0 + dist.get_rank() / 128]], dtype=torch.bfloat16)).sum().backward()
     if clip:
         clip_grad_norm_(model.parameters(), 0.5)
     optimizer.step()
-    return masters_of(optimizer).of(weight).item(), weight.item()
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_masters_get_the_mean_in_float32(pool, size):
-    """Gradients 1, 1 + 1/128, ...: bfloat16 has no number for their mean. A clipped one comes as it is."""
+    size, master = dist.get_world_size(), masters_of(optimizer).of(weight).item()
     mean = sum(1 + rank / 128 for rank in range(size)) / size
-    for master, weight in pool.run(size, one_weight, "dense()", False):
-        assert master == -mean
-        assert weight == torch.tensor(-mean).to(torch.bfloat16).item() != -mean
-    for master, _ in pool.run(size, one_weight, "dense()", True):
+    if clip:
         assert abs(master + 0.5) < 2**-8
+    else:
+        assert master == -mean
+        assert weight.item() == torch.tensor(-mean).to(torch.bfloat16).item() != -mean
 
 
-def stop_and_go(spec, rounding):
-    """Eight steps, and four then four in new objects."""
-    ends = []
-    model, optimizer, handle = built(spec, rounding)
-    for step in range(8):
-        if step == 4:
-            file = io.BytesIO()
-            memory = None if handle is None else handle.state_dict()
-            torch.save((model.module.state_dict(), optimizer.state_dict(), memory), file)
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
-    ends.append(flat(model))
-    file.seek(0)
-    weights, state, memory = torch.load(file, weights_only=True)
-    model, optimizer, handle = built(spec, rounding, seed=9)
-    model.module.load_state_dict(weights)
-    optimizer.load_state_dict(state)
-    if handle is not None:
-        handle.load_state_dict(memory)
-    for step in range(4, 8):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
-    return [*ends, flat(model)]
+def train(model, optimizer, steps):
+    advance(model, optimizer, steps, loss_of)
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-@pytest.mark.parametrize("spec", [None, "dgc(density=0.1)", "onebit_adam(warmup_steps=3)"])
-def test_a_resumed_run_does_the_same_bits(pool, spec, rounding):
-    for whole, resumed in pool.run(2, stop_and_go, spec, rounding):
-        assert torch.equal(whole, resumed)
+@on_ranks(2, product(("nearest", "stochastic"), (None, "dgc(density=0.1)", "onebit_adam(warmup_steps=3)")))
+def test_a_resumed_run_does_the_same_bits(rounding, spec):
+    (whole, *_), (model, *_) = stop_and_go(lambda again: built(spec, rounding, seed=9 * again), 8, 4, train)
+    assert torch.equal(flat(whole), flat(model))
 
 
-def strategy_stop_and_go(spec):
-    """Eight steps, and four then four in new objects: this rank's float32 weights."""
+@on_ranks(2, ("local_sgd(every=3, compressor=sign())", "sgp()", "diloco(every=3)"))
+def test_a_resumed_strategy_does_the_same_bits(spec):
+    """This rank's float32 weights."""
 
-    def begun(seed):
-        model = net(seed).to(torch.bfloat16)
+    def begun(again):
+        model = net(9 * again).to(torch.bfloat16)
         optimizer = master_weights(torch.optim.SGD(model.parameters(), **SGD))
         return laconic.distribute(model, optimizer, spec)
 
-    ends = []
-    model, optimizer = begun(0)
-    for step in range(8):
-        if step == 4:
-            file = io.BytesIO()
-            state = optimizer.state_dict()
-            torch.save((model.state_dict(), state), file)
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
-    ends.append(optimizer.controller.replica.flat.clone())
-    optimizer.remove()
-    file.seek(0)
-    weights, state = torch.load(file, weights_only=True)
-    model, optimizer = begun(9)
-    model.load_state_dict(weights)
-    optimizer.load_state_dict(state)
-    for step in range(4, 8):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
-    return [*ends, optimizer.controller.replica.flat.clone()]
+    (_, whole), (_, optimizer) = stop_and_go(begun, 8, 4, train)
+    assert torch.equal(whole.controller.replica.flat, optimizer.controller.replica.flat)
 
 
-@pytest.mark.parametrize("spec", ["local_sgd(every=3, compressor=sign())", "sgp()", "diloco(every=3)"])
-def test_a_resumed_strategy_does_the_same_bits(pool, spec):
-    for whole, resumed in pool.run(2, strategy_stop_and_go, spec):
-        assert torch.equal(whole, resumed)
+COPIES = ("local_sgd(every=4)", "diloco(every=8, lr=1.0, momentum=0.0)", "sgp()")
+ROUNDINGS = ((None, 1.0, 0), ("nearest", 0.984, 1e-5), ("stochastic", 0.984, 2e-3))
 
 
-def small_steps(spec, rounding, steps):
-    """A thousand weights at 1 and updates of 1e-4; the group's model at the end, and float32's."""
+@on_ranks(2, [(spec, *rounding) for spec in COPIES for rounding in ROUNDINGS])
+def test_a_strategy_and_its_masters_are_one_copy(spec, rounding, expected, tolerance):
+    """160 updates of 1e-4: bfloat16 alone loses all of them, masters none, and rounding at random none on
+    average: five standard deviations of the mean of 1,000 weights are 0.002.
+    """
     weight = nn.Parameter(torch.ones(1000, dtype=torch.bfloat16))
     model = nn.ParameterList([weight])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     if rounding is not None:
         master_weights(optimizer, rounding=rounding, seed=dist.get_rank())
     _, optimizer = laconic.distribute(model, optimizer, spec)
-    for _ in range(steps):
+    for _ in range(160):
         weight.grad = torch.ones_like(weight)
         optimizer.step()
     optimizer.finish()
     own = optimizer.controller.replica.flat.clone()
-    state = optimizer.state_dict()
-    optimizer.load_state_dict(state)
+    optimizer.load_state_dict(optimizer.state_dict())
     optimizer.remove()
-    return own.mean().item(), torch.equal(own.to(torch.bfloat16), weight.detach())
+    assert abs(own.mean().item() - expected) <= tolerance
+    assert torch.equal(own.to(torch.bfloat16), weight.detach())
 
 
-@pytest.mark.parametrize("spec", ["local_sgd(every=4)", "diloco(every=8, lr=1.0, momentum=0.0)", "sgp()"])
-def test_a_strategy_and_its_masters_are_one_copy(pool, spec):
-    """160 updates of 1e-4: bfloat16 alone loses all of them, masters none, and rounding at random none on
-    average: five standard deviations of the mean of 1,000 weights are 0.002.
-    """
-    for rounding, expected, tolerance in (
-        (None, 1.0, 0),
-        ("nearest", 0.984, 1e-5),
-        ("stochastic", 0.984, 2e-3),
-    ):
-        for mean, published in pool.run(2, small_steps, spec, rounding, 160):
-            assert abs(mean - expected) <= tolerance
-            assert published
-
-
-def sharded(spec):
-    """A model in bfloat16 under fully_shard: its masters are sharded too."""
+@on_ranks(2, [None, "cgx(bits=8)"])
+def test_masters_of_a_sharded_model_are_shards(spec):
     model = net().to(torch.bfloat16)
     fully_shard(model)
     optimizer = master_weights(torch.optim.SGD(model.parameters(), **SGD))
     if spec is not None:
         laconic.compress(model, optimizer, spec)
-    losses = []
-    for _ in range(8):
-        optimizer.zero_grad()
-        loss = loss_of(model, 0)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = advance(model, optimizer, [0] * 8, loss_of)
     with pytest.raises(AttachError, match="these parameters are sharded"):
         master_weights(torch.optim.SGD(model.parameters(), lr=0.1), rounding="stochastic")
     shards = [each.to_local().numel() for each in model.parameters()]
     masters = [masters_of(optimizer).of(each).to_local().numel() for each in model.parameters()]
-    return losses, shards == masters
-
-
-@pytest.mark.parametrize("spec", [None, "cgx(bits=8)"])
-def test_masters_of_a_sharded_model_are_shards(pool, spec):
-    for losses, equal in pool.run(2, sharded, spec, timeout_s=240):
-        assert equal and losses[-1] < 0.9 * losses[0]
+    assert (shards == masters) and losses[-1] < 0.9 * losses[0]

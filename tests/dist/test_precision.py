@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -19,10 +20,11 @@ from laconic.report.series import MethodSeries, Run, seed_series
 from laconic.report.summary import summarise
 from laconic.tasks import checkpoint, precision, training
 from laconic.tasks.group_model import MODEL
-from laconic.tasks.training import train_rank
-from tests.dist.ddp_world import spike
 from tests.dist.nets import SGD, agree, batch, loss_of, net
-from tests.dist.test_training import losses, plan  # noqa: F401  # a fixture
+from tests.dist.plans import told
+from tests.dist.pool import on_ranks
+from tests.dist.runs import advance, scaled_step, spike
+from tests.dist.test_training import trained
 
 STRATEGIES = ("local_sgd(every=2)", "diloco(every=3)", "sgp()", "osgp()", "dpsgd()", "easgd()")
 METHODS = ("dense()", "fp16()", "dgc(density=0.05)", "cgx()", "powersgd()", "topk(density=0.1)")
@@ -34,8 +36,8 @@ def half_loss(model, step):
     return nn.functional.cross_entropy(model(x.to(next(model.parameters()).dtype)).float(), y)
 
 
-def overflow(spec, when, given=True, dtype=torch.float32):
-    """Inf on the last rank at one step: where this rank moved, its scale, whether replicas are equal."""
+def overflow(spec, given=True, dtype=torch.float32):
+    """Inf on the last rank at step 2: where this rank moved, and its scale; with it replicas are equal."""
     model = net().to(dtype)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
     plain = torch.optim.SGD(model.parameters(), **SGD)
@@ -48,72 +50,69 @@ def overflow(spec, when, given=True, dtype=torch.float32):
     for step in range(6):
         optimizer.zero_grad()
         loss = half_loss(wrapped, step)
-        if step == when and dist.get_rank() == dist.get_world_size() - 1:
+        if step == 2 and dist.get_rank() == dist.get_world_size() - 1:
             loss = loss + spike(weight)
-        scaler.scale(loss).backward()
         before = count[0]
-        scaler.step(optimizer)
-        scaler.update()
+        scaled_step(scaler, optimizer, loss)
         updates.append(count[0] > before)
         scales.append(scaler.get_scale())
     optimizer.finish()
-    together = agree(model)
+    assert agree(model) or not given
     optimizer.remove()
-    return updates, scales, together, "_unscale_grads_" in vars(scaler)
+    assert "_unscale_grads_" not in vars(scaler)
+    return updates, scales
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("spec", STRATEGIES + METHODS)
-def test_an_overflow_on_one_rank_makes_all_skip(pool, spec, size):
+def skips_together(spec, dtype=torch.float32):
     """The scale, too, stays equal on all: halved at step 2, and doubled after four steps without."""
-    for updates, scales, together, patched in pool.run(size, overflow, spec, 2):
-        assert updates == [True, True, False, True, True, True]
-        assert scales == [1024.0, 1024.0, 512.0, 512.0, 512.0, 512.0]
-        assert together and not patched
+    updates, scales = overflow(spec, dtype=dtype)
+    assert updates == [True, True, False, True, True, True]
+    assert scales == [1024.0, 1024.0, 512.0, 512.0, 512.0, 512.0]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("spec", ["local_sgd(every=2)", "sgp()", "dense()", "dgc(density=0.05)"])
-def test_so_it_is_with_master_weights(pool, spec, dtype):
-    for updates, scales, together, _ in pool.run(2, overflow, spec, 2, True, dtype):
-        assert updates == [True, True, False, True, True, True]
-        assert scales == [1024.0, 1024.0, 512.0, 512.0, 512.0, 512.0]
-        assert together
+HALF = product(
+    ("local_sgd(every=2)", "sgp()", "dense()", "dgc(density=0.05)"), (torch.float16, torch.bfloat16)
+)
+
+
+@on_ranks(2, [*STRATEGIES, *METHODS, *HALF])
+def test_an_overflow_on_one_rank_makes_all_skip_with_master_weights_too(spec, dtype=torch.float32):
+    skips_together(spec, dtype)
+
+
+@on_ranks(4, (*STRATEGIES[::2], *METHODS[1::2]))
+def test_an_overflow_on_one_of_four_ranks_makes_all_skip(spec):
+    skips_together(spec)
 
 
 def test_without_the_scaler_a_strategys_ranks_skip_by_their_own(pool):
-    first, last = pool.run(2, overflow, "local_sgd(every=2)", 2, False)
+    first, last = pool.run(2, overflow, "local_sgd(every=2)", False)
     assert first[0] == [True] * 6 and first[1][-1] == 2048.0
     assert last[0] == [True, True, False, True, True, True] and last[1][-1] == 512.0
 
 
-def counted(spec):
+@on_ranks(2)
+def test_sharing_costs_four_bytes_a_step_and_they_are_counted():
+    spec = "local_sgd(every=5)"
     out = []
     for given in (False, True):
         scaler = torch.amp.GradScaler("cpu") if given else None
         model = net()
         plain = torch.optim.SGD(model.parameters(), lr=0.1)
         model, optimizer = laconic.distribute(model, plain, spec, scaler=scaler)
-        for step in range(5):
+        if not given:
+            advance(model, optimizer, 5)
+        for step in range(5 * given):
             optimizer.zero_grad()
-            loss = loss_of(model, step)
-            (loss if scaler is None else scaler.scale(loss)).backward()
-            if scaler is None:
-                optimizer.step()
-            else:
-                scaler.step(optimizer)
-                scaler.update()
+            scaled_step(scaler, optimizer, loss_of(model, step))
         out.append(optimizer.stats().payload_sent)
         optimizer.remove()
-    return out
+    alone, shared = out
+    assert shared == alone + 5 * 4
 
 
-def test_sharing_costs_four_bytes_a_step_and_they_are_counted(pool):
-    for alone, shared in pool.run(2, counted, "local_sgd(every=5)"):
-        assert shared == alone + 5 * 4
-
-
-def refusals():
+@on_ranks(2)
+def test_a_scaler_that_cannot_be_shared_is_refused():
     said, models = [], []
     scaler = torch.amp.GradScaler("cpu")
 
@@ -138,24 +137,13 @@ def refusals():
     models.clear()
     gc.collect()
     attempt("sgp()")
-    return said
+    pace, patience, twice = said
+    assert "own pace" in pace and "bfloat16" in pace
+    assert "patience_s" in patience
+    assert "given twice" in twice
 
 
-def test_a_scaler_that_cannot_be_shared_is_refused(pool):
-    for said in pool.run(2, refusals):
-        pace, patience, twice = said
-        assert "own pace" in pace and "bfloat16" in pace
-        assert "patience_s" in patience
-        assert "given twice" in twice
-
-
-def trained(plan):  # noqa: F811
-    events = []
-    train_rank(plan, events.append)
-    return events
-
-
-def trained_with_overflow(plan, when):  # noqa: F811
+def trained_with_overflow(plan, when):
     """Rank 0's loss of one step is multiplied by what float16 cannot hold."""
     calls, real = [0], training.cross_entropy
 
@@ -172,21 +160,21 @@ def trained_with_overflow(plan, when):  # noqa: F811
         training.cross_entropy = real
 
 
-@pytest.mark.parametrize("name", ["bf16", "fp16"])
-@pytest.mark.parametrize("spec", ["dense()", "dgc(density=0.1)", "local_sgd(every=2)"])
-def test_a_training_in_16_bits_is_close_to_float32_and_says_its_scale(pool, plan, spec, name):  # noqa: F811
+def test_a_training_in_16_bits_is_close_to_float32_and_says_its_scale(pool, plan):
     """Six steps: losses within 2 % of float32's; float16 tells a scale, bfloat16 has none."""
-    whole = pool.run(2, trained, replace(plan, spec=spec))
-    half = pool.run(2, trained, replace(plan, spec=spec, precision=name))
-    for events, found in zip(whole, half, strict=True):
-        assert losses(found) != losses(events)
-        assert losses(found) == pytest.approx(losses(events), rel=0.02)
-        told = [event.get("loss_scale") for event in found if event["kind"] == "step"]
-        assert told == [65536.0 if name == "fp16" else None] * 6
+    cases = ("dense()", "fp16"), ("dgc(density=0.1)", "bf16"), ("local_sgd(every=2)", "fp16")
+    plans = [replace(plan, spec=spec, precision=name) for spec, name in cases for name in (None, name)]
+    ends = [found for _, found in pool.each(2, trained, plans, timeout_s=240)]
+    for (spec, name), whole, half in zip(cases, ends[::2], ends[1::2], strict=True):
+        for events, found in zip(whole, half, strict=True):
+            assert told(found) != told(events), spec
+            assert told(found) == pytest.approx(told(events), rel=0.02), spec
+            scales = [event.get("loss_scale") for event in found if event["kind"] == "step"]
+            assert scales == [65536.0 if name == "fp16" else None] * 6, spec
 
 
 @pytest.mark.parametrize("spec", ["dgc(density=0.1)", "local_sgd(every=3)"])
-def test_an_overflow_in_training_is_skipped_by_all_and_reported(pool, plan, spec):  # noqa: F811
+def test_an_overflow_in_training_is_skipped_by_all_and_reported(pool, plan, spec):
     found = pool.run(2, trained_with_overflow, replace(plan, spec=spec, precision="fp16"), 3)
     for events in found:
         steps = [event for event in events if event["kind"] == "step"]
@@ -201,7 +189,7 @@ def test_an_overflow_in_training_is_skipped_by_all_and_reported(pool, plan, spec
 
 
 @pytest.mark.parametrize("spec", ["dgc(density=0.1)", "local_sgd(every=3)"])
-def test_a_resumed_training_has_the_scale_and_does_the_same_bits(pool, plan, spec):  # noqa: F811
+def test_a_resumed_training_has_the_scale_and_does_the_same_bits(pool, plan, spec):
     """Resumed after a step that was skipped: without the scaler's state the scale would be 65536 again."""
     plan = replace(plan, spec=spec, precision="fp16", checkpoint_every=1)
     whole = pool.run(2, trained_with_overflow, plan, 3)
@@ -210,8 +198,8 @@ def test_a_resumed_training_has_the_scale_and_does_the_same_bits(pool, plan, spe
     assert saved["scale"] == 32768.0 and saved["_growth_tracker"] == 2
     rest = pool.run(2, trained, replace(plan, resume_from=plan.folder / "step-000005"))
     for events, later in zip(whole, rest, strict=True):
-        assert losses(events)[5:] == losses(later)
-        assert losses(later, name="loss_scale") == [32768.0]
+        assert told(events)[5:] == told(later)
+        assert told(later, name="loss_scale") == [32768.0]
     found = torch.load(plan.folder / MODEL)
     assert all(torch.equal(model[key], found[key]) for key in model)
 
