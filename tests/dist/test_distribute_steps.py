@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,70 +12,48 @@ from torch.optim.lr_scheduler import LambdaLR
 from laconic.core.errors import NonFiniteError, StateError
 from laconic.strategies.controller import GradientController
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
-from tests.dist.distribute_world import pair
 from tests.dist.nets import SGD, agree, flat, loss_of
+from tests.dist.pool import on_ranks
+from tests.dist.runs import distributed, scaled_step
 
 
-def schedule_and_scaler():
+@on_ranks(2)
+def test_a_scaler_skips_the_update_of_one_rank_and_no_meeting():
     """A rank whose gradient overflows skips its update and still averages; a schedule goes on."""
-    model, optimizer = pair("local_sgd(every=2)")
-    schedule, scaler = (
-        LambdaLR(optimizer, lambda step: 0.5**step),
-        torch.amp.GradScaler("cpu", init_scale=8.0),
-    )
-    before = flat(model)
+    model, optimizer = distributed("local_sgd(every=2)")
+    schedule = LambdaLR(optimizer, lambda step: 0.5**step)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    before, first = flat(model), dist.get_rank() == 0
     for step in range(2):
         optimizer.zero_grad()
-        loss = loss_of(model, step) * (torch.inf if dist.get_rank() == 0 else 1.0)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        if step == 0:
-            unmoved = torch.equal(flat(model), before)
+        scaled_step(scaler, optimizer, loss_of(model, step) * (torch.inf if first else 1.0))
+        assert torch.equal(flat(model), before) == first or step
         schedule.step()
-    return unmoved, agree(model), optimizer.param_groups[0]["lr"], scaler.get_scale()
+    assert agree(model)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(SGD["lr"] / 4)
+    assert scaler.get_scale() == (2.0 if first else 8.0)
 
 
-def test_a_scaler_skips_the_update_of_one_rank_and_no_meeting(pool):
-    (unmoved, same, rate, scale), (moved, _, _, other) = pool.run(2, schedule_and_scaler)
-    assert unmoved
-    assert not moved
-    assert same
-    assert rate == pytest.approx(SGD["lr"] / 4)
-    assert (scale, other) == (2.0, 8.0)
-
-
-def scaled_and_plain():
+@on_ranks(2)
+def test_a_scale_leaves_no_trace():
     ends = []
     for scaler in (torch.amp.GradScaler("cpu", init_scale=8.0), torch.amp.GradScaler("cpu", enabled=False)):
-        model, optimizer = pair("local_sgd(every=2)")
+        model, optimizer = distributed("local_sgd(every=2)")
         for step in range(4):
             optimizer.zero_grad()
-            scaler.scale(loss_of(model, step)).backward()
-            scaler.step(optimizer)
-            scaler.update()
+            scaled_step(scaler, optimizer, loss_of(model, step))
         ends.append(flat(model))
-    return torch.equal(*ends)
+    assert torch.equal(*ends)
 
 
-def test_a_scale_leaves_no_trace(pool):
-    assert pool.run(2, scaled_and_plain) == [True, True]
-
-
-def not_finite():
-    model, optimizer = pair("local_sgd(every=5)")
+@on_ranks(2)
+def test_a_gradient_that_is_not_finite_changes_no_parameter():
+    model, optimizer = distributed("local_sgd(every=5)")
     before = flat(model)
     (loss_of(model, 0) * torch.nan).backward()
-    try:
+    with pytest.raises(NonFiniteError, match="update was skipped"):
         optimizer.step()
-    except NonFiniteError as error:
-        return str(error), torch.equal(flat(model), before)
-
-
-def test_a_gradient_that_is_not_finite_changes_no_parameter(pool):
-    for text, unchanged in pool.run(2, not_finite):
-        assert "update was skipped" in text
-        assert unchanged
+    assert torch.equal(flat(model), before)
 
 
 class Told(GradientController):
@@ -103,40 +83,28 @@ def test_a_loss_is_told_by_hand_or_by_a_closure_as_it_is():
     assert controller.losses == [2.0, 0.0, None]
 
 
-def caught_and_gone_on(spec):
+@on_ranks(2, ("sgp()", "osgp()", "local_sgd(every=2)", "adpsgd()"))
+def test_a_rank_that_catches_and_goes_on_keeps_step_with_the_others(spec):
     """The pattern of docs/faults.md: rank 0 catches, and goes on with its next batch."""
-    model, optimizer = pair(spec)
-    caught = 0
+    model, optimizer = distributed(spec)
     for step in range(7):
         optimizer.zero_grad()
-        loss = loss_of(model, step) * (torch.inf if step == 2 and dist.get_rank() == 0 else 1.0)
-        loss.backward()
-        try:
+        bad = step == 2 and dist.get_rank() == 0
+        (loss_of(model, step) * (torch.inf if bad else 1.0)).backward()
+        with pytest.raises(NonFiniteError) if bad else nullcontext():
             optimizer.step()
-        except NonFiniteError:
-            caught += 1
-            optimizer.zero_grad()
     optimizer.finish()
-    return caught, optimizer.stats().steps, agree(model)
+    assert optimizer.stats().steps == 7 and agree(model)
+    optimizer.remove()
 
 
-@pytest.mark.parametrize("spec", ["sgp()", "osgp()", "local_sgd(every=2)", "adpsgd()"])
-def test_a_rank_that_catches_and_goes_on_keeps_step_with_the_others(pool, spec):
-    assert pool.run(2, caught_and_gone_on, spec) == [(1, 7, True), (0, 7, True)]
-
-
-def one_refuses():
+@on_ranks(2)
+def test_if_one_rank_refuses_its_state_no_rank_loads():
     """Rank 1 loads a state of another seed."""
-    model, optimizer = pair("sgp()")
+    model, optimizer = distributed("sgp()")
     state = optimizer.state_dict()
     state["laconic"]["seed"] = dist.get_rank()
     before = flat(model)
-    with pytest.raises(StateError) as caught:
+    with pytest.raises(StateError, match="seed 1" if dist.get_rank() else "rank 1 says"):
         optimizer.load_state_dict(state)
-    return str(caught.value), torch.equal(flat(model), before)
-
-
-def test_if_one_rank_refuses_its_state_no_rank_loads(pool):
-    first, second = pool.run(2, one_refuses)
-    assert "rank 1 says" in first[0] and "seed 1" in second[0]
-    assert first[1] and second[1]
+    assert torch.equal(flat(model), before)

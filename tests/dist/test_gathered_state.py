@@ -8,45 +8,36 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.core.errors import StateError
 from tests.dist.nets import SGD, flat, loss_of, net
+from tests.dist.pool import on_ranks
+from tests.dist.runs import advance, compressed
+
+DGC = "dgc(density=0.05)"
 
 
-def begin(spec: str = "dgc(density=0.05)"):
-    model = DistributedDataParallel(net())
-    optimizer = torch.optim.SGD(model.parameters(), **SGD)
-    return model, optimizer, laconic.compress(model, optimizer, spec)
-
-
-def go(model, optimizer, steps):
-    for step in steps:
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
+def from_rank_0(folder, saved):
+    """A state that rank 0 alone has written, as each rank finds it."""
+    if dist.get_rank() == 0:
+        torch.save(saved, folder / "rank0.pt")
+    dist.barrier()
+    return torch.load(folder / "rank0.pt", weights_only=True)
 
 
 def written_by_rank_0(folder):
     """Ten steps; and four, then six from a file of rank 0."""
-    whole = begin()
-    go(*whole[:2], range(10))
-    model, optimizer, handle = begin()
-    go(model, optimizer, range(4))
+    whole = compressed(DGC)
+    advance(*whole[:2], range(10))
+    model, optimizer, handle = compressed(DGC)
+    advance(model, optimizer, range(4))
     state = handle.state_dict(gather=True)
-    if dist.get_rank() == 0:
-        torch.save(
-            {"model": model.module.state_dict(), "optim": optimizer.state_dict(), "laconic": state},
-            folder / "rank0.pt",
-        )
-    dist.barrier()
-    saved = torch.load(folder / "rank0.pt", weights_only=True)
-    model, optimizer, handle = begin()
-    model.module.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optim"])
-    handle.load_state_dict(saved["laconic"])
-    go(model, optimizer, range(4, 10))
+    saved = from_rank_0(folder, [model.module.state_dict(), optimizer.state_dict(), state])
+    model, optimizer, handle = compressed(DGC)
+    for part, its in zip((model.module, optimizer, handle), saved, strict=True):
+        part.load_state_dict(its)
+    advance(model, optimizer, range(4, 10))
     return torch.equal(flat(whole[0]), flat(model)), len(state["ranks"])
 
 
@@ -67,17 +58,14 @@ def distributed(spec):
 def distributed_from_rank_0(folder, spec):
     """Four steps, and six more; or those from a file of rank 0. Also how many states that holds of each."""
     first = distributed(spec)
-    go(*first, range(4))
+    advance(*first, range(4))
     state = first[1].state_dict(gather=True)
-    if dist.get_rank() == 0:
-        torch.save({"model": first[0].state_dict(), "optimizer": state}, folder / "rank0.pt")
-    dist.barrier()
-    saved = torch.load(folder / "rank0.pt", weights_only=True)
+    saved = from_rank_0(folder, {"model": first[0].state_dict(), "optimizer": state})
     model, optimizer = distributed(spec)
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     for each in (first, (model, optimizer)):
-        go(*each, range(4, 10))
+        advance(*each, range(4, 10))
     same = torch.equal(flat(first[0]), flat(model))
     held = len(state["laconic"]["ranks"]), len(state["optimizers"])
     resized = len(laconic.resize(saved["optimizer"]["laconic"], 3))
@@ -102,23 +90,20 @@ def test_a_distributed_run_goes_on_from_what_rank_0_wrote(pool, tmp_path, spec, 
     ]
 
 
-def distributed_and_wrong(spec):
+@on_ranks(2, ["dgc()", "sgp()"])
+def test_an_empty_gathered_state_says_which_file_to_load(spec):
     _model, optimizer = distributed(spec)
     state = optimizer.state_dict(gather=True)
     empty = {**state, "laconic": {**state["laconic"], "ranks": []}}
     with pytest.raises(StateError) as caught:
         optimizer.load_state_dict(empty)
     optimizer.remove()
-    return str(caught.value)
+    said = str(caught.value)
+    assert "load that file on every rank" in said
 
 
-@pytest.mark.parametrize("spec", ["dgc()", "sgp()"])
-def test_an_empty_gathered_state_says_which_file_to_load(pool, spec):
-    assert all("load that file on every rank" in said for said in pool.run(2, distributed_and_wrong, spec))
-
-
-def thrown_away(spec, discarded):
-    """Whether the model moves by a step without gradients, after some were thrown away."""
+@on_ranks(2, [("topk(density=0.1)", False, True), ("topk(density=0.1)", True, False), ("sgp()", True, False)])
+def test_discarded_gradients_do_not_come_back(spec, discarded, moves):
     model = net()
     model, optimizer = laconic.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), spec)
     loss_of(model, 0).backward()
@@ -132,31 +117,20 @@ def thrown_away(spec, discarded):
         optimizer.step()
     moved = bool((flat(model) != before).any())
     optimizer.remove()
-    return moved
+    assert moved == moves
 
 
-@pytest.mark.parametrize(
-    ("spec", "discarded", "moves"),
-    [("topk(density=0.1)", False, True), ("topk(density=0.1)", True, False), ("sgp()", True, False)],
-)
-def test_discarded_gradients_do_not_come_back(pool, spec, discarded, moves):
-    assert pool.run(2, thrown_away, spec, discarded) == [moves] * 2
-
-
-def bytes_counted():
-    _model, _, handle = begin()  # the group goes with the model
+@on_ranks(2)
+def test_a_checkpoint_does_not_count_as_training():
+    _model, _, handle = compressed(DGC)  # the group goes with the model
     before = handle.stats().network_sent
     handle.state_dict(gather=True)
-    return handle.stats().network_sent - before
+    assert handle.stats().network_sent - before == 0
 
 
-def test_a_checkpoint_does_not_count_as_training(pool):
-    assert pool.run(2, bytes_counted) == [0, 0]
-
-
-def refused():
-    """A gathered state that is empty, and one of three ranks; and one of another rank."""
-    _model, _, handle = begin()  # the group goes with the model
+@on_ranks(2)
+def test_what_cannot_be_loaded_says_how_to_save():
+    _model, _, handle = compressed(DGC)  # the group goes with the model
     state, own = handle.state_dict(gather=True), handle.state_dict()
     other = {**own, "rank": 1 - own["rank"]}
     said = []
@@ -164,23 +138,19 @@ def refused():
         with pytest.raises(StateError) as caught:
             handle.load_state_dict(wrong)
         said.append(str(caught.value))
-    return said
-
-
-def test_what_cannot_be_loaded_says_how_to_save(pool):
-    for empty, three, other in pool.run(2, refused):
-        assert "load that file on every rank" in empty
-        assert "3 ranks" in three and "laconic.resize" in three
-        assert "gather=True" in other
+    empty, three, other = said
+    assert "load that file on every rank" in empty
+    assert "3 ranks" in three and "laconic.resize" in three
+    assert "gather=True" in other
 
 
 def warned_when(savers, spec, how_often=1):
     """Warnings of the steps after these ranks have saved their own state."""
-    model, optimizer, handle = begin(spec)
+    model, optimizer, handle = compressed(spec)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for step in range(3):
-            go(model, optimizer, [step])
+            advance(model, optimizer, [step])
             if dist.get_rank() in savers:
                 for _ in range(how_often):
                     torch.save(handle.state_dict(), io.BytesIO())
@@ -211,6 +181,6 @@ def test_gathered_states_are_resized(pool):
 
 
 def gathered():
-    model, optimizer, handle = begin()
-    go(model, optimizer, range(2))
+    model, optimizer, handle = compressed(DGC)
+    advance(model, optimizer, range(2))
     return handle.state_dict(gather=True)

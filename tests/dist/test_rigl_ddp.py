@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 
@@ -16,10 +15,11 @@ import laconic
 from laconic.core.errors import AttachError, PeerError, StateError
 from laconic.sparsity import rigl, sparsify
 from laconic.sparsity.slots import slots
-from tests.dist.nets import agree, compress_anyway, flat, loss_of, net
+from tests.dist.nets import agree, batch, compress_anyway, flat, loss_of, net
+from tests.dist.pool import on_ranks
+from tests.dist.runs import MANY, advance, same, stop_and_go
 
 SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
-MANY = {"bucket_cap_mb": 0.01}  # about eight buckets, regrouped after the first step
 METHODS = (
     None,
     "masked(dense())",
@@ -61,62 +61,52 @@ def outside_is_zero(sparse, model, optimizer):
     )
 
 
-def together(spec, steps, sparsifier="rigl(density=0.2, every=5)"):
+def keeps_masks_equal(spec, steps, sparsifier="rigl(density=0.2, every=5)"):
+    """And zero outside; memory of dropped entries is cleared, where the last update is some steps back."""
     model = DistributedDataParallel(net(), **MANY)
     optimizer = optimizer_for(model, spec)
     first = sparsify(model, optimizer, sparsifier, steps=steps)
     start = {name: mask.clone() for name, mask in first.masks.items()}
     handle = None if spec is None else compress_anyway(model, optimizer, spec)
-    zero = []
     for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
-        zero.append(outside_is_zero(first, model.module, optimizer))
+        advance(model, optimizer, [step])
+        assert outside_is_zero(first, model.module, optimizer)
     masks = digests(first)
-    moved = any(not torch.equal(mask, start[name]) for name, mask in first.masks.items())
+    assert agree(model) and all(torch.equal(masks[0], each) for each in masks)
+    assert any(not torch.equal(mask, start[name]) for name, mask in first.masks.items()), "they have moved"
     kept = {} if handle is None else handle.exchange.state_dict()
-    sizes = {mask.numel() for mask in first.masks.values()}
-    clean = all(
-        not bool(value.flatten()[~mask.flatten()].any())
-        for key, value in kept.items()
-        for name, mask in first.masks.items()
-        if key.endswith(f"/{name}") and value.numel() in sizes and value.numel() == mask.numel()
-    )
-    return agree(model), all(torch.equal(masks[0], each) for each in masks), moved, all(zero), clean
+    for key, value in kept.items() if steps == 34 else ():
+        for name, mask in first.masks.items():
+            if key.endswith(f"/{name}") and value.numel() == mask.numel():
+                assert not bool(value.flatten()[~mask.flatten()].any()), key
 
 
-@pytest.mark.parametrize("spec", METHODS)
-def test_masks_are_equal_on_all_ranks(pool, spec):
-    for agrees, same, moved, zero, _ in pool.run(4, together, spec, 23, timeout_s=120.0):
-        assert agrees and same and moved and zero
+@on_ranks(4, ((spec, 23) for spec in METHODS), timeout_s=300)
+def test_masks_are_equal_on_all_ranks(spec, steps):
+    keeps_masks_equal(spec, steps)
 
 
-@pytest.mark.parametrize(
-    "sparsifier",
-    [
-        "sparse_evolution(density=0.2, every=5)",
-        "gradual_pruning(every=5)",
-        "rigl(density=0.5, every=5, layout='2:4')",
-    ],
+OTHERS = (
+    "sparse_evolution(density=0.2, every=5)",
+    "gradual_pruning(every=5)",
+    "rigl(density=0.5, every=5, layout='2:4')",
 )
-def test_other_sparsifiers_keep_masks_equal_too(pool, sparsifier):
-    for agrees, same, moved, zero, _ in pool.run(3, together, "masked(topk(density=0.2))", 30, sparsifier):
-        assert agrees and same and moved and zero
 
 
-@pytest.mark.parametrize("spec", ["topk(density=0.05)", "masked(topk(density=0.2))", "dgc(density=0.05)"])
-def test_memory_of_dropped_entries_is_cleared(pool, spec):
-    for *_, clean in pool.run(2, together, spec, 34, timeout_s=120.0):  # the last update is four steps back
-        assert clean
+@on_ranks(3, OTHERS)
+def test_other_sparsifiers_keep_masks_equal_too(sparsifier):
+    keeps_masks_equal("masked(topk(density=0.2))", 30, sparsifier)
+
+
+@on_ranks(2, ("topk(density=0.05)", "masked(topk(density=0.2))", "dgc(density=0.05)"))
+def test_memory_of_dropped_entries_is_cleared(spec):
+    keeps_masks_equal(spec, 34)
 
 
 @pytest.mark.soak
-def test_masks_are_equal_on_four_ranks_after_a_thousand_steps(pool):
-    for agrees, same, moved, zero, _ in pool.run(
-        4, together, "masked(cgx(min_size=64))", 1000, timeout_s=600.0
-    ):
-        assert agrees and same and moved and zero
+@on_ranks(4, timeout_s=600)
+def test_masks_are_equal_on_four_ranks_after_a_thousand_steps():
+    keeps_masks_equal("masked(cgx(min_size=64))", 1000)
 
 
 def a_thousand_steps(folder, goes_on, dies_at=None):
@@ -140,9 +130,7 @@ def a_thousand_steps(folder, goes_on, dies_at=None):
             state |= {"sparse": sparse.state_dict(), "laconic": handle.state_dict()}
             torch.save(state, folder / f"{rank}.pt")
             dist.barrier()  # a state counts only where all have written it
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
+        advance(model, optimizer, [step])
     return [mask.tolist() for mask in digests(sparse)], flat(model), first
 
 
@@ -169,7 +157,9 @@ class Cancelling(nn.Module):
         return self.layer(x)
 
 
-def grown_by():
+@on_ranks(2)
+def test_growth_is_by_the_sum_and_not_by_the_mean_of_magnitudes():
+    """Entry 0 has the larger magnitude on each rank, but the ranks cancel; entry 1 has the larger sum."""
     model = DistributedDataParallel(Cancelling())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with torch.no_grad():
@@ -183,46 +173,34 @@ def grown_by():
     sign = 1.0 if dist.get_rank() == 0 else -1.0
     model(torch.tensor([[100.0 * sign, 0.4, 0.1, 0.1]])).sum().backward()
     optimizer.step()
-    return sparse.masks[name].tolist()
+    masks = sparse.masks[name].tolist()
+    assert masks == [[False, True, False, True]]
 
 
-def test_growth_is_by_the_sum_and_not_by_the_mean_of_magnitudes(pool):
-    """Entry 0 has the larger magnitude on each rank, but the ranks cancel; entry 1 has the larger sum."""
-    for masks in pool.run(2, grown_by):
-        assert masks == [[False, True, False, True]]
-
-
-def one_update_of_many():
+@on_ranks(2)
+def test_two_ranks_choose_as_one_process_with_both_batches():
     """Two ranks' masks after the first update, and those of one process with both batches."""
     rank = dist.get_rank()
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), **SGD)
     sparse = sparsify(model, optimizer, "rigl(density=0.3)", steps=100)
     before = flat(model)
-    loss_of(model, 0).backward()
-    optimizer.step()
+    advance(model, optimizer, [0])
     alone = net()
     group = dist.new_group([rank], use_local_synchronization=True)
     twin_optimizer = torch.optim.SGD(alone.parameters(), **SGD)
     twin = sparsify(alone, twin_optimizer, "rigl(density=0.3)", steps=100, group=group)
-    from tests.dist.nets import batch
-
     parts = [batch(each, 0) for each in range(dist.get_world_size())]
     x, y = (torch.cat(part) for part in zip(*parts, strict=True))
     nn.functional.cross_entropy(alone(x), y).backward()
     twin_optimizer.step()
-    same = all(torch.equal(mask, twin.masks[name]) for name, mask in sparse.masks.items())
-    return same, bool((flat(model) == before * (flat(model) != 0)).all()), sparse.stats()
-
-
-def test_two_ranks_choose_as_one_process_with_both_batches(pool):
-    for same, still, stats in pool.run(2, one_update_of_many):
-        assert same
-        assert still  # the update is in the place of the step: no weight that stays has moved
-        assert stats.updates == 1
-        assert (
-            stats.score_bytes == 4 * (20 * 64 + 3 * 64 * 64) + 8
-        )  # ERK leaves the last layer dense; a digest
+    assert same(sparse.masks, twin.masks)
+    stats = sparse.stats()
+    assert bool(
+        (flat(model) == before * (flat(model) != 0)).all()
+    )  # the update is in the place of the step: no weight that stays has moved
+    assert stats.updates == 1
+    assert stats.score_bytes == 4 * (20 * 64 + 3 * 64 * 64) + 8  # ERK leaves the last layer dense; a digest
 
 
 RESUMED = [
@@ -235,50 +213,20 @@ RESUMED = [
 ]
 
 
-def stop_and_go(spec, sparsifier, steps=20, stop=10, laconic_first=False):
-    def made(seed):
-        model = DistributedDataParallel(net(seed), **(MANY if seed == 0 else {}))
+@on_ranks(2, [(*case, first) for case in RESUMED for first in (False, True)], timeout_s=300)
+def test_a_resumed_run_ends_with_the_same_bits(spec, sparsifier, laconic_first):
+    """Whichever state is loaded first."""
+
+    def made(again):
+        model = DistributedDataParallel(net(), **MANY)
         optimizer = torch.optim.SGD(model.parameters(), **SGD)
-        sparse = sparsify(model, optimizer, sparsifier, steps=steps, seed=3)
-        return model, optimizer, sparse, spec and compress_anyway(model, optimizer, spec)
+        sparse = sparsify(model, optimizer, sparsifier, steps=20, seed=3)
+        handle = spec and compress_anyway(model, optimizer, spec)
+        return (model, optimizer, *((handle, sparse) if laconic_first else (sparse, handle)))
 
-    def go(model, optimizer, first, last):
-        for step in range(first, last):
-            optimizer.zero_grad()
-            loss_of(model, step).backward()
-            optimizer.step()
-
-    model, optimizer, sparse, handle = made(0)
-    go(model, optimizer, 0, stop)
-    file = io.BytesIO()
-    saved = {
-        "model": model.module.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "sparse": sparse.state_dict(),
-    }
-    torch.save(saved | ({"laconic": handle.state_dict()} if handle else {}), file)
-    go(model, optimizer, stop, steps)
-    whole, masks = flat(model), sparse.masks
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    model, optimizer, sparse, handle = made(0)
-    model.module.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    if handle and laconic_first:
-        handle.load_state_dict(saved["laconic"])
-    sparse.load_state_dict(saved["sparse"])
-    if handle and not laconic_first:
-        handle.load_state_dict(saved["laconic"])
-    go(model, optimizer, stop, steps)
-    same = all(torch.equal(mask, masks[name]) for name, mask in sparse.masks.items())
-    return whole, flat(model), same
-
-
-@pytest.mark.parametrize("spec, sparsifier", RESUMED)
-@pytest.mark.parametrize("laconic_first", [False, True])
-def test_a_resumed_run_ends_with_the_same_bits(pool, spec, sparsifier, laconic_first):
-    for whole, resumed, same in pool.run(2, stop_and_go, spec, sparsifier, 20, 10, laconic_first):
-        assert torch.equal(whole, resumed) and same
+    whole, second = stop_and_go(made, 20, 10)
+    assert torch.equal(flat(whole[0]), flat(second[0]))
+    assert same(*(each[3 if laconic_first else 2].masks for each in (whole, second)))
 
 
 def bytes_of(spec):
@@ -335,7 +283,8 @@ def test_masks_follow_the_order_in_memory(pool):
         assert all(bool(each.any()) for each in ours)
 
 
-def refusals():
+@on_ranks(2)
+def test_what_cannot_work_is_refused_on_every_rank():
     said = []
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), **SGD)
@@ -360,19 +309,15 @@ def refusals():
         optimizer.step()
     said.append(str(differ.value))
     sparse.remove()
-    return said, untouched
+    assert "the sparsifier differs" in said[0]
+    assert "lacks 0.weight" in said[1]
+    assert "steps" in said[2] and "11" in said[2]
+    assert "replicas differ" in said[3]
+    assert untouched
 
 
-def test_what_cannot_work_is_refused_on_every_rank(pool):
-    for said, untouched in pool.run(2, refusals):
-        assert "the sparsifier differs" in said[0]
-        assert "lacks 0.weight" in said[1]
-        assert "steps" in said[2] and "11" in said[2]
-        assert "replicas differ" in said[3]
-        assert untouched
-
-
-def inside_the_step():
+@on_ranks(2)
+def test_a_method_that_exchanges_inside_the_step_is_refused():
     model = DistributedDataParallel(net())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     rigl(model, optimizer, 0.1, steps=10)
@@ -381,9 +326,5 @@ def inside_the_step():
     with pytest.raises(AttachError) as caught:
         optimizer.step()
     handle.remove()
-    return str(caught.value)
-
-
-def test_a_method_that_exchanges_inside_the_step_is_refused(pool):
-    for said in pool.run(2, inside_the_step):
-        assert "exchanges inside optimizer.step()" in said
+    said = str(caught.value)
+    assert "exchanges inside optimizer.step()" in said
