@@ -13,13 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.core.errors import AttachError
 from tests.dist.nets import SGD, agree, flat, loss_of, net
-
-
-def go(model, optimizer, steps=4):
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
+from tests.dist.pool import on_ranks
+from tests.dist.runs import advance, same
 
 
 class Wrapped(nn.Module):
@@ -33,7 +28,8 @@ class Wrapped(nn.Module):
         return self._forward_module(x)
 
 
-def around(wrap):
+@on_ranks(2, ["compile", "fabric"])
+def test_a_wrapper_around_ddp_is_looked_into(wrap):
     """Ends of a training through a wrapper, and of one without."""
     ends = []
     for wrapper in (wrap, "none"):
@@ -43,26 +39,17 @@ def around(wrap):
             outer = torch.compile(model, backend="aot_eager")
         optimizer = torch.optim.SGD(model.parameters(), **SGD)
         handle = laconic.compress(outer, optimizer, "topk(density=0.1)")
-        go(outer, optimizer)
+        advance(outer, optimizer, 4)
         ends.append(flat(model))
         assert agree(model) and handle.stats().steps == 4
-    return torch.allclose(*ends, rtol=1e-4, atol=1e-6)
+    assert torch.allclose(*ends, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("wrap", ["compile", "fabric"])
-def test_a_wrapper_around_ddp_is_looked_into(pool, wrap):
-    assert pool.run(2, around, wrap) == [True, True]
-
-
-def two_inside():
+@on_ranks(2)
+def test_several_inside_are_named():
     both = nn.ModuleList([DistributedDataParallel(net()), DistributedDataParallel(nn.Linear(2, 2))])
-    with pytest.raises(AttachError) as caught:
+    with pytest.raises(AttachError, match="Sequential, Linear"):
         laconic.compress(both, torch.optim.SGD(both.parameters(), **SGD), "topk(density=0.1)")
-    return str(caught.value)
-
-
-def test_several_inside_are_named(pool):
-    assert all("Sequential, Linear" in said for said in pool.run(2, two_inside))
 
 
 def test_a_bare_model_is_told_where_the_wrapped_one_is():
@@ -100,47 +87,36 @@ def two_optimisers(model):
     return [torch.optim.SGD(first, **SGD), torch.optim.SGD(second, **{**SGD, "lr": 0.02})]
 
 
-def one_and_two(spec):
+@on_ranks(2, ["dgc(density=0.05, warmup_steps=3)", "topk(density=0.1)", "cgx(min_size=100)"])
+def test_two_optimisers_train_as_two_groups_of_one(spec):
     ends = [trained(spec, build) for build in (one_optimiser, two_optimisers)]
     assert all(same and steps == 8 for _, same, steps, _ in ends)
-    return torch.equal(ends[0][0], ends[1][0])
+    assert torch.equal(ends[0][0], ends[1][0])
 
 
-@pytest.mark.parametrize(
-    "spec", ["dgc(density=0.05, warmup_steps=3)", "topk(density=0.1)", "cgx(min_size=100)"]
-)
-def test_two_optimisers_train_as_two_groups_of_one(pool, spec):
-    assert pool.run(2, one_and_two, spec) == [True, True]
+@on_ranks(2)
+def test_momentum_methods_take_two_optimisers():
+    spec = "onebit_adam(warmup_steps=2)"
 
-
-def two_adams(spec):
     def build(model):
         return [torch.optim.AdamW(part, lr=1e-3, eps=1e-4) for part in halves(model)]
 
     _, same, steps, state = trained(spec, build)
     model = DistributedDataParallel(net(), bucket_cap_mb=0.01)
     laconic.compress(model, build(model), spec).load_state_dict(state)
-    return same, steps
+    assert same and steps == 8
 
 
-@pytest.mark.parametrize("spec", ["onebit_adam(warmup_steps=2)"])
-def test_momentum_methods_take_two_optimisers(pool, spec):
-    assert pool.run(2, two_adams, spec) == [(True, 8)] * 2
-
-
-def shared():
+@on_ranks(2)
+def test_a_parameter_belongs_to_one_optimiser():
     model = DistributedDataParallel(net())
     both = [torch.optim.SGD(model.parameters(), **SGD) for _ in range(2)]
-    with pytest.raises(AttachError) as caught:
+    with pytest.raises(AttachError, match="two of the optimisers hold"):
         laconic.compress(model, both, "topk(density=0.1)")
-    return str(caught.value)
 
 
-def test_a_parameter_belongs_to_one_optimiser(pool):
-    assert all("two of the optimisers hold" in said for said in pool.run(2, shared))
-
-
-def with_closure(spec):
+@on_ranks(2, ["topk(density=0.1)", "dgc(density=0.05)"])
+def test_a_closure_is_called_before_the_step(spec):
     def by_closure(optimizer, model, at):
         def closure():
             optimizer.zero_grad()
@@ -150,30 +126,21 @@ def with_closure(spec):
 
         assert optimizer.step(closure) is not None
 
-    plain, closed = trained(spec, one_optimiser), trained(spec, one_optimiser, by_closure)
-    return torch.equal(plain[0], closed[0]), closed[2]
+    closed = trained(spec, one_optimiser, by_closure)
+    assert torch.equal(trained(spec, one_optimiser)[0], closed[0]) and closed[2] == 8
 
 
-@pytest.mark.parametrize("spec", ["topk(density=0.1)", "dgc(density=0.05)"])
-def test_a_closure_is_called_before_the_step(pool, spec):
-    assert pool.run(2, with_closure, spec) == [(True, 8)] * 2
-
-
-def lbfgs():
+@on_ranks(2)
+def test_lbfgs_is_refused():
     model = DistributedDataParallel(net())
     optimizer = torch.optim.LBFGS(model.parameters())
     laconic.compress(model, optimizer, "topk(density=0.1)")
-    with pytest.raises(AttachError) as caught:
+    with pytest.raises(AttachError, match="many times"):
         optimizer.step(lambda: 1.0)
-    return str(caught.value)
 
 
-def test_lbfgs_is_refused(pool):
-    assert all("many times" in said for said in pool.run(2, lbfgs))
-
-
-def beside(spec):
-    """The optimiser also holds a parameter of the loss, and those of a second model."""
+@on_ranks(2, ["topk(density=0.1)", "dgc(density=0.05)"])
+def test_parameters_of_others_are_left_to_the_optimiser(spec):
     ends = []
     for extra in (False, True):
         model, other = DistributedDataParallel(net()), DistributedDataParallel(net(1))
@@ -188,16 +155,11 @@ def beside(spec):
         ends.append(flat(model))
         moved = not torch.equal(flat(other), flat(net(1))) and float(scale.detach()) != 1
         assert agree(model) and agree(other) and moved == extra
-    return torch.equal(*ends)
+    assert torch.equal(*ends)
 
 
-@pytest.mark.parametrize("spec", ["topk(density=0.1)", "dgc(density=0.05)"])
-def test_parameters_of_others_are_left_to_the_optimiser(pool, spec):
-    assert pool.run(2, beside, spec) == [True, True]
-
-
-def added_later(spec):
-    """A group is added after compress: the same bits as if it had been there."""
+@on_ranks(2, ["topk(density=0.1)", "cgx(min_size=100)", "dgc(density=0.05, warmup_steps=2)", "signum()"])
+def test_a_group_may_be_added_later(spec):
     ends = []
     for later in (False, True):
         model = DistributedDataParallel(net())
@@ -207,20 +169,14 @@ def added_later(spec):
         laconic.compress(model, optimizer, spec)
         if later:
             optimizer.add_param_group(groups[1])
-        go(model, optimizer)
+        advance(model, optimizer, 4)
         ends.append(flat(model))
         assert agree(model)
-    return torch.equal(*ends)
+    assert torch.equal(*ends)
 
 
-@pytest.mark.parametrize(
-    "spec", ["topk(density=0.1)", "cgx(min_size=100)", "dgc(density=0.05, warmup_steps=2)", "signum()"]
-)
-def test_a_group_may_be_added_later(pool, spec):
-    assert pool.run(2, added_later, spec) == [True, True]
-
-
-def added_to_the_second(spec):
+@on_ranks(2)
+def test_a_group_may_be_added_to_any_of_the_optimisers():
     """As `added_later`, to the second of two optimisers, whose weight decay is its own."""
     ends = []
     for later in (False, True):
@@ -229,7 +185,7 @@ def added_to_the_second(spec):
         kinds = [torch.optim.SGD(first, **SGD), torch.optim.SGD(second[1:], **{**SGD, "weight_decay": 0.1})]
         if not later:
             kinds[1].add_param_group({"params": second[:1]})
-        laconic.compress(model, kinds, spec)
+        laconic.compress(model, kinds, "dgc(density=0.05)")
         if later:
             kinds[1].add_param_group({"params": second[:1]})
         for step in range(4):
@@ -240,15 +196,11 @@ def added_to_the_second(spec):
                 each.step()
         ends.append(flat(model))
         assert agree(model)
-    return torch.equal(*ends)
+    assert torch.equal(*ends)
 
 
-def test_a_group_may_be_added_to_any_of_the_optimisers(pool):
-    assert pool.run(2, added_to_the_second, "dgc(density=0.05)") == [True, True]
-
-
-def never_added(spec):
-    """What no optimiser has stays as it is, as under plain DDP; the log tells of it."""
+@on_ranks(2)
+def test_what_no_optimiser_has_is_not_updated():
     told = []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())
@@ -257,17 +209,14 @@ def never_added(spec):
     first, second = halves(model)
     before = [each.clone() for each in second]
     optimizer = torch.optim.SGD(first, **SGD)
-    laconic.compress(model, optimizer, spec)
+    laconic.compress(model, optimizer, "dgc(density=0.05)")
     logging.getLogger("laconic").removeHandler(handler)
-    go(model, optimizer)
-    return [len(told), all(torch.equal(*pair) for pair in zip(before, second, strict=True)), agree(model)]
+    advance(model, optimizer, 4)
+    assert len(told) == 1 and same(before, second) and agree(model)
 
 
-def test_what_no_optimiser_has_is_not_updated(pool):
-    assert pool.run(2, never_added, "dgc(density=0.05)") == [[1, True, True]] * 2
-
-
-def zero(spec):
+@on_ranks(2, ["topk(density=0.1)", "cgx(min_size=100)"])
+def test_a_redundancy_free_optimiser_steps_as_a_plain_one(spec):
     """ZeroRedundancyOptimizer steps a rank's share and broadcasts it: as the plain optimiser."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, about torch.jit
@@ -279,33 +228,20 @@ def zero(spec):
     def plain(model):
         return [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)]
 
-    sharded, whole = trained(spec, build), trained(spec, plain)
-    return torch.equal(sharded[0], whole[0]), sharded[1]
+    sharded = trained(spec, build)
+    assert torch.equal(sharded[0], trained(spec, plain)[0]) and (sharded[1])
 
 
-@pytest.mark.parametrize("spec", ["topk(density=0.1)", "cgx(min_size=100)"])
-def test_a_redundancy_free_optimiser_steps_as_a_plain_one(pool, spec):
-    assert pool.run(2, zero, spec) == [(True, True)] * 2
-
-
-def python_reducer():
+@on_ranks(2)
+def test_the_python_reducer_is_refused_with_the_way_out():
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
         model = DistributedDataParallel(net())
-    with pytest.raises(AttachError) as caught:
+    with pytest.raises(AttachError, match="ddp_optimizer"):
         laconic.compress(model, torch.optim.SGD(model.parameters(), **SGD), "topk(density=0.1)")
-    return str(caught.value)
 
 
-def test_the_python_reducer_is_refused_with_the_way_out(pool):
-    assert all("ddp_optimizer" in said for said in pool.run(2, python_reducer))
-
-
-def fused():
+@on_ranks(2)
+def test_a_fused_adam_is_told_its_plain_name():
     model = DistributedDataParallel(net())
-    with pytest.raises(AttachError) as caught:
+    with pytest.raises(AttachError, match="adamw_torch"):
         laconic.compress(model, torch.optim.AdamW(model.parameters(), fused=True), "onebit_adam()")
-    return str(caught.value)
-
-
-def test_a_fused_adam_is_told_its_plain_name(pool):
-    assert all("adamw_torch" in said for said in pool.run(2, fused))

@@ -16,12 +16,14 @@ import laconic
 from laconic.core.errors import AttachError, StateError
 from laconic.core.spec import parse
 from laconic.strategies.strategy import Strategy
-from tests.dist.distribute_world import pair
 from tests.dist.nets import SGD, agree, batch, flat, loss_of, momentum_for, net
+from tests.dist.pool import on_ranks
+from tests.dist.runs import advance, distributed, scaled_step
 from tests.laws.strategy_ranks import fits
 from tests.laws.table import specs
 
 STRATEGIES = [spec for spec in specs(Strategy) if fits(spec, 2)]
+KINDS = [*{type(parse(spec)): spec for spec in reversed(STRATEGIES)}.values()]
 
 
 def begin(model, spec, parameters=None, **options):
@@ -30,49 +32,31 @@ def begin(model, spec, parameters=None, **options):
     return laconic.distribute(model, plain, spec, **options)
 
 
-def go(model, optimizer, steps=3, loss=loss_of):
-    for step in range(steps):
-        optimizer.zero_grad()
-        value = loss(model, step)
-        value.backward()
-        optimizer.note_loss(value)
-        optimizer.step()
-
-
-def scaled(spec):
-    """A GradScaler is told, or not."""
+@on_ranks(2, ["dgc(density=0.1)", "local_sgd(every=2)"])
+def test_a_scaler_is_taken_by_methods_and_strategies(spec):
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     model = net()
     plain = torch.optim.SGD(model.parameters(), **SGD)
     model, optimizer = laconic.distribute(model, plain, spec, scaler=scaler)
     for step in range(3):
         optimizer.zero_grad()
-        scaler.scale(loss_of(model, step)).backward()
-        scaler.step(optimizer)
-        scaler.update()
+        scaled_step(scaler, optimizer, loss_of(model, step))
     optimizer.finish()
-    return agree(model)
+    assert agree(model)
 
 
-@pytest.mark.parametrize("spec", ["dgc(density=0.1)", "local_sgd(every=2)"])
-def test_a_scaler_is_taken_by_methods_and_strategies(pool, spec):
-    assert pool.run(2, scaled, spec) == [True, True]
-
-
-def sharded():
+@on_ranks(2)
+def test_a_sharded_model_is_told_what_takes_it():
     model = net()
     fully_shard(model)
     with pytest.raises(AttachError) as caught:
         begin(model, "diloco(every=2)")
-    return str(caught.value)
+    said = str(caught.value)
+    assert "fully_shard" in said and "compress" in said
 
 
-def test_a_sharded_model_is_told_what_takes_it(pool):
-    assert all("fully_shard" in said and "compress" in said for said in pool.run(2, sharded))
-
-
-def unfrozen(spec):
-    """A layer is unfrozen after distribute: it was in the optimiser, or is added to it."""
+@on_ranks(2, ["sgp()", "topk(density=0.1)"])
+def test_a_layer_that_is_unfrozen_later_is_refused(spec):
     said = []
     for held in (True, False):
         model = net()
@@ -81,45 +65,34 @@ def unfrozen(spec):
         plain = torch.optim.SGD(trained, lr=0.05)
         model, optimizer = laconic.distribute(model, plain, spec)
         inner = getattr(model, "module", model)
-        go(model, optimizer)
+        advance(model, optimizer, 3)
         inner[0].requires_grad_(True)
         with pytest.raises(AttachError) as caught:
             if not held:
                 optimizer.add_param_group({"params": list(inner[0].parameters())})
-            go(model, optimizer)
+            advance(model, optimizer, 3)
         said.append(str(caught.value))
         optimizer.remove()
         if spec == "sgp()":  # the way out
             model, optimizer = begin(model, spec)
-            go(model, optimizer)
+            advance(model, optimizer, 3)
             optimizer.finish()
             assert agree(model)
-    return said
+    assert all("remove()" in each and "distribute()" in each for each in said)
+    assert "0.weight" in said[0]
 
 
-@pytest.mark.parametrize("spec", ["sgp()", "topk(density=0.1)"])
-def test_a_layer_that_is_unfrozen_later_is_refused(pool, spec):
-    for said in pool.run(2, unfrozen, spec):
-        assert all("remove()" in each and "distribute()" in each for each in said)
-        assert "0.weight" in said[0]
-
-
-def grown(spec):
-    """A group of parameters that were exchanged, and not stepped, from the start."""
+@on_ranks(2, ["sgp()", "slowmo(every=2)", "topk(density=0.1)"])
+def test_parameters_of_the_model_may_be_added_later(spec):
     model = net()
     plain = torch.optim.SGD(model[1:].parameters(), lr=0.05)
     model, optimizer = laconic.distribute(model, plain, spec)
     inner = getattr(model, "module", model)
     before = flat(inner[0])
     optimizer.add_param_group({"params": list(inner[0].parameters()), "lr": 0.02})
-    go(model, optimizer)
+    advance(model, optimizer, 3)
     optimizer.finish()
-    return agree(model), torch.equal(before, flat(inner[0])), len(optimizer.param_groups)
-
-
-@pytest.mark.parametrize("spec", ["sgp()", "slowmo(every=2)", "topk(density=0.1)"])
-def test_parameters_of_the_model_may_be_added_later(pool, spec):
-    assert pool.run(2, grown, spec) == [(True, False, 2)] * 2
+    assert agree(model) and not torch.equal(before, flat(inner[0])) and len(optimizer.param_groups) == 2
 
 
 class Odd(nn.Module):
@@ -144,33 +117,36 @@ def odd_loss(model, step):
     return nn.functional.cross_entropy(model((x[:, 6:10] * 4).long() % 30), y)
 
 
-def odd():
-    """Which strategies train such a model, and whether a resumed training has the same bits."""
-    done = []
-    for spec in STRATEGIES:
-        clocked = parse(spec).clocked
-        (first, one), (second, other) = (begin(Odd(), spec) for _ in range(2))
-        go(first, one, 5, odd_loss)
-        saved, trained = copy.deepcopy(one.state_dict()), copy.deepcopy(first.state_dict())
-        second.load_state_dict(trained)
-        other.load_state_dict(saved)
-        assert torch.equal(flat(first), flat(second)), spec
-        for model, optimizer in ((first, one), (second, other)):
-            go(model, optimizer, 2, odd_loss)
-            assert not torch.equal(flat(model), flat(Odd())), spec
-            with optimizer.averaged():
-                assert agree(model), spec
-            optimizer.finish()
-            assert agree(model), spec
-        assert clocked or torch.equal(flat(first), flat(second)), spec
-        for optimizer in (one, other):
-            optimizer.remove()
-        done.append(spec)
-    return done
+def trains_odd_models(spec):
+    """And a resumed training has the same bits."""
+    clocked = parse(spec).clocked
+    (first, one), (second, other) = (begin(Odd(), spec) for _ in range(2))
+    advance(first, one, 5, odd_loss)
+    saved, trained = copy.deepcopy(one.state_dict()), copy.deepcopy(first.state_dict())
+    second.load_state_dict(trained)
+    other.load_state_dict(saved)
+    assert torch.equal(flat(first), flat(second))
+    for model, optimizer in ((first, one), (second, other)):
+        advance(model, optimizer, 2, odd_loss)
+        assert not torch.equal(flat(model), flat(Odd()))
+        with optimizer.averaged():
+            assert agree(model)
+        optimizer.finish()
+        assert agree(model)
+    assert clocked or torch.equal(flat(first), flat(second))
+    for optimizer in (one, other):
+        optimizer.remove()
 
 
-def test_sparse_empty_and_bfloat16_parameters_train_under_every_strategy(pool):
-    assert pool.run(2, odd) == [STRATEGIES] * 2
+@on_ranks(2, KINDS, timeout_s=300)
+def test_sparse_empty_and_bfloat16_parameters_train_under_every_kind_of_strategy(spec):
+    trains_odd_models(spec)
+
+
+@pytest.mark.nightly
+@on_ranks(2, STRATEGIES, timeout_s=600)
+def test_sparse_empty_and_bfloat16_parameters_train_under_every_strategy(spec):
+    trains_odd_models(spec)
 
 
 def small_steps():
@@ -191,40 +167,29 @@ def test_moves_that_bfloat16_cannot_hold_add_up(pool):
     assert first == second == pytest.approx(1 + 8 / 256, abs=1 / 128)
 
 
-def outside(spec):
-    """The loss has parameters of its own, which the optimiser holds too."""
+@on_ranks(
+    2, ["sgp()", "local_sgd(every=2)", "by_machine(local_sgd(every=2), ranks_per_node=2)"], timeout_s=240
+)
+def test_parameters_outside_the_model_are_exchanged_with_it(spec):
     model, scale = net(), nn.Parameter(torch.full((5,), float(1 + dist.get_rank())))
     model, optimizer = begin(model, spec, [*model.parameters(), scale])
-    go(model, optimizer, 4, lambda model, step: loss_of(model, step) * scale.square().mean())
+    advance(model, optimizer, 4, lambda model, step: loss_of(model, step) * scale.square().mean())
     optimizer.finish()
     scales = [torch.empty(5) for _ in range(2)]
     dist.all_gather(scales, scale.detach())
-    return agree(model), torch.equal(*scales), bool((scale != 1).all())
+    assert agree(model) and torch.equal(*scales) and bool((scale != 1).all())
 
 
-@pytest.mark.parametrize(
-    "spec", ["sgp()", "local_sgd(every=2)", "by_machine(local_sgd(every=2), ranks_per_node=2)"]
-)
-def test_parameters_outside_the_model_are_exchanged_with_it(pool, spec):
-    assert pool.run(2, outside, spec) == [(True, True, True)] * 2
-
-
-def uneven(spec):
+@on_ranks(2, ["sgp()", "osgp()", "local_sgd(every=2)", "lsgd(every=2, local_every=2, ranks_per_node=1)"])
+def test_ranks_with_uneven_inputs_end_together(spec):
     """Rank 0 has two batches more; both take all rounds."""
     model, optimizer = begin(net(), spec)
     with Join([optimizer]):
-        go(model, optimizer, 5 - 2 * dist.get_rank())
+        advance(model, optimizer, 5 - 2 * dist.get_rank())
     optimizer.finish()
     ends = agree(model), optimizer.stats().steps
     optimizer.remove()
-    return ends
-
-
-@pytest.mark.parametrize(
-    "spec", ["sgp()", "osgp()", "local_sgd(every=2)", "lsgd(every=2, local_every=2, ranks_per_node=1)"]
-)
-def test_ranks_with_uneven_inputs_end_together(pool, spec):
-    assert pool.run(2, uneven, spec) == [(True, 5)] * 2
+    assert ends == (True, 5)
 
 
 def uneven_on_a_machine(short, joined):
@@ -232,9 +197,9 @@ def uneven_on_a_machine(short, joined):
     model, optimizer = begin(net(), "by_machine(local_sgd(every=2), ranks_per_node=2)")
     if joined:
         with Join([optimizer]):
-            go(model, optimizer, 3 if dist.get_rank() == short else 5)
+            advance(model, optimizer, 3 if dist.get_rank() == short else 5)
     else:
-        go(model, optimizer, 3)
+        advance(model, optimizer, 3)
         for step in range(3, 5):
             optimizer.zero_grad()
             if dist.get_rank() != short:
@@ -254,15 +219,12 @@ def test_a_rank_without_inputs_adds_nothing_to_its_machines_gradient(pool, short
     assert torch.equal(ends[0], pool.run(2, uneven_on_a_machine, short, False)[0])
 
 
-def uneven_method():
-    model, optimizer = pair("topk(density=0.1)")
+@on_ranks(2)
+def test_methods_join_through_their_model():
+    model, optimizer = distributed("topk(density=0.1)")
     with Join([model, optimizer]):
-        go(model, optimizer, 5 - 2 * dist.get_rank())
-    return agree(model)
-
-
-def test_methods_join_through_their_model(pool):
-    assert pool.run(2, uneven_method) == [True, True]
+        advance(model, optimizer, 5 - 2 * dist.get_rank())
+    assert agree(model)
 
 
 class Tables(nn.Module):
@@ -283,7 +245,7 @@ class Tables(nn.Module):
 
 def buffers_of_other_kinds(spec):
     model, optimizer = begin(Tables(dist.get_rank()), spec)
-    go(model, optimizer)
+    advance(model, optimizer, 3)
     optimizer.finish()
     return [each.float().tolist() if each.dtype == torch.float8_e4m3fn else each.tolist()
             for name, each in model.named_buffers() if "inner" not in name]  # fmt: skip
@@ -301,7 +263,7 @@ def copied(spec):
     for way in (copy.deepcopy, copy.copy, pickle.dumps):
         with pytest.raises(StateError, match="cannot be copied: take its state_dict"):
             way(optimizer)
-    go(model, optimizer)
+    advance(model, optimizer, 3)
     optimizer.finish()
     return flat(model)
 

@@ -11,6 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.core.errors import AttachError
 from tests.dist.nets import agree, flat, loss_of, net
+from tests.dist.pool import on_ranks
+from tests.dist.runs import advance
 
 ONE = "onebit_adam(warmup_steps=4)"
 ZERO = "zero_one_adam(freeze_steps=4, kappa=1, double_every=3, longest=3)"
@@ -21,17 +23,6 @@ def built(spec, **ddp):
     model = DistributedDataParallel(net(), bucket_cap_mb=0.01, **ddp)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     return model, optimizer, laconic.compress(model, optimizer, spec)
-
-
-def go(model, optimizer, steps, zeros_from=None, schedule=None):
-    """Steps of a script; from `zeros_from` on with a loss whose gradients are all zero."""
-    for step in range(steps):
-        optimizer.zero_grad()
-        silent = zeros_from is not None and step >= zeros_from
-        (loss_of(model, step) * (0.0 if silent else 1.0)).backward()
-        optimizer.step()
-        if schedule is not None:
-            schedule.step()
 
 
 def moments(optimizer):
@@ -45,37 +36,44 @@ def same_everywhere(tensor):
     return all(torch.equal(each, tensor) for each in parts)
 
 
-def uneven(spec, own_steps, more):
-    """Ranks with so many batches each; then some steps more without Join. And a twin with zero gradients."""
+def ends_alike(spec, own_steps):
+    """Check ranks with so many batches each, then three steps without Join; the distance to a twin.
+
+    The twin has gradients of zero in place of none.
+    """
     rank, most = dist.get_rank(), max(own_steps)
     model, optimizer, handle = built(spec)
     with Join([model, handle]):
-        go(model, optimizer, own_steps[rank])
-    ends = [agree(model), same_everywhere(moments(optimizer)), handle.stats().steps == most]
+        advance(model, optimizer, own_steps[rank])
+    assert agree(model) and same_everywhere(moments(optimizer)) and handle.stats().steps == most
     twin, twin_optimizer, twin_handle = built(spec)
-    go(twin, twin_optimizer, most, zeros_from=own_steps[rank])
-    close = torch.dist(flat(model), flat(twin)) / torch.dist(flat(twin), flat(net()))
-    go(model, optimizer, more)
+    advance(twin, twin_optimizer, most, lambda model, step: loss_of(model, step) * (step < own_steps[rank]))
+    apart = torch.dist(flat(model), flat(twin)) / torch.dist(flat(twin), flat(net()))
+    advance(model, optimizer, 3)
     handle.remove()
     twin_handle.remove()
-    return [*ends, agree(model)], float(close)
+    assert agree(model)
+    return apart
 
 
-@pytest.mark.parametrize("own_steps", [(9, 3), (2, 9), (12, 7), (5, 5), (0, 6)])
-def test_onebit_adam_goes_on_as_with_gradients_of_zero(pool, own_steps):
+@on_ranks(2, ((9, 3), (2, 9), (12, 7), (5, 5), (0, 6)))
+def test_onebit_adam_goes_on_as_with_gradients_of_zero(*own_steps):
     """But for rounding: what a rank without inputs adds is zero, before and after the warm-up."""
-    for ends, apart in pool.run(2, uneven, ONE, own_steps, 3):
-        assert ends == [True] * 4
-        assert apart < 1e-4
+    assert ends_alike(ONE, own_steps) < 1e-4
 
 
-@pytest.mark.parametrize("own_steps", [(12, 3), (2, 12), (14, 7, 9)])
-def test_zero_one_adam_ends_at_a_round(pool, own_steps):
-    for ends, _ in pool.run(len(own_steps), uneven, ZERO, own_steps, 3):
-        assert ends == [True] * 4
+@on_ranks(2, ((12, 3), (2, 12)))
+def test_zero_one_adam_ends_at_a_round(*own_steps):
+    ends_alike(ZERO, own_steps)
 
 
-def scheduled(spec):
+@on_ranks(3)
+def test_zero_one_adam_on_three_ranks_ends_at_a_round():
+    ends_alike(ZERO, (14, 7, 9))
+
+
+@on_ranks(2, SPECS)
+def test_schedules_clipping_and_accumulation_leave_replicas_equal(spec):
     """The rate falls and gradients are clipped only where there are inputs."""
     model, optimizer, handle = built(spec)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
@@ -88,50 +86,37 @@ def scheduled(spec):
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             optimizer.step()
             schedule.step()
-    equal = agree(model), same_everywhere(moments(optimizer))
+    assert agree(model) and same_everywhere(moments(optimizer))
     handle.remove()
-    return *equal, handle.stats().steps
+    assert handle.stats().steps == 12
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_schedules_clipping_and_accumulation_leave_replicas_equal(pool, spec):
-    assert pool.run(2, scheduled, spec) == [(True, True, 12)] * 2
-
-
-def distributed(spec):
+@on_ranks(2, SPECS)
+def test_the_optimiser_of_distribute_joins_for_its_handle(spec):
     plain = net()
     optimizer = torch.optim.AdamW(plain.parameters(), lr=3e-3)
     model, optimizer = laconic.distribute(plain, optimizer, spec)
     with Join([model, optimizer]):
-        go(model, optimizer, 9 - 4 * dist.get_rank())
-    return agree(model), optimizer.stats().steps
+        advance(model, optimizer, 9 - 4 * dist.get_rank())
+    assert agree(model) and optimizer.stats().steps == 9
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_the_optimiser_of_distribute_joins_for_its_handle(pool, spec):
-    assert pool.run(2, distributed, spec) == [(True, 9)] * 2
-
-
-def refusals():
+@on_ranks(2)
+def test_what_would_hang_is_refused_with_the_way_out():
     said = []
     for order in ("model alone", "handle first", "model alone the second time"):
         model, optimizer, handle = built(ONE)
         if order.endswith("time"):
             with Join([model, handle]):
-                go(model, optimizer, 2)
+                advance(model, optimizer, 2)
         joinables = {"handle first": [handle, model]}.get(order, [model])
         with pytest.raises(AttachError) as caught, Join(joinables):
-            go(model, optimizer, 2)
+            advance(model, optimizer, 2)
         said.append(str(caught.value))
     for options in ({"find_unused_parameters": True}, {"static_graph": True}):
         model, optimizer, handle = built(ONE, **options)
         with pytest.raises(AttachError) as caught:
             Join([model, handle])
         said.append(str(caught.value))
-    return said
-
-
-def test_what_would_hang_is_refused_with_the_way_out(pool):
-    for said in pool.run(2, refusals):
-        assert all("Join([model, handle])" in each for each in said[:3])
-        assert all("without find_unused_parameters" in each for each in said[3:])
+    assert all("Join([model, handle])" in each for each in said[:3])
+    assert all("without find_unused_parameters" in each for each in said[3:])

@@ -18,6 +18,8 @@ from laconic.core.errors import AttachError
 from laconic.core.memory_order import flat as in_memory
 from laconic.core.memory_order import shaped
 from tests.dist.nets import agree, flat, loss_of, net
+from tests.dist.pool import on_ranks
+from tests.dist.runs import advance, compressed, everywhere, same, scaled_step
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
 
@@ -55,27 +57,17 @@ def test_entries_go_to_their_places_and_back():
     assert torch.equal(shaped(torch.arange(80), gaps), torch.arange(80).view(2, 2, 4, 5))
 
 
-def overflows(spec):
-    """A fused optimiser skips the step of an Inf by itself; then training goes on."""
-    model = DistributedDataParallel(net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, fused=True)
+@on_ranks(2, ("topk(density=0.1)", "cgx(min_size=100)"))
+def test_a_fused_optimiser_skips_a_step_and_goes_on(spec):
+    """It skips the step of an Inf by itself."""
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    laconic.compress(model, optimizer, spec, scaler=scaler)
-    moved = []
+    model, optimizer, _ = compressed(spec, scaler=scaler, sgd={"lr": 0.05, "fused": True})
     for step in range(4):
         optimizer.zero_grad()
-        loss = loss_of(model, step) * (math.inf if step == 1 and dist.get_rank() == 0 else 1)
-        scaler.scale(loss).backward()
-        before = flat(model)
-        scaler.step(optimizer)
-        scaler.update()
-        moved.append(not torch.equal(before, flat(model)))
-    return moved, scaler.get_scale(), agree(model)
-
-
-@pytest.mark.parametrize("spec", ["topk(density=0.1)", "cgx(min_size=100)"])
-def test_a_fused_optimiser_skips_a_step_and_goes_on(pool, spec):
-    assert pool.run(2, overflows, spec) == [([True, False, True, True], 4.0, True)] * 2
+        before, bad = flat(model), step == 1 and dist.get_rank() == 0
+        scaled_step(scaler, optimizer, loss_of(model, step) * (math.inf if bad else 1))
+        assert torch.equal(before, flat(model)) == (step == 1)
+    assert scaler.get_scale() == 4.0 and agree(model)
 
 
 def unused_at(scale, fused, several):
@@ -101,89 +93,75 @@ def unused_at(scale, fused, several):
     return moved
 
 
-def unused_and_scaled(fused, several):
+@on_ranks(2, [(False, False), (True, False), (False, True), (True, True)])
+def test_what_was_held_back_is_unscaled_once(fused, several):
     plain, scaled = (unused_at(scale, fused, several) for scale in (1.0, 1024.0))
-    return plain == pytest.approx(scaled, rel=1e-5) and min(plain) > 0
+    assert plain == pytest.approx(scaled, rel=1e-5) and min(plain) > 0
 
 
-@pytest.mark.parametrize(("fused", "several"), [(False, False), (True, False), (False, True), (True, True)])
-def test_what_was_held_back_is_unscaled_once(pool, fused, several):
-    assert pool.run(2, unused_and_scaled, fused, several) == [True, True]
+def image_loss(model, seed, *used):
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(seed + dist.get_rank()))
+    return model(x, *used).square().mean()
 
 
-def unused_by_format():
-    """How far apart is what an unused convolution gets in two memory formats, and whether it gets any."""
+def convolutions(form):
+    torch.manual_seed(0)
+    return Convolutions().to(memory_format=form)
+
+
+def same_places(ends, most):
+    """Check that parameters that differ in their order in memory are close."""
+    first, *others = (torch.cat([each.detach().contiguous().flatten() for each in end]) for end in ends)
+    assert all(float((other - first).abs().max()) < most for other in others)
+
+
+@on_ranks(2)
+def test_what_was_held_back_keeps_its_places():
+    """Of a convolution that is used in the first of two steps."""
     found = []
     for form in FORMATS:
-        torch.manual_seed(0)
-        module = Convolutions().to(memory_format=form)
-        model = DistributedDataParallel(module, find_unused_parameters=True)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        laconic.compress(model, optimizer, "topk(density=0.2)")
-        for used in (True, False):
-            optimizer.zero_grad()
-            x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(dist.get_rank()))
-            model(x, used).square().mean().backward()
-            before = module.second.weight.detach().clone()
-            optimizer.step()
-        found.append(before - module.second.weight.detach())
-    return float((found[0] - found[1]).norm() / found[0].norm()), bool(found[0].any())
+        sgd = {"lr": 0.1}
+        model, optimizer, _ = compressed(
+            "topk(density=0.2)", convolutions(form), sgd=sgd, find_unused_parameters=True
+        )
+        advance(model, optimizer, 1, lambda model, _: image_loss(model, 0, True))
+        before = model.module.second.weight.detach().clone()
+        advance(model, optimizer, 1, lambda model, _: image_loss(model, 0, False))
+        found.append(before - model.module.second.weight.detach())
+    assert bool(found[0].any()) and float((found[0] - found[1]).norm() / found[0].norm()) < 1e-3
 
 
-def test_what_was_held_back_keeps_its_places(pool):
-    for apart, any_moved in pool.run(2, unused_by_format):
-        assert any_moved and apart < 1e-3
-
-
-def momentum_by_format():
-    """Plain SGD for three steps, then by dgc that sends nearly all: how far from plain SGD all the way."""
+@on_ranks(2)
+def test_momentum_that_the_optimiser_has_gathered_keeps_its_places():
+    """Plain SGD for three steps, then by dgc that sends nearly all: as plain SGD all the way."""
     ends = []
     for form, spec in ((FORMATS[0], None), (FORMATS[0], "dgc"), (FORMATS[1], "dgc")):
-        torch.manual_seed(0)
-        model = DistributedDataParallel(Convolutions().to(memory_format=form))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model, optimizer, _ = compressed(None, convolutions(form), sgd={"lr": 0.1, "momentum": 0.9})
         for step in range(6):
             if step == 3 and spec:
                 laconic.compress(model, optimizer, f"{spec}(density=1.0, masking=False)")
-            optimizer.zero_grad()
-            x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(7 * step + dist.get_rank()))
-            model(x).square().mean().backward()
-            optimizer.step()
-        ends.append(torch.cat([each.detach().contiguous().flatten() for each in model.parameters()]))
-    return [float((end - ends[0]).abs().max()) for end in ends[1:]]
+            advance(model, optimizer, [step], lambda model, step: image_loss(model, 7 * step))
+        ends.append([*model.parameters()])
+    same_places(ends, 1e-5)
 
 
-def test_momentum_that_the_optimiser_has_gathered_keeps_its_places(pool):
-    for contiguous, channels_last in pool.run(2, momentum_by_format):
-        assert contiguous < 1e-5 and channels_last < 1e-5
-
-
-def joined_by_format():
+@on_ranks(2)
+def test_a_rank_without_inputs_follows_in_any_memory_format():
     """Rank 1 runs out of inputs; each memory format ends alike."""
     ends = []
     for form in FORMATS:
-        torch.manual_seed(0)
-        model = DistributedDataParallel(Convolutions().to(memory_format=form))
+        model = DistributedDataParallel(convolutions(form))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         handle = laconic.compress(model, optimizer, "onebit_adam(warmup_steps=20)")
         with Join([model, handle]):
-            for step in range(2 if dist.get_rank() else 6):
-                optimizer.zero_grad()
-                x = torch.randn(
-                    2, 3, 8, 8, generator=torch.Generator().manual_seed(9 * step + dist.get_rank())
-                )
-                model(x).square().mean().backward()
-                optimizer.step()
-        ends.append(torch.cat([each.detach().contiguous().flatten() for each in model.parameters()]))
-    return float((ends[0] - ends[1]).abs().max())
-
-
-def test_a_rank_without_inputs_follows_in_any_memory_format(pool):
-    assert max(pool.run(2, joined_by_format)) < 1e-4
+            steps = 2 if dist.get_rank() else 6
+            advance(model, optimizer, steps, lambda model, step: image_loss(model, 9 * step))
+        ends.append([*model.parameters()])
+    same_places(ends, 1e-4)
 
 
 def frozen(spec, momentum):
-    """A layer is frozen in the middle: how far it moves in each step after that."""
+    """The distance that a layer moves in each of eight steps; it is frozen after three."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
     first = model[0]
@@ -194,49 +172,40 @@ def frozen(spec, momentum):
         laconic.compress(model, optimizer, spec)
     moved = []
     for step in range(8):
-        if step == 3:
-            first.requires_grad_(False)
-        optimizer.zero_grad()
+        first.requires_grad_(step < 3)
         before = first.weight.detach().clone()
-        loss_of(model, step).backward()
-        optimizer.step()
+        advance(model, optimizer, [step])
         moved.append(float((first.weight.detach() - before).norm()))
     return moved
 
 
-@pytest.mark.parametrize(
-    ("spec", "momentum"),
-    [("topk(density=0.05)", 0.0), ("dgc(density=0.05)", 0.9), ("cgx(min_size=100)", 0.0)],
-)
-def test_what_is_frozen_stays_where_it_is(pool, spec, momentum):
-    for moved in pool.run(2, frozen, spec, momentum):
-        assert min(moved[:3]) > 0 and max(moved[3:]) == 0
+@on_ranks(2, (("topk(density=0.05)", 0.0), ("dgc(density=0.05)", 0.9), ("cgx(min_size=100)", 0.0)))
+def test_what_is_frozen_stays_where_it_is(spec, momentum):
+    moved = frozen(spec, momentum)
+    assert min(moved[:3]) > 0 and max(moved[3:]) == 0
 
 
-def test_quasi_global_momentum_leaves_what_is_frozen(pool):
+@on_ranks(2)
+def test_quasi_global_momentum_leaves_what_is_frozen():
     """But for what gossip still has to even out."""
-    plain, quasi = (pool.run(2, frozen, spec, 0.0) for spec in ("sgp()", "quasi_global(sgp())"))
-    for one, other in zip(plain, quasi, strict=True):
-        assert max(other[5:]) <= max(one[5:]) + 1e-4
+    plain, quasi = (frozen(spec, 0.0) for spec in ("sgp()", "quasi_global(sgp())"))
+    assert max(quasi[5:]) <= max(plain[5:]) + 1e-4
 
 
-def grown(spec):
-    """The parameters of a later group come as a generator."""
+@on_ranks(2, ("local_sgd(every=2)", "topk(density=0.1)"))
+def test_the_parameters_of_a_later_group_may_be_a_generator(spec):
     model = net()
     optimizer = torch.optim.SGD(model[1:].parameters(), lr=0.05)
     model, optimizer = laconic.distribute(model, optimizer, spec)
     first = getattr(model, "module", model)[0]
     before = first.weight.detach().clone()
     optimizer.add_param_group({"params": first.parameters()})
-    for step in range(3):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
-    return len(optimizer.param_groups[1]["params"]), torch.equal(before, first.weight)
+    advance(model, optimizer, 3)
+    assert len(optimizer.param_groups[1]["params"]) == 2 and not torch.equal(before, first.weight)
 
 
-def closed(spec):
-    """A closure without a result."""
+@on_ranks(2, ("local_sgd(every=2)", "topk(density=0.1)"))
+def test_a_closure_may_have_no_result(spec):
     model = net()
     model, optimizer = laconic.distribute(model, torch.optim.SGD(model.parameters(), lr=0.05), spec)
     before = flat(model)
@@ -245,13 +214,7 @@ def closed(spec):
         optimizer.zero_grad()
         loss_of(model, 0).backward()
 
-    return optimizer.step(closure), torch.equal(before, flat(model))
-
-
-@pytest.mark.parametrize("spec", ["local_sgd(every=2)", "topk(density=0.1)"])
-def test_generators_and_closures_without_a_result_are_taken(pool, spec):
-    assert pool.run(2, grown, spec) == [(2, False)] * 2
-    assert pool.run(2, closed, spec) == [(None, False)] * 2
+    assert optimizer.step(closure) is None and not torch.equal(before, flat(model))
 
 
 def by_machine(joined, shared=False):
@@ -267,20 +230,18 @@ def by_machine(joined, shared=False):
         for step in range(1 if joined and first else 4):
             optimizer.zero_grad()
             loss = model(torch.ones(1, 1)).sum() * (math.inf if step == 1 and first and not joined else 1)
-            scaler.scale(loss).backward()
             before = model.weight.item()
-            scaler.step(optimizer)
-            scaler.update()
+            scaled_step(scaler, optimizer, loss)
             moved.append(model.weight.item() - before)
     return moved, model.weight.item()
 
 
-def test_gradients_are_shared_as_what_they_are_worth(pool):
+@on_ranks(2)
+def test_gradients_are_shared_as_what_they_are_worth():
     """Each rank has a GradScaler of its own, with another scale after the overflow, or all have one."""
     for shared in (False, True):
-        assert pool.run(2, by_machine, False, shared) == [([-1.0, 0.0, -1.0, -1.0], -3.0)] * 2
-    (first, end), (other, same) = pool.run(2, by_machine, True)
-    assert first == [-1.0] and other == [-1.0, -0.5, -0.5, -0.5] and end == same == -2.5
+        assert by_machine(False, shared) == ([-1.0, 0.0, -1.0, -1.0], -3.0)
+    assert by_machine(True) == ([-1.0] if dist.get_rank() == 0 else [-1.0, -0.5, -0.5, -0.5], -2.5)
 
 
 class Running(nn.Module):
@@ -296,49 +257,39 @@ class Running(nn.Module):
         return self.linear(x - self.mean)
 
 
-def reassigned():
+@on_ranks(2)
+def test_buffers_that_forward_replaces_are_averaged():
     model = Running()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer = laconic.distribute(model, optimizer, "local_sgd(every=2)")
-    for step in range(4):
-        optimizer.zero_grad()
+
+    def loss(model, step):
         rng = torch.Generator().manual_seed(2 * step + dist.get_rank())
-        model(torch.randn(8, 4, generator=rng) + dist.get_rank()).square().sum().backward()
-        optimizer.step()
+        return model(torch.randn(8, 4, generator=rng) + dist.get_rank()).square().sum()
+
+    advance(model, optimizer, 4, loss)
     own = model.mean.clone()
     with optimizer.averaged():
         inside = model.mean.clone()
-    back = torch.equal(model.mean, own)
+    assert torch.equal(model.mean, own)
     optimizer.finish()
-    return inside.tolist(), model.mean.tolist(), back
+    assert same(everywhere(inside), everywhere(model.mean)) and torch.equal(*everywhere(inside))
 
 
-def test_buffers_that_forward_replaces_are_averaged(pool):
-    (shown, end, back), (other, end_of_other, _) = pool.run(2, reassigned)
-    assert shown == other == end == end_of_other and back
-
-
-def told_in_join(spec):
-    """What a rank is warned of that has run out of inputs, and the other one."""
-    model = DistributedDataParallel(net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    laconic.compress(model, optimizer, spec)
+@on_ranks(2)
+def test_a_rank_without_inputs_is_not_warned_of_its_steps():
+    spec = "dgc(density=0.1)"
+    model, optimizer, _ = compressed(spec, sgd={"lr": 0.05, "momentum": 0.9})
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         with Join([model]):
-            for step in range(3 if dist.get_rank() else 6):
-                optimizer.zero_grad()
-                loss_of(model, step).backward()
-                optimizer.step()
-    return [str(each.message) for each in told], agree(model)
+            advance(model, optimizer, range(3 if dist.get_rank() else 6))
+    assert [str(each.message) for each in told] == [] and agree(model)
 
 
-def test_a_rank_without_inputs_is_not_warned_of_its_steps(pool):
-    assert pool.run(2, told_in_join, "dgc(density=0.1)") == [([], True)] * 2
-
-
-def stepped_alone(spec, kept):
-    """The optimiser that was given to `distribute` is stepped, in place of what it returned."""
+@on_ranks(2, [True, False])
+def test_the_given_optimiser_does_not_step_alone(kept):
+    spec = "local_sgd(every=2)"
     model = net()
     plain = torch.optim.SGD(model.parameters(), lr=0.05)
     found = laconic.distribute(model, plain, spec)
@@ -351,13 +302,8 @@ def stepped_alone(spec, kept):
         found[1].step()
         found[1].remove()
         plain.step()
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_the_given_optimiser_does_not_step_alone(pool, kept):
-    for said in pool.run(2, stepped_alone, "local_sgd(every=2)", kept):
-        assert "step the optimiser that it returned" in said
+    said = str(caught.value)
+    assert "step the optimiser that it returned" in said
 
 
 def test_without_a_group_or_with_a_misspelt_option_the_way_out_is_named():
