@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-import laconic
 from laconic.exchange.method import lift
 from tests.dist.composition import Sometimes, Words
-from tests.dist.ddp_world import MANY
-from tests.dist.nets import SGD, agree, compress_anyway, flat, loss_of, net, train
+from tests.dist.nets import agree, compress_anyway, flat, net
+from tests.dist.pool import on_ranks
+from tests.dist.runs import MANY, advance, compressed, train
 from tests.laws.method_ranks import optimizer_for
 from tests.laws.table import compressors
 
@@ -22,15 +22,9 @@ POLICY = (
     f"by_name({{'0.*': terngrad(), '*1*.weight': {SERVER}}}, rest=by_size(1000, large=dgc(density=0.05)))"
 )
 SHARE = {  # at most so much of the dense bytes; settings that this model's small tensors need, by reducer
-    "dense()": 1.0,
-    "fp16()": 1.0,
-    "bf16()": 1.0,
-    "topk(density=0.05)": 1.0,
-    "randomk(density=0.05)": 1.0,
-    "dgc(density=0.05)": 1.0,
-    "oktopk(density=0.05, every=2)": 0.25,
-    "cltk(density=0.05)": 0.25,
-    "gtopk(density=0.05)": 0.25,
+    **dict.fromkeys(("dense()", "fp16()", "bf16()"), 1.0),
+    **dict.fromkeys(("topk(density=0.05)", "randomk(density=0.05)", "dgc(density=0.05)"), 1.0),
+    **dict.fromkeys(("oktopk(density=0.05, every=2)", "cltk(density=0.05)", "gtopk(density=0.05)"), 0.25),
     "cgx(min_size=100)": 0.5,
     "cgx(bits=8, rounding='stochastic', pattern='tree')": 0.5,
     "cgx(bits=3, block=64, pattern='ring', adapt_every=2)": 0.5,
@@ -46,97 +40,59 @@ SHARE = {  # at most so much of the dense bytes; settings that this model's smal
     POLICY: 0.5,
 }
 SHARE_OF_MANY = {f"{name}(density=0.05)": 0.5 for name in ("deft", "micro", "exdyna")}
+SHARES = [(*each, {}) for each in SHARE.items()] + [(*each, MANY) for each in SHARE_OF_MANY.items()]
 
 
-def in_turn(specs, ddp):
-    """Of each: whether replicas agree after a few steps, how many these were, and the share of payload."""
-    found = []
-    for spec in specs:
-        parameters, same, stats = train(spec, **ddp)
-        found.append((spec, same, stats.steps, stats.payload_sent / (parameters.nbytes * stats.steps)))
-    return found
+def stays_identical(spec, most, ddp):
+    parameters, same, stats = train(spec, 4, **ddp)
+    assert same and stats.steps == 4
+    assert stats.payload_sent <= most * parameters.nbytes * stats.steps
 
 
-@pytest.mark.parametrize(("most", "ddp"), [(SHARE, {}), (SHARE_OF_MANY, MANY)], ids=["one", "many"])
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_replicas_stay_bit_identical(pool, most, ddp, size):
-    for found in pool.run(size, in_turn, [*most], ddp, timeout_s=240):
-        for spec, same, steps, share in found:
-            assert same and steps == 6, spec
-            assert share <= most[spec], spec
+@on_ranks((1, 4), SHARES, timeout_s=300)
+def test_replicas_stay_bit_identical(spec, most, ddp):
+    stays_identical(spec, most, ddp)
 
 
-def registered(specs):
-    """What of these fails to keep replicas alike on many buckets, which DDP regroups after the first step."""
-    failed = []
-    for spec in specs:
-        method = lift(spec)
-        model = DistributedDataParallel(net(), **MANY)
-        optimizer = optimizer_for(method, [*model.parameters()])
-        handle = compress_anyway(model, optimizer, method)
-        for step in range(3):
-            optimizer.zero_grad()
-            loss_of(model, step).backward()
-            optimizer.step()
-        handle.remove()
-        if not agree(model):
-            failed.append(spec)
-    return failed
+@pytest.mark.nightly
+@on_ranks((2, 3), SHARES, timeout_s=300)
+def test_replicas_stay_bit_identical_in_groups_of_two_and_three(spec, most, ddp):
+    stays_identical(spec, most, ddp)
 
 
-def test_every_registered_method_keeps_replicas_alike(pool):
-    """On threads, with all their laws, they are in `tests/laws`; here they run under DDP, over gloo."""
-    assert pool.run(2, registered, compressors(), timeout_s=240) == [[], []]
+@on_ranks(2, compressors(), timeout_s=300)
+def test_every_registered_method_keeps_replicas_alike_on_many_buckets(spec):
+    """DDP regroups buckets after the first step. With all laws, on threads: `tests/laws`."""
+    method = lift(spec)
+    model = DistributedDataParallel(net(), **MANY)
+    optimizer = optimizer_for(method, [*model.parameters()])
+    handle = compress_anyway(model, optimizer, method)
+    advance(model, optimizer, 2)
+    handle.remove()
+    assert agree(model)
 
 
-def dense_and_plain(size_of_buckets):
-    ddp = {"bucket_cap_mb": size_of_buckets}
-    return train(None, **ddp)[0], train("dense()", **ddp)[0], train("dgc(density=1)", **ddp)[0]
-
-
-@pytest.mark.parametrize("cap", [0.01, 25])
-def test_dense_and_density_one_are_plain_ddp(pool, cap):
+@on_ranks(2, (0.01, 25))
+def test_dense_and_density_one_are_plain_ddp(cap):
     """Not bit for bit: DDP divides before the sum, we after it. Tolerance: float32 over 6 steps."""
-    for plain, dense, density_one in pool.run(2, dense_and_plain, cap):
-        torch.testing.assert_close(dense, plain, rtol=1e-5, atol=1e-6)
-        assert torch.equal(dense, density_one)
+    plain, dense, density_one = (
+        train(spec, bucket_cap_mb=cap)[0] for spec in (None, "dense()", "dgc(density=1)")
+    )
+    torch.testing.assert_close(dense, plain, rtol=1e-5, atol=1e-6)
+    assert torch.equal(dense, density_one)
 
 
-def buckets_and_one(spec):
-    return train(spec, **MANY)[0], train(spec)[0], train(spec, gradient_as_bucket_view=True, **MANY)[0]
-
-
-@pytest.mark.parametrize("spec", ["topk(density=0.05)", "dgc(density=0.05, warmup_steps=3)"])
-def test_buckets_do_not_matter(pool, spec):
-    """With 2 ranks: with more, the ring sums dense vectors in another order when buckets differ."""
-    for many, one, views in pool.run(2, buckets_and_one, spec):
-        assert torch.equal(many, one)
-        assert torch.equal(many, views)
-
-
-def warm_up_by_list():
-    plain = train("dense()", steps=3)[0]
-    dense_first = train("dgc(density=0.05, warmup_steps=6, warmup=[1.0, 0.3])", steps=3)[0]
-    after = train("dgc(density=0.05, warmup_steps=6, warmup=[1.0, 0.3])", steps=8)
-    return plain, dense_first, after[1]
-
-
-def test_a_dense_warm_up_is_plain_momentum_sgd(pool):
-    for plain, dense_first, same in pool.run(2, warm_up_by_list):
-        assert torch.equal(plain, dense_first)
-        assert same
+@on_ranks(2)
+def test_a_dense_warm_up_is_plain_momentum_sgd():
+    warming = "dgc(density=0.05, warmup_steps=6, warmup=[1.0, 0.3])"
+    assert torch.equal(train("dense()", steps=3)[0], train(warming, steps=3)[0])
+    assert train(warming, steps=8)[1]
 
 
 def subgroup():
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    rank = dist.get_rank()
-    model = DistributedDataParallel(net(), process_group=groups[rank // 2])
-    optimizer = torch.optim.SGD(model.parameters(), **SGD)
-    laconic.compress(model, optimizer, "dgc(density=0.05)")
-    for step in range(4):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
+    model, optimizer, _ = compressed("dgc(density=0.05)", process_group=groups[dist.get_rank() // 2])
+    advance(model, optimizer, 4)
     return flat(model)
 
 
@@ -146,50 +102,30 @@ def test_a_ddp_on_a_subgroup(pool):
     assert not torch.equal(a, c)
 
 
-def never_used(spec):
-    """How far a branch that no rank ever uses moves, and the rest."""
-    model = DistributedDataParallel(Sometimes(), find_unused_parameters=True)
-    optimizer = torch.optim.SGD(model.parameters(), **SGD)
-    if spec is not None:
-        laconic.compress(model, optimizer, spec)
+@on_ranks(2, (None, "dense()", "topk(density=0.05)", "dgc(density=0.05)"))
+def test_what_is_never_used_never_moves(spec):
+    model, optimizer, _ = compressed(spec, Sometimes(), find_unused_parameters=True)
     start = flat(model.module.third), flat(model.module.first)
-    for step in range(4):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
-    optimizer.zero_grad()
+    advance(model, optimizer, 4)
     before = flat(model.module.first)
+    assert torch.equal(start[0], flat(model.module.third)) and not torch.equal(start[1], before)
+    optimizer.zero_grad()
     optimizer.step()  # without a backward pass there is nothing to apply
-    return (
-        torch.equal(start[0], flat(model.module.third)),
-        torch.equal(start[1], before),
-        torch.equal(before, flat(model.module.first)),
-    )
-
-
-@pytest.mark.parametrize("spec", [None, "dense()", "topk(density=0.05)", "dgc(density=0.05)"])
-def test_what_is_never_used_never_moves(pool, spec):
-    assert pool.run(2, never_used, spec) == [(True, False, True)] * 2
+    assert torch.equal(before, flat(model.module.first))
 
 
 def sparse_moves(spec):
-    """How far an embedding with sparse gradients moves."""
-    torch.manual_seed(0)
-    model = DistributedDataParallel(Words())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    handle = compress_anyway(model, optimizer, spec)
+    """The distance that an embedding with sparse gradients moves."""
+    model, optimizer, handle = compressed(spec, Words(), sgd={"lr": 0.05, "momentum": 0.9})
     start = flat(model.module.words)
-    for step in range(6):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
+    advance(model, optimizer, 6)
     assert not any("words" in key for key in handle.state_dict()["tensors"])
     return float((flat(model.module.words) - start).norm())
 
 
 def test_sparse_embeddings_keep_their_momentum_under_dgc(pool):
     """At a density near 1 without masking DGC is momentum SGD, for sparse gradients too."""
-    dense = pool.run(2, sparse_moves, "dense()")[0]
     warming = "dgc(density=0.9, warmup_steps=4, warmup=[1.0, 0.95])"
-    for spec in ("dgc(density=0.9999, masking=False)", warming):
-        assert pool.run(2, sparse_moves, spec)[0] == pytest.approx(dense, rel=0.2)
+    specs = ("dense()", "dgc(density=0.9999, masking=False)", warming)
+    dense, *others = (moves for _, (moves, _) in pool.each(2, sparse_moves, specs))
+    assert others == [pytest.approx(dense, rel=0.2)] * 2

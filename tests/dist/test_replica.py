@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 
 import pytest
 import torch
@@ -12,26 +13,25 @@ from torch import nn
 import laconic
 from laconic.core.errors import AttachError, StateError
 from laconic.optim.master_weights import master_weights
-from tests.dist.distribute_world import pair
 from tests.dist.nets import agree, flat, loss_of, net
+from tests.dist.pool import on_ranks
+from tests.dist.runs import distributed
 
 
-def frozen():
-    """Its first layer is frozen, its last one held by the optimiser as well."""
+@on_ranks(2)
+def test_frozen_parameters_begin_alike_too():
+    """The first layer is frozen, the last one held by the optimiser as well."""
     model = net(seed=dist.get_rank())
     for frozen_one in (model[0].weight, model[-1].bias):
         frozen_one.requires_grad_(False)
     own = model[0].weight.clone()
     model, _ = laconic.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), "local_sgd(every=9)")
-    return agree(model), torch.equal(model[0].weight, own)
+    assert agree(model) and torch.equal(model[0].weight, own) == (dist.get_rank() == 0)
 
 
-def test_frozen_parameters_begin_alike_too(pool):
-    assert pool.run(2, frozen) == [(True, True), (True, False)]
-
-
-def fused(kind, precision):
-    """One more step of a model in channels_last whose optimiser has state, alone and distributed."""
+@on_ranks(1, product([torch.float32, torch.bfloat16], ["sgd", "adamw"]))
+def test_fused_steps_of_channels_last_are_those_of_a_plain_optimiser(precision, kind):
+    """Fused kernels go through memory, whatever the strides of a parameter, its gradient and its state."""
     torch.manual_seed(0)
     model = nn.Conv2d(3, 4, 3, bias=False).to(precision, memory_format=torch.channels_last)
     x = torch.randn(2, 3, 6, 6, dtype=precision)
@@ -64,18 +64,12 @@ def fused(kind, precision):
         train(other, tied, 1)
         ends.append(other.weight.detach().clone())
     train(model, plain, 1)
-    return [float((end - model.weight.detach()).abs().max()) for end in ends]
+    apart = [float((end - model.weight.detach()).abs().max()) for end in ends]
+    assert max(apart) < (1e-6 if precision == torch.float32 else 1e-3)
 
 
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_fused_steps_of_channels_last_are_those_of_a_plain_optimiser(pool, kind, precision):
-    """Fused kernels go through memory, whatever the strides of a parameter, its gradient and its state."""
-    for apart in pool.run(1, fused, kind, precision):
-        assert max(apart) < (1e-6 if precision == torch.float32 else 1e-3)
-
-
-def written(spec, masters):
+@on_ranks(2, product([False, True], ["local_sgd(every=2)", "sgp()", "diloco(every=5)"]))
+def test_what_a_script_writes_to_half_precision_stays(masters, spec):
     torch.manual_seed(0)
     model = net().to(torch.bfloat16)
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -88,17 +82,11 @@ def written(spec, masters):
                 each.grad = torch.zeros_like(each)
         ends()
         loads.append(flat(model).unique().tolist())
-    return loads
+    assert loads == [[5.0], [6.0], [7.0]]
 
 
-@pytest.mark.parametrize("masters", [False, True])
-@pytest.mark.parametrize("spec", ["local_sgd(every=2)", "sgp()", "diloco(every=5)"])
-def test_what_a_script_writes_to_half_precision_stays(pool, spec, masters):
-    assert pool.run(2, written, spec, masters) == [[[5.0], [6.0], [7.0]]] * 2
-
-
-def error_inside():
-    """The own weights, before an average that ends with an error and after."""
+@on_ranks(2)
+def test_an_error_inside_averaged_gives_the_own_weights_back():
     torch.manual_seed(0)
     model = net().to(torch.bfloat16)
     model, optimizer = laconic.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), "local_sgd()")
@@ -111,37 +99,26 @@ def error_inside():
     with pytest.raises(KeyError), optimizer.averaged():
         assert not torch.equal(flat(model), before)
         raise KeyError
-    return torch.equal(flat(model), before)
+    assert torch.equal(flat(model), before)
 
 
-def test_an_error_inside_averaged_gives_the_own_weights_back(pool):
-    assert pool.run(2, error_inside) == [True, True]
-
-
-def lost_inside():
-    model, optimizer = pair("diloco(every=2)")
+@on_ranks(2)
+def test_what_would_be_lost_inside_averaged_is_refused():
+    model, optimizer = distributed("diloco(every=2)")
     loss_of(model, 0).backward()
-    state, said = optimizer.state_dict(), []
+    state = optimizer.state_dict()
     calls = (optimizer.step, optimizer.finish, optimizer.remove, lambda: optimizer.load_state_dict(state))
     with optimizer.averaged():
         for call in calls:
-            with pytest.raises(StateError, match="leave it first") as refused:
+            with pytest.raises(StateError, match="leave it first"):
                 call()
-            said.append(str(refused.value))
     optimizer.step()
-    return len(said), optimizer.stats().steps
+    assert optimizer.stats().steps == 1
 
 
-def test_what_would_be_lost_inside_averaged_is_refused(pool):
-    assert pool.run(2, lost_inside) == [(4, 1), (4, 1)]
-
-
-def on_meta():
+@on_ranks(1)
+def test_a_model_without_values_is_refused():
     with torch.device("meta"):
         model = net()
     with pytest.raises(AttachError, match=r"on the meta device.*to_empty"):
         laconic.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), "local_sgd()")
-
-
-def test_a_model_without_values_is_refused(pool):
-    pool.run(1, on_meta)
