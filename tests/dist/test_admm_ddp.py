@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -12,6 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.lowbit import admm
+from tests.dist.nets import flat
+from tests.dist.pool import on_ranks
+from tests.dist.runs import advance, everywhere, same, stop_and_go
 
 
 def parts(spec: str):
@@ -24,49 +24,27 @@ def parts(spec: str):
     return model, optimizer, handle, exchange
 
 
-def advance(model, optimizer, steps):
-    for step in steps:
-        rng = torch.Generator().manual_seed(100 * dist.get_rank() + step)
-        x = torch.randn(16, 12, generator=rng)
-        loss = nn.functional.cross_entropy(model(x), x.argmax(1) % 6)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+def loss_of(model, step):
+    rng = torch.Generator().manual_seed(100 * dist.get_rank() + step)
+    x = torch.randn(16, 12, generator=rng)
+    return nn.functional.cross_entropy(model(x), x.argmax(1) % 6)
 
 
-def trained(spec):
+@on_ranks(3, ("", "topk(density=0.1)"))
+def test_all_ranks_have_one_g_and_one_lambda(spec) -> None:
     model, optimizer, handle, _ = parts(spec)
     start = handle.residual()
-    advance(model, optimizer, range(80))
+    advance(model, optimizer, 24, loss_of)
     state = handle.state_dict()["tensors"]
-    return start, handle.residual(), {key: value.clone() for key, value in state.items()}
+    assert handle.residual() != start and state["lambda/0.weight"].any()
+    first, *others = everywhere((handle.residual(), state))
+    assert all(same(first, other) for other in others)
 
 
-@pytest.mark.parametrize("spec", ["", "topk(density=0.1)"])
-def test_all_ranks_have_one_g_and_one_lambda(pool, spec) -> None:
-    (start, end, first), *others = pool.run(3, trained, spec)
-    assert end != start and first["lambda/0.weight"].any()
-    for _, residual, state in others:
-        assert residual == end and state.keys() == first.keys()
-        assert all(torch.equal(state[key], value) for key, value in first.items())
+@on_ranks(2)
+def test_a_resumed_run_has_the_same_bits() -> None:
+    def train(model, optimizer, steps):
+        advance(model, optimizer, steps, loss_of)
 
-
-def stop_and_go(spec):
-    model, optimizer, handle, exchange = parts(spec)
-    advance(model, optimizer, range(6))
-    each = (model, optimizer, handle, exchange)
-    state = copy.deepcopy([part.state_dict() for part in each])
-    advance(model, optimizer, range(6, 13))
-    whole = torch.cat([p.detach().flatten() for p in model.parameters()])
-    handle.remove()
-    exchange.remove()
-    model, optimizer, handle, exchange = parts(spec)
-    for part, its in zip((model, optimizer, handle, exchange), state, strict=True):
-        part.load_state_dict(its)
-    advance(model, optimizer, range(6, 13))
-    return whole, torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-def test_a_resumed_run_has_the_same_bits(pool) -> None:
-    for whole, resumed in pool.run(2, stop_and_go, "topk(density=0.1)"):
-        assert torch.equal(whole, resumed)
+    (whole, *_), (model, *_) = stop_and_go(lambda again: parts("topk(density=0.1)"), 13, 6, train)
+    assert torch.equal(flat(whole), flat(model))

@@ -12,8 +12,9 @@ from torch import nn
 import laconic
 from laconic.core.errors import SpecError
 from laconic.core.spec import parse
-from tests.dist.distribute_world import trained
 from tests.dist.nets import agree, flat
+from tests.dist.pool import on_ranks
+from tests.dist.runs import trained
 
 
 class Vector(nn.Module):
@@ -63,8 +64,9 @@ def test_it_asks_no_more_often_than_it_is_told(pool):
     assert 0 < met[1] + met[3] == met[0] + met[2] <= 6
 
 
-def others_go_on(sleeper):
-    """The sleeper takes one step, and its second when all others have taken ten."""
+@on_ranks(4, [2, 3])
+def test_a_rank_that_sleeps_holds_nobody_up(sleeper):
+    """It would hang otherwise."""
     model = Vector()
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer = laconic.distribute(model, plain, "adpsgd()")
@@ -78,17 +80,12 @@ def others_go_on(sleeper):
     optimizer.finish()
     same = agree(model)
     optimizer.remove()
-    return same
+    assert same
 
 
-@pytest.mark.parametrize("sleeper", [2, 3])
-def test_a_rank_that_sleeps_holds_nobody_up(pool, sleeper):
-    """It would hang otherwise."""
-    assert pool.run(4, others_go_on, sleeper) == [True] * 4
-
-
-def late_to_adopt(spec, finishes):
-    """Rank 0 adopts the average a little later than rank 1, which goes on at once, and asks."""
+@on_ranks(2, [("adpsgd(every=4)", (1, 4, 8)), ("slowmo(every=4, beta=0.0, base=adpsgd(every=4))", (1, 8))])
+def test_nobody_asks_a_rank_that_has_yet_to_adopt_the_average(spec, finishes):
+    """It would answer with its old model, and then forget how far it has come."""
     model = Vector()
     plain = torch.optim.SGD(model.parameters(), lr=1.0)
     model, optimizer = laconic.distribute(model, plain, spec)
@@ -109,17 +106,7 @@ def late_to_adopt(spec, finishes):
             optimizer.finish()
     end = flat(model)
     optimizer.remove()
-    return end
-
-
-@pytest.mark.parametrize(
-    ("spec", "finishes"),
-    [("adpsgd(every=4)", (1, 4, 8)), ("slowmo(every=4, beta=0.0, base=adpsgd(every=4))", (1, 8))],
-)
-def test_nobody_asks_a_rank_that_has_yet_to_adopt_the_average(pool, spec, finishes):
-    """It would answer with its old model, and then forget how far it has come."""
-    for end in pool.run(2, late_to_adopt, spec, finishes):
-        torch.testing.assert_close(end, torch.full((5,), 5.0))
+    torch.testing.assert_close(end, torch.full((5,), 5.0))
 
 
 def trains():

@@ -14,6 +14,7 @@ from laconic.core.errors import NonFiniteError
 from laconic.core.spec import parse
 from laconic.strategies.strategy import Strategy
 from tests.dist.nets import agree, flat
+from tests.dist.pool import on_ranks
 from tests.laws.table import specs
 from tests.unit.strategy_world import Numbers, gradient, sgd
 
@@ -55,8 +56,17 @@ def ended(model, optimizer):
     return same
 
 
-def resumed(spec):
-    """A run that is stopped and taken over by new objects."""
+def side_by_side(spec, other):
+    """Two strategies in one process group, in turns."""
+    pairs = pair(spec), pair(other)
+    for step in range(long(spec)):
+        for each in pairs:
+            train(*each, [step])
+    return tuple(ended(*each) for each in pairs)
+
+
+@on_ranks(SIZE, SPECS)
+def test_a_run_is_taken_over_and_ends_alike(spec):
     first, second = pair(spec), pair(spec)
     train(*first, range(long(spec)))
     saved = first[1].state_dict()
@@ -64,10 +74,11 @@ def resumed(spec):
     second[1].load_state_dict(saved)
     same = torch.equal(model, flat(second[0]))
     train(*second, range(long(spec), long(spec) + 6))
-    return same, ended(*second), ended(*first)
+    assert same and ended(*second) and ended(*first)
 
 
-def void(spec):
+@on_ranks(SIZE, SPECS)
+def test_a_gradient_that_is_not_finite_is_skipped_and_nobody_waits_in_vain(spec):
     """One rank's gradient overflows: it skips the update, talks and is told."""
     model, optimizer = pair(spec)
     train(model, optimizer, range(4))
@@ -83,41 +94,7 @@ def void(spec):
     else:
         optimizer.step()
     train(model, optimizer, range(5, long(spec)))
-    return told, ended(model, optimizer)
-
-
-def side_by_side(spec, other):
-    """Two strategies in one process group, in turns."""
-    pairs = pair(spec), pair(other)
-    for step in range(long(spec)):
-        for each in pairs:
-            train(*each, [step])
-    return tuple(ended(*each) for each in pairs)
-
-
-def mean_at_rest(spec):
-    """At a rate of 0, from models that differ: how far the group's model is from their mean."""
-    model, optimizer = pair(spec)
-    train(model, optimizer, range(3))
-    with optimizer.averaged():
-        mean = flat(model)
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-    train(model, optimizer, range(3, long(spec)))
-    optimizer.finish()
-    end = flat(model)
-    optimizer.remove()
-    return mean, end
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_a_run_is_taken_over_and_ends_alike(pool, spec):
-    assert pool.run(SIZE, resumed, spec) == [(True, True, True)] * SIZE
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_a_gradient_that_is_not_finite_is_skipped_and_nobody_waits_in_vain(pool, spec):
-    assert pool.run(SIZE, void, spec) == [(True, True)] * SIZE
+    assert told and ended(model, optimizer)
 
 
 def partners(spec):
@@ -132,7 +109,17 @@ def test_two_strategies_side_by_side_both_end_alike(pool, spec):
         assert pool.run(SIZE, side_by_side, spec, other) == [(True, True)] * SIZE
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if parse(spec).keeps_mean])
-def test_talking_alone_keeps_the_mean(pool, spec):
-    for mean, end in pool.run(SIZE, mean_at_rest, spec):
-        torch.testing.assert_close(end, mean, **ROUNDING)
+@on_ranks(SIZE, [spec for spec in SPECS if parse(spec).keeps_mean])
+def test_talking_alone_keeps_the_mean(spec):
+    """At a rate of 0, from models that differ: how far the group's model is from their mean."""
+    model, optimizer = pair(spec)
+    train(model, optimizer, range(3))
+    with optimizer.averaged():
+        mean = flat(model)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    train(model, optimizer, range(3, long(spec)))
+    optimizer.finish()
+    end = flat(model)
+    optimizer.remove()
+    torch.testing.assert_close(end, mean, **ROUNDING)

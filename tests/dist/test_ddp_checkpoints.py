@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -15,16 +14,15 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
-from tests.dist.nets import SGD, flat, net
+from tests.dist.nets import flat
+from tests.dist.pool import on_ranks
+from tests.dist.runs import compressed
 
 
-def resumed() -> tuple[Tensor, Tensor]:
-    """The parameters after six steps under dgc, in one go and with a checkpoint after three."""
-
+@on_ranks(2)
+def test_a_handle_that_is_loaded_last_goes_on_with_the_same_bits() -> None:
     def made() -> tuple[DistributedDataParallel, torch.optim.Optimizer, laconic.ddp.handle.Handle]:
-        model = DistributedDataParallel(net())
-        optimizer = torch.optim.SGD(model.parameters(), **SGD)
-        return model, optimizer, laconic.compress(model, optimizer, "dgc(density=0.1)")
+        return compressed("dgc(density=0.1)")
 
     def train(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, first: int) -> None:
         for step in range(first, first + 3):
@@ -44,9 +42,5 @@ def resumed() -> tuple[Tensor, Tensor]:
     set_optimizer_state_dict(again, other, inner, options=StateDictOptions(strict=False))
     its.load_state_dict(state)
     train(again, other, 3)
-    return flat(model), flat(again)
-
-
-def test_a_handle_that_is_loaded_last_goes_on_with_the_same_bits(pool) -> None:
-    for whole, again in pool.run(2, resumed):
-        assert torch.equal(whole, again)
+    whole, again = flat(model), flat(again)
+    assert torch.equal(whole, again)

@@ -12,6 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.core.errors import AttachError
 from tests.dist.nets import batch
+from tests.dist.pool import on_ranks
+from tests.dist.runs import everywhere
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 
@@ -55,35 +57,24 @@ def trained(spec: str | None, dtype: torch.dtype, rank: int) -> Tensor:
     return reals(model)
 
 
-def each_dtype(spec: str) -> list[tuple[Tensor, Tensor]]:
-    rank = dist.get_rank()
-    return [(trained(None, dtype, rank), trained(spec, dtype, rank)) for dtype in DTYPES]
-
-
-@pytest.mark.parametrize("spec", ["sum()", "topk(density=0.5)", "cgx(bits=8, min_size=2)"])
-def test_each_dtype_is_exchanged_whole(pool, spec: str) -> None:
+@on_ranks(
+    2, [(spec, dtype) for spec in ("sum()", "topk(0.5)", "cgx(bits=8, min_size=2)") for dtype in DTYPES]
+)
+def test_each_dtype_is_exchanged_whole(spec: str, dtype: torch.dtype) -> None:
     """Replicas are equal bit for bit; a plain sum is DDP's mean, to the precision of the narrowest."""
-    for dtype, (plain, first), (_, other) in zip(DTYPES, *pool.run(2, each_dtype, spec), strict=True):
-        assert torch.equal(first, other), dtype
-        if spec == "sum()":
-            torch.testing.assert_close(first, plain, rtol=2e-2, atol=2e-3)
+    found = trained(spec, dtype, dist.get_rank())
+    assert torch.equal(*everywhere(found))
+    if spec == "sum()":
+        torch.testing.assert_close(found, trained(None, dtype, dist.get_rank()), rtol=2e-2, atol=2e-3)
 
 
-def refused(spec: str, sharded: bool) -> str:
+@on_ranks(2, (("dgc(density=0.5)", False), ("cgx()", True)))
+def test_who_cannot_exchange_complex_parameters_whole_says_so(spec: str, sharded: bool) -> None:
+    """A method that steps the parameters itself, and FSDP2's reduce-scatter."""
     model: nn.Module = DistributedDataParallel(Mixed(torch.complex64), find_unused_parameters=True)
     if sharded:
         plain = Mixed(torch.complex64)
         del plain.scalar  # fully_shard takes none
         model = fully_shard(plain)
-    try:
+    with pytest.raises(AttachError, match=r"(?s)matrix is.*complex.*view_as_real"):
         laconic.compress(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), spec)
-    except AttachError as error:
-        return str(error)
-    return "nothing"
-
-
-@pytest.mark.parametrize(("spec", "sharded"), [("dgc(density=0.5)", False), ("cgx()", True)])
-def test_who_cannot_exchange_complex_parameters_whole_says_so(pool, spec: str, sharded: bool) -> None:
-    """A method that steps the parameters itself, and FSDP2's reduce-scatter."""
-    for said in pool.run(2, refused, spec, sharded, timeout_s=240):
-        assert "matrix is" in said and "complex" in said and "view_as_real" in said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,6 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from tests.dist.nets import agree
+from tests.dist.pool import on_ranks
+from tests.dist.runs import compressed
 
 
 class Halves(nn.Module):
@@ -28,8 +32,10 @@ def inputs(step: int) -> list[Tensor]:
     return [torch.randn(6, 5, generator=torch.Generator().manual_seed(10 * step + rank)) for rank in range(2)]
 
 
-def by_turns(spec: str) -> float:
+@on_ranks(2)
+def test_nothing_is_lost_of_the_half_that_a_pass_leaves_out():
     """Two optimisers step by turns, as a GAN's: the most by which a step's sum of gradients is not kept."""
+    spec = "topk(density=0.2)"
     model = DistributedDataParallel(Halves(), find_unused_parameters=True)
     parts = {name: parameter for name, parameter in model.module.named_parameters()}
     optimizers = {name: torch.optim.SGD([parameter], lr=1.0) for name, parameter in parts.items()}
@@ -46,20 +52,13 @@ def by_turns(spec: str) -> float:
         held = handle.exchange.state_dict()[f"route0/residual/{name}"].clone()
         dist.all_reduce(held)
         worst = max(worst, float((held / 2 - parts[name].detach() - given[name]).abs().max()))
-    assert agree(model)
-    return worst
+    assert agree(model) and worst < 1e-5
 
 
-def test_nothing_is_lost_of_the_half_that_a_pass_leaves_out(pool):
-    for worst in pool.run(2, by_turns, "topk(density=0.2)"):
-        assert worst < 1e-5
-
-
-def taken_away(spec: str, to_none: bool) -> bool:
-    """Whether a layer stands still whose gradient the script takes away."""
-    model = DistributedDataParallel(Halves(), find_unused_parameters=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    laconic.compress(model, optimizer, spec)
+@pytest.mark.filterwarnings("ignore:.*changed")
+@on_ranks(2, product(["dense()", "topk(density=0.2)"], [True, False]))
+def test_a_gradient_that_the_script_takes_away_stays_away(spec, to_none):
+    model, optimizer, _ = compressed(spec, Halves(), sgd={"lr": 1.0}, find_unused_parameters=True)
     kept = model.module.second
     for step in range(3):
         optimizer.zero_grad()
@@ -69,19 +68,11 @@ def taken_away(spec: str, to_none: bool) -> bool:
         else:
             kept.grad.zero_()
         optimizer.step()
-    assert bool(model.module.first.any())
-    return not bool(kept.any())
+    assert bool(model.module.first.any()) and not bool(kept.any())
 
 
-@pytest.mark.filterwarnings("ignore:.*changed")
-@pytest.mark.parametrize("spec", ["dense()", "topk(density=0.2)"])
-@pytest.mark.parametrize("to_none", [True, False])
-def test_a_gradient_that_the_script_takes_away_stays_away(pool, spec, to_none):
-    assert pool.run(2, taken_away, spec, to_none) == [True, True]
-
-
-def thawed(spec: str) -> bool:
-    """A layer is frozen between DistributedDataParallel and compress, and trains later."""
+@on_ranks(2, ["topk(density=0.2)", "dgc(density=0.2)"])
+def test_a_layer_that_is_frozen_before_compress_can_thaw(spec):
     model = DistributedDataParallel(Halves(), find_unused_parameters=True)
     kept = model.module.second.requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -93,19 +84,13 @@ def thawed(spec: str) -> bool:
         model(("first", "second"), inputs(step)[dist.get_rank()]).backward()
         optimizer.step()
         moved.append(bool(kept.any()))
-    return agree(model) and moved == [False, False, True]
+    assert agree(model) and moved == [False, False, True]
 
 
-@pytest.mark.parametrize("spec", ["topk(density=0.2)", "dgc(density=0.2)"])
-def test_a_layer_that_is_frozen_before_compress_can_thaw(pool, spec):
-    assert pool.run(2, thawed, spec) == [True, True]
-
-
-def clipped(spec: str) -> list[float]:
-    """The norms of steps where one half is used in the first alone, and gradients are clipped to 0.1."""
-    model = DistributedDataParallel(Halves(), find_unused_parameters=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    laconic.compress(model, optimizer, spec)
+@pytest.mark.filterwarnings("ignore:.*changed")
+@on_ranks(2, ["dense()", "topk(density=0.2)"])
+def test_clipping_covers_what_comes_late_for_an_unused_parameter(spec):
+    model, optimizer, _ = compressed(spec, Halves(), sgd={"lr": 1.0}, find_unused_parameters=True)
     norms = []
     for step in range(4):
         before = torch.cat([each.detach().flatten().clone() for each in model.parameters()])
@@ -117,14 +102,7 @@ def clipped(spec: str) -> list[float]:
         after = torch.cat([each.detach().flatten() for each in model.parameters()])
         norms.append(float((after - before).norm()))
     assert agree(model)
-    return norms
-
-
-@pytest.mark.filterwarnings("ignore:.*changed")
-@pytest.mark.parametrize("spec", ["dense()", "topk(density=0.2)"])
-def test_clipping_covers_what_comes_late_for_an_unused_parameter(pool, spec):
-    for norms in pool.run(2, clipped, spec):
-        assert max(norms) < 0.1 + 1e-5
+    assert max(norms) < 0.1 + 1e-5
 
 
 def resumed(at: int, in_place: bool) -> float:
@@ -161,11 +139,11 @@ def test_what_waits_for_another_optimiser_is_in_the_state(pool, in_place):
         assert pool.run(2, resumed, at, in_place) == [0.0, 0.0]
 
 
-def accumulated() -> float:
-    """How much of a gradient is lost where passes add up, of which one uses a half on one rank alone."""
-    model = DistributedDataParallel(Halves(), find_unused_parameters=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    handle = laconic.compress(model, optimizer, "topk(density=0.2)")
+@on_ranks(2)
+def test_nothing_is_lost_where_passes_add_up():
+    model, optimizer, handle = compressed(
+        "topk(density=0.2)", Halves(), sgd={"lr": 1.0}, find_unused_parameters=True
+    )
     second, given = model.module.second, torch.zeros(4, 5)
     worst = 0.0
     for step in range(6):
@@ -179,17 +157,11 @@ def accumulated() -> float:
         held = handle.exchange.state_dict()["route0/residual/second"].clone()
         dist.all_reduce(held)
         worst = max(worst, float((held / 2 - second.detach() - given).abs().max()))
-    assert agree(model)
-    return worst
+    assert agree(model) and worst < 1e-5
 
 
-def test_nothing_is_lost_where_passes_add_up(pool):
-    for worst in pool.run(2, accumulated):
-        assert worst < 1e-5
-
-
-def aliased() -> bool:
-    """Whether a state stays as it was saved when what waited has become a gradient that is cleared."""
+@on_ranks(2)
+def test_a_saved_state_stays_as_it_is():
     model = DistributedDataParallel(Halves(), find_unused_parameters=True)
     optimizers = [torch.optim.SGD([each], lr=1.0) for each in model.parameters()]
     handle = laconic.compress(model, optimizers, "topk(density=0.2)")
@@ -203,8 +175,4 @@ def aliased() -> bool:
         each.step()
         each.zero_grad(set_to_none=False)
     assert any("left/" in name for name in before)
-    return all(torch.equal(each, before[name]) for name, each in state.items())
-
-
-def test_a_saved_state_stays_as_it_is(pool):
-    assert pool.run(2, aliased) == [True, True]
+    assert all(torch.equal(each, before[name]) for name, each in state.items())

@@ -4,12 +4,14 @@ compressed.
 
 from __future__ import annotations
 
-import pytest
+from itertools import product
+
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 import laconic
-from tests.dist.nets import SGD, agree, compress_anyway, loss_of, net
+from tests.dist.nets import SGD, agree, net
+from tests.dist.pool import on_ranks
+from tests.dist.runs import advance, compressed
 
 WAYS = {
     "binarise": lambda model, seed: laconic.lowbit.binarise(model, first="binary", keep=()),
@@ -17,37 +19,17 @@ WAYS = {
 }
 
 
-def steps(way, spec, count):
-    """Whether replicas agree, the losses, the largest master weight, and whether the packed model agrees."""
+@on_ranks(2, product([None, "dgc(density=0.05)", "sign()"], WAYS))
+def test_replicas_stay_bit_identical_and_clipped(spec, way):
     plain = net()
     handle = WAYS[way](plain, torch.distributed.get_rank())
-    model = DistributedDataParallel(plain)
-    optimizer = torch.optim.SGD(model.parameters(), **(SGD | {"lr": 0.5}))
-    if spec is not None:
-        compress_anyway(model, optimizer, spec)
-    losses, largest = [], 0.0
-    for step in range(count):
-        optimizer.zero_grad()
-        loss = loss_of(model, step)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        largest = max([largest, *(plain.get_parameter(name).abs().max().item() for name in handle.weights)])
-    flips = handle.flips()
+    model, optimizer, _ = compressed(spec, plain, sgd=SGD | {"lr": 0.5})
+    for step in range(20):
+        (loss,) = advance(model, optimizer, [step])
+        assert loss == loss and all(plain.get_parameter(name).abs().max() <= 1 for name in handle.weights)
+    assert agree(model) and handle.flips() > 0
     packed = laconic.lowbit.pack(plain)
     plain.eval()
-    same = all(
-        torch.equal(packed.get_submodule(name)(x), layer(x))
-        for name, layer in handle.layers.items()
-        for x in [torch.randn(5, layer.in_features)]
-    )
-    return agree(model), losses, largest, flips, same
-
-
-@pytest.mark.parametrize("spec", [None, "dgc(density=0.05)", "sign()"])
-@pytest.mark.parametrize("way", WAYS)
-def test_replicas_stay_bit_identical_and_clipped(pool, way, spec):
-    for same, losses, largest, flips, packed in pool.run(2, steps, way, spec, 20):
-        assert same and packed
-        assert all(loss == loss for loss in losses)
-        assert largest <= 1 and flips > 0
+    for name, layer in handle.layers.items():
+        x = torch.randn(5, layer.in_features)
+        assert torch.equal(packed.get_submodule(name)(x), layer(x))

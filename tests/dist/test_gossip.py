@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from tests.dist.distribute_world import pair, stop_and_go, trained
 from tests.dist.nets import agree, flat, loss_of
+from tests.dist.pool import on_ranks
+from tests.dist.runs import advance, distributed, strategy_resumes, trained
 
 SPECS = [
     "sgp()",
@@ -16,7 +16,8 @@ SPECS = [
 ]
 
 
-def finished(spec):
+@on_ranks(4, SPECS)
+def test_ranks_differ_until_the_group_is_asked_for_its_model(spec):
     model, optimizer = trained(spec, steps=7)
     apart, own = agree(model), flat(model)
     with optimizer.averaged() as distance:
@@ -27,41 +28,28 @@ def finished(spec):
     loss_of(model, 7).backward()
     optimizer.step()  # training may go on
     optimizer.remove()
-    return apart, distance, given_back, same, torch.allclose(inside, end, rtol=1e-6, atol=1e-7)
+    assert not apart
+    assert 0 < distance < 0.1
+    assert given_back and same
+    assert torch.allclose(inside, end, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_ranks_differ_until_the_group_is_asked_for_its_model(pool, spec):
-    for apart, distance, given_back, same, alike in pool.run(4, finished, spec):
-        assert not apart
-        assert 0 < distance < 0.1
-        assert given_back
-        assert same
-        assert alike
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_save_and_resume_gives_the_same_bits(pool, spec):
+@on_ranks(4, SPECS)
+def test_save_and_resume_gives_the_same_bits(spec):
     """Saving settles what is under way, so both trainings are asked for their state at that step."""
-    assert pool.run(4, resumed, spec) == [True] * 4
+    assert resumed(spec)
 
 
 def resumed(spec):
     if not spec.startswith("osgp"):
-        return stop_and_go(spec, 6, 4)
+        return strategy_resumes(spec, 6, 4)
     whole, optimizer = trained(spec, 4)
     optimizer.state_dict()
-    for step in range(4, 6):
-        optimizer.zero_grad()
-        loss_of(whole, step).backward()
-        optimizer.step()
+    advance(whole, optimizer, range(4, 6))
     model, optimizer = trained(spec, 4)
     saved, weights = optimizer.state_dict(), {key: value.clone() for key, value in model.state_dict().items()}
-    model, optimizer = pair(spec)
+    model, optimizer = distributed(spec)
     model.load_state_dict(weights)
     optimizer.load_state_dict(saved)
-    for step in range(4, 6):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
+    advance(model, optimizer, range(4, 6))
     return torch.equal(flat(whole), flat(model))

@@ -12,11 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.recipes import Accumulation, Copies, large_batch
 from tests.dist.nets import agree, batch, flat, net
+from tests.dist.pool import on_ranks
+from tests.dist.runs import compressed, everywhere
 
 STEPS, BATCH = 5, 28
 
 
-def parted() -> tuple[torch.Tensor, torch.Tensor, int, bool]:
+@on_ranks(2)
+def test_micro_batches_on_ranks_are_one_large_batch() -> None:
     """Two ranks with micro-batches, and one process with all examples at once."""
     rank, size = dist.get_rank(), dist.get_world_size()
     settings: dict[str, Any] = {"batch": BATCH, "base_batch": 7, "steps": STEPS, "lr": 0.01}
@@ -37,21 +40,15 @@ def parted() -> tuple[torch.Tensor, torch.Tensor, int, bool]:
         F.cross_entropy(alone(x), y).backward()
         own.step()
         its_schedule.step()
-    return flat(model), flat(alone), handle.stats().steps, agree(model)
+    many, alone, exchanges, equal = flat(model), flat(alone), handle.stats().steps, agree(model)
+    assert equal and exchanges == STEPS
+    torch.testing.assert_close(many, alone, rtol=1e-3, atol=1e-4)  # LAMB's first steps are signs
 
 
-def test_micro_batches_on_ranks_are_one_large_batch(pool: Any) -> None:
-    for many, alone, exchanges, equal in pool.run(2, parted):
-        assert equal
-        assert exchanges == STEPS
-        torch.testing.assert_close(many, alone, rtol=1e-3, atol=1e-4)  # LAMB's first steps are signs
-
-
-def copied() -> tuple[bool, float, torch.Tensor, int]:
-    """Two ranks with copies of their own examples: the factor is equal, and copies are exchanged once."""
-    model = DistributedDataParallel(net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    handle = laconic.compress(model, optimizer, "dense()")
+@on_ranks(2)
+def test_copies_on_ranks_have_one_factor_and_one_exchange() -> None:
+    """Of their own examples."""
+    model, optimizer, handle = compressed("dense()", sgd={"lr": 0.05})
     copies = Copies(3, correct_every=2)
     for step in range(STEPS):
         x, y = batch(dist.get_rank(), step, 6)
@@ -60,11 +57,5 @@ def copied() -> tuple[bool, float, torch.Tensor, int]:
         optimizer.zero_grad()
         copies.backward(model, F.cross_entropy, noisy, y.repeat(3))
         optimizer.step()
-    return agree(model), copies.factor, flat(model), handle.stats().steps
-
-
-def test_copies_on_ranks_have_one_factor_and_one_exchange(pool: Any) -> None:
-    (equal, factor, _, exchanges), (_, other, _, _) = pool.run(2, copied)
-    assert equal
-    assert factor == other > 1
-    assert exchanges == STEPS
+    factor, other = everywhere(copies.factor)
+    assert agree(model) and factor == other > 1 and handle.stats().steps == STEPS

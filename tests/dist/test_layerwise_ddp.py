@@ -14,6 +14,8 @@ import laconic
 from laconic.core.errors import AttachError
 from laconic.optim import LAMB, LARS
 from tests.dist.nets import agree, compress_anyway, flat, loss_of, net
+from tests.dist.pool import on_ranks
+from tests.dist.runs import advance
 
 ALL = (
     *("dense()", "fp16()", "topk(density=0.05)", "randomk(density=0.05)", "terngrad()", "qsgd(levels=7)"),
@@ -23,35 +25,25 @@ ALL = (
 MOMENTUM = ("dgc(density=0.05)", "dgc(density=0.05, warmup=(1.0, 0.1), warmup_steps=4)", "signum()")
 
 
-def trained(make: str, spec: str, steps: int = 8) -> tuple[float, float, bool]:
+KINDS: dict[str, Any] = {
+    "lars": (LARS, {"lr": 0.1, "trust": 0.02, "weight_decay": 1e-3}),
+    "lamb": (LAMB, {"lr": 0.01}),
+}
+CASES = [*(("lars", spec) for spec in ALL + MOMENTUM), *(("lamb", spec) for spec in ALL)]
+
+
+@on_ranks(2, CASES, timeout_s=300)
+def test_they_train_with_every_method(make: str, spec: str) -> None:
+    kind, settings = KINDS[make]
     model = DistributedDataParallel(net())
-    kinds = {"lars": (LARS, {"lr": 0.1, "trust": 0.02, "weight_decay": 1e-3}), "lamb": (LAMB, {"lr": 0.01})}
-    kind, settings = kinds[make]
-    optimizer = kind(model.parameters(), **settings)  # type: ignore[operator]
+    optimizer = kind(model.parameters(), **settings)
     compress_anyway(model, optimizer, spec)
-    losses = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss = loss_of(model, step % 2)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses[0], losses[-1], agree(model)
+    first, *_, last = advance(model, optimizer, [0, 1] * 4)
+    assert agree(model) and last < first
 
 
-def several(make: str, specs: tuple[str, ...]) -> dict[str, tuple[float, float, bool]]:
-    return {spec: trained(make, spec) for spec in specs}
-
-
-@pytest.mark.parametrize(("make", "specs"), [("lars", ALL + MOMENTUM), ("lamb", ALL)])
-def test_they_train_with_every_method(pool: Any, make: str, specs: tuple[str, ...]) -> None:
-    for found in pool.run(2, several, make, specs, timeout_s=240):
-        for spec, (first, last, equal) in found.items():
-            assert equal, spec
-            assert last < first, spec
-
-
-def against_one_process(make: str) -> tuple[torch.Tensor, torch.Tensor]:
+@on_ranks(2, ["lars", "lamb"])
+def test_the_trust_ratio_sees_the_mean(make: str) -> None:
     """Two ranks, and one that has both batches: the trust ratio is that of the mean."""
     kind: Any = {"lars": LARS, "lamb": LAMB}[make]
     model = DistributedDataParallel(net())
@@ -70,27 +62,13 @@ def against_one_process(make: str) -> tuple[torch.Tensor, torch.Tensor]:
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
         own.step()
-    return flat(model), flat(alone)
+    compressed, alone = flat(model), flat(alone)
+    torch.testing.assert_close(compressed, alone, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("make", ["lars", "lamb"])
-def test_the_trust_ratio_sees_the_mean(pool: Any, make: str) -> None:
-    for compressed, alone in pool.run(2, against_one_process, make):
-        torch.testing.assert_close(compressed, alone, rtol=1e-5, atol=1e-6)
-
-
-def refused() -> list[str]:
+@on_ranks(2, (("dgc(density=0.05)", r"laconic\.optim\.LARS"), ("onebit_adam(warmup_steps=2)", "Adam")))
+def test_lamb_is_refused_by_methods_that_are_another_optimiser(spec: str, words: str) -> None:
     model = DistributedDataParallel(net())
-    said = []
-    for spec in ("dgc(density=0.05)", "onebit_adam(warmup_steps=2)"):
-        with warnings.catch_warnings(), pytest.raises(AttachError) as error:
-            warnings.simplefilter("ignore")
-            laconic.compress(model, LAMB(model.parameters()), spec)
-        said.append(str(error.value))
-    return said
-
-
-def test_lamb_is_refused_by_methods_that_are_another_optimiser(pool: Any) -> None:
-    momentum, adam = pool.run(2, refused)[0]
-    assert "laconic.optim.LARS" in momentum
-    assert "Adam" in adam
+    with warnings.catch_warnings(), pytest.raises(AttachError, match=words):
+        warnings.simplefilter("ignore")
+        laconic.compress(model, LAMB(model.parameters()), spec)

@@ -10,7 +10,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
-from tests.dist.nets import agree, loss_of, net
+from tests.dist.nets import agree, net
+from tests.dist.runs import advance
 from tests.dist.two_rounds import TwoRounds
 
 SPECS = ("two rounds", "dgc(density=0.01, warmup_steps=50)")
@@ -21,10 +22,7 @@ def long_run(which: str, steps: int) -> tuple[int, bool]:
     model = DistributedDataParallel(net(width=165, depth=13), bucket_cap_mb=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     handle = laconic.compress(model, optimizer, TwoRounds() if which == "two rounds" else which)
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
+    advance(model, optimizer, steps)
     return handle.stats().buckets, agree(model) and handle.stats().steps == steps
 
 

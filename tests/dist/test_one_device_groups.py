@@ -17,7 +17,9 @@ import laconic
 from laconic.comm.metered import Metered
 from laconic.comm.torch_comm import TorchComm
 from laconic.strategies.strategy import Strategy
-from tests.dist.nets import SGD, agree, flat, loss_of, momentum_for, net
+from tests.dist.nets import SGD, agree, flat, momentum_for, net
+from tests.dist.pool import on_ranks
+from tests.dist.runs import advance
 from tests.laws.strategy_ranks import fits
 from tests.laws.table import specs
 
@@ -37,14 +39,10 @@ def gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Pr
     return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
 
-def refuses_the_host() -> bool:
+@on_ranks(2)
+def test_the_stand_in_refuses_tensors_on_the_host():
     with pytest.raises(RuntimeError, match="cpu"):
         dist.all_reduce(torch.zeros(1), group=stand_in())
-    return True
-
-
-def test_the_stand_in_refuses_tensors_on_the_host(pool):
-    assert pool.run(2, refuses_the_host) == [True, True]
 
 
 def every_collective():
@@ -75,46 +73,30 @@ def test_every_collective_takes_control_messages(pool):
         assert found == [[3, 2, [1, 2], [1, 2], 3, 2, 2 - rank]] * 3
 
 
-def strategies():
-    """Which strategies train, on such a group."""
+@on_ranks(2)
+def test_every_strategy_attaches_and_trains():
     group, done = stand_in(), []
     for spec in STRATEGIES:
         model = net()
         plain = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum_for(spec))
         model, optimizer = laconic.distribute(model, plain, spec, group=group)
-        for step in range(3):
-            optimizer.zero_grad()
-            loss = loss_of(model, step)
-            loss.backward()
-            optimizer.note_loss(loss)
-            optimizer.step()
+        advance(model, optimizer, 3)
         optimizer.finish()
         assert agree(model), spec
         optimizer.remove()
         done.append(spec)
-    return done
+    assert done == STRATEGIES
 
 
-def test_every_strategy_attaches_and_trains(pool):
-    assert pool.run(2, strategies) == [STRATEGIES] * 2
-
-
-def methods():
-    """The losses that methods end with."""
+@on_ranks(2)
+def test_methods_attach_and_train():
     group, ends = stand_in(), []
     for spec in METHODS:
         model = DistributedDataParallel(net())
         model.process_group = group  # what compress is told; DDP's own messages go on as they were
         optimizer = torch.optim.SGD(model.parameters(), **SGD)
         handle = laconic.compress(model, optimizer, spec)
-        for step in range(3):
-            optimizer.zero_grad()
-            loss_of(model, step).backward()
-            optimizer.step()
+        advance(model, optimizer, 3)
         ends.append((agree(model), torch.equal(flat(model), flat(net()))))
         handle.remove()
-    return ends
-
-
-def test_methods_attach_and_train(pool):
-    assert pool.run(2, methods) == [[(True, False)] * len(METHODS)] * 2
+    assert ends == [(True, False)] * len(METHODS)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from laconic.comm.torch_comm import TorchComm
 from laconic.comm.wire_model import SHORT
 from laconic.core.errors import PeerError
+from tests.dist.pool import on_ranks
 
 SIZES = (1, 2, 3, 4)
 
@@ -109,16 +110,13 @@ def test_int16_is_refused_with_the_way_out(pool):
         pool.run(2, reduce_in, torch.int16)
 
 
-def gather_ragged():
+@on_ranks(tuple(SIZES))
+def test_all_gather_takes_ragged_and_empty_messages():
+    size = dist.get_world_size()
     comm = TorchComm()
-    return comm.all_gather(torch.full((comm.rank * 1000,), comm.rank, dtype=torch.uint8))
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_all_gather_takes_ragged_and_empty_messages(pool, size):
-    for came in pool.run(size, gather_ragged):
-        assert [each.tolist() for each in came] == [[r] * (1000 * r) for r in range(size)]
-        assert all(each.dtype == torch.uint8 for each in came)
+    came = comm.all_gather(torch.full((comm.rank * 1000,), comm.rank, dtype=torch.uint8))
+    assert [each.tolist() for each in came] == [[r] * (1000 * r) for r in range(size)]
+    assert all(each.dtype == torch.uint8 for each in came)
 
 
 def send_chunks():

@@ -12,8 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.comm import waiting
-from tests.dist.ddp_world import MANY
 from tests.dist.nets import SGD, net
+from tests.dist.pool import on_ranks
+from tests.dist.runs import MANY
 
 CALLS = ("laconic.compress", "state_dict(gather=True)")
 
@@ -64,12 +65,8 @@ def test_a_rank_that_waits_names_the_call(pool, tmp_path):
     assert "in state_dict(gather=True): every rank has to make this call" in gathering
 
 
-def test_a_rank_that_need_not_wait_says_nothing(pool):
-    assert pool.run(2, prompt) == [[], []]
-
-
-def prompt():
-    """What is said where all call at once, with the patience that users have."""
+@on_ranks(2)
+def test_a_rank_that_need_not_wait_says_nothing():
     telling = Telling(Path())
     waiting.log.addHandler(telling)
     try:
@@ -79,4 +76,4 @@ def prompt():
         handle.remove()
     finally:
         waiting.log.removeHandler(telling)
-    return telling.lines
+    assert telling.lines == []
