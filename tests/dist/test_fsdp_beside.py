@@ -15,6 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import laconic
 from laconic.ddp.shards import Scatter
 from laconic.exchange.exchange import Exchange
+from tests.dist.pool import on_ranks
 from tests.dist.test_fsdp import LONG
 
 EXACT = {False: "scatter_reduce(dense())", True: "sum()"}
@@ -69,7 +70,8 @@ def test_backward_goes_on_while_a_shard_is_exchanged(pool: Any, replicated: bool
     assert all(pool.run(2, waits_for_the_first_layer, replicated, timeout_s=LONG))
 
 
-def read_early(replicated: bool) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+@on_ranks(2, [False, True], timeout_s=LONG)
+def test_a_gradient_that_is_read_at_once_is_there(replicated: bool) -> None:
     """Gradients that FSDP2 reads at once: added to others, given to hooks, cast; and as they must be."""
     model, _ = stack(replicated)
     alone = []
@@ -97,18 +99,10 @@ def read_early(replicated: bool) -> tuple[list[list[Tensor]], list[list[Tensor]]
     half(inputs(0)).square().sum().backward()
     got.append([grad.bfloat16() for grad in gradients(half)])
     wanted.append([grad.bfloat16() for grad in first])
-    return got, wanted
-
-
-@pytest.mark.parametrize("replicated", [False, True])
-def test_a_gradient_that_is_read_at_once_is_there(pool: Any, replicated: bool) -> None:
-    for got, wanted in pool.run(2, read_early, replicated, timeout_s=LONG):
-        for one, other in zip(got, wanted, strict=True):
-            assert len(one) == len(other) == 4
-            for a, b in zip(one, other, strict=True):
-                assert torch.allclose(
-                    a.float(), b.float(), rtol=0.02, atol=1e-6 + 0.02 * float(b.abs().max())
-                )
+    for one, other in zip(got, wanted, strict=True):
+        assert len(one) == len(other) == 4
+        for a, b in zip(one, other, strict=True):
+            assert torch.allclose(a.float(), b.float(), rtol=0.02, atol=1e-6 + 0.02 * float(b.abs().max()))
 
 
 def fails_beside() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +18,8 @@ from laconic.core.errors import AttachError, StateError
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
 from tests.dist.nets import GPT
-from tests.dist.test_fsdp import LONG, loss_of, step_on, whole
+from tests.dist.pool import on_ranks
+from tests.dist.test_fsdp import LONG, close_to_the_mean, loss_of, step_on, whole
 
 STEPS = 30
 FED = "topk(density=0.05)"
@@ -37,28 +37,30 @@ def replicated_gpt(machines: int) -> tuple[GPT, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 
-def train(spec: str | None, parameters: str | None = None) -> tuple[list[float], Any, Tensor]:
+def train(spec: str | None, parameters: str | None = None, steps: int = STEPS) -> Any:
+    """Losses, the handle's figures and all parameters."""
     model, optimizer = replicated_gpt(2)
     handle = None if spec is None else laconic.compress(model, optimizer, spec, parameters=parameters)
-    losses = [step_on(model, optimizer, step) for step in range(STEPS)]
+    losses = [step_on(model, optimizer, step) for step in range(steps)]
     return losses, handle and handle.stats(), whole(model)
 
 
 def test_replicas_train_to_the_dense_loss(pool: Any) -> None:
     """In few bits between replicas, and gathered in few bits within: the loss of plain HSDP, within 2 %."""
-    dense = pool.run(4, train, None, timeout_s=LONG)[0][0]
     few = "error_fed(scatter_reduce(minmax(bits=4, block=64)))"
-    for spec, parameters, smaller in (("cgx(bits=8)", None, 2), (few, "minmax(bits=8)", 3)):
-        results = pool.run(4, train, spec, parameters, timeout_s=LONG)
+    cases = ((None,), ("cgx(bits=8)",), (few, "minmax(bits=8)"))
+    plain, *others = (found for _, found in pool.each(4, train, cases, timeout_s=2 * LONG))
+    dense = plain[0][0]
+    assert sum(dense[-10:]) < 0.7 * sum(dense[:10]), "it does learn"
+    for smaller, results in zip((2, 3), others, strict=True):
         for losses, stats, weights in results:
-            assert sum(dense[-10:]) < 0.7 * sum(dense[:10]), "it does learn"
             assert sum(losses[-10:]) == pytest.approx(sum(dense[-10:]), rel=0.02)
             assert losses != dense and stats.steps == STEPS and stats.ratio > smaller
             assert torch.equal(weights, results[0][2])
 
 
-def first_gradients(spec: str, backwards: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Gradients of so many backward passes, put together from shards; and of the plain model, averaged."""
+@on_ranks(4, (("sum()", 2), ("cgx(bits=8)", 1)), timeout_s=LONG)
+def test_the_gradients_are_the_mean_of_all_ranks(spec: str, backwards: int) -> None:
     model, optimizer = replicated_gpt(2)
     laconic.compress(model, optimizer, spec)
     torch.manual_seed(0)
@@ -66,18 +68,22 @@ def first_gradients(spec: str, backwards: int) -> tuple[list[Tensor], list[Tenso
     for step in range(backwards):
         loss_of(model, step).backward()
         loss_of(plain, step).backward()
-    for parameter in plain.parameters():
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
-    return [p.grad.full_tensor() for p in model.parameters()], [p.grad for p in plain.parameters()]
+    close_to_the_mean(model, plain, 0.01 if "cgx" in spec else 1e-6)
 
 
-@pytest.mark.parametrize(("spec", "backwards"), [("sum()", 2), ("cgx(bits=8)", 1)])
-def test_the_gradients_are_the_mean_of_all_ranks(pool: Any, spec: str, backwards: int) -> None:
-    for got, plain in pool.run(4, first_gradients, spec, backwards, timeout_s=LONG):
-        largest = max(float(part.abs().max()) for part in plain)
-        for one, other in zip(got, plain, strict=True):
-            assert (one - other).abs().max() <= (0.01 if "cgx" in spec else 1e-6) * largest
+@on_ranks(4, timeout_s=LONG)
+def test_machines_exchange_once_for_several_passes() -> None:
+    """As fully_shard does after set_requires_all_reduce(False)."""
+    model, optimizer = replicated_gpt(2)
+    handle = laconic.compress(model, optimizer, "sum()")
+    torch.manual_seed(0)
+    plain = GPT()
+    for step in range(3):
+        model.set_requires_all_reduce(step == 2)
+        loss_of(model, step).backward()
+        loss_of(plain, step).backward()
+        assert handle.state_dict()["exchanges"] == (step == 2)
+    close_to_the_mean(model, plain, 1e-6)
 
 
 def of_a_pair(spec: str | None) -> Tensor:
@@ -105,34 +111,8 @@ def test_modules_that_share_a_group_of_shards_are_one(pool: Any) -> None:
         assert torch.equal(weights, expected)
 
 
-def accumulated(spec: str) -> tuple[list[Tensor], list[Tensor], list[int]]:
-    """Gradients of three passes, of which the last exchanges; the plain model's; exchanges so far."""
-    model, optimizer = replicated_gpt(2)
-    handle = laconic.compress(model, optimizer, spec)
-    torch.manual_seed(0)
-    plain, exchanges = GPT(), []
-    for step in range(3):
-        model.set_requires_all_reduce(step == 2)
-        loss_of(model, step).backward()
-        loss_of(plain, step).backward()
-        exchanges.append(handle.state_dict()["exchanges"])
-    for parameter in plain.parameters():
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
-    return [p.grad.full_tensor() for p in model.parameters()], [p.grad for p in plain.parameters()], exchanges
-
-
-def test_machines_exchange_once_for_several_passes(pool: Any) -> None:
-    """As fully_shard does after set_requires_all_reduce(False)."""
-    for got, plain, exchanges in pool.run(4, accumulated, "sum()", timeout_s=LONG):
-        assert exchanges == [0, 0, 1]
-        largest = max(float(part.abs().max()) for part in plain)
-        for one, other in zip(got, plain, strict=True):
-            assert (one - other).abs().max() <= 1e-6 * largest
-
-
-def by_hand() -> tuple[Tensor, Tensor]:
-    """This rank's shard of one layer's gradient, and what the definition makes of the machines' means."""
+@on_ranks(4, timeout_s=LONG)
+def test_a_shard_is_the_mean_of_what_machines_send_of_it() -> None:
     torch.manual_seed(0)
     model = nn.Linear(40, 32, bias=False)
     start = model.weight.detach().clone()
@@ -148,12 +128,9 @@ def by_hand() -> tuple[Tensor, Tensor]:
     for machine, mean in enumerate(machines):
         part = mean.chunk(2)[shard].flatten().contiguous()
         codec.decode_add_(codec.encode(part, Turn(0, machine).own("weight")), expected, 0.5)
-    return model.weight.grad.to_local().flatten(), expected
-
-
-def test_a_shard_is_the_mean_of_what_machines_send_of_it(pool: Any) -> None:
-    for got, expected in pool.run(4, by_hand, timeout_s=LONG):
-        assert ((got - expected).abs() > 1e-3).sum() <= 2  # an entry may round the other way
+    assert (
+        (model.weight.grad.to_local().flatten() - expected).abs() > 1e-3
+    ).sum() <= 2  # an entry may round the other way
 
 
 def looked_at(spec: str | None, removes: bool) -> tuple[list[float], Tensor]:
@@ -185,7 +162,8 @@ def test_a_forward_pass_between_backward_and_step_changes_nothing(pool: Any, rem
         assert losses == expected and torch.equal(weights, whole_of)
 
 
-def stop_and_go() -> tuple[Tensor, Tensor, str]:
+@on_ranks(4, timeout_s=LONG)
+def test_a_resumed_run_ends_with_the_same_bits() -> None:
     """Parameters after 6 steps; and after 3 and 3 more, with a new handle and the state of the first."""
     found = []
     for stops in (False, True):
@@ -199,33 +177,25 @@ def stop_and_go() -> tuple[Tensor, Tensor, str]:
                 handle.load_state_dict(state)
             step_on(model, optimizer, step)
         found.append(whole(model))
-    return found[0], found[1], error_of(StateError, lambda: handle.load_state_dict({**state, "rank": 9}))
+    assert torch.equal(*found)
+    with pytest.raises(StateError, match="the saved state is of rank 9"):
+        handle.load_state_dict({**state, "rank": 9})
 
 
-def error_of(kind: type[Exception], call: Callable[[], object]) -> str:
-    with pytest.raises(kind) as caught:
-        call()
-    return str(caught.value)
-
-
-def test_a_resumed_run_ends_with_the_same_bits(pool: Any) -> None:
-    for one, other, refused in pool.run(4, stop_and_go, timeout_s=LONG):
-        assert torch.equal(one, other) and refused.startswith("the saved state is of rank 9")
-
-
-def removed_and_refused() -> tuple[bool, list[str]]:
-    plain = train(None)[2]
+@on_ranks(4, timeout_s=LONG)
+def test_removed_it_is_plain_hsdp_and_what_cannot_go_is_refused() -> None:
+    plain = train(None, steps=6)[2]
     model, optimizer = replicated_gpt(2)
-    said = []
-    for spec in ("dgc(density=0.01)", "onebit_adam(warmup_steps=3)"):
-        said.append(error_of(AttachError, lambda spec=spec: laconic.compress(model, optimizer, spec)))
     mine = "cgx(bits=4)" if dist.get_rank() else "cgx(bits=5)"
-    said.append(error_of(AttachError, lambda: laconic.compress(model, optimizer, mine)))
+    inside = "the optimiser steps"
+    for spec, words in (("dgc(0.01)", inside), ("onebit_adam(3)", inside), (mine, "the spec differs")):
+        with pytest.raises(AttachError, match=words):
+            laconic.compress(model, optimizer, spec)
     for _ in range(2):  # dropped with its optimiser, without remove()
         optimizer = torch.optim.AdamW(model.parameters())
         handle = laconic.compress(model, optimizer, "cgx(bits=2)")
         step_on(model, optimizer, 0)
-        kept = handle.stats().payload_sent
+        assert handle.stats().payload_sent
         del handle, optimizer
         gc.collect()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -234,19 +204,9 @@ def removed_and_refused() -> tuple[bool, list[str]]:
     fresh, _ = replicated_gpt(2)
     model.load_state_dict(fresh.state_dict())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for step in range(STEPS):
+    for step in range(6):
         step_on(model, optimizer, step)
-    assert kept and handle.stats().payload_sent == 0
-    return torch.equal(plain, whole(model)), said
-
-
-def test_removed_it_is_plain_hsdp_and_what_cannot_go_is_refused(pool: Any) -> None:
-    for same, said in pool.run(4, removed_and_refused, timeout_s=LONG):
-        assert same
-        for message, part in zip(
-            said, ("the optimiser steps", "the optimiser steps", "the spec differs"), strict=True
-        ):
-            assert part in message
+    assert torch.equal(plain, whole(model)) and handle.stats().payload_sent == 0
 
 
 class Partly(nn.Module):
@@ -261,20 +221,20 @@ class Partly(nn.Module):
         return out
 
 
-def gradients_are_missing() -> str:
+@on_ranks(2, timeout_s=LONG)
+def test_a_step_without_all_gradients_says_so() -> None:
     model = Partly()
     fully_shard(model, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("machines", "shards")))
     laconic.compress(model, torch.optim.SGD(model.parameters(), lr=0.1), "cgx()")
     loss = model(torch.ones(3, 4)).sum()
-    return error_of(AttachError, loss.backward)
+    with pytest.raises(
+        AttachError, match="the model has gradients for 20 of its 40 sharded elements in this step"
+    ):
+        loss.backward()
 
 
-def test_a_step_without_all_gradients_says_so(pool: Any) -> None:
-    for said in pool.run(2, gradients_are_missing, timeout_s=LONG):
-        assert said.startswith("the model has gradients for 20 of its 40 sharded elements in this step")
-
-
-def thawed() -> str:
+@on_ranks(2, timeout_s=LONG)
+def test_other_trained_parameters_than_at_the_start_are_refused() -> None:
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
     fully_shard(model, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("machines", "shards")))
     model[1].weight.requires_grad_(False)
@@ -284,12 +244,10 @@ def thawed() -> str:
     model[0].weight.requires_grad_(False)
     model.zero_grad()
     loss = model(torch.ones(3, 8)).sum()
-    return error_of(AttachError, loss.backward)
-
-
-def test_other_trained_parameters_than_at_the_start_are_refused(pool: Any) -> None:
-    for said in pool.run(2, thawed, timeout_s=LONG):
-        assert said.startswith("other parameters of the model are trained than when it was compressed")
+    with pytest.raises(
+        AttachError, match="other parameters of the model are trained than when it was compressed"
+    ):
+        loss.backward()
 
 
 def warnings_of_a_gather() -> list[tuple[str, str]]:
