@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.core.errors import LaconicError
 from tests.dist.nets import SGD, agree, batch, flat, loss_of, net
+from tests.dist.runs import MANY, advance, compressed, scaled_step
 
 METHODS = (
     "auto()",
@@ -50,14 +50,12 @@ STEPS = 4
 Feature = Callable[[str], bool]  # spec -> whether replicas agree and parameters moved and are finite
 
 
-def attach(
-    spec: str, model: nn.Module, scaler: Any = None, sgd: Any = None, **ddp: Any
-) -> tuple[Any, Any, Any]:
+def attach(spec: str, model: nn.Module, scaler: Any = None, groups: Any = None, **ddp: Any) -> Any:
     """DDP, an optimiser that the method takes and a handle on a model."""
     wrapped = DistributedDataParallel(model, **ddp)
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(sgd or wrapped.parameters(), **SGD)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(groups or wrapped.parameters(), **SGD)
     if spec.startswith(ADAMS):
-        optimizer = torch.optim.AdamW(sgd or wrapped.parameters(), lr=1e-3, eps=1e-4, amsgrad=True)
+        optimizer = torch.optim.AdamW(groups or wrapped.parameters(), lr=1e-3, eps=1e-4, amsgrad=True)
     return wrapped, optimizer, laconic.compress(wrapped, optimizer, spec, scaler=scaler)
 
 
@@ -66,17 +64,23 @@ def sound(model: nn.Module, before: Tensor) -> bool:
     return agree(model) and not torch.equal(before, flat(model))
 
 
-def loop(
-    spec: str, model: nn.Module, loss: Callable[[nn.Module, int], Tensor] = loss_of, **options: Any
-) -> bool:
+def loop(spec: str, model: nn.Module, loss: Callable[[Any, int], Tensor] = loss_of, **options: Any) -> bool:
     """The plain training loop."""
     wrapped, optimizer, _ = attach(spec, model, **options)
     before = flat(wrapped)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss(wrapped, step).backward()
-        optimizer.step()
+    advance(wrapped, optimizer, STEPS, loss)
     return sound(wrapped, before)
+
+
+def in_dtype(dtype: torch.dtype) -> Feature:
+    """A feature: parameters and inputs of this dtype."""
+
+    def loss(model: nn.Module, step: int) -> Tensor:
+        x, y = batch(dist.get_rank(), step)
+        out = model(x.to(dtype))
+        return nn.functional.cross_entropy(out if dtype is torch.float64 else out.float(), y)
+
+    return lambda spec: loop(spec, net().to(dtype), loss)
 
 
 def autocast_and_scaler(spec: str) -> bool:
@@ -87,9 +91,7 @@ def autocast_and_scaler(spec: str) -> bool:
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = loss_of(wrapped, step)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
+        scaled_step(scaler, optimizer, loss)
     return sound(wrapped, before)
 
 
@@ -119,14 +121,6 @@ def clipping(spec: str) -> bool:
     return sound(wrapped, before) and warned == ("dgc" in spec)
 
 
-def compiled(spec: str) -> bool:
-    return loop(spec, torch.compile(net(), backend="aot_eager"))  # type: ignore[arg-type]
-
-
-def static_graph(spec: str) -> bool:
-    return loop(spec, net(), static_graph=True)
-
-
 class Sometimes(nn.Module):
     """Uses its second branch on odd steps only, and its third never."""
 
@@ -138,10 +132,6 @@ class Sometimes(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.step += 1
         return self.first(x) + (self.second(x) if self.step % 2 == 0 else 0)
-
-
-def unused_parameters(spec: str) -> bool:
-    return loop(spec, Sometimes(), find_unused_parameters=True)
 
 
 class Words(nn.Module):
@@ -158,51 +148,18 @@ class Words(nn.Module):
 
 
 def sparse_embeddings(spec: str) -> bool:
-    torch.manual_seed(0)
-    wrapped = DistributedDataParallel(Words())
     plain = {**SGD, "weight_decay": 0.0}  # torch.optim.SGD takes no weight decay with sparse gradients
-    optimizer = torch.optim.SGD(wrapped.parameters(), **plain)
-    laconic.compress(wrapped, optimizer, spec)
+    wrapped, optimizer, _ = compressed(spec, Words(), sgd=plain)
     before = flat(wrapped)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped, step).backward()
-        optimizer.step()
+    advance(wrapped, optimizer, STEPS)
     return sound(wrapped, before)
-
-
-def bf16_parameters(spec: str) -> bool:
-    def loss(model: nn.Module, step: int) -> Tensor:
-        x, y = batch(dist.get_rank(), step)
-        return nn.functional.cross_entropy(model(x.bfloat16()).float(), y)
-
-    return loop(spec, net().bfloat16(), loss)
-
-
-def fp16_parameters(spec: str) -> bool:
-    def loss(model: nn.Module, step: int) -> Tensor:
-        x, y = batch(dist.get_rank(), step)
-        return nn.functional.cross_entropy(model(x.half()).float(), y)
-
-    return loop(spec, net().half(), loss)
-
-
-def fp64_parameters(spec: str) -> bool:
-    def loss(model: nn.Module, step: int) -> Tensor:
-        x, y = batch(dist.get_rank(), step)
-        return nn.functional.cross_entropy(model(x.double()), y)
-
-    return loop(spec, net().double(), loss)
 
 
 def join(spec: str) -> bool:
     wrapped, optimizer, handle = attach(spec, net())
     before = flat(wrapped)
     with Join([wrapped, handle]):
-        for step in range(2 + dist.get_rank()):
-            optimizer.zero_grad()
-            loss_of(wrapped, step).backward()
-            optimizer.step()
+        advance(wrapped, optimizer, 2 + dist.get_rank())
     return sound(wrapped, before)
 
 
@@ -211,11 +168,7 @@ def several_groups(spec: str) -> bool:
     decayed = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": decayed, "momentum": 0.8}, {"params": others, "weight_decay": 0.0, "lr": 0.01}]
-    return loop(spec, model, sgd=groups)
-
-
-def many_buckets(spec: str) -> bool:
-    return loop(spec, net(), bucket_cap_mb=0.01, gradient_as_bucket_view=True)
+    return loop(spec, model, groups=groups)
 
 
 def frozen_and_tied(spec: str) -> bool:
@@ -229,37 +182,31 @@ FEATURES: dict[str, Feature] = {
     "autocast + GradScaler": autocast_and_scaler,
     "accumulation": accumulation,
     "clipping": clipping,
-    "compile": compiled,
-    "static_graph": static_graph,
-    "unused parameters": unused_parameters,
+    "compile": lambda spec: loop(spec, torch.compile(net(), backend="aot_eager")),  # type: ignore[arg-type]
+    "static_graph": lambda spec: loop(spec, net(), static_graph=True),
+    "unused parameters": lambda spec: loop(spec, Sometimes(), find_unused_parameters=True),
     "sparse embeddings": sparse_embeddings,
-    "bf16 parameters": bf16_parameters,
-    "fp16 parameters": fp16_parameters,
-    "fp64 parameters": fp64_parameters,
+    "bf16 parameters": in_dtype(torch.bfloat16),
+    "fp16 parameters": in_dtype(torch.float16),
+    "fp64 parameters": in_dtype(torch.float64),
     "Join": join,
     "several groups": several_groups,
-    "many buckets": many_buckets,
+    "many buckets": lambda spec: loop(spec, net(), gradient_as_bucket_view=True, **MANY),
     "frozen, tied": frozen_and_tied,
 }
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Warnings of torch about its own features are not ours to judge here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def cell(spec: str, feature: str) -> str:
-    """What one cell of the table says: "works", "refused: ..." or "BROKEN: ..."."""
-    with quiet():
+    """The text of one cell of the table: "works", "refused: ..." or "BROKEN: ..."."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of torch about its own features are not ours to judge here
         try:
             return "works" if FEATURES[feature](spec) else "BROKEN: replicas differ or nothing was learnt"
         except LaconicError as error:
             return f"refused: {error}"
 
 
-def row(spec: str) -> list[str]:
-    """All cells of one method."""
-    return [cell(spec, feature) for feature in FEATURES]
+def tried(pool: Any, cells: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """The text of these cells, as two ranks find it."""
+    found = pool.each(2, cell, cells, timeout_s=600)
+    return {key: one if one == other else f"BROKEN: {one} / {other}" for key, (one, other) in found}

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import sys
 
-from tests.dist.composition import FEATURES, METHODS
+from tests.dist.composition import FEATURES, METHODS, tried
+from tests.dist.pool import Pool
+
+CELLS = [(spec, feature) for spec in METHODS for feature in FEATURES]
 
 
-def table(rows: dict[str, list[str]]) -> str:
-    """The page, in Markdown."""
+def page(found: dict[tuple[str, str], str]) -> str:
+    """The page, in Markdown, of the text of all cells."""
+    rows = {spec: [found[spec, feature] for feature in FEATURES] for spec in METHODS}
     lines = [
         "# What works together",
         "",
@@ -45,20 +49,9 @@ def table(rows: dict[str, list[str]]) -> str:
     return "\n".join([*lines, *notes, ""])
 
 
-def measured() -> str:
-    """The page as this machine finds it."""
-    from tests.dist.pool import Pool
-
+if __name__ == "__main__":
     pool = Pool()
     try:
-        rows = {}
-        for spec in METHODS:
-            first, second = pool.run(2, "tests.dist.composition:row", spec, timeout_s=120)
-            rows[spec] = [a if a == b else f"BROKEN: {a} / {b}" for a, b in zip(first, second, strict=True)]
-        return table(rows)
+        sys.stdout.write(page(tried(pool, CELLS)))
     finally:
         pool.close()
-
-
-if __name__ == "__main__":
-    sys.stdout.write(measured())
