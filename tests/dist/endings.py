@@ -27,10 +27,9 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.exchange.method import lift
 from laconic.strategies.distribute import strategy_or_method
-from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from laconic.strategies.strategy import Strategy
-from tests.dist.ddp_world import MANY
-from tests.dist.nets import SGD, loss_of, net
+from tests.dist.nets import SGD, net
+from tests.dist.runs import MANY, advance
 from tests.laws.method_ranks import optimizer_for
 
 SIZE, STEPS = 2, 4
@@ -56,13 +55,8 @@ def trained(spec, patience_s):
         optimizer = optimizer_for(lift(spec), [*model.parameters()])
         handle = laconic.compress(model, optimizer, spec)
     for step in range(STEPS):
-        optimizer.zero_grad()
-        loss = loss_of(model, step)
-        loss.backward()
-        if isinstance(optimizer, DistributedOptimizer):
-            optimizer.note_loss(loss)
-        optimizer.step()
-        dist.all_reduce(loss.detach())  # as scripts do for their log
+        (loss,) = advance(model, optimizer, [step])
+        dist.all_reduce(torch.tensor(loss))  # as scripts do for their log
     return model, optimizer, handle
 
 

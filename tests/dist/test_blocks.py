@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -17,12 +14,12 @@ from laconic.core.errors import NonFiniteError, PeerError, StateError
 from laconic.report.time_line import at_once
 from laconic.tasks.blockwise import train_blocks
 from laconic.tasks.group_model import MODEL
-from laconic.tasks.settings import TrainingSettings
+from tests.dist.commands import laconic
+from tests.dist.plans import BATCH, STEPS, events_of, noise_plan, told
 from tests.unit.block_world import SAMPLES, data, flat, stepped, trained, trainer
 
 ONLINE = "block_admm(blocks=3)"
 CODED = "block_admm(blocks=3, mode='batch', activations=sparse(topk(0.5)), targets=minmax(bits=8))"
-STEPS, BATCH = 6, 4
 
 
 def in_process(spec, steps):
@@ -34,14 +31,13 @@ def in_process(spec, steps):
     return found
 
 
-@pytest.mark.parametrize("spec", [ONLINE, CODED])
-def test_processes_compute_the_bits_of_threads(pool, spec):
-    processes = pool.run(3, in_process, spec, 10)
-    for (losses, parameters, sent), (others, stats, found, _) in zip(
-        processes, trained(spec, 10), strict=True
-    ):
-        assert losses == others and sent == stats.activations
-        assert torch.equal(parameters, found)
+def test_processes_compute_the_bits_of_threads(pool):
+    for spec, processes in pool.each(3, in_process, (ONLINE, CODED), 10):
+        for (losses, parameters, sent), (others, stats, found, _) in zip(
+            processes, trained(spec, 10), strict=True
+        ):
+            assert losses == others and sent == stats.activations, spec
+            assert torch.equal(parameters, found), spec
 
 
 class Slow(nn.Linear):
@@ -123,35 +119,16 @@ def test_a_call_that_is_wrong_on_one_rank_ends_all(pool):
 
 @pytest.fixture
 def plan(tmp_path):
-    """Digits that are noise, by three dense layers."""
-    rng = torch.Generator().manual_seed(0)
-    tensors = {
-        f"{part}_x": torch.randint(0, 17, (n, 1, 8, 8), dtype=torch.uint8, generator=rng)
-        for part, n in (("train", SAMPLES), ("test", 9))
-    }
-    tensors |= {
-        f"{part}_y": torch.randint(0, 10, (n,), dtype=torch.uint8, generator=rng)
-        for part, n in (("train", SAMPLES), ("test", 9))
-    }
-    torch.save(tensors, tmp_path / "data.pt")
-    return TrainingSettings(
-        task="digits", model="mlp", spec=ONLINE, seed=3, workers=3, steps=STEPS, batch=BATCH, lr=None,
-        eval_every=0, checkpoint_every=0, data=tmp_path / "data.pt", folder=tmp_path, threads=1,
-    )  # fmt: skip
+    """Three dense layers on three ranks."""
+    return noise_plan(tmp_path, SAMPLES, 9, spec=ONLINE, workers=3, eval_every=0)
 
 
-def events_of(plan):
-    events = []
-    train_blocks(plan, events.append)
-    return events
-
-
-def told(events, kind="step", name="loss"):
-    return [event[name] for event in events if event["kind"] == kind]
+def trained_blocks(plan):
+    return events_of(train_blocks, plan)
 
 
 def test_every_rank_tells_every_step_and_tests_the_whole_model(pool, plan):
-    events = pool.run(3, events_of, replace(plan, eval_every=3, checkpoint_every=STEPS))
+    events = pool.run(3, trained_blocks, replace(plan, eval_every=3, checkpoint_every=STEPS))
     for rank, its in enumerate(events):
         assert told(its, name="step") == [1, 2, 3, 4, 5, 6]
         assert all((loss is not None) == (rank == 2) for loss in told(its))
@@ -168,30 +145,25 @@ def test_every_rank_tells_every_step_and_tests_the_whole_model(pool, plan):
 @pytest.mark.parametrize("spec", [ONLINE, "block_admm(blocks=3, mode='batch', targets=qsgd(levels=7))"])
 def test_a_resumed_training_does_the_same_bits(pool, plan, spec):
     plan = replace(plan, spec=spec, checkpoint_every=1)
-    whole = pool.run(3, events_of, plan)
+    whole = pool.run(3, trained_blocks, plan)
     model = torch.load(plan.folder / MODEL)
     again = replace(plan, resume_from=plan.folder / f"step-{STEPS - 1:06d}")
-    rest = pool.run(3, events_of, again)
+    rest = pool.run(3, trained_blocks, again)
     for events, later in zip(whole, rest, strict=True):
         assert told(events)[STEPS - 1 :] == told(later)
     found = torch.load(plan.folder / MODEL)
     assert all(torch.equal(model[key], found[key]) for key in model)
     with pytest.raises(StateError, match="trained with spec="):
-        pool.run(3, events_of, replace(again, spec="block_admm(blocks=3, beta=2.0)"))
+        pool.run(3, trained_blocks, replace(again, spec="block_admm(blocks=3, beta=2.0)"))
 
 
 def test_the_command_trains_blocks_from_end_to_end(tmp_path):
-    command = [
-        *(sys.executable, "-m", "laconic.cli.main", "train", "digits", "--model", "mlp", "--workers", "3"),
-        *("--with", ONLINE, "--against", "dense()", "--steps", "40", "--out", str(tmp_path), "--name", "run"),
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    given = ("--model", "mlp", "--workers", 3, "--with", ONLINE, "--steps", 40, "--name", "run")
+    done = laconic("train", "digits", *given, "--out", tmp_path)
+    assert done.code == 0, done.errors
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    dense, blocks = summary["rows"]
-    assert summary["complete"] and blocks["spec"] == ONLINE and blocks["steps"] == dense["steps"] == 40
+    (blocks,) = summary["rows"]
+    assert summary["complete"] and blocks["spec"] == ONLINE and blocks["steps"] == 40
     assert blocks["accuracy"]["mean"] > 0.8
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Blocks side by side" in page and "two or more do in" in page and "1 to 2" in page

@@ -13,9 +13,9 @@ import pytest
 from laconic.lab import Lab, missing
 from laconic.lab.wiring import INTERFACE
 
+from .commands import ROOT, wait_for
 from .dropped_rank import PATIENCE_S
 
-ROOT = Path(__file__).parents[2]
 LIMIT_S = 200
 
 
@@ -33,10 +33,7 @@ def dropped(folder: Path, spec: str, host: int, seconds: float) -> None:
             for each in range(lab.hosts)
         ]
         try:
-            deadline = time.monotonic() + LIMIT_S
-            while len(list(folder.glob("begun*"))) < lab.hosts:
-                assert all(job.poll() is None for job in jobs) and time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_for(lambda: len(list(folder.glob("begun*"))) == lab.hosts, *jobs)
             switch(lab, host, "down")
             time.sleep(seconds)
             switch(lab, host, "up")

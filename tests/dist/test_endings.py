@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from laconic.strategies.strategy import Strategy
+from tests.dist.commands import ROOT, start
 from tests.dist.endings import ENDING_S, ENDINGS, SIZE
 from tests.laws.strategy_ranks import fits
 from tests.laws.table import compressors, specs
@@ -39,14 +39,9 @@ REGISTRY = [
 def play() -> Iterator[Play]:
     """Plays groups of two ranks, all at once."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    program = subprocess.Popen(
-        [sys.executable, "-m", "tests.dist.endings", str(store.port)],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = (sys.executable, "-m", "tests.dist.endings", store.port)
+    program = start(*command, cwd=ROOT, env=path, stdin=subprocess.PIPE, stderr=None)
     assert program.stdin is not None and program.stdout is not None
 
     def play(groups: list[tuple[str | None, float | None, str]]) -> list[list[End]]:

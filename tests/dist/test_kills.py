@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from laconic.tasks.launcher import launch
-from tests.dist.digits_plan import digits_plan
+from tests.dist.plans import digits_plan
 
 STEPS, WORKERS, TESTED = 300, 8, 360
 POINT = TESTED / 100  # right answers

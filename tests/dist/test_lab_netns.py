@@ -18,11 +18,10 @@ import pytest
 from laconic.core.errors import LabError
 from laconic.lab import Lab, Link, bare, missing
 from laconic.lab.waiting import CommandFailed, OutOfTime
+from tests.dist.commands import ROOT, finish, run, soon, start, wait_for
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 LACONIC = [str(Path(sys.executable).with_name("laconic"))]
-ROOT = Path(__file__).parents[2]
-SECONDS_TO_GO = 20.0  # for the kernel to take all away, on a busy machine
 TALK = """
 import os, socket, sys, time
 count, size = int(sys.argv[1]), int(sys.argv[2])
@@ -137,13 +136,11 @@ def test_without_the_rights_of_root_a_user_namespace_serves() -> None:
         "sleep 1000 & (setsid sleep 1000 &) ; echo running; sleep 1000", "id -u; ip -br addr"
     )
     command = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
-    done = subprocess.run(
-        [*command, *PYTHON, owner, str(bare.PACKAGE)], capture_output=True, text=True, timeout=60, check=False
-    )
-    if "no network namespace can be made here" in done.stderr:
+    done = run(*command, *PYTHON, owner, bare.PACKAGE)
+    if "no network namespace can be made here" in done.errors:
         pytest.skip("this kernel lets no user have namespaces")
-    assert done.returncode == 0, done.stderr
-    assert "10.77.0.2/24" in done.stdout
+    assert done.code == 0, done.errors
+    assert "10.77.0.2/24" in done.output
 
 
 def marked(mark: str) -> list[str]:
@@ -170,24 +167,15 @@ def own_network() -> set[str]:
 def abort(number: signal.Signals, after: str, delay_s: float) -> None:
     """Start a lab, abort its owner, and look for what is left."""
     before, mark = own_network(), uuid.uuid4().hex
-    with subprocess.Popen(
-        [*PYTHON, OWNER, str(bare.PACKAGE)],
-        env={**os.environ, "MARK": mark},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as owner:
-        assert owner.stdout is not None
-        while owner.stdout.readline() != f"{after}\n":
-            assert owner.poll() is None
-        time.sleep(delay_s)
-        assert marked(mark)
-        owner.send_signal(number)
-        owner.wait(60)
-    deadline = time.monotonic() + SECONDS_TO_GO
-    while (left := marked(mark)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not left, left
+    owner = start(*PYTHON, OWNER, bare.PACKAGE, env={"MARK": mark}, stderr=subprocess.DEVNULL)
+    assert owner.stdout is not None
+    while owner.stdout.readline() != f"{after}\n":
+        assert owner.poll() is None
+    time.sleep(delay_s)
+    assert marked(mark)
+    owner.send_signal(number)
+    finish(owner)
+    assert soon(lambda: not marked(mark)), marked(mark)
     assert own_network() == before
 
 
@@ -229,10 +217,7 @@ def script(tmp_path: Path) -> Iterator[Callable[[Lab, int, tuple[str, ...]], Non
             for host in range(lab.hosts)
         ]
         try:
-            deadline = time.monotonic() + 300
-            while len(list(tmp_path.glob("clean*"))) < lab.hosts:
-                assert all(job.poll() is None for job in jobs) and time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_for(lambda: len(list(tmp_path.glob("clean*"))) == lab.hosts, *jobs)
             lab.reshape(Link("100mbit", delay="20ms", jitter="20ms", loss="1%"))
             go.touch()
             told = [json.loads(job.communicate(timeout=300)[0]) for job in jobs]

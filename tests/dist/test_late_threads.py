@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
 from laconic import kernels
+from tests.dist.commands import finish, start
 
 # The thread waits in C++ for 4 s, or 2 s where nobody waits for it, and Python's end takes longer: 2 s for a
 # thread of ours, and 4 s for `slow`.
@@ -40,10 +40,8 @@ ENDINGS = {"pass": 0, "raise ZeroDivisionError": 1, "sys.exit(5)": 5}
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python parks such threads itself")
 def test_the_exit_code_stays() -> None:
     scripts = {
-        (ending, ours): subprocess.Popen(
-            [sys.executable, "-c", SCRIPT.format(ours=ours, ending=ending)], stderr=subprocess.DEVNULL
-        )
+        (ending, ours): start(sys.executable, "-c", SCRIPT.format(ours=ours, ending=ending))
         for ending, ours in [("pass", False), *((ending, True) for ending in ENDINGS)]
     }
-    codes = {which: process.wait(timeout=120) for which, process in scripts.items()}
+    codes = {which: finish(process).code for which, process in scripts.items()}
     assert codes == {(ending, ours): ENDINGS[ending] for ending, ours in scripts}

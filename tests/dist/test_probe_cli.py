@@ -5,39 +5,19 @@ from __future__ import annotations
 import os
 import pty
 import re
-import subprocess
-import sys
 import threading
 import time
 from itertools import pairwise
 
 import pytest
+from typer.testing import CliRunner
 
+from laconic.cli.main import app
 from laconic.plan.probe import Probe
+from tests.dist.commands import LACONIC, finish, laconic, start
 
 
-def laconic(*words, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "laconic.cli.main", *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-
-
-def test_two_workers_probe_and_plan(tmp_path):
-    probed = laconic("probe", "digits", "--workers", "2", "--with", "fp16()", cwd=tmp_path)
-    assert probed.returncode == 0, probed.stderr
-    found = Probe.load(tmp_path / "probe.json")
-    assert found.size == 2
-    assert found.pairs[0].bytes_a_second > 1e5
-    assert [method.spec for method in found.methods] == ["dense()", "fp16()"]
-    assert 0 < found.work.backward_s < 60
-    assert laconic("plan", "--probe", "probe.json", "--with", "fp16()", cwd=tmp_path).returncode == 0
-
-
-def test_on_a_terminal_a_probe_says_every_three_seconds_what_it_does(tmp_path):
+def test_two_workers_probe_and_plan_and_a_terminal_is_told_every_three_seconds(tmp_path):
     ours, theirs = pty.openpty()
     heard: list[tuple[float, str]] = []
 
@@ -50,17 +30,26 @@ def test_on_a_terminal_a_probe_says_every_three_seconds_what_it_does(tmp_path):
 
     listener = threading.Thread(target=listen)
     listener.start()
-    command = [sys.executable, "-m", "laconic.cli.main", "probe", "digits", "--with", "fp16()"]
-    done = subprocess.run(command, cwd=tmp_path, stdout=theirs, stderr=theirs, timeout=240)
+    probing = start(
+        *LACONIC, "probe", "digits", "--with", "fp16()", cwd=tmp_path, stdout=theirs, stderr=theirs
+    )
     os.close(theirs)
+    code = finish(probing).code
     listener.join()
     os.close(ours)
     said = re.sub(r"\x1b\[[0-9;]*m", "", "".join(text for _, text in heard))
-    assert done.returncode == 0, said
+    assert code == 0, said
     assert "starting 2 workers" in said and "links, " in said  # a training step may end between two looks
     assert "2 of 2 known: fp16()" in said and said.index("2 of 2") < said.index("all at once  ")
     waits = [later - sooner for (sooner, _), (later, _) in pairwise(heard)]
-    assert max(waits[1:]) < 5.0, "three seconds, and some for a busy machine; first, imports hold the GIL"
+    assert max(waits[1:]) < 15.0, "three seconds, and more on a busy machine; first, imports hold the GIL"
+
+    found = Probe.load(tmp_path / "probe.json")
+    assert found.size == 2
+    assert found.pairs[0].bytes_a_second > 1e5
+    assert [method.spec for method in found.methods] == ["dense()", "fp16()"]
+    assert 0 < found.work.backward_s < 60
+    assert laconic("plan", "--probe", "probe.json", "--with", "fp16()", cwd=tmp_path).code == 0
 
 
 @pytest.mark.parametrize(
@@ -71,7 +60,7 @@ def test_on_a_terminal_a_probe_says_every_three_seconds_what_it_does(tmp_path):
         (["digits", "--with", "topkk()"], "topk"),
     ],
 )
-def test_wrong_probes_are_refused(tmp_path, words, message):
-    said = laconic("probe", *words, cwd=tmp_path)
-    assert said.returncode == 2
+def test_wrong_probes_are_refused(words, message):
+    said = CliRunner().invoke(app, ["probe", *words])
+    assert said.exit_code == 2
     assert message in " ".join(said.stderr.split())

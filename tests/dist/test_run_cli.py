@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -14,38 +13,30 @@ import pytest
 from typer.testing import CliRunner
 
 from laconic.cli.main import app
+from tests.dist.commands import LACONIC, Ended, finish, interrupt, laconic, start
 
-LIMIT_S = 120
 REFUSED = "import laconic\nfrom beside import SPEC\n\nlaconic.parse(SPEC)\n"
 FAULT = "import os\nimport sys\n\nif os.environ['RANK'] == '1':\n    raise ZeroDivisionError(sys.argv[1])\n"
 
 
-def run(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def ran(folder: Path, script: str, *arguments: str) -> Ended:
     (folder / "beside.py").write_text("SPEC = 'dgc(density=2)'\n")
     (folder / "script.py").write_text(script)
-    command = [sys.executable, "-m", "laconic.cli.main", "run", str(folder / "script.py")]
-    return subprocess.run(
-        [*command, "--nproc-per-node", "2", "--", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    return laconic("run", folder / "script.py", "--nproc-per-node", 2, "--", *arguments)
 
 
 def test_what_laconic_refuses_is_one_line_for_all_workers(tmp_path: Path) -> None:
-    done = run(tmp_path, REFUSED)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+    done = ran(tmp_path, REFUSED)
+    assert done.code == 1
+    (line,) = done.errors.splitlines()
     assert line.startswith("laconic: rank ") and "density must be a number in (0, 1], got 2" in line
     assert line.endswith(f"({tmp_path / 'script.py'}, line 4)")
 
 
 def test_a_fault_of_the_script_keeps_its_own_traceback(tmp_path: Path) -> None:
-    done = run(tmp_path, FAULT, "the script's argument")
-    assert done.returncode == 1
-    first, place, *_, error, said = done.stderr.splitlines()
+    done = ran(tmp_path, FAULT, "the script's argument")
+    assert done.code == 1
+    first, place, *_, error, said = done.errors.splitlines()
     assert first == "Traceback (most recent call last):"
     assert place == f'  File "{tmp_path / "script.py"}", line 5, in <module>'
     assert error == "ZeroDivisionError: the script's argument"
@@ -53,8 +44,8 @@ def test_a_fault_of_the_script_keeps_its_own_traceback(tmp_path: Path) -> None:
 
 
 def test_the_exit_code_is_the_script_s_own(tmp_path: Path) -> None:
-    done = run(tmp_path, "raise SystemExit(7)")
-    assert done.returncode == 7 and done.stderr.splitlines()[-1].endswith("exit code 7; its output is above")
+    done = ran(tmp_path, "raise SystemExit(7)")
+    assert done.code == 7 and done.errors.splitlines()[-1].endswith("exit code 7; its output is above")
 
 
 @pytest.mark.parametrize(
@@ -109,21 +100,10 @@ def test_a_dying_peer_is_called_so_on_the_healthy_rank(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(tmp_path / "dying.py")],
-            env=os.environ | place | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = ranks[1].communicate(timeout=180)[1]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
+    script = (sys.executable, tmp_path / "dying.py")
+    dying, healthy = (start(*script, env=place | {"RANK": str(rank)}) for rank in range(2))
+    said = finish(healthy).errors
+    finish(dying)
     last = [line for line in said.splitlines() if "Error" in line][-1]
     assert "laconic.core.errors.PeerError: a peer of rank 1 died, left or was late" in last, said
     assert "Unable to cast" not in last and "GLHF" not in last
@@ -138,14 +118,12 @@ def is_free(port: int) -> bool:
 def test_ctrl_c_ends_the_wait_for_a_machine_that_does_not_come(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     port = next(filter(is_free, range(20_000 + os.getpid() % 10_000, 32_000)))  # which no kernel picks
-    command = [sys.executable, "-m", "laconic.cli.main", "run", str(tmp_path / "train.py")]
-    command += ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(port)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waits:
-        assert waits.stderr is not None
-        said = waits.stderr.readline()
-        assert said.startswith(f"laconic: meeting 2 machines at 127.0.0.1:{port}")
-        with pytest.raises(subprocess.TimeoutExpired):
-            waits.wait(5)  # it is where torch waits
-        waits.send_signal(signal.SIGINT)
-        assert waits.wait(LIMIT_S) == 130
-        assert waits.stderr.read() == "laconic: interrupted\n"
+    nodes = ("--nnodes", 2, "--node-rank", 0, "--master-addr", "127.0.0.1", "--master-port", port)
+    waits = start(*LACONIC, "run", tmp_path / "train.py", *nodes)
+    assert waits.stderr is not None
+    said = waits.stderr.readline()
+    assert said.startswith(f"laconic: meeting 2 machines at 127.0.0.1:{port}")
+    with pytest.raises(subprocess.TimeoutExpired):
+        waits.wait(5)  # it is where torch waits
+    code, _, complaints = interrupt(waits)
+    assert (code, complaints) == (130, "laconic: interrupted\n")

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.dist.commands import ROOT, run
+
 DGC, PLAIN, ALONE = "dgc(density=0.001)", "plain torch DGC", "no communication"
 
 
-def run(*arguments: str) -> str:
-    """What a benchmark prints."""
-    ended = subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+def ran(*arguments: object) -> str:
+    """Run a benchmark and return its output."""
+    code, output, errors = run(sys.executable, "-m", *arguments, cwd=ROOT)
+    assert code == 0, errors
+    return output
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out: Path = tmp_path_factory.mktemp("steps") / "steps.json"
     only = [word for name in (DGC, PLAIN) for word in ("--only", name)]
-    told = run("benchmarks.steps", "--quick", "--link", "200mbit", *only, "--out", str(out))
+    told = ran("benchmarks.steps", "--quick", "--link", "200mbit", *only, "--out", out)
     if told.startswith("skipped"):
         pytest.skip(told.strip())
     return out
@@ -58,7 +56,7 @@ def test_links_and_a_step_are_probed_on_the_same_hosts(file: Path) -> None:
 
 def test_forecasts_stand_beside_what_was_measured(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "predictions.json"
-    run("benchmarks.predictions", "--quick", "--of", str(file), "--out", str(out))
+    ran("benchmarks.predictions", "--quick", "--of", file, "--out", out)
     (row,) = json.loads(out.read_text())["rows"]
     assert (row["workload"], row["contender"]) == ("gpt", DGC)
     assert row["forecast_s"] > 0

@@ -7,13 +7,13 @@ import json
 import os
 import re
 import signal
-import time
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from laconic.report.ledger import EVENTS, read_events
-from tests.dist.train_command import finish, group_is_gone, start, steps_done, wait_for
+from tests.dist.commands import descendants, finish, group_is_gone, interrupt, mentions, soon, train, wait_for
 
 THIRD_PARTY = """
 from laconic.reducers.sum import Sum
@@ -27,11 +27,28 @@ class Faulty(Sum):
 """
 
 
+LINUX = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds workers in /proc, as on Linux")
+
+
+def training(folder: Path) -> subprocess.Popen[str]:
+    """A run without end that has done some steps."""
+    process = train(folder, "--steps", 100000, "--eval-every", 0, "--with", "dense()", "--name", "run")
+    run = folder / "run"
+    wait_for(lambda: max((event.get("step", 0) for event in read_events(run)), default=0) > 5, process)
+    return process
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[int]:
+    """Process ids of the workers, in the order of their ranks."""
+    found = descendants(process.pid)
+    return sorted(pid for pid in found if not descendants(pid) and mentions("cmdline", pid, "forkserver"))
+
+
 def test_a_run_writes_all_that_it_promises(tmp_path: Path) -> None:
-    arguments = ["--steps", "12", "--with", "dgc(density=0.01)", "--against", "dense()", "--name", "run"]
+    arguments = ["--steps", "6", "--with", "dgc(density=0.01)", "--against", "dense()", "--name", "run"]
     arguments += ["--with", "lsgd()"]  # a strategy, which asks each rank for its machine
     specs = ("dense()", "dgc(density=0.01)", "lsgd()")
-    code, output, complaints = finish(start(tmp_path, *arguments))
+    code, output, complaints = finish(train(tmp_path, *arguments))
     folder = tmp_path / "run"
     assert code == 0, complaints
     assert str(folder / "report.html") in output.replace("\n", "")
@@ -40,7 +57,7 @@ def test_a_run_writes_all_that_it_promises(tmp_path: Path) -> None:
     assert len(list((folder / "tensorboard").rglob("events.out.*"))) == 3
 
     steps = [event for event in read_events(folder) if event["kind"] == "step"]
-    expected = {(m, r, s) for m in specs for r in range(2) for s in range(1, 13)}
+    expected = {(m, r, s) for m in specs for r in range(2) for s in range(1, 7)}
     assert {(event["method"], event["rank"], event["step"]) for event in steps} == expected
     assert len(steps) == len(expected)
     dense, dgc, lsgd = json.loads((folder / "summary.json").read_text())["rows"]
@@ -48,13 +65,13 @@ def test_a_run_writes_all_that_it_promises(tmp_path: Path) -> None:
     assert dense["payload_mb"] == pytest.approx(4 * parameters / 1e6)
     assert dgc["smaller"] >= 50
     assert dgc["consensus"] == 0 < lsgd["consensus"]
-    assert "dgc(density=0.01)" in output and "step 12/12" in output
+    assert "dgc(density=0.01)" in output and "step 6/6" in output
 
 
 def test_on_a_terminal_it_trains_too(tmp_path: Path) -> None:
     """There a table is redrawn, where a pipe gets lines."""
     ours, theirs = os.openpty()
-    process = start(tmp_path, "--steps", "3", "--with", "cgx()", "--name", "run", stdout=theirs)
+    process = train(tmp_path, "--steps", "3", "--with", "cgx()", "--name", "run", stdout=theirs)
     os.close(theirs)
     shown = b""
     with contextlib.suppress(OSError):  # Linux: the end
@@ -67,10 +84,8 @@ def test_on_a_terminal_it_trains_too(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_all_and_keeps_what_was_measured(tmp_path: Path) -> None:
-    process = start(tmp_path, "--steps", "100000", "--eval-every", "0", "--with", "dense()", "--name", "run")
-    wait_for(lambda: steps_done(tmp_path / "run") > 5, process)
-    os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all processes
-    code, output, complaints = finish(process)
+    process = training(tmp_path)
+    code, output, complaints = interrupt(process)
     assert code == 130, complaints
     assert "Interrupted" in output and not complaints
     go_on, kept = output.splitlines()[-2:]
@@ -89,11 +104,9 @@ def test_a_crash_shows_that_workers_traceback(tmp_path: Path) -> None:
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1\n")
     (package / "entry_points.txt").write_text("[laconic.methods]\nfaulty = faulty:Faulty\n")
     (tmp_path / "faulty.py").write_text(THIRD_PARTY)
-    before = os.environ.get("PYTHONPATH")
-    path = f"{tmp_path}{os.pathsep}{before}" if before else str(tmp_path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", path)
-        process = start(tmp_path, "--steps", "5", "--with", "faulty()", "--name", "run")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    given = ("--steps", 5, "--with", "faulty()", "--name", "run")
+    process = train(tmp_path, *given, env={"PYTHONPATH": path})
     code, _, complaints = finish(process)
     assert code == 1
     assert "Traceback" in complaints and "ZeroDivisionError: a fault of rank 1" in complaints
@@ -105,7 +118,7 @@ def test_a_crash_shows_that_workers_traceback(tmp_path: Path) -> None:
 
 def test_a_training_that_diverges_is_one_line_with_the_way_out(tmp_path: Path) -> None:
     code, output, complaints = finish(
-        start(tmp_path, "--steps", "40", "--lr", "1e20", "--with", "dgc(density=0.01)", "--name", "run")
+        train(tmp_path, "--steps", "40", "--lr", "1e20", "--with", "dgc(density=0.01)", "--name", "run")
     )
     assert code == 1
     (line,) = [line for line in complaints.splitlines() if "ProcessGroup" not in line]
@@ -116,12 +129,10 @@ def test_a_training_that_diverges_is_one_line_with_the_way_out(tmp_path: Path) -
     assert "report.html" in output, "what was measured until then is there"
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc, which is Linux")
+@LINUX
 def test_a_killed_worker_is_named(tmp_path: Path) -> None:
-    process = start(tmp_path, "--steps", "100000", "--eval-every", "0", "--with", "dense()", "--name", "run")
-    wait_for(lambda: steps_done(tmp_path / "run") > 5, process)
-    workers = sorted(pid for pid in descendants(process.pid) if not descendants(pid) and is_worker(pid))
-    os.kill(workers[-1], signal.SIGKILL)
+    process = training(tmp_path)
+    os.kill(workers_of(process)[-1], signal.SIGKILL)
     code, output, complaints = finish(process)
     assert code == 1
     assert "laconic: dense(), seed 0: rank 1: the worker was killed by SIGKILL" in complaints
@@ -130,34 +141,16 @@ def test_a_killed_worker_is_named(tmp_path: Path) -> None:
     assert group_is_gone(process.pid), "a worker is left"
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc, which is Linux")
+@LINUX
 def test_workers_end_with_a_killed_launcher_whatever_they_wait_for(tmp_path: Path) -> None:
-    process = start(tmp_path, "--steps", "100000", "--eval-every", "0", "--with", "dense()", "--name", "run")
-    wait_for(lambda: steps_done(tmp_path / "run") > 5, process)
-    workers = sorted(pid for pid in descendants(process.pid) if not descendants(pid) and is_worker(pid))
+    process = training(tmp_path)
+    workers = workers_of(process)
     os.kill(workers[-1], signal.SIGSTOP)  # the other one waits for it, for TIMEOUT
     os.kill(process.pid, signal.SIGKILL)
     try:
-        assert is_gone(workers[0]), "it waits for a worker that stands still"
+        assert soon(lambda: not Path(f"/proc/{workers[0]}").exists()), (
+            "it waits for a worker that stands still"
+        )
     finally:
         os.kill(workers[-1], signal.SIGKILL)
         finish(process)
-
-
-def descendants(parent: int) -> list[int]:
-    listed = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    found = [int(child) for child in listed]
-    return found + [deeper for child in found for deeper in descendants(child)]
-
-
-def is_gone(pid: int) -> bool:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if not Path(f"/proc/{pid}").exists():
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def is_worker(pid: int) -> bool:
-    return "forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes().decode()

@@ -12,7 +12,7 @@ import pytest
 
 from laconic.core.errors import SpecError
 from laconic.tasks.launcher import WorkerFailed, launch
-from tests.dist.digits_plan import digits_plan
+from tests.dist.plans import digits_plan
 from tests.unit.test_cli_settings import settings
 
 STEPS = 300  # a busy machine may read of step 5 when workers are far ahead

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.dist.commands import ROOT, run
 
 
 def test_the_model_of_the_wire_equals_the_counters(tmp_path):
     out = tmp_path / "wire.json"
-    command = [sys.executable, "-m", "benchmarks.wire", "--quick", "--out", str(out)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
-        told, complaint = process.communicate(timeout=300)
-    assert process.returncode == 0, complaint
+    code, told, complaint = run(sys.executable, "-m", "benchmarks.wire", "--quick", "--out", out, cwd=ROOT)
+    assert code == 0, complaint
     if told.startswith("skipped"):
         pytest.skip(told.strip())
     rows = json.loads(out.read_text())["rows"]
