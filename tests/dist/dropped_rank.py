@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from tests.dist.distribute_world import pair
-from tests.dist.nets import flat, loss_of
+from tests.dist.nets import flat
+from tests.dist.runs import advance, distributed
 
 PATIENCE_S = 2.0
 AFTER = 20  # steps: no rank is so many ahead of another
@@ -27,14 +27,10 @@ def main(folder: Path, spec: str) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     rank, size = dist.get_rank(), dist.get_world_size()
     store = dist.distributed_c10d._get_default_store()
-    model, optimizer = pair(spec, patience_s=PATIENCE_S)
+    model, optimizer = distributed(spec, patience_s=PATIENCE_S)
     end, regroups = None, 0
     while (step := optimizer.stats().steps) != end:
-        optimizer.zero_grad()
-        loss = loss_of(model, step)
-        loss.backward()
-        optimizer.note_loss(loss)
-        optimizer.step()
+        advance(model, optimizer, [step])
         time.sleep(0.05)
         (folder / f"begun{rank}").touch()
         regroups = optimizer.controller.membership.generation

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.dist.distribute_world import pair
-from tests.dist.nets import flat, loss_of
+from tests.dist.nets import flat
+from tests.dist.runs import advance, distributed
 
 STEPS = 8
 KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP
@@ -39,15 +39,13 @@ def train_with_a_loss(spec, lost, how, at):
     """All ranks train; `lost` does something to itself before its step `at`. Who lives, and their model."""
     rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     store.set(f"pid {rank}", str(os.getpid()))
-    model, optimizer = pair(spec, patience_s=5.0 if how == STOPPED else 300.0)  # a kill is noticed sooner
+    model, optimizer = distributed(
+        spec, patience_s=5.0 if how == STOPPED else 300.0
+    )  # a kill is noticed sooner
     while (step := optimizer.stats().steps) < STEPS:
         if rank == lost and step == at:
             os.kill(os.getpid(), how)
-        optimizer.zero_grad()
-        loss = loss_of(model, step)
-        loss.backward()
-        optimizer.note_loss(loss)
-        optimizer.step()
+        advance(model, optimizer, [step])
     optimizer.finish()
     living = optimizer.notes()["living"]
     end = flat(model)
@@ -90,7 +88,7 @@ def test_a_machine_may_lose_a_rank(pool):
 
 def with_a_test_between(tests_at, killed, slow):
     """All test the group's model after so many steps; `killed` dies while `slow` is not there yet."""
-    model, optimizer = pair("adpsgd()", patience_s=300.0)
+    model, optimizer = distributed("adpsgd()", patience_s=300.0)
     tested = None
     while (step := optimizer.stats().steps) < STEPS:
         if dist.get_rank() == killed and step == tests_at - 2:
@@ -98,9 +96,7 @@ def with_a_test_between(tests_at, killed, slow):
             os.kill(os.getpid(), KILLED)
         if dist.get_rank() == slow and step == tests_at - 2:
             time.sleep(2.5)
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
+        advance(model, optimizer, [step])
         if optimizer.stats().steps == tests_at:
             with optimizer.averaged():
                 tested = flat(model)
@@ -123,17 +119,13 @@ def dies_and_comes_back(spec, lost, at):
     """The first process in the seat of `lost` kills itself; the second does what the others still do."""
     rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     lives = store.add(f"lives of {rank}", 1)
-    model, optimizer = pair(spec, patience_s=5.0)
+    model, optimizer = distributed(spec, patience_s=5.0)
     began = optimizer.stats().steps
-    while (step := optimizer.stats().steps) < 100:
+    while (step := optimizer.stats().steps) < 30:
         if rank == lost and lives == 1 and step == at:
             os.kill(os.getpid(), signal.SIGKILL)
-        optimizer.zero_grad()
-        loss = loss_of(model, step)
-        loss.backward()
-        optimizer.note_loss(loss)
-        optimizer.step()
-        if step == 98 and rank != lost:
+        advance(model, optimizer, [step])
+        if step == 28 and rank != lost:
             store.wait([f"back {lost}"])  # so that some steps are left when it comes back
         if lives == 2 and step == began:
             store.set(f"back {lost}", "")

@@ -15,8 +15,8 @@ import torch.distributed as dist
 import laconic
 from laconic.core.errors import AttachError, PeerError
 from laconic.strategies.strategy import Strategy
-from tests.dist.distribute_world import pair
-from tests.dist.nets import flat, loss_of, net
+from tests.dist.nets import flat, net
+from tests.dist.runs import advance, distributed
 from tests.laws.strategy_ranks import fits
 from tests.laws.table import specs
 
@@ -27,18 +27,14 @@ FOREVER = timedelta(seconds=100)
 
 
 def begin(spec, **options):
-    """The pair, this rank, and the store in which its process id is."""
+    """The distributed, this rank, and the store in which its process id is."""
     rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     store.set(f"pid {rank}", str(os.getpid()))
-    return *pair(spec, patience_s=PATIENCE_S, **options), rank, store
+    return *distributed(spec, patience_s=PATIENCE_S, **options), rank, store
 
 
 def train(model, optimizer, step):
-    optimizer.zero_grad()
-    loss = loss_of(model, step)
-    loss.backward()
-    optimizer.note_loss(loss)
-    optimizer.step()
+    advance(model, optimizer, [step])
     time.sleep(0.02)
 
 
