@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.ddp.handle import Handle
@@ -85,17 +84,3 @@ def agree(model: nn.Module) -> bool:
     all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(all_of_them, mine)
     return all(torch.equal(mine, other) for other in all_of_them) and bool(mine.isfinite().all())
-
-
-def train(
-    spec: str | None, steps: int = 6, seed: int = 0, sgd: dict[str, Any] = SGD, **ddp: Any
-) -> tuple[Tensor, bool, Any]:
-    """Final parameters, whether replicas agree, and the handle's figures, after a few steps."""
-    model = DistributedDataParallel(net(seed), **ddp)
-    optimizer = torch.optim.SGD(model.parameters(), **sgd)
-    handle = None if spec is None else laconic.compress(model, optimizer, spec)
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
-    return flat(model), agree(model), None if handle is None else handle.stats()
