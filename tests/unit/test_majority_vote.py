@@ -7,11 +7,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from tests.laws.method_ranks import Rank
+from tests.laws.worlds import MODEL, gradient
+from tests.unit.shared import for_each, same
 from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
+from laconic.core.aliases import called_here
 from laconic.core.errors import WireError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
@@ -41,8 +45,7 @@ def vote(size: int, given=x_of, layout: Layout = LAYOUT, step: int = 0) -> list[
     return Loopback.run(size, body)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
-@pytest.mark.parametrize("name", kernels.runnable())
+@for_each("name, size", [*((kernels.runnable()[-1], size) for size in (1, 2, 3, 4, 8)), ("reference", 5)])
 def test_votes_are_counted_one_by_one(name: str, size: int) -> None:
     with kernels.using(name):
         results = vote(size)
@@ -62,11 +65,16 @@ def test_votes_are_counted_one_by_one(name: str, size: int) -> None:
                 assert abs(value) == pytest.approx(magnitude, rel=1e-6)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-def test_one_bit_an_entry_both_ways_together(size: int) -> None:
+def test_one_bit_an_entry_both_ways_together() -> None:
     """Each tensor's bits fill bytes: ceil(300 / 8) + ceil(3 / 8) + ceil(153 / 8), and 4 bytes each of 4."""
-    assert [nbytes for _, _, nbytes in vote(size)] == [38 + 1 + 20 + 16] * size
+    for size in (1, 2, 5):
+        assert [nbytes for _, _, nbytes in vote(size)] == [38 + 1 + 20 + 16] * size
     assert parse("majority_vote()").nbytes(LAYOUT) == 38 + 1 + 20 + 16
+    method, largest = lift("majority_vote()"), torch.finfo(torch.float32).max
+    assert parse("majority_vote()").feedback_codec() is None
+    assert all(isinstance(route.feedback, NoFeedback) for route in method.routes)
+    for out, sent, _ in vote(4, lambda rank: torch.full((LAYOUT.numel,), -largest)):
+        assert sent is not None and bool((out == -largest).all()), "the largest magnitudes do not overflow"
 
 
 def test_equal_votes_are_settled_by_fair_coins_that_all_have() -> None:
@@ -89,7 +97,7 @@ def test_equal_votes_are_settled_by_fair_coins_that_all_have() -> None:
     assert abs(int((drawn[0] ^ drawn[2]).sum()) - 5000) < 5 * 50
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@for_each("size", [2, 4])
 def test_the_result_does_not_depend_on_the_bucket(size: int) -> None:
     """A tensor alone gets what it gets among others: its scale, its votes and its coins are its own."""
     together = vote(size)[0][0]
@@ -115,22 +123,20 @@ def means(size: int, entry_of: Callable[[int], float], steps: int) -> list[Tenso
     layout = Layout.of([("odd", (3,)), ("w", (200, 201))])
 
     def body(comm: Loopback) -> list[Tensor]:
-        bound, outs = parse("majority_vote()").bind(layout, comm), []
+        bound, outs = parse("majority_vote()").bind(layout, comm), torch.zeros(steps, layout.numel)
         x = torch.full((layout.numel,), entry_of(comm.rank))
         x[-1] = 100.0
         for step in range(steps):
-            out = torch.zeros(layout.numel)
-            bound.reduce(x, layout, Turn(step, comm.rank), out)
-            outs.append(out[3:-1])
-        return outs
+            bound.reduce(x, layout, Turn(step, comm.rank), outs[step])
+        return [*outs[:, 3:-1]]
 
     results = Loopback.run(size, body)
-    assert all(torch.equal(a, b) for a, b in zip(results[0], results[-1], strict=True))
+    assert same(results[0], results[-1])
     return results[0]
 
 
-@pytest.mark.parametrize("zero", [0.0, -0.0])
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@for_each("zero", [0.0, -0.0])
+@for_each("size", [1, 2, 3, 4])
 def test_an_entry_that_is_zero_everywhere_goes_nowhere(size: int, zero: float) -> None:
     """Half up and half down within 5 sigma, back in the next step, and elsewhere in the one after that."""
     outs = means(size, lambda rank: zero, 4)
@@ -142,7 +148,7 @@ def test_an_entry_that_is_zero_everywhere_goes_nowhere(size: int, zero: float) -
     assert abs(float((outs[0] * outs[2] / scale**2).mean())) <= 5 / 200
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
+@for_each("sign", [1.0, -1.0])
 def test_who_has_zero_abstains(sign: float) -> None:
     """Two coins beside one vote: it wins unless both are against it.
 
@@ -154,8 +160,8 @@ def test_who_has_zero_abstains(sign: float) -> None:
     assert abs(float((out.sign() == sign).float().mean()) - 1 / 2) <= 5 / 2 / 200
 
 
-@pytest.mark.parametrize("hostile", [-1e6, 1e6, -1.0, -1e-6, 0.0])
-@pytest.mark.parametrize(("size", "f"), [(3, 1), (4, 1), (5, 2), (6, 2), (7, 3), (8, 3)])
+@for_each("hostile", [-1e6, 1e6, -1.0, -1e-6, 0.0])
+@for_each("size, f", [(3, 1), (4, 1), (8, 3)])
 def test_fewer_than_half_of_the_ranks_move_nothing(size: int, f: int, hostile: float) -> None:
     """f < N / 2 hostile ranks send what they like; where the others agree, theirs is the step."""
     honest = x_of(100)
@@ -168,7 +174,7 @@ def test_fewer_than_half_of_the_ranks_move_nothing(size: int, f: int, hostile: f
             assert out[own].abs().tolist() == pytest.approx([float(honest[own].abs().mean())] * entry.numel)
 
 
-@pytest.mark.parametrize(("size", "f"), [(3, 1), (4, 1), (7, 3)])
+@for_each("size, f", [(3, 1), (4, 1), (7, 3)])
 def test_the_scale_is_one_that_an_honest_rank_has(size: int, f: int) -> None:
     """However the honest ranks differ, and wherever the hostile ones pull."""
     for hostile in (0.0, 1e-20, 1e6, 1e30):
@@ -178,22 +184,6 @@ def test_the_scale_is_one_that_an_honest_rank_has(size: int, f: int) -> None:
             means = [float(x_of(rank)[own].abs().mean()) for rank in range(f, size)] if entry.numel else [0.0]
             largest = float(results[0][0][own].abs().max()) if entry.numel else 0.0
             assert min(means) * (1 - 1e-6) <= largest <= max(means) * (1 + 1e-6)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), None])
-def test_what_is_not_finite_voids_the_vote_everywhere(bad: float | None) -> None:
-    def given(rank: int) -> Tensor | None:
-        x = x_of(rank)
-        x[301] = bad if bad is not None and rank == 1 else 1.0
-        return None if bad is None and rank == 1 else x
-
-    assert [sent for _, sent, _ in vote(4, given)] == [None] * 4
-
-
-def test_the_largest_magnitudes_do_not_overflow() -> None:
-    largest = torch.finfo(torch.float32).max
-    for out, sent, _ in vote(4, lambda rank: torch.full((LAYOUT.numel,), -largest)):
-        assert sent is not None and bool((out == -largest).all())
 
 
 def test_a_rank_that_votes_too_short_is_named() -> None:
@@ -206,7 +196,70 @@ def test_a_rank_that_votes_too_short_is_named() -> None:
         reducer.reduce(x_of(0), LAYOUT, Turn(0), torch.zeros(LAYOUT.numel))
 
 
-def test_as_a_method_it_has_no_feedback() -> None:
-    method = lift("majority_vote()")
-    assert parse("majority_vote()").feedback_codec() is None
-    assert all(isinstance(route.feedback, NoFeedback) for route in method.routes)
+STEPS, MU, RATE, DECAY = 4, 0.9, 0.01, 0.1
+
+
+class Honest(Rank):
+    """All honest ranks have one gradient; the others, the first `f`, have it `factor` times."""
+
+    def __init__(self, comm: Loopback, f: int = 0, factor: float = 1.0) -> None:
+        super().__init__("signum()", comm)
+        self.factor = factor if comm.rank < f else 1.0
+
+    def gradient(self, step: int) -> Tensor:
+        return gradient(7, step) * self.factor
+
+
+def trained(size: int, f: int, factor: float) -> list[Tensor]:
+    def play(comm: Loopback) -> Tensor:
+        rank = Honest(comm, f, factor)
+        rank.train(range(STEPS))
+        return rank.flat
+
+    return Loopback.run(size, play)
+
+
+@for_each("factor", [-1e6, 1e6, 0.0])
+@for_each("size, f", [(3, 1), (6, 2)])
+def test_fewer_than_half_of_the_ranks_change_no_parameter(size: int, f: int, factor: float) -> None:
+    alone = trained(1, 0, 1.0)[0]
+    for flat in trained(size, f, factor):
+        assert torch.equal(flat, alone)
+
+
+@for_each("nesterov", [False, True])
+def test_it_is_its_plain_twin(nesterov: bool) -> None:
+    """Three ranks, on every tensor. Tolerance: float32 over four steps."""
+    size = 3
+
+    def play(comm: Loopback) -> tuple[Tensor, Tensor]:
+        rank = Rank("signum()", comm)
+        for group in rank.optimizer.param_groups:
+            group |= {"lr": RATE, "momentum": MU, "nesterov": nesterov, "weight_decay": DECAY}
+        start = rank.flat
+        rank.train(range(STEPS))
+        return start, rank.flat
+
+    results = Loopback.run(size, play)
+    w = results[0][0].clone()
+    velocity = torch.zeros(size, MODEL.numel)
+    fading = torch.zeros(MODEL.numel)  # the momentum of the weight decay
+    for step in range(STEPS):
+        g = torch.stack([gradient(rank, step) for rank in range(size)])
+        velocity = MU * (velocity + g) if nesterov else MU * velocity + g
+        x = velocity + g if nesterov else velocity
+        mean = torch.zeros(MODEL.numel)
+        for entry in MODEL:
+            own = slice(entry.offset, entry.offset + entry.numel)
+            if entry.numel:
+                scale = x[:, own].abs().mean(dim=1).median()
+                mean[own] = scale * x[:, own].sign().sum(dim=0).sign()
+        fading = MU * fading + DECAY * w
+        w = w - RATE * (mean + (DECAY * w + MU * fading if nesterov else fading))
+    for _, flat in results:
+        torch.testing.assert_close(flat, w, rtol=1e-5, atol=1e-6)
+
+
+def test_the_name_stands_for_itself() -> None:
+    assert called_here("signum") == ()
+    assert repr(parse("signum")) == "signum()"

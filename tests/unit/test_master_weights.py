@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import weakref
 
 import pytest
 import torch
 from tests.dist.nets import batch
+from tests.unit.shared import for_each, refuses, resumed, same
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -18,6 +18,7 @@ from laconic.optim import master_weights
 from laconic.optim.master_weights import masters_of
 
 HALF = (torch.bfloat16, torch.float16)
+ROUNDINGS = ("nearest", "stochastic")
 OPTIMISERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3),
     "plain sgd": lambda p: torch.optim.SGD(p, lr=0.05),
@@ -47,11 +48,33 @@ def give_gradients(model, step, scale=1.0):
 
 def twin(model):
     """Float32 copies of a model's parameters."""
-    return [nn.Parameter(each.detach().float()) for each in model.parameters()]
+    return [nn.Parameter(part.detach().float()) for part in model.parameters()]
 
 
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("kind", OPTIMISERS)
+def share_gradients(expected, model, scale=1.0):
+    """Give the twin what the model has got, in float32."""
+    for one, other in zip(expected, model.parameters(), strict=True):
+        one.grad = other.grad.float() / scale
+
+
+def step_with_ones(optimizer, *weights):
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+
+
+def masters(optimizer, model):
+    return [masters_of(optimizer).of(weight) for weight in model.parameters()]
+
+
+def trained(model, optimizer, steps):
+    for step in steps:
+        give_gradients(model, step)
+        optimizer.step()
+
+
+@for_each("kind", OPTIMISERS)
+@for_each("dtype", HALF)
 def test_masters_are_what_the_optimiser_makes_of_float32_weights(dtype, kind):
     """Brute force: a second optimiser on float32 tensors that get the same gradients. Equal bit for bit."""
     model = net(dtype)
@@ -60,25 +83,24 @@ def test_masters_are_what_the_optimiser_makes_of_float32_weights(dtype, kind):
     master_weights(ours)
     for step in range(5):
         give_gradients(model, step)
-        for one, other in zip(expected, model.parameters(), strict=True):
-            one.grad = other.grad.float()
+        share_gradients(expected, model)
         ours.step()
         plain.step()
-        for one, other in zip(expected, model.parameters(), strict=True):
-            assert torch.equal(masters_of(ours).of(other), one)
-            assert torch.equal(other, one.to(dtype))
+        assert same(masters(ours, model), expected)
+        assert same(model.parameters(), [one.to(dtype) for one in expected])
     saved, known = ours.state_dict()["state"], plain.state_dict()["state"]
     for number, its in known.items():
         assert all(torch.equal(saved[number][key], value) for key, value in its.items())
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-@pytest.mark.parametrize("dtype", HALF)
+@for_each("rounding", ROUNDINGS)
+@for_each("dtype", HALF)
 def test_updates_of_1e_4_are_kept_that_16_bits_lose(dtype, rounding):
     """1,000 weights at 1, 400 updates of 1e-4 each, relative: the mean falls to 0.96.
 
     Alone, bfloat16 loses all of it: half a step at 1 is 2e-3, and 2.4e-4 in float16. Stochastic rounding: one
     standard deviation of a weight is below sqrt(400 * 1e-4 * 2^-8) = 0.0125, of the mean 4e-4.
+    A step of the grid below 1 is 2^-8, and nearest errs by half of it.
     """
     means = {}
     for mastered in (False, True):
@@ -87,13 +109,10 @@ def test_updates_of_1e_4_are_kept_that_16_bits_lose(dtype, rounding):
         if mastered:
             master_weights(optimizer, rounding=rounding, seed=3)
         for _ in range(400):
-            weight.grad = torch.ones_like(weight)
-            optimizer.step()
+            step_with_ones(optimizer, weight)
         means[mastered] = float(weight.detach().float().mean())
     assert means[False] == 1.0
-    assert abs(means[True] - 0.96) < 2e-3, (
-        "a step of the grid below 1 is 2^-8, and nearest errs by half of it"
-    )
+    assert abs(means[True] - 0.96) < 2e-3
 
 
 def test_stochastic_rounding_keeps_no_copy_and_draws_the_same_bits_on_every_rank():
@@ -101,75 +120,64 @@ def test_stochastic_rounding_keeps_no_copy_and_draws_the_same_bits_on_every_rank
     for _ in range(2):
         model = net()
         optimizer = master_weights(OPTIMISERS["sgd"](model.parameters()), rounding="stochastic", seed=1)
-        for step in range(5):
-            give_gradients(model, step)
-            optimizer.step()
-        ends.append([each.detach().clone() for each in model.parameters()])
+        trained(model, optimizer, range(5))
+        ends.append([part.detach().clone() for part in model.parameters()])
         state = optimizer.state_dict()["state"]
         assert {key for its in state.values() for key in its} == {"momentum_buffer", "roundings"}
         assert all(its["momentum_buffer"].dtype == torch.float32 for its in state.values())
-    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+    assert same(*ends)
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-@pytest.mark.parametrize("kind", ["sgd", "plain sgd", "adam", "adamw fused", "adafactor"])
+@for_each("rounding", ROUNDINGS)
+@for_each("kind", ["sgd", "plain sgd", "adam", "adamw fused", "adafactor"])
 def test_a_resumed_run_does_the_same_bits(kind, rounding):
     """Through a file that is loaded under weights_only."""
-    model = net()
-    optimizer = master_weights(OPTIMISERS[kind](model.parameters()), rounding=rounding)
-    for step in range(8):
-        if step == 4:
-            file = io.BytesIO()
-            torch.save((model.state_dict(), optimizer.state_dict()), file)
-        give_gradients(model, step)
-        optimizer.step()
-    file.seek(0)
-    weights, state = torch.load(file, weights_only=True)
-    again = net(seed=9)
-    other = master_weights(OPTIMISERS[kind](again.parameters()), rounding=rounding)
-    again.load_state_dict(weights)
-    other.load_state_dict(state)
-    for step in range(4, 8):
-        give_gradients(again, step)
-        other.step()
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    seeds = iter((0, 0, 9))
+
+    def start():
+        model = net(seed=next(seeds))
+        return model, master_weights(OPTIMISERS[kind](model.parameters()), rounding=rounding)
+
+    (model, optimizer), (again, other) = resumed(start, lambda parts, steps: trained(*parts, steps), 4, 8)
+    assert same(model.parameters(), again.parameters())
     saved, found = optimizer.state_dict()["state"], other.state_dict()["state"]
     for number, its in saved.items():
         assert its.keys() == found[number].keys()
         for key, value in its.items():
-            same = torch.equal(value, found[number][key]) if isinstance(value, torch.Tensor) else True
-            assert same, (number, key)
+            assert not isinstance(value, torch.Tensor) or torch.equal(value, found[number][key]), (
+                number,
+                key,
+            )
 
 
-@pytest.mark.parametrize("loaded", ["frozen", "trained"])
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
+@for_each("loaded", ["frozen", "trained"])
+@for_each("kind", ["sgd", "adam"])
 def test_a_layer_that_is_frozen_for_a_while_goes_on_with_the_same_bits(kind, loaded):
     """Saved while it is frozen, loaded into a model that is or is not, and unfrozen then."""
 
     def go(model, optimizer, steps):
         for step in steps:
             give_gradients(model, step)
-            for each in model.parameters():
-                each.grad = each.grad if each.requires_grad else None
+            for part in model.parameters():
+                part.grad = part.grad if part.requires_grad else None
             optimizer.step()
 
     model, again = net(), net(seed=9)
     optimizer = master_weights(OPTIMISERS[kind](model.parameters()))
     go(model, optimizer, range(4))
-    first = next(iter(model.parameters()))
-    first.requires_grad_(False)
+    model[0].weight.requires_grad_(False)
     go(model, optimizer, range(4, 6))
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    next(iter(again.parameters())).requires_grad_(loaded == "trained")
+    again[0].weight.requires_grad_(loaded == "trained")
     other = master_weights(OPTIMISERS[kind](again.parameters()))
-    for each, state in zip((again, other), saved, strict=True):
-        each.load_state_dict(state)
+    for part, state in zip((again, other), saved, strict=True):
+        part.load_state_dict(state)
     for one, its in ((model, optimizer), (again, other)):
-        next(iter(one.parameters())).requires_grad_(True)
+        one[0].weight.requires_grad_(True)
         go(one, its, range(6, 10))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert same(model.parameters(), again.parameters())
     state = other.state_dict()["state"][0]
-    assert all(each.dtype is torch.float32 for each in state.values() if isinstance(each, torch.Tensor))
+    assert all(part.dtype is torch.float32 for part in state.values() if isinstance(part, torch.Tensor))
 
 
 def test_a_gradient_that_a_frozen_layer_still_has_is_stepped_in_float32():
@@ -178,14 +186,12 @@ def test_a_gradient_that_a_frozen_layer_still_has_is_stepped_in_float32():
     ours = master_weights(OPTIMISERS["adam"](model.parameters()))
     theirs = OPTIMISERS["adam"](plain.parameters())
     give_gradients(model, 0)
-    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
-        one.grad = other.grad.float()
-        one.requires_grad_(False)
-        other.requires_grad_(False)
+    share_gradients(plain.parameters(), model)
+    model.requires_grad_(False)
+    plain.requires_grad_(False)
     ours.step()
     theirs.step()
-    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
-        assert torch.equal(one.to(other.dtype), other)
+    assert same(model.parameters(), [one.to(torch.bfloat16) for one in plain.parameters()])
 
 
 def test_groups_schedules_clipping_and_new_groups_work():
@@ -206,19 +212,17 @@ def test_groups_schedules_clipping_and_new_groups_work():
         give_gradients(model, step)
         plain(torch.ones(4)).sum().backward()
         clip_grad_norm_(model.parameters(), 0.1)
-        for one, other in zip(expected, model.parameters(), strict=True):
-            one.grad = other.grad.float()
+        share_gradients(expected, model)
         ours.step()
         theirs.step()
         if step < 2:
             early.step()
             late.step()
     assert ours.param_groups[0]["lr"] == pytest.approx(0.1 / 16)
-    for one, other in zip(expected, model.parameters(), strict=True):
-        assert torch.equal(masters_of(ours).of(other), one)
+    assert same(masters(ours, model), expected)
     assert ours.param_groups[0]["params"][0] is first[0]
     ours.zero_grad()
-    assert all(each.grad is None for each in model.parameters())
+    assert all(part.grad is None for part in model.parameters())
 
 
 def test_what_others_write_to_a_parameter_counts():
@@ -229,8 +233,7 @@ def test_what_others_write_to_a_parameter_counts():
         if step == 10:
             with torch.no_grad():
                 weight[0] = 0.0
-        weight.grad = torch.ones_like(weight)
-        optimizer.step()
+        step_with_ones(optimizer, weight)
     master = masters_of(optimizer).of(weight)
     torch.testing.assert_close(master[0].item(), -1e-3, rtol=1e-5, atol=0)
     torch.testing.assert_close(master[1:], torch.full((3,), 1 - 2e-3), rtol=1e-6, atol=0)
@@ -258,7 +261,7 @@ def test_closures_and_lbfgs_see_the_weights_of_the_moment():
     torch.testing.assert_close(ends[torch.float16], ends[torch.float32], rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("dtype", HALF)
+@for_each("dtype", HALF)
 def test_a_grad_scaler_is_undone_in_float32_and_inf_is_skipped(dtype):
     """Gradients of 2^-20, scaled by 2^16, are numbers in float16; unscaled there, most digits would go."""
     model = net(dtype)
@@ -270,54 +273,45 @@ def test_a_grad_scaler_is_undone_in_float32_and_inf_is_skipped(dtype):
         give_gradients(model, step, scale=2.0**-20 * scaler.get_scale())
         if step == 2:
             model[0].weight.grad[0, 0] = torch.inf
-        for one, other in zip(expected, model.parameters(), strict=True):
-            one.grad = other.grad.float() / scaler.get_scale()
-        before = [each.detach().clone() for each in model.parameters()]
-        scale = scaler.get_scale()
+        share_gradients(expected, model, scaler.get_scale())
+        before, scale = [part.detach().clone() for part in model.parameters()], scaler.get_scale()
         scaler.scale(torch.zeros(()))  # which makes the scaler's tensors
         scaler.step(ours)
         scaler.update()
         if step == 2:
-            assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+            assert same(before, model.parameters())
             assert scaler.get_scale() == scale / 2
         else:
             plain.step()
-        for one, other in zip(expected, model.parameters(), strict=True):
-            assert torch.equal(masters_of(ours).of(other), one)
+        assert same(masters(ours, model), expected)
 
 
 def test_what_cannot_have_masters_is_refused_whole():
     plain = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
-    with pytest.raises(AttachError, match=r"bfloat16 or float16, and this optimiser's are torch\.float32"):
-        master_weights(plain)
+    words = r"bfloat16 or float16, and this optimiser's are torch\.float32"
+    refuses(AttachError, words, master_weights, plain)
     assert masters_of(plain) is None and "step" not in vars(plain)
-    frozen = net()
-    frozen.requires_grad_(False)
-    with pytest.raises(AttachError, match="trained parameters"):
-        master_weights(torch.optim.SGD(frozen.parameters(), lr=0.1))
+    frozen = torch.optim.SGD(net().requires_grad_(False).parameters(), lr=0.1)
+    refuses(AttachError, "trained parameters", master_weights, frozen)
     half = torch.optim.SGD(net().parameters(), lr=0.1)
-    with pytest.raises(AttachError, match="rounding must be one of"):
-        master_weights(half, rounding="up")
+    refuses(AttachError, "rounding must be one of", master_weights, half, rounding="up")
     assert masters_of(half) is None
     master_weights(half)
     step = half.step
-    with pytest.raises(AttachError, match="already"):
-        master_weights(half, rounding="stochastic")
+    refuses(AttachError, "already", master_weights, half, rounding="stochastic")
     assert half.step is step
 
 
 def test_a_state_of_another_model_changes_nothing():
     model = net()
     optimizer = master_weights(OPTIMISERS["sgd"](model.parameters()))
-    give_gradients(model, 0)
-    optimizer.step()
+    trained(model, optimizer, range(1))
     before = copy.deepcopy(optimizer.state_dict())
     wrong = copy.deepcopy(before)
     wrong["state"][0]["master_weight"] = torch.zeros(3)
-    with pytest.raises(StateError, match=r"shape \(3,\)"):
-        optimizer.load_state_dict(wrong)
-    with pytest.raises(ValueError, match="different number of parameter groups"):
-        optimizer.load_state_dict({**before, "param_groups": []})
+    refuses(StateError, r"shape \(3,\)", optimizer.load_state_dict, wrong)
+    groups = before | {"param_groups": []}
+    refuses(ValueError, "different number of parameter groups", optimizer.load_state_dict, groups)
     after = optimizer.state_dict()
     for number, its in before["state"].items():
         assert all(torch.equal(value, after["state"][number][key]) for key, value in its.items())
@@ -327,22 +321,17 @@ def test_a_state_of_another_model_changes_nothing():
 def test_a_plain_state_loads_and_masters_start_from_the_parameters():
     model = net()
     plain = OPTIMISERS["sgd"](model.parameters())
-    give_gradients(model, 0)
-    plain.step()
+    trained(model, plain, range(1))
     state = plain.state_dict()
     ours = master_weights(OPTIMISERS["sgd"](model.parameters()))
     ours.load_state_dict(state)
     found = ours.state_dict()["state"][0]
     assert torch.equal(found["master_weight"], model[0].weight.float())
     assert torch.equal(found["momentum_buffer"], state["state"][0]["momentum_buffer"].float())
-
-
-def test_masters_go_with_their_optimiser():
-    optimizer = master_weights(OPTIMISERS["sgd"](net().parameters()))
-    masters = weakref.ref(masters_of(optimizer))
-    del optimizer
+    held = weakref.ref(masters_of(ours))
+    del ours
     gc.collect()
-    assert masters() is None
+    assert held() is None, "masters go with their optimiser"
 
 
 class Around(torch.optim.Optimizer):
@@ -362,9 +351,8 @@ def test_an_optimiser_that_hides_another_is_refused_at_its_first_step():
     outer = master_weights(Around(torch.optim.SGD(model.parameters(), lr=0.1)))
     before = [each.detach().clone() for each in model.parameters()]
     give_gradients(model, 0)
-    with pytest.raises(AttachError, match="Around steps the model's parameters past its groups"):
-        outer.step()
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    refuses(AttachError, "Around steps the model's parameters past its groups", outer.step)
+    assert same(before, model.parameters())
     assert outer.param_groups[0]["params"][0] is model[0].weight
     within = Around(master_weights(torch.optim.SGD(model.parameters(), lr=0.1)))
     within.step()
@@ -388,7 +376,7 @@ def test_a_scaler_reaches_the_float32_parameters_of_the_same_optimiser():
     assert ends[0][1].tolist() != [1.0] * 3
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@for_each("rounding", ROUNDINGS)
 def test_a_deep_copy_has_masters_of_its_own_and_goes_on_with_the_same_bits(rounding: str) -> None:
     torch.manual_seed(0)
     model = nn.Linear(40, 40).bfloat16()
@@ -396,9 +384,7 @@ def test_a_deep_copy_has_masters_of_its_own_and_goes_on_with_the_same_bits(round
 
     def steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         for _ in range(30):
-            for each in model.parameters():
-                each.grad = torch.ones_like(each)
-            optimizer.step()
+            step_with_ones(optimizer, *model.parameters())
 
     steps(model, optimizer)
     twin, other = copy.deepcopy((model, optimizer))
@@ -407,14 +393,14 @@ def test_a_deep_copy_has_masters_of_its_own_and_goes_on_with_the_same_bits(round
     steps(model, optimizer)
     steps(twin, other)
     assert torch.equal(model.weight, twin.weight) and twin.weight is not model.weight
-    mine, its = (each.state_dict()["state"][0] for each in (optimizer, other))
+    mine, its = (part.state_dict()["state"][0] for part in (optimizer, other))
     assert mine.keys() == its.keys() and all(torch.equal(mine[key], its[key]) for key in mine)
     assert set(mine) & {"master_weight", "roundings"}
     for key, value in third.state_dict()["state"][0].items():
         assert torch.equal(value, before["state"][0][key]), "a copy of a copy is on its own"
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@for_each("rounding", ROUNDINGS)
 def test_hooks_of_others_see_the_models_parameters(rounding) -> None:
     w = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     optimizer = master_weights(torch.optim.SGD([w], lr=1.0, momentum=0.9), rounding=rounding)
@@ -426,15 +412,14 @@ def test_hooks_of_others_see_the_models_parameters(rounding) -> None:
 
     def clamp(*_):
         seen.append(w.tolist())
-        with torch.no_grad():
-            w.clamp_(max=0.5)
+        w.data.clamp_(max=0.5)
 
     handle = optimizer.register_step_pre_hook(clip)
     optimizer.register_step_post_hook(clamp)
-    w.grad = torch.ones_like(w)
-    optimizer.step()
+    step_with_ones(optimizer, w)
     assert seen == [[0.75] * 4] and w.tolist() == [0.5] * 4 and len(once) == 1
-    w.grad = torch.ones_like(w)
-    optimizer.step()  # not clipped any more: momentum 0.9 * 0.25 + 1, from the weights as they were clamped
+    step_with_ones(
+        optimizer, w
+    )  # not clipped: momentum 0.9 * 0.25 + 1, from the clamped weights
     assert seen[1] == pytest.approx([0.5 - 1.225] * 4, abs=0.004)
     assert len(optimizer._optimizer_step_post_hooks) == 1 and not optimizer._optimizer_step_pre_hooks

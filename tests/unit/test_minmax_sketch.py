@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from tests.unit.shared import for_each, refuses
 from torch import Tensor
 
 from laconic import kernels
@@ -33,7 +34,7 @@ def some(shape: kernels.SketchShape, n: int = 400) -> tuple[Tensor, Tensor]:
     return torch.randint(shape.width, (n,), generator=rng), torch.randint(shape.groups, (n,), generator=rng)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@for_each("shape", SHAPES)
 def test_tables_are_those_of_plain_loops(shape: kernels.SketchShape) -> None:
     bins, groups = some(shape)
     table, places_of = {}, []
@@ -50,21 +51,22 @@ def test_tables_are_those_of_plain_loops(shape: kernels.SketchShape) -> None:
     assert kernels.sketch_query(held, groups, shape).tolist() == read
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_no_bin_is_read_further_from_zero_than_it_was_put(shape: kernels.SketchShape) -> None:
-    bins, groups = some(shape, 2000)
-    read = kernels.sketch_query(kernels.sketch_insert(bins, groups, shape), groups, shape)
-    assert bool((read <= bins).all()) and bool((read < bins).any())
+def read_back(bins: Tensor, groups: Tensor, shape: kernels.SketchShape) -> Tensor:
+    return kernels.sketch_query(kernels.sketch_insert(bins, groups, shape), groups, shape)
 
 
-def test_bins_are_read_back_as_often_as_the_readme_says() -> None:
+def test_no_bin_is_read_further_from_zero_than_it_was_put() -> None:
+    """And as many as the README says are read back as they were."""
+    for shape in SHAPES:
+        bins, groups = some(shape, 2000)
+        read = read_back(bins, groups, shape)
+        assert bool((read <= bins).all()) and bool((read < bins).any()), shape
     shape = kernels.SketchShape(groups=1, rows=2, columns=30_000, width=4096)
     bins, groups = torch.arange(100_000) % 4096, torch.zeros(100_000, dtype=torch.int64)
-    read = kernels.sketch_query(kernels.sketch_insert(bins, groups, shape), groups, shape)
-    assert float((read == bins).float().mean()) == pytest.approx(0.43, abs=0.01)
+    assert float((read_back(bins, groups, shape) == bins).float().mean()) == pytest.approx(0.43, abs=0.01)
 
 
-@pytest.mark.parametrize("options", EVERY)
+@for_each("options", EVERY)
 def test_no_value_grows_and_none_changes_its_sign(options: dict[str, int]) -> None:
     """The paper's property; where a bin is its mean, for the bin in place of the value."""
     least, mean = MinmaxSketch(**options, value="least"), MinmaxSketch(**options)  # type: ignore[arg-type]
@@ -75,8 +77,8 @@ def test_no_value_grows_and_none_changes_its_sign(options: dict[str, int]) -> No
             assert not (torch.sign(decoded) * torch.sign(x) < 0).any(), label
 
 
-@pytest.mark.parametrize("n", [5, 257, 1001])
-@pytest.mark.parametrize("below", [0.0, 0.01, 0.5, 1.0])
+@for_each("n", [5, 257, 1001])
+@for_each("below", [0.0, 0.01, 0.5, 1.0])
 def test_places_are_ranks_by_hand(n: int, below: float) -> None:
     """Of each sign's groups and each group's bins: equal counts, in order, closest to zero first."""
     x = torch.rand(n, generator=torch.Generator().manual_seed(n)) - below
@@ -133,18 +135,14 @@ def test_what_no_encoder_makes_is_refused() -> None:
         if place == 3:
             bad[2] = 0xFF
         out = torch.ones(101)
-        with pytest.raises(WireError, match=said):
-            codec.decode_add_(bad, out)
+        refuses(WireError, said, codec.decode_add_, bad, out)
         assert bool((out == 1).all())
     odd = MinmaxSketch(bins=15, groups=3)  # five bins a group in three bits
     bad = odd.encode(torch.randn(101, generator=torch.Generator().manual_seed(2)))
     bad[4 * 15 + 26] = 0xFF
-    with pytest.raises(WireError, match="a group or a bin is not in the codebook"):
-        odd.decode(bad, 101)
-    with pytest.raises(WireError, match=rf"a wire of {last + 1} bytes is expected, got {last}"):
-        codec.decode(wire[:last], 101)
-    with pytest.raises(NonFiniteError, match="NaN or Inf"):
-        codec.encode(torch.full((101,), torch.nan))
+    refuses(WireError, "a group or a bin is not in the codebook", odd.decode, bad, 101)
+    refuses(WireError, rf"a wire of {last + 1} bytes is expected, got {last}", codec.decode, wire[:last], 101)
+    refuses(NonFiniteError, "NaN or Inf", codec.encode, torch.full((101,), torch.nan))
 
 
 def test_what_the_codec_and_the_method_refuse() -> None:
@@ -157,11 +155,7 @@ def test_what_the_codec_and_the_method_refuse() -> None:
         ("minmax_sketch(value='midpoint')", "value must be 'mean' or 'least', got 'midpoint'"),
         ("sketchml(groups=7)", "groups must divide bins, got 7 of 256"),
     ):
-        with pytest.raises(SpecError, match=message):
-            parse(spec)
-
-
-def test_sketchml_takes_the_sketch_where_it_is_asked_to() -> None:
+        refuses(SpecError, message, parse, spec)
     spec = "sketchml(density=0.05, bins=64, groups=8)"
     assert repr(parse(spec)) == spec
     values = [lift(text).routes[0].reducer.feedback_codec().values for text in (spec, "sketchml()")]  # type: ignore[union-attr]

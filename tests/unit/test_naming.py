@@ -6,13 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
+from tests.unit.shared import for_each
 
 from laconic.comm.naming import not_split_off
 from laconic.comm.posted import PostedComm
 from laconic.core.errors import PeerError
 
 
-@pytest.mark.parametrize("device", [None, "cuda:1"])
+@for_each("device", [None, "cuda:1"])
 def test_a_new_group_is_not_split_off_a_default_group_with_a_device(monkeypatch, device):
     default = SimpleNamespace(bound_device_id=device)
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_group", lambda: default)
@@ -23,14 +24,16 @@ def test_a_new_group_is_not_split_off_a_default_group_with_a_device(monkeypatch,
 
 
 def test_two_ranks_on_one_gpu_are_told_how_to_choose_another():
-    rank = SimpleNamespace(rank=1, size=2)
-    with (
-        pytest.raises(PeerError, match=r"another rank use one GPU.*set_device\(local_rank\)"),
-        PostedComm._peers(rank, "all_reduce"),
+    for cause, words in (
+        (
+            "ncclInvalidUsage: Duplicate GPU detected : rank 0 and rank 1",
+            r"another rank use one GPU.*set_device\(local_rank\)",
+        ),
+        (
+            "Connection closed by peer. This is typically due to a crash",
+            "all_reduce of 2 ranks: Connection closed by peer",
+        ),
     ):
-        raise RuntimeError("ncclInvalidUsage: Duplicate GPU detected : rank 0 and rank 1")
-    with (
-        pytest.raises(PeerError, match="all_reduce of 2 ranks: Connection closed by peer"),
-        PostedComm._peers(rank, "all_reduce"),
-    ):
-        raise RuntimeError("Connection closed by peer. This is typically due to a crash")
+        peers = PostedComm._peers(SimpleNamespace(rank=1, size=2), "all_reduce")
+        with pytest.raises(PeerError, match=words), peers:
+            raise RuntimeError(cause)

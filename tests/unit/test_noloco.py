@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
+from tests.unit.shared import for_each, refuses
 from tests.unit.strategy_world import N, gradient, sgd, start, trained, worker
 from torch import Tensor
 
@@ -31,14 +31,14 @@ def twin(size: int, steps: int, every: int, lr: float, momentum: float, pull: fl
     return x
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@for_each("size", [2, 3, 4])
 def test_noloco_is_momentum_with_a_pull_to_the_pair(size: int) -> None:
     found = trained("noloco(every=3, pull=0.8)", size, 14)
     for one, other in zip(found, twin(size, 14, 3, 0.7, 0.5, 0.8), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_pairs_bring_all_ranks_together() -> None:
+def test_pairs_bring_all_ranks_together_by_one_message_a_rank() -> None:
     """Nobody moves, from models that differ: 30 outer steps leave 3 thousandths of the distance."""
     models = torch.randn(4, N, generator=torch.Generator().manual_seed(0))
 
@@ -46,6 +46,7 @@ def test_pairs_bring_all_ranks_together() -> None:
         rank = worker("noloco(every=1)", comm, lambda model: sgd(model, (0.0, 0.0)))
         rank.bound.adopt_(models[comm.rank])
         rank.train(range(30))
+        assert rank.comm.snapshot().payload_sent == 30 * 4 * N
         return rank.replica.flat.clone()
 
     found = torch.stack(Loopback.run(4, play))
@@ -53,28 +54,23 @@ def test_pairs_bring_all_ranks_together() -> None:
     torch.testing.assert_close(found.mean(0), models.mean(0), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [2, 4, 6])
-def test_a_rank_sends_one_message_however_many_there_are(size: int) -> None:
+def test_a_rank_sends_one_message_however_many_there_are() -> None:
     def play(comm: Loopback) -> int:
         rank = worker("noloco(every=2)", comm)
         rank.train(range(6))
         return rank.comm.snapshot().payload_sent
 
-    assert Loopback.run(size, play) == [3 * 4 * N] * size
+    for size in (2, 6):
+        assert Loopback.run(size, play) == [3 * 4 * N] * size
 
 
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ("noloco(every=0)", "noloco: every must be a whole number of 1 or more"),
-        ("noloco(lr=0)", "noloco: lr must be a finite number above 0"),
-        ("noloco(momentum=1)", "noloco: momentum must be a number in [0, 1), got 1"),
-        ("noloco(pull=0.5)", "noloco: pull must be a number in (0.5, 2), got 0.5"),
-        ("noloco(topology=exponential())", "use random_matching(), ring()"),
-        ("noloco(topology=dense())", "noloco: topology must be a topology"),
-    ],
-)
-def test_wrong_settings_are_refused(spec: str, words: str) -> None:
-    with pytest.raises(SpecError) as refused:
-        parse(spec)
-    assert words in str(refused.value)
+def test_wrong_settings_are_refused() -> None:
+    for spec, words in (
+        ("every=0", "noloco: every must be a whole number of 1 or more"),
+        ("lr=0", "noloco: lr must be a finite number above 0"),
+        ("momentum=1", r"noloco: momentum must be a number in \[0, 1\), got 1"),
+        ("pull=0.5", r"noloco: pull must be a number in \(0.5, 2\), got 0.5"),
+        ("topology=exponential()", r"use random_matching\(\), ring\(\)"),
+        ("topology=dense()", "noloco: topology must be a topology"),
+    ):
+        refuses(SpecError, words, parse, f"noloco({spec})")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from benchmarks.gradient import stored
 from benchmarks.scaling_rank import Messages
 from tests.laws.worlds import everywhere, exchange_on, one_step
+from tests.unit.shared import for_each, refuses
 
 from laconic.comm.metered import Metered
 from laconic.core.errors import SpecError
-from laconic.core.layout import Layout
+from laconic.core.layout import Layout, Segments
 from laconic.core.selector import kept
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
@@ -29,6 +29,32 @@ def given(rank, step, layout=MODEL):
     scale = rows.repeat_interleave(50)[: layout.numel]
     common = torch.randn(layout.numel, generator=shared)
     return scale * (common + torch.randn(layout.numel, generator=own))
+
+
+def nothing(bound, step):
+    pass
+
+
+def every_threshold_too_high(bound, step):
+    bound._floors = dict.fromkeys(MODEL.names, 1e30)
+
+
+def every_threshold_too_low(bound, step):
+    bound._floors = dict.fromkeys(MODEL.names, 0.0)
+
+
+def regions_cut(bound, inner):
+    key, (layout, when, regions) = next(iter(bound._regions.items()))
+    cuts = (0, *inner(len(regions.cuts) - 1), MODEL.numel)
+    bound._regions[key] = layout, when, Regions(regions.tensors, cuts)
+
+
+def one_region_has_nearly_all(bound, step):
+    regions_cut(bound, lambda size: range(1, size))
+
+
+def regions_without_an_element(bound, step):
+    regions_cut(bound, lambda size: [MODEL["d"].offset] * (size - 1))
 
 
 def reductions(size, spoil, steps=5, spec=f"oktopk(density={DENSITY}, every=2)"):
@@ -55,39 +81,13 @@ def reductions(size, spoil, steps=5, spec=f"oktopk(density={DENSITY}, every=2)")
     return everywhere(size, play)
 
 
-def nothing(bound, step):
-    pass
-
-
-def every_threshold_too_high(bound, step):
-    bound._floors = dict.fromkeys(MODEL.names, 1e30)
-
-
-def every_threshold_too_low(bound, step):
-    bound._floors = dict.fromkeys(MODEL.names, 0.0)
-
-
-def one_region_has_nearly_all(bound, step):
-    key, (layout, when, regions) = next(iter(bound._regions.items()))
-    size = len(regions.cuts) - 1
-    cuts = (0, *range(1, size), MODEL.numel)
-    bound._regions[key] = layout, when, Regions(regions.tensors, cuts)
-
-
-def regions_without_an_element(bound, step):
-    key, (layout, when, regions) = next(iter(bound._regions.items()))
-    size = len(regions.cuts) - 1
-    cuts = (0, *[MODEL["d"].offset] * (size - 1), MODEL.numel)
-    bound._regions[key] = layout, when, Regions(regions.tensors, cuts)
-
-
-@pytest.mark.parametrize("size", [1, 2, 4, 5, 8])
+@for_each("size", [1, 2, 5, 8])
 def test_it_gives_the_bits_of_global_top_k(size):
     for same, rounds in reductions(size, nothing):
         assert same == [True] * 5 and rounds <= 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     "spoil, rounds",
     [
         (every_threshold_too_high, 2),
@@ -96,7 +96,7 @@ def test_it_gives_the_bits_of_global_top_k(size):
         (regions_without_an_element, 1),
     ],
 )
-@pytest.mark.parametrize("size", [2, 5])
+@for_each("size", [5])
 def test_neither_thresholds_nor_regions_change_a_bit(spoil, rounds, size):
     assert reductions(size, spoil, spec=f"oktopk(density={DENSITY})") == [([True] * 5, rounds)] * size
 
@@ -154,29 +154,24 @@ def traffic(size, first, steps, density, feedback):
 
 
 def test_traffic_does_not_grow_with_the_ranks():
-    """The (N-1)/N of an all-reduce, 1.31, and little more, for 400 entries a region; `gather` grows 21."""
+    """The (N-1)/N of an all-reduce, 1.31, and little more, for 400 entries a region; `gather` grows 21.
+
+    Once residuals have filled up, the (N-1)/N of an all-reduce, 1.25, times 1.07 in the same way."""
     assert traffic(64, 1, 1, 0.1, feedback=False) <= 1.4 * traffic(4, 1, 1, 0.1, feedback=False)
-
-
-def test_traffic_does_not_grow_with_the_ranks_once_residuals_have_filled_up():
-    """The (N-1)/N of an all-reduce, 1.25, times 1.07 as above."""
     assert traffic(16, 8, 4, DENSITY, feedback=True) <= 1.33 * traffic(4, 8, 4, DENSITY, feedback=True)
 
 
-def test_before_there_is_a_threshold_at_most_twice_k_come():
-    """And 4 of each of the 11 pieces at most; of eight ranks with little in common, who choose over 5 k."""
+def test_a_threshold_bounds_what_comes_and_saves_bytes_when_it_is_used_again():
+    """Of the sums of eight ranks, little more than k come instead of nearly 2 k.
 
-    def play(comm):
+    Before there is a threshold, at most twice k, and 4 of each of the 11 pieces: of ranks with little in
+    common, who choose over 5 k."""
+
+    def first(comm):
         metered, out = Metered(comm), torch.empty(MODEL.numel)
         x = torch.randn(MODEL.numel, generator=torch.Generator().manual_seed(comm.rank))
         parse(f"oktopk(density={DENSITY})").bind(MODEL, metered).reduce(x, MODEL, Turn(0, comm.rank), out)
         return metered.snapshot().parts[("", "all_gather")].payload_sent
-
-    assert sum(everywhere(8, play)) <= 6 * (2 * K + 4 * 11)
-
-
-def test_a_threshold_that_is_used_again_saves_bytes():
-    """Of the sums of eight ranks, little more than k come instead of nearly 2 k."""
 
     def play(comm):
         came = {}
@@ -190,6 +185,7 @@ def test_a_threshold_that_is_used_again_saves_bytes():
             came[spoil] = metered.snapshot().parts[("", "all_gather")].payload_received
         return came[nothing] / came[every_threshold_too_low]
 
+    assert sum(everywhere(8, first)) <= 6 * (2 * K + 4 * 11)
     assert max(everywhere(8, play)) <= 0.8
 
 
@@ -216,7 +212,7 @@ def test_every_step_of_a_real_gradient_keeps_the_density():
     assert everywhere(4, play) == [[wanted] * 24] * 4
 
 
-def test_more_ranks_than_elements():
+def test_more_ranks_than_elements_and_a_wrong_period():
     layout = Layout.of([("w", (3,)), ("none", (0,)), ("v", ())])
 
     def play(comm):
@@ -226,9 +222,11 @@ def test_more_ranks_than_elements():
         return out.tolist(), sent[-1].clear_(x.clone()).tolist()
 
     assert everywhere(8, play) == [([0.0, -3.0, 2.0, 5.0], [1.0, 0.0, 0.0, 0.0])] * 8
+    for every in (0, 2.5, True):
+        refuses(SpecError, "oktopk: every must be a whole number", parse, f"oktopk(every={every!r})")
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
+@for_each("size", [1, 2, 5])
 def test_a_tensor_without_elements_changes_nothing(size):
     """Nor does it spoil a threshold, or what thresholds have grown by."""
     layout = Layout.of([("a", (60, 50)), ("none", (0,)), ("b", (40, 30))])
@@ -294,7 +292,26 @@ def test_regions_are_cut_when_asked_and_for_new_buckets():
     assert everywhere(2, play) == [(expected, True)] * 2
 
 
-@pytest.mark.parametrize("every", [0, 2.5, True])
-def test_a_wrong_period_is_refused(every):
-    with pytest.raises(SpecError, match="oktopk: every must be a whole number"):
-        parse(f"oktopk(every={every!r})")
+@for_each("size", [1, 3, 64])
+def test_regions_share_what_was_chosen(size):
+    """All positions once, in pieces that cross no tensor; of equal choices, equal parts but for one entry."""
+    tensors = Segments.consecutive([700, 0, 20, 300])
+    chosen = torch.randperm(1020, generator=torch.Generator().manual_seed(0))[:256].sort().values
+    regions = everywhere(size, lambda comm: Regions.agreed(chosen, tensors, comm, torch.device("cpu")))
+    assert all(each == regions[0] for each in regions)
+    pieces = [piece for each in regions[0].pieces for piece in each.sizes]
+    assert len(regions[0].pieces) == size and sum(pieces) == 1020 and min(pieces) > 0
+    sizes = torch.zeros(4, dtype=torch.int64).index_add_(0, regions[0].tensor_of, torch.tensor(pieces))
+    assert sizes.tolist() == [700, 0, 20, 300]
+    parts = regions[0].split(chosen, chosen.to(torch.float32))
+    held = [part.indices.numel() for part in parts]
+    assert max(held) - min(held) <= 1
+    positions, counts, values = regions[0].join(parts)
+    assert torch.equal(positions, chosen) and torch.equal(values, chosen.to(torch.float32))
+    assert regions[0].per_tensor(counts).sum() == 256
+
+
+def test_nothing_chosen_anywhere_is_cut_evenly():
+    tensors, nothing = Segments.consecutive([10]), torch.empty(0, dtype=torch.int64)
+    regions = everywhere(4, lambda comm: Regions.agreed(nothing, tensors, comm, torch.device("cpu")))
+    assert [each.cuts for each in regions] == [(0, 2, 5, 7, 10)] * 4

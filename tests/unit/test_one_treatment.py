@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import product
 
-import pytest
 import torch
+from tests.unit.shared import for_each, refuses, same
 from torch import nn
 
 from laconic.core.errors import AttachError
@@ -40,23 +40,18 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_a_second_treatment_is_refused_with_nothing_changed(first: str, second: str) -> None:
+@for_each("first, second", PAIRS)
+def test_a_second_treatment_is_refused_with_nothing_changed_unless_they_are_kept_apart(first, second) -> None:
     model, attach = net(), (KINDS | {"swat": swat})[second]
     handle = KINDS[first](model)
-    layers, weights = [*model], [each.detach().clone() for each in model.parameters()]
-    masks = [mask_of(each) for each in model.parameters()]
-    with pytest.raises(AttachError, match=SAID[first]):
-        attach(model)
+    layers, weights = [*model], [part.detach().clone() for part in model.parameters()]
+    masks = [mask_of(part) for part in model.parameters()]
+    refuses(AttachError, SAID[first], attach, model)
     assert [*model] == layers
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), weights, strict=True))
-    assert [mask_of(each) for each in model.parameters()] == masks
+    assert same(model.parameters(), weights)
+    assert [mask_of(part) for part in model.parameters()] == masks
     handle.remove()
     attach(model)
-
-
-@pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_what_is_kept_apart_takes_both(first: str, second: str) -> None:
-    model, attach = net(), (KINDS | {"swat": swat})[second]
-    KINDS[first](model, keep=("0", "1", "2"))
-    attach(model, keep=("3", "4", "5"))
+    both = net()
+    KINDS[first](both, keep=("0", "1", "2"))
+    attach(both, keep=("3", "4", "5"))
