@@ -42,24 +42,13 @@ def test_what_was_not_reached_is_said() -> None:
     assert "| rate |" not in written({each.name: [] for each in (DENSE, *OTHERS)})
 
 
-def test_seeds_are_compared_with_their_own_dense_run() -> None:
-    assert fewer([run(1.0, 2.0, 1)], {0: 1.0, 1: 100.0}) == pytest.approx(50)
-
-
 def test_the_best_rate_reaches_the_loss_soonest() -> None:
-    rows = [
-        run(1.6, 4.0) | {"rate": 1},
-        run(1.4, 4.0, step=800) | {"rate": 2},
-        run(1.5, 4.0) | {"rate": 3},
-    ]
-    assert best(rows) == 3
-    dense = [
-        run(1.6, 4.0, target=0.0, step=600) | {"rate": 1},
-        run(1.4, 4.0, target=0.0, step=600) | {"rate": 2},
-    ]
+    rows = [run(1.6, 4.0), run(1.4, 4.0, step=800), run(1.5, 4.0)]
+    assert best([row | {"rate": rate} for rate, row in enumerate(rows, 1)]) == 3
+    dense = [run(loss, 4.0, target=0.0, step=600) | {"rate": rate} for rate, loss in ((1, 1.6), (2, 1.4))]
     assert best(dense) == 2
-
-
-def test_every_run_has_a_file_of_its_own() -> None:
+    assert fewer([run(1.0, 2.0, 1)], {0: 1.0, 1: 100.0}) == pytest.approx(50), (
+        "seeds have dense runs of their own"
+    )
     runs = [Run(each, rate, seed) for each in (DENSE, *OTHERS) for rate in RATES for seed in SEEDS]
     assert len({each.file for each in runs}) == len(runs)

@@ -46,25 +46,23 @@ def test_the_search_goes_on_while_the_best_is_at_an_edge() -> None:
     assert next_rate({0.05: 1.0, 0.1: 1.1}, 0.05) == 0.025
 
 
-@pytest.mark.parametrize("best", [0.05, 0.2, 0.0125])
-def test_each_method_finds_its_rate_and_trains_the_other_seeds_there(folder: Path, best: float) -> None:
-    train("natural()", best=best)
-    assert own_rate(SGD, "natural()") == best
-    for seed in SEEDS:
-        assert Run(SGD, "natural()", best, seed).read() is not None
-    assert Run(SGD, "natural()", 4 * best, SEEDS[1]).read() is None
+def test_each_method_finds_its_rate_and_trains_the_other_seeds_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for best in (0.05, 0.2, 0.0125):
+        monkeypatch.setattr(own_rates, "FOLDER", tmp_path / f"{best}")
+        train("natural()", best=best)
+        assert own_rate(SGD, "natural()") == best
+        assert all(Run(SGD, "natural()", best, seed).read() is not None for seed in SEEDS)
+        assert Run(SGD, "natural()", 4 * best, SEEDS[1]).read() is None
 
 
-def test_one_method_brings_its_baseline_and_no_other(folder: Path) -> None:
-    assert {run.spec for run in train("natural()")} == {"dense()", "natural()"}
-    assert train("natural()") == []
-
-
-def test_it_goes_on_where_it_stopped(folder: Path) -> None:
+def test_one_method_brings_its_baseline_and_goes_on_where_it_stopped(folder: Path) -> None:
     first = train("natural()", most=3)
     rest = train("natural()")
-    assert not set(first) & set(rest)
-    assert len(first) == 3
+    assert len(first) == 3 and not set(first) & set(rest)
+    assert {run.spec for run in (*first, *rest)} == {"dense()", "natural()"}
+    assert train("natural()") == []
 
 
 def test_a_method_is_compared_at_its_own_rate_and_at_denses(folder: Path) -> None:

@@ -31,17 +31,10 @@ def end(name: str) -> tuple[int, int]:
 def test_the_range_of_torch_is_the_one_that_is_run() -> None:
     (major, minor), (top, last) = end("LOWEST"), end("HIGHEST")
     assert f'"torch>={major}.{minor},<{top}.{last + 1}"' in PROJECT
-    readme = (ROOT / "README.md").read_text()
-    assert f"torch {major}.{minor} to {top}.{last}" in readme
+    assert f"torch {major}.{minor} to {top}.{last}" in (ROOT / "README.md").read_text()
     assert "make test-torch" in (ROOT / ".ci" / "run").read_text()
-
-
-def test_hard_dependencies_are_few() -> None:
     (listed,) = re.findall(r"^dependencies = \[\n(.*?)^\]", PROJECT, re.MULTILINE | re.DOTALL)
-    assert re.findall(r'"(\w+)', listed) == ["torch", "numpy", "typer", "rich"]
-
-
-def test_the_version_is_told_alike() -> None:
+    assert re.findall(r'"(\w+)', listed) == ["torch", "numpy", "typer", "rich"], "hard dependencies are few"
     (written,) = re.findall(r'^version = "(.*)"$', PROJECT, re.MULTILINE)
     assert laconic.__version__ == version("laconic") == written
     said = CliRunner().invoke(app, ["--version"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
+from tests.unit.shared import for_each, refuses, same
 from torch import Tensor
 
 from laconic.codecs.logquant import Logquant
@@ -17,23 +17,19 @@ from laconic.exchange.method import lift
 
 from ..laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one_step
 
-PAPERS = [
-    "stc(density=0.05)",
-    "stc(density=0.05, down=0.1, indices=fine_delta())",
-    "dhqc(density=0.05)",
-    "sketchml(density=0.05)",
-]
+STC = ("stc(density=0.05)", "stc(density=0.05, down=0.1, indices=fine_delta())")
+PAPERS = [*STC, "dhqc(density=0.05)", "sketchml(density=0.05)"]
 STEPS = 5
+
+
+def means_of(exchange, rank: int) -> list[Tensor]:  # type: ignore[no-untyped-def]
+    return [one_step(exchange, gradient(rank, t), [MODEL])[0] for t in range(STEPS)]
 
 
 def play(spec: str, size: int = 3) -> list[list[Tensor]]:
     """Means of some steps, rank by rank."""
 
-    def body(comm):  # type: ignore[no-untyped-def]
-        exchange = exchange_on(comm, spec)
-        return [one_step(exchange, gradient(comm.rank, t), [MODEL])[0] for t in range(STEPS)]
-
-    return everywhere(size, body)
+    return everywhere(size, lambda comm: means_of(exchange_on(comm, spec), comm.rank))
 
 
 def of(spec: str, tensor: int = 0) -> Codec:
@@ -43,7 +39,9 @@ def of(spec: str, tensor: int = 0) -> Codec:
     return codec
 
 
-def test_hierarchy_of_one_level_is_signmean_bit_for_bit() -> None:
+def test_dhqc_of_one_level_is_stc_and_hierarchy_signmean_bit_for_bit() -> None:
+    for a, b in zip(play("dhqc(density=0.05, levels=1)"), play("stc(density=0.05)"), strict=True):
+        assert same(a, b)
     one, mean = parse("hierarchy(levels=1)"), parse("signmean()")
     for n in (0, 1, 2, 100, 4099, 65537):
         for seed in range(5):
@@ -53,12 +51,7 @@ def test_hierarchy_of_one_level_is_signmean_bit_for_bit() -> None:
             assert torch.equal(one.decode(wire, n), mean.decode(wire, n))
 
 
-def test_dhqc_of_one_level_is_stc_bit_for_bit() -> None:
-    for a, b in zip(play("dhqc(density=0.05, levels=1)"), play("stc(density=0.05)"), strict=True):
-        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-@pytest.mark.parametrize("density", [0.05, 1.0])
+@for_each("density", [0.05, 1.0])
 def test_stc_is_the_papers_recursion(density: float) -> None:
     """A <- A + g; the k largest become m * sign, m their mean; A keeps the rest. To float32 sums."""
     size = 2
@@ -89,54 +82,49 @@ def test_stc_never_makes_values_of_zeros() -> None:
 
 def test_stc_down_has_a_residual_of_its_own() -> None:
     """What the ranks sent = what came back + what the servers keep: nothing is lost on the second leg."""
-    size = 3
+    size, entry = 3, MODEL["a.weight"]
+    where = slice(entry.offset, entry.offset + entry.numel)
 
     def body(comm):  # type: ignore[no-untyped-def]
         exchange = exchange_on(comm, "stc(density=0.05, down=0.02)")
-        means = [one_step(exchange, gradient(comm.rank, t), [MODEL])[0] for t in range(STEPS)]
-        return means, exchange.state_dict()
+        return means_of(exchange, comm.rank), exchange.state_dict()
 
     results = everywhere(size, body)
-    entry = MODEL["a.weight"]
-    where = slice(entry.offset, entry.offset + entry.numel)
     given = sum(gradient(r, t)[where].double() for r in range(size) for t in range(STEPS)) / size
     applied = sum(mean[where].double() for mean in results[0][0])
-    ranks = sum(
-        value.flatten().double() / size
-        for _, state in results
-        for key, value in state.items()
-        if key.endswith("a.weight") and "residual" in key
-    )
-    servers = sum(
-        value.flatten().double()
-        for _, state in results
-        for key, value in state.items()
-        if key.endswith("a.weight") and "server" in key
-    )
-    torch.testing.assert_close(applied + ranks + servers, given, rtol=0, atol=1e-4)
-    assert servers.abs().max() > 0  # type: ignore[union-attr]
-    assert all(torch.equal(a, b) for means, _ in results for a, b in zip(means, results[0][0], strict=True))
+
+    def kept(kind: str) -> Tensor:
+        found = [state[key] for _, state in results for key in state if kind in key and "a.weight" in key]
+        return sum(value.flatten().double() for value in found)  # type: ignore[return-value]
+
+    torch.testing.assert_close(applied + kept("residual") / size + kept("server"), given, rtol=0, atol=1e-4)
+    assert kept("server").abs().max() > 0
+    assert all(same(means, results[0][0]) for means, _ in results)
 
 
-@pytest.mark.parametrize(("density", "times"), [(0.01, 340), (0.0025, 1000)])
-def test_stc_is_as_small_as_the_paper_says(density: float, times: int) -> None:
+def test_methods_are_as_small_as_they_say() -> None:
     """Message bytes of a layer of 2.4 million normal numbers against float32."""
     x = torch.randn(2_359_296, generator=torch.Generator().manual_seed(0))
-    assert 4 * x.numel() >= times * of(f"stc(density={density})").encode(x).numel()
+    for density, times in ((0.01, 340), (0.0025, 1000)):
+        assert 4 * x.numel() >= times * of(f"stc(density={density})").encode(x).numel()
+    layout = Layout.of([("w", (300, 200)), ("b", (200,))])
+    x = torch.randn(60_000, generator=torch.Generator().manual_seed(3))
+    for spec in (*PAPERS, "fastsgd()"):
+        assert of(spec).encode(x).numel() + 800 <= lift(spec).nbytes(layout)
 
 
-@pytest.mark.parametrize("spec", [*PAPERS, "fastsgd()", "fastsgd(base=1.5, floor=4)"])
+@for_each("spec", [*PAPERS, "fastsgd()", "fastsgd(base=1.5, floor=4)"])
 def test_vectors_arrive_exactly_and_replicas_agree(spec: str) -> None:
     means = play(spec)
     for of_rank in means[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(of_rank, means[0], strict=True))
+        assert same(of_rank, means[0])
     entry = MODEL["a.bias"]
     where = slice(entry.offset, entry.offset + entry.numel)
     exact = sum(gradient(r, 0)[where].double() for r in range(3)) / 3
     torch.testing.assert_close(means[0][0][where].double(), exact, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("spec", PAPERS)
+@for_each("spec", PAPERS)
 def test_buckets_do_not_matter(spec: str) -> None:
     def body(comm):  # type: ignore[no-untyped-def]
         whole, pieces = exchange_on(comm, spec), exchange_on(comm, spec)
@@ -200,15 +188,7 @@ def test_what_the_methods_refuse() -> None:
         ("logquant(levels=256)", "levels must be a whole number in 1..255"),
         ("above_share(share=0)", "share must be a number in"),
     ):
-        with pytest.raises(SpecError, match=message):
-            parse(spec)
-
-
-def test_payload_is_at_most_what_is_said() -> None:
-    layout = Layout.of([("w", (300, 200)), ("b", (200,))])
-    x = torch.randn(60_000, generator=torch.Generator().manual_seed(3))
-    for spec in (*PAPERS, "fastsgd()"):
-        assert of(spec).encode(x).numel() + 800 <= lift(spec).nbytes(layout)
+        refuses(SpecError, message, parse, spec)
 
 
 def test_logquants_bound_is_reached_by_its_worst_entry() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
+from tests.unit.shared import for_each, refuses
 from typer.testing import CliRunner
 
 from laconic.cli.main import app
@@ -22,35 +24,33 @@ from laconic.plan.schedules import bubble, order
 FREE = Network(1e30, 0.0)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-@pytest.mark.parametrize(("stages", "micro"), [(1, 1), (2, 2), (2, 8), (4, 4), (4, 16)])
-def test_free_messages_leave_the_known_bubble(schedule: str, stages: int, micro: int) -> None:
-    split = pipeline_step([StageWork(1.0, 2.0)] * stages, Crossed(7, 7), FREE, micro, schedule=schedule)
-    assert split.step_s == pytest.approx(3.0 * (micro + stages - 1))
-    assert split.waiting == pytest.approx((stages - 1) / (micro + stages - 1))
-    assert split.nbytes == 14 * micro * (stages - 1)
-
-
-def test_the_slowest_stage_sets_the_pace() -> None:
+def test_free_messages_leave_the_known_bubble() -> None:
+    for schedule, stages, micro in product(("1f1b", "gpipe"), (1, 2, 4), (4, 16)):
+        split = pipeline_step([StageWork(1.0, 2.0)] * stages, Crossed(7, 7), FREE, micro, schedule=schedule)
+        assert split.step_s == pytest.approx(3.0 * (micro + stages - 1)), (schedule, stages, micro)
+        assert split.waiting == pytest.approx((stages - 1) / (micro + stages - 1))
+        assert split.nbytes == 14 * micro * (stages - 1)
     split = pipeline_step([StageWork(1, 1), StageWork(5, 5)], Crossed(0, 0), FREE, 100, schedule="gpipe")
-    assert split.step_s == pytest.approx(1 + 1000 + 1)
+    assert split.step_s == pytest.approx(1 + 1000 + 1), "the slowest stage sets the pace"
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_a_slow_link_carries_every_byte_one_after_the_other(schedule: str) -> None:
-    """Stages that compute nothing: by hand for two micro-batches of 10 bytes at a byte a second."""
+def test_a_slow_link_carries_every_byte_one_after_the_other() -> None:
+    """Stages that compute nothing: by hand for two micro-batches of 10 bytes at a byte a second.
+
+    Up: 0-10, 10-20. Down, full duplex: 10-20 and 20-30 as 1f1b goes back at once, 20-30 and 30-40 for gpipe.
+    """
     link, nothing = Network(1.0, 0.0), [StageWork(0.0, 0.0)] * 2
-    split = pipeline_step(nothing, Crossed(10, 10), link, 2, schedule=schedule)
-    # up: 0-10, 10-20. down, full duplex: 10-20 and 20-30 as 1f1b goes back at once, 20-30 and 30-40 for gpipe
-    assert split.step_s == pytest.approx({"1f1b": 30, "gpipe": 40}[schedule])
-    assert split.waiting == 1.0
-
-
-def test_neighbours_that_take_turns_need_the_time_of_all_bytes() -> None:
-    link, nothing = Network(1.0, 0.0), [StageWork(0.0, 0.0)] * 2
-    split = pipeline_step(nothing, Crossed(10, 10), link, 8, duplex=False)
-    assert split.step_s == pytest.approx(160)
-    assert pipeline_step(nothing, Crossed(10, 10), link, 8).step_s == pytest.approx(90)
+    for schedule, step_s in (("1f1b", 30), ("gpipe", 40)):
+        split = pipeline_step(nothing, Crossed(10, 10), link, 2, schedule=schedule)
+        assert split.step_s == pytest.approx(step_s)
+        assert split.waiting == 1.0
+    for duplex, step_s in ((False, 160), (True, 90)):
+        split = pipeline_step(nothing, Crossed(10, 10), link, 8, duplex=duplex)
+        assert split.step_s == pytest.approx(step_s), "neighbours that take turns need the time of all bytes"
+    for stages in (2, 3, 5):
+        work, link = [StageWork(0.01, 0.02)] * stages, Network(12.5e6)
+        times = [pipeline_step(work, Crossed(n, n), link, 8).step_s for n in (0, 1e4, 1e5, 1e6, 1e7)]
+        assert times == sorted(times), "fewer bytes are never slower"
 
 
 def test_latency_and_coding_count_once_a_message() -> None:
@@ -62,23 +62,15 @@ def test_latency_and_coding_count_once_a_message() -> None:
     assert split.step_s == pytest.approx(up + down + 1 + 4)
 
 
-@pytest.mark.parametrize("stages", [2, 3, 5])
-def test_fewer_bytes_are_never_slower(stages: int) -> None:
-    work, link = [StageWork(0.01, 0.02)] * stages, Network(12.5e6)
-    times = [pipeline_step(work, Crossed(n, n), link, 8).step_s for n in (0, 1e4, 1e5, 1e6, 1e7)]
-    assert times == sorted(times)
-
-
 def test_what_no_pipeline_can_do_is_refused() -> None:
-    with pytest.raises(SpecError, match="schedule must be gpipe, 1f1b or interleaved, got 'zb'"):
-        pipeline_step([StageWork(1, 1)] * 2, Crossed(0, 0), FREE, 4, schedule="zb")
-    with pytest.raises(SpecError, match=r"micro_batches must be .* got 2; 1f1b needs as many as workers"):
-        pipeline_step([StageWork(1, 1)] * 3, Crossed(0, 0), FREE, 2)
+    work, nothing = StageWork(1, 1), Crossed(0, 0)
+    words = "schedule must be gpipe, 1f1b or interleaved, got 'zb'"
+    refuses(SpecError, words, pipeline_step, [work] * 2, nothing, FREE, 4, schedule="zb")
+    words = r"micro_batches must be .* got 2; 1f1b needs as many as workers"
+    refuses(SpecError, words, pipeline_step, [work] * 3, nothing, FREE, 2)
 
 
-@pytest.mark.parametrize(
-    ("workers", "micro", "turns"), [(2, 2, 2), (2, 6, 2), (4, 8, 2), (4, 4, 3), (3, 3, 2)]
-)
+@for_each("workers, micro, turns", [(2, 2, 2), (2, 6, 2), (4, 8, 2), (4, 4, 3), (3, 3, 2)])
 def test_the_interleaved_order_is_that_of_torch(workers: int, micro: int, turns: int) -> None:
     from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
 
@@ -97,13 +89,16 @@ def test_the_interleaved_order_is_that_of_torch(workers: int, micro: int, turns:
         assert order("interleaved", workers, worker, micro, turns) == expected
 
 
-@pytest.mark.parametrize(("workers", "micro"), [(2, 4), (4, 4), (4, 8)])
-def test_two_stages_a_worker_halve_the_bubble(workers: int, micro: int) -> None:
-    work = [StageWork(1.0, 2.0)] * (2 * workers)
-    split = pipeline_step(work, Crossed(7, 7), FREE, micro, schedule="interleaved", workers=workers)
-    assert split.waiting == pytest.approx(bubble(workers, micro, turns=2))
-    assert split.nbytes == 14 * micro * (2 * workers - 1)
-    assert max(split.ends_s) == split.step_s
+def test_two_stages_a_worker_halve_the_bubble() -> None:
+    for workers, micro in ((2, 4), (4, 4), (4, 8)):
+        work = [StageWork(1.0, 2.0)] * (2 * workers)
+        split = pipeline_step(work, Crossed(7, 7), FREE, micro, schedule="interleaved", workers=workers)
+        assert split.waiting == pytest.approx(bubble(workers, micro, turns=2))
+        assert split.nbytes == 14 * micro * (2 * workers - 1)
+        assert max(split.ends_s) == split.step_s
+    cut = Cut(4, 1, 2, forward_s=6.0, backward_s=12.0, layers=6)
+    assert [stage.forward_s for stage in cut.work()] == pytest.approx([0.5, 1.0, 0.5, 1.0])
+    assert cut.schedules()["gpipe"] == "" and "got 2" in cut.schedules()["1f1b"]
 
 
 def test_a_forecast_of_replicas_adds_what_backward_does_not_hide() -> None:
@@ -120,8 +115,8 @@ def test_a_forecast_of_replicas_adds_what_backward_does_not_hide() -> None:
     assert found.exchange_s == pytest.approx(200)
 
 
-@pytest.mark.parametrize(
-    ("spec", "first", "later", "down"),
+@for_each(
+    "spec, first, later, down",
     [
         ("dense()", None, 4 * 3 * 8 * 64, 4 * 3 * 8 * 64),
         ("direct(dense(), dense())", None, 24 + 4 * 1536, 24 + 4 * 1536),
@@ -143,17 +138,12 @@ def test_what_crosses_is_counted_as_it_is_coded(spec, first, later, down) -> Non
 
 
 def test_a_large_micro_batch_is_rehearsed_by_some_samples(monkeypatch) -> None:
-    whole = rehearse_crossing(crossing("ac_sgd()"), (8, 4, 128))
+    def up() -> list[int]:
+        return [visit.up for visit in rehearse_crossing(crossing("ac_sgd()"), (8, 4, 128))]
+
+    whole = up()
     monkeypatch.setattr("laconic.plan.boundary.MAX_ELEMENTS", 2 * 4 * 128)
-    assert [each.up for each in rehearse_crossing(crossing("ac_sgd()"), (8, 4, 128))] == [
-        each.up for each in whole
-    ]
-
-
-def test_stages_share_layers_as_a_model_is_cut() -> None:
-    cut = Cut(4, 1, 2, forward_s=6.0, backward_s=12.0, layers=6)
-    assert [each.forward_s for each in cut.work()] == pytest.approx([0.5, 1.0, 0.5, 1.0])
-    assert cut.schedules()["gpipe"] == "" and "got 2" in cut.schedules()["1f1b"]
+    assert up() == whole
 
 
 PLAN = ["plan", "--stages", "2", "--activation", "8x16x64", "--link", "10mbit", "--backward", "20ms"]
@@ -172,9 +162,7 @@ def test_laconic_plan_ranks_what_crosses_stages(monkeypatch) -> None:
     assert ", ac_sgd(" in advice and "a first visit's step takes" in advice
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+@for_each("words, message", [
         ("--stages 1", "--stages must be a whole number in 2..256, got 1; one stage is no pipeline"),
         ("--layers 1", "--stages must be at most 1, the layers of this model, got 2"),
         ("--micro-batches 1", "--micro-batches must divide the 8 samples of --activation and be 2 or more"),
@@ -190,8 +178,7 @@ def test_laconic_plan_ranks_what_crosses_stages(monkeypatch) -> None:
         ("--replicas-with cgx()", "--replicas-with needs --replicas of 2 or more"),
         ("--with dgc()", "is for workers that each have the whole model"),
         ("--out x.svg", "--out draws methods by workers, not pipelines"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_wrong_pipelines_are_refused_in_one_line(words: str, message: str) -> None:
     done = CliRunner().invoke(app, [*PLAN, *words.split(" ")])
     assert done.exit_code != 0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
-import pytest
 import torch
 from tests.laws.worlds import everywhere, exchange_on, gradient, one_step
+from tests.unit.shared import for_each, refuses
 
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
@@ -14,67 +12,47 @@ from laconic.core.spec import parse
 from laconic.exchange.method import lift
 from laconic.feedback.momentum_correction import MomentumCorrection
 
-MODEL = Layout.of(
-    [
-        ("embed.weight", (50, 8)),
-        ("blocks.0.norm.weight", (8,)),
-        ("blocks.0.mlp.weight", (8, 16)),
-        ("blocks.0.mlp.bias", (8,)),
-        ("head.weight", (5, 8)),
-    ]
-)
+SHAPES = {"embed.weight": (50, 8), "blocks.0.norm.weight": (8,), "blocks.0.mlp.weight": (8, 16)}
+MODEL = Layout.of((SHAPES | {"blocks.0.mlp.bias": (8,), "head.weight": (5, 8)}).items())
+
+
+HALF, BRAIN = "gather(cast(dtype='fp16'))", "gather(cast(dtype='bf16'))"
 
 
 def ways(spec):
-    """The reducer of every tensor, as text."""
+    """The reducer of every tensor, in the model's order, as text."""
     method = lift(spec)
     parts = zip(method.routes, method.assign(MODEL), strict=True)
-    return {name: repr(route.reducer) for route, part in parts for name in part.names}
+    found = {name: repr(route.reducer) for route, part in parts for name in part.names}
+    return [found[name] for name in MODEL.names]
 
 
-def test_the_first_matching_pattern_wins():
-    spec = "by_name({'*embed*': cast('fp16'), '*weight': cast('bf16'), '*mlp*': fp16()}, rest=dense())"
-    assert ways(spec) == {
-        "embed.weight": "gather(cast(dtype='fp16'))",
-        "blocks.0.norm.weight": "sum()",  # has one dimension, and a codec leaves these dense
-        "blocks.0.mlp.weight": "gather(cast(dtype='bf16'))",
-        "blocks.0.mlp.bias": "sum(dtype='fp16')",
-        "head.weight": "gather(cast(dtype='bf16'))",
-    }
+@for_each(
+    "spec, expected",
+    [
+        (  # the first matching pattern wins; the norm has one dimension, and a codec leaves these dense
+            "by_name({'*embed*': cast('fp16'), '*weight': cast('bf16'), '*mlp*': fp16()}, rest=dense())",
+            [HALF, "sum()", BRAIN, "sum(dtype='fp16')", BRAIN],
+        ),
+        (  # a method carries what it is given whole
+            "by_name({'*norm*': fp16(), '*bias': bf16()}, rest=dense())",
+            ["sum()", "sum(dtype='fp16')", "sum()", "sum(dtype='bf16')", "sum()"],
+        ),
+        (  # size decides, and the limit itself is large
+            "by_size(128, large=cast('fp16'), small=bf16())",
+            [HALF, "sum(dtype='bf16')", HALF, "sum(dtype='bf16')", "sum(dtype='bf16')"],
+        ),
+        (  # policies nest
+            "by_name({'head*': cast('fp16')}, rest=by_size(100, large=cast('bf16')))",
+            [BRAIN, "sum()", BRAIN, "sum()", HALF],
+        ),
+    ],
+)
+def test_a_policy_sends_each_tensor_its_way(spec, expected):
+    assert ways(spec) == expected
 
 
-def test_a_method_carries_what_it_is_given_whole():
-    assert ways("by_name({'*norm*': fp16(), '*bias': bf16()}, rest=dense())") == {
-        "embed.weight": "sum()",
-        "blocks.0.norm.weight": "sum(dtype='fp16')",
-        "blocks.0.mlp.weight": "sum()",
-        "blocks.0.mlp.bias": "sum(dtype='bf16')",
-        "head.weight": "sum()",
-    }
-
-
-def test_size_decides_and_the_limit_itself_is_large():
-    assert ways("by_size(128, large=cast('fp16'), small=bf16())") == {
-        "embed.weight": "gather(cast(dtype='fp16'))",
-        "blocks.0.norm.weight": "sum(dtype='bf16')",
-        "blocks.0.mlp.weight": "gather(cast(dtype='fp16'))",
-        "blocks.0.mlp.bias": "sum(dtype='bf16')",
-        "head.weight": "sum(dtype='bf16')",
-    }
-
-
-def test_policies_nest():
-    inner = "by_size(100, large=cast('bf16'))"
-    assert ways(f"by_name({{'head*': cast('fp16')}}, rest={inner})") == {
-        "embed.weight": "gather(cast(dtype='bf16'))",
-        "blocks.0.norm.weight": "sum()",
-        "blocks.0.mlp.weight": "gather(cast(dtype='bf16'))",
-        "blocks.0.mlp.bias": "sum()",
-        "head.weight": "gather(cast(dtype='fp16'))",
-    }
-
-
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "by_name(names={'*embed*': cast(dtype='fp16'), '*norm*': dense()}, rest=dgc(density=0.01))",
@@ -87,29 +65,24 @@ def test_a_policy_is_its_text(text):
     assert parse(repr(parse(text))) == parse(text)
 
 
-@pytest.mark.parametrize(
-    "names", ["{'*embd*': fp16()}", "{'*': bf16(), '*embd*': fp16()}", "{'*norm*': bf16(), '*embd*': fp16()}"]
-)
-def test_a_pattern_that_matches_nothing_is_refused_when_it_is_attached(names):
-    method = lift(f"by_name({names}, rest=dense())")
-    with pytest.raises(
-        SpecError, match=r"no tensor of this model matches '\*embd\*'; it has 5: embed.weight"
+def test_a_pattern_that_takes_nothing_is_refused_when_it_is_attached():
+    nothing = r"no tensor of this model matches '\*embd\*'; it has 5: embed.weight"
+    for names, words in (
+        ("{'*embd*': fp16()}", nothing),
+        ("{'*': bf16(), '*embd*': fp16()}", nothing),
+        ("{'*norm*': bf16(), '*embd*': fp16()}", nothing),
+        ("{'*': bf16(), '*norm*': fp16()}", r"go to '\*', which come first"),
+        (
+            "{'*norm*': bf16(), '*norm.weight': fp16(), 'embed*': fp16()}",
+            r"go to '\*norm\*', which come first",
+        ),
+        (
+            "{'*bias': bf16(), '*.0.mlp.w*': bf16(), '*mlp*': fp16()}",
+            r"go to '\*.0.mlp.w\*' and '\*bias', which",
+        ),
     ):
-        everywhere(1, lambda comm: exchange_on(comm, method, layout=MODEL))
-
-
-@pytest.mark.parametrize(
-    ("names", "earlier"),
-    [
-        ("{'*': bf16(), '*norm*': fp16()}", "'*'"),
-        ("{'*norm*': bf16(), '*norm.weight': fp16(), 'embed*': fp16()}", "'*norm*'"),
-        ("{'*bias': bf16(), '*.0.mlp.w*': bf16(), '*mlp*': fp16()}", "'*.0.mlp.w*' and '*bias'"),
-    ],
-)
-def test_a_pattern_whose_tensors_earlier_ones_take_is_refused(names, earlier):
-    method = lift(f"by_name({names}, rest=dense())")
-    with pytest.raises(SpecError, match=re.escape(f"go to {earlier}, which come first")):
-        everywhere(1, lambda comm: exchange_on(comm, method, layout=MODEL))
+        method = lift(f"by_name({names}, rest=dense())")
+        refuses(SpecError, words, everywhere, 1, lambda comm, m=method: exchange_on(comm, m, layout=MODEL))
 
 
 def test_routes_that_are_alike_share_their_collectives():

@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from tests.unit.shared import refuses
 from torch import nn
 from typer.testing import CliRunner
 
@@ -36,46 +37,33 @@ def known() -> Probe:
     return Probe(2, (Pair(0, 1, 1e-4, 1e8),), Network(1e8, 1e-4), work, (("a", (10, 30)),), (method,))
 
 
-def test_what_is_saved_is_read_again(tmp_path):
-    (tmp_path / "probe.json").write_text(known().json())
-    assert Probe.load(tmp_path / "probe.json") == known()
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
+def test_another_file_is_refused(tmp_path):
+    path, nothing = tmp_path / "probe.json", "what a probe measures is not in it"
+    path.write_text(known().json())
+    assert Probe.load(path) == known(), "what is saved is read again"
+    for text, why in (
         ("", "it is empty"),
         ("\x00", "it is no JSON"),
-        ("[]", "what a probe measures is not in it"),
-        ("{}", "what a probe measures is not in it"),
-        ('{"format": 1, "size": 2}', "what a probe measures is not in it"),
+        ("[]", nothing),
+        ("{}", nothing),
+        ('{"format": 1, "size": 2}', nothing),
         ('{"format": 99}', "it has version 99, and this Laconic reads 1"),
-    ],
-)
-def test_another_file_is_refused(tmp_path, text, why):
-    path = tmp_path / "probe.json"
-    path.write_text(text)
-    words = f"{path} is not a file of laconic probe: {why}; laconic probe -o FILE writes one"
-    with pytest.raises(StateError, match=re.escape(words)):
-        Probe.load(path)
-    said = CliRunner().invoke(app, ["plan", "--probe", str(path)])
-    assert (said.exit_code, said.stderr) == (2, f"laconic: {words}\n")
-
-
-def test_a_folder_is_no_probe(tmp_path):
+    ):
+        path.write_text(text)
+        words = f"{path} is not a file of laconic probe: {why}; laconic probe -o FILE writes one"
+        refuses(StateError, re.escape(words), Probe.load, path)
+        said = CliRunner().invoke(app, ["plan", "--probe", str(path)])
+        assert (said.exit_code, said.stderr) == (2, f"laconic: {words}\n")
     said = CliRunner().invoke(app, ["plan", "--probe", str(tmp_path)])
     assert said.exit_code == 2 and said.stderr.count("\n") == 1
     assert said.stderr.startswith(f"laconic: cannot read {tmp_path}: Is a directory; laconic probe -o FILE")
+    said = CliRunner().invoke(app, ["plan", "--params", "1M"])
+    assert said.exit_code == 2 and "--workers" in said.output and "--probe" in said.output
 
 
 def test_the_link_of_a_pair_is_measured():
-    world = Loopback.world(2)
-    slow = [Slow(comm.room, comm.rank) for comm in world]
-
-    def play(comm):
-        return probe.probe_pairs(slow[comm.rank])
-
-    one, other = Loopback.run(2, play)
+    slow = [Slow(comm.room, comm.rank) for comm in Loopback.world(2)]
+    one, other = Loopback.run(2, lambda comm: probe.probe_pairs(slow[comm.rank]))
     assert one == other
     (pair,) = one
     assert (pair.first, pair.second) == (0, 1)
@@ -89,12 +77,9 @@ def test_all_links_of_a_few_ranks_and_a_ring_of_many_are_tried(monkeypatch):
     assert len(Loopback.run(3, probe.probe_pairs)[0]) == 3
     ring = Loopback.run(4, probe.probe_pairs)[2]
     assert [(pair.first, pair.second) for pair in ring] == [(0, 1), (1, 2), (2, 3), (3, 0)]
-
-
-def test_ranks_agree_on_the_network(monkeypatch):
     monkeypatch.setattr(probe, "MAX_BYTES", 1 << 16)
     found = Loopback.run(3, probe.probe_network)
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1] == found[2], "ranks agree"
     assert found[0].bytes_a_second > 0 < found[0].latency_s
 
 
@@ -156,13 +141,6 @@ def test_laconic_plan_takes_from_a_probe_what_is_not_told(tmp_path):
     assert "A step with no communication takes 330 ms" in said.output
     told = CliRunner().invoke(app, f"plan --probe {path} --with fp16() --backward 20ms --update 1ms".split())
     assert "A step with no communication takes 31 ms" in told.output
-
-
-def test_laconic_plan_says_what_it_misses():
-    said = CliRunner().invoke(app, ["plan", "--params", "1M"])
-    assert said.exit_code == 2
-    assert "--workers" in said.output
-    assert "--probe" in said.output
 
 
 def test_a_model_without_gradients_is_told() -> None:
