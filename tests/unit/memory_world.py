@@ -11,6 +11,9 @@ from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one
 from torch import Tensor
 
 from laconic.comm.loopback import Loopback
+from laconic.core.layout import Layout
+from laconic.exchange.exchange import Exchange
+from laconic.exchange.state import FORMAT, RankState, label, model_digest
 
 STEPS = 6
 
@@ -82,3 +85,34 @@ def resumed(spec: str, size: int = 3) -> list[Any]:
         return [torch.equal(a, b) for a, b in zip(expected[3:], got, strict=True)]
 
     return everywhere(size, play)
+
+
+def states(size: int, spec: str) -> list[RankState]:
+    """What the ranks save after three steps."""
+
+    def play(comm: Loopback) -> RankState:
+        exchange = exchange_on(comm, spec)
+        for t in range(3):
+            one_step(exchange, gradient(comm.rank, t), [MODEL])
+        return saved(comm, exchange, spec)
+
+    return everywhere(size, play)
+
+
+def saved(comm: Loopback, exchange: Exchange, spec: str) -> RankState:
+    about = {"format": FORMAT, "spec": spec, "model": model_digest(MODEL), "seed": 0, "step": exchange.step}
+    tensors = label(exchange.state_dict(), comm.rank)
+    return RankState(**about, rank=comm.rank, size=comm.size, tensors=tensors)  # type: ignore[typeddict-item]
+
+
+def reloaded(states: Sequence[RankState], spec: str, steps: int = 0) -> list[tuple[RankState, Tensor]]:
+    """The states of these ranks, loaded, after some steps with no gradient; and the sum of their means."""
+
+    def play(comm: Loopback) -> tuple[RankState, Tensor]:
+        exchange, prefix = exchange_on(comm, spec), f"rank{comm.rank}/"
+        tensors = states[comm.rank]["tensors"]
+        exchange.load_state_dict({key.removeprefix(prefix): value for key, value in tensors.items()}, step=3)
+        means = [one_step(exchange, torch.zeros(MODEL.numel), [MODEL])[0] for _ in range(steps)]
+        return saved(comm, exchange, spec), sum(means, torch.zeros(MODEL.numel))
+
+    return everywhere(len(states), play)

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from benchmarks.pages.replicator import histogram, script, written
 from benchmarks.replicator import ASYNC, GROUPS, SYNC, Case, cases
 
@@ -22,12 +21,11 @@ def run(spec: str, sleep_s: float, seconds: float, **other: Any) -> dict[str, An
 
 
 ROWS = [
-    run(SYNC, 0.0, 2.0),
-    run(SYNC, 0.3, 18.0),
-    run(SYNC, 0.3, 22.0),
-    run(SYNC, 0.3, 20.0),
-    run(ASYNC, 0.3, 8.0, refused=7),
-    run(GROUPS, 0.3, 16.0),
+    *(
+        run(SYNC, sleep_s, seconds)
+        for sleep_s, seconds in ((0.0, 2.0), (0.3, 18.0), (0.3, 22.0), (0.3, 20.0))
+    ),
+    *(run(ASYNC, 0.3, 8.0, refused=7), run(GROUPS, 0.3, 16.0)),
 ]
 
 
@@ -51,6 +49,8 @@ def test_every_run_has_a_file_of_its_own() -> None:
     names = [case.name for case in cases(repeats=3)]
     assert len({*names}) == len(names) == 18
     assert Case(ASYNC, 0.3, 2).name == "async-asleep-2.json"
+    for name in ("single", "sync", "local", "asynchronous", "groups"):
+        assert laconic.parse(name).name == name
 
 
 def test_the_script_is_short_and_the_pages_code_runs() -> None:
@@ -64,8 +64,3 @@ def test_the_script_is_short_and_the_pages_code_runs() -> None:
     page: dict[str, Any] = {"__name__": "page"}
     exec(shown, page)
     assert laconic.Replicator("local(replicas=2)").launch(page["main"])[0] < 0.2
-
-
-@pytest.mark.parametrize("name", ["single", "sync", "local", "asynchronous", "groups"])
-def test_every_deployment_is_registered(name: str) -> None:
-    assert laconic.parse(name).name == name

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.unit.resnet import resnet50
+from tests.unit.shared import for_each, refuses
 
 from laconic.core.errors import SpecError
 from laconic.core.spec import parse
@@ -32,7 +33,7 @@ def by_hand(w: np.ndarray, used: np.ndarray, score: np.ndarray, count: int) -> n
     return kept | grown
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each("seed", range(20))
 def test_an_update_is_that_of_brute_force(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n = int(rng.integers(2, 200))
@@ -100,7 +101,7 @@ def resnet50_weights() -> dict[str, tuple[int, ...]]:
     return {entry.name: entry.shape for entry in resnet50() if len(entry.shape) > 1}
 
 
-@pytest.mark.parametrize("density", [0.2, 0.1, 0.05, 0.01])
+@for_each("density", [0.2, 0.1, 0.05, 0.01])
 def test_erk_of_resnet50_is_the_authors(density: float) -> None:
     shapes = resnet50_weights()
     ours, theirs = densities(shapes, density, "erk"), authors_erk(shapes, 1 - density)
@@ -124,7 +125,7 @@ def flops_of_training(shares: dict[str, float], every: int = 100) -> float:
     return (3 * sparse * every + 2 * sparse + dense) / (every + 1) / (3 * dense)
 
 
-@pytest.mark.parametrize("sparsity, erk, uniform", [(0.8, "0.42", "0.23"), (0.9, "0.24", "0.13")])
+@for_each("sparsity, erk, uniform", [(0.8, "0.42", "0.23"), (0.9, "0.24", "0.13")])
 def test_flops_of_resnet50_are_those_that_the_authors_print(sparsity, erk, uniform) -> None:
     """The table of their README: times those of dense training; "uniform" has a dense first layer."""
     shapes, density = resnet50_weights(), 1 - sparsity
@@ -133,12 +134,9 @@ def test_flops_of_resnet50_are_those_that_the_authors_print(sparsity, erk, unifo
     assert f"{flops_of_training(alike):.2f}" == uniform
 
 
-@pytest.mark.parametrize("turn, share", [(0, 0.3), (75, 0.0), (25, 0.225), (50, 0.075)])
-def test_the_share_that_drops_falls_as_a_cosine(turn: int, share: float) -> None:
-    assert schedule.fraction(turn, 100, 0.3, 0.75) == pytest.approx(share)
-
-
-def test_scores_count_the_turns_before_an_update() -> None:
+def test_the_share_that_drops_falls_as_a_cosine_and_scores_count_the_turns_before() -> None:
+    for turn, share in ((0, 0.3), (75, 0.0), (25, 0.225), (50, 0.075)):
+        assert schedule.fraction(turn, 100, 0.3, 0.75) == pytest.approx(share)
     spec = parse("rigl(every=10, accumulate=3, until=0.5)")
     assert [turn for turn in range(100) if spec.due(turn, 60)] == [0, 10, 20, 30]
     assert [turn for turn in range(100) if spec.counts(turn, 60)] == [0, 8, 9, 10, 18, 19, 20, 28, 29, 30]
@@ -158,9 +156,8 @@ def test_pruning_ends_at_the_density_and_never_grows() -> None:
     assert torch.equal(used, largest(w.abs(), 50, key=0))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_is_out_of_range_is_refused() -> None:
+    for text in [
         "rigl(density=0)",
         "rigl(density=1.5)",
         "rigl(drop=0)",
@@ -171,8 +168,5 @@ def test_pruning_ends_at_the_density_and_never_grows() -> None:
         "static_masks(density=-1)",
         "sparse_evolution(drop=2)",
         "gradual_pruning(begin=0.8)",
-    ],
-)
-def test_what_is_out_of_range_is_refused(text: str) -> None:
-    with pytest.raises(SpecError, match=r"must be"):
-        parse(text)
+    ]:
+        refuses(SpecError, "must be", parse, text)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
+from tests.unit.shared import for_each, refuses
 
 from laconic.codecs.rotated import by_blocks, signs
 from laconic.core.errors import SpecError
@@ -24,7 +24,7 @@ def test_a_rotation_is_the_hadamard_matrix_after_signs() -> None:
     torch.testing.assert_close(by_blocks(x, 16), wanted, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("n", [0, 1, 3, 4, 1023, 1024, 3 * 1024 + 64 + 7])
+@for_each("n", [0, 1, 3, 4, 1023, 1024, 3 * 1024 + 64 + 7])
 def test_back_undoes_a_rotation(n: int) -> None:
     x = torch.randn(n, generator=torch.Generator().manual_seed(n))
     turned = by_blocks(x, 1024)
@@ -38,18 +38,8 @@ def test_outliers_cost_less_after_a_rotation() -> None:
     x = torch.randn(8192, generator=torch.Generator().manual_seed(0))
     x[::256] *= 20
     assert error("rotated(minmax(bits=4))", x) < error("minmax(bits=4)", x) / 3
-
-
-def test_a_constant_block_does_not_become_a_spike() -> None:
-    """Without signs all of it would be in one coefficient."""
-    assert by_blocks(torch.ones(1024), 1024).abs().max() < 6  # of 32; a normal one has 4.5 in 100,000
-
-
-def test_a_block_is_a_power_of_four() -> None:
-    with pytest.raises(SpecError, match="block"):
-        parse("rotated(minmax(), block=512)")
-
-
-def test_of_a_contraction_a_large_tensor_is_one_too() -> None:
-    """Rounding alone does not make error feedback refuse it."""
+    # A constant block is no spike of 32, as it would be without signs; a normal one has 4.5 in 100,000.
+    assert by_blocks(torch.ones(1024), 1024).abs().max() < 6
+    refuses(SpecError, "block", parse, "rotated(minmax(), block=512)")
+    # Of a contraction a large tensor is one too: rounding alone does not make error feedback refuse it.
     assert parse("rotated(signmean())").omega(3_000_000) < 1

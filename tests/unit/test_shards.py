@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.distributed as dist
+from tests.unit.shared import for_each
 from torch import Tensor, nn
 
 from laconic.comm.loopback import Loopback
@@ -25,7 +25,7 @@ def shard(scatter: ScatterMean, x: Tensor, size: int) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("sizes", [(8, 12), (8, 4), (2, 8), (4, 8, 4)])
+@for_each("sizes", [(8, 12), (8, 4), (2, 8), (4, 8, 4)])
 def test_a_module_whose_gradients_come_and_go_is_cut_anew(sizes: tuple[int, ...]) -> None:
     """FSDP2 leaves out the parameters that have no gradient in this step."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
+from tests.unit.shared import for_each
 
 import laconic
 from laconic.comm.loopback import Loopback
@@ -26,7 +26,7 @@ def half_zeros() -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@for_each("spec", SPECS)
 def test_zero_stays_zero_in_expectation(spec: str) -> None:
     """Over DRAWS keys, of which each zero has one sign: HALF DRAWS coins, within 5 sigma."""
     codec, x = laconic.parse(spec), half_zeros()
@@ -37,7 +37,7 @@ def test_zero_stays_zero_in_expectation(spec: str) -> None:
     assert float(signs.mean(dim=0).abs().max()) < 0.55
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@for_each("spec", SPECS)
 def test_ranks_draw_signs_of_their_own(spec: str) -> None:
     layout = Layout.of([("w", (2, HALF))])
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.shared import refuses, same
 from torch import Tensor
 
 from laconic.core.errors import SpecError
@@ -59,23 +60,16 @@ def test_shares_have_the_variance_of_their_distribution() -> None:
 
 def test_dealing_is_a_function_of_the_seed_and_the_size() -> None:
     once, again, other = (dealt(LABELS, 5, 0.1, seed, least=16) for seed in (1, 1, 2))
-    assert all(map(torch.equal, once, again))
+    assert same(once, again)
     assert not all(map(torch.equal, once, other))
-
-
-def test_who_lacks_examples_takes_them_from_who_has_most() -> None:
     for least in (0, 30, 500):
         sizes = [len(own) for own in dealt(LABELS, 8, 1e-6, seed=0, least=least)]
-        assert min(sizes) >= least and sum(sizes) == 4000
+        assert min(sizes) >= least and sum(sizes) == 4000, "who lacks examples takes them from who has most"
     assert sizes == [500] * 8
-
-
-def test_a_worker_has_the_examples_that_it_always_had() -> None:
-    """Digest of four workers' examples from before partitions were a room of their own."""
     found = hashlib.blake2b(digest_size=8)
     for rank in range(4):
         found.update(SkewedShard.of(LABELS, 32, rank, size=4, alpha=0.2, seed=3).own.numpy().tobytes())
-    assert found.hexdigest() == "6e304af67de2371d"
+    assert found.hexdigest() == "6e304af67de2371d", "the examples that each worker always had"
 
 
 def test_a_worker_draws_its_own_examples_for_ever_in_epochs_of_its_own() -> None:
@@ -94,10 +88,17 @@ def test_a_worker_draws_its_own_examples_for_ever_in_epochs_of_its_own() -> None
 
 
 def test_too_large_a_batch_is_refused_as_without_skew() -> None:
-    with pytest.raises(
-        SpecError, match=r"batch must be in \[1, 500\] for 4000 examples on 8 workers, got 501"
-    ):
-        SkewedShard.of(LABELS, 501, 0, size=8, alpha=0.1, seed=0)
+    refuses(
+        SpecError,
+        r"batch must be in \[1, 500\] for 4000 examples on 8 workers, got 501",
+        SkewedShard.of,
+        LABELS,
+        501,
+        0,
+        size=8,
+        alpha=0.1,
+        seed=0,
+    )
     assert len(SkewedShard.of(LABELS, 500, 7, size=8, alpha=0.1, seed=0).own) == 500
 
 

@@ -6,6 +6,7 @@ import io
 
 import pytest
 import torch
+from tests.unit.shared import for_each, refuses
 from torch import nn
 from torch.nn.utils import prune
 
@@ -30,19 +31,19 @@ CONVS = [
 ]
 
 
-@pytest.mark.parametrize("form", ["csr", "auto"])
-@pytest.mark.parametrize("shape", CONVS)
-def test_a_convolution_is_the_same(form, shape) -> None:
-    torch.manual_seed(0)
-    layer = thinned(nn.Conv2d(**shape), 0.2)
-    made, x = export(layer, form), torch.randn(2, shape["in_channels"], 9, 8)
-    assert isinstance(made, SparseConv2d)
-    torch.testing.assert_close(made(x), layer(x), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(made(x[0]), layer(x[0]), rtol=1e-5, atol=1e-5)
+@for_each("form", ["csr", "auto"])
+def test_a_convolution_is_the_same(form) -> None:
+    for shape in CONVS:
+        torch.manual_seed(0)
+        layer = thinned(nn.Conv2d(**shape), 0.2)
+        made, x = export(layer, form), torch.randn(2, shape["in_channels"], 9, 8)
+        assert isinstance(made, SparseConv2d)
+        torch.testing.assert_close(made(x), layer(x), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(made(x[0]), layer(x[0]), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("ahead", [(), (6,), (2, 3)])
-@pytest.mark.parametrize("form", ["csr", "2:4"])
+@for_each("ahead", [(), (6,), (2, 3)])
+@for_each("form", ["csr", "2:4"])
 def test_a_dense_layer_is_the_same(ahead, form) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(16, 5)
@@ -54,17 +55,20 @@ def test_a_dense_layer_is_the_same(ahead, form) -> None:
     torch.testing.assert_close(made(x), layer(x), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("entries", [0, 1, 2])
-def test_two_of_four_keeps_fours_with_fewer(entries) -> None:
-    weight = torch.zeros(4, 8)
-    for row in weight.view(-1, 4):
-        row[torch.randperm(4)[:entries]] = torch.randn(entries)
-    made = SparseWeight(weight, "2:4")
-    assert torch.equal(made.dense(), weight)
-    assert nbytes(made) == 16 * 4 + 16 // 4
+def test_bytes_are_counted_and_two_of_four_keeps_fours_with_fewer() -> None:
+    for entries in (0, 1, 2):
+        weight = torch.zeros(4, 8)
+        for row in weight.view(-1, 4):
+            row[torch.randperm(4)[:entries]] = torch.randn(entries)
+        made = SparseWeight(weight, "2:4")
+        assert torch.equal(made.dense(), weight)
+        assert nbytes(made) == 16 * 4 + 16 // 4
+    layer = thinned(nn.Linear(100, 50), 0.1)
+    entries = int((layer.weight != 0).sum())
+    assert nbytes(export(layer)) == 8 * entries + 4 * 51 + 4 * 50
 
 
-@pytest.mark.parametrize("ones", range(1, 64))
+@for_each("ones", range(1, 64))
 def test_auto_takes_the_form_that_is_smaller(ones) -> None:
     """Of 32 fours the first have two entries each, the rest one or none: CSR is smaller with few."""
     layer = nn.Linear(64, 2, bias=False)
@@ -74,12 +78,6 @@ def test_auto_takes_the_form_that_is_smaller(ones) -> None:
     layer.weight.data.mul_(used.view(2, 64))
     sizes = {form: nbytes(export(layer, form)) for form in ("csr", "2:4")}
     assert nbytes(export(layer)) == min(sizes.values())
-
-
-def test_bytes_are_counted() -> None:
-    layer = thinned(nn.Linear(100, 50), 0.1)
-    entries = int((layer.weight != 0).sum())
-    assert nbytes(export(layer)) == 8 * entries + 4 * 51 + 4 * 50
 
 
 def test_a_network_is_saved_and_loads_into_another_export() -> None:
@@ -99,24 +97,33 @@ def test_a_network_is_saved_and_loads_into_another_export() -> None:
 
 
 def test_what_cannot_be_exported_is_refused() -> None:
-    with pytest.raises(AttachError, match="no layer of this model is sparse"):
-        export(nn.Linear(8, 8))
-    with pytest.raises(AttachError, match="more than two of four"):
-        weight = nn.Linear(16, 2)
-        weight.weight.data[:, 4:] = 0
-        export(weight, "2:4")
-    with pytest.raises(SpecError, match="form must be"):
-        export(nn.Linear(8, 8), "coo")
+    half = nn.Linear(16, 2)
+    half.weight.data[:, 4:] = 0
+    narrow = thinned(nn.Linear(16, 8), 0.2).to(torch.bfloat16)
+    for error, words, model, *form in (
+        (AttachError, "no layer of this model is sparse", nn.Linear(8, 8)),
+        (AttachError, "more than two of four", half, "2:4"),
+        (SpecError, "form must be", nn.Linear(8, 8), "coo"),
+        (AttachError, r"bfloat16.*model\.float", narrow, "csr"),
+    ):
+        refuses(error, words, export, model, *form)
     grouped = thinned(nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Linear(9, 9)), 0.1)
     assert isinstance(export(grouped)[0], nn.Conv2d)  # stays dense
+    model = nn.Sequential(prune.l1_unstructured(nn.Linear(16, 8), "weight", 0.8))
+    refuses(AttachError, r"'0\.weight' is computed from parameters.*remove .*pruning", export, model)
+    prune.remove(model[0], "weight")
+    assert isinstance(export(model)[0], SparseLinear)
 
 
 def test_a_model_is_not_changed_by_its_export() -> None:
     net = thinned(nn.Sequential(nn.Linear(20, 20), nn.ReLU()), 0.1)
     before = net[0].weight.clone()
-    made = export(net)
-    made[0].weight.values.zero_()
+    export(net)[0].weight.values.zero_()
     assert torch.equal(net[0].weight, before) and isinstance(net[0], nn.Linear)
+    layer = thinned(nn.Linear(16, 16), 0.2)
+    made = export(nn.ModuleDict({"one": layer, "other": nn.Sequential(layer)}))
+    assert made["one"] is made["other"][0] and isinstance(made["one"], SparseLinear)
+    assert nbytes(made) == nbytes(export(layer)), "a layer of two names is stored once"
 
 
 class Scaled(nn.Linear):
@@ -132,15 +139,7 @@ def test_what_computes_otherwise_than_its_layer_stays_dense() -> None:
     torch.testing.assert_close(made(x), net(x))
 
 
-def test_a_layer_of_two_names_is_stored_once() -> None:
-    layer = thinned(nn.Linear(16, 16), 0.2)
-    net = nn.ModuleDict({"one": layer, "other": nn.Sequential(layer)})
-    made = export(net)
-    assert made["one"] is made["other"][0] and isinstance(made["one"], SparseLinear)
-    assert nbytes(made) == nbytes(export(layer))
-
-
-@pytest.mark.parametrize("build", [lambda: nn.Linear(16, 8), lambda: nn.Conv2d(4, 8, 3)])
+@for_each("build", [lambda: nn.Linear(16, 8), lambda: nn.Conv2d(4, 8, 3)])
 def test_autocast_and_empty_batches_are_as_those_of_the_layer(build) -> None:
     layer = thinned(build(), 0.2)
     made = export(layer)
@@ -150,20 +149,10 @@ def test_autocast_and_empty_batches_are_as_those_of_the_layer(build) -> None:
     assert made(x[:0]).shape == layer(x[:0]).shape
 
 
-def test_a_weight_in_16_bits_is_refused_as_csr() -> None:
-    layer = thinned(nn.Linear(16, 8), 0.2).to(torch.bfloat16)
-    with pytest.raises(AttachError, match=r"bfloat16.*model\.float"):
-        export(layer, "csr")
-
-
-def damaged(name: str, change) -> dict[str, torch.Tensor]:
-    state = export(thinned(nn.Linear(16, 8), 0.2), "csr").state_dict()
-    return state | {f"weight.{name}": change(state[f"weight.{name}"].clone())}
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "said"),
-    [
+def test_a_damaged_state_is_refused() -> None:
+    made = export(thinned(nn.Linear(16, 8), 0.2), "csr")
+    state = made.state_dict()
+    for name, change, said in (
         ("columns", lambda c: c + 16, "columns go from"),
         ("columns", lambda c: c - 99, "columns go from"),
         ("columns", lambda c: c[:-1], "rows do not divide"),
@@ -173,15 +162,12 @@ def damaged(name: str, change) -> dict[str, torch.Tensor]:
         ("rows", lambda r: r[:-1], "rows has 8 elements in place of 9"),
         ("rows", lambda r: r.flip(0), "rows do not divide"),
         ("rows", lambda r: r + 1, "rows do not divide"),
-    ],
-)
-def test_a_damaged_state_is_refused(name, change, said) -> None:
-    made = export(thinned(nn.Linear(16, 8), 0.2), "csr")
-    with pytest.raises(StateError, match=said):
-        made.load_state_dict(damaged(name, change))
+    ):
+        key = f"weight.{name}"
+        refuses(StateError, said, made.load_state_dict, state | {key: change(state[key].clone())})
 
 
-@pytest.mark.parametrize("form", ["csr", "2:4"])
+@for_each("form", ["csr", "2:4"])
 def test_the_state_of_another_shape_is_refused(form) -> None:
     def exported(outputs: int) -> nn.Module:
         layer = nn.Linear(16, outputs)
@@ -196,11 +182,3 @@ def test_the_state_of_another_shape_is_refused(form) -> None:
 def test_a_layer_without_inputs_is_exported() -> None:
     layer = nn.Sequential(nn.Linear(0, 3))
     assert torch.equal(export(layer)(torch.empty(2, 0)), layer(torch.empty(2, 0)))
-
-
-def test_a_pruned_layer_is_named_until_its_pruning_is_removed() -> None:
-    model = nn.Sequential(prune.l1_unstructured(nn.Linear(16, 8), "weight", 0.8))
-    with pytest.raises(AttachError, match=r"'0\.weight' is computed from parameters.*remove .*pruning"):
-        export(model)
-    prune.remove(model[0], "weight")
-    assert isinstance(export(model)[0], SparseLinear)

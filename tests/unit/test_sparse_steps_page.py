@@ -41,14 +41,14 @@ def test_each_sparse_run_has_a_dense_one_of_its_length() -> None:
     assert len(planned) == len(SEEDS) * sum(map(len, LENGTHS.values())) * (1 + len(METHODS))
 
 
-@pytest.mark.parametrize("method", ["dense", *METHODS])
-def test_a_training_is_reproducible(method: str, folder: Path, data: dict[str, Tensor]) -> None:
-    run = Run(method, 1 if method == "dense" else 0.1, 10, 0)
-    once, again = (do(run, data, lasting=False) for _ in range(2))
-    assert not run.file.exists()
-    assert once["curve"] == again["curve"]
-    assert once["sent_mb"] == again["sent_mb"]
-    assert len(once["curve"]) == 10
+def test_a_training_is_reproducible(folder: Path, data: dict[str, Tensor]) -> None:
+    for method in ("dense", *METHODS):
+        run = Run(method, 1 if method == "dense" else 0.1, 5, 0)
+        once, again = (do(run, data, lasting=False) for _ in range(2))
+        assert not run.file.exists()
+        assert once["curve"] == again["curve"], method
+        assert once["sent_mb"] == again["sent_mb"]
+        assert len(once["curve"]) == 5
 
 
 def test_workers_train_as_one_on_their_mean_gradient(data: dict[str, Tensor]) -> None:
@@ -56,14 +56,8 @@ def test_workers_train_as_one_on_their_mean_gradient(data: dict[str, Tensor]) ->
     assert row["curve"][-1][1] < row["curve"][0][1]
     dense_mb = 12 * 2 * 3 / 4 * 4 * row["parameters"] / 1e6  # an all-reduce among four
     assert dense_mb < row["sent_mb"] < 1.1 * dense_mb  # packet headers
-
-
-def test_a_sparse_run_sends_less(data: dict[str, Tensor]) -> None:
-    dense, sparse = (
-        do(Run(name, density, 5, 0), data, lasting=False)["sent_mb"]
-        for name, density in (("dense", 1), ("topk", 0.01))
-    )
-    assert sparse < dense / 10
+    sparse = do(Run("topk", 0.01, 5, 0), data, lasting=False)
+    assert sparse["sent_mb"] / 5 < row["sent_mb"] / 12 / 10
 
 
 def test_the_page_compares_with_dense_of_the_same_length_and_seed(folder: Path) -> None:

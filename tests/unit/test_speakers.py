@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
+from tests.unit.shared import refuses
 from torch import Tensor
 
 import laconic
@@ -42,21 +42,20 @@ def test_a_window_is_of_who_speaks_most_of_it() -> None:
     assert found == [names.index(name) for name in expected]
 
 
-def test_a_line_with_a_colon_is_no_speaker_without_a_blank_line_before() -> None:
-    text = "A:\nhear me\nCome:\n" + "x" * 200 + "\n\nB:\n" + "y" * 200
-    x, _ = windows(torch.tensor(list(text.encode()), dtype=torch.uint8))
-    assert speakers(x).tolist() == [0, 0, 0, 1, 1, 1]
-
-
-def test_a_text_before_the_first_name_goes_with_it() -> None:
-    text = "x" * 100 + "\n\nA:\n" + "y" * 100
-    x, _ = windows(torch.tensor(list(text.encode()), dtype=torch.uint8))
-    assert speakers(x).tolist() == [0] * len(x)
-
-
-def test_a_text_without_names_says_so() -> None:
-    with pytest.raises(DataError, match="no speakers: each speech must begin with a line NAME:"):
-        speakers(torch.full((9, WINDOW), 65, dtype=torch.uint8))
+def test_lines_that_are_no_names() -> None:
+    """A colon without a blank line before, a text before the first name, and a text without names."""
+    for text, expected in (
+        ("A:\nhear me\nCome:\n" + "x" * 200 + "\n\nB:\n" + "y" * 200, [0, 0, 0, 1, 1, 1]),
+        ("x" * 100 + "\n\nA:\n" + "y" * 100, None),
+    ):
+        x, _ = windows(torch.tensor(list(text.encode()), dtype=torch.uint8))
+        assert speakers(x).tolist() == (expected or [0] * len(x))
+    words = "no speakers: each speech must begin with a line NAME:"
+    refuses(DataError, words, speakers, torch.full((9, WINDOW), 65, dtype=torch.uint8))
+    for name in TASKS:
+        if name != "shakespeare":
+            words = rf"by_speaker\(\) deals by who speaks, and {name} has no speakers"
+            refuses(SpecError, words, find(name).kinds_for, laconic.parse("by_speaker()"), {})
 
 
 def test_clients_are_speakers() -> None:
@@ -68,9 +67,3 @@ def test_clients_are_speakers() -> None:
     assert [len(kinds[share].unique()) for share in shares] == [1] * len(shares)
     assert min(map(len, shares)) >= 2
     assert torch.equal(task.kinds_for(laconic.parse("iid()"), {"train_x": x, "train_y": y}), task.kinds(y))
-
-
-@pytest.mark.parametrize("name", [name for name in TASKS if name != "shakespeare"])
-def test_images_have_no_speakers(name: str) -> None:
-    with pytest.raises(SpecError, match=rf"by_speaker\(\) deals by who speaks, and {name} has no speakers"):
-        find(name).kinds_for(laconic.parse("by_speaker()"), {})

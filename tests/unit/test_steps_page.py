@@ -11,49 +11,22 @@ COSTS = {"sent": 2e6, "processor_s": 0.3}
 CODING = {"encode_s": 0.04, "communicate_s": 0.1, "decode_s": 0.01}
 
 
-def row(link: str, contender: str, step_s: float) -> dict[str, Any]:
-    coding = CODING if "(" in contender else {}
-    return {
-        "link": link,
-        "contender": contender,
-        "step_s": step_s,
-        "alone_s": 0.2,
-        "efficiency": 0.2 / step_s,
-        **COSTS,
-        **coding,
-    }
+def rows_of(link: str, seconds: dict[str, float]) -> list[dict[str, Any]]:
+    return [
+        {"link": link, "contender": contender, "step_s": step_s, "alone_s": 0.2, "efficiency": 0.2 / step_s}
+        | (COSTS | CODING if "(" in contender else COSTS)
+        for contender, step_s in seconds.items()
+    ]
 
 
-FOUND = {
-    "machine": {"cores": 2, "processor": "any", "torch": "2"},
-    "rounds": 3,
-    "workloads": [
-        {
-            "name": "gpt",
-            "hosts": 2,
-            "about": "a GPT",
-            "rows": [
-                row("1gbit", "no communication", 0.2),
-                row("1gbit", "DDP, dense", 0.5),
-                row("1gbit", "PowerSGD hook, rank 1", 0.3),
-                row("1gbit", "dgc(density=0.001)", 0.26),
-                row("1gbit", "dgc(density=0.001), one bucket", 0.22),
-                row("100mbit", "no communication", 0.2),
-                row("100mbit", "DDP, dense", 2.5),
-                row("100mbit", "PowerSGD hook, rank 1", 0.3),
-                row("100mbit", "dgc(density=0.001)", 0.26),
-                row("100mbit", "dgc(density=0.001), one bucket", 0.4),
-            ],
-        }
-    ],
-}
-FORECAST = {
-    "workload": "gpt",
-    "link": "1gbit",
-    "contender": "DDP, dense",
-    "forecast_s": 0.6,
-    "measured_s": 0.5,
-}
+ALONE, DENSE, HOOK = "no communication", "DDP, dense", "PowerSGD hook, rank 1"
+DGC, ONE_BUCKET = "dgc(density=0.001)", "dgc(density=0.001), one bucket"
+FAST, SLOW = ({ALONE: 0.2, DENSE: dense, HOOK: 0.3, DGC: 0.26} for dense in (0.5, 2.5))
+ROWS = rows_of("1gbit", FAST | {ONE_BUCKET: 0.22}) + rows_of("100mbit", SLOW | {ONE_BUCKET: 0.4})
+GPT = {"name": "gpt", "hosts": 2, "about": "a GPT"}
+MACHINE = {"cores": 2, "processor": "any", "torch": "2"}
+FOUND = {"machine": MACHINE, "rounds": 3, "workloads": [GPT | {"rows": ROWS}]}
+FORECAST = {"workload": "gpt", "link": "1gbit", "contender": DENSE, "forecast_s": 0.6, "measured_s": 0.5}
 
 
 def test_aims_are_held_against_the_better_buckets_and_misses_are_said() -> None:
@@ -81,15 +54,8 @@ def test_forecasts_are_counted_and_judged() -> None:
 
 
 def test_without_a_slow_link_methods_are_held_against_dense() -> None:
-    rows = [
-        row("free", "no communication", 0.2),
-        row("free", "DDP, dense", 0.5),
-        row("free", "dgc(density=0.001)", 0.6),
-        row("free", "dgc(density=0.001), one bucket", 0.45),
-        row("free", AUTO, 0.52),
-    ]
-    unshaped = FOUND | {"rounds": 1, "workloads": [FOUND["workloads"][0] | {"rows": rows}]}
-    page = written(FOUND, None, unshaped)
+    rows = rows_of("free", {ALONE: 0.2, DENSE: 0.5, DGC: 0.6, ONE_BUCKET: 0.45, AUTO: 0.52})
+    page = written(FOUND, None, FOUND | {"rounds": 1, "workloads": [GPT | {"rows": rows}]})
     assert "median of 1 round:" in page
     assert f"| 2 hosts, a GPT: `{AUTO}` at most 1.03 times a dense step | 1.04 | **no** |" in page
     assert "| 2 hosts, a GPT: `dgc(density=0.001)` at most 1.1 times a dense step | 0.90 | yes |" in page

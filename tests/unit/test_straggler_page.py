@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.pages.straggler import written
 
-ASLEEP = {"steps": 30, "share": 0.5, "sent_mb": 100.0}
+
+def asleep(spec: str, sleep_s: float, mean_s: float, slowest_s: float) -> dict[str, Any]:
+    found = {"spec": spec, "sleep_s": sleep_s, "mean_s": mean_s, "slowest_s": slowest_s}
+    return found | {"steps": 30, "share": 0.5, "sent_mb": 100.0}
+
+
+def to_loss(spec: str, steps: int, seconds: int, sent_mb: float, losses: list[float]) -> dict[str, Any]:
+    found = {"spec": spec, "steps": steps, "seconds": seconds, "sent_mb": sent_mb, "losses": losses}
+    return found | {"reached": losses[-1] <= 1}
+
+
 FOUND = {
-    "machine": {"cores": 2},
-    "hosts": 8,
-    "parameters": 11_000_000,
-    "repeats": 3,
-    "steps": 30,
-    "links": {"asleep": "1gbit", "to_loss": "100mbit"},
-    "sleep_s": 0.3,
-    "share": 0.5,
+    **{"machine": {"cores": 2}, "hosts": 8, "parameters": 11_000_000, "repeats": 3, "steps": 30},
+    **{"links": {"asleep": "1gbit", "to_loss": "100mbit"}, "sleep_s": 0.3, "share": 0.5},
     "asleep": [
-        ASLEEP | {"spec": "dense()", "sleep_s": 0.0, "mean_s": 10.0, "slowest_s": 11.0},
-        ASLEEP | {"spec": "dense()", "sleep_s": 0.3, "mean_s": 15.0, "slowest_s": 15.5},
-        ASLEEP | {"spec": "osgp(staleness=4)", "sleep_s": 0.0, "mean_s": 4.0, "slowest_s": 4.5},
-        ASLEEP | {"spec": "osgp(staleness=4)", "sleep_s": 0.3, "mean_s": 4.8, "slowest_s": 5.5},
-        ASLEEP | {"spec": "adpsgd()", "sleep_s": 0.0, "mean_s": 4.0, "slowest_s": 4.5},
-        ASLEEP | {"spec": "adpsgd()", "sleep_s": 0.3, "mean_s": 5.0, "slowest_s": 9.0},
+        *(asleep("dense()", 0.0, 10.0, 11.0), asleep("dense()", 0.3, 15.0, 15.5)),
+        *(asleep("osgp(staleness=4)", 0.0, 4.0, 4.5), asleep("osgp(staleness=4)", 0.3, 4.8, 5.5)),
+        *(asleep("adpsgd()", 0.0, 4.0, 4.5), asleep("adpsgd()", 0.3, 5.0, 9.0)),
     ],
     "to_loss": [
-        {
-            "spec": "dense()",
-            "steps": 40,
-            "seconds": 200,
-            "sent_mb": 3000.0,
-            "losses": [2, 1],
-            "reached": True,
-        },
-        {"spec": "diloco()", "steps": 60, "seconds": 50, "sent_mb": 100.0, "losses": [0.9], "reached": True},
-        {"spec": "local_sgd()", "steps": 160, "seconds": 90, "sent_mb": 9, "losses": [1.5], "reached": False},
+        to_loss("dense()", 40, 200, 3000.0, [2, 1]),
+        to_loss("diloco()", 60, 50, 100.0, [0.9]),
+        to_loss("local_sgd()", 160, 90, 9, [1.5]),
     ],
 }
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.unit.shared import refuses
 
 from laconic.core.errors import StateError
 from laconic.tasks import checkpoint
@@ -19,23 +21,17 @@ def state(rank: int, step: int) -> dict[str, Any]:
 
 def save_all(folder: Path, step: int, size: int = 3, keep: int = 2) -> Path:
     barrier = threading.Barrier(size)
-    failures: list[BaseException] = []
 
     def one(rank: int) -> None:
+        about = {"step": step, "rank": rank, "size": size, "keep": keep}
         try:
-            checkpoint.save(
-                folder, state(rank, step), step=step, rank=rank, size=size, barrier=barrier.wait, keep=keep
-            )
-        except BaseException as error:
-            failures.append(error)
+            checkpoint.save(folder, state(rank, step), **about, barrier=barrier.wait)  # type: ignore[arg-type]
+        except BaseException:
             barrier.abort()
+            raise
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(size) as threads:
+        assert [*threads.map(one, range(size))] == [None] * size
     return folder / f"step-{step:06d}"
 
 
@@ -59,36 +55,40 @@ def test_an_incomplete_checkpoint_does_not_count(tmp_path: Path) -> None:
         checkpoint.load(started, rank=0, size=3)
 
 
-def test_no_folder_holds_no_checkpoint(tmp_path: Path) -> None:
-    assert checkpoint.latest(tmp_path / "nowhere") is None
-
-
-@pytest.mark.parametrize("harm", ["cut", "flip", "remove", "marker", "other marker"])
-def test_damage_names_the_file_and_never_falls_back(harm: str, tmp_path: Path) -> None:
+def test_damage_names_the_file_and_never_falls_back(tmp_path: Path) -> None:
     save_all(tmp_path, 3)
     place = save_all(tmp_path, 6)
-    part = place / "rank1.pt"
-    raw = bytearray(part.read_bytes())
-    if harm == "cut":
-        part.write_bytes(raw[: len(raw) // 2])
-    elif harm == "flip":
-        raw[len(raw) // 2] ^= 1
-        part.write_bytes(raw)
-    elif harm == "remove":
-        part.unlink()
-    elif harm == "marker":
-        (place / checkpoint.MARKER).write_text('{"world_si')
-    else:
-        (place / checkpoint.MARKER).write_text('{"world_size": "3"}')
-    named = checkpoint.MARKER if "marker" in harm else "rank1.pt"
-    with pytest.raises(StateError, match=rf"{named}.*resume from step-000003"):
-        checkpoint.load(place, rank=1, size=3)
+    part, marker = place / "rank1.pt", place / checkpoint.MARKER
+    raw, mark = part.read_bytes(), marker.read_text()
+    half = len(raw) // 2
+
+    def refused(file: Path) -> None:
+        words = rf"{file.name}.*resume from step-000003"
+        refuses(StateError, words, checkpoint.load, place, rank=1, size=3)
+
+    for damaged in (raw[:half], raw[:half] + bytes([raw[half] ^ 1]) + raw[half + 1 :]):
+        part.write_bytes(damaged)
+        refused(part)
+    part.unlink()
+    refused(part)
+    part.write_bytes(raw)
+    for wrong in ('{"world_si', '{"world_size": "3"}'):
+        marker.write_text(wrong)
+        refused(marker)
+    marker.write_text(mark)
+    checkpoint.load(place, rank=1, size=3)
 
 
 def test_another_world_size_is_refused(tmp_path: Path) -> None:
     place = save_all(tmp_path, 3, size=2)
-    with pytest.raises(StateError, match=r"written by 2 ranks, this run has 4.*laconic\.resize"):
-        checkpoint.load(place, rank=0, size=4)
+    words = r"written by 2 ranks, this run has 4.*laconic\.resize"
+    refuses(StateError, words, checkpoint.load, place, rank=0, size=4)
+    assert checkpoint.latest(tmp_path / "nowhere") is None
+    alone = {"step": 1, "rank": 0, "size": 2, "barrier": lambda: None}
+    refuses(
+        StateError, r"rank1\.pt is missing.*share", checkpoint.save, tmp_path / "new", state(0, 1), **alone
+    )
+    assert checkpoint.latest(tmp_path / "new") is None
 
 
 def test_only_the_newest_stay(tmp_path: Path) -> None:
@@ -96,9 +96,3 @@ def test_only_the_newest_stay(tmp_path: Path) -> None:
         save_all(tmp_path, step, size=2)
     assert [checkpoint.step_of(place) for place in checkpoint.complete(tmp_path)] == [20, 300]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000020", "step-000300"]
-
-
-def test_a_part_that_rank_0_cannot_see_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=r"rank1\.pt is missing.*share"):
-        checkpoint.save(tmp_path, state(0, 1), step=1, rank=0, size=2, barrier=lambda: None)
-    assert checkpoint.latest(tmp_path) is None

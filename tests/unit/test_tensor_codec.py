@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import pytest
 import torch
+from tests.unit.shared import for_each, refuses
 from torch import Tensor
 
 from laconic.core.codec import Codec
@@ -63,7 +63,7 @@ def message(codec: Codec, segments: Segments = SEGMENTS) -> Tensor:
     return codec.encode_segments(X, segments, range(len(segments)))
 
 
-@pytest.mark.parametrize("codec", [Halves(), Shortened()])
+@for_each("codec", [Halves(), Shortened()])
 def test_a_message_of_one_is_the_wire_and_each_tensor_of_many_decodes_as_if_alone(codec: Codec) -> None:
     assert torch.equal(message(codec, Segments.whole(24)), codec.encode(X))
     out = codec.decode_segments_add_(message(codec), SEGMENTS, torch.zeros(24), 0.5)
@@ -79,14 +79,18 @@ def test_the_bytes_of_a_message() -> None:
 
 
 def test_damaged_messages_are_refused() -> None:
+    class Wide(Halves):
+        def decode_tensor(self, wire: Tensor, n: int) -> Tensor:
+            return wire
+
+    halves, good = message(Halves()), message(Shortened())
     for bad, words in (
-        (message(Halves())[:-1], "a wire of 10 bytes is expected, got 9"),
-        (torch.cat([message(Halves())] * 2), "a wire of 10 bytes is expected, got 20"),
+        (halves[:-1], "a wire of 10 bytes is expected, got 9"),
+        (torch.cat([halves] * 2), "a wire of 10 bytes is expected, got 20"),
     ):
         for decode in (Halves().decode_segments_add_, Halves().clear_segments_):
-            with pytest.raises(WireError, match=words):
-                decode(bad, SEGMENTS, X.clone())
-    good, swollen, negative = message(Shortened()), message(Shortened()), message(Shortened())
+            refuses(WireError, words, decode, bad, SEGMENTS, X.clone())
+    swollen, negative = good.clone(), good.clone()
     swollen[0], negative[3] = 3, 128
     for bad, words in (
         (good[:11], "the lengths of the wires fill 12 bytes, but 11 are left"),
@@ -95,22 +99,9 @@ def test_damaged_messages_are_refused() -> None:
         (negative, "do not fill 3 bytes"),
         (torch.cat([good, good]), "a wire of at most 17 bytes is expected, got 30"),
     ):
-        with pytest.raises(WireError, match=words):
-            Shortened().decode_segments_add_(bad, SEGMENTS, X.clone())
-
-
-def test_another_number_of_values_is_refused() -> None:
-    class Wide(Halves):
-        def decode_tensor(self, wire: Tensor, n: int) -> Tensor:
-            return wire
-
-    with pytest.raises(WireError, match=r"24 values are expected, got \(48,\)"):
-        Wide().decode(Halves().encode(X), 24)
-
-
-def test_what_is_not_finite_is_refused_before_the_first_write() -> None:
-    bad, out = message(Halves()), X.clone()
-    bad[-2:] = torch.tensor([torch.inf]).half().view(torch.uint8)
-    with pytest.raises(WireError, match="holds NaN or Inf"):
-        Halves().decode_segments_add_(bad, SEGMENTS, out)
-    assert torch.equal(out, X)
+        refuses(WireError, words, Shortened().decode_segments_add_, bad, SEGMENTS, X.clone())
+    refuses(WireError, r"24 values are expected, got \(48,\)", Wide().decode, Halves().encode(X), 24)
+    out, infinite = X.clone(), halves.clone()
+    infinite[-2:] = torch.tensor([torch.inf]).half().view(torch.uint8)
+    refuses(WireError, "holds NaN or Inf", Halves().decode_segments_add_, infinite, SEGMENTS, out)
+    assert torch.equal(out, X), "refused before the first write"
