@@ -6,7 +6,7 @@
 A tensor is cut in pieces, and each piece has a header of its own, so a small model among many ranks sends
 more headers than entries. All messages of one step are encoded here, of every rank to every other, in one
 process: 64 ranks with a gradient and memories of 25.6 M entries each would not fit. Memories are empty.
-`tests/unit/test_traffic_through_servers.py` compares it with an exchange among threads.
+`tests/unit/test_through_servers.py` compares it with an exchange among threads.
 """
 
 from __future__ import annotations

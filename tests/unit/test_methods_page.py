@@ -15,6 +15,7 @@ from benchmarks.gradient import stored
 from benchmarks.methods import bits, specs
 from benchmarks.pages.methods import page
 from benchmarks.payload import LATE
+from tests.unit.shared import for_each
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -48,7 +49,7 @@ def test_every_registered_name_is_measured() -> None:
     assert set(figures()) == set(specs()), AGAIN
 
 
-@pytest.mark.parametrize("spec", sorted(figures()))
+@for_each("spec", sorted(figures()))
 def test_figures_are_what_is_measured(spec: str) -> None:
     kept = figures()[spec]
     message, sent = bits(spec, MATRICES, groups=(FEW,))
@@ -75,23 +76,17 @@ def test_figures_say_what_grows_with_the_group() -> None:
     assert not reduced.growth.grows
 
 
-@pytest.mark.parametrize("spec", sorted(figures()))
-def test_a_formula_gives_what_was_counted(spec: str) -> None:
-    kept = figures()[spec]
-    counted = [kept.sent_at(size) for size in GROUPS]
-    assert [kept.growth.at(size) for size in GROUPS] == pytest.approx(
-        counted, rel=0.1, abs=0.05 * max(counted)
-    )
-
-
-@pytest.mark.parametrize("entry", [entry for entry in entries() if entry.measured], ids=lambda e: e.spec)
-def test_measured_errors_keep_what_is_declared(entry) -> None:  # type: ignore[no-untyped-def]
-    error, bias, bound = entry.measured.error, entry.measured.bias, entry.measured.bound
-    if error is None:
-        return  # no single codec makes it: majority votes, momentum
-    assert error <= 1.01 * bound  # some meet their bound on every x: the mean over 64 keys lies about it
-    if entry.unbiased:
-        assert bias <= 0.01 * error  # the noise of 64 keys is taken off, up to its own noise
+def test_formulas_give_what_was_counted_and_errors_keep_what_is_declared() -> None:
+    """Some meet their bound on every x: the mean over 64 keys lies about it; the noise of 64 keys is taken
+    off a bias, up to its own noise."""
+    for spec, kept in figures().items():
+        counted = [kept.sent_at(size) for size in GROUPS]
+        close = pytest.approx(counted, rel=0.1, abs=0.05 * max(counted))
+        assert [kept.growth.at(size) for size in GROUPS] == close, spec
+    for entry in entries():
+        if entry.measured and entry.measured.error is not None:  # else no single codec makes it
+            assert entry.measured.error <= 1.01 * entry.measured.bound, entry.spec
+            assert not entry.unbiased or entry.measured.bias <= 0.01 * entry.measured.error, entry.spec
 
 
 @dataclass(frozen=True, repr=False)
@@ -141,19 +136,14 @@ def test_error_and_bias_are_told_apart() -> None:
 def test_one_name_is_shown_in_full() -> None:
     shown = CliRunner().invoke(app, ["methods", "dgc(density=0.5)"])
     assert shown.exit_code == 0
-    for words in (
-        "u = mu * u + g",
-        "arXiv:1712.01887",
-        "verified: checked",
-        "torch.optim.SGD",
-        "warmup_steps=0",
-    ):
-        assert words in shown.output
-    unknown = CliRunner().invoke(app, ["methods", "topq"])
-    assert unknown.exit_code == 2
+    told = ("u = mu * u + g", "arXiv:1712.01887", "verified: checked", "torch.optim.SGD", "warmup_steps=0")
+    assert all(words in shown.output for words in told)
+    assert CliRunner().invoke(app, ["methods", "topq"]).exit_code == 2
+    listed = CliRunner().invoke(app, ["methods", "--all"], env={"COLUMNS": "100", "FORCE_COLOR": "1"})
+    assert listed.exit_code == 0 and "arXiv:1712.01887" in listed.output
 
 
-@pytest.mark.parametrize("name", names())
+@for_each("name", names())
 def test_what_is_verified_says_against_which_code(name: str) -> None:
     """And what is partial, what of the paper is left out."""
     make = find(name)
@@ -178,11 +168,6 @@ def test_status_words_are_explained_in_the_list_and_beside_a_name() -> None:
         "lgc": "reconstruction: built without",
     }.items():
         assert words in " ".join(CliRunner().invoke(app, ["methods", name]).output.split())
-
-
-def test_the_list_stays_inside_100_columns() -> None:
-    shown = CliRunner().invoke(app, ["methods", "--all"], env={"COLUMNS": "100", "FORCE_COLOR": "1"})
-    assert shown.exit_code == 0 and "arXiv:1712.01887" in shown.output
 
 
 def test_names_and_figures_are_whole_on_narrow_screens() -> None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from tests.unit.shared import for_each, refuses
 
 from laconic import kernels
 from laconic.comm.loopback import Loopback
@@ -18,7 +19,7 @@ from laconic.core.spec import parse
 from laconic.core.tensor_codec import TensorCodec
 from laconic.core.turn import Turn
 from laconic.exchange.exchange import Exchange
-from laconic.exchange.method import Route, everything, lift, routes
+from laconic.exchange.method import Route, everything, routes
 from laconic.plan.stage import StandIn
 from laconic.reducers.gather import Gather
 from laconic.reducers.sum import Sum
@@ -29,8 +30,7 @@ LAYOUT = Layout.of([("a", (3,)), ("b", (2, 2)), ("c", (5,))])
 def reduce(spec, x_of, size=2, layout=LAYOUT, step=0):
     def body(comm):
         out = torch.zeros(LAYOUT.numel)
-        sent = spec.bind(layout, comm).reduce(x_of(comm.rank), layout, Turn(step, comm.rank), out)
-        return out, sent
+        return out, spec.bind(layout, comm).reduce(x_of(comm.rank), layout, Turn(step, comm.rank), out)
 
     return Loopback.run(size, body)
 
@@ -50,21 +50,7 @@ def test_one_range_is_summed_in_its_own_place():
     assert seen == [out[3:].data_ptr()]
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan")])
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-def test_a_value_that_is_not_finite_voids_the_sum_on_all_ranks(dtype, value):
-    """In 16 bits it would saturate in the sum: the exchange sees it before."""
-
-    def body(comm):
-        x = torch.ones(LAYOUT.numel)
-        x[4] = value if comm.rank == 1 else 1.0
-        exchange = Exchange(lift(Sum(dtype=dtype)), LAYOUT, Metered(comm), StandIn())
-        return exchange.mean_(x, LAYOUT), bool(x.isnan().all())
-
-    assert Loopback.run(3, body) == [(False, True)] * 3
-
-
-@pytest.mark.parametrize(
+@for_each(
     "spec, looks",
     [
         ("sum()", 0),
@@ -90,13 +76,8 @@ def test_the_exchange_looks_at_a_gradient_once_if_nobody_else_does(spec, looks, 
     assert sum(name.startswith("laconic.exchange.") for name in seen) == looks
 
 
-def test_an_fp32_sum_that_overflows_is_void():
-    results = reduce(Sum(), lambda rank: torch.full((LAYOUT.numel,), 3e38))
-    assert [sent for _, sent in results] == [None, None]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 8])
-@pytest.mark.parametrize("dtype, large", [("fp16", 1e6), ("fp16", 3.4e38), ("bf16", 3.4e38)])
+@for_each("size", [1, 3, 8])
+@for_each("dtype, large", [("fp16", 1e6), ("fp16", 3.4e38), ("bf16", 3.4e38)])
 def test_sixteen_bits_never_overflow_and_what_was_cut_off_stays_here(dtype, large, size):
     for out, sent in reduce(Sum(dtype=dtype), lambda rank: torch.full((LAYOUT.numel,), large), size):
         assert bool((out > 0.9 * large).all()) and bool(out.isfinite().all())
@@ -104,8 +85,8 @@ def test_sixteen_bits_never_overflow_and_what_was_cut_off_stays_here(dtype, larg
         torch.testing.assert_close(left + out, torch.full_like(out, large), rtol=size * 2.0**-7, atol=0)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 16])
-@pytest.mark.parametrize("scale", [1e-24, 4e-7, 1.0, 65504.0, 1e30])
+@for_each("size", [1, 3, 16])
+@for_each("scale", [1e-24, 4e-7, 1.0, 65504.0, 1e30])
 def test_fp16_keeps_its_promise_for_every_number_of_ranks(size, scale):
     """2^-11 of a value at each rounding, of which it meets one a rank and one more; or 2^-40 N M."""
     rng = torch.Generator().manual_seed(size)
@@ -122,8 +103,7 @@ def test_a_share_that_the_mean_has_overwritten_says_so():
     (comm,) = Loopback.world(1)
     out = torch.ones(LAYOUT.numel)
     sent = Sum().bind(LAYOUT, comm).reduce(out, LAYOUT, Turn(0), out)
-    with pytest.raises(ValueError, match="reduce into another `out`"):
-        sent.add_to_(torch.zeros(LAYOUT.numel))
+    refuses(ValueError, "reduce into another `out`", sent.add_to_, torch.zeros(LAYOUT.numel))
     assert not sent.clear_(torch.ones(LAYOUT.numel)).any()
 
 
@@ -182,7 +162,7 @@ def test_ranks_draw_random_entries_alike_and_anew_each_step():
     assert len(set(shares)) > 1
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@for_each("dtype", ["fp32", "fp16"])
 def test_the_share_of_a_sum_is_kept_whatever_the_memory(dtype):
     """Also of nothing, where all addresses are alike, and of an x that is another view of `out`."""
     layout = Layout.of([("none", (0,))])
@@ -200,8 +180,8 @@ def test_the_share_of_a_sum_is_kept_whatever_the_memory(dtype):
         assert torch.equal(out, x / (1 + rank) * 1.5)
 
 
-@pytest.mark.parametrize("reducer", ["gather({})", "server({}, dense())"])
-@pytest.mark.parametrize("select", ["randomk(density=0.5)", "topk(density=0.5)"])
+@for_each("reducer", ["gather({})", "server({}, dense())"])
+@for_each("select", ["randomk(density=0.5)", "topk(density=0.5)"])
 def test_errors_of_rounding_average_out_over_ranks(reducer, select):
     """Equal gradients on 8 ranks: the mean's variance is 1/8 of one rank's, with 20,000 draws within 10 %.
 
@@ -227,20 +207,12 @@ def test_a_schedule_is_followed():
     assert [int((mean != 0).sum()) for mean in means] == [12, 2 + 2 + 3, 3]
 
 
-@pytest.mark.parametrize(
-    "make, says",
-    [
-        (lambda: Sum(dtype="fp8"), "'fp32', 'fp16' or 'bf16', got 'fp8'"),
-        (lambda: Gather(Damaging(), grain="row"), "'tensor' or 'bucket', got 'row'"),
-        (lambda: parse("gather(topk(density=0.1))"), r"gather takes a codec.*topk\(density=0.1\)"),
-    ],
-)
-def test_wrong_arguments_are_refused(make, says):
-    with pytest.raises(SpecError, match=says):
-        make()
-
-
-def test_reducers_say_which_codec_errs():
+def test_wrong_arguments_are_refused():
+    refuses(SpecError, "'fp32', 'fp16' or 'bf16', got 'fp8'", Sum, dtype="fp8")
+    refuses(SpecError, "'tensor' or 'bucket', got 'row'", Gather, Damaging(), grain="row")
+    refuses(SpecError, r"gather takes a codec.*topk\(density=0.1\)", parse, "gather(topk(density=0.1))")
     assert Sum().feedback_codec() is None
     assert Sum(dtype="bf16").feedback_codec() == parse("cast('bf16')")
     assert parse("gather(sparse(topk(density=0.1)))").feedback_codec() == parse("sparse(topk(density=0.1))")
+    results = reduce(Sum(), lambda rank: torch.full((LAYOUT.numel,), 3e38))
+    assert [sent for _, sent in results] == [None, None], "a sum that overflows is void"

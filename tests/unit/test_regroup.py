@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 import torch
 from tests.laws.strategy_ranks import Rank, Together
+from tests.unit.shared import for_each
 
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
@@ -38,7 +38,7 @@ def renewed(spec: str, comm: Loopback, away: int) -> Rank:
     return rank
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@for_each("dtype", [torch.float32, torch.float16])
 def test_an_infinite_statistic_survives_a_rank_that_comes_back(dtype: torch.dtype) -> None:
     """Causal masks are buffers of -inf. Its share counts for nothing, also where it is not finite."""
     mask = torch.full((3, 3), -torch.inf, dtype=dtype).triu(1)
@@ -56,37 +56,32 @@ def test_an_infinite_statistic_survives_a_rank_that_comes_back(dtype: torch.dtyp
     assert all(torch.equal(own, mask) for own in Loopback.run(3, play))
 
 
-@pytest.mark.parametrize(
-    ("spec", "key"),
-    [
-        ("diloco(every=2)", "velocity"),
-        ("slowmo(every=2)", "momentum"),
-        ("slowmo(every=2, base=sgp())", "momentum"),
-        ("easgd(every=2)", "centre"),
-    ],
-)
-def test_memory_that_all_share_outlives_a_loss(spec: str, key: str) -> None:
-    """The rank that was away takes it over too, bit for bit."""
+MEMORIES = {
+    **{"diloco(every=2)": "velocity", "slowmo(every=2)": "momentum"},
+    **{"slowmo(every=2, base=sgp())": "momentum", "easgd(every=2)": "centre"},
+}
 
-    def play(comm: Loopback) -> tuple[torch.Tensor, torch.Tensor]:
+
+@for_each("spec", MEMORIES)
+def test_memory_that_all_share_outlives_a_loss(spec: str) -> None:
+    """The rank that was away takes it over too, bit for bit."""
+    key = MEMORIES[spec]
+
+    def play(comm: Loopback) -> None:
         rank = renewed(spec, comm, away=1)
         rank.train(range(4))
         before = rank.memory()[key]
         if comm.rank == 1:
             rank.controller.bound.agreed()[key].fill_(7.0)
         rank.controller._regroup(4, "a test")
-        after = rank.memory()[key]
+        assert bool(before.any()) and torch.equal(before, rank.memory()[key])
         rank.train(range(4, 8))
         rank.optimizer.finish()
-        return before, after
 
-    for before, after in Loopback.run(3, play):
-        assert bool(before.any()) and torch.equal(before, after)
+    Loopback.run(3, play)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "key"), [("diloco(every=2)", "velocity"), ("slowmo(every=2)", "momentum")]
-)
+@for_each("strategy, key", [("diloco(every=2)", "velocity"), ("slowmo(every=2)", "momentum")])
 def test_memory_of_first_ranks_outlives_a_loss_under_by_machine(strategy: str, key: str) -> None:
     """Another rank of the first machine is furthest; what it knows of it is from an earlier group."""
 
@@ -110,7 +105,7 @@ def test_memory_of_first_ranks_outlives_a_loss_under_by_machine(strategy: str, k
         assert not torch.equal(first, second) and torch.equal(second, kept_again)
 
 
-@pytest.mark.parametrize(("spec", "reset"), [("diloco(every=2)", {"anchor"}), ("sgp()", {"weight"})])
+@for_each("spec, reset", [("diloco(every=2)", {"anchor"}), ("sgp()", {"weight"})])
 def test_every_regroup_tells_what_starts_anew(spec: str, reset: set[str]) -> None:
     def play(comm: Loopback) -> list[Any]:
         rank = renewed(spec, comm, away=1)
@@ -122,7 +117,7 @@ def test_every_regroup_tells_what_starts_anew(spec: str, reset: set[str]) -> Non
         assert (before, step, agreed.averaged, {*fresh}) == ([], 2, [0, 2], reset)
 
 
-@pytest.mark.parametrize("keep", [False, True])
+@for_each("keep", [False, True])
 def test_each_rank_keeps_its_statistics_where_it_is_told_to(keep: bool) -> None:
     """Rank 1 was away, and takes the others' mean over as it does their model. Frozen ones are one rank's."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from tests.laws.table import compressors
+from tests.unit.shared import for_each, refuses, same
 
 from laconic.comm.loopback import Loopback
 from laconic.core.errors import AttachError, PeerError, SpecError, StateError
@@ -21,8 +21,7 @@ TOPK, EF21 = "topk(density=0.05)", "ef21_sgdm(topk(density=0.05))"
 
 
 def gradient(step: int, name: int) -> torch.Tensor:
-    rng = torch.Generator().manual_seed(1000 * step + name)
-    return torch.randn(LAYOUT.numel, generator=rng)
+    return torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(1000 * step + name))
 
 
 def taken(exchange: RevocableExchange, step: int, group: Loopback | None, **told: Any) -> torch.Tensor:
@@ -51,7 +50,7 @@ def test_most_methods_are_suited() -> None:
     assert {"cgx()", "stc()", "powersgd()", "ef21_sgdm()"} <= {spec.split("(")[0] + "()" for spec in SUITED}
 
 
-@pytest.mark.parametrize("spec", SUITED)
+@for_each("spec", SUITED)
 def test_a_step_that_is_thrown_away_leaves_no_trace(spec: str) -> None:
     def means(tries: dict[int, int]) -> Callable[[Loopback], tuple[list[torch.Tensor], Any]]:
         def body(comm: Loopback) -> tuple[list[torch.Tensor], Any]:
@@ -66,7 +65,7 @@ def test_a_step_that_is_thrown_away_leaves_no_trace(spec: str) -> None:
 
     plain, again = Loopback.run(2, means({})), Loopback.run(2, means({2: 3, 4: 2}))
     for (ones, memory), (others, kept) in zip(plain, again, strict=True):
-        assert all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))
+        assert same(ones, others)
         assert memory.keys() == kept.keys()
         assert all(torch.equal(memory[key], kept[key]) for key in memory)
 
@@ -90,6 +89,13 @@ def residual(exchange: RevocableExchange, step: int) -> torch.Tensor:
     return torch.cat([value.flatten() for key, value in sorted(tensors.items()) if "residual" in key])
 
 
+def all_take(exchanges: list[RevocableExchange], size: int = 3, *, new: bool) -> list[torch.Tensor]:
+    """Every rank's mean of step 2, in a new group or in the old one."""
+    return Loopback.run(
+        size, lambda comm: taken(exchanges[comm.rank], 2, comm if new else None, name=comm.rank)
+    )
+
+
 def three_ranks(spec: str = TOPK) -> list[RevocableExchange]:
     """Those of three ranks after two steps."""
 
@@ -103,30 +109,25 @@ def three_ranks(spec: str = TOPK) -> list[RevocableExchange]:
 
 
 def test_the_same_ranks_in_a_new_group_keep_what_they_had() -> None:
-    formed, plain = three_ranks(), three_ranks()
-    new = Loopback.run(3, lambda comm: taken(formed[comm.rank], 2, comm, name=comm.rank))
-    old = Loopback.run(3, lambda comm: taken(plain[comm.rank], 2, None, name=comm.rank))
-    assert all(torch.equal(a, b) for a, b in zip(new, old, strict=True))
+    assert same(all_take(three_ranks(), new=True), all_take(three_ranks(), new=False))
 
 
 def test_who_stays_and_who_comes_get_the_mean_of_what_is_left() -> None:
     """Rank 0 has died, another has come, and the step before was thrown away."""
     exchanges = three_ranks()
     kept = [residual(each, 2) for each in exchanges[1:]]
-    Loopback.run(3, lambda comm: taken(exchanges[comm.rank], 2, None, name=comm.rank))
+    all_take(exchanges, new=False)
     present = [*exchanges[1:], RevocableExchange(lift(TOPK), LAYOUT)]
-    newcomer = 2
 
     def body(comm: Loopback) -> torch.Tensor:
-        behind = comm.rank == newcomer
-        present[comm.rank].begin(2, comm, behind=behind)
+        present[comm.rank].begin(2, comm, behind=comm.rank == 2)
         return residual(present[comm.rank], 2)
 
     for held in Loopback.run(3, body):
         assert torch.allclose(held, torch.stack(kept).mean(dim=0), atol=1e-6)
 
 
-@pytest.mark.parametrize("spec", [TOPK, "powersgd(rank=1)", EF21, "lgc()"])
+@for_each("spec", [TOPK, "powersgd(rank=1)", EF21, "lgc()"])
 def test_all_agree_after_a_change(spec: str) -> None:
     exchanges = three_ranks(spec)
     present = [exchanges[2], RevocableExchange(lift(spec), LAYOUT), exchanges[0]]
@@ -152,12 +153,11 @@ def test_a_group_that_breaks_as_it_is_formed_takes_no_memory_along() -> None:
     held = [residual(each, 2) for each in exchanges]
 
     def broken(comm: Loopback) -> None:
-        with pytest.raises(PeerError):
-            exchanges[comm.rank].begin(2, Broken(comm.room, comm.rank), behind=False)
+        refuses(PeerError, ".", exchanges[comm.rank].begin, 2, Broken(comm.room, comm.rank), behind=False)
 
     Loopback.run(2, broken)
     assert all(torch.equal(residual(each, 2), own) for each, own in zip(exchanges, held, strict=True))
-    Loopback.run(3, lambda comm: taken(exchanges[comm.rank], 2, comm, name=comm.rank))
+    all_take(exchanges, new=True)
 
 
 def test_who_falls_behind_in_the_same_group_forgets() -> None:
@@ -177,7 +177,7 @@ def test_who_falls_behind_in_the_same_group_forgets() -> None:
 def test_figures_go_on_from_group_to_group() -> None:
     exchanges = three_ranks()
     before = exchanges[0].stats()
-    Loopback.run(2, lambda comm: taken(exchanges[comm.rank], 2, comm, name=comm.rank))
+    all_take(exchanges, 2, new=True)
     after = exchanges[0].stats()
     assert (before.steps, after.steps) == (2, 3)
     assert after.network_sent > before.network_sent > 0
@@ -185,32 +185,24 @@ def test_figures_go_on_from_group_to_group() -> None:
     assert RevocableExchange(lift(TOPK), LAYOUT).stats().network_sent == 0
 
 
-@pytest.mark.parametrize("spec", ["dgc(density=0.01)", "onebit_adam()"])
-def test_methods_of_the_optimiser_are_refused(spec: str) -> None:
-    with pytest.raises(AttachError, match="where steps may be thrown away: it changes how the optimiser"):
-        RevocableExchange(lift(spec), LAYOUT)
-
-
-def test_groups_within_the_group_are_refused() -> None:
-    with pytest.raises(AttachError, match="machines come and go"):
-        RevocableExchange(
-            lift("two_level(sum(), gather(sparse(topk(density=0.1))), ranks_per_node=1)"), LAYOUT
-        )
-
-
-def test_a_method_that_does_not_suit_the_model_is_told_at_once() -> None:
-    with pytest.raises(SpecError, match="needs three or more: this model has 1"):
-        RevocableExchange(lift("lgc()"), Layout.of([("weight", (24, 40))]))
-
-
-def test_states_that_do_not_belong_are_refused() -> None:
+def test_methods_that_do_not_suit_and_states_that_do_not_belong_are_refused() -> None:
+    two_level = "two_level(sum(), gather(sparse(topk(density=0.1))), ranks_per_node=1)"
+    optimisers = "where steps may be thrown away: it changes how the optimiser"
+    for spec, words in (
+        ("dgc(density=0.01)", optimisers),
+        ("onebit_adam()", optimisers),
+        (two_level, "machines come and go"),
+    ):
+        refuses(AttachError, words, RevocableExchange, lift(spec), LAYOUT)
+    one = Layout.of([("weight", (24, 40))])
+    refuses(SpecError, "needs three or more: this model has 1", RevocableExchange, lift("lgc()"), one)
     exchange = three_ranks()[0]
-    kept = exchange.state_dict(2)
-    with pytest.raises(StateError, match="load the state before the first backward pass"):
-        exchange.load_state_dict(kept)
-    with pytest.raises(StateError, match="no memory to save before the first step"):
-        RevocableExchange(lift(TOPK), LAYOUT).state_dict(0)
-    with pytest.raises(StateError, match=r"of spec 'topk\(density=0.05\)', this handle has"):
-        RevocableExchange(lift("topk(density=0.1)"), LAYOUT).load_state_dict(kept)
-    with pytest.raises(StateError, match="no state of a handle"):
-        RevocableExchange(lift(TOPK), LAYOUT).load_state_dict({})
+    kept, fresh = exchange.state_dict(2), RevocableExchange(lift(TOPK), LAYOUT)
+    other = RevocableExchange(lift("topk(density=0.1)"), LAYOUT)
+    for words, act, given in (
+        ("load the state before the first backward pass", exchange.load_state_dict, kept),
+        ("no memory to save before the first step", fresh.state_dict, 0),
+        (r"of spec 'topk\(density=0.05\)', this handle has", other.load_state_dict, kept),
+        ("no state of a handle", fresh.load_state_dict, {}),
+    ):
+        refuses(StateError, words, act, given)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.unit.shared import for_each, same
 from torch import Tensor
 
 from laconic import kernels
@@ -18,15 +19,13 @@ from laconic.core.layout import Segments
 from laconic.core.spec import parse
 from laconic.kernels import checks
 
-SPECS = [
-    "sparse(topk(density=0.1), indices=golomb())",
-    "sparse(topk(density=0.1))",
-    "sparse(topk(density=0.1), indices=delta())",
-    "sparse(topk(density=0.1), indices=fine_delta())",
-    "sparse(topk(density=0.1), values=cast('fp16'), indices=golomb())",
-    "sparse(threshold(value=2.5), indices=golomb())",
+GOLOMB = ", indices=golomb()"
+CODINGS = (GOLOMB, "", ", indices=delta()", ", indices=fine_delta()", f", values=cast('fp16'){GOLOMB}")
+SPECS = [f"sparse(topk(density=0.1){coding})" for coding in CODINGS] + [
+    f"sparse(threshold(value=2.5){GOLOMB})"
 ]
 SEGMENTS = Segments((7, 1300, 1301, 1340, 2000), (1200, 1, 0, 600, 65))
+START = torch.linspace(-1, 1, 2100)
 
 
 @pytest.fixture
@@ -50,34 +49,37 @@ def messages(codec: Codec, size: int) -> list[Tensor]:
 
 
 def one_by_one(codec: Codec, wires: list[Tensor], alpha: float) -> Tensor:
-    out = torch.linspace(-1, 1, 2100)
+    out = START.clone()
     for wire in wires:
         codec.decode_segments_add_(wire, SEGMENTS, out, alpha)
     return out
 
 
-@pytest.mark.parametrize("size", [1, 2, 8])
-@pytest.mark.parametrize("spec", SPECS)
+def together(codec: Codec, wires: list[Tensor], alpha: float) -> Tensor:
+    out = START.clone()
+    codec.decode_messages_add_([(wire, SEGMENTS) for wire in wires], out, alpha)
+    return out
+
+
+@for_each("size", [1, 2, 8])
+@for_each("spec", SPECS)
 def test_together_as_one_by_one(spec: str, size: int) -> None:
     codec = parse(spec)
     wires = messages(codec, size)
     expected = one_by_one(codec, wires, 1 / 3)
     with kernels.using("reference"):
-        assert all(map(torch.equal, messages(codec, size), wires))
+        assert same(messages(codec, size), wires)
         assert torch.equal(one_by_one(codec, wires, 1 / 3), expected)
-        out = torch.linspace(-1, 1, 2100)
-        codec.decode_messages_add_([(wire, SEGMENTS) for wire in wires], out, 1 / 3)
-    assert torch.equal(out, expected)
+        assert torch.equal(together(codec, wires, 1 / 3), expected)
 
 
 @pytest.mark.usefixtures("on_device")
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if "fine_delta" not in spec])
+@for_each("spec", [spec for spec in SPECS if "fine_delta" not in spec])
 def test_the_way_of_a_gpu_gives_the_same_bits(spec: str) -> None:
     codec = parse(spec)
     wires = messages(codec, 3)
-    out = torch.linspace(-1, 1, 2100)
     with deferred():
-        codec.decode_messages_add_([(wire, SEGMENTS) for wire in wires], out, 1 / 3)
+        out = together(codec, wires, 1 / 3)
     assert torch.equal(out, one_by_one(codec, wires, 1 / 3))
 
 
@@ -104,17 +106,15 @@ def refused(codec: Codec, wires: list[Tensor], out: Tensor) -> int | None:
 
 
 @pytest.mark.usefixtures("on_device")
-@pytest.mark.parametrize("spec", SPECS[:2])
+@for_each("spec", SPECS[:2])
 def test_a_damaged_message_is_named_and_changes_nothing(spec: str) -> None:
     codec = parse(spec)
     wires, found = messages(codec, 3), 0
     for trial in range(60):
-        bad = [*wires[:1], damage(wires[1], trial), *wires[2:]]
-        out = torch.linspace(-1, 1, 2100)
-        before = out.clone()
-        number = refused(codec, bad, out)
+        out = START.clone()
+        number = refused(codec, [wires[0], damage(wires[1], trial), wires[2]], out)
         assert number in (None, 1)
-        assert torch.equal(out, before) is (number == 1)
+        assert torch.equal(out, START) is (number == 1)
         found += number == 1
     assert found > 10
 
@@ -123,15 +123,13 @@ def test_a_damaged_message_is_named_and_changes_nothing(spec: str) -> None:
 def test_a_value_that_is_not_finite_is_refused() -> None:
     codec = parse(SPECS[0])
     for value in (torch.nan, torch.inf):
-        wires = messages(codec, 3)
+        wires, out = messages(codec, 3), START.clone()
         wires[1][-4:] = torch.tensor([value]).view(torch.uint8)
-        out = torch.linspace(-1, 1, 2100)
-        before = out.clone()
         assert refused(codec, wires, out) == 1
-        assert torch.equal(out, before)
+        assert torch.equal(out, START)
 
 
-@pytest.mark.parametrize("live", ["reference", kernels.runnable()[-1]])
+@for_each("live", ["reference", kernels.runnable()[-1]])
 def test_a_single_damaged_message_names_its_rank(live: str) -> None:
     codec, segments = parse("sparse(topk(density=0.1), indices=golomb())"), Segments.whole(100)
     wire = codec.encode(torch.randn(100, generator=torch.Generator().manual_seed(3)))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
+from tests.unit.shared import for_each
 
 from laconic.optim.stochastic_rounding import HALF, round_at_random
 
@@ -26,7 +26,7 @@ def values(dtype):
     return torch.cat([x, torch.zeros(2), grid(dtype)[::97].float()])
 
 
-@pytest.mark.parametrize("dtype", HALF)
+@for_each("dtype", HALF)
 def test_results_are_the_neighbours_on_the_grid(dtype):
     points, x = grid(dtype), values(dtype)
     above = torch.searchsorted(points, x.double()).clamp(0, len(points) - 1)
@@ -38,8 +38,8 @@ def test_results_are_the_neighbours_on_the_grid(dtype):
         assert bool(((found.double() == points[above]) | (found.double() == points[below])).all())
 
 
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("x", [1 + 2**-9 + 2**-12, -1 - 2**-13, 3.14159, 1e-4, -0.3333, 3e-8, -5.5e-6])
+@for_each("dtype", HALF)
+@for_each("x", [1 + 2**-9 + 2**-12, -1 - 2**-13, 3.14159, 1e-4, -0.3333, 3e-8, -5.5e-6])
 def test_it_is_unbiased(dtype, x):
     """The mean of 100,000 draws is within five standard errors of x, and both neighbours come up."""
     x = torch.full((DRAWS,), x)
@@ -51,7 +51,7 @@ def test_it_is_unbiased(dtype, x):
     assert abs(float(found.mean()) - float(x[0])) < 5 * error
 
 
-@pytest.mark.parametrize("dtype", HALF)
+@for_each("dtype", HALF)
 def test_the_grid_and_what_is_not_finite_stay_and_the_largest_is_the_limit(dtype):
     points = grid(dtype).float()
     assert torch.equal(round_at_random(points, dtype, 3).float(), points)
@@ -61,10 +61,9 @@ def test_the_grid_and_what_is_not_finite_stay_and_the_largest_is_the_limit(dtype
     assert round_at_random(most, dtype, 3).float().abs().tolist() == [float(points.max())] * 2
 
 
-@pytest.mark.parametrize("dtype", HALF)
+@for_each("dtype", HALF)
 def test_a_key_gives_its_bits(dtype):
-    x = values(dtype)
-    assert torch.equal(round_at_random(x, dtype, 1), round_at_random(x, dtype, 1))
-    assert not torch.equal(round_at_random(x, dtype, 1), round_at_random(x, dtype, 2))
+    one, again, other = (round_at_random(values(dtype), dtype, key) for key in (1, 1, 2))
+    assert torch.equal(one, again) and not torch.equal(one, other)
     assert round_at_random(torch.empty(0, 3), dtype, 1).shape == (0, 3)
     assert round_at_random(torch.tensor(1.003), dtype, 1).shape == ()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.unit.shared import for_each, refuses
 
 from laconic.core.errors import DataError, SpecError
 from laconic.tasks import TASKS, find
@@ -54,14 +55,15 @@ def write_idx(folder: Path, arrays: dict[str, np.ndarray], packed: bool) -> None
         path.write_bytes(gzip.compress(raw) if packed else raw)
 
 
-@pytest.mark.parametrize("form", ["npz", "idx", "idx.gz"])
+@for_each("form", ["npz", "idx", "idx.gz"])
 def test_mnist_reads_each_of_its_formats(form: str, tmp_path: Path) -> None:
-    arrays = mnist_arrays()
+    arrays, folder = mnist_arrays(), tmp_path / form
+    folder.mkdir()
     if form == "npz":
-        np.savez(tmp_path / "mnist.npz", **arrays)
+        np.savez(folder / "mnist.npz", **arrays)
     else:
-        write_idx(tmp_path, arrays, packed=form.endswith("gz"))
-    tensors = find("mnist").load(tmp_path)
+        write_idx(folder, arrays, packed=form.endswith("gz"))
+    tensors = find("mnist").load(folder)
     assert torch.equal(tensors["train_x"], torch.from_numpy(arrays["x_train"])[:, None])
     assert torch.equal(tensors["test_y"], torch.from_numpy(arrays["y_test"]))
 
@@ -73,28 +75,23 @@ def cifar_batches() -> list[tuple[np.ndarray, list[int]]]:
 
 def write_cifar(folder: Path, batches: list[tuple[np.ndarray, list[int]]], form: str) -> None:
     inside = folder / f"cifar-10-batches-{form}"
-    inside.mkdir()
+    inside.mkdir(parents=True)
     names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
     for name, (images, labels) in zip(names, batches, strict=True):
         if form == "py":
-            batch = {
-                b"data": images,
-                b"labels": labels,
-                b"batch_label": name.encode(),
-                b"filenames": [b"a.png"] * 2,
-            }
-            (inside / name).write_bytes(pickle.dumps(batch, protocol=2))
+            batch = {b"data": images, b"labels": labels, b"batch_label": name.encode()}
+            (inside / name).write_bytes(pickle.dumps(batch | {b"filenames": [b"a.png"] * 2}, protocol=2))
         else:
             records = np.concatenate([np.array(labels, np.uint8)[:, None], images], axis=1)
             (inside / f"{name}.bin").write_bytes(records.tobytes())
 
 
-@pytest.mark.parametrize("form", ["py", "bin"])
+@for_each("form", ["py", "bin"])
 def test_cifar10_reads_pickled_and_binary_batches(form: str, tmp_path: Path) -> None:
-    batches = cifar_batches()
-    write_cifar(tmp_path, batches, form)
+    batches, outer = cifar_batches(), tmp_path / form
+    write_cifar(outer, batches, form)
     expected = np.concatenate([images for images, _ in batches[:5]]).reshape(-1, 3, 32, 32)
-    for folder in (tmp_path, tmp_path / f"cifar-10-batches-{form}"):
+    for folder in (outer, outer / f"cifar-10-batches-{form}"):
         tensors = find("cifar10").load(folder)
         assert torch.equal(tensors["train_x"], torch.from_numpy(expected))
         assert tensors["test_y"].tolist() == batches[5][1]
@@ -122,21 +119,20 @@ class Evil:
         return os.mkdir, ("was-here",)
 
 
-@pytest.mark.parametrize("content", [Evil(), {b"data": Evil(), b"labels": [1]}, {b"labels": [1]}, [1, 2]])
 def test_a_pickle_that_is_no_batch_is_refused_and_not_run(
-    content: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_cifar(tmp_path, cifar_batches(), "py")
     bad = tmp_path / "cifar-10-batches-py" / "data_batch_3"
-    bad.write_bytes(pickle.dumps(content))
-    with pytest.raises(DataError, match="data_batch_3"):
-        find("cifar10").load(tmp_path)
-    assert not Path("was-here").exists()
+    for content in (Evil(), {b"data": Evil(), b"labels": [1]}, {b"labels": [1]}, [1, 2]):
+        bad.write_bytes(pickle.dumps(content))
+        refuses(DataError, "data_batch_3", find("cifar10").load, tmp_path)
+        assert not Path("was-here").exists()
 
 
-@pytest.mark.parametrize("name", ["mnist", "cifar10", "shakespeare"])
-def test_missing_data_names_file_folder_variable_and_source(name: str, tmp_path: Path) -> None:
+@for_each("name", ["mnist", "cifar10", "shakespeare"])
+def test_missing_or_damaged_data_names_file_folder_variable_and_source(name: str, tmp_path: Path) -> None:
     task = TASKS[name]
     with pytest.raises(DataError) as nowhere:
         task.load(None)
@@ -144,17 +140,12 @@ def test_missing_data_names_file_folder_variable_and_source(name: str, tmp_path:
         task.load(tmp_path)
     assert all(word in str(nowhere.value) for word in (task.files[0], VARIABLE, "--data", "https://"))
     assert all(word in str(empty.value) for word in (task.files[0], str(tmp_path), VARIABLE, "https://"))
-    with pytest.raises(DataError, match="no data folder"):
-        task.load(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("name", ["mnist", "cifar10", "shakespeare"])
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short", b"\x93NUMPY junk"])
-def test_damaged_data_names_the_file(name: str, content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / TASKS[name].files[0]
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=path.name):
-        TASKS[name].load(tmp_path)
+    refuses(DataError, "no data folder", task.load, tmp_path / "nowhere")
+    path = tmp_path / name / task.files[0]
+    path.parent.mkdir()
+    for content in (b"", b"PK\x03\x04 cut short", b"\x93NUMPY junk"):
+        path.write_bytes(content)
+        refuses(DataError, path.name, task.load, path.parent)
 
 
 def test_the_variable_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +180,5 @@ def test_crops_are_windows_of_the_padded_image() -> None:
 
 
 def test_unknown_names_list_near_ones() -> None:
-    with pytest.raises(SpecError, match="did you mean digits"):
-        find("digit")
-    with pytest.raises(SpecError, match="did you mean resnet20"):
-        find("cifar10").recipe("resnet")
+    refuses(SpecError, "did you mean digits", find, "digit")
+    refuses(SpecError, "did you mean resnet20", find("cifar10").recipe, "resnet")

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
-import pytest
 import torch
+from tests.unit.shared import for_each, refuses, resumed, same
 from torch import nn
 
 from laconic.core.errors import AttachError, SpecError, StateError
 from laconic.sparsity import export, fours, nbytes, sparsify
 from laconic.sparsity.drop_and_grow import drop_and_grow
 
-SPECS = (
-    "rigl(density=0.5, every=4, layout='2:4')",
-    "sparse_evolution(density=0.5, every=4, layout='2:4')",
+SPECS = [
+    *(
+        f"{name}(density=0.5, every=4, layout='2:4')"
+        for name in ("rigl", "sparse_evolution", "gradual_pruning")
+    ),
     "static_masks(density=0.5, layout='2:4')",
-    "gradual_pruning(density=0.5, every=4, layout='2:4')",
-)
+]
 STEPS = 32
 
 
@@ -42,11 +41,7 @@ def run(net: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
         optimizer.step()
 
 
-def in_each_four(mask: torch.Tensor) -> torch.Tensor:
-    return mask.reshape(-1, 4).sum(1)
-
-
-@pytest.mark.parametrize("spec", SPECS)
+@for_each("spec", SPECS)
 def test_each_four_has_two_and_the_export_stores_them_so(spec: str) -> None:
     net = build()
     optimizer = sgd(net)
@@ -55,7 +50,7 @@ def test_each_four_has_two_and_the_export_stores_them_so(spec: str) -> None:
     assert sorted(first) == ["2.weight", "5.weight"]
     for step in range(STEPS):
         run(net, optimizer, range(step, step + 1))
-        counts = torch.cat([in_each_four(mask) for mask in sparse.masks.values()])
+        counts = torch.cat([mask.reshape(-1, 4).sum(1) for mask in sparse.masks.values()])
         assert bool((counts >= 2).all()) and (spec.startswith("gradual") or bool((counts == 2).all()))
     assert bool((counts == 2).all())
     for name, mask in sparse.masks.items():
@@ -71,7 +66,7 @@ def test_each_four_has_two_and_the_export_stores_them_so(spec: str) -> None:
     assert torch.allclose(small(x), net.eval()(x), atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@for_each("seed", range(10))
 def test_what_drops_makes_room_among_its_own_neighbours(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n = 4 * int(rng.integers(1, 40))
@@ -97,45 +92,30 @@ def test_equal_scores_are_chosen_between_by_the_key_alone() -> None:
     assert bool(((places - 0.5).abs() < 0.08).all())  # 5 standard deviations of a mean of 1000
 
 
-@pytest.mark.parametrize("spec", [SPECS[0], SPECS[3]])
+@for_each("spec", [SPECS[0], SPECS[2]])
 def test_a_resumed_run_ends_with_the_same_bits(spec: str) -> None:
-    whole = build()
-    optimizer = sgd(whole)
-    sparse = sparsify(whole, optimizer, spec, steps=STEPS)
-    run(whole, optimizer, range(17))
-    file = io.BytesIO()
-    torch.save([whole.state_dict(), optimizer.state_dict(), sparse.state_dict()], file)
-    run(whole, optimizer, range(17, STEPS))
-    file.seek(0)
-    net = build(seed=3)
-    other = sgd(net)
-    again = sparsify(net, other, spec, steps=STEPS)
-    for part, state in zip((net, other, again), torch.load(file, weights_only=True), strict=True):
-        part.load_state_dict(state)
-    run(net, other, range(17, STEPS))
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), net.parameters(), strict=True))
+    seeds = iter((0, 0, 3))
+
+    def start():
+        net = build(next(seeds))
+        optimizer = sgd(net)
+        return net, optimizer, sparsify(net, optimizer, spec, steps=STEPS)
+
+    whole, later = resumed(start, lambda parts, steps: run(*parts[:2], steps), 17, STEPS)
+    assert same(whole[0].parameters(), later[0].parameters())
 
 
-def test_a_mask_of_another_layout_is_refused() -> None:
+def test_what_is_not_two_of_four_is_refused() -> None:
     net = nn.Linear(8, 4)
+    for name in ("rigl", "sparse_evolution", "static_masks", "gradual_pruning"):
+        words, spec = r"take density=0\.5, got 0\.1", f"{name}(layout='2:4')"
+        refuses(SpecError, words, sparsify, net, sgd(net), spec, steps=STEPS)
     sparse = sparsify(net, sgd(net), SPECS[0], steps=STEPS)
-    before = sparse.masks["weight"].clone()
-    state = sparse.state_dict()
+    before, state = sparse.masks["weight"].clone(), sparse.state_dict()
     state["masks"] = {"weight": torch.tensor([0b1111, 0b110011, 0b110011, 0b110011], dtype=torch.uint8)}
-    with pytest.raises(StateError, match="fewer than two of four"):
-        sparse.load_state_dict(state)
+    refuses(StateError, "fewer than two of four", sparse.load_state_dict, state)
     assert torch.equal(sparse.masks["weight"], before)
-
-
-@pytest.mark.parametrize("name", ["rigl", "sparse_evolution", "static_masks", "gradual_pruning"])
-def test_another_density_is_refused_with_the_way_out(name: str) -> None:
-    net = nn.Linear(8, 4)
-    with pytest.raises(SpecError, match=r"take density=0\.5, got 0\.1"):
-        sparsify(net, sgd(net), f"{name}(layout='2:4')", steps=STEPS)
-
-
-def test_a_model_without_rows_of_fours_is_refused() -> None:
     net = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
-    with pytest.raises(AttachError, match=r"of 2 Linear and convolution layers none.*layout='erk'"):
-        sparsify(net, sgd(net), SPECS[0], steps=STEPS)
+    words = r"of 2 Linear and convolution layers none.*layout='erk'"
+    refuses(AttachError, words, sparsify, net, sgd(net), SPECS[0], steps=STEPS)
     assert bool((net[0].weight != 0).all())
