@@ -418,8 +418,6 @@ def test_hooks_of_others_see_the_models_parameters(rounding) -> None:
     optimizer.register_step_post_hook(clamp)
     step_with_ones(optimizer, w)
     assert seen == [[0.75] * 4] and w.tolist() == [0.5] * 4 and len(once) == 1
-    step_with_ones(
-        optimizer, w
-    )  # not clipped: momentum 0.9 * 0.25 + 1, from the clamped weights
+    step_with_ones(optimizer, w)  # not clipped: momentum 0.9 * 0.25 + 1, from the clamped weights
     assert seen[1] == pytest.approx([0.5 - 1.225] * 4, abs=0.004)
     assert len(optimizer._optimizer_step_post_hooks) == 1 and not optimizer._optimizer_step_pre_hooks

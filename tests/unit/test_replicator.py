@@ -10,12 +10,15 @@ import time
 import numpy as np
 import pytest
 import torch
+from tests.unit.shared import flat, for_each, refuses, same
 from torch import nn
 from torch.nn.functional import batch_norm, cross_entropy
 
 from laconic import Replicator
 from laconic.core.errors import AttachError, DataError, NonFiniteError, PeerError, SpecError
 from laconic.replicator import InputContext
+
+LOCAL = "local(replicas=2)"
 
 BATCH = 16
 X = torch.randn(4 * BATCH, 6, generator=torch.Generator().manual_seed(1))
@@ -35,30 +38,40 @@ def slices(context: InputContext):
         yield {"y": Y[begin : begin + size], "x": X[begin : begin + size]}
 
 
+def learn(model: nn.Module, optimizer, batch) -> None:
+    optimizer.zero_grad()
+    cross_entropy(model(batch["x"]), batch["y"]).backward()
+    optimizer.step()
+
+
+def sgd(replicator: Replicator, model: nn.Module, **wrap):
+    return replicator.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), **wrap)
+
+
 def trained(replicator: Replicator, replication: str = "per_worker", **wrap) -> torch.Tensor:
     model = network()
     plain = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9, weight_decay=0.01)
     optimizer = replicator.wrap_optimizer(plain, **wrap)
-
-    def step_fn(batch):
-        optimizer.zero_grad()
-        cross_entropy(model(batch["x"]), batch["y"]).backward()
-        optimizer.step()
-
     for _ in range(3):
-        replicator.run(step_fn, replicator.make_input(slices, replication))
+        batches = replicator.make_input(slices, replication)
+        replicator.run(lambda batch: learn(model, optimizer, batch), batches)
     assert optimizer.updates == 12
-    return nn.utils.parameters_to_vector(model.parameters()).detach()
+    return flat(model)
 
 
-@pytest.mark.parametrize("replication", ["single", "per_worker", "per_replica"])
-@pytest.mark.parametrize("replicas", [1, 2, 4])
+@for_each(
+    "replicas, replication",
+    [(1, "single"), (2, "per_worker"), (2, "single"), (4, "per_replica"), (4, "per_worker")],
+)
 def test_replicas_at_one_batch_equal_a_single_one(replicas: int, replication: str) -> None:
-    """Sums in another order differ by rounding: 12 steps with momentum stay within 1e-6."""
+    """Sums in another order differ by rounding: 12 steps with momentum stay within 1e-6, with debug too."""
     (alone,) = Replicator("single").launch(trained)
-    every = Replicator(f"local(replicas={replicas})").launch(lambda r: trained(r, replication))
-    assert all(torch.equal(each, every[0]) for each in every)
-    torch.testing.assert_close(every[0], alone, rtol=1e-5, atol=1e-6)
+    spec, debug = f"local(replicas={replicas})", replicas == 2
+    found = Replicator(spec, debug=debug).launch(lambda r: trained(r, replication))
+    assert all(torch.equal(one, found[0]) for one in found)
+    torch.testing.assert_close(found[0], alone, rtol=1e-5, atol=1e-6)
+    with pytest.raises(AssertionError):  # the comparison can fail: without a step it does
+        torch.testing.assert_close(alone, flat(network()), rtol=1e-5, atol=1e-6)
 
 
 def test_a_gather_that_sends_more_than_dense_is_warned_of_in_the_users_line() -> None:
@@ -66,15 +79,6 @@ def test_a_gather_that_sends_more_than_dense_is_warned_of_in_the_users_line() ->
     with pytest.warns(UserWarning, match=r"all other ranks: among 8 that is") as said:
         Replicator("local(replicas=8)").launch(lambda r: trained(r, compressor="gather(cast('fp16'))") * 0)
     assert [each.filename for each in said] == [__file__]
-
-
-def test_the_comparison_can_fail() -> None:
-    """A step too few is seen."""
-    (alone,) = Replicator("single").launch(trained)
-    with pytest.raises(AssertionError):
-        torch.testing.assert_close(
-            alone, nn.utils.parameters_to_vector(network().parameters()), rtol=1e-5, atol=1e-6
-        )
 
 
 def test_replicas_draw_what_processes_of_their_own_would_draw() -> None:
@@ -124,48 +128,46 @@ def test_cross_replica_batchnorm_is_that_of_the_whole_batch() -> None:
 def test_collectives_on_nests_and_their_gradients() -> None:
     """Each loss weighs what it got by the replica's number + 1; gradients are those of the sum of losses."""
 
-    def main(replicator: Replicator):
+    def main(replicator: Replicator) -> None:
         me, n = replicator.replica, replicator.replicas
         x = torch.full((me + 1, 2), float(me), requires_grad=True)  # ragged rows
         z = torch.tensor([me + 1.0], requires_grad=True)
         every = replicator.all_gather([x, torch.tensor(me)])
         root = replicator.broadcast(z, root=1)
         total = replicator.all_sum({"b": z, "a": (2.0, None)})
-        count = replicator.map_reduce(lambda v: v + me, 1, op="sum")
         ((me + 1) * (every[0].sum() + root.sum() + 10 * total["b"].sum())).backward()
-        assert list(total) == ["b", "a"]
-        assert total["a"] == (2.0 * n, None)
-        return every[0].tolist(), every[1].tolist(), root.item(), total["b"].item(), count, x.grad, z.grad
+        assert list(total) == ["b", "a"] and total["a"] == (2.0 * n, None)
+        assert every[0].tolist() == [[float(rank)] * 2 for rank in range(n) for _ in range(rank + 1)]
+        assert every[1].tolist() == [0, 1, 2]
+        count = replicator.map_reduce(lambda v: v + me, 1, op="sum")
+        assert (root.item(), total["b"].item(), count) == (2.0, 6.0, 6.0)
+        assert torch.equal(x.grad, torch.full((me + 1, 2), 6.0))
+        assert z.grad.item() == (60.0 + (6.0 if me == 1 else 0.0))
+        rows = torch.zeros(me + 1, 0, 3, requires_grad=True)  # without elements
+        every = replicator.all_gather(rows)
+        every.sum().backward()
+        assert every.shape == (6, 0, 3) and rows.grad.shape == rows.shape
 
-    found = Replicator("local(replicas=3)").launch(main)
-    rows = [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0], [2.0, 2.0], [2.0, 2.0], [2.0, 2.0]]
-    for me, (gathered, numbers, root, total, count, x_grad, z_grad) in enumerate(found):
-        assert gathered == rows
-        assert numbers == [0, 1, 2]
-        assert (root, total, count) == (2.0, 6.0, 6.0)
-        assert torch.equal(x_grad, torch.full((me + 1, 2), 6.0))
-        assert z_grad.item() == (60.0 + (6.0 if me == 1 else 0.0))
+    Replicator("local(replicas=3)").launch(main)
 
 
 def test_gradients_of_gradients_go_through_a_sum() -> None:
     """Of the sum of N equal losses (sum x)^3 the second derivative is 6 N^2 sum x."""
 
-    def main(replicator: Replicator) -> float:
+    def main(replicator: Replicator) -> None:
         x = torch.tensor(1.0 + replicator.replica, requires_grad=True)
         (first,) = torch.autograd.grad(replicator.all_sum(x) ** 3, x, create_graph=True)
         (second,) = torch.autograd.grad(first, x)
-        return second.item()
+        assert second.item() == 2 * 2 * 6 * 3.0
 
-    assert Replicator("local(replicas=2)").launch(main) == [2 * 2 * 6 * 3.0] * 2
+    Replicator(LOCAL).launch(main)
 
 
-@pytest.mark.parametrize(
-    "wrap", [{"compressor": "dgc(density=0.5)"}, {"compressor": "cgx(bits=8)"}, {"compressor": "powersgd"}]
-)
-def test_any_method_keeps_replicas_equal(wrap) -> None:
-    first, second = Replicator("local(replicas=2)").launch(lambda r: trained(r, **wrap))
+@for_each("compressor", ["dgc(density=0.5)", "cgx(bits=8)", "powersgd"])
+def test_any_method_keeps_replicas_equal(compressor: str) -> None:
+    first, second = Replicator(LOCAL).launch(lambda r: trained(r, compressor=compressor))
     assert torch.equal(first, second)
-    assert not torch.equal(first, nn.utils.parameters_to_vector(network().parameters()))
+    assert not torch.equal(first, flat(network()))
 
 
 def test_a_method_that_exchanges_inside_the_step_does_not_stop_the_others() -> None:
@@ -173,20 +175,17 @@ def test_a_method_that_exchanges_inside_the_step_does_not_stop_the_others() -> N
         model = network()
         adam = torch.optim.Adam(model.parameters(), lr=0.01)
         optimizer = replicator.wrap_optimizer(adam, compressor="zero_one_adam()")
-        batches = replicator.make_input(slices)
-        for batch in batches:
-            optimizer.zero_grad()
-            cross_entropy(model(batch["x"]), batch["y"]).backward()
-            optimizer.step()
-        return nn.utils.parameters_to_vector(model.parameters()).detach()
+        for batch in replicator.make_input(slices):
+            learn(model, optimizer, batch)
+        return flat(model)
 
-    first, second = Replicator("local(replicas=2)", timeout_s=20).launch(main)
+    first, second = Replicator(LOCAL, timeout_s=20).launch(main)
     assert torch.isfinite(first).all()
-    assert not torch.equal(first, nn.utils.parameters_to_vector(network().parameters()))
+    assert not torch.equal(first, flat(network()))
     assert first.shape == second.shape
 
 
-@pytest.mark.parametrize("wrap", [{"compressor": "topk(density=0.1)"}, {"topology": "ring()"}])
+@for_each("wrap", [{"compressor": "topk(density=0.1)"}, {"topology": "ring()"}])
 def test_save_and_resume_gives_the_same_bits(wrap) -> None:
     def main(replicator: Replicator) -> bool:
         batches = list(replicator.make_input(slices, "per_replica"))
@@ -196,36 +195,31 @@ def test_save_and_resume_gives_the_same_bits(wrap) -> None:
             plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
             return model, replicator.wrap_optimizer(plain, name=name, **wrap)
 
-        def go(model, optimizer, some) -> None:
+        def go(parts, some) -> None:
             for batch in some:
-                optimizer.zero_grad()
-                cross_entropy(model(batch["x"]), batch["y"]).backward()
-                optimizer.step()
+                learn(*parts, batch)
 
-        whole, optimizer = begun("it")
-        go(whole, optimizer, batches[:2])
-        state = copy.deepcopy((whole.state_dict(), optimizer.state_dict()))
-        go(whole, optimizer, batches[2:])
-        again, optimizer = begun("again")
-        go(again, optimizer, batches[:1])
-        again.load_state_dict(state[0])
-        optimizer.load_state_dict(state[1])
-        go(again, optimizer, batches[2:])
-        pairs = zip(whole.parameters(), again.parameters(), strict=True)
-        return all(torch.equal(one, other) for one, other in pairs)
+        whole, again = begun("it"), begun("again")
+        go(whole, batches[:2])
+        states = copy.deepcopy([part.state_dict() for part in whole])
+        go(whole, batches[2:])
+        go(again, batches[:1])
+        for part, state in zip(again, states, strict=True):
+            part.load_state_dict(state)
+        go(again, batches[2:])
+        return same(whole[0].parameters(), again[0].parameters())
 
-    assert Replicator("local(replicas=2)").launch(main) == [True, True]
+    assert Replicator(LOCAL).launch(main) == [True, True]
 
 
 def test_frozen_parameters_are_the_first_replicas_too() -> None:
     def main(replicator: Replicator) -> torch.Tensor:
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         model[0].requires_grad_(False)
-        replicator.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-        return nn.utils.parameters_to_vector(model.parameters()).detach()
+        sgd(replicator, model)
+        return flat(model)
 
-    first, second = Replicator("local(replicas=2)").launch(main)
-    assert torch.equal(first, second)
+    assert torch.equal(*Replicator(LOCAL).launch(main))
 
 
 def test_a_replica_that_fails_is_a_peer_error_to_the_others() -> None:
@@ -233,47 +227,41 @@ def test_a_replica_that_fails_is_a_peer_error_to_the_others() -> None:
 
     def main(replicator: Replicator) -> None:
         model = network()
-        optimizer = replicator.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        optimizer = sgd(replicator, model)
         for step in range(3):
             if replicator.replica == 1 and step == 2:
                 raise ValueError("boom")
             batch = next(replicator.make_input(slices, "per_replica"))
-            optimizer.zero_grad()
-            cross_entropy(model(batch["x"]), batch["y"]).backward()
             try:
-                optimizer.step()
+                learn(model, optimizer, batch)
             except PeerError as error:
                 said.append(str(error))
                 raise
 
-    with pytest.raises(ValueError, match="boom"):
-        Replicator("local(replicas=2)").launch(main)
+    refuses(ValueError, "boom", Replicator(LOCAL).launch, main)
     assert len(said) == 1
 
 
 def test_numbers_in_a_batch_come_as_they_are() -> None:
-    def batches(context):
-        yield {"x": torch.arange(4.0), "n": 3, "flag": True, "id": 2**53 + 1, "weight": 0.5}
-
     def main(replicator: Replicator):
-        batch = next(replicator.make_input(batches))
+        given = {"x": torch.arange(4.0), "n": 3, "flag": True, "id": 2**53 + 1, "weight": 0.5}
+        batch = next(replicator.make_input(lambda context: [given]))
+        assert [*replicator.make_input(lambda context: [None, None], "single")] == [None, None]
         return [(type(batch[key]), batch[key]) for key in ("n", "flag", "id", "weight")]
 
     wanted = [(int, 3), (bool, True), (int, 2**53 + 1), (float, 0.5)]
-    for deployment, size in (("single", 1), ("local(replicas=2)", 2)):
+    for deployment, size in (("single", 1), (LOCAL, 2)):
         assert Replicator(deployment).launch(main) == [wanted] * size
 
 
 def test_a_topology_gossips_until_finish() -> None:
     def main(replicator: Replicator):
         model = network()
-        optimizer = replicator.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), topology="ring()")
-        batch = next(replicator.make_input(slices, "per_replica"))
-        cross_entropy(model(batch["x"]), batch["y"]).backward()
-        optimizer.step()
-        apart = nn.utils.parameters_to_vector(model.parameters()).detach()
+        optimizer = sgd(replicator, model, topology="ring()")
+        learn(model, optimizer, next(replicator.make_input(slices, "per_replica")))
+        apart = flat(model)
         optimizer.finish()
-        return apart, nn.utils.parameters_to_vector(model.parameters()).detach()
+        return apart, flat(model)
 
     found = Replicator("local(replicas=4)").launch(main)
     assert not torch.equal(found[0][0], found[1][0])
@@ -285,26 +273,18 @@ def test_a_topology_gossips_until_finish() -> None:
 def test_it_starts_from_the_first_replica_and_counts_bytes() -> None:
     def main(replicator: Replicator):
         layer = nn.Linear(1000, 50)
-        with torch.no_grad():
-            layer.weight.fill_(replicator.replica + 1)
-        optimizer = replicator.wrap_optimizer(
-            torch.optim.SGD(layer.named_parameters(), lr=0.1), compressor="topk(density=0.01)", name="it"
-        )
+        nn.init.constant_(layer.weight, replicator.replica + 1)
+        plain = torch.optim.SGD(layer.named_parameters(), lr=0.1)
+        optimizer = replicator.wrap_optimizer(plain, compressor="topk(density=0.01)", name="it")
         layer(torch.ones(1, 1000)).sum().backward()
         optimizer.step()
         stats = replicator.stats()["it"]
-        return (
-            layer.weight.max().item(),
-            stats.ratio,
-            stats.staleness,
-            optimizer.controller.handle.layout.names,
-        )
+        assert layer.weight.max().item() == 1.0
+        assert stats.ratio > 10
+        assert stats.staleness == {0: 1}
+        assert optimizer.controller.handle.layout.names == ("weight", "bias")
 
-    for largest, ratio, staleness, names in Replicator("local(replicas=2)").launch(main):
-        assert largest == 1.0
-        assert ratio > 10
-        assert staleness == {0: 1}
-        assert names == ("weight", "bias")
+    Replicator(LOCAL).launch(main)
 
 
 def test_tensors_of_several_dtypes_and_sparse_gradients_stay_equal() -> None:
@@ -312,73 +292,56 @@ def test_tensors_of_several_dtypes_and_sparse_gradients_stay_equal() -> None:
         torch.manual_seed(replicator.replica)
         table = nn.Embedding(10, 4, sparse=True)
         half, whole = nn.Parameter(torch.randn(4, 4).bfloat16()), nn.Parameter(torch.randn(4))
-        unused = nn.Parameter(torch.ones(2))
-        held = [*table.parameters(), half, whole, unused]
+        held = [*table.parameters(), half, whole, nn.Parameter(torch.ones(2))]
         optimizer = replicator.wrap_optimizer(torch.optim.SGD(held, lr=0.1))
         row = table(torch.tensor([replicator.replica]))
         (row @ half.float() * whole).sum().backward()
         optimizer.step()
-        return [each.detach() for each in held]
+        return [part.detach() for part in held]
 
-    first, second = Replicator("local(replicas=2)").launch(main)
-    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-    assert torch.equal(first[-1], torch.ones(2))
+    first, second = Replicator(LOCAL).launch(main)
+    assert same(first, second)
+    assert torch.equal(first[-1], torch.ones(2)), "nothing used it"
 
 
 def test_no_thread_outlives_a_launch() -> None:
     before = set(threading.enumerate())
-    Replicator("local(replicas=2)").launch(trained)
+    Replicator(LOCAL).launch(trained)
     deadline = time.monotonic() + 5
     while set(threading.enumerate()) - before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not set(threading.enumerate()) - before
 
 
-def test_a_batch_of_none_is_a_batch() -> None:
-    def main(replicator: Replicator) -> list[None]:
-        return [*replicator.make_input(lambda context: [None, None], "single")]
-
-    assert Replicator("local(replicas=2)").launch(main) == [[None, None]] * 2
-
-
-def test_rows_without_elements_are_gathered() -> None:
-    def main(replicator: Replicator) -> tuple[int, ...]:
-        rows = torch.zeros(replicator.replica + 1, 0, 3, requires_grad=True)
-        every = replicator.all_gather(rows)
-        every.sum().backward()
-        assert rows.grad is not None and rows.grad.shape == rows.shape
-        return tuple(every.shape)
-
-    assert Replicator("local(replicas=2)").launch(main) == [(3, 0, 3)] * 2
-
-
 def test_all_stop_at_the_end_of_the_shortest_input() -> None:
-    def main(replicator: Replicator) -> int:
+    def main(replicator: Replicator) -> None:
         batches = replicator.make_input(lambda context: range(3 + context.pipeline), "per_replica")
-        return len(replicator.run(lambda batch: replicator.all_sum(1.0), batches))
+        assert len(replicator.run(lambda batch: replicator.all_sum(1.0), batches)) == 3
 
-    assert Replicator("local(replicas=3)").launch(main) == [3, 3, 3]
+    Replicator("local(replicas=3)").launch(main)
 
 
 def test_a_nan_on_one_replica_stops_all_before_the_step() -> None:
     def main(replicator: Replicator) -> None:
-        layer = nn.Linear(2, 2)
-        optimizer = replicator.wrap_optimizer(torch.optim.SGD(layer.parameters(), lr=0.1))
-        layer(torch.full((1, 2), torch.nan if replicator.replica else 1.0)).sum().backward()
-        before = layer.weight.detach().clone()
-        with pytest.raises(ArithmeticError, match="not finite"):
-            optimizer.step()
-        assert torch.equal(layer.weight, before)
+        model = network()
+        optimizer = sgd(replicator, model)
+        model(X[:4]).sum().backward()
+        optimizer.step()
+        alone = replicator.replicas == 1
+        optimizer.load_state_dict(optimizer.state_dict(gather=alone))
+        before = flat(model)
+        optimizer.zero_grad()
+        last = replicator.replica == replicator.replicas - 1
+        (model(X[:4]).sum() * (torch.nan if last else 1.0)).backward()
+        refuses(NonFiniteError, "nothing was changed" if alone else "not finite", optimizer.step)
+        assert torch.equal(flat(model), before)
 
-    Replicator("local(replicas=2)").launch(main)
+    Replicator(LOCAL).launch(main)
+    Replicator("single").launch(main)
 
 
-# What is refused.
-
-
-def refused(error: type[Exception], said: str, main, spec: str = "local(replicas=2)", **options) -> None:
-    with pytest.raises(error, match=said):
-        Replicator(spec, **options).launch(main)
+def fails(error: type[Exception], said: str, main, spec: str = LOCAL, **options) -> None:
+    refuses(error, said, lambda: Replicator(spec, **options).launch(main))
 
 
 def wrapping(*names: str, **wrap):
@@ -389,152 +352,85 @@ def wrapping(*names: str, **wrap):
     return main
 
 
-def test_two_optimisers_of_one_name() -> None:
+def test_what_cannot_be_wrapped_or_fed_is_refused() -> None:
     Replicator("single").launch(wrapping("generator", "discriminator"))
-    for spec in ("single", "local(replicas=2)"):
-        refused(AttachError, "two optimisers are named 'generator'", wrapping("generator", "generator"), spec)
 
+    def late(replicator: Replicator) -> None:
+        sgd(replicator, nn.Linear(2, 2)).add_param_group({"params": [torch.zeros(3, requires_grad=True)]})
 
-def test_a_parameter_that_came_too_late() -> None:
-    def main(replicator: Replicator) -> None:
-        optimizer = replicator.wrap_optimizer(torch.optim.SGD(nn.Linear(2, 2).parameters()))
-        optimizer.add_param_group({"params": [torch.zeros(3, requires_grad=True)]})
+    def scaled(replicator: Replicator) -> None:
+        layer = nn.Linear(2, 2)
+        optimizer, scaler = sgd(replicator, layer), torch.amp.GradScaler("cpu")
+        scaler.scale(layer(torch.ones(1, 2)).sum()).backward()
+        scaler.step(optimizer)
 
-    refused(AttachError, r"shape \(3,\) was frozen or unknown when wrap_optimizer\(\) was called", main)
+    def seven(replication: str):
+        return lambda r: next(r.make_input(lambda context: [torch.ones(7, 2)], replication))
 
-
-def test_a_name_that_differs_between_replicas() -> None:
-    def main(replicator: Replicator) -> None:
-        wrapping(f"its{replicator.replica}")(replicator)
-
-    refused(AttachError, "the optimiser's name differs", main)
-
-
-@pytest.mark.parametrize("replication", ["single", "per_worker"])
-def test_a_batch_that_does_not_divide(replication: str) -> None:
-    def main(replicator: Replicator) -> None:
-        next(replicator.make_input(lambda context: [torch.ones(7, 2)], replication))
-
-    refused(DataError, r"cut among 2 replicas .* got \(7, 2\)", main)
-
-
-def test_a_global_batch_that_does_not_divide() -> None:
-    def main(replicator: Replicator) -> None:
-        next(replicator.make_input(lambda context: [context.per_pipeline(10)], "per_replica"))
-
-    refused(DataError, "10 does not divide among 4 replicas: take 8 or 12", main, "local(replicas=4)")
-
-
-def test_an_input_that_ends_early_or_fails() -> None:
-    def ends(replicator: Replicator) -> None:
-        replicator.run(lambda batch: None, iter(range(3)), steps=5)
-
-    def fails(replicator: Replicator) -> None:
-        def input_fn(context):
-            raise ZeroDivisionError("no such file")
-
-        if replicator.replica:
-            with pytest.raises(PeerError, match="replica 0 failed: ZeroDivisionError: no such file"):
-                next(replicator.make_input(input_fn, "single"))
-        else:
-            next(replicator.make_input(input_fn, "single"))
-
-    refused(DataError, "ended after 3 of 5 batches", ends)
-    refused(ZeroDivisionError, "no such file", fails)
-
-
-@pytest.mark.parametrize(
-    "spec, said",
-    [
-        ("dgc()", "takes a deployment"),
-        ("local(replicas=0)", "replicas must be a whole number"),
-        ("async(servers=0)", "servers must be a whole number"),
-        ("groups(size=2, staleness=-1)", "staleness must be a whole number"),
-    ],
-)
-def test_what_is_no_deployment(spec: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
-        Replicator(spec)
-
-
-def test_the_string_is_the_repr() -> None:
-    for spec in ("single()", "sync()", "local(replicas=4)", "async(servers=2)", "groups(size=4)"):
-        parsed = Replicator(spec).deployment
-        assert repr(parsed) == spec.replace("async", "asynchronous")
-        assert Replicator(repr(parsed)).deployment == parsed
-
-
-def test_misuse_says_the_way_out() -> None:
-    with pytest.raises(AttachError, match=re.escape("call Replicator(...).launch(main)")):
-        Replicator("local(replicas=2)").all_sum(1.0)
-    with pytest.raises(AttachError, match="start the script with torchrun"):
-        Replicator("sync").launch(lambda replicator: None)
-    refused(SpecError, "got the strategy", wrapping("it", compressor="sgp()"), "single")
-    refused(SpecError, "topology must be a topology", wrapping("it", topology="dgc()"), "single")
-    refused(SpecError, "name must be a word", wrapping("a/b"), "single")
-    refused(TypeError, "a nest is a tensor", lambda r: r.all_sum("text"), "single")
-    refused(SpecError, "in 0..0", lambda r: r.logical_device(1), "single")
+    lbfgs = torch.optim.LBFGS(nn.Linear(2, 2).parameters())
+    both = "two optimisers are named 'generator'"
+    for error, said, main, spec in (
+        (AttachError, both, wrapping("generator", "generator"), "single"),
+        (AttachError, both, wrapping("generator", "generator"), LOCAL),
+        (AttachError, r"shape \(3,\) was frozen or unknown when wrap_optimizer\(\) was called", late, LOCAL),
+        (AttachError, "the optimiser's name differs", lambda r: wrapping(f"its{r.replica}")(r), LOCAL),
+        (AttachError, "takes no GradScaler", scaled, LOCAL),
+        (AttachError, "LBFGS evaluates the model many times", lambda r: r.wrap_optimizer(lbfgs), LOCAL),
+        (SpecError, "got the strategy", wrapping("it", compressor="sgp()"), "single"),
+        (SpecError, "topology must be a topology", wrapping("it", topology="dgc()"), "single"),
+        (SpecError, "name must be a word", wrapping("a/b"), "single"),
+        (TypeError, "a nest is a tensor", lambda r: r.all_sum("text"), "single"),
+        (SpecError, "in 0..0", lambda r: r.logical_device(1), "single"),
+        (DataError, r"cut among 2 replicas .* got \(7, 2\)", seven("single"), LOCAL),
+        (DataError, r"cut among 2 replicas .* got \(7, 2\)", seven("per_worker"), LOCAL),
+        (
+            DataError,
+            "10 does not divide among 4 replicas: take 8 or 12",
+            lambda r: next(r.make_input(lambda context: [context.per_pipeline(10)], "per_replica")),
+            "local(replicas=4)",
+        ),
+        (DataError, "ended after 3 of 5 batches", lambda r: r.run(print, iter(range(3)), steps=5), LOCAL),
+    ):
+        fails(error, said, main, spec)
+    launch = re.escape("call Replicator(...).launch(main)")
+    refuses(AttachError, launch, Replicator(LOCAL).all_sum, 1.0)
+    refuses(AttachError, "start the script with torchrun", Replicator("sync").launch, print)
     assert Replicator("single", devices=2).logical_device(1) is not None
     assert Replicator("single").all_sum(2.0) == 2.0  # without launch
 
 
-def test_a_grad_scaler_and_lbfgs_are_refused() -> None:
-    def scaled(replicator: Replicator) -> None:
-        layer = nn.Linear(2, 2)
-        optimizer = replicator.wrap_optimizer(torch.optim.SGD(layer.parameters(), lr=0.1))
-        scaler = torch.amp.GradScaler("cpu")
-        scaler.scale(layer(torch.ones(1, 2)).sum()).backward()
-        scaler.step(optimizer)
-
-    def lbfgs(replicator: Replicator) -> None:
-        replicator.wrap_optimizer(torch.optim.LBFGS(nn.Linear(2, 2).parameters()))
-
-    refused(AttachError, "takes no GradScaler", scaled)
-    refused(AttachError, "LBFGS evaluates the model many times", lbfgs)
-
-
-# Debug: the first collective that differs is named.
-
-
-def test_debug_names_a_collective_of_another_kind() -> None:
+def test_an_input_that_fails_is_named_on_every_replica() -> None:
     def main(replicator: Replicator) -> None:
-        replicator.all_sum(1.0)
-        if replicator.replica == 1:
-            replicator.all_gather(torch.ones(2))
+        def input_fn(context):
+            raise ZeroDivisionError("no such file")
+
+        if replicator.replica:
+            said = "replica 0 failed: ZeroDivisionError: no such file"
+            refuses(PeerError, said, lambda: next(replicator.make_input(input_fn, "single")))
         else:
-            replicator.all_sum(torch.ones(2))
+            next(replicator.make_input(input_fn, "single"))
 
-    said = (
-        r"replicas differ at collective 2: all_sum\(float32 \(2,\)\) at test_replicator.py:\d+"
-        r" \(replicas 0, 2\); all_gather\(float32 \(..., \(\)\)\) at test_replicator.py:\d+ \(replica 1\)"
-    )
-    refused(PeerError, said, main, "local(replicas=3)", debug=True)
+    fails(ZeroDivisionError, "no such file", main)
 
 
-def test_debug_names_equal_collectives_in_another_order() -> None:
-    """Tensors of one shape would be mixed in silence, as they are without debug."""
+def test_debug_names_the_first_collective_that_differs() -> None:
+    """Its kind, its order, an early end, a step beside a backward pass, and who does not come."""
 
-    def main(replicator: Replicator) -> float:
-        first = (lambda: replicator.all_sum(torch.tensor(1.0))) if replicator.replica else None
-        if first is not None:
-            return float(first())
+    def kind(replicator: Replicator) -> None:
+        replicator.all_sum(1.0)
+        (replicator.all_gather if replicator.replica == 1 else replicator.all_sum)(torch.ones(2))
+
+    def order(replicator: Replicator) -> float:
+        """Tensors of one shape would be mixed in silence, as they are without debug."""
+        if replicator.replica:
+            return float(replicator.all_sum(torch.tensor(1.0)))
         return float(replicator.all_sum(torch.tensor(100.0)))
 
-    assert Replicator("local(replicas=2)").launch(main) == [101.0, 101.0]
-    refused(PeerError, "replicas differ at collective 1", main, debug=True)
-
-
-def test_debug_names_a_replica_that_ends_early() -> None:
-    def main(replicator: Replicator) -> None:
+    def end(replicator: Replicator) -> None:
         for _ in range(3 - replicator.replica):
             replicator.all_mean({"loss": 1.0})
 
-    said = "collective 3: all_mean.*replica 0.*; the end of the script .replica 1"
-    refused(PeerError, said, main, debug=True)
-
-
-def test_debug_names_a_step_and_a_backward_pass() -> None:
-    def main(replicator: Replicator) -> None:
+    def backward(replicator: Replicator) -> None:
         x = torch.ones(2, requires_grad=True)
         optimizer = replicator.wrap_optimizer(torch.optim.SGD([x], lr=0.1), name="generator")
         loss = replicator.all_sum(x).sum()
@@ -542,81 +438,86 @@ def test_debug_names_a_step_and_a_backward_pass() -> None:
             loss.backward()
         optimizer.step()
 
-    said = "the backward pass of all_sum.*replica 0.*; step of 'generator' at .*replica 1"
-    refused(PeerError, said, main, debug=True)
-
-
-def test_debug_tells_who_does_not_come() -> None:
-    def main(replicator: Replicator) -> None:
+    def absent(replicator: Replicator) -> None:
         replicator.all_sum(1.0)
         if replicator.replica == 0:
             replicator.all_sum(2.0)
         else:
             replicator._at.comm.split(0)  # waits elsewhere
 
-    said = "replica 0 waits at collective 2, all_sum.*behind it: replica 1 at 1|not all 2 ranks arrived"
-    refused(PeerError, said, main, debug=True, timeout_s=1.0)
-
-
-def test_debug_lets_a_right_script_pass() -> None:
-    (alone,) = Replicator("single").launch(trained)
-    every = Replicator("local(replicas=2)", debug=True).launch(trained)
-    torch.testing.assert_close(every[0], alone, rtol=1e-5, atol=1e-6)
+    at = r"at test_replicator.py:\d+"
+    assert Replicator(LOCAL).launch(order) == [101.0, 101.0]
+    for main, spec, options, said in (
+        (
+            kind,
+            "local(replicas=3)",
+            {},
+            rf"replicas differ at collective 2: all_sum\(float32 \(2,\)\) {at} \(replicas 0, 2\);"
+            rf" all_gather\(float32 \(..., \(\)\)\) {at} \(replica 1\)",
+        ),
+        (order, LOCAL, {}, "replicas differ at collective 1"),
+        (end, LOCAL, {}, "collective 3: all_mean.*replica 0.*; the end of the script .replica 1"),
+        (
+            backward,
+            LOCAL,
+            {},
+            "the backward pass of all_sum.*replica 0.*; step of 'generator' at .*replica 1",
+        ),
+        (
+            absent,
+            LOCAL,
+            {"timeout_s": 1.0},
+            "replica 0 waits at collective 2, all_sum.*behind it: replica 1 at 1|not all 2 ranks arrived",
+        ),
+    ):
+        fails(PeerError, said, main, spec, debug=True, **options)
 
 
 def test_bools_are_counted_and_complex_sums_have_gradients() -> None:
-    def main(replicator):
-        z = torch.tensor([1 + 2j], requires_grad=True)
+    def main(replicator) -> None:
+        n, z = replicator.replicas, torch.tensor([1 + 2j], requires_grad=True)
         total = replicator.all_sum(z)
         total.abs().square().sum().backward()
         flag = torch.tensor([replicator.replica == 0, True])
-        return (
-            replicator.all_sum(flag).tolist(),
-            replicator.all_mean(flag).tolist(),
-            total.requires_grad,
-            z.grad,
-        )
+        assert replicator.all_sum(flag).tolist() == [1, n]
+        assert replicator.all_mean(flag).tolist() == [1 / n, 1.0]
+        assert n == 1 or (total.requires_grad and z.grad is not None)
 
-    for sums, means, differentiable, grad in Replicator("local(replicas=4)").launch(main):
-        assert sums == [1, 4] and means == [0.25, 1.0] and differentiable and grad is not None
-    assert Replicator("single").launch(main)[0][:2] == ([1, 1], [1.0, 1.0])
+    Replicator("local(replicas=4)").launch(main)
+    Replicator("single").launch(main)
 
 
 def gathering(replicator):
     model = network()
     adam = torch.optim.Adam(model.parameters(), lr=0.1)
-    optimizer = replicator.wrap_optimizer(
-        adam, compressor="zero_one_adam(freeze_steps=1, double_every=1, longest=4)"
-    )
+    compressor = "zero_one_adam(freeze_steps=1, double_every=1, longest=4)"
+    optimizer = replicator.wrap_optimizer(adam, compressor=compressor)
     for _ in range(6):
         optimizer.zero_grad()
         model(X[8 * replicator.replica :][:8]).square().mean().backward()
         optimizer.step()
     saved = optimizer.state_dict(gather=True)
     with optimizer.averaged() as apart:
-        shown = nn.utils.parameters_to_vector(model.parameters()).detach()
+        shown = flat(model)
     optimizer.remove()
     return saved["ranks"] if "ranks" in saved else len(str(saved)), apart, shown
 
 
 def test_what_exchanges_outside_of_steps_passes_the_baton_on() -> None:
-    (_, one, first), (_, other, second) = Replicator("local(replicas=2)", timeout_s=20).launch(gathering)
+    (_, one, first), (_, other, second) = Replicator(LOCAL, timeout_s=20).launch(gathering)
     assert one == other > 0
     assert torch.equal(first, second)
 
 
-def test_alone_is_the_same_script() -> None:
-    def main(replicator):
-        model = network()
-        optimizer = replicator.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-        model(X[:4]).sum().backward()
-        optimizer.step()
-        optimizer.load_state_dict(optimizer.state_dict(gather=True))
-        before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-        optimizer.zero_grad()
-        (model(X[:4]).sum() * float("nan")).backward()
-        with pytest.raises(NonFiniteError, match="nothing was changed"):
-            optimizer.step()
-        return torch.equal(before, nn.utils.parameters_to_vector(model.parameters()))
-
-    assert Replicator("single").launch(main) == [True]
+def test_the_string_is_the_repr() -> None:
+    for spec in ("single()", "sync()", "local(replicas=4)", "async(servers=2)", "groups(size=4)"):
+        parsed = Replicator(spec).deployment
+        assert repr(parsed) == spec.replace("async", "asynchronous")
+        assert Replicator(repr(parsed)).deployment == parsed
+    for spec, said in (
+        ("dgc()", "takes a deployment"),
+        ("local(replicas=0)", "replicas must be a whole number"),
+        ("async(servers=0)", "servers must be a whole number"),
+        ("groups(size=2, staleness=-1)", "staleness must be a whole number"),
+    ):
+        refuses(SpecError, said, Replicator, spec)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.unit.shared import for_each, refuses
 from torch import nn
 
 from laconic.comm.loopback import Loopback
@@ -31,19 +32,17 @@ def gradient(worker: int, step: int) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=rng) for shape in SHAPES]
 
 
-def world(
-    ranks: int, play, *, size: int = 1, servers: int = 1, staleness: int = 1000, terms: Terms | None = None
-):
+def world(ranks: int, play, *, size: int = 1, servers: int = 1, staleness: int = 1000):
     """The results of the replicas in a world of threads."""
 
     def rank(comm: Loopback):
-        return serve_or_play(comm, size, servers, staleness, play, terms or Terms())
+        return serve_or_play(comm, size, servers, staleness, play, Terms())
 
     return [each for results in Loopback.run(ranks, rank) for each in results]
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("compressor", ["dense()", "topk(density=0.05)", "qsgd(levels=127)"])
+@for_each("servers", [1, 2])
+@for_each("compressor", ["dense()", "topk(density=0.05)", "qsgd(levels=127)"])
 def test_all_gradients_arrive_or_wait_in_the_residual(compressor: str, servers: int) -> None:
     """By SGD of rate 1 from zero: parameters = -(sum of gradients - what is kept back); rounding to 1e-4."""
 
@@ -113,16 +112,13 @@ def test_a_checkpoint_goes_on_and_another_models_is_refused(tmp_path: Path) -> N
         each.push([{"momentum": 0.9}], 3, wire, 0)
     assert torch.equal(first.flat, second.flat)  # momentum too
     assert [each.name for each in file.parent.iterdir()] == [file.name]
-    with pytest.raises(StateError, match="holds other tensors"):
-        share(file=file, shapes=((3, 3),))
+    refuses(StateError, "holds other tensors", share, file=file, shapes=((3, 3),))
     whole = file.read_bytes()
     torch.save(torch.load(file, weights_only=True) | {"class": "Adam"}, file)
-    with pytest.raises(StateError, match=r"it\.pt is of Adam, and this optimiser is "):
-        share(file=file)
+    refuses(StateError, r"it\.pt is of Adam, and this optimiser is ", share, file=file)
     for damaged in (b"", b"garbage", whole[:-100]):
         file.write_bytes(damaged)
-        with pytest.raises(StateError, match=r"it\.pt is damaged or no checkpoint: remove it"):
-            share(file=file)
+        refuses(StateError, r"it\.pt is damaged or no checkpoint: remove it", share, file=file)
 
 
 def test_tensors_are_dealt_evenly_and_whole() -> None:
@@ -152,22 +148,25 @@ class Strange(torch.optim.SGD):
         super().__init__(params, lr=rate)
 
 
-def test_an_optimiser_that_servers_cannot_build() -> None:
-    def play(seat: Seat) -> None:
-        Pushing(seat, Strange(parameters(), 0.1), "dense()", "it", seed=0, number=0)
-
-    with pytest.raises(AttachError, match=r"server 0 says: .*Strange cannot be built .*'rate'"):
-        world(2, play)
+def pushing(seat: Seat, optimizer: torch.optim.Optimizer, compressor: str = "dense()") -> Pushing:
+    return Pushing(seat, optimizer, compressor, "it", seed=0, number=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
-def test_numbers_that_servers_would_round_are_refused(dtype: torch.dtype) -> None:
-    def play(seat: Seat) -> None:
-        weight = torch.nn.Parameter(torch.zeros(3, dtype=dtype))
-        Pushing(seat, torch.optim.SGD([weight], lr=0.1), "dense()", "it", seed=0, number=0)
+def test_what_servers_cannot_do_is_refused() -> None:
+    doubles, complexes = (nn.Parameter(torch.zeros(3, dtype=d)) for d in (torch.float64, torch.complex64))
+    for optimizer, words in (
+        (Strange(parameters(), 0.1), r"server 0 says: .*Strange cannot be built .*'rate'"),
+        (torch.optim.SGD([doubles], lr=0.1), "and servers keep float32"),
+        (torch.optim.SGD([complexes], lr=0.1), "and servers keep float32"),
+    ):
+        refuses(AttachError, words, world, 2, lambda seat, optimizer=optimizer: pushing(seat, optimizer))
 
-    with pytest.raises(AttachError, match="and servers keep float32"):
-        world(2, play)
+    def play(seat: Seat) -> str:
+        (pair,) = seat.servers
+        send(pair, 0, Call(Kind.PULL, 5))
+        return str(receive(pair, 0).told)
+
+    assert world(2, play) == ["no optimiser 5 was opened here"]
 
 
 def test_what_is_no_call_is_refused() -> None:
@@ -177,8 +176,7 @@ def test_what_is_no_call_is_refused() -> None:
             comm.exchange({1: torch.tensor([99, 8, 0, 0])}, {})
             return None
         call = receive(comm, 0)
-        with pytest.raises(WireError, match="begins with"):
-            receive(comm, 0)
+        refuses(WireError, "begins with", receive, comm, 0)
         return call
 
     call = Loopback.run(2, play)[1]
@@ -187,29 +185,15 @@ def test_what_is_no_call_is_refused() -> None:
     assert call.tensors.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_push_to_an_optimiser_that_was_not_opened() -> None:
-    def play(seat: Seat) -> str:
-        (pair,) = seat.servers
-        send(pair, 0, Call(Kind.PULL, 5))
-        return str(receive(pair, 0).told)
-
-    assert world(2, play) == ["no optimiser 5 was opened here"]
-
-
 def test_a_group_hears_why_its_first_replica_failed() -> None:
+    def fail() -> None:
+        raise WireError("codec is damaged")
+
     def play(seat: Seat) -> None:
-        plain = torch.optim.SGD(parameters(), lr=1.0)
-        if seat.comm.rank == 0:
-            with pytest.raises(WireError, match="codec is damaged"):
-                broken(seat, plain)
-        else:
-            with pytest.raises(PeerError, match="replica 0 of this group says: codec is damaged"):
-                broken(seat, plain)
-
-    def broken(seat: Seat, plain: torch.optim.Optimizer) -> None:
-        def fail() -> None:
-            raise WireError("codec is damaged")
-
-        Pushing(seat, plain, "dense()", "it", seed=0, number=0)._led_at_once(fail)
+        error, words = WireError, "codec is damaged"
+        if seat.comm.rank:
+            error, words = PeerError, "replica 0 of this group says: codec is damaged"
+        link = pushing(seat, torch.optim.SGD(parameters(), lr=1.0))
+        refuses(error, words, link._led_at_once, fail)
 
     world(3, play, size=2)

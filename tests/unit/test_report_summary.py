@@ -10,60 +10,50 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from rich.console import Console
+from tests.unit.shared import for_each
 
 from laconic.cli.tables import print_summary
 from laconic.report import Ledger, publish
+from laconic.report.curves import Curve
+from laconic.report.figure import Figure
 from laconic.report.ledger import EVENTS, read_events
+from laconic.report.picture import PANEL_HEIGHT, TOP, axis, panel
 from laconic.report.series import read_run
-from laconic.report.summary import Figure, Row
+from laconic.report.summary import Row
 
 CONFIG = {
-    "name": "test",
-    "title": "a <made up> run",
-    "task": "digits",
-    "workers": 2,
-    "steps": 4,
-    "batch": 8,
-    "seeds": 2,
+    **{"name": "test", "title": "a <made up> run", "task": "digits"},
+    **{"workers": 2, "steps": 4, "batch": 8, "seeds": 2},
     "methods": ["dense()", "small(x='<b>')"],
     "against": ["dense()"],
 }
 TIMES = ("data_s", "forward_s", "backward_s", "update_s", "encode_s", "communicate_s", "decode_s")
 
 
+def about(method: str, seed: int, rank: int, step: int) -> dict[str, Any]:
+    return {"method": method, "seed": seed, "rank": rank, "step": step}
+
+
 def step_event(method: str, seed: int, rank: int, step: int) -> dict[str, Any]:
     payload = 1000 if method == "dense()" else 40 if step <= 2 else 20
-    return {
+    sent = dict.fromkeys(("payload_sent", "payload_received"), payload)
+    sent |= dict.fromkeys(("network_sent", "network_received"), 2 * payload)
+    event = {
         "kind": "step",
-        "method": method,
-        "seed": seed,
-        "rank": rank,
-        "step": step,
         "loss": 1.0 / step + 0.1 * rank + seed,
-        "payload_sent": payload,
-        "payload_received": payload,
-        "network_sent": 2 * payload,
-        "network_received": 2 * payload,
         "dense": 2000,
         "step_s": 0.01 * (1 + seed),
-        **dict.fromkeys(TIMES, 0.001),
     }
+    return about(method, seed, rank, step) | event | sent | dict.fromkeys(TIMES, 0.001)
 
 
 def test_event(method: str, seed: int, rank: int, step: int) -> dict[str, Any]:
     right = 9 if seed == 0 else 7
-    return {
-        "kind": "eval",
-        "method": method,
-        "seed": seed,
-        "rank": rank,
-        "step": step,
-        "right": right,
-        "answers": 10,
-        "loss_sum": 5.0,
-    }
+    event = {"kind": "eval", "right": right, "answers": 10, "loss_sum": 5.0}
+    return about(method, seed, rank, step) | event
 
 
 test_event.__test__ = False  # type: ignore[attr-defined]
@@ -87,46 +77,38 @@ def test_the_table_is_what_the_events_say(tmp_path: Path) -> None:
     dense, small = publish(tmp_path).rows
     assert (dense.wire_mb, dense.smaller, dense.against_first) == (0.002, 1.0, 1.0)
     assert (small.wire_mb, small.smaller, small.against_first) == pytest.approx((4e-5, 50.0, 50.0))
-    assert small.total_mb == pytest.approx(240e-6)
-    assert small.payload_mb == pytest.approx(2e-5)
-    assert small.accuracy.mean == pytest.approx(0.8)
-    assert small.accuracy.error == pytest.approx(0.1)  # (0.9 - 0.7) / 2: the standard error of two values
-    assert small.test_loss.mean == pytest.approx(0.5)
-    assert small.train_loss.mean == pytest.approx(0.25 + 0.05 + 0.5)
-    assert small.step_s.mean == pytest.approx(0.015)
+    # The standard error of two values: (0.9 - 0.7) / 2.
+    found = (
+        small.total_mb,
+        small.payload_mb,
+        small.accuracy.mean,
+        small.accuracy.error,
+        small.test_loss.mean,
+    )
+    assert found == pytest.approx((240e-6, 2e-5, 0.8, 0.1, 0.5))
+    assert (small.train_loss.mean, small.step_s.mean) == pytest.approx((0.25 + 0.05 + 0.5, 0.015))
     assert (dense.optimiser, small.optimiser) == ("SGD 0.001", "AdamW 0.001")
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["complete"] and summary["interrupted"] is None
     assert summary["rows"][1]["smaller"] == pytest.approx(50.0)
-
-
-def test_a_run_of_older_events_does_not_say_its_optimiser(tmp_path: Path) -> None:
-    write_run(tmp_path)
     path = tmp_path / EVENTS
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if '"start"' not in line))
-    assert [row.optimiser for row in publish(tmp_path).rows] == ["", ""]
+    assert [row.optimiser for row in publish(tmp_path).rows] == ["", ""], "older events do not say it"
+    whole = read_events(tmp_path)
+    path.write_text(path.read_text()[:-20])
+    assert read_events(tmp_path) == whole[:-1], "a cut last line is left out"
 
 
-@pytest.mark.parametrize("width", [80, 100, 160])
+@for_each("width", [80, 100, 160])
 def test_the_table_fits_a_terminal_and_cuts_nothing_off(width: int) -> None:
     figure = Figure(0.98123, 0.00234)
     spec = "onebit_adam(warmup_steps=200, codec=sparse(topk(density=0.01), indices=golomb()))"
     row = Row(
-        spec=spec,
-        seeds=3,
-        steps=300,
-        accuracy=figure,
-        test_loss=figure,
-        train_loss=figure,
-        payload_mb=0.015234,
-        smaller=1234.5,
-        wire_mb=0.020961,
-        total_mb=5.0,
-        step_s=Figure(0.1231, 0.0101),
-        against_first=71.0,
-        zeros=0.301,
-        optimiser="QRDAAdaGrad 0.01",
+        **{"spec": spec, "seeds": 3, "steps": 300, "optimiser": "QRDAAdaGrad 0.01"},
+        **dict.fromkeys(("accuracy", "test_loss", "train_loss"), figure),
+        **{"payload_mb": 0.015234, "smaller": 1234.5, "wire_mb": 0.020961, "total_mb": 5.0},
+        **{"step_s": Figure(0.1231, 0.0101), "against_first": 71.0, "zeros": 0.301},
     )
     screen = Console(width=width, file=io.StringIO(), color_system=None)
     print_summary(screen, [row])
@@ -154,31 +136,16 @@ def test_a_report_says_what_masks_leave_in_use(tmp_path: Path) -> None:
 
 
 def test_half_a_run_has_a_report_that_says_so(tmp_path: Path) -> None:
-    write_run(tmp_path, until=1)
-    published = publish(tmp_path, "Interrupted: after one step.")
+    for name, until in (("half", 1), ("none", 0)):
+        write_run(tmp_path / name, until=until)
+    published = publish(tmp_path / "half", "Interrupted: after one step.")
     assert math.isnan(published.rows[0].accuracy.mean)
     assert "Interrupted: after one step." in published.report.read_text()
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = json.loads((tmp_path / "half" / "summary.json").read_text())
     assert not summary["complete"] and summary["rows"][0]["accuracy"]["mean"] is None
-
-
-def test_a_run_without_a_step_has_a_report(tmp_path: Path) -> None:
-    write_run(tmp_path, until=0)
-    assert publish(tmp_path, "Interrupted.").rows == []
-
-
-def test_a_cut_last_line_is_left_out(tmp_path: Path) -> None:
-    write_run(tmp_path)
-    path = tmp_path / EVENTS
-    whole = read_events(tmp_path)
-    path.write_text(path.read_text()[:-20])
-    assert read_events(tmp_path) == whole[:-1]
-
-
-def test_one_seed_has_no_error(tmp_path: Path) -> None:
-    write_run(tmp_path, CONFIG | {"seeds": 1})
-    row = publish(tmp_path).rows[0]
-    assert row.accuracy.text(100) == "90.00"
+    assert publish(tmp_path / "none", "Interrupted.").rows == []
+    write_run(tmp_path / "one", CONFIG | {"seeds": 1})
+    assert publish(tmp_path / "one").rows[0].accuracy.text(100) == "90.00", "one seed has no error"
 
 
 def test_a_resumed_training_replaces_its_events(tmp_path: Path) -> None:
@@ -192,21 +159,13 @@ def test_a_resumed_training_replaces_its_events(tmp_path: Path) -> None:
     assert dense["loss"][-1] == 99.0
 
 
-def test_the_page_asks_nobody_and_escapes_what_it_shows(tmp_path: Path) -> None:
+def test_the_page_asks_nobody_and_the_picture_has_a_line_a_method_and_panel(tmp_path: Path) -> None:
     write_run(tmp_path)
     page = publish(tmp_path).report.read_text()
     own = page[: page.index("<script>")]
     assert "a &lt;made up&gt; run" in own and "<made up>" not in page
-    assert "<b>" not in own
-    assert not any(word in own for word in ("src=", "href=", "@import", "url("))
-    assert "@@" not in own
-
-
-def test_the_picture_is_svg_with_a_line_a_method_and_panel(tmp_path: Path) -> None:
-    write_run(tmp_path)
-    publish(tmp_path)
-    root = ET.parse(tmp_path / "loss.svg").getroot()
-    lines = root.findall("{http://www.w3.org/2000/svg}polyline")
+    assert not any(word in own for word in ("<b>", "src=", "href=", "@import", "url(", "@@"))
+    lines = ET.parse(tmp_path / "loss.svg").getroot().findall("{http://www.w3.org/2000/svg}polyline")
     assert len(lines) == 4
     assert all(len(line.attrib["points"].split()) == 4 for line in lines)
 
@@ -261,13 +220,26 @@ def write_pipeline(folder: Path) -> None:
 def test_a_report_of_a_pipeline_splits_the_wire(tmp_path: Path) -> None:
     """By hand, over both workers: 1 + 3 + 1 MB with dense stages, 0.1 + 0.3 + 1 MB with the other."""
     write_pipeline(tmp_path)
-    text = publish(tmp_path).report.read_text()
-    section = text[text.index("Between stages") :]
-    section = section[: section.index("</section>")]
+    section = publish(tmp_path).report.read_text().partition("Between stages")[2].partition("</section>")[0]
     rows = re.findall(r"<tr><th scope=.row.>.*?</tr>", section)
-    assert [re.findall(r"<td>([^<]*)</td>", row)[:3] for row in rows] == [
-        ["1", "3", "1"],
-        ["0.1", "0.3", "1"],
-    ]
+    parts = [re.findall(r"<td>([^<]*)</td>", row)[:3] for row in rows]
+    assert parts == [["1", "3", "1"], ["0.1", "0.3", "1"]]
     wide = [float(found) for found in re.findall(r'class="part"[^>]* width="([0-9.]+)"', section)]
-    assert [each / wide[0] for each in wide] == pytest.approx([1, 3, 1, 0.1, 0.3, 1], abs=0.01)
+    assert [width / wide[0] for width in wide] == pytest.approx([1, 3, 1, 0.1, 0.3, 1], abs=0.01)
+
+
+def test_logarithmic_axes_have_ticks() -> None:
+    for low, high in ((2.4, 4.5), (1.9, 2.1), (0.3, 0.9), (0.011, 0.019), (3.0, 3.0001)):
+        to_pixels, ticks = axis(low, high, 0, 100, log=True)
+        assert 3 <= len(ticks) <= 8 and all(low <= tick <= high for tick in ticks), (low, high)
+        assert np.all(np.diff(to_pixels(np.array(ticks))) > 0)
+    assert axis(0.008, 30, 0, 100, log=True)[1] == pytest.approx([0.01, 0.1, 1, 10])
+
+
+@for_each("mark", [80.0, 95.0, 100.0])
+def test_a_marked_value_is_inside_the_panel_with_its_name(mark: float) -> None:
+    curve = Curve(np.array([1.0, 2.0]), np.array([90.0, 97.0]), np.zeros(2))
+    drawn = panel([curve], 0, "accuracy", log_x=True, log_y=False, mark=mark)
+    (line,) = re.findall(r'class="mark" d="M0 ([\d.]+)h', drawn)
+    (name,) = re.findall(rf'y="([\d.]+)">{mark:g} %', drawn)
+    assert all(TOP <= float(at) <= TOP + PANEL_HEIGHT for at in (line, name))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 
 import numpy as np
 import pytest
 import torch
+from tests.unit.shared import for_each, refuses, resumed, same
 from torch import nn
 
 import laconic
@@ -52,6 +52,19 @@ def run(net: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
         optimizer.step()
 
 
+def sgd(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+def frozen() -> nn.Module:
+    return mlp().requires_grad_(False)
+
+
+def in_use(weight: torch.Tensor) -> float:
+    """Share of a weight's entries that are not zero."""
+    return float((weight != 0).float().mean())
+
+
 def test_a_training_is_that_of_a_numpy_twin() -> None:
     """One linear layer, squared error, SGD with momentum: masks, weights and velocity written out by hand."""
     steps, every, lr, mu, until, drop = 40, 4, 0.05, 0.9, 0.75, 0.5
@@ -65,18 +78,14 @@ def test_a_training_is_that_of_a_numpy_twin() -> None:
     for step in range(steps):
         x = rng.standard_normal((16, 8))
         optimizer.zero_grad()
-        out = net(torch.tensor(x)) - torch.tensor(x @ target.T)
-        out.square().sum().backward()
+        (net(torch.tensor(x)) - torch.tensor(x @ target.T)).square().sum().backward()
         optimizer.step()
         dense = 2 * (x @ w.T - x @ target.T).T @ x
         if step % every == 0 and step <= until * steps:
             count = int(drop / 2 * (1 + math.cos(math.pi * step / (until * steps))) * mask.sum())
-            order = np.argsort(np.where(mask, np.abs(w), -1).ravel())[::-1]
-            kept = np.zeros(w.size, bool)
-            kept[order[: mask.sum() - count]] = True
-            grown = np.argsort(np.where(kept, -1, np.abs(dense).ravel()))[::-1][:count]
-            new = kept.copy()
-            new[grown] = True
+            new = np.zeros(w.size, bool)
+            new[np.argsort(np.where(mask, np.abs(w), -1).ravel())[::-1][: mask.sum() - count]] = True
+            new[np.argsort(np.where(new, -1, np.abs(dense).ravel()))[::-1][:count]] = True
             new = new.reshape(w.shape)
             w, v, mask = w * (new & mask), v * (new & mask), new
         else:
@@ -87,8 +96,8 @@ def test_a_training_is_that_of_a_numpy_twin() -> None:
     assert sparse.updates == 8  # at 0, 4, .. 28; until 0.75 * 40 = 30
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
-@pytest.mark.parametrize("spec", ["rigl(density=0.2, every=5)", "sparse_evolution(density=0.2, every=5)"])
+@for_each("name", OPTIMISERS)
+@for_each("spec", ["rigl(density=0.2, every=5)", "sparse_evolution(density=0.2, every=5)"])
 def test_what_is_not_in_use_is_zero_with_all_slots(name, spec) -> None:
     net = mlp()
     optimizer = OPTIMISERS[name](net.parameters())
@@ -174,60 +183,43 @@ def test_turns_count_alike_whatever_a_scaler_multiplies_them_by() -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)  # scales are powers of two
 
 
-@pytest.mark.parametrize(
-    "spec", ["rigl(every=4, accumulate=2)", "sparse_evolution(every=3)", "gradual_pruning(every=3)"]
-)
+@for_each("spec", ["rigl(every=4, accumulate=2)", "sparse_evolution(every=3)", "gradual_pruning(every=3)"])
 def test_a_resumed_run_ends_with_the_same_bits(spec) -> None:
-    whole = mlp()
-    optimizer = torch.optim.AdamW(whole.parameters(), lr=1e-2)
-    sparse = sparsify(whole, optimizer, spec, steps=30, seed=5)
-    run(whole, optimizer, range(15))
-    file = io.BytesIO()
-    torch.save([whole.state_dict(), optimizer.state_dict(), sparse.state_dict()], file)
-    run(whole, optimizer, range(15, 30))
-    file.seek(0)
-    net = mlp(seed=9)
-    other = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    again = sparsify(net, other, spec, steps=30, seed=5)
-    for part, state in zip((net, other, again), torch.load(file, weights_only=True), strict=True):
-        part.load_state_dict(state)
-    run(net, other, range(15, 30))
-    for one, two in zip(whole.parameters(), net.parameters(), strict=True):
-        assert torch.equal(one, two)
+    seeds = iter((0, 0, 9))
+
+    def start():
+        net = mlp(seed=next(seeds))
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+        return net, optimizer, sparsify(net, optimizer, spec, steps=20, seed=5)
+
+    (net, _, sparse), (other, _, again) = resumed(start, lambda parts, steps: run(*parts[:2], steps), 9, 20)
+    assert same(net.parameters(), other.parameters())
     assert again.stats() == sparse.stats()
 
 
 def test_first_masks_depend_on_seed_and_name_alone() -> None:
-    one, other = mlp(0), mlp(1)
-    made = [
-        rigl(net, torch.optim.SGD(net.parameters(), lr=0.1), 0.2, steps=9, seed=4) for net in (one, other)
-    ]
-    assert all(torch.equal(mask, made[1].masks[name]) for name, mask in made[0].masks.items())
-    net = mlp(0)
-    moved = rigl(net, torch.optim.SGD(net.parameters(), lr=0.1), 0.2, steps=9, seed=5)
-    assert not torch.equal(moved.masks["0.weight"], made[0].masks["0.weight"])
+    def masks(model: int, seed: int):
+        net = mlp(model)
+        return rigl(net, sgd(net), 0.2, steps=9, seed=seed).masks
 
-
-def test_the_uniform_layout_leaves_the_first_layer_dense() -> None:
-    net = mlp()
-    sparse = rigl(net, torch.optim.SGD(net.parameters(), lr=0.1), 0.1, steps=9, layout="uniform")
-    assert sparse.densities == pytest.approx({"2.weight": 0.1, "4.weight": 0.1}, abs=0.01)
-    assert bool((net[0].weight != 0).all())
+    one, other = masks(0, 4), masks(1, 4)
+    assert all(torch.equal(mask, other[name]) for name, mask in one.items())
+    assert not torch.equal(masks(0, 5)["0.weight"], one["0.weight"])
 
 
 def test_density_1_is_dense_training() -> None:
     one, other = mlp(), mlp()
-    plain, masked = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (one, other))
+    plain, masked = sgd(one), sgd(other)
     sparse = rigl(other, masked, 1.0, steps=10, every=2)
     run(one, plain, range(6))
     run(other, masked, range(6))
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    assert same(one.parameters(), other.parameters())
     assert sparse.stats().density == 1.0 and not sparse.masks
 
 
 def test_a_closure_is_called_once() -> None:
-    net = mlp()
-    optimizer, calls = torch.optim.SGD(net.parameters(), lr=0.1), []
+    net, calls = mlp(), []
+    optimizer = sgd(net)
     sparse = rigl(net, optimizer, 0.2, steps=10, every=2)
 
     def closure() -> torch.Tensor:
@@ -269,23 +261,20 @@ def test_channels_last_weights_are_masked_in_their_own_order() -> None:
     assert int((in_memory[mask.positions] != 0).sum()) == int((weight != 0).sum())
 
 
-def test_remove_lets_all_weights_train_again() -> None:
+def test_remove_and_copies_give_plain_models() -> None:
     net = mlp()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = sgd(net)
     sparse = rigl(net, optimizer, 0.2, steps=10)
+    twin, state = copy.deepcopy(net), sparse.state_dict()
+    run(twin, sgd(twin), range(2))
+    assert in_use(twin[2].weight) > 0.5
     sparse.remove()
     sparse.remove()
+    refuses(StateError, r"remove\(\) has ended this training", sparse.load_state_dict, state)
+    assert all(mask_of(weight) is None for weight in net.parameters())
     run(net, optimizer, range(2))
-    assert float((net[2].weight != 0).float().mean()) > 0.5 and mask_of(net[2].weight) is None
-    rigl(net, optimizer, 0.1, steps=10)  # and again
-
-
-def test_a_copy_is_a_plain_model() -> None:
-    net = mlp()
-    rigl(net, torch.optim.SGD(net.parameters(), lr=0.1), 0.2, steps=10)
-    twin = copy.deepcopy(net)
-    run(twin, torch.optim.SGD(twin.parameters(), lr=0.1), range(2))
-    assert float((twin[2].weight != 0).float().mean()) > 0.5
+    assert in_use(net[2].weight) > 0.5
+    rigl(net, optimizer, 0.2, steps=10).load_state_dict(state)  # and again
 
 
 class Tied(nn.Module):
@@ -294,14 +283,6 @@ class Tied(nn.Module):
         self.words, self.out = nn.Embedding(20, 8), nn.Linear(8, 20)
         self.out.weight = self.words.weight
         self.inner = nn.Linear(8, 8)
-
-
-def sgd(net: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(net.parameters(), lr=0.1)
-
-
-def frozen() -> nn.Module:
-    return mlp().requires_grad_(False)
 
 
 REFUSED = [
@@ -318,51 +299,35 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("build, given, kind, said", REFUSED)
+@for_each("build, given, kind, said", REFUSED)
 def test_what_cannot_be_sparse_is_refused_and_nothing_changes(build, given, kind, said) -> None:
     net = build()
     before = copy.deepcopy(net.state_dict())
     optimizer = torch.optim.SGD(mlp().parameters() if build is frozen else net.parameters(), lr=0.1)
-    with pytest.raises(kind, match=said):
-        rigl(net, optimizer, **{"density": 0.1, "steps": 10, **given})
+    refuses(kind, said, rigl, net, optimizer, **{"density": 0.1, "steps": 10, **given})
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
     assert all(mask_of(each) is None and not each._backward_hooks for each in net.parameters())
     assert not optimizer._optimizer_step_pre_hooks
 
 
-def test_double_conversion_is_refused() -> None:
-    net = mlp()
-    rigl(net, sgd(net), 0.2, steps=10)
-    with pytest.raises(AttachError, match=r"'0' is masked already"):
-        rigl(net, sgd(net), 0.2, steps=10)
-    net = mlp()
-    swat(net)
-    with pytest.raises(AttachError, match=r"sparse already, by swat"):
-        rigl(net, sgd(net), 0.2, steps=10)
+def test_a_wrong_model_optimiser_or_name_is_refused() -> None:
+    masked, swatted, net = mlp(), mlp(), mlp()
+    rigl(masked, sgd(masked), 0.2, steps=10)
+    swat(swatted)
+    part = torch.optim.SGD([*net[0].parameters(), *net[4].parameters()], lr=0.1)
+    for error, words, make, args in (
+        (AttachError, "'0' is masked already", rigl, (masked, sgd(masked), 0.2)),
+        (AttachError, "sparse already, by swat", rigl, (swatted, sgd(swatted), 0.2)),
+        (AttachError, r"lacks 0\.weight, and 3 of the 3", rigl, (net, sgd(mlp()), 0.2)),
+        (AttachError, r"lacks 2\.weight, and 1 of the 3", rigl, (net, part, 0.2)),
+        (SpecError, "takes a sparsifier", sparsify, (net, sgd(net), "topk(density=0.1)")),
+        (SpecError, "unknown name", sparsify, (net, sgd(net), "rigel()")),
+    ):
+        refuses(error, words, make, *args, steps=10)
+    assert in_use(net[0].weight) == 1.0
 
 
-def test_an_optimiser_without_the_weights_is_refused() -> None:
-    net = mlp()
-    with pytest.raises(AttachError, match=r"lacks 0\.weight, and 3 of the 3"):
-        rigl(net, sgd(mlp()), 0.2, steps=10)
-    with pytest.raises(AttachError, match=r"lacks 2\.weight, and 1 of the 3"):
-        rigl(net, torch.optim.SGD([*net[0].parameters(), *net[4].parameters()], lr=0.1), 0.2, steps=10)
-    assert bool((net[0].weight != 0).all())
-
-
-@pytest.mark.parametrize(
-    "change", [{"seed": 1}, {"steps": 9}, {"sparsifier": "rigl()"}, {"masks": {}}, {"more": 1}]
-)
-def test_a_state_that_belongs_elsewhere_is_refused(change) -> None:
-    net = mlp()
-    sparse = rigl(net, sgd(net), 0.2, steps=10)
-    before = {name: mask.clone() for name, mask in sparse.masks.items()}
-    with pytest.raises(StateError):
-        sparse.load_state_dict(sparse.state_dict() | change)
-    assert all(torch.equal(mask, before[name]) for name, mask in sparse.masks.items())
-
-
-def same(one: dict, other: dict) -> bool:
+def equal(one: dict, other: dict) -> bool:
     """Whether two states are equal, tensors too."""
     plain = [{k: v for k, v in state.items() if k not in ("masks", "scores")} for state in (one, other)]
     parts = [(state["masks"], state["scores"]) for state in (one, other)]
@@ -385,6 +350,11 @@ DAMAGES = {
     "a score of whole numbers": lambda state: state | {"scores": {"0.weight": torch.zeros(30, 12).int()}},
     "a turn in words": lambda state: state | {"turn": "3"},
     "no share": lambda state: state | {"changed": None},
+    "another seed": lambda state: state | {"seed": 1},
+    "another length": lambda state: state | {"steps": 9},
+    "another sparsifier": lambda state: state | {"sparsifier": "rigl()"},
+    "no masks": lambda state: state | {"masks": {}},
+    "more": lambda state: state | {"more": 1},
 }
 
 
@@ -393,8 +363,7 @@ def first_mask(state: dict, change) -> dict:
     return state["masks"] | {name: change(state["masks"][name])}
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_state_is_refused_with_nothing_changed(damage: str) -> None:
+def test_a_wrong_state_is_refused_with_nothing_changed() -> None:
     net = mlp()
     optimizer = sgd(net)
     sparse = rigl(net, optimizer, 0.2, steps=30, every=3, accumulate=2)
@@ -402,10 +371,10 @@ def test_a_damaged_state_is_refused_with_nothing_changed(damage: str) -> None:
     saved = copy.deepcopy(sparse.state_dict())
     run(net, optimizer, range(3, 6))
     before, weights = copy.deepcopy(sparse.state_dict()), [each.detach().clone() for each in net.parameters()]
-    with pytest.raises(StateError):
-        sparse.load_state_dict(DAMAGES[damage](saved))
-    assert same(sparse.state_dict(), before)
-    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), weights, strict=True))
+    for name, damage in DAMAGES.items():
+        refuses(StateError, ".", sparse.load_state_dict, damage(copy.deepcopy(saved)))
+        assert equal(sparse.state_dict(), before), name
+        assert same(net.parameters(), weights), name
     run(net, optimizer, range(6, 10))
 
 
@@ -417,30 +386,14 @@ def test_masks_of_gradual_pruning_may_have_more_entries_than_at_the_end() -> Non
         sparse.load_state_dict(DAMAGES["an empty mask"](sparse.state_dict()))
 
 
-def test_a_state_is_not_loaded_after_remove() -> None:
-    net = mlp()
-    sparse = rigl(net, sgd(net), 0.2, steps=10)
-    state = sparse.state_dict()
-    sparse.remove()
-    with pytest.raises(StateError, match=r"remove\(\) has ended this training"):
-        sparse.load_state_dict(state)
-    assert all(mask_of(each) is None for each in net.parameters())
-    rigl(net, sgd(net), 0.2, steps=10).load_state_dict(state)
-
-
-def test_only_a_sparsifier_makes_a_model_sparse() -> None:
-    net = mlp()
-    with pytest.raises(SpecError, match="takes a sparsifier"):
-        sparsify(net, sgd(net), "topk(density=0.1)", steps=10)
-    with pytest.raises(SpecError, match="unknown name"):
-        sparsify(net, sgd(net), "rigel()", steps=10)
-
-
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-def test_a_layer_without_weights_has_no_mask() -> None:
+def test_only_weights_have_masks() -> None:
+    net = mlp()
+    sparse = rigl(net, sgd(net), 0.1, steps=9, layout="uniform")
+    assert sparse.densities == pytest.approx({"2.weight": 0.1, "4.weight": 0.1}, abs=0.01)
+    assert in_use(net[0].weight) == 1.0, "the uniform layout leaves the first layer dense"
     net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 0), nn.Linear(0, 5), nn.Linear(5, 4))
-    sparse = rigl(net, torch.optim.SGD(net.parameters(), lr=0.1), 0.5, steps=10)
-    assert sparse.masks.keys() == {"0.weight", "3.weight"}
+    assert rigl(net, sgd(net), 0.5, steps=10).masks.keys() == {"0.weight", "3.weight"}
 
 
 def test_a_mask_moves_with_its_weight() -> None:

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import pytest
 import torch
 from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one_step
+from tests.unit.shared import for_each, refuses, same
 
 import laconic
 from laconic.comm.loopback import Loopback
@@ -18,7 +18,6 @@ from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.core.tensor_codec import TensorCodec
 from laconic.core.turn import Turn
-from laconic.exchange.method import Route, everything, routes
 from laconic.reducers.server.deal import homes
 
 STC = "server(sparse(topk(density=0.1)), sparse(topk(density=0.05)))"
@@ -28,7 +27,6 @@ SPECS = (
     "server(sparse(topk(density=0.05), indices=golomb()), dense())",
     "server(sparse(randomk(density=0.1)), sparse(topk(density=0.05)))",
 )
-SIZES = (1, 2, 4, 5)
 STEPS = 6
 MATRICES = [entry for entry in MODEL if len(entry.shape) > 1]
 
@@ -55,8 +53,8 @@ def twin(spec, size, steps=STEPS):
     return means
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("size", SIZES)
+@for_each("spec", SPECS)
+@for_each("size", [1, 2, 5])
 def test_it_does_what_one_server_would(spec, size):
     def play(comm):
         exchange, buckets = exchange_on(comm, spec), cut(MODEL, 1, 2, 1)
@@ -90,12 +88,22 @@ def loads(layout, size):
     return [sum(share.end - share.begin for share in shares if share.rank == rank) for rank in range(size)]
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, 64])
+@for_each("size", [1, 2, 7, 64])
 def test_ranks_serve_nearly_alike(size):
-    """No rank has more than the average and one tensor; and the same whatever the order of the tensors."""
+    """No rank has more than the average and one tensor; and the same whatever the order of the tensors.
+
+    Of VGG-16, whose fc1 is three quarters of it: in total, and in a bucket of that layer alone.
+    """
     layout = Layout.of((f"t{i}", (i % 13 + 1, 10)) for i in range(200))
     assert max(loads(layout, size)) <= layout.numel / size + 130
     assert homes(Layout(tuple(reversed(layout.entries))), size) == homes(layout, size)
+    assert max(loads(VGG16, size)) <= 1.01 * VGG16.numel / size
+    of_fc1 = [share.end - share.begin for share in homes(VGG16, size)["fc1.weight"]]
+    assert len(of_fc1) == size and max(of_fc1) - min(of_fc1) <= 512
+    for entry in VGG16:
+        shares = homes(VGG16, size)[entry.name]
+        assert [share.begin for share in shares] == [0, *(share.end for share in shares[:-1])]
+        assert shares[-1].end == entry.numel and all(share.begin % 512 == 0 for share in shares)
 
 
 VGG16 = Layout.of(
@@ -109,19 +117,11 @@ VGG16 = Layout.of(
 )
 
 
-@pytest.mark.parametrize("size", [2, 8, 32, 64])
-def test_a_layer_that_is_most_of_a_model_is_served_by_all(size):
-    """VGG-16, whose fc1 is three quarters of it: in total, and in a bucket of that layer alone."""
-    assert max(loads(VGG16, size)) <= 1.01 * VGG16.numel / size
-    of_fc1 = [share.end - share.begin for share in homes(VGG16, size)["fc1.weight"]]
-    assert len(of_fc1) == size and max(of_fc1) - min(of_fc1) <= 512
-    for entry in VGG16:
-        shares = homes(VGG16, size)[entry.name]
-        assert [share.begin for share in shares] == [0, *(share.end for share in shares[:-1])]
-        assert shares[-1].end == entry.numel and all(share.begin % 512 == 0 for share in shares)
-
-
 LARGE = Layout.of([("a.weight", (300, 301)), ("b.weight", (50, 60)), ("c.weight", (200, 200))])
+
+
+def large(step, rank):
+    return torch.randn(LARGE.numel, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
 def on_large(reducer, comm, steps, state=None):
@@ -130,42 +130,30 @@ def on_large(reducer, comm, steps, state=None):
     if state is not None:
         bound.load_state_dict(state)
     for step in range(steps):
-        rng = torch.Generator().manual_seed(100 * step + comm.rank)
         out = torch.empty(LARGE.numel)
-        bound.reduce(torch.randn(LARGE.numel, generator=rng), LARGE, Turn(step, comm.rank), out)
+        bound.reduce(large(step, comm.rank), LARGE, Turn(step, comm.rank), out)
         means.append(out)
     return means, bound.state_dict()
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@for_each("size", [2, 4])
 def test_pieces_are_tensors_of_their_own_and_nothing_is_lost(size):
-    """Sum of means + what the servers hold = sum of the averages of what came up."""
+    """Sum of means + what the servers hold = sum of the averages of what came up; also among other ranks."""
     spec = "server(dense(), sparse(topk(density=0.01)))"
     ranks = everywhere(size, lambda comm: on_large(spec, comm, 3))
-    came = torch.zeros(LARGE.numel)
-    for step in range(3):
-        for rank in range(size):
-            rng = torch.Generator().manual_seed(100 * step + rank)
-            came += torch.randn(LARGE.numel, generator=rng) / size
-    held = torch.cat(
-        [sum(state[f"once/server/{entry.name}"] for _, state in ranks).flatten() for entry in LARGE]
-    )
+    came = sum(large(step, rank) / size for step in range(3) for rank in range(size))
+    whole = {key: sum(state[key] for _, state in ranks) for key in ranks[0][1]}
+    held = torch.cat([whole[f"once/server/{entry.name}"].flatten() for entry in LARGE])
     for means, _ in ranks:
         torch.testing.assert_close(sum(means) + held, came, rtol=0, atol=1e-5)
-        assert all(torch.equal(mean, other) for mean, other in zip(means, ranks[0][0], strict=True))
+        assert same(means, ranks[0][0])
     for entry in LARGE:
         for share in homes(LARGE, size)[entry.name]:
             at = slice(entry.offset + share.begin, entry.offset + share.end)
             assert int(ranks[0][0][0][at].count_nonzero()) == math.ceil(0.01 * (share.end - share.begin))
-
-
-def test_the_residual_of_pieces_moves_to_another_number_of_ranks():
-    spec = "server(dense(), sparse(topk(density=0.01)))"
-    before = [state for _, state in everywhere(2, lambda comm: on_large(spec, comm, 3))]
-    whole = {key: sum(state[key] for state in before) for key in before[0]}
-    after = [state for _, state in everywhere(4, lambda comm: on_large(spec, comm, 0, whole))]
+    after = everywhere(6 - size, lambda comm: on_large(spec, comm, 0, whole))
     for key, value in whole.items():
-        assert torch.equal(sum(state[key] for state in after), value) and value.any()
+        assert torch.equal(sum(state[key] for _, state in after), value) and value.any()
 
 
 def test_payload_is_two_bytes_up_for_what_others_serve_and_down_for_the_rest():
@@ -180,32 +168,17 @@ def test_payload_is_two_bytes_up_for_what_others_serve_and_down_for_the_rest():
         assert received == 2 * (2 * own + MODEL.numel - own)
 
 
-def test_both_roundings_are_independent():
+def test_both_roundings_are_independent() -> None:
     """natural up and down: unbiased, as it would not be if a rank rounded both ways by the same bits.
 
     40,000 draws of one value: 5 standard errors of two roundings, each of variance at most 1/8.
     """
     layout = Layout.of([("w", (40_000,))])
-
-    def play(comm):
-        out, x = torch.empty(layout.numel), torch.full((layout.numel,), 4 / 3)
-        parse("server(natural(), natural())").bind(layout, comm).reduce(x, layout, Turn(0, comm.rank), out)
-        return float(out.mean())
-
-    (mean,) = everywhere(1, play)
-    assert abs(mean / (4 / 3) - 1) <= 5 * math.sqrt((9 / 8) ** 2 - 1) / math.sqrt(layout.numel)
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_bucket_that_is_not_finite_is_seen_without_a_feedback(bad):
-    def play(comm):
-        x = gradient(comm.rank, 0)
-        if comm.rank == 2:
-            x[5] = bad
-        exchange = exchange_on(comm, routes(Route(everything, parse("server(dense(), dense())"))))
-        return exchange.mean_(x, MODEL)
-
-    assert everywhere(3, play) == [False] * 3
+    bound = parse("server(natural(), natural())").bind(layout, Loopback.world(1)[0])
+    out = torch.empty(layout.numel)
+    bound.reduce(torch.full((layout.numel,), 4 / 3), layout, Turn(0), out)
+    limit = 5 * math.sqrt((9 / 8) ** 2 - 1) / math.sqrt(layout.numel)
+    assert abs(float(out.mean()) / (4 / 3) - 1) <= limit
 
 
 def test_a_residual_that_overflows_voids_the_step():
@@ -242,12 +215,12 @@ class Wild(TensorCodec):
         return 3.0
 
 
-def test_a_down_leg_that_would_diverge_is_refused():
+def test_what_does_not_fit_is_refused():
     reducer = laconic.reducers.server.Server(parse("dense()"), Wild())
-    with pytest.raises(
-        SpecError, match=r"a server cannot answer with down=wild\(\): .*omega must be below 1"
-    ):
-        reducer.bind(MODEL, Loopback.world(1)[0])
+    words = r"a server cannot answer with down=wild\(\): .*omega must be below 1"
+    refuses(SpecError, words, reducer.bind, MODEL, Loopback.world(1)[0])
+    for spec in ("server(topk(0.1), dense())", "server(dense(), fp16())", "server(dense(), 3)"):
+        refuses(SpecError, r"server takes a codec each way, .* got (up|down)=", parse, spec)
 
 
 def test_a_damaged_message_names_its_sender():
@@ -257,13 +230,4 @@ def test_a_damaged_message_names_its_sender():
         x = gradient(comm.rank, 0)
         reducer.bind(MODEL, comm).reduce(x, MODEL, Turn(0, comm.rank), x)
 
-    with pytest.raises(WireError, match="the message that rank 0 sent is damaged: too wild"):
-        everywhere(2, play)
-
-
-@pytest.mark.parametrize(
-    "spec", ["server(topk(0.1), dense())", "server(dense(), fp16())", "server(dense(), 3)"]
-)
-def test_only_codecs_are_taken(spec):
-    with pytest.raises(SpecError, match=r"server takes a codec each way, .* got (up|down)="):
-        parse(spec)
+    refuses(WireError, "the message that rank 0 sent is damaged: too wild", everywhere, 2, play)

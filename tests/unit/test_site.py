@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from benchmarks.pages import docstrings, situations, tables
 from benchmarks.pages import names as name_pages
+from tests.unit.shared import for_each
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -153,7 +154,7 @@ def test_situations_are_places_of_their_page(site: dict[str, Read]) -> None:
         assert situations.anchor(situation.title) in site["choosing.html"].ids
 
 
-@pytest.mark.parametrize("module", [docstrings, situations, tables], ids=lambda module: module.__name__)
+@for_each("module", [docstrings, situations, tables])
 def test_examples_of_what_writes_the_pages(module: Any) -> None:
     found = doctest.testmod(module)
     assert found.attempted and not found.failed

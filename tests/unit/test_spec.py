@@ -7,7 +7,7 @@ import pickle
 from importlib.metadata import EntryPoint
 
 import pytest
-import torch
+from tests.unit.shared import for_each, refuses
 
 import laconic
 from laconic.core import spec
@@ -28,7 +28,7 @@ GOOD = [
 ]
 
 
-@pytest.mark.parametrize("text", GOOD)
+@for_each("text", GOOD)
 def test_a_spec_prints_as_the_call_that_makes_it(text: str) -> None:
     made = laconic.parse(text)
     assert repr(made) == text
@@ -36,15 +36,17 @@ def test_a_spec_prints_as_the_call_that_makes_it(text: str) -> None:
 
 
 def test_ways_to_write_the_same() -> None:
-    assert laconic.parse("topk(0.01)") == laconic.parse(" topk( density = 1e-2 ) ")
-    assert laconic.parse("fp16") == laconic.parse("fp16()")
-    assert laconic.parse("dgc(0.01, warmup_steps=4, warmup=[1.0, 0.5])") == laconic.parse(
-        "dgc(density=0.01, warmup_steps=4, warmup=(1.0, 0.5))"
-    )
+    warm_up = "dgc(density=0.01, warmup_steps=4, warmup=(1.0, 0.5))"
+    for one, other in (
+        ("topk(0.01)", " topk( density = 1e-2 ) "),
+        ("fp16", "fp16()"),
+        ("dgc(0.01, warmup_steps=4, warmup=[1.0, 0.5])", warm_up),
+    ):
+        assert laconic.parse(one) == laconic.parse(other)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
+@for_each(
+    "text, words",
     [
         ("", "cannot read"),
         ("topk(", "cannot read"),
@@ -87,21 +89,18 @@ def test_ways_to_write_the_same() -> None:
     ],
 )
 def test_a_wrong_spec_says_what_is_wrong(text: str, words: str) -> None:
-    with pytest.raises(SpecError, match=words):
-        laconic.parse(text)
+    refuses(SpecError, words, laconic.parse, text)
 
 
-def test_a_spec_is_a_string() -> None:
-    with pytest.raises(SpecError, match="got int"):
-        laconic.parse(3)  # type: ignore[arg-type]
+def test_errors_have_one_root() -> None:
+    refuses(SpecError, "got int", laconic.parse, 3)
+    refuses(LaconicError, ".", laconic.parse, "nonsense()")
+    refuses(ValueError, "nonsense", laconic.parse, "nonsense()")
 
 
-def test_every_registered_name_has_a_docstring_and_one_home() -> None:
+def test_names_have_docstrings_and_what_the_field_says_leads_to_them() -> None:
     for name in spec.names():
         assert spec.find(name).__doc__, name
-
-
-def test_what_the_field_says_leads_to_names_that_are_there() -> None:
     registered = set(spec.names())
     assert not registered & set(ALIASES), "a name that is there needs no other"
     assert {call.partition("(")[0] for calls in ALIASES.values() for call in calls} <= registered
@@ -109,12 +108,9 @@ def test_what_the_field_says_leads_to_names_that_are_there() -> None:
 
 def test_a_selector_that_is_used_as_a_codec_says_how_to_make_one() -> None:
     selector = laconic.parse("topk(density=0.01)")
-    with pytest.raises(
-        AttributeError, match=r"topk\(density=0\.01\) is a selector.*sparse\(topk\(density=0\.01\)\)"
-    ):
-        selector.encode(torch.ones(3))
-    with pytest.raises(AttributeError, match="'TopK' object has no attribute 'density_'"):
-        _ = selector.density_
+    words = r"topk\(density=0\.01\) is a selector.*sparse\(topk\(density=0\.01\)\)"
+    refuses(AttributeError, words, getattr, selector, "encode")
+    refuses(AttributeError, "'TopK' object has no attribute 'density_'", getattr, selector, "density_")
     assert copy.deepcopy(selector) == pickle.loads(pickle.dumps(selector)) == selector
 
 
@@ -123,34 +119,17 @@ def test_a_function_called_like_its_module_is_no_spec(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(deal, "deal", lambda: None, raising=False)
     assert "deal" not in spec.names() and "integer_sum" not in spec.names()
-    with pytest.raises(SpecError, match="unknown name 'deal'"):
-        laconic.parse("deal()")
+    refuses(SpecError, "unknown name 'deal'", laconic.parse, "deal()")
 
 
-@pytest.mark.parametrize("name", ["borders", "coins", "union", "variance", "widths"])
-def test_a_helper_stands_in_no_entry_points_way(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    assert name in spec.modules(), "a helper's module"
-    with pytest.raises(SpecError, match="unknown name"):
-        spec.find(name)
+@for_each("name", ["borders", "coins", "union", "variance", "widths", "theirs"])
+def test_names_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A module of our helpers stands in no entry point's way."""
+    assert (name in spec.modules()) == (name != "theirs")
+    refuses(SpecError, "unknown name", spec.find, name)
     entry = EntryPoint(name, "laconic.codecs.dense:Dense", "laconic.methods")
     monkeypatch.setattr(
         spec, "entry_points", lambda group, name=None: [entry] if name in (None, entry.name) else []
     )
-    assert laconic.parse(name) == laconic.parse("dense")
+    assert laconic.parse(name) == laconic.parse(f"{name}()") == laconic.parse("dense")
     assert name in spec.names()
-
-
-def test_names_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("theirs", "laconic.codecs.dense:Dense", "laconic.methods")
-    monkeypatch.setattr(
-        spec, "entry_points", lambda group, name=None: [entry] if name in (None, "theirs") else []
-    )
-    assert "theirs" in spec.names()
-    assert laconic.parse("theirs()") == laconic.parse("dense()")
-
-
-def test_errors_have_one_root() -> None:
-    with pytest.raises(LaconicError):
-        laconic.parse("nonsense()")
-    with pytest.raises(ValueError, match="nonsense"):
-        laconic.parse("nonsense()")

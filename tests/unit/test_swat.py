@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.unit.shared import for_each, refuses, resumed, same
 from torch import Tensor, nn
 
 from laconic.core.errors import AttachError, SpecError, StateError
@@ -53,36 +54,30 @@ CONVS = [
 ]
 
 
-@pytest.mark.parametrize("shape", CONVS)
-@pytest.mark.parametrize("density", [0.1, 0.5])
-def test_a_convolution_is_two_products_with_masks(shape, density) -> None:
+@for_each("density", [0.1, 0.5])
+def test_a_layer_is_two_products_with_masks(density) -> None:
     torch.manual_seed(0)
-    plain = nn.Conv2d(**shape).double()
-    layer = SwatConv2d.of(plain, Thresholds(density, refresh=1))
-    x = torch.randn(3, 4, 9, 8, dtype=torch.float64)
-    dy = torch.randn_like(plain(x))
 
-    def product(x, weight, bias):
-        return F.conv2d(x, weight, bias, plain.stride, plain.padding, plain.dilation, plain.groups)
+    def compare(plain, layer, product, x) -> None:
+        dy = torch.randn_like(plain(x))
+        theirs = by_masks(product, x, plain.weight, plain.bias, dy, density)
+        for own, other in zip(ours(layer, x, dy), theirs, strict=True):
+            torch.testing.assert_close(own, other, **EXACT)
 
-    theirs = by_masks(product, x, plain.weight, plain.bias, dy, density)
-    for own, other in zip(ours(layer, x, dy), theirs, strict=True):
-        torch.testing.assert_close(own, other, **EXACT)
-    one = layer(x[0])
-    torch.testing.assert_close(one, layer(x[:1])[0], **EXACT)
+    for shape in CONVS:
+        conv = nn.Conv2d(**shape).double()
+        layer = SwatConv2d.of(conv, Thresholds(density, refresh=1))
+        x = torch.randn(3, 4, 9, 8, dtype=torch.float64)
 
+        def product(x, weight, bias, conv=conv):
+            return F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups)
 
-@pytest.mark.parametrize("density", [0.1, 0.5])
-@pytest.mark.parametrize("ahead", [(6,), (2, 3), ()])
-def test_a_dense_layer_is_two_products_with_masks(density, ahead) -> None:
-    torch.manual_seed(0)
-    plain = nn.Linear(7, 5).double()
-    layer = SwatLinear.of(plain, Thresholds(density, refresh=1))
-    x = torch.randn(*ahead, 7, dtype=torch.float64)
-    dy = torch.randn(*ahead, 5, dtype=torch.float64)
-    theirs = by_masks(F.linear, x, plain.weight, plain.bias, dy, density)
-    for own, other in zip(ours(layer, x, dy), theirs, strict=True):
-        torch.testing.assert_close(own, other, **EXACT)
+        compare(conv, layer, product, x)
+        torch.testing.assert_close(layer(x[0]), layer(x[:1])[0], **EXACT)
+    for ahead in ((6,), (2, 3), ()):
+        dense = nn.Linear(7, 5).double()
+        layer = SwatLinear.of(dense, Thresholds(density, refresh=1))
+        compare(dense, layer, F.linear, torch.randn(*ahead, 7, dtype=torch.float64))
 
 
 def test_the_input_gradient_is_that_of_finite_differences() -> None:
@@ -198,61 +193,43 @@ def test_evaluation_keeps_exactly_the_largest_weights() -> None:
 
 def test_thresholds_are_computed_every_tenth_batch() -> None:
     model = network()
-    handle = swat(model, refresh=10)
-    seen = []
+    handle, seen = swat(model, refresh=10), []
     for step in range(21):
         trained(model, 1, step)
         seen.append(handle.state_dict()["4"]["weight"])
     assert len(set(seen)) == 3
     assert len({*seen[:10]}) == len({*seen[10:20]}) == 1
+    net = linears(*(nn.Linear(8, 8) for _ in range(3)))
+    swat(net, sparsity=0.5, refresh=4)
+    net(torch.zeros(0, 8)).sum().backward()
+    assert net[1].thresholds.batches == 0, "an empty batch is no refresh"
+    net(torch.randn(4, 8)).sum().backward()
+    assert net[1].thresholds.batches == 1 and net[1].thresholds.input > 0
 
 
 def test_a_resumed_training_has_the_same_bits() -> None:
-    whole = network()
-    swat(whole)
-    expected = trained(whole, 17)
-    half = network()
-    first = swat(half)
-    trained(half, 7)
-    saved = copy.deepcopy((half.state_dict(), first.state_dict()))
-    again = network()
-    second = swat(again)
-    again.load_state_dict(saved[0])
-    second.load_state_dict(pickle.loads(pickle.dumps(saved[1])))
-    for own, other in zip(trained(again, 10, 7), expected, strict=True):
-        assert torch.equal(own, other)
-    third = swat(network(), sparsity=0.5)
-    with pytest.raises(StateError, match="density"):
-        third.load_state_dict(saved[1])
-    changed = copy.deepcopy(saved[1])
-    changed["4"]["refresh"] = 3
-    unchanged = second.state_dict()
-    with pytest.raises(StateError, match="refresh"):
-        second.load_state_dict(changed)
-    with pytest.raises(StateError, match="not saved by"):
-        second.load_state_dict({"2": {}, "4": {}})
-    assert second.state_dict() == unchanged, "all or nothing"
-    with pytest.raises(StateError, match="other sparse layers"):
-        swat(network(), first="sparse").load_state_dict(saved[1])
+    def start():
+        model = network()
+        return model, swat(model)
 
+    def train(parts, steps) -> None:
+        trained(parts[0], len(steps), steps[0])
 
-def test_a_damaged_state_is_refused_with_nothing_changed() -> None:
-    handle = swat(network())
-    good = handle.state_dict()
-    name = [*good][-1]
-    for state in (None, {}, {1: 2}, [3], good | {name: None}, good | {name: good[name] | {"batches": "x"}}):
-        with pytest.raises(StateError):
-            handle.load_state_dict(state)
-        assert handle.state_dict() == good
-    with pytest.raises(StateError, match="its numbers are"):
-        handle.load_state_dict(good | {name: good[name] | {"weight": None}})
-
-
-def test_sparsity_near_zero_is_a_plain_model() -> None:
-    plain, model = network(), network()
-    swat(model, sparsity=1e-9)
-    for own, other in zip(trained(model, 4), trained(plain, 4), strict=True):
-        torch.testing.assert_close(own, other)
+    (whole, _), (again, second) = resumed(start, train, 7, 17)
+    assert same(whole.parameters(), again.parameters())
+    saved = pickle.loads(pickle.dumps(second.state_dict()))
+    name = [*saved][-1]
+    damaged = [None, {}, {1: 2}, [3], saved | {name: None}, saved | {name: saved[name] | {"batches": "x"}}]
+    for state, words in (
+        (saved | {"4": saved["4"] | {"refresh": 3}}, "refresh"),
+        ({"2": {}, "4": {}}, "not saved by"),
+        (saved | {name: saved[name] | {"weight": None}}, "its numbers are"),
+        *((state, ".") for state in damaged),
+    ):
+        refuses(StateError, words, second.load_state_dict, state)
+        assert second.state_dict() == saved, "all or nothing"
+    refuses(StateError, "density", swat(network(), sparsity=0.5).load_state_dict, saved)
+    refuses(StateError, "other sparse layers", swat(network(), first="sparse").load_state_dict, saved)
 
 
 def test_frozen_weights_keep_no_inputs() -> None:
@@ -263,6 +240,10 @@ def test_frozen_weights_keep_no_inputs() -> None:
     trained(model, 1)
     assert handle.kept_bytes() == 0
     assert model.get_parameter("0.weight").grad is not None
+    plain, nearly = network(), network()
+    swat(nearly, sparsity=1e-9)
+    for own, other in zip(trained(nearly, 4), trained(plain, 4), strict=True):
+        torch.testing.assert_close(own, other)
 
 
 def test_copies_and_pickles_work_on_their_own() -> None:
@@ -310,14 +291,18 @@ def test_erk_keeps_the_share_and_what_is_narrow() -> None:
     assert share["0"] / 500 == pytest.approx(share["1"] / 800) == pytest.approx(share["2"] / 500)
 
 
+def linears(*layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(*(layers or (nn.Linear(4, 4) for _ in range(3))))
+
+
 def tied() -> nn.Module:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    model = linears()
     model[2].weight = model[1].weight
     return model
 
 
 def hooked() -> nn.Module:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    model = linears()
     model[2].register_forward_hook(lambda *_: None)
     return model
 
@@ -328,36 +313,30 @@ def converted() -> nn.Module:
     return model
 
 
-def twice() -> nn.Module:
-    layer = nn.Linear(4, 4)
-    return nn.Sequential(nn.Linear(4, 4), layer, layer)
-
-
 def embedded() -> nn.Module:
-    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9, bias=False))
+    model = linears(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9, bias=False))
     model[2].weight = model[0].weight
     return model
 
 
 REFUSED = [
     (tied, "share their weight"),
-    (twice, "share their weight"),
+    (lambda: linears(nn.Linear(4, 4), *[nn.Linear(4, 4)] * 2), "share their weight"),
     (embedded, "share their weight"),
     (hooked, "hooks"),
     (converted, "sparse already"),
-    (lambda: nn.Sequential(nn.ReLU()), "no layer to treat"),
-    (lambda: nn.Sequential(nn.Linear(2, 2)), "no layer to treat"),
+    (lambda: linears(nn.ReLU()), "no layer to treat"),
+    (lambda: linears(nn.Linear(2, 2)), "no layer to treat"),
     (lambda: nn.Linear(2, 2), "single layer"),
-    (lambda: nn.Sequential(nn.Linear(2, 2), nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3, padding="same")), "pads"),
+    (lambda: linears(nn.Linear(2, 2), nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3, padding="same")), "pads"),
 ]
 
 
-@pytest.mark.parametrize(("build", "why"), REFUSED)
+@for_each("build, why", REFUSED)
 def test_what_cannot_be_treated_is_refused_whole(build, why) -> None:
     model = build()
     before = [type(module) for module in model.modules()]
-    with pytest.raises(AttachError, match=why):
-        swat(model)
+    refuses(AttachError, why, swat, model)
     assert [type(module) for module in model.modules()] == before, "nothing half converted"
 
 
@@ -365,35 +344,16 @@ def test_tied_layers_can_stay_dense() -> None:
     model = embedded()
     model.append(nn.Linear(9, 2))
     assert swat(model, keep=("2",)).weights == ("3.weight",)
+    named = nn.ModuleDict({"layer": nn.Linear(2, 2)})
+    refuses(AttachError, "did you mean", swat, named, keep=("layers",))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        ({"sparsity": 0.0}, "sparsity must be a number in"),
-        ({"sparsity": 1.0}, "sparsity must be a number in"),
-        ({"sparsity": float("nan")}, "sparsity must be a number in"),
+def test_wrong_arguments_are_refused() -> None:
+    sparsity, layout = "sparsity must be a number in", "layout must be 'uniform' or 'erk'"
+    for arguments, why in (
+        *(({"sparsity": wrong}, sparsity) for wrong in (0.0, 1.0, float("nan"))),
         ({"refresh": 0}, "refresh must be a whole number"),
         ({"first": "real"}, "first must be 'dense' or 'sparse'"),
-        ({"layout": "random"}, "layout must be 'uniform' or 'erk'"),
-        ({"layout": "2:4", "sparsity": 0.5}, "layout must be 'uniform' or 'erk'"),
-    ],
-)
-def test_wrong_arguments_are_refused(arguments, why) -> None:
-    with pytest.raises(SpecError, match=why):
-        swat(network(), **arguments)
-
-
-def test_an_unknown_name_to_keep_is_refused() -> None:
-    with pytest.raises(AttachError, match="did you mean"):
-        swat(nn.ModuleDict({"layer": nn.Linear(2, 2)}), keep=("layers",))
-
-
-def test_an_empty_batch_is_no_refresh() -> None:
-    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
-    swat(net, sparsity=0.5, refresh=4)
-    layer = net[1]
-    net(torch.zeros(0, 8)).sum().backward()
-    assert layer.thresholds.batches == 0
-    net(torch.randn(4, 8)).sum().backward()
-    assert layer.thresholds.batches == 1 and layer.thresholds.input > 0
+        *((wrong, layout) for wrong in ({"layout": "random"}, {"layout": "2:4", "sparsity": 0.5})),
+    ):
+        refuses(SpecError, why, swat, network(), **arguments)

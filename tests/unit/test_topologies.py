@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
+from math import log2
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.shared import for_each, refuses
+from torch import Tensor
 
 import laconic
 from laconic.core import spec
 from laconic.core.errors import SpecError
 from laconic.exchange.method import lift
+from laconic.strategies.gossip import mixing
+from laconic.strategies.gossip.mixing import Mixing, matrix, metropolis, uniform
+from laconic.strategies.gossip.mixing.averaging import averaging
 from laconic.strategies.gossip.topologies import ENDLESS, Peers, Topology
 
 SIZES = range(2, 18)
@@ -25,16 +32,18 @@ SPECS = [
 CHAIN = "graph(edges=((0, 1), (1, 2), (2, 3)))"
 
 
+def fits(topology: Topology, size: int) -> bool:
+    try:
+        topology.check(size)
+    except SpecError:
+        return False
+    return True
+
+
 def fitting(text: str) -> list[int]:
     """Sizes that pass `check`."""
-    topology, sizes = laconic.parse(text), []
-    for size in SIZES:
-        try:
-            topology.check(size)
-        except SpecError:
-            continue
-        sizes.append(size)
-    return sizes
+    topology = laconic.parse(text)
+    return [size for size in SIZES if fits(topology, size)]
 
 
 def sized(text: str) -> Iterator[tuple[Topology, int]]:
@@ -42,7 +51,7 @@ def sized(text: str) -> Iterator[tuple[Topology, int]]:
     return ((laconic.parse(text), size) for size in fitting(text))
 
 
-every_topology = pytest.mark.parametrize("text", SPECS)
+every_topology = for_each("text", SPECS)
 
 
 def steps(topology: Topology, size: int) -> range:
@@ -116,8 +125,7 @@ def test_a_spec_prints_as_the_call_that_makes_it(text: str) -> None:
     made = laconic.parse(text)
     assert isinstance(made, Topology) and repr(made) == text
     assert laconic.parse(repr(made)) == made and hash(laconic.parse(repr(made))) == hash(made)
-    with pytest.raises(SpecError, match="compress takes a method, codec, selector or reducer"):
-        lift(text)
+    refuses(SpecError, "compress takes a method, codec, selector or reducer", lift, text)
 
 
 def out_of(text: str, size: int, count: int, rank: int = 0) -> list[tuple[int, ...]]:
@@ -163,13 +171,13 @@ def test_random_matchings_are_all_equally_likely() -> None:
     assert out_of("random_matching()", 16, 20) != out_of("random_matching(seed=1)", 16, 20)
 
 
-@pytest.mark.parametrize(
-    ("text", "size", "words"),
-    [
-        *(
-            (text, 1, r"the number of ranks must be a whole number of 2 or more.*got 1; .*start more")
-            for text in SPECS
-        ),
+def test_what_cannot_gossip_or_be_made_is_refused() -> None:
+    one, unconnected = (
+        r"the number of ranks must be a whole number of 2 or more.*got 1; .*start more",
+        ("graph(((0, 1), (1, 2), (2, 1)), directed=True)"),
+    )
+    for text, size, words in (
+        *((text, 1, one) for text in SPECS),
         ("ring()", 0, "got 0"),
         ("ring()", 4.0, "got 4.0"),
         ("bipartite_exponential()", 7, r"needs an even number of ranks, got 7; use 6 or 8"),
@@ -177,22 +185,11 @@ def test_random_matchings_are_all_equally_likely() -> None:
         ("exponential(peers=4)", 4, r"peers must be in 1\.\.3 among 4 ranks, got 4; complete\(\)"),
         (CHAIN, 3, r"must name ranks in 0\.\.2 among 3 ranks, got \(2, 3\);.* start 4 workers"),
         (CHAIN, 5, r"graph\(.*\) does not connect 5 ranks: no path leads from rank 0 to rank 4; add edges"),
-        (
-            "graph(((0, 1), (1, 2), (2, 1)), directed=True)",
-            3,
-            r"does not connect 3 ranks: no path leads from rank 1 to rank 0",
-        ),
+        (unconnected, 3, r"does not connect 3 ranks: no path leads from rank 1 to rank 0"),
         ("graph(((1, 0), (1, 2), (2, 1)), directed=True)", 3, "no path leads from rank 0 to rank 1"),
-    ],
-)
-def test_what_cannot_gossip_is_refused(text: str, size: int, words: str) -> None:
-    with pytest.raises(SpecError, match=words):
-        laconic.parse(text).check(size)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
+    ):
+        refuses(SpecError, words, laconic.parse(text).check, size)
+    for text, words in (
         ("exponential(peers=0)", r"exponential: peers must be a whole number of 1 or more.*got 0"),
         ("exponential(2.0)", "got 2.0"),
         ("torus(rows=-1)", "torus: rows must be a whole number of 0 or more.*got -1; 0 makes"),
@@ -200,23 +197,151 @@ def test_what_cannot_gossip_is_refused(text: str, size: int, words: str) -> None
         ("graph()", "missing a required argument: 'edges'"),
         ("graph(())", r"pairs of two different ranks, such as \(\(0, 1\), \(1, 2\)\), got \(\)"),
         ("graph((0, 1))", r"pairs of two different ranks.*got \(0, 1\)"),
-        ("graph(((0, 0),))", "two different ranks"),
-        ("graph(((0, -1),))", "two different ranks"),
-        ("graph(((0, 1, 2),))", "two different ranks"),
-        ("graph(((0, True),))", "two different ranks"),
+        *(
+            (f"graph(({edge},))", "two different ranks")
+            for edge in ("(0, 0)", "(0, -1)", "(0, 1, 2)", "(0, True)")
+        ),
         ("graph(((0, 1), (1, 0)))", r"edges must be different, got \(1, 0\) again"),
         ("graph(((0, 1), (0, 1)), directed=True)", r"edges must be different, got \(0, 1\) again"),
         ("graph(((0, 1),), directed=1)", "directed must be True or False, got 1"),
         ("topology()", "unknown name 'topology'"),
         ("mixing()", "unknown name 'mixing'"),
-    ],
-)
-def test_a_wrong_argument_is_refused(text: str, words: str) -> None:
-    with pytest.raises(SpecError, match=words):
-        laconic.parse(text)
+    ):
+        refuses(SpecError, words, laconic.parse, text)
 
 
 def test_one_that_never_repeats_connects_within_few_steps() -> None:
     topology = laconic.parse("random_matching(seed=3)")
     assert topology.period(64) is None and len(topology.span(64)) == ENDLESS
     topology.check(64)
+
+
+ROUNDING = 1e-15  # of a product of few matrices whose entries are powers of 1/2, or of 1/3
+
+
+def product(text: str, size: int, steps: int, weights: Mixing = uniform) -> Tensor:
+    """What `steps` steps of gossip make of the unit vectors."""
+    found = torch.eye(size, dtype=torch.float64)
+    for step in range(steps):
+        found = matrix(weights, laconic.parse(text), size, step) @ found
+    return found
+
+
+def deviation(text: str, size: int, steps: int) -> float:
+    return float((product(text, size, steps) - 1 / size).abs().max())
+
+
+def test_averages_of_exponential_graphs() -> None:
+    for size in (2, 4, 8, 16, 32, 64):
+        steps = round(log2(size))
+        assert deviation("exponential()", size, steps) == 0.0
+        assert deviation("exponential()", size, steps - 1) > 0.01
+        assert averaging(laconic.parse("exponential()"), size) == (steps, 0.0)
+    assert deviation("exponential(peers=2)", 9, 2) <= ROUNDING
+    assert averaging(laconic.parse("exponential(peers=2)"), 9).exact == 2
+    assert deviation("exponential()", 6, 3) == pytest.approx(1 / 12, abs=ROUNDING)
+    assert deviation("exponential()", 12, 4) == pytest.approx(1 / 24, abs=ROUNDING)
+    found = [deviation("directed_exponential()", 8, steps) for steps in range(1, 7)]
+    assert found == [0.375, 0.375, 0.125, 0.125, 0, 0]
+
+
+def few(topology: Topology, size: int) -> range:
+    """The steps of a period, or 20 of one that never repeats."""
+    return topology.span(size)[: topology.period(size) or 20]
+
+
+def sums_to_one(check, mixed: Tensor) -> bool:  # type: ignore[no-untyped-def]
+    try:
+        check(mixed)
+    except SpecError:
+        return False
+    return True
+
+
+def columns_and_rows(mixed: Tensor) -> tuple[bool, bool]:
+    """Which sums are 1, by `check_column_stochastic` and `check_row_stochastic`."""
+    checks = mixing.check_column_stochastic, mixing.check_row_stochastic
+    return sums_to_one(checks[0], mixed), sums_to_one(checks[1], mixed)
+
+
+@every_topology
+def test_uniform_shares_lose_no_mass_and_sender_and_receiver_agree(text: str) -> None:
+    for topology, size in sized(text):
+        doubly = True
+        for step in few(topology, size):
+            mixed = matrix(uniform, topology, size, step)
+            columns, rows = columns_and_rows(mixed)
+            assert columns and bool((mixed >= 0).all()) and mixed.dtype == torch.float64
+            assert float((mixed.sum(0) - 1).abs().max()) < 1e-14
+            doubly &= rows
+            for rank in range(size):
+                weights = uniform(topology, rank, size, step)
+                assert {weights.own, *weights.out.values()} == {1 / (1 + len(weights.out))}
+                assert all(share == mixed[rank, source] for source, share in weights.into.items())
+                assert int((mixed[rank] > 0).sum()) == 1 + len(weights.into)
+        assert mixing.is_regular(topology, size) == doubly
+
+
+def test_which_graphs_are_regular() -> None:
+    def regular(text: str, size: int) -> bool:
+        return mixing.is_regular(laconic.parse(text), size)
+
+    assert not regular("linear()", 3) and regular("linear()", 2)
+    assert not regular("graph(((0, 1), (1, 2), (2, 3), (3, 0), (0, 2)))", 4)
+    assert regular("graph(((0, 1), (1, 2), (2, 0)), directed=True)", 3)
+    assert not regular("graph(((0, 1), (1, 2), (2, 0), (0, 2)), directed=True)", 3)
+    assert all(regular(text, 12) for text in SPECS if not text.startswith(("graph", "linear")))
+
+
+@for_each("text", [text for text in SPECS if laconic.parse(text).symmetric])
+def test_metropolis_shares_are_doubly_stochastic_and_symmetric(text: str) -> None:
+    for topology, size in sized(text):
+        regular = mixing.is_regular(topology, size)
+        for step in few(topology, size):
+            mixed = matrix(metropolis, topology, size, step)
+            assert columns_and_rows(mixed) == (True, True)
+            assert torch.equal(mixed, mixed.T) and bool((mixed.diagonal() > 0).all())
+            for rank in range(size):
+                weights = metropolis(topology, rank, size, step)
+                assert weights.into == weights.out
+            if regular:
+                assert float((mixed - matrix(uniform, topology, size, step)).abs().max()) < 1e-15
+
+
+@every_topology
+def test_push_sum_weights_lead_every_rank_to_the_mean(text: str) -> None:
+    """x / w on every rank, whatever the graph: the sum is kept, and the error falls as `averaging` says."""
+    for topology, size in sized(text):
+        exact, kept = found = averaging(topology, size)
+        mixed = [matrix(uniform, topology, size, step) for step in topology.span(size)]
+        x = torch.randn(size, generator=torch.Generator().manual_seed(size), dtype=torch.float64)
+        both = torch.stack((x, torch.ones_like(x)), dim=1)
+        for step in range(exact or found.steps_to(1e-5)):
+            both = mixed[step % len(mixed)] @ both
+        values, weights = both.unbind(1)
+        assert float(values.sum()) == pytest.approx(float(x.sum()), abs=1e-12)
+        assert float(weights.sum()) == pytest.approx(size, abs=1e-12)
+        assert float((values / weights - x.mean()).abs().max()) < (1e-14 if exact else 2e-4)
+        assert 0 <= kept < 1
+
+
+def test_speed_of_averaging() -> None:
+    """Second eigenvalues in closed form: ring (1 + 2 cos(2 pi / n)) / 3; half of the squared error kept."""
+    angle = torch.tensor(2 * torch.pi / 16, dtype=torch.float64)
+    assert averaging(laconic.parse("ring()"), 16).kept == pytest.approx(float(1 + 2 * angle.cos()) / 3)
+    assert averaging(laconic.parse("complete()"), 7) == (1, 0.0)
+    assert averaging(laconic.parse("random_matching()"), 32).kept == pytest.approx(0.5**0.5, abs=0.06)
+    assert averaging(laconic.parse("linear()"), 3).kept == pytest.approx(0.5)
+
+
+def test_what_does_not_mix_is_refused() -> None:
+    mixed = torch.tensor([[0.5, 0.5], [0.5, 0.25]], dtype=torch.float64)
+    negative = torch.tensor([[1.5, -0.5], [0.0, 1.0]], dtype=torch.float64)
+    columns, rows = mixing.check_column_stochastic, mixing.check_row_stochastic
+    refuses(SpecError, r"what rank 1 keeps and sends must sum to 1, got 0\.75; divide", columns, mixed)
+    refuses(SpecError, r"what rank 1 keeps and gets must sum to 1, got 0\.75; divide", rows, mixed)
+    refuses(SpecError, r"weights must be 0 or more, got -0\.5 from rank 1 to rank 0", rows, negative)
+    words = r"go both ways at every step, but those of .* do not; use ring\(\)"
+    for text in SPECS:
+        if not laconic.parse(text).symmetric:
+            refuses(SpecError, words, metropolis, laconic.parse(text), 0, 3, 0)

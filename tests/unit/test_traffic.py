@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.laws.worlds import Settings
+from tests.unit.resnet import resnet50
+from tests.unit.shared import for_each
 from torch import nn
 
 from laconic.comm import wire_model
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.ddp.handle import Handle
+from laconic.exchange.exchange import Exchange
 from laconic.exchange.method import lift
 from laconic.exchange.stats import Stats
 
@@ -35,7 +39,7 @@ def stats(spec: str, size: int, steps: int = 2) -> list[Stats]:
     return Loopback.run(size, one)
 
 
-@pytest.mark.parametrize("size", [2, 4, 16])
+@for_each("size", [2, 4, 16])
 def test_dense_is_as_small_as_dense(size: int) -> None:
     for each in stats("dense()", size):
         assert each.ratio == 1.0
@@ -68,3 +72,31 @@ def test_without_headers_the_bytes_are_those_of_the_messages() -> None:
 
     assert set(Loopback.run(4, one)) == {6_000_000 + 3 * (1000 + 8)}
     assert wire_model.all_reduce_bytes(4_000_000, 4) == 6_000_000
+
+
+def payload(spec: str) -> tuple[int, int]:
+    """Bytes of one step's payload, and the bound that the method states."""
+    layout = resnet50()
+    gradient = torch.randn(layout.numel, generator=torch.Generator().manual_seed(0))
+    comm = Metered(Loopback.world(1)[0])
+    exchange = Exchange(lift(spec), layout, comm, Settings())
+    exchange.begin()
+    exchange.mean_(gradient, layout)
+    exchange.end()
+    return comm.snapshot().payload_sent, lift(spec).nbytes(layout)
+
+
+def test_the_shapes_are_resnet50() -> None:
+    layout = resnet50()
+    assert (len(layout), layout.numel) == (161, 25_557_032)
+    assert payload("dense()") == (102_228_128, 102_228_128)
+
+
+def test_dgc_sends_a_thousandth() -> None:
+    """The paper's 0.35 MB for 97 MiB; and fewer bits for values and vectors."""
+    for spec, megabytes in (
+        ("dgc(density=0.001)", 0.36),
+        ("dgc(density=0.001, values=cast('fp16'), vectors='fp16')", 0.20),
+    ):
+        sent, most = payload(spec)
+        assert 0.8 * megabytes * 1e6 <= sent <= min(most, megabytes * 1e6), spec

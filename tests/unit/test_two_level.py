@@ -7,22 +7,24 @@ import math
 import pytest
 import torch
 from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one_step
-from tests.unit.memory_world import STEPS, lost, resumed
+from tests.unit.memory_world import STEPS, lost, reloaded, resumed, states
+from tests.unit.shared import for_each, refuses
 
 import laconic
 from laconic.comm.loopback import Loopback
+from laconic.comm.mesh import machines
 from laconic.comm.metered import Metered
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.exchange.state import FORMAT, RankState, label, model_digest
+from laconic.reducers.two_level import TwoLevel
 
 TOPK = "gather(sparse(topk(density=0.1)))"
 SERVER = "server(sparse(topk(density=0.1)), sparse(topk(density=0.05)))"
-MESHES = [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4), (6, 2), (6, 3), (8, 4)]
+MESHES = [(1, 1), (2, 2), (4, 1), (4, 2), (6, 2), (6, 3), (8, 4)]
 MATRICES = [entry for entry in MODEL if len(entry.shape) > 1]
-every_mesh = pytest.mark.parametrize("size, local", MESHES)
+every_mesh = for_each("size, local", MESHES)
 
 
 def spec_of(local, outer=TOPK, inner="sum()"):
@@ -66,44 +68,41 @@ def test_it_does_what_one_memory_a_machine_would(size, local):
 
 
 @every_mesh
-@pytest.mark.parametrize("alpha", [1.0, 3.0])
-def test_the_average_of_what_was_sent_is_the_mean(size, local, alpha):
+def test_the_average_of_what_was_sent_is_the_mean_and_dense_levels_give_the_plain_one(size, local):
+    plain = sum(gradient(rank, 0) for rank in range(size)) / size
+
     def play(comm):
-        bound = parse(spec_of(local)).bind(MODEL, comm)
-        x, out = gradient(comm.rank, 0), torch.full((MODEL.numel,), 7.0)
-        sent = bound.reduce(x, MODEL, Turn(0, comm.rank), out, alpha)
-        share = sent.add_to_(torch.zeros_like(x))
-        torch.testing.assert_close(sent.subtract_from_(x.clone()), x - share, rtol=1e-5, atol=1e-4)
-        assert not sent.clear_(x.clone())[share != 0].any()
-        if comm.rank % local:
-            assert torch.equal(share, x), "all of it went to the leader"
-        return out, share
+        x, outs, shares = gradient(comm.rank, 0), [], []
+        for alpha in (1.0, 3.0):
+            bound, out = parse(spec_of(local)).bind(MODEL, comm), torch.full((MODEL.numel,), 7.0)
+            sent = bound.reduce(x, MODEL, Turn(0, comm.rank), out, alpha)
+            share = sent.add_to_(torch.zeros_like(x))
+            torch.testing.assert_close(sent.subtract_from_(x.clone()), x - share, rtol=1e-5, atol=1e-4)
+            assert not sent.clear_(x.clone())[share != 0].any()
+            if comm.rank % local:
+                assert torch.equal(share, x), "all of it went to the leader"
+            outs.append(out / alpha)
+            shares.append(share)
+        bound, out, in_place = (
+            parse(spec_of(local, "sum()")).bind(MODEL, comm),
+            torch.empty_like(x),
+            x.clone(),
+        )
+        bound.reduce(x, MODEL, Turn(0, comm.rank), out)
+        bound.reduce(in_place, MODEL, Turn(0, comm.rank), in_place)
+        assert torch.equal(in_place, out)
+        torch.testing.assert_close(out, plain, rtol=1e-5, atol=1e-5)
+        return torch.stack(outs), torch.stack(shares)
 
     results = everywhere(size, play)
-    average = sum(share.double() for _, share in results) / size * alpha
+    average = sum(share.double() for _, share in results) / size
     for out, _ in results:
         assert torch.equal(out, results[0][0])
         torch.testing.assert_close(out.double(), average, rtol=1e-5, atol=1e-4)
 
 
-@every_mesh
-def test_dense_at_both_levels_is_the_plain_mean(size, local):
-    plain = sum(gradient(rank, 0) for rank in range(size)) / size
-
-    def play(comm):
-        bound, out = parse(spec_of(local, "sum()")).bind(MODEL, comm), torch.empty(MODEL.numel)
-        bound.reduce(gradient(comm.rank, 0), MODEL, Turn(0, comm.rank), out)
-        in_place = gradient(comm.rank, 0)
-        bound.reduce(in_place, MODEL, Turn(0, comm.rank), in_place)
-        assert torch.equal(in_place, out)
-        return out
-
-    for out in everywhere(size, play):
-        torch.testing.assert_close(out, plain, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("bad", [{0}, {1}, {2, 3}, {0, 1, 2, 3}])
-@pytest.mark.parametrize("outer", [TOPK, SERVER, "sum()"])
+@for_each("bad", [{0}, {1}, {2, 3}, {0, 1, 2, 3}])
+@for_each("outer", [TOPK, SERVER, "sum()"])
 def test_one_rank_that_is_not_finite_voids_all(bad, outer):
     """Leaders and others, told by a feedback or seen in the bucket itself."""
 
@@ -119,14 +118,14 @@ def test_one_rank_that_is_not_finite_voids_all(bad, outer):
     assert everywhere(4, play) == [(True, True, True)] * 4
 
 
-@pytest.mark.parametrize("outer", [TOPK, SERVER, "powersgd(rank=1)"])
-@pytest.mark.parametrize("size, local", [(4, 2), (4, 4), (3, 1)])
+@for_each("outer", [TOPK, SERVER, "powersgd(rank=1)"])
+@for_each("size, local", [(4, 2), (4, 4), (3, 1)])
 def test_nothing_is_lost(outer, size, local):
     """All gradients = N * (all means + what servers hold) + what the ranks hold. To float32, 6 steps."""
     assert lost(spec_of(local, outer), size, "once/server")[0] <= 1e-5
 
 
-@pytest.mark.parametrize("outer", [TOPK, SERVER, "powersgd(rank=1)"])
+@for_each("outer", [TOPK, SERVER, "powersgd(rank=1)"])
 def test_a_void_step_leaves_every_memory_as_it_was(outer):
     inf_at = MODEL["a.weight"].offset + 77
 
@@ -143,43 +142,25 @@ def test_a_void_step_leaves_every_memory_as_it_was(outer):
             assert all(bool(value.isfinite().all()) for value in after.values())
             if t == 2:
                 assert all(torch.equal(value, after[key]) for key, value in before.items())
-        return True
 
-    assert all(everywhere(4, play))
+    everywhere(4, play)
 
 
-@pytest.mark.parametrize("outer", [TOPK, SERVER, "powersgd(rank=1)", "adaptive_bits(every=2)"])
+@for_each("outer", [TOPK, SERVER, "powersgd(rank=1)", "adaptive_bits(every=2)"])
 def test_a_resumed_run_ends_with_the_same_bits(outer):
     assert resumed(spec_of(2, outer), size=4) == [[True] * 3] * 4
 
 
 def test_resizing_keeps_what_leaders_hold():
     """What 4 ranks on 2 machines hold back, 2 ranks on one apply."""
-
-    def train(comm):
-        exchange = exchange_on(comm, spec_of(2))
-        for t in range(3):
-            one_step(exchange, gradient(comm.rank, t), [MODEL])
-        return RankState(
-            format=FORMAT, spec="", model=model_digest(MODEL), rank=comm.rank, size=comm.size, seed=0,
-            step=exchange.step, tensors=label(exchange.state_dict(), comm.rank),
-        )  # fmt: skip
-
-    four = everywhere(4, train)
-    two = laconic.resize(four, 2)
-
-    def go_on(comm):
-        exchange, prefix = exchange_on(comm, spec_of(2)), f"rank{comm.rank}/"
-        tensors = {key.removeprefix(prefix): value for key, value in two[comm.rank]["tensors"].items()}
-        exchange.load_state_dict(tensors, step=3)
-        return sum(one_step(exchange, torch.zeros(MODEL.numel), [MODEL])[0] for _ in range(40))
-
+    four = states(4, spec_of(2))
+    results = reloaded(laconic.resize(four, 2), spec_of(2), steps=40)
     for entry in MATRICES:
         where = slice(entry.offset, entry.offset + entry.numel)
         key = f"route0/residual/{entry.name}"
         mass = sum(state["tensors"][f"rank{state['rank']}/{key}"].flatten() for state in four) / 4
         assert mass.any()
-        for applied in everywhere(2, go_on):
+        for _, applied in results:
             torch.testing.assert_close(applied[where], mass, rtol=1e-4, atol=1e-4)
 
 
@@ -204,21 +185,102 @@ def test_only_leaders_send_between_machines_and_nbytes_bounds_them():
 
 
 def test_what_may_stand_inside():
-    with pytest.raises(SpecError, match=r"two_level: inner must be a reducer, such as sum\(\), got topk"):
-        parse("two_level(topk(density=0.1), sum())")
-    with pytest.raises(SpecError, match=r"two_level: outer must be a reducer"):
-        parse("two_level(sum(), cast('bf16'))")
-    with pytest.raises(SpecError, match="two_level: ranks_per_node must be a whole number of 0 or more"):
-        parse("two_level(sum(), sum(), ranks_per_node=-1)")
-    alone = Loopback.world(1)[0]
-    with pytest.raises(SpecError, match=r"inner must keep no state, such as sum\(\), got powersgd"):
-        parse("two_level(powersgd(), sum(), ranks_per_node=1)").bind(MODEL, alone)
-    wild = "gather(sparse(topk(density=0.1), values=qsgd(levels=1, block=0)))"
-    with pytest.raises(SpecError, match="error feedback diverges"):
-        parse(spec_of(1, wild, "gather(cast('bf16'))")).bind(Layout.of([("w", (300, 300))]), alone)
-
-
-def test_what_nobody_can_account_for_takes_no_feedback():
     spec = parse(spec_of(1, "shared_scale()"))
-    assert spec.unaccountable and not spec.needs_feedback
+    assert spec.unaccountable and not spec.needs_feedback, "what nobody can account for takes no feedback"
     assert not parse(spec_of(1, "majority_vote()")).exact_mean
+    for text, words in (
+        ("topk(density=0.1), sum()", r"two_level: inner must be a reducer, such as sum\(\), got topk"),
+        ("sum(), cast('bf16')", r"two_level: outer must be a reducer"),
+        ("sum(), sum(), ranks_per_node=-1", "two_level: ranks_per_node must be a whole number of 0 or more"),
+    ):
+        refuses(SpecError, words, parse, f"two_level({text})")
+    alone, stateful = Loopback.world(1)[0], parse("two_level(powersgd(), sum(), ranks_per_node=1)")
+    words = r"inner must keep no state, such as sum\(\), got powersgd"
+    refuses(SpecError, words, stateful.bind, MODEL, alone)
+    wild = "gather(sparse(topk(density=0.1), values=qsgd(levels=1, block=0)))"
+    large, diverging = Layout.of([("w", (300, 300))]), parse(spec_of(1, wild, "gather(cast('bf16'))"))
+    refuses(SpecError, "error feedback diverges", diverging.bind, large, alone)
+
+
+TOLD = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+def told(ranks):
+    """The environments of these ranks, which are (machine's first rank, place there, how many there are)."""
+    return [dict(zip(TOLD, map(str, (first + at, at, size)), strict=True)) for first, at, size in ranks]
+
+
+UNEVEN = told([(0, 0, 3), (0, 1, 3), (0, 2, 3), (3, 0, 1), (4, 0, 1)])
+
+
+def test_machines_of_different_sizes_weigh_as_many_ranks_as_they_have(monkeypatch):
+    plain = sum(gradient(rank, 0) for rank in range(5)) / 5
+    monkeypatch.setattr(
+        "laconic.reducers.two_level.machines", lambda comm, local: machines(comm, local, UNEVEN[comm.rank])
+    )
+
+    def play(comm):
+        assert machines(comm, 0, UNEVEN[comm.rank]) == [0, 0, 0, 1, 2]
+        out, x = torch.empty(MODEL.numel), gradient(comm.rank, 0)
+        for outer in ("sum()", TOPK):
+            bound = TwoLevel(parse("sum()"), parse(outer)).bind(MODEL, comm)
+            sent = bound.reduce(x, MODEL, Turn(0, comm.rank), out)
+            if outer == "sum()":
+                torch.testing.assert_close(out, plain, rtol=1e-5, atol=1e-5)
+        return out, sent.add_to_(torch.zeros_like(x))
+
+    results = everywhere(5, play)
+    average = sum(share.double() for _, share in results) / 5
+    for out, _ in results:
+        torch.testing.assert_close(out.double(), average, rtol=1e-5, atol=1e-4)
+
+
+def refused(environments):
+    """What every rank says of these environments."""
+
+    def play(comm):
+        with pytest.raises(SpecError) as error:
+            machines(comm, 0, environments[comm.rank])
+        return str(error.value)
+
+    said = everywhere(len(environments), play)
+    assert len(set(said)) == 1, "all ranks say the same"
+    return said[0]
+
+
+def test_ranks_that_do_not_fit_together_are_refused_on_every_rank():
+    good = told([(0, 0, 2), (0, 1, 2)])
+    assert "rank 1 does not know its machine: RANK, LOCAL_RANK" in refused([good[0], {}])
+    assert "rank 0 does not know" in refused([{**good[0], "LOCAL_RANK": "two"}, good[1]])
+    assert "rank 1 does not know" in refused([good[0], {**good[1], "LOCAL_RANK": "2"}])
+    assert "machines overlap: they start at ranks [0, 0]" in refused([good[0], good[0]])
+    other = {**good[1], "LOCAL_WORLD_SIZE": "3"}
+    assert "and have [2, 3] ranks (LOCAL_WORLD_SIZE); number ranks" in refused([good[0], other])
+    in_turn = told([(0, 0, 2), (1, 0, 2), (1, 1, 2), (2, 1, 2)])  # rank r is on machine r mod 2
+    assert "they start at ranks [0, 1, 1, 2]" in refused(in_turn)
+
+
+@for_each("size, local", [(5, 2), (4, 3), (2, 4)])
+def test_a_mesh_that_does_not_divide_is_refused_on_every_rank(size, local):
+    reducer = parse(f"two_level(sum(), sum(), ranks_per_node={local})")
+    words = f"ranks_per_node={local} does not divide the {size} ranks"
+    everywhere(size, lambda comm: refuses(SpecError, words, reducer.bind, MODEL, comm))
+
+
+def test_a_part_of_the_world_keeps_its_machines():
+    """A group of every other rank of 2 machines of 4, as torchrun numbers them."""
+    some = told([(0, 0, 4), (0, 2, 4), (4, 0, 4), (4, 2, 4)])
+    assert everywhere(4, lambda comm: machines(comm, 0, some[comm.rank])) == [[0, 0, 1, 1]] * 4
+
+
+class Left(Loopback):
+    """Of eight ranks these are left."""
+
+    original_ranks, original_size = (1, 2, 3, 6), 8
+
+
+def test_machines_that_have_lost_ranks_are_still_the_same_machines():
+    left = Left(Loopback.world(4)[0].room, 0)
+    assert machines(left, ranks_per_node=2) == [0, 1, 1, 2]
+    assert machines(left, ranks_per_node=4) == [0, 0, 0, 1]
+    refuses(SpecError, "ranks_per_node=3 does not divide the 8 ranks", machines, left, ranks_per_node=3)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.unit.shared import for_each, refuses
 from torch import Tensor, nn
 
 from laconic.core.errors import SpecError, WireError
@@ -43,8 +44,8 @@ def sent(mask: str, start: Tensor, end: Tensor, rho: float) -> Tensor:
     return torch.tensor(out)
 
 
-@pytest.mark.parametrize("make", MASKS)
-@pytest.mark.parametrize("ratio", [0.0, 0.1, 0.2, 0.9])
+@for_each("make", MASKS)
+@for_each("ratio", [0.0, 0.1, 0.2, 0.9])
 def test_a_mask_sends_what_the_paper_sends(make, ratio) -> None:
     mask = make(sparsity=0.9, mask_ratio=ratio)
     uplink, start, end = Uplink(mask, LAYOUT, SPARSE), normal(0), normal(0) + 0.1 * normal(1)
@@ -54,73 +55,51 @@ def test_a_mask_sends_what_the_paper_sends(make, ratio) -> None:
     assert torch.equal(start, before[0]) and torch.equal(end, before[1])
 
 
-@pytest.mark.parametrize("make", MASKS)
+@for_each("make", MASKS)
 def test_the_server_averages_by_examples_and_what_is_missing_is_zero(make) -> None:
-    uplink, start = Uplink(make(0.9, 0.1), LAYOUT, SPARSE), normal(0)
+    """The whole ratio is plain averaging."""
+    uplink, start, examples = Uplink(make(0.9, 0.1), LAYOUT, SPARSE), normal(0), [10, 30, 60]
     ends = [start + 0.3 * normal(seed) for seed in (1, 2, 3)]
-    wires, examples = [uplink.encode(start, end) for end in ends], [10, 30, 60]
     mean = sum(n / 100 * sent(make.__name__, start, end, 0.2) for n, end in zip(examples, ends, strict=True))
     expected = mean if make is TopWeights else start + mean
-    torch.testing.assert_close(uplink.next_weights(start, wires, examples), expected, **ROUNDING)
-
-
-@pytest.mark.parametrize("make", MASKS)
-def test_the_whole_ratio_is_plain_averaging(make) -> None:
-    uplink, start = Uplink(make(0.9, 0.9), LAYOUT, SPARSE), normal(0)
-    ends = [start + normal(seed) for seed in (1, 2)]
-    wires = [uplink.encode(start, end) for end in ends]
-    found = uplink.next_weights(start, wires, [1, 3])
+    found = uplink.next_weights(start, [uplink.encode(start, end) for end in ends], examples)
+    torch.testing.assert_close(found, expected, **ROUNDING)
+    whole = Uplink(make(0.9, 0.9), LAYOUT, SPARSE)
+    found = whole.next_weights(start, [whole.encode(start, end) for end in ends[:2]], [1, 3])
     torch.testing.assert_close(found, 0.25 * ends[0] + 0.75 * ends[1], rtol=1e-5, atol=1e-5)
 
 
 def test_the_masks_differ_where_weights_and_differences_do() -> None:
     layout, start = Layout.of([("w", (4,))]), torch.tensor([5.0, -4.0, 0.1, 0.0])
-    end = torch.tensor([5.5, -4.0, 2.1, 0.0])
-    found = {
-        make.__name__: (lambda up: up.decode(up.encode(start, end)))(
-            Uplink(make(sparsity=0.5, mask_ratio=0.0), layout, ["w"])
-        ).tolist()
-        for make in MASKS
-    }
-    assert found["TopWeights"] == [5.5, -4.0, 0.0, 0.0]
-    assert found["DiffOnTopWeights"] == [0.5, 0.0, 0.0, 0.0]
-    assert found["TopDiff"] == pytest.approx([0.5, 0.0, 2.0, 0.0])
+    end, rows = torch.tensor([5.5, -4.0, 2.1, 0.0]), ([5.5, -4.0, 0, 0], [0.5, 0, 0, 0], [0.5, 0, 2.0, 0])
+    for make, expected in zip(MASKS, rows, strict=True):
+        uplink = Uplink(make(sparsity=0.5, mask_ratio=0.0), layout, ["w"])
+        assert uplink.decode(uplink.encode(start, end)).tolist() == pytest.approx(expected), make
 
 
-@pytest.mark.parametrize("make", MASKS)
+@for_each("make", MASKS)
 def test_damaged_messages_are_refused_or_decode(make) -> None:
     uplink, start = Uplink(make(0.9, 0.0), LAYOUT, SPARSE), normal(0)
     wire = uplink.encode(start, start + normal(1))
     for cut in (0, 1, 50, wire.numel() - 1):
-        with pytest.raises(WireError):
-            uplink.decode(wire[:cut])
-    with pytest.raises(WireError):
-        uplink.decode(torch.cat([wire, wire[:1]]))
+        refuses(WireError, ".", uplink.decode, wire[:cut])
+    refuses(WireError, ".", uplink.decode, torch.cat([wire, wire[:1]]))
     nan = wire.clone()
     nan[:4] = torch.tensor([float("nan")]).view(torch.uint8)
-    with pytest.raises(WireError):
-        uplink.next_weights(start, [nan], [1])
+    refuses(WireError, ".", uplink.next_weights, start, [nan], [1])
 
 
 def test_wrong_arguments_are_refused() -> None:
     for make in MASKS:
-        with pytest.raises(SpecError, match="sparsity must be"):
-            make(sparsity=1.0)
-        with pytest.raises(SpecError, match="mask_ratio must be"):
-            make(sparsity=0.9, mask_ratio=0.95)
-        with pytest.raises(SpecError, match="mask_ratio must be"):
-            make(mask_ratio=-0.1)
-    with pytest.raises(SpecError, match="no 'other'"):
-        Uplink(TopDiff(), LAYOUT, ["a", "other"])
-    with pytest.raises(SpecError, match="no tensor is masked"):
-        Uplink(TopDiff(), LAYOUT, [])
+        refuses(SpecError, "sparsity must be", make, sparsity=1.0)
+        refuses(SpecError, "mask_ratio must be", make, sparsity=0.9, mask_ratio=0.95)
+        refuses(SpecError, "mask_ratio must be", make, mask_ratio=-0.1)
+    refuses(SpecError, "no 'other'", Uplink, TopDiff(), LAYOUT, ["a", "other"])
+    refuses(SpecError, "no tensor is masked", Uplink, TopDiff(), LAYOUT, [])
     uplink, start = Uplink(TopDiff(), LAYOUT, SPARSE), normal(0)
     wire = uplink.encode(start, start)
-    for examples in ([], [1, 2], [0]):
-        with pytest.raises(SpecError, match="examples"):
-            uplink.next_weights(start, [wire], examples)
-    with pytest.raises(SpecError, match="examples"):
-        uplink.next_weights(start, [], [])
+    for wires, examples in (([wire], []), ([wire], [1, 2]), ([wire], [0]), ([], [])):
+        refuses(SpecError, "examples", uplink.next_weights, start, wires, examples)
 
 
 def resnet18() -> nn.Module:
@@ -160,21 +139,15 @@ def resnet_tensors() -> tuple[dict[str, tuple[int, ...]], list[str]]:
     return floats, list(handle.weights)
 
 
-def test_the_sizes_of_the_paper() -> None:
+def test_the_sizes_of_the_paper_and_on_our_page() -> None:
     """In units of 1,024,000 bytes, that of the whole model (43.7) too."""
-    shapes, sparse = resnet_tensors()
-    assert f"{4 * sum(map(math.prod, shapes.values())) / 1.024e6:.1f}" == "43.7"
-    for sparsity, ratio, printed, _ in SIZES:
-        mask = TopWeights(sparsity, ratio)
-        assert f"{csr_nbytes(shapes, sparse, mask.density) / 1.024e6:.1f}" == f"{printed:.1f}"
-
-
-def test_the_sizes_on_our_page() -> None:
     shapes, sparse = resnet_tensors()
     layout = Layout.of(shapes.items())
     start, end = normal(0, layout.numel), normal(1, layout.numel)
     page = (Path(__file__).parents[2] / "docs" / "sparse_training.md").read_text()
+    assert f"{4 * sum(map(math.prod, shapes.values())) / 1.024e6:.1f}" == "43.7"
     for sparsity, ratio, printed, ours in SIZES:
-        wire = Uplink(TopDiff(sparsity, ratio), layout, sparse).encode(start, end)
-        assert f"{wire.numel() / 1.024e6:.1f}" == f"{ours:.1f}"
+        mask, wire = TopWeights(sparsity, ratio), Uplink(TopDiff(sparsity, ratio), layout, sparse)
+        assert f"{csr_nbytes(shapes, sparse, mask.density) / 1.024e6:.1f}" == f"{printed:.1f}"
+        assert f"{wire.encode(start, end).numel() / 1.024e6:.1f}" == f"{ours:.1f}"
         assert f"| {100 * sparsity:g} % | {ratio:g} | {printed:.1f} | {ours:.1f} |" in page
