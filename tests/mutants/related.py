@@ -14,7 +14,7 @@ from pathlib import Path
 from .table import Mutant
 
 FOLDERS = ("laws", "unit", "native", "golden", "dist")  # cheapest first
-MOST = 12  # files beside hints
+MOST = 6  # files beside hints
 
 
 def test_files(tree: Path) -> list[str]:
@@ -43,8 +43,8 @@ def _score(path: Path, module: str, public: frozenset[str]) -> int:
     return (
         8 * path.stem.startswith(f"test_{stem}")
         + 4 * (module in text or imports)
-        + (f" {stem}(" in text or f'"{stem}(' in text)
-        + len(public & words)
+        + 2 * path.stem.startswith(f"test_{package.rpartition('.')[2]}")
+        + min(2, len(public & words))
     )
 
 
