@@ -102,8 +102,9 @@ def trust_ratios(numerators: Tensors, denominators: Tensors, scale: float = 1.0)
 
 
 def norms(tensors: Tensors) -> Tensors:
-    """The Euclidean norm of each tensor, a scalar."""
-    return list(torch._foreach_norm(tensors))
+    """The Euclidean norm of each tensor, a scalar; of 16 bits in float32, as 65,504 ends those of float16."""
+    single = tensors[0].dtype in (torch.float16, torch.bfloat16) if tensors else False
+    return list(torch._foreach_norm(tensors, dtype=torch.float32) if single else torch._foreach_norm(tensors))
 
 
 def real(x: Tensor) -> Tensor:
