@@ -1,10 +1,15 @@
-"""An optimiser's slots: what it keeps for each entry of a parameter, such as momentum."""
+"""An optimiser's slots: the tensors that it keeps for each entry of a parameter, such as momentum."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import Adagrad, Optimizer, Rprop
+
+from laconic.core.errors import AttachError
 
 
 def slots(optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
@@ -17,14 +22,52 @@ def slots(optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
     >>> [slot.tolist() for slot in slots(adam, weight)]
     [[0.10000000149011612, 0.10000000149011612], [0.0010000000474974513, 0.0010000000474974513]]
     """
-    kept = optimizer.state.get(parameter, {}).values()
-    return [
-        slot for slot in kept if isinstance(slot, Tensor) and slot.shape == parameter.shape and slot.dim()
-    ]
+    return [slot for _, slot in _named(optimizer, parameter)]
 
 
 @torch.no_grad()
 def clear_(optimizer: Optimizer, parameter: Tensor, entries: Tensor) -> None:
-    """Set these entries, bool in the parameter's shape, to zero, in the parameter and in all of its slots."""
-    for each in (parameter, *slots(optimizer, parameter)):
-        each.masked_fill_(entries, 0)
+    """Make these entries, bool in the parameter's shape, those of a new weight: zero, and so are its slots.
+
+    A slot that starts elsewhere goes back there: the step sizes of Rprop to the learning rate, the sums of
+    Adagrad to `initial_accumulator_value`. Raises `AttachError` for a slot of whole numbers, such as a
+    quantised moment, whose zero is not known.
+    """
+    named = list(_named(optimizer, parameter))
+    for name, slot in named:
+        if not (slot.is_floating_point() or slot.is_complex() or slot.dtype == torch.bool):
+            raise AttachError(
+                f"{type(optimizer).__name__} keeps {name} of a weight as {slot.dtype}, which sparse training"
+                " cannot clear entry by entry: use an optimiser whose state is floating point"
+            )
+    parameter.masked_fill_(entries, 0)
+    for name, slot in named:
+        slot.masked_fill_(entries, _first_value(optimizer, parameter, name))
+
+
+def _named(optimizer: Optimizer, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
+    kept = optimizer.state.get(parameter, {})
+    yield from (pair for pair in _tensors(kept) if pair[1].shape == parameter.shape and pair[1].dim())
+
+
+def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in these dictionaries and lists, with the name of the outermost entry."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _tensors(each, name or str(key))
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each, name)
+
+
+def _first_value(optimizer: Optimizer, parameter: Tensor, slot: str) -> float:
+    """The value of this slot in the state of a new parameter."""
+    setting = {(Rprop, "step_size"): "lr", (Adagrad, "sum"): "initial_accumulator_value"}
+    for (kind, name), key in setting.items():
+        if isinstance(optimizer, kind) and name == slot:
+            for group in optimizer.param_groups:
+                if any(each is parameter for each in group["params"]):
+                    return float(group[key])
+    return 0.0
