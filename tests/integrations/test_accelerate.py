@@ -147,6 +147,77 @@ def test_the_scaler_of_the_optimiser_is_found(pool):
 
 
 @launched
+def prepared() -> list[str]:
+    """Names of the features, other than `compress`, that do not end as with the plain optimiser."""
+    from accelerate import Accelerator
+
+    features: dict[str, Any] = {
+        "rigl": lambda m, o: laconic.sparsity.rigl(m, o, density=0.1, steps=100, every=3),
+        "gradual_pruning": lambda m, o: laconic.sparsity.sparsify(
+            m, o, "gradual_pruning(density=0.1)", steps=9
+        ),
+        "admm": lambda m, o: laconic.lowbit.admm(m, o, every=2),
+        "straight_through": lambda m, o: laconic.lowbit.straight_through(m, o),
+        "distribute": lambda m, o: laconic.distribute(m, o, "local_sgd(every=2)"),
+    }
+    wrong = []
+    for name, attach in features.items():
+        ends = []
+        for wraps in (False, True):
+            model = net()
+            optimizer: Any = torch.optim.SGD(model.parameters(), **SGD)
+            if wraps:
+                optimizer = Accelerator(cpu=True).prepare(optimizer)
+            made = attach(model, optimizer)
+            optimizer = made[1] if isinstance(made, tuple) else optimizer
+            for step in range(8):
+                optimizer.zero_grad()
+                x = torch.randn(8, 20, generator=torch.Generator().manual_seed(step))
+                cross_entropy(model(x), x[:, :5].argmax(1)).backward()
+                optimizer.step()
+            ends.append(flat(model).clone())
+            if isinstance(made, tuple):
+                optimizer.remove()
+        if not torch.equal(*ends):
+            wrong.append(name)
+    return wrong
+
+
+def test_every_feature_takes_the_optimiser_that_prepare_returned(pool):
+    assert pool.run(2, prepared, timeout_s=300) == [[], []]
+
+
+@launched
+def schedule_free() -> tuple[bool, bool, str]:
+    schedulefree = pytest.importorskip("schedulefree")
+    said = ""
+    for spec in ("local_sgd(every=4)", "topk(density=0.1)"):
+        model = net()
+        inner = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05)
+        inner.train()
+        try:
+            model, optimizer = laconic.distribute(model, inner, spec)
+        except AttachError as error:
+            said = str(error)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        rng = torch.Generator().manual_seed(1000 * step + torch.distributed.get_rank())
+        x = torch.randn(8, 20, generator=rng)
+        cross_entropy(model(x), x[:, :5].argmax(1)).backward()
+        optimizer.step()
+    optimizer.finish()
+    trained = agree(model)
+    optimizer.eval()
+    return trained, agree(model), said
+
+
+def test_schedulefree_is_for_methods_and_refused_by_strategies(pool):
+    pytest.importorskip("schedulefree")
+    for trained, evaluated, said in pool.run(2, schedule_free, timeout_s=300):
+        assert trained and evaluated and "second set of weights" in said
+
+
+@launched
 def of_another_run(folder: str) -> list[str]:
     run, said = Run(), []
     run.accelerator.save_state(folder)

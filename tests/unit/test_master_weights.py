@@ -335,20 +335,22 @@ def test_a_plain_state_loads_and_masters_start_from_the_parameters():
 
 
 class Around(torch.optim.Optimizer):
-    """An optimiser that leaves the step to another one over the same parameters."""
+    """An optimiser that leaves the step to another one, which no attribute shows if `hidden`."""
 
-    def __init__(self, inner):
+    def __init__(self, inner, hidden=False):
         super().__init__([each for group in inner.param_groups for each in group["params"]], {})
-        self.inner = inner
+        self.inner = (lambda: inner) if hidden else inner
 
     def step(self, closure=None):
-        return self.inner.step(closure)
+        return (self.inner if isinstance(self.inner, torch.optim.Optimizer) else self.inner()).step(closure)
 
 
-def test_an_optimiser_that_hides_another_is_refused_at_its_first_step():
+def test_an_optimiser_around_another_is_refused_at_its_first_step_at_the_latest():
     """Else its step would be undone when masters are published."""
     model = net()
-    outer = master_weights(Around(torch.optim.SGD(model.parameters(), lr=0.1)))
+    with pytest.raises(AttachError, match="Around wraps a SGD"):
+        master_weights(Around(torch.optim.SGD(model.parameters(), lr=0.1)))
+    outer = master_weights(Around(torch.optim.SGD(model.parameters(), lr=0.1), hidden=True))
     before = [each.detach().clone() for each in model.parameters()]
     give_gradients(model, 0)
     refuses(AttachError, "Around steps the model's parameters past its groups", outer.step)

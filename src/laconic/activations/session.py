@@ -26,6 +26,7 @@ from laconic.activations.windows import Places, Windows
 from laconic.core.errors import AttachError, NonFiniteError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.step_listeners import after_each_step
+from laconic.optim.entry import stepping, unwrap
 
 Watched = Callable[[Tensor], None]
 _sessions: WeakSet[Session] = WeakSet()  # that are told of steps
@@ -40,7 +41,7 @@ class Session(TorchFunctionMode):
         super().__init__()
         self.coding = coding
         self.ledger: Ledger | None = None
-        self._optimizer = optimizer
+        self._optimizer = None if optimizer is None else stepping(unwrap(optimizer))
         self._model = model
         self._layers = {
             id(weight): Layer(name, weight, coding, self._momentum)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from laconic.core.errors import AttachError
 from laconic.ddp.handle import Handle
 from laconic.ddp.hook import attach
-from laconic.ddp.wrapped import unwrapped
+from laconic.optim.entry import unwrap_all
 
 if TYPE_CHECKING:
     from laconic.ddp.fsdp import ShardedHandle
@@ -85,8 +85,8 @@ def compress(
             "cgx(bits=4)", which compress all its gradients. Where shards have replicas (HSDP), the method
             goes between these.
         optimizer: The optimiser of the model's parameters, or a list of several, each with its own of them.
-            It may also hold others, such as a loss's, which stay as they are. Those that Accelerate, Fabric
-            and Lightning have wrapped are taken too.
+            It may also hold others, such as a loss's, which stay as they are. Those that Accelerate, Fabric,
+            Lightning and torchft have wrapped are unwrapped.
         spec: A string such as "dgc(density=0.001)", or what `laconic.parse` returns; equal on all ranks.
         scaler: The GradScaler in use, so that memory is kept unscaled; not with `fully_shard`. Default: that
             of a wrapped optimiser, if it has one.
@@ -110,13 +110,12 @@ def compress(
                 f"parameters={parameters!r} is for fully_shard, whose ranks gather parameters; under"
                 " DistributedDataParallel each has them all: leave it out"
             )
-        optimizer, scaler = unwrapped(optimizer, scaler)
-        return attach(replicated, optimizer, spec, scaler=scaler, seed=seed)
+        optimizers, scaler = unwrap_all(optimizer, scaler)
+        return attach(replicated, optimizers, spec, scaler=scaler, seed=seed)
     if is_sharded(model):
         from laconic.ddp.fsdp import compress_sharded
 
-        optimizer, scaler = unwrapped(optimizer, scaler)
-        held = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+        held, scaler = unwrap_all(optimizer, scaler)
         if len(held) != 1:
             raise AttachError(
                 f"a model under fully_shard takes one optimiser, got {len(held)}: give the one it has"

@@ -41,6 +41,7 @@ from laconic.exchange.stats import Stats
 from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.feedback.memory.contraction import safe_gain
 from laconic.feedback.no_feedback import NoFeedback
+from laconic.optim.entry import after_steps, stepping
 from laconic.reducers.scatter_reduce import ScatterReduce
 from laconic.reducers.sum import Sum
 
@@ -115,7 +116,7 @@ class ShardedHandle:
             )
         self.method: Method = lift(spec)
         self._within, self._shards = within, gradients
-        self._model, self._optimizer = weakref.ref(model), optimizer
+        self._model, self._optimizer = weakref.ref(model), stepping(optimizer)
         self._check_optimizer(model)
         refuse_complex(model)
         self._layout = Layout.of((name, tuple(part.shape)) for name, part in model.named_parameters())
@@ -165,7 +166,7 @@ class ShardedHandle:
             for name, module in scattering(model):
                 gather = GatherCoded(self._parameters, self._within, name, self._gathers[name])
                 module.set_custom_all_gather(gather)  # type: ignore[arg-type]  # an interface that is private
-        self._detach.append(self._optimizer.register_step_post_hook(self._stepped).remove)
+        self._detach.append(after_steps(self._optimizer, self._stepped).remove)
         self._detach.append(partial(close, groups))
         _compressed[model] = weakref.ref(self)
         weakref.finalize(model, close, groups).atexit = False

@@ -24,7 +24,6 @@ from laconic.ddp.memory import Memory
 from laconic.ddp.optimiser import OptimiserHooks, Optimisers, refuse_complex
 from laconic.ddp.save_watch import SaveWatch, saved_by_rank_0
 from laconic.ddp.uneven import JoinedModel, UnevenInputs
-from laconic.ddp.wrapped import all_of
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.gathered import GatheredState, gather_states, same_states
 from laconic.exchange.masks import MaskWatch
@@ -32,6 +31,7 @@ from laconic.exchange.method import Method
 from laconic.exchange.rule import BoundRule, Site
 from laconic.exchange.state import RankState, model_digest
 from laconic.exchange.stats import Stats
+from laconic.optim.entry import unwrap_all
 
 
 @outside_inference_mode("stats", "state_dict", "load_state_dict", "discard", "meet", "remove")
@@ -70,7 +70,7 @@ class Handle(Joinable):
         self._joint_calls = joint_calls
         exchanging = unwatched if joint_calls is None else joint_calls.exchange
         self._saves = SaveWatch(comm.counter(), comm.size)
-        optimizers, rules = all_of(optimizer), method.rules
+        optimizers, rules = unwrap_all(optimizer)[0], method.rules
         hooks = [
             OptimiserHooks(
                 each,

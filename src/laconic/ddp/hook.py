@@ -27,11 +27,12 @@ from laconic.core.errors import AttachError, LaconicError
 from laconic.core.layout import Layout
 from laconic.ddp.communication_thread import Answer, CommunicationThread
 from laconic.ddp.handle import Handle
+from laconic.ddp.step_checks import StepChecks
 from laconic.ddp.uneven import JoinedModel
-from laconic.ddp.wrapped import all_of
 from laconic.exchange.agreement import built_by_all
 from laconic.exchange.gathers import warn_of_gathers
 from laconic.exchange.method import lift
+from laconic.optim.entry import stepping, unwrap_all
 
 
 class Slot:
@@ -83,7 +84,7 @@ def attach(
     seed: int = 0,
 ) -> Handle:
     """`laconic.compress` for a DistributedDataParallel; called by all ranks of its group."""
-    optimizers = all_of(optimizer)
+    optimizers, scaler = unwrap_all(optimizer, scaler)
     group = TorchComm.own(model.process_group)
     comm = Metered(group)
     joint_calls = JointCalls(group)
@@ -125,17 +126,19 @@ def attach(
     comm.reset()
     slot.handle = handle
     for each in optimizers:
-        _compressed[each] = weakref.ref(slot)
-    handle.when_removed(slot.empty, close)
-    weakref.finalize(model, let_go, slot, handle, close).atexit = False
+        _compressed[stepping(each)] = weakref.ref(slot)
+    checks = StepChecks(model, parameter_names(model), optimizers, repr(handle.method))
+    handle.when_removed(checks.remove, slot.empty, close)
+    weakref.finalize(model, let_go, slot, handle, close, checks).atexit = False
     return handle
 
 
-def let_go(slot: Slot, handle: Handle, close: Callable[[], None]) -> None:
+def let_go(slot: Slot, handle: Handle, close: Callable[[], None], checks: StepChecks) -> None:
     """The model is gone: its optimiser steps as before, and may be compressed with another model."""
     if slot.handle is handle:
         slot.empty()
         handle.let_go()
+        checks.remove()
     handle.buckets.end(close)
 
 
@@ -147,7 +150,7 @@ def check_free(model: DistributedDataParallel, optimizers: Sequence[Optimizer]) 
             " exchange of each gradient, and a thread's messages cannot be traced; set it to 'ddp_optimizer'"
             " before you build the DistributedDataParallel"
         )
-    known = [_compressed.get(each) for each in optimizers]
+    known = [_compressed.get(stepping(each)) for each in optimizers]
     slots = [("model", _slots.get(model)), *(("optimiser", each()) for each in known if each is not None)]
     for taken, slot in slots:
         if slot is not None and slot.handle is not None:
@@ -192,11 +195,17 @@ def parameter_names(model: DistributedDataParallel) -> dict[Tensor, str]:
     module, ignored = model.module, set(getattr(model, "parameters_to_ignore", ()))
     every = {each: name for name, each in module.named_parameters() if name not in ignored}
     held = {each for each in every if each.requires_grad}
-    if len(held) < len(every):
+    if len(held) < len(every) or len(held) != _count(model):
         with contextlib.suppress(RuntimeError):  # before its first pass an embedding has no sparse gradient
             buckets = model.reducer._get_zeros_like_grad_buckets()
             held = {each for bucket in buckets for each in bucket.parameters()}
     return {each: name.replace("_orig_mod.", "") for each, name in every.items() if each in held}
+
+
+def _count(model: DistributedDataParallel) -> int:
+    """The number of tensors that DDP exchanges."""
+    found: dict[str, Any] = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    return int(found.get("num_parameter_tensors", 0))
 
 
 def trained(module: torch.nn.Module) -> dict[Tensor, str]:

@@ -23,6 +23,7 @@ from laconic.core.skipped import is_skipped
 from laconic.exchange.method import Method
 from laconic.exchange.rule import BoundRule, Rule
 from laconic.optim.closure import evaluated
+from laconic.optim.entry import after_steps, before_steps, stepping
 from laconic.optim.master_weights import masters_of
 
 
@@ -44,21 +45,23 @@ class OptimiserHooks:
         mean_of: Callable[[str], Tensor | None] = lambda name: None,
         exchanging: Exchanging = unwatched,
     ) -> None:
-        self.optimiser = optimiser
+        self.optimiser = stepping(optimiser)
         self._before_step = before_step
         self._mean_of = mean_of
         self._exchanging = exchanging
         self._names = names
         self._parameters = {name: parameter for parameter, name in names.items()}
         self._hidden: list[tuple[Tensor, Tensor]] = []
-        self._indexed: list[dict[str, Any]] = []
-        self._group_of: dict[str, dict[str, Any]] = {}
+        self._places: dict[str, tuple[dict[str, Any], int]] = {}  # group and position of each tensor
+        self._configs = tuple(rules)
+        self._checked = [id(group) for group in self.optimiser.param_groups]
         trained, elsewhere = held_by(optimiser), {p for other in others for p in held_by(other)}
         if names and trained.isdisjoint(names):
             raise AttachError(
                 f"this {type(optimiser).__name__} holds no parameter of the model: build the optimiser from"
                 " model.parameters() of this very model"
             )
+        self._elsewhere = [names[each] for each in elsewhere if each in names]
         for shared in trained & elsewhere:
             raise AttachError(
                 f"two of the optimisers hold {names.get(shared, 'one parameter')}: give each its own"
@@ -75,8 +78,8 @@ class OptimiserHooks:
         """Register the hooks; these rules act before each step."""
         self._rules = tuple(rules)
         self._hooks = (
-            self.optimiser.register_step_pre_hook(self._before),
-            self.optimiser.register_step_post_hook(self._after),
+            before_steps(self.optimiser, self._before),
+            after_steps(self.optimiser, self._after),
         )
 
     @property
@@ -92,12 +95,12 @@ class OptimiserHooks:
 
     def settings(self, name: str) -> Mapping[str, Any]:
         """The current settings of this tensor's group, or the defaults if it is in none."""
-        found: Mapping[str, Any] = self._groups().get(name, self.optimiser.defaults)
-        return found
+        group = self._group(name)
+        return self.optimiser.defaults if group is None else group
 
     def holds(self, name: str) -> bool:
         """Whether this tensor is in a group of the optimiser."""
-        return name in self._groups()
+        return self._group(name) is not None
 
     def trains(self, name: str) -> bool:
         """Whether this optimiser steps the tensor: it holds it, and it is not frozen."""
@@ -108,18 +111,34 @@ class OptimiserHooks:
         """Whether the optimiser itself divides gradients by a GradScaler's scale in this step."""
         return getattr(self.optimiser, "grad_scale", None) is not None
 
-    def _groups(self) -> dict[str, dict[str, Any]]:
-        """The group of each tensor, by name."""
+    def _group(self, name: str) -> dict[str, Any] | None:
+        """The group that holds this tensor now; scripts change groups in place, so it is looked at."""
+        held, groups = self.parameter(name), self.optimiser.param_groups
+        if name in self._places:
+            group, at = self._places[name]
+            there = at < len(group["params"]) and group["params"][at] is held
+            if there and any(group is each for each in groups):
+                return group
+            del self._places[name]
+        for group in groups:
+            for at, each in enumerate(group["params"]):
+                if each is held:
+                    self._places[name] = group, at
+                    return group
+        return None
+
+    def _check_settings(self) -> None:
+        """Raise `AttachError` if a group that came after the attachment does not suit the rules."""
         groups = self.optimiser.param_groups
-        if len(groups) != len(self._indexed) or any(
-            a is not b for a, b in zip(groups, self._indexed, strict=True)
-        ):
-            self._indexed = list(groups)
-            masters = masters_of(self.optimiser)
-            held = ((p, group) for group in groups for p in group["params"])
-            pairs = held if masters is None else ((masters.behind(p), group) for p, group in held)
-            self._group_of = {self._names[p]: group for p, group in pairs if p in self._names}
-        return self._group_of
+        if self._configs and [id(each) for each in groups] != self._checked:
+            for rule in self._configs:
+                rule.check(self.optimiser, ())
+            self._checked = [id(each) for each in groups]
+        if moved := next((name for name in self._elsewhere if self._rules and self.holds(name)), None):
+            raise AttachError(
+                f"{moved} has gone from one optimiser to another, and the method steps it in the first: call"
+                " the handle's remove(), then compress() again"
+            )
 
     def take_momentum(self, name: str) -> Tensor | None:
         """Take away the tensor's momentum buffer from SGD; None if there is none."""
@@ -135,6 +154,7 @@ class OptimiserHooks:
         if is_skipped(optimiser):
             return args, kwargs
         step = self._before_step(self)
+        self._check_settings()
         self._refine()
         for rule in self._rules:
             with self._exchanging(f"optimizer.step() of step {step}"):

@@ -15,12 +15,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError
+from laconic.optim.entry import unwrap
 from laconic.strategies.distribute import distribute, strategy_or_method
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from laconic.strategies.parameter_controller import Statistics
@@ -130,7 +130,7 @@ class LightningStrategy(DDPStrategy):
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The replicas, optimisers and memories of all ranks, on rank 0."""
-        inner = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        inner = unwrap(optimizer)
         assert isinstance(inner, DistributedOptimizer)
         return inner.state_dict(gather=True)
 

@@ -18,6 +18,7 @@ from laconic.comm.comm import Comm
 from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
 from laconic.exchange.rule import OptimiserView, refuse_settings
+from laconic.optim.own_step import check_step
 
 ADAM = "torch.optim.Adam or AdamW"
 
@@ -29,6 +30,7 @@ def check_adam(optimiser: Optimizer, missing: Collection[str]) -> None:
             f"this method needs torch.optim.Adam or AdamW, got {type(optimiser).__name__}: use one of these,"
             " or error_fed(...), which works with any optimiser"
         )
+    check_step(optimiser, Adam, AdamW, instead="'cgx()', which works with any optimiser")
     hints = {"fused": "; with a Trainer of transformers, optim='adamw_torch'"}
     refuse_settings(optimiser, ("fused", "capturable", "differentiable"), "does Adam's step", hints)
     if missing:

@@ -15,6 +15,8 @@ clipping, DDP and `laconic.compress` see an ordinary optimiser; only inside `ste
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import sys
 import types
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from weakref import WeakKeyDictionary, ref
 from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError
+from laconic.optim.entry import is_ours, refuse_wrapper, unwrap_all
 from laconic.optim.masters import Masters
 from laconic.optim.stochastic_rounding import HALF
 
@@ -60,7 +63,7 @@ def master_weights(optimizer: Kind, *, rounding: Rounding = "nearest", seed: int
     Raises:
         AttachError: With nothing changed: it has master weights already, holds no trained parameter in half
             precision, is what `laconic.distribute` returned, or `rounding` is unknown, or random for sharded
-            parameters. At the first step: it wraps another optimiser.
+            parameters; or it wraps another optimiser and has a step of its own, as Lookahead and SAM.
 
     >>> import torch
     >>> w = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
@@ -73,12 +76,20 @@ def master_weights(optimizer: Kind, *, rounding: Rounding = "nearest", seed: int
     """
     if rounding not in get_args(Rounding):
         raise AttachError(f"rounding must be one of {get_args(Rounding)}, got {rounding!r}")
-    if optimizer in _masters:
-        raise AttachError("this optimiser has master weights already: call master_weights once")
-    if "_optimizer_step_pre_hooks" not in vars(optimizer):
+    if is_ours(optimizer):
         raise AttachError(
             f"{type(optimizer).__name__} wraps another optimiser: give master_weights that one first, then"
             " wrap it, as in laconic.distribute(model, master_weights(optimizer), spec)"
+        )
+    given = optimizer
+    (optimizer,), scaler = unwrap_all([given])  # type: ignore[assignment]
+    refuse_wrapper(optimizer, "master_weights")
+    if optimizer in _masters:
+        raise AttachError("this optimiser has master weights already: call master_weights once")
+    if scaler is not None:
+        raise AttachError(
+            f"this {type(given).__name__} has a GradScaler, and steps by the `step` that it found when it was"
+            " made: call master_weights before the trainer wraps the optimiser"
         )
     held = [each for group in optimizer.param_groups for each in group["params"]]
     if not any(each.dtype in HALF and each.requires_grad for each in held):
@@ -95,7 +106,7 @@ def master_weights(optimizer: Kind, *, rounding: Rounding = "nearest", seed: int
             " rounding='nearest', whose masters are sharded too"
         )
     _install(optimizer, Masters(optimizer, at_random=rounding == "stochastic", seed=seed))
-    return optimizer
+    return given
 
 
 def masters_of(optimizer: Optimizer) -> Masters | None:
@@ -109,6 +120,7 @@ def _install(optimizer: Optimizer, masters: Masters) -> None:
     _masters[optimizer] = ref(masters)
     step, load = optimizer.step, optimizer.load_state_dict
 
+    @functools.wraps(step.__func__ if inspect.ismethod(step) else step)
     def mastered_step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         return masters.step(step, closure)
 

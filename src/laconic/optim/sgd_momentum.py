@@ -27,6 +27,7 @@ from laconic.exchange.rule import BoundRule, OptimiserView, Rule, Site, refuse_s
 from laconic.feedback import Feedback
 from laconic.optim.lars import LARS
 from laconic.optim.layerwise import adapted
+from laconic.optim.own_step import check_step, steps_as
 
 log = logging.getLogger("laconic")
 
@@ -47,6 +48,12 @@ class SgdMomentum(Rule):
                 f"this method continues the momentum of torch.optim.SGD, got {type(optimiser).__name__}: use"
                 " SGD or laconic.optim.LARS; with Adam and AdamW take 'onebit_adam()', with any optimiser"
                 " 'auto()' or 'cgx()'"
+            )
+        check_step(optimiser, SGD, LARS, instead="'cgx()', which works with any optimiser")
+        if isinstance(optimiser, LARS) and not steps_as(optimiser, LARS, by="update_"):
+            raise AttachError(
+                f"this method does LARS's step itself, and {type(optimiser).__name__} has an update_ of its"
+                " own: use LARS, or 'cgx()', which works with any optimiser"
             )
         refuse_settings(optimiser, ("fused", "differentiable", "dampening"), "applies SGD's momentum")
         if missing:

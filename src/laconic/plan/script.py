@@ -19,10 +19,10 @@ from laconic.comm.torch_comm import TorchComm
 from laconic.core.errors import AttachError
 from laconic.core.layout import Layout
 from laconic.exchange.method import Method
+from laconic.optim.entry import is_ours
 from laconic.plan.contenders import contenders, rehearse_all
 from laconic.plan.probe import Probe, layout_of, probe_network, probe_pairs, probe_work
 from laconic.plan.rehearsal import Rehearsed
-from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from laconic.strategies.strategy import Strategy
 
 
@@ -58,7 +58,7 @@ def probe_script(
         AttachError: There is one rank only, or the model or optimiser is compressed or distributed already.
     """
     asked = contenders(specs)
-    if isinstance(optimizer, DistributedOptimizer):
+    if is_ours(optimizer):
         raise AttachError("this model is distributed already: probe it before laconic.distribute()")
     comm = TorchComm(group)
     if comm.size == 1:

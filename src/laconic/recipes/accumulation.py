@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from laconic.core import arguments
 from laconic.core.errors import SpecError
 from laconic.ddp.compress import inside
-from laconic.ddp.wrapped import check_is_scaler
 from laconic.exchange.noise_scale import EVERY, Noise, NoiseScale
+from laconic.optim.entry import check_is_scaler
 
 
 class Accumulation:

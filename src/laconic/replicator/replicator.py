@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from laconic.core import arguments
 from laconic.core.errors import AttachError, DataError, SpecError
+from laconic.optim.entry import unwrap
 from laconic.replicator.averaging import Averaging
 from laconic.replicator.collectives import Group
 from laconic.replicator.deployment import Seat, Terms, deployment_of
@@ -261,6 +262,7 @@ class Replicator(Meetings):
             AttachError: Another has this name, replicas differ, or this optimiser cannot be shared.
             SpecError: `compressor` or `topology` is wrong, or not for this deployment.
         """
+        optimizer = unwrap(optimizer)
         check_free(optimizer, name, self._optimizers)
         self._order.check(self._order.note("wrap_optimizer(name={!r})", name))
         controller = controller_of(

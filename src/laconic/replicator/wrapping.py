@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError, SpecError
+from laconic.optim.entry import one_set_of_weights, refuse_wrapper
 from laconic.replicator.averaging import as_method, averaging
 from laconic.replicator.deployment import Seat
 from laconic.replicator.gossiping import gossiping, strategy_of
@@ -45,6 +46,7 @@ def controller_of(
             " SGD, Adam or another optimiser with one gradient per step"
         )
     if topology is not None:
+        one_set_of_weights(optimizer, f"topology={topology!r}")
         strategy_of(topology, compressor)
     else:
         as_method(DENSE if compressor is None else compressor)
@@ -52,6 +54,7 @@ def controller_of(
         named(optimizer)
         return Plain(optimizer)
     if seat.served:
+        refuse_wrapper(optimizer, "a server, which steps in its place,")
         if topology is not None:
             raise SpecError(
                 f"topology={topology!r} says which replicas average with which, and in 'async' and 'groups'"

@@ -34,6 +34,8 @@ def read_state(
     Raises:
         StateError: It is not such a state.
     """
+    if isinstance(state, Mapping) and state.get("format") == 1:  # saved by an earlier version
+        state, own = {**state, "nonzero": {}, "format": own["format"]}, {**own, "nonzero": {}}
     if not isinstance(state, Mapping) or state.keys() != own.keys():
         held = ", ".join(sorted(map(str, state))[:3]) if isinstance(state, Mapping) else repr(state)
         raise StateError(f"this is no state of a sparse training: it has {held}")
@@ -44,6 +46,13 @@ def read_state(
         raise StateError(f"turn and updates are counts, got {state['turn']!r} and {state['updates']!r}")
     if type(state["changed"]) not in (int, float):
         raise StateError(f"changed is a share, got {state['changed']!r}")
+    counts = state["nonzero"]
+    if not isinstance(counts, Mapping) or counts.keys() != own["nonzero"].keys():
+        raise StateError(
+            "nonzero has counts of other weights: make the same model sparse, with the same keep="
+        )
+    if any(type(count) is not int for count in counts.values()):
+        raise StateError(f"nonzero has the number of nonzero entries of each weight, got {counts!r}")
     masks, scores = state["masks"], state["scores"]
     if not isinstance(masks, Mapping) or masks.keys() != weights.keys():
         raise StateError("saved for other weights: make the same model sparse, with the same keep=")

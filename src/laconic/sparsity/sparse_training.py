@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,42 +25,26 @@ from laconic.core.mask import Mask, set_mask
 from laconic.core.skipped import is_skipped
 from laconic.core.turn import Turn
 from laconic.optim.closure import evaluated
+from laconic.optim.entry import after_steps, before_steps, check_state
 from laconic.optim.master_weights import masters_of
+from laconic.optim.step_watch import StepWatch
 from laconic.sparsity.agreed import refuse_other_masks
 from laconic.sparsity.dense_gradients import DenseGradients
 from laconic.sparsity.densities import entries
 from laconic.sparsity.saved import read_state
 from laconic.sparsity.slots import clear_
 from laconic.sparsity.sparsifier import Moment, Sparsifier
+from laconic.sparsity.stats import SparsityStats
 
 START = -1  # in the place of the turn, in the keys of the first masks
-FORMAT = 1
-
-
-@dataclass(frozen=True)
-class SparsityStats:
-    """Figures of a sparse training.
-
-    Attributes:
-        turn: Steps so far.
-        updates: Updates of the masks so far.
-        density: Share of the treated layers' weights that are in use.
-        changed: Share of the entries in use that the last update brought.
-        score_bytes: Payload that this rank has sent for the scores: the dense gradients of the updates.
-    """
-
-    turn: int
-    updates: int
-    density: float
-    changed: float
-    score_bytes: int
+FORMAT = 2  # 1 has no "nonzero"
 
 
 @outside_inference_mode("stats", "remove", "state_dict", "load_state_dict")
 class SparseTraining:
     """What `laconic.sparsity.sparsify` did to a model.
 
-    `masks`: the masked weights' entries in use, bool in the weight's shape, by parameter name.
+    `weights`: the masked weights, by parameter name; `masks`: their entries in use, bool, likewise.
     """
 
     def __init__(
@@ -81,14 +64,15 @@ class SparseTraining:
         self.masks: dict[str, Tensor] = {}
         self._dense = sum(weight.numel() for name, weight in weights.items() if shares[name] == 1)
         self._shares = {name: share for name, share in shares.items() if share < 1}
-        self._weights = {name: weights[name] for name in self._shares}
+        self.weights = {name: weights[name] for name in self._shares}
         self._optimizer = optimizer
         self._comm = comm
         self._changed = 0.0
         self._warned = False
-        self._dense_gradients = DenseGradients(self._weights)
+        self._dense_gradients = DenseGradients(self.weights)
         self._hidden: list[tuple[Tensor, Tensor]] = []
-        self._hooks: list[RemovableHandle] = []
+        self._hooks: list[RemovableHandle | StepWatch] = []
+        self._watch: StepWatch | None = None
 
     @property
     def fingerprint(self) -> dict[str, str]:
@@ -97,7 +81,7 @@ class SparseTraining:
             "the sparsifier": repr(self.sparsifier),
             "steps=": str(self.steps),
             "the seed": str(self.seed),
-            "the masked weights": str({name: tuple(each.shape) for name, each in self._weights.items()}),
+            "the masked weights": str({name: tuple(each.shape) for name, each in self.weights.items()}),
         }
 
     @property
@@ -115,18 +99,18 @@ class SparseTraining:
 
     def start(self) -> None:
         """Draw the first masks, and keep them from now on."""
-        for name, weight in self._weights.items():
+        for name, weight in self.weights.items():
             used = self.sparsifier.first_mask(weight.numel(), self._shares[name], self._key(name, START))
             self._use(name, used.view(weight.shape).to(weight.device))
             self._hooks.append(weight.register_hook(self._masked_gradient(name)))  # type: ignore[no-untyped-call]
             added = self._dense_gradients.after(name)
             self._hooks.append(weight.register_post_accumulate_grad_hook(added))  # type: ignore[no-untyped-call]
-        if self._weights:
-            before = self._optimizer.register_step_pre_hook(self._before)
-            hooks = before.hooks_dict_ref()
-            assert hooks is not None
-            hooks.move_to_end(before.id, last=False)  # others before the step are to find masked gradients
-            self._hooks += [before, self._optimizer.register_step_post_hook(self._after)]
+        if self.weights:
+            # first, as other hooks before the step are to find masked gradients
+            self._hooks.append(before_steps(self._optimizer, self._before, first=True))
+            self._hooks.append(after_steps(self._optimizer, self._after))
+            self._watch = StepWatch(repr(self.sparsifier), self._optimizer, self.weights.values())
+            self._hooks.append(self._watch)
 
     def remove(self) -> None:
         """Let all weights train again, from what they are: those not in use from zero. Call it on every rank.
@@ -135,7 +119,7 @@ class SparseTraining:
         """
         for hook in self._hooks:
             hook.remove()
-        for weight in self._weights.values() if self._hooks else ():
+        for weight in self.weights.values() if self._hooks else ():
             set_mask(weight, None)
         self._hooks.clear()
         if self._comm is not None and isinstance(self._comm.comm, TorchComm):
@@ -158,6 +142,7 @@ class SparseTraining:
             "updates": self.updates,
             "changed": self._changed,
             "masks": bits,
+            "nonzero": {name: int(each.detach().count_nonzero()) for name, each in self.weights.items()},
             "scores": {name: score.clone() for name, score in self._dense_gradients.turns.items()},
         }
 
@@ -171,13 +156,13 @@ class SparseTraining:
             StateError: With nothing changed: for the state of another sparsifier, length, seed or model, for
                 a damaged one, after `remove()`, and for a model whose own state was loaded too early.
         """
-        if self._weights and not self._hooks:
+        if self.weights and not self._hooks:
             raise StateError("remove() has ended this training: make the model sparse again, then load")
         masks, scores = read_state(
-            state, self.state_dict(), self._weights, self._limits(), self.sparsifier.layout
+            state, self.state_dict(), self.weights, self._limits(), self.sparsifier.layout
         )
-        if self.turn == 0:
-            self._refuse_lost(masks)
+        if self.turn == 0 and "nonzero" in state:
+            self._refuse_lost(masks, state["nonzero"])
         self.masks.clear()  # the first masks do not count: a saved entry keeps its value
         for name, used in masks.items():
             self._use(name, used)
@@ -185,10 +170,11 @@ class SparseTraining:
         self._dense_gradients.forget()
         self._dense_gradients.turns.update(scores)
 
-    def _refuse_lost(self, masks: Mapping[str, Tensor]) -> None:
-        """Raise `StateError` if all entries that these masks have, and the present ones lack, are zero."""
-        brought = [self._weights[name].detach()[used & ~self.masks[name]] for name, used in masks.items()]
-        if any(each.numel() for each in brought) and not any(bool(each.any()) for each in brought):
+    def _refuse_lost(self, masks: Mapping[str, Tensor], nonzero: Mapping[str, int]) -> None:
+        """Raise `StateError` if all that these masks bring is zero, and fewer are nonzero than saved."""
+        brought = [self.weights[name].detach()[used & ~self.masks[name]] for name, used in masks.items()]
+        now = sum(int(self.weights[name].detach()[used].count_nonzero()) for name, used in masks.items())
+        if now < sum(nonzero.values()) and not any(bool(each.any()) for each in brought):
             raise StateError(
                 "the weights that these masks use are zero, as making the model sparse sets them: load the"
                 " model's and the optimiser's states after that, then this one"
@@ -199,7 +185,7 @@ class SparseTraining:
         return {
             name: (entries(share, n), entries(self.sparsifier.first_density(share), n))
             for name, share in self._shares.items()
-            for n in (self._weights[name].numel(),)
+            for n in (self.weights[name].numel(),)
         }
 
     def _key(self, name: str, turn: int) -> int:
@@ -207,12 +193,12 @@ class SparseTraining:
 
     def _held(self, name: str) -> Tensor:
         """The weight as the optimiser holds it: inside its step that may be a float32 master."""
-        weight, masters = self._weights[name], masters_of(self._optimizer)
+        weight, masters = self.weights[name], masters_of(self._optimizer)
         return weight if masters is None else masters.now(weight)
 
     def _use(self, name: str, used: Tensor) -> None:
         """Make this the weight's mask. What is new in it, and all outside it, is zero: weight and slots."""
-        weight, before = self._weights[name], self.masks.get(name, used)
+        weight, before = self.weights[name], self.masks.get(name, used)
         self.masks[name] = used
         set_mask(weight, Mask.of(weight, used))
         clear_(self._optimizer, self._held(name), ~(used & before))
@@ -232,6 +218,8 @@ class SparseTraining:
         args, kwargs = evaluated(optimizer, args, kwargs)
         if is_skipped(optimizer):
             return args, kwargs
+        if self.turn == 1 or self._due():  # it may have made its state at the first step
+            check_state(optimizer, "sparse training")
         if self.sparsifier.replaces_step and self._due() and self._update():
             groups = (group["params"] for group in optimizer.param_groups)
             present = [each for group in groups for each in group if each.grad is not None]
@@ -248,15 +236,27 @@ class SparseTraining:
         for parameter, grad in self._hidden:
             parameter.grad = grad
         self._hidden.clear()
+        assert self._watch is not None
         if is_skipped(optimizer):
             self._dense_gradients.skipped()
+            self._watch.skipped()
             return
+        self._watch.stepped()
         for name, mask in self.masks.items():
             self._held(name).masked_fill_(~mask, 0)
         if not self.sparsifier.replaces_step and self._due():
             self._update()
         self._dense_gradients.stepped(self._counts_later(self.turn), self._comm)
         self.turn += 1
+
+    def _warn(self, what: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the dense gradients of turn {self.turn} {what}: the masks stay as they are until the next"
+                " update",
+                stacklevel=2,
+            )
 
     def _due(self) -> bool:
         return self.sparsifier.due(self.turn, self.steps)
@@ -272,17 +272,17 @@ class SparseTraining:
         several = self._counts_later(self.turn - 1)
         scores = self._dense_gradients.summed(self._comm, several) if counts else {}
         if not all(bool(score.isfinite().all()) for score in scores.values()):
-            if not self._warned:
-                self._warned = True
-                warnings.warn(
-                    f"the dense gradients of turn {self.turn} are not finite: the masks stay as they are"
-                    " until the next update",
-                    stacklevel=2,
-                )
+            self._warn("are not finite")
             self._dense_gradients.forget()
             return False
+        if (
+            scores
+            and not any(bool(score.any()) for score in scores.values())
+            and any(weight.requires_grad for weight in self.weights.values())
+        ):
+            self._warn("are zero or were not seen (one that a script sets itself passes no hook)")
         chosen = {}
-        for name, weight in self._weights.items():
+        for name, weight in self.weights.items():
             at = Moment(self.turn, self.steps, self._key(name, self.turn))
             share, score = self._shares[name], scores.get(name)
             used = chosen[name] = self.masks[name].flatten()

@@ -15,6 +15,7 @@ from laconic.core import arguments
 from laconic.core.errors import AttachError, SpecError
 from laconic.core.spec import parse
 from laconic.exchange.agreement import built_by_all
+from laconic.optim.entry import whole
 from laconic.sparsity.densities import Layout, densities
 from laconic.sparsity.sparse_training import SparseTraining
 from laconic.sparsity.sparsifier import Sparsifier
@@ -73,7 +74,9 @@ def sparsify(
 
     Args:
         model: A plain module, a `DistributedDataParallel` or a module around one. It changes in place.
-        optimizer: Holds the weights that are made sparse. Its steps are counted.
+        optimizer: Holds the weights that are made sparse. Its steps are counted. It is
+            unwrapped from Accelerate, Fabric, Lightning and torchft; wrappers with a step of their own are
+            refused.
         spec: Such as "rigl(density=0.1)", "sparse_evolution(density=0.1)", "static_masks(density=0.1)" or
             "gradual_pruning(density=0.1)"; the same on all ranks.
         steps: Steps of the whole training, by which the updates are spread.
@@ -88,7 +91,8 @@ def sparsify(
     Raises:
         SpecError: The spec or an argument is wrong.
         AttachError: On every rank, with nothing changed: the model has no such layers, or masks already; two
-            modules share a weight; `keep` names no module; the optimiser lacks a weight; ranks disagree.
+            modules share a weight; `keep` names no module; the optimiser lacks a weight, wraps another
+            one, or keeps momentum outside of its `state`; ranks disagree.
     """
     wrapped = next((each for each in model.modules() if isinstance(each, DistributedDataParallel)), None)
     plain = model if wrapped is None else wrapped.module
@@ -98,14 +102,15 @@ def sparsify(
         arguments.whole("steps", steps, 1)
         arguments.whole("seed", seed)
         made = parse(spec) if isinstance(spec, str) else spec
+        plain_optimizer = whole(optimizer, "sparse training")
         if not isinstance(made, Sparsifier):
             raise SpecError(f"sparsify takes a sparsifier, such as rigl(density=0.1), got {made!r}")
         weights = masked_weights(plain, keep, made.layout)
-        held = {each for one in optimizer.param_groups for each in one["params"]}
+        held = {each for one in plain_optimizer.param_groups for each in one["params"]}
         missing = [name for name, weight in weights.items() if weight not in held]
         if missing:
             raise AttachError(
-                f"this {type(optimizer).__name__} lacks {missing[0]}, and {len(missing)} of the"
+                f"this {type(plain_optimizer).__name__} lacks {missing[0]}, and {len(missing)} of the"
                 f" {len(weights)} weights to make sparse: build it from model.parameters() of this very"
                 " model, or name the others' modules in keep="
             )
@@ -113,7 +118,7 @@ def sparsify(
             {name: tuple(each.shape) for name, each in weights.items()}, made.density, made.layout
         )
         metered = None if comm is None else Metered(comm)
-        return SparseTraining(made, weights, shares, optimizer, steps=steps, seed=seed, comm=metered)
+        return SparseTraining(made, weights, shares, plain_optimizer, steps=steps, seed=seed, comm=metered)
 
     if comm is None:
         training = build()

@@ -19,15 +19,16 @@ from laconic.core.errors import AttachError, SpecError
 from laconic.core.spec import parse
 from laconic.ddp.compress import inside
 from laconic.ddp.hook import attach
-from laconic.ddp.wrapped import all_of, check_is_scaler
 from laconic.exchange.agreement import agree
 from laconic.exchange.method import Method, lift
 from laconic.exchange.state import model_digest
+from laconic.optim.entry import check_is_scaler, is_ours, one_set_of_weights, unwrap_all
 from laconic.strategies.controller import GradientController
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
 from laconic.strategies.membership import Membership
 from laconic.strategies.parameter_controller import ParameterController, Statistics
 from laconic.strategies.replica import Replica
+from laconic.strategies.second_weights import SecondWeightsWatch
 from laconic.strategies.several import as_one
 from laconic.strategies.shared_scaler import check_scaler
 from laconic.strategies.strategy import Strategy
@@ -93,9 +94,15 @@ def distribute(
             "distribute takes the plain model: give it model.module, or keep the wrapper and call"
             " laconic.compress(model, optimizer, spec)"
         )
+    optimizers, trainers = unwrap_all(optimizer)
+    if trainers is not None:
+        raise AttachError(
+            "this optimiser steps by the GradScaler of a trainer, which would not step the one that"
+            " distribute returns: give distribute the plain optimiser, and scaler= one of your own"
+        )
     check_is_scaler(scaler)
-    known, optimizers = _distributed.get(model), all_of(optimizer)
-    wrapped_already = any(isinstance(each, DistributedOptimizer) for each in optimizers)
+    known = _distributed.get(model)
+    wrapped_already = any(map(is_ours, optimizers))
     if wrapped_already or (known is not None and not known.removed):
         raise AttachError("this model is distributed already: call its optimizer.remove() first")
     if statistics not in get_args(Statistics):
@@ -160,6 +167,7 @@ def _bind(
             optimizer = as_one(optimizers)
             replica = Replica(model, optimizer)
             for each in optimizers:
+                one_set_of_weights(each, repr(strategy))
                 strategy.check(membership.comm.size, each)
             if scaler is not None:
                 check_scaler(scaler, strategy, patience_s)
@@ -195,6 +203,8 @@ def _bind(
         raise
     _distributed[model] = controller
     weakref.finalize(model, _abandon, controller).atexit = False
+    for each in optimizers:
+        SecondWeightsWatch(each, repr(strategy))
     return DistributedOptimizer(optimizer, controller, model, group)
 
 

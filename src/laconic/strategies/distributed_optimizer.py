@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from laconic.core.errors import AttachError, NonFiniteError, StateError
 from laconic.core.inference import outside_inference_mode
 from laconic.exchange.stats import Stats
+from laconic.optim.entry import after_steps, before_steps, stepping
 from laconic.optim.master_weights import masters_of
 from laconic.strategies.controller import Controller, GradientController
 from laconic.strategies.gradients import all_finite, gradients, step_unscaled, unscale_
@@ -234,8 +235,7 @@ class DistributedOptimizer(Optimizer, Joinable):
         """Let the optimiser hold more of the parameters that are exchanged, as torch's do.
 
         Raises:
-            AttachError: A parameter of the group is not exchanged: it was frozen when `distribute` was
-                called, or is not in the model.
+            AttachError: A parameter of it was frozen at `distribute`, or is not in the model.
         """
         given = param_group["params"]
         held = [given] if isinstance(given, Tensor) else [*given]  # it may be a generator, read once
@@ -257,19 +257,23 @@ class DistributedOptimizer(Optimizer, Joinable):
     @property
     def join_device(self) -> torch.device:
         """Of the parameters."""
-        device: torch.device = self.param_groups[0]["params"][0].device
-        return device
+        return torch.device(self.param_groups[0]["params"][0].device)
 
     @property
     def join_process_group(self) -> Any:
         """The process group that takes part."""
         return self._group or dist.group.WORLD
 
+    def __getattr__(self, name: str) -> Any:
+        if name in ("train", "eval"):  # of optimisers with two sets of weights
+            return getattr(self.optimizer, name)
+        raise AttributeError(name)
+
     def register_step_pre_hook(self, hook: Any) -> Any:
-        return self.optimizer.register_step_pre_hook(hook)
+        return before_steps(stepping(self.optimizer), hook)
 
     def register_step_post_hook(self, hook: Any) -> Any:
-        return self.optimizer.register_step_post_hook(hook)
+        return after_steps(stepping(self.optimizer), hook)
 
     def _round(self, update: Update, loss: float | None) -> None:
         """A step of the strategy, in which the parameters become what it made of them."""

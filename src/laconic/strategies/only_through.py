@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from laconic.core.errors import AttachError
+from laconic.optim.entry import before_steps
 
 
 class OnlyThrough:
@@ -17,7 +18,7 @@ class OnlyThrough:
 
     def __init__(self, optimizers: Iterable[Optimizer]) -> None:
         self._inside = False
-        self._hooks: list[RemovableHandle] = [each.register_step_pre_hook(self._check) for each in optimizers]
+        self._hooks: list[RemovableHandle] = [before_steps(each, self._check) for each in optimizers]
 
     def __enter__(self) -> None:
         self._inside = True

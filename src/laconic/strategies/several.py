@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from laconic.core.errors import AttachError, StateError
 from laconic.ddp.optimiser import held_by
+from laconic.optim.entry import after_steps, before_steps
 
 KEY = "several"  # where the state holds those of all
 
@@ -87,10 +88,10 @@ class Several(Optimizer):
         )
 
     def register_step_pre_hook(self, hook: Any) -> Any:
-        return Removable([each.register_step_pre_hook(hook) for each in self.optimizers])
+        return Removable([before_steps(each, hook) for each in self.optimizers])
 
     def register_step_post_hook(self, hook: Any) -> Any:
-        return Removable([each.register_step_post_hook(hook) for each in self.optimizers])
+        return Removable([after_steps(each, hook) for each in self.optimizers])
 
 
 class Removable:

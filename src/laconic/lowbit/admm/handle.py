@@ -31,19 +31,18 @@ class Admm(Outcome):
     ) -> None:
         super().__init__(model, optimizer, settings.its_table, keep)
         refuse_moved_padding(self._layers, self.table, settings.tie)
-        if any(group.get("maximize") for group in optimizer.param_groups):
+        if any(group.get("maximize") for group in self.optimizer.param_groups):
             raise AttachError(
                 "this optimiser has maximize=True, and would climb the penalty too, away from the table:"
                 " build it without, and negate the loss"
             )
         self.settings = settings
-        self._optimizer = optimizer
         self.steps, self.updates, self.gamma = 0, 0, settings.gamma
         self._near: Quantised = {}  # G
         self._duals: dict[str, Tensor] = {}  # lambda
         self._aims: dict[str, Tensor] = {}  # G - lambda, to which the penalty draws Theta
-        self._prediction = Prediction(optimizer) if settings.extragradient else None
-        self.begin(optimizer)
+        self._prediction = Prediction(self.optimizer) if settings.extragradient else None
+        self.begin()
 
     def solution(self) -> Quantised:
         """G: what the packed model holds. Before the first step, the nearest to the weights as they are."""
@@ -55,7 +54,7 @@ class Admm(Outcome):
             self._near = self._projected(self.weights)
             self._duals = {name: weight.new_zeros(weight.shape) for name, weight in self.weights.items()}
             self._aim()
-        scale = getattr(self._optimizer, "grad_scale", None)  # by which a fused step divides, of a GradScaler
+        scale = getattr(self.optimizer, "grad_scale", None)  # by which a fused step divides, of a GradScaler
         gamma = self.gamma if scale is None else self.gamma * float(scale)
         for name, aim in self._aims.items():
             weight = self.weights[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,9 @@ from laconic.lowbit import taken
 from laconic.lowbit.admm.packing import Size, packed_copy, size_of
 from laconic.lowbit.admm.tables import Table
 from laconic.lowbit.admm.weights import Quantised, check_optimizer, dense, treated_layers, treated_weights
+from laconic.optim.closure import evaluated
+from laconic.optim.entry import after_steps, before_steps, whole
+from laconic.optim.step_watch import StepWatch
 
 
 @outside_inference_mode("finish", "pack")
@@ -32,17 +35,20 @@ class Outcome(ABC):
         self.table = table
         self._layers = treated_layers(self.model, keep)
         self.weights = treated_weights(self._layers)
-        check_optimizer(optimizer, self.weights)
+        self.optimizer = whole(optimizer, "training towards few bits")
+        check_optimizer(self.optimizer, self.weights)
+        self._watch: StepWatch | None = None
         self._ended = False
         self._last: Quantised | None = None  # the solution that `finish` has written
         self._hooks: list[RemovableHandle] = []
 
-    def begin(self, optimizer: Optimizer) -> None:
+    def begin(self) -> None:
         """Attach to the optimiser, when nothing can fail any more."""
         self._hooks = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
+            before_steps(self.optimizer, self._before_step),
+            after_steps(self.optimizer, self._after_step),
         ]
+        self._watch = StepWatch("training towards few bits", self.optimizer, self.weights.values())
         taken.draw(self._layers.values())
 
     @abstractmethod
@@ -109,6 +115,8 @@ class Outcome(ABC):
             return
         for hook in self._hooks:
             hook.remove()
+        if self._watch is not None:
+            self._watch.remove()
         taken.leave(self._layers.values())
         self._ended = True
 
@@ -130,17 +138,16 @@ class Outcome(ABC):
         """The arguments of `step`; a closure has been called, and is replaced by its result."""
         if is_skipped(optimizer):
             return args, kwargs
-        closure: Callable[[], Any] | None = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-            args, kwargs = (args[0], lambda: loss), {key: kwargs[key] for key in kwargs if key != "closure"}
+        args, kwargs = evaluated(optimizer, args, kwargs)
         with torch.no_grad():
             self.before()
         return args, kwargs
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert self._watch is not None
         if is_skipped(optimizer):
+            self._watch.skipped()
             return
+        self._watch.stepped()
         with torch.no_grad():
             self.after()

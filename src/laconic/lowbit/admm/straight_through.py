@@ -79,7 +79,7 @@ class StraightThrough(Outcome):
         refuse_moved_padding(self._layers, self.table, tie)
         self._tie, self._rounds = tie, rounds
         self.after()
-        self.begin(optimizer)
+        self.begin()
 
     def masters(self) -> Mapping[str, Tensor]:
         """Theta."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError, NonFiniteError
 from laconic.lowbit.admm.projection import project
@@ -58,11 +58,6 @@ def treated_weights(layers: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
 
 def check_optimizer(optimizer: Optimizer, weights: Mapping[str, nn.Parameter]) -> None:
     """Raise `AttachError` unless this optimiser trains all of these weights, with one gradient a step."""
-    if isinstance(optimizer, LBFGS):
-        raise AttachError(
-            "LBFGS computes many gradients in one step, between which the penalty would have to change: use"
-            " SGD, Adam or another optimiser with one gradient per step"
-        )
     held = {each for group in optimizer.param_groups for each in group["params"]}
     missing = [name for name, each in weights.items() if each not in held or not each.requires_grad]
     if len(missing) == len(weights):

@@ -6,6 +6,7 @@ import torch
 from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError
+from laconic.optim.own_step import steps_as
 
 # Their step does not depend on the scale of x; weight decay shrinks x and z by the same factor.
 ADDITIVE = (
@@ -23,7 +24,7 @@ ADDITIVE = (
 
 def check_debiased(strategy: object, optimizer: Optimizer) -> None:
     """Raise `AttachError` for an optimiser whose step may depend on the scale of the parameters."""
-    if not isinstance(optimizer, ADDITIVE):
+    if not steps_as(optimizer, *ADDITIVE):
         known = ", ".join(each.__name__ for each in ADDITIVE)
         raise AttachError(
             f"{strategy!r} applies the optimiser to w times the parameters, but the step of"

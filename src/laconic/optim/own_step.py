@@ -1,0 +1,72 @@
+"""Check whether an optimiser's step is torch's own: a method that does the step would replace any other."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+
+from laconic.core.errors import AttachError
+
+
+def steps_as(optimizer: Optimizer, *kinds: type[Optimizer], by: str = "step") -> bool:
+    """Return whether the optimiser is of one of these kinds, and its `step` is that kind's own.
+
+    Subclasses that add settings or logging pass. Wrappers around the same step pass too: torch puts one on
+    each class, and schedulers, profilers and Accelerate put theirs on an object. `by`: the method to compare.
+
+    >>> from torch.optim import SGD
+    >>> class Negated(SGD):
+    ...     def step(self, closure=None): ...
+    >>> weight = [__import__("torch").nn.Parameter()]
+    >>> steps_as(SGD(weight), SGD), steps_as(Negated(weight), SGD)
+    (True, False)
+    """
+    own = _innermost(getattr(optimizer, by, None), optimizer)
+    parents = [kind for kind in kinds if isinstance(optimizer, kind)]
+    return any(own is _innermost(getattr(kind, by), optimizer) for kind in parents)
+
+
+def check_step(optimizer: Optimizer, *kinds: type[Optimizer], instead: str) -> None:
+    """Raise `AttachError` if the optimiser, of one of these kinds, overrides its step. `instead`: the fix."""
+    if steps_as(optimizer, *kinds):
+        return
+    parent = next(kind for kind in type(optimizer).__mro__ if kind in kinds)
+    raise AttachError(
+        f"this method does the step of {parent.__module__.partition('.')[0]}'s {parent.__name__} itself, and"
+        f" {type(optimizer).__name__} has a step of its own, which would never run: use {parent.__name__}, or"
+        f" {instead}"
+    )
+
+
+def _innermost(step: Any, optimizer: Optimizer) -> Callable[..., Any] | None:
+    """Return the function behind decorators, bound methods and patches that call the step before them."""
+    for _ in range(100):
+        if inspect.ismethod(step):
+            step = step.__func__
+        elif isinstance(step, functools.partial):
+            step = step.func
+        elif hasattr(step, "__wrapped__"):
+            step = inspect.unwrap(step)
+        elif (patched := _patched(step, optimizer)) is not None:
+            step = patched
+        else:
+            break
+    found: Callable[..., Any] | None = step
+    return found
+
+
+def _patched(step: Any, optimizer: Optimizer) -> Any:
+    """Return the optimiser's step that this function has in its closure, as a patch has; or None."""
+    for cell in getattr(step, "__closure__", None) or ():
+        try:
+            value = cell.cell_contents
+        except ValueError:  # empty
+            continue
+        bound = inspect.ismethod(value) and value.__self__ is optimizer
+        if bound and value.__name__ == "step":
+            return value
+    return None

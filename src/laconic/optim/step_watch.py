@@ -1,0 +1,70 @@
+"""Warning for a feature that acts at an optimiser's steps, and has seen none in 100 backward passes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+PASSES = 100
+
+
+class StepWatch:
+    """Counts backward passes until the first step, and warns once if that does not come.
+
+    Args:
+        feature: Its name, and what it does at a step, for the message.
+        optimizer: The optimiser whose steps are expected.
+        parameters: Trained parameters; one of them has to get a gradient.
+    """
+
+    def __init__(self, feature: str, optimizer: object, parameters: Iterable[Tensor]) -> None:
+        self._feature, self._kind = feature, type(optimizer).__name__
+        self._parameters = [each for each in parameters if each.requires_grad and each.is_leaf]
+        self._versions = [each._version for each in self._parameters]
+        self._passes: dict[int, int] = {}
+        self._skipped = 0
+        self._hooks: list[RemovableHandle] = []
+        for each in self._parameters:
+            self._hooks.append(each.register_post_accumulate_grad_hook(self._passed))  # type: ignore[no-untyped-call]
+
+    def stepped(self) -> None:
+        """Note a step: there is nothing to warn of."""
+        if self._hooks:
+            self.remove()
+
+    def skipped(self) -> None:
+        """Note a step that changes nothing, as a GradScaler asks for."""
+        self._skipped += 1
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._parameters.clear()
+
+    def _passed(self, parameter: Any) -> None:
+        count = self._passes[id(parameter)] = self._passes.get(id(parameter), 0) + 1
+        if count >= PASSES and self._hooks:
+            reason = self._reason()
+            self.remove()
+            warnings.warn(
+                f"{self._feature} has seen no step of this {self._kind} in {PASSES} backward passes, so it"
+                f" has done nothing: {reason}",
+                stacklevel=2,
+            )
+
+    def _reason(self) -> str:
+        if self._skipped:
+            return f"the GradScaler has skipped all {self._skipped} steps: look for Inf and NaN in gradients"
+        moved = any(each._version != old for each, old in zip(self._parameters, self._versions, strict=True))
+        if moved:
+            return (
+                "the weights have changed, so something else steps them, such as a wrapper or a copy of the"
+                " optimiser: give the optimiser whose step() the script calls"
+            )
+        return "the script has not called its step(), or adds up more passes than that for one step"
