@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.wrappers import SAM, Elsewhere, net, passed, sgd, train
+from tests.unit.wrappers import SAM, Elsewhere, Lookahead, net, passed, sgd, train
 from torch import nn
 from torch.optim import Optimizer
 
@@ -246,6 +246,22 @@ def test_sam_through_the_optimiser_inside_counts_its_steps() -> None:
     for name, weight in sparse.weights.items():
         assert not weight[~sparse.masks[name]].any(), name
         assert not sam.state[weight]["momentum_buffer"][~sparse.masks[name]].any(), name
+
+
+def test_weights_that_a_wrapper_brings_back_are_warned_of_once() -> None:
+    model = net()
+    wrapper = Lookahead(sgd(model))
+    sparse = rigl(model, wrapper.optimizer, density=0.3, steps=100, every=4)
+    with pytest.warns(UserWarning, match="out of use were written between two steps") as caught:
+        train(model, wrapper, range(20))
+    assert len(caught) == 1 and sparse.turn == 20
+    model = net()
+    optimizer = sgd(model)
+    rigl(model, optimizer, density=0.3, steps=100, every=4)
+    model.load_state_dict(net(3).state_dict())  # dense weights, which the first step masks
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer, range(20))
 
 
 def test_layerwise_norms_of_16_bits_do_not_overflow() -> None:

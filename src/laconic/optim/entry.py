@@ -172,7 +172,7 @@ def _as_list(given: object) -> list[object]:
 
 
 def _opened(given: object) -> tuple[Optimizer, Scaler]:
-    """Return the optimiser inside these wrappers, and the outermost's scaler."""
+    """Return the optimiser inside the wrappers of trainers, and the innermost's scaler."""
     scaler: Any = None
     while (wrapper := _known(given, WRAPPERS)) is not None:
         found: Any = given

@@ -50,7 +50,12 @@ def second_weights(optimizer: Optimizer, within: float = 0.0) -> str:
     kind = type(optimizer)
     if kind.__module__.partition(".")[0] in ("torch", "laconic"):
         return ""
-    held = [each for group in optimizer.param_groups for each in group["params"] if bool(each.any())]
+    held = [
+        each
+        for group in optimizer.param_groups
+        for each in group["params"]
+        if not each.is_meta and each.any()
+    ]
     near: dict[str, list[bool]] = {}
     for parameter in held:
         for key, value in optimizer.state.get(parameter, {}).items():

@@ -31,6 +31,7 @@ from laconic.optim.step_watch import StepWatch
 from laconic.sparsity.agreed import refuse_other_masks
 from laconic.sparsity.dense_gradients import DenseGradients
 from laconic.sparsity.densities import entries
+from laconic.sparsity.returned_watch import ReturnedWatch
 from laconic.sparsity.saved import read_state
 from laconic.sparsity.slots import clear_
 from laconic.sparsity.sparsifier import Moment, Sparsifier
@@ -67,12 +68,12 @@ class SparseTraining:
         self.weights = {name: weights[name] for name in self._shares}
         self._optimizer = optimizer
         self._comm = comm
-        self._changed = 0.0
-        self._warned = False
+        self._changed, self._warned = 0.0, False
         self._dense_gradients = DenseGradients(self.weights)
         self._hidden: list[tuple[Tensor, Tensor]] = []
         self._hooks: list[RemovableHandle | StepWatch] = []
         self._watch: StepWatch | None = None
+        self._returned = ReturnedWatch()
 
     @property
     def fingerprint(self) -> dict[str, str]:
@@ -169,6 +170,7 @@ class SparseTraining:
         self.turn, self.updates, self._changed = state["turn"], state["updates"], state["changed"]
         self._dense_gradients.forget()
         self._dense_gradients.turns.update(scores)
+        self._returned = ReturnedWatch()
 
     def _refuse_lost(self, masks: Mapping[str, Tensor], nonzero: Mapping[str, int]) -> None:
         """Raise `StateError` if all that these masks bring is zero, and fewer are nonzero than saved."""
@@ -218,6 +220,7 @@ class SparseTraining:
         args, kwargs = evaluated(optimizer, args, kwargs)
         if is_skipped(optimizer):
             return args, kwargs
+        self._returned.look((name, self._held(name), mask) for name, mask in self.masks.items())
         if self.turn == 1 or self._due():  # it may have made its state at the first step
             check_state(optimizer, "sparse training")
         if self.sparsifier.replaces_step and self._due() and self._update():
