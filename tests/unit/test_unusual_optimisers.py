@@ -204,6 +204,27 @@ def test_a_feature_that_sees_no_step_warns_once_with_the_reason() -> None:
             handle.remove()
 
 
+def test_binarised_weights_that_no_optimiser_of_torch_steps_are_warned_of() -> None:
+    for by_hand in (True, False):
+        model = nn.Sequential(nn.Linear(12, 8), nn.Linear(8, 8), nn.Linear(8, 4))
+        laconic.lowbit.binarise(model)
+        optimizer = sgd(model)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(PASSES + 5):
+                optimizer.zero_grad()
+                model(torch.full((2, 12), float(step % 5))).square().mean().backward()
+                with torch.no_grad():
+                    if by_hand:
+                        for each in model.parameters():
+                            each.sub_(each.grad if each.grad is not None else 0.0, alpha=1e-3)
+                    else:
+                        optimizer.step()
+        warned = [str(each.message) for each in caught if "backward passes" in str(each.message)]
+        assert len(warned) == by_hand, warned
+        assert not by_hand or "something else steps them" in warned[0]
+
+
 def test_a_feature_that_sees_a_step_does_not_warn() -> None:
     for attach in (lambda m, o: rigl(m, o, density=0.3, steps=100), lambda m, o: laconic.lowbit.admm(m, o)):
         model = net()

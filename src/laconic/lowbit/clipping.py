@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from laconic.core.step_listeners import after_each_step
+from laconic.optim.step_watch import StepWatch
 
 
 class Clipped(Protocol):
@@ -25,22 +26,24 @@ class Clipped(Protocol):
         ...
 
 
-_watched: weakref.WeakSet[Any] = weakref.WeakSet()
+_watched: weakref.WeakKeyDictionary[Any, StepWatch] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()  # ranks can be threads
 
 
 def watch(layer: Clipped) -> None:
     """Clip this layer's master weights now, and after each step of an optimiser that has them."""
-    with _lock:
-        _watched.add(layer)
-    after_each_step(_after_step)
     clip(layer)
+    with _lock:
+        if layer not in _watched:
+            _watched[layer] = StepWatch("clipping of binarised weights", None, layer.masters())
+    after_each_step(_after_step)
 
 
 def leave(layer: Clipped) -> None:
     """Do not clip this layer's weights any more."""
     with _lock:
-        _watched.discard(layer)
+        if (steps := _watched.pop(layer, None)) is not None:
+            steps.remove()
 
 
 @torch.no_grad()
@@ -53,8 +56,9 @@ def clip(layer: Clipped) -> None:
 @torch.no_grad()
 def _after_step(held: frozenset[int]) -> None:
     with _lock:
-        layers = [*_watched]
-    for layer in layers:
+        layers = [*_watched.items()]
+    for layer, steps in layers:
         for weight in layer.masters():
             if id(weight) in held:
+                steps.stepped()
                 weight.clamp_(-1, 1)

@@ -17,12 +17,13 @@ class StepWatch:
 
     Args:
         feature: Its name, and what it does at a step, for the message.
-        optimizer: The optimiser whose steps are expected.
+        optimizer: The optimiser whose steps are expected; None: any that has the parameters.
         parameters: Trained parameters; one of them has to get a gradient.
     """
 
     def __init__(self, feature: str, optimizer: object, parameters: Iterable[Tensor]) -> None:
-        self._feature, self._kind = feature, type(optimizer).__name__
+        self._feature = feature
+        self._whose = "any optimiser" if optimizer is None else f"this {type(optimizer).__name__}"
         self._parameters = [each for each in parameters if each.requires_grad and each.is_leaf]
         self._versions = [each._version for each in self._parameters]
         self._passes: dict[int, int] = {}
@@ -53,7 +54,7 @@ class StepWatch:
             reason = self._reason()
             self.remove()
             warnings.warn(
-                f"{self._feature} has seen no step of this {self._kind} in {PASSES} backward passes, so it"
+                f"{self._feature} has seen no step of {self._whose} in {PASSES} backward passes, so it"
                 f" has done nothing: {reason}",
                 stacklevel=2,
             )
