@@ -352,14 +352,20 @@ def test_sharded_optimiser_states_are_refused_by_masks(pool):
 
 
 def idle():
-    model = DistributedDataParallel(net())
-    laconic.compress(model, sgd(model), "dense()")
-    other = sgd(model)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        train(model, other, range(PASSES + 5))
-    warned = [str(each.message) for each in caught if "backward passes" in str(each.message)]
-    assert len(warned) == 1 and "something else steps them" in warned[0] and "dense()" in warned[0]
+    for spec in ("dense()", "local_sgd(every=4)"):
+        model = net()
+        given = sgd(model)
+        if spec == "dense()":
+            trained = DistributedDataParallel(model)
+            laconic.compress(trained, given, spec)
+        else:
+            trained, _ = laconic.distribute(model, given, spec)
+        other = sgd(model)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            train(trained, other, range(PASSES + 5))
+        warned = [str(each.message) for each in caught if "backward passes" in str(each.message)]
+        assert len(warned) == 1 and "something else steps them" in warned[0] and spec in warned[0], spec
 
 
 def test_a_method_that_sees_no_step_warns_once(pool):

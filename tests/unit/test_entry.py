@@ -163,6 +163,18 @@ def test_tensors_outside_of_the_state_are_found() -> None:
         assert not kept_outside(plain), plain
         plain.state["slow"] = {"weights": [model[0].weight.detach().clone()]}  # type: ignore[index]
         assert kept_outside(plain).startswith(f"{type(plain).__name__}.state"), plain
+    places: dict[str, Any] = {
+        "a flat buffer": lambda o, m: setattr(o, "flat", torch.zeros(sum(p.numel() for p in m.parameters()))),
+        "a flat weight": lambda o, m: setattr(o, "flat", [m[2].weight.detach().flatten().clone()]),
+        "an object": lambda o, m: setattr(o, "kept", types.SimpleNamespace(m=torch.zeros(24, 12))),
+        "a parameter": lambda o, m: setattr(m[0].weight, "momentum", torch.zeros(24, 12)),
+    }
+    for name, put in places.items():
+        other = net()
+        optimizer = sgd(other)
+        assert not kept_outside(optimizer)
+        put(optimizer, other)
+        assert kept_outside(optimizer), name
 
 
 FEATURES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 import warnings
 from typing import Any
 
@@ -77,7 +78,9 @@ def test_nested_slots_are_cleared_and_quantised_ones_refused() -> None:
     weight = model[0].weight
     optimizer.state[weight]["history"] = [torch.ones_like(weight), {"deep": torch.ones_like(weight)}]
     clear_(optimizer, weight, torch.ones_like(weight, dtype=torch.bool))
-    assert len(slots(optimizer, weight)) == 3 and not any(slot.any() for slot in slots(optimizer, weight))
+    optimizer.state[weight]["own"] = types.SimpleNamespace(m=torch.ones_like(weight))
+    clear_(optimizer, weight, torch.ones_like(weight, dtype=torch.bool))
+    assert len(slots(optimizer, weight)) == 4 and not any(slot.any() for slot in slots(optimizer, weight))
     optimizer.state[weight]["exp_avg"] = torch.ones_like(weight, dtype=torch.uint8)
     weight.data.fill_(1.0)
     with pytest.raises(AttachError, match=r"exp_avg of a weight as torch\.uint8"):
@@ -251,6 +254,17 @@ def test_an_update_without_dense_gradients_warns_once() -> None:
             optimizer.step()
     assert len([each for each in caught if "were not seen" in str(each.message)]) == 1
     assert all(torch.equal(mask, before[name]) for name, mask in sparse.masks.items())
+
+
+def test_a_due_update_whose_hook_is_gone_warns_once() -> None:
+    model = net()
+    optimizer = sgd(model)
+    sparse = rigl(model, optimizer, density=0.3, steps=100, every=2)
+    train(model, optimizer, range(1))
+    optimizer._optimizer_step_pre_hooks.clear()
+    with pytest.warns(UserWarning, match="the hook before the step is gone") as caught:
+        train(model, optimizer, range(1, 8))
+    assert len(caught) == 1 and sparse.updates == 1
 
 
 def test_sam_through_the_optimiser_inside_counts_its_steps() -> None:

@@ -6,6 +6,7 @@ Whoever clears what belongs to dropped weights, or goes back to an earlier state
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,10 +18,10 @@ MAX_DEPTH, MAX_OBJECTS = 5, 10_000
 
 
 def kept_outside(optimizer: Optimizer) -> str:
-    """Return where the optimiser keeps a tensor of the shape of one of its weights, beside `state`; or "".
+    """Return where the optimiser keeps a tensor of a matrix's size beside `state`, or "".
 
-    The weights themselves, their gradients and views of either do not count, nor do vectors and scalars: a
-    vector of some length may be anything.
+    Flat ones count, those of all weights together, and attributes of parameters. The weights themselves,
+    their gradients and views of either do not, nor masks.
 
     >>> weight = nn.Parameter(torch.zeros(3, 4))
     >>> sgd = torch.optim.SGD([weight])
@@ -73,9 +74,11 @@ def _is_near(tensor: Tensor, parameter: Tensor, within: float) -> bool:
 
 
 def _outside(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors with a matrix's shape that the optimiser keeps beside `state`, with their places."""
+    """Yield the tensors of a matrix's size that the optimiser keeps beside `state`, with their places."""
     held = [each for group in optimizer.param_groups for each in group["params"]]
-    shapes = {each.shape for each in held if each.dim() > 1 and each.numel() > 1}
+    matrices = [each for each in held if each.dim() > 1 and each.numel() > 1]
+    shapes = {tuple(each.shape) for each in matrices}
+    flat = {each.numel() for each in matrices} | {sum(each.numel() for each in held)}
     known = {_storage(each) for each in held} | {
         _storage(each.grad) for each in held if each.grad is not None
     }
@@ -84,8 +87,15 @@ def _outside(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
     fields = {key: value for key, value in vars(optimizer).items() if key not in SKIPPED}
     places = _walk(fields, type(optimizer).__name__, seen, attributes=True)
     strange = {str(key): value for key, value in optimizer.state.items() if id(key) not in own}
-    for place, tensor in (*places, *_walk(strange, f"{type(optimizer).__name__}.state", seen)):
-        if tensor.shape in shapes and _storage(tensor) not in known:
+    own_fields = (
+        _walk(vars(each), "parameter", seen, attributes=True)
+        for each in matrices
+        if type(each) in (nn.Parameter, Tensor)
+    )
+    found = (*places, *_walk(strange, f"{type(optimizer).__name__}.state", seen), *chain(*own_fields))
+    for place, tensor in found:
+        fits = tuple(tensor.shape) in shapes or (bool(matrices) and tensor.dim() == 1 and len(tensor) in flat)
+        if fits and tensor.dtype != torch.bool and _storage(tensor) not in known:
             yield place, tensor
 
 

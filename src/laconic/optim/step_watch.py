@@ -17,12 +17,14 @@ class StepWatch:
 
     Args:
         feature: Its name, and what it does at a step, for the message.
-        optimizer: The optimiser whose steps are expected; None: any that has the parameters.
+        optimizer: The optimiser whose steps are expected; None: any that has the parameters; then
+            passes without any change of these are no reason to warn.
         parameters: Trained parameters; one of them has to get a gradient.
     """
 
     def __init__(self, feature: str, optimizer: object, parameters: Iterable[Tensor]) -> None:
         self._feature = feature
+        self._any = optimizer is None
         self._whose = "any optimiser" if optimizer is None else f"this {type(optimizer).__name__}"
         self._parameters = [each for each in parameters if each.requires_grad and each.is_leaf]
         self._versions = [each._version for each in self._parameters]
@@ -51,19 +53,23 @@ class StepWatch:
     def _passed(self, parameter: Any) -> None:
         count = self._passes[id(parameter)] = self._passes.get(id(parameter), 0) + 1
         if count >= PASSES and self._hooks:
-            reason = self._reason()
+            moved, reason = self._moved(), self._reason()
             self.remove()
+            if self._any and not moved:
+                return
             warnings.warn(
                 f"{self._feature} has seen no step of {self._whose} in {PASSES} backward passes, so it"
                 f" has done nothing: {reason}",
                 stacklevel=2,
             )
 
+    def _moved(self) -> bool:
+        return any(each._version != old for each, old in zip(self._parameters, self._versions, strict=True))
+
     def _reason(self) -> str:
         if self._skipped:
             return f"the GradScaler has skipped all {self._skipped} steps: look for Inf and NaN in gradients"
-        moved = any(each._version != old for each, old in zip(self._parameters, self._versions, strict=True))
-        if moved:
+        if self._moved():
             return (
                 "the weights have changed, so something else steps them, such as a wrapper or a copy of the"
                 " optimiser: give the optimiser whose step() the script calls"

@@ -66,6 +66,27 @@ def read_state(
     )
 
 
+def refuse_lost(
+    weights: Mapping[str, Tensor],
+    present: Mapping[str, Tensor],
+    saved: Mapping[str, Tensor],
+    nonzero: Mapping[str, int],
+) -> None:
+    """Raise `StateError` if a model was loaded before it was made sparse, which has zeroed saved weights.
+
+    Then all entries that the saved masks add to the present ones are zero, and fewer weights are nonzero than
+    when they were saved.
+    """
+    held = {name: weights[name].detach() for name in saved}
+    now = sum(int(held[name][used].count_nonzero()) for name, used in saved.items())
+    added = any(bool(held[name][used & ~present[name]].any()) for name, used in saved.items())
+    if now < sum(nonzero.values()) and not added:
+        raise StateError(
+            "the weights that these masks use are zero, as making the model sparse sets them: load the"
+            " model's and the optimiser's states after that, then this one"
+        )
+
+
 def _mask(name: str, bits: Any, weight: Tensor, limits: tuple[int, int], layout: Layout) -> Tensor:
     n = weight.numel()
     if not isinstance(bits, Tensor) or bits.dtype is not torch.uint8 or bits.shape != ((n + 7) // 8,):

@@ -11,6 +11,8 @@ from torch.optim import Adagrad, Optimizer, Rprop
 
 from laconic.core.errors import AttachError
 
+MAX_DEPTH = 5
+
 
 def slots(optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
     """The tensors of the parameter's shape that the optimiser keeps for it: SGD's momentum, Adam's moments.
@@ -50,16 +52,20 @@ def _named(optimizer: Optimizer, parameter: Tensor) -> Iterator[tuple[str, Tenso
     yield from (pair for pair in _tensors(kept) if pair[1].shape == parameter.shape and pair[1].dim())
 
 
-def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in these dictionaries and lists, with the name of the outermost entry."""
+def _tensors(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in dictionaries, lists and plain objects, with the name of the outermost entry."""
+    if depth > MAX_DEPTH:
+        return
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, Mapping):
         for key, each in value.items():
-            yield from _tensors(each, name or str(key))
+            yield from _tensors(each, name or str(key), depth + 1)
     elif isinstance(value, (list, tuple)):
         for each in value:
-            yield from _tensors(each, name)
+            yield from _tensors(each, name, depth + 1)
+    elif hasattr(value, "__dict__") and not callable(value):
+        yield from _tensors(vars(value), name, depth + 1)
 
 
 def _first_value(optimizer: Optimizer, parameter: Tensor, slot: str) -> float:

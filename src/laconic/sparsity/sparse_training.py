@@ -32,7 +32,7 @@ from laconic.sparsity.agreed import refuse_other_masks
 from laconic.sparsity.dense_gradients import DenseGradients
 from laconic.sparsity.densities import entries
 from laconic.sparsity.returned_watch import ReturnedWatch
-from laconic.sparsity.saved import read_state
+from laconic.sparsity.saved import read_state, refuse_lost
 from laconic.sparsity.slots import clear_
 from laconic.sparsity.sparsifier import Moment, Sparsifier
 from laconic.sparsity.stats import SparsityStats
@@ -68,7 +68,9 @@ class SparseTraining:
         self.weights = {name: weights[name] for name in self._shares}
         self._optimizer = optimizer
         self._comm = comm
-        self._changed, self._warned = 0.0, False
+        self._changed = 0.0
+        self._warned = False
+        self._begun = False  # whether the present step has passed the hook before it
         self._dense_gradients = DenseGradients(self.weights)
         self._hidden: list[tuple[Tensor, Tensor]] = []
         self._hooks: list[RemovableHandle | StepWatch] = []
@@ -163,7 +165,7 @@ class SparseTraining:
             state, self.state_dict(), self.weights, self._limits(), self.sparsifier.layout
         )
         if self.turn == 0 and "nonzero" in state:
-            self._refuse_lost(masks, state["nonzero"])
+            refuse_lost(self.weights, self.masks, masks, state["nonzero"])
         self.masks.clear()  # the first masks do not count: a saved entry keeps its value
         for name, used in masks.items():
             self._use(name, used)
@@ -171,16 +173,6 @@ class SparseTraining:
         self._dense_gradients.forget()
         self._dense_gradients.turns.update(scores)
         self._returned = ReturnedWatch()
-
-    def _refuse_lost(self, masks: Mapping[str, Tensor], nonzero: Mapping[str, int]) -> None:
-        """Raise `StateError` if all that these masks bring is zero, and fewer are nonzero than saved."""
-        brought = [self.weights[name].detach()[used & ~self.masks[name]] for name, used in masks.items()]
-        now = sum(int(self.weights[name].detach()[used].count_nonzero()) for name, used in masks.items())
-        if now < sum(nonzero.values()) and not any(bool(each.any()) for each in brought):
-            raise StateError(
-                "the weights that these masks use are zero, as making the model sparse sets them: load the"
-                " model's and the optimiser's states after that, then this one"
-            )
 
     def _limits(self) -> dict[str, tuple[int, int]]:
         """The fewest and the most entries that each weight can have in use, at the end and at the start."""
@@ -220,6 +212,7 @@ class SparseTraining:
         args, kwargs = evaluated(optimizer, args, kwargs)
         if is_skipped(optimizer):
             return args, kwargs
+        self._begun = True
         self._returned.look((name, self._held(name), mask) for name, mask in self.masks.items())
         if self.turn == 1 or self._due():  # it may have made its state at the first step
             check_state(optimizer, "sparse training")
@@ -245,6 +238,9 @@ class SparseTraining:
             self._watch.skipped()
             return
         self._watch.stepped()
+        begun, self._begun = self._begun, False
+        if self.sparsifier.replaces_step and self._due() and not begun:
+            self._warn("were never looked at, as the hook before the step is gone")
         for name, mask in self.masks.items():
             self._held(name).masked_fill_(~mask, 0)
         if not self.sparsifier.replaces_step and self._due():

@@ -25,10 +25,10 @@ from laconic.exchange.state import model_digest
 from laconic.optim.entry import check_is_scaler, is_ours, one_set_of_weights, unwrap_all
 from laconic.strategies.controller import GradientController
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
+from laconic.strategies.first_steps import FirstSteps
 from laconic.strategies.membership import Membership
 from laconic.strategies.parameter_controller import ParameterController, Statistics
 from laconic.strategies.replica import Replica
-from laconic.strategies.second_weights import SecondWeightsWatch
 from laconic.strategies.several import as_one
 from laconic.strategies.shared_scaler import check_scaler
 from laconic.strategies.strategy import Strategy
@@ -204,7 +204,7 @@ def _bind(
     _distributed[model] = controller
     weakref.finalize(model, _abandon, controller).atexit = False
     for each in optimizers:
-        SecondWeightsWatch(each, repr(strategy))
+        FirstSteps(each, repr(strategy))
     return DistributedOptimizer(optimizer, controller, model, group)
 
 

@@ -1,4 +1,4 @@
-"""Warning for an optimiser that makes a second set of weights in its first steps: no rank averages it."""
+"""Warnings for the first steps under a strategy: there is a second set of weights, or no step at all."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ from torch.utils.hooks import RemovableHandle
 
 from laconic.optim.entry import after_steps, stepping
 from laconic.optim.outside_state import second_weights
+from laconic.optim.step_watch import StepWatch
 
 STEP = 3  # by then momentum of a gradient that equals the weights is far from them
 WITHIN = 0.25  # relative distance that the weights may have moved
 
 
-class SecondWeightsWatch:
-    """A hook that looks once, after the third step, as most optimisers make their state at the first."""
+class FirstSteps:
+    """Looks at the state once, after the third step, and warns if there is no step at all."""
 
     def __init__(self, optimizer: Optimizer, strategy: str) -> None:
         self._strategy, self._steps = strategy, 0
+        held = (each for group in optimizer.param_groups for each in group["params"])
+        self._watch = StepWatch(f"laconic.distribute with {strategy}", optimizer, held)
         self._hook: RemovableHandle = after_steps(stepping(optimizer), self._after)
 
     def remove(self) -> None:
         """Remove the hook."""
         self._hook.remove()
+        self._watch.remove()
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._watch.stepped()
         self._steps += 1
         if self._steps < STEP:
             return
