@@ -199,7 +199,7 @@ def test_a_parameter_that_is_unfrozen_late_is_noticed_at_the_next_step(pool):
 
 
 def beside():
-    """What is stepped beside the exchange by intent: a loss's parameters, and ignored ones."""
+    """Parameters of a loss, and those in DDP's list of ignored ones."""
     plain, loss = net(), nn.Linear(4, 4)
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(plain, ["2.bias"])
     model = DistributedDataParallel(plain)
@@ -297,7 +297,7 @@ def test_wrappers_of_trainers_are_unwrapped_everywhere(pool):
 
 
 def around():
-    """Wrappers with a step of their own: as plain DDP under methods that leave the step alone, or refused."""
+    """Wrappers: as plain DDP under methods that do not change the step, refused by others."""
     for kind in OPAQUE:
         ends = []
         for spec in (None, "dense()"):
@@ -330,7 +330,7 @@ def around():
         sam.second_step()
 
 
-def test_wrappers_with_a_step_of_their_own_go_with_methods_that_leave_the_step_alone(pool):
+def test_wrappers_work_with_methods_that_do_not_change_the_step(pool):
     pool.run(2, around)
 
 

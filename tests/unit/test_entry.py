@@ -245,7 +245,7 @@ def test_activations_find_the_momentum_inside_a_wrapper() -> None:
 
 
 def test_no_other_file_hooks_an_optimiser() -> None:
-    """Or unwraps one: what is done there is done for every feature."""
+    """Or unwraps one: every feature uses the entry point."""
     allowed = {"optim/entry.py", "core/step_listeners.py"}
     for path in SRC.rglob("*.py"):
         if (name := path.relative_to(SRC).as_posix()) in allowed:

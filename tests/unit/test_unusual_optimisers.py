@@ -22,7 +22,7 @@ from laconic.sparsity.slots import clear_, slots
 
 
 def test_new_weights_start_as_an_optimisers_own_new_ones() -> None:
-    """Each slot of an entry that comes back is that of the first step: Rprop's size is the rate, not 0."""
+    """Each slot of a new entry is as at the first step: Rprop's size is the rate, not 0."""
     kinds: list[tuple[type[Optimizer], dict[str, Any], dict[str, float]]] = [
         (torch.optim.Rprop, {"lr": 0.03}, {"step_size": 0.03, "prev": 0.0}),
         (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.7}, {"sum": 0.7}),
@@ -167,7 +167,7 @@ def test_an_average_is_as_sparse_as_the_model() -> None:
             of_average = dict(average.module.named_parameters())[name]
             assert not of_average[~mask].any() and of_average[mask].count_nonzero() > 0.9 * mask.sum(), name
         leaks = dict(plain.module.named_parameters())["0.weight"]
-        assert leaks.count_nonzero() > sparse.masks["0.weight"].sum()  # what the masks are for
+        assert leaks.count_nonzero() > sparse.masks["0.weight"].sum()
         other = MaskedAverage(model, sparse, decay=decay)
         other.load_state_dict(average.state_dict())
         assert torch.equal(other(ones), average(ones))
@@ -268,7 +268,7 @@ def test_a_due_update_whose_hook_is_gone_warns_once() -> None:
 
 
 def test_sam_through_the_optimiser_inside_counts_its_steps() -> None:
-    """The error of the wrapper names it: masks hold, and what is dropped has no momentum."""
+    """The error for the wrapper names it: masks hold, and dropped weights have no momentum."""
     model = net()
     sam = SAM(sgd(model))
     sparse = rigl(model, sam.base_optimizer, density=0.3, steps=100, every=4)

@@ -10,7 +10,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 
 class AcceleratedOptimizer(Optimizer):
-    """Accelerate's: no hooks of its own, everything is the inner one's."""
+    """Accelerate's: no hooks, all attributes are the inner one's."""
 
     def __init__(self, optimizer: Optimizer, scaler: Any = None) -> None:
         self.optimizer, self.scaler = optimizer, scaler
@@ -135,7 +135,7 @@ class Outer(Short):
 
 
 class Ranger(SGD):
-    """Lookahead inside: slow weights in `state`, or beside it, made at once or at the first step."""
+    """Lookahead inside: slow weights in `state` or elsewhere, made at once or at the first step."""
 
     def __init__(self, parameters: Any, early: bool, beside: bool, **options: Any) -> None:
         super().__init__(parameters, **options)
@@ -175,7 +175,7 @@ TRANSPARENT = (
 
 
 class Elsewhere(SGD):
-    """Momentum in a list beside `state`, made at the first step unless `early`."""
+    """Momentum in a list outside of `state`, made at the first step unless `early`."""
 
     def __init__(self, parameters: Any, early: bool, **options: Any) -> None:
         super().__init__(parameters, **options)
@@ -197,7 +197,7 @@ class Elsewhere(SGD):
 
 
 class SignAdamW(AdamW):
-    """A step of its own."""
+    """Overrides the step."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -229,14 +229,14 @@ class Clipping(SGD):
 
 
 class WithSettings(SGD):
-    """No step of its own."""
+    """Inherits the step."""
 
     def describe(self) -> str:
         return "plain"
 
 
 class AdamWithSettings(Adam):
-    """No step of its own."""
+    """Inherits the step."""
 
 
 class ScheduleFree(SGD):

@@ -1,4 +1,4 @@
-"""Entry point for optimisers: unwrap what a script passes, or refuse it before anything has changed.
+"""Entry point for optimisers: unwrap those that a script passes, or refuse them before any change.
 
 Every feature that hooks or reads an optimiser gets it from here:
 
@@ -59,8 +59,7 @@ def unwrap(given: object) -> Optimizer:
 def unwrap_all(given: object, scaler: Scaler = None) -> tuple[list[Optimizer], Scaler]:
     """Return one optimiser or several without the wrappers of trainers, and the GradScaler that steps them.
 
-    Raises `AttachError` for an empty list, for anything that is no optimiser, and for a scaler that is none
-    or not the wrapper's.
+    Raises `AttachError` for an empty list, for anything else than an optimiser, and for a wrong scaler.
     """
     check_is_scaler(scaler)
     opened = [_opened(each) for each in _as_list(given)]
@@ -79,10 +78,10 @@ def unwrap_all(given: object, scaler: Scaler = None) -> tuple[list[Optimizer], S
 
 
 def whole(given: object, feature: str) -> Optimizer:
-    """Return the optimiser that updates its weights itself, and keeps what it knows of them in its `state`.
+    """Return an optimiser that steps its weights itself and stores all momentum in its `state`.
 
     For features that change weights or state. `feature`: its name, for messages. Raises `AttachError` for a
-    wrapper with steps of its own (Lookahead, SAM, ZeRO), for LBFGS, and where weights or momentum are kept
+    wrapper that overrides `step` (Lookahead, SAM, ZeRO), for LBFGS, and where weights or momentum are kept
     outside of `state`.
     """
     optimizer = unwrap(unwrap(given).optimizer) if is_ours(given) else unwrap(given)  # type: ignore[attr-defined]
@@ -107,7 +106,7 @@ def check_state(optimizer: Optimizer, feature: str) -> None:
 
 
 def one_set_of_weights(optimizer: Optimizer, feature: str) -> None:
-    """Raise `AttachError` if the optimiser keeps a second set of weights, which nobody would average."""
+    """Raise `AttachError` if the optimiser keeps a second set of weights: no rank averages them."""
     refuse_wrapper(optimizer, feature)
     if all(callable(getattr(optimizer, name, None)) for name in ("train", "eval")):
         raise AttachError(
@@ -139,7 +138,7 @@ def stepping(optimizer: Optimizer) -> Optimizer:
 
 
 def before_steps(optimizer: Optimizer, hook: Hook, *, first: bool = False) -> RemovableHandle:
-    """Call this hook before each step, as torch does. `first`: before those that are there already."""
+    """Call this hook before each step, as torch does. `first`: before earlier hooks."""
     handle = optimizer.register_step_pre_hook(hook)
     if first:
         hooks = handle.hooks_dict_ref()
@@ -154,7 +153,7 @@ def after_steps(optimizer: Optimizer, hook: Hook) -> RemovableHandle:
 
 
 def check_is_scaler(scaler: object) -> None:
-    """Raise `AttachError` for what is neither a GradScaler, of torch or of another device, nor None."""
+    """Raise `AttachError` unless this is None or a GradScaler, of torch or of another device."""
     if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
         raise AttachError(
             f"scaler= takes the GradScaler that the script steps by, got {arguments.shown(scaler)}: give"
@@ -209,7 +208,7 @@ def _instead_of(given: object) -> str:
 
 
 def refuse_wrapper(optimizer: Optimizer, feature: str) -> None:
-    """Raise `AttachError` for a wrapper around other optimisers with a step of its own."""
+    """Raise `AttachError` for a wrapper around other optimisers that may do more than their step."""
     inner = _inner(optimizer)
     if not inner:
         return

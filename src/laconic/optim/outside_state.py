@@ -18,7 +18,7 @@ MAX_DEPTH, MAX_OBJECTS = 5, 10_000
 
 
 def kept_outside(optimizer: Optimizer) -> str:
-    """Return where the optimiser keeps a tensor of a matrix's size beside `state`, or "".
+    """Return where the optimiser keeps a tensor of a matrix's size outside of `state`, or "".
 
     Flat ones count, those of all weights together, and attributes of parameters. The weights themselves,
     their gradients and views of either do not, nor masks.
@@ -74,7 +74,7 @@ def _is_near(tensor: Tensor, parameter: Tensor, within: float) -> bool:
 
 
 def _outside(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a matrix's size that the optimiser keeps beside `state`, with their places."""
+    """Yield the tensors of a matrix's size that the optimiser keeps outside of `state`, with their places."""
     held = [each for group in optimizer.param_groups for each in group["params"]]
     matrices = [each for each in held if each.dim() > 1 and each.numel() > 1]
     shapes = {tuple(each.shape) for each in matrices}

@@ -16,7 +16,7 @@ class StepWatch:
     """Counts backward passes until the first step, and warns once if that does not come.
 
     Args:
-        feature: Its name, and what it does at a step, for the message.
+        feature: Name for the message.
         optimizer: The optimiser whose steps are expected; None: any that has the parameters; then
             passes without any change of these are no reason to warn.
         parameters: Trained parameters; one of them has to get a gradient.

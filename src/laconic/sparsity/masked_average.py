@@ -21,13 +21,13 @@ from laconic.sparsity.sparse_training import SparseTraining
 class MaskedAverage(AveragedModel):
     """torch's `AveragedModel` under the masks of a sparse training: entries out of use stay zero.
 
-    An entry that comes back starts from zero in the average too. Call `update_parameters(model)` after each
+    A weight that grows again starts from zero in the average too. Call `update_parameters(model)` after each
     step, as ever; `torch.optim.swa_utils.update_bn` and `state_dict()` work as of any `AveragedModel`.
 
     Args:
         model: The model that trains, plain or under DistributedDataParallel.
         sparse: What `laconic.sparsity.sparsify` or `rigl` returned for it.
-        decay: Of an exponential average, in [0, 1); None: all steps count alike (SWA). Default: 0.999.
+        decay: Of an exponential average, in [0, 1); None: a plain mean of all steps (SWA). Default: 0.999.
         options: Those of `AveragedModel`, such as `use_buffers=True`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Warning for dropped weights that something other than the optimiser brings back, such as Lookahead."""
+"""Warning for dropped weights that are nonzero again before the next step, as under Lookahead."""
 
 from __future__ import annotations
 
