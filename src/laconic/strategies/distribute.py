@@ -25,7 +25,6 @@ from laconic.exchange.state import model_digest
 from laconic.optim.entry import check_is_scaler, is_ours, one_set_of_weights, unwrap_all
 from laconic.strategies.controller import GradientController
 from laconic.strategies.distributed_optimizer import DistributedOptimizer
-from laconic.strategies.first_steps import FirstSteps
 from laconic.strategies.membership import Membership
 from laconic.strategies.parameter_controller import ParameterController, Statistics
 from laconic.strategies.replica import Replica
@@ -203,8 +202,6 @@ def _bind(
         raise
     _distributed[model] = controller
     weakref.finalize(model, _abandon, controller).atexit = False
-    for each in optimizers:
-        FirstSteps(each, repr(strategy))
     return DistributedOptimizer(optimizer, controller, model, group)
 
 

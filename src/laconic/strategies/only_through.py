@@ -11,14 +11,17 @@ from torch.utils.hooks import RemovableHandle
 
 from laconic.core.errors import AttachError
 from laconic.optim.entry import before_steps
+from laconic.strategies.first_steps import FirstSteps
 
 
 class OnlyThrough:
-    """Refuses steps of these optimisers but inside its context, until `remove`."""
+    """Refuses steps of these optimisers outside its context, and watches the first, until `remove`."""
 
-    def __init__(self, optimizers: Iterable[Optimizer]) -> None:
+    def __init__(self, optimizers: Iterable[Optimizer], strategy: str) -> None:
         self._inside = False
-        self._hooks: list[RemovableHandle] = [before_steps(each, self._check) for each in optimizers]
+        self._hooks: list[RemovableHandle | FirstSteps] = []
+        for each in optimizers:
+            self._hooks += [before_steps(each, self._check), FirstSteps(each, strategy)]
 
     def __enter__(self) -> None:
         self._inside = True
