@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from tests.laws.worlds import MODEL, cut, everywhere, exchange_on, gradient, one
 from torch import Tensor
 
 from laconic.comm.loopback import Loopback
-from laconic.core.layout import Layout
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.state import FORMAT, RankState, label, model_digest
 
