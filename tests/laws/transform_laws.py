@@ -23,12 +23,15 @@ from laconic.comm.loopback import Loopback
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
 from laconic.data.partition import Partition
+from laconic.exchange.method import lift
 from laconic.federated.client import Client
 from laconic.federated.meta import PSGA, Averaging, Learner, Local, MetaGradient, Mlp, Sinusoids, few_step
 from laconic.federated.rounds import deliver, weighted_mean
 from laconic.federated.server import Server
 from laconic.federated.zerofl import DiffOnTopWeights, Uplink
 from laconic.optim import LAMB, LARS, AMSGrad, QCMDAdaGrad, QRDAAdaGrad, ShiftAdaMax, master_weights
+from laconic.plan.rehearsal import play
+from laconic.plan.stage import Gradients
 from laconic.recipes import Accumulation, Copies, large_batch
 from laconic.sparsity.sparsifier import Sparsifier
 
@@ -327,6 +330,18 @@ def factorised(setting: Mode, evaluation: Mode) -> list[Tensor]:
         return [before, facto.learn(x), *state_of(facto)]
 
 
+def planned(spec: str) -> Law:
+    """Bytes of a method in the planner's rehearsal."""
+
+    def law(setting: Mode, evaluation: Mode) -> list[Tensor]:
+        layout = Layout.of([("a", (40, 30)), ("bias", (40,))])
+        with setting():
+            figures = [each.nbytes.values() for each in play(lift(spec), layout, 2, Gradients(layout))]
+        return [torch.tensor([sum(each) for each in figures], dtype=torch.float64)]
+
+    return law
+
+
 def saved_pack(setting: Mode, evaluation: Mode) -> list[Tensor]:
     """A packed model, through a file."""
     model, plain = dense_net(), dense_net()
@@ -401,4 +416,5 @@ LAWS: dict[str, Law] = {
     **{f"partition {spec}": dealt(spec) for spec in specs(Partition)},
     **{f"blocks {spec}": by_blocks(spec) for spec in specs(BlockAdmm)},
     "deep_facto": factorised,
+    **{f"plan {spec}": planned(spec) for spec in ("dgc(density=0.05)", "oktopk(density=0.05)")},
 }

@@ -30,9 +30,11 @@ def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
     """Calls of `torch.NAME(...)` and `nn.NAME(...)`, with their names as written."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            name = ast.unparse(node.func)
-            if name.startswith(("torch.", "nn.")):
-                yield name.replace("torch.nn.", "nn."), node
+            root: ast.expr = node.func
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            if isinstance(root, ast.Name) and root.id in ("torch", "nn"):
+                yield ast.unparse(node.func).replace("torch.nn.", "nn."), node
 
 
 def implicit(tree: ast.AST) -> Iterator[tuple[int, str]]:
