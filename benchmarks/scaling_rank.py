@@ -48,6 +48,9 @@ class NoOptimiser:
     def take_momentum(self, name: str) -> Tensor | None:
         return None
 
+    def give_momentum(self, name: str, buffer: Tensor) -> None:
+        """Nothing was taken."""
+
 
 @dataclass(frozen=True)
 class Traffic:

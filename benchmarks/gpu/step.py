@@ -77,6 +77,9 @@ class Settings:
     def take_momentum(self, name: str) -> Tensor | None:
         return None
 
+    def give_momentum(self, name: str, buffer: Tensor) -> None:
+        """Nothing was taken."""
+
 
 def run(job: Job) -> None:
     """Time exchanges, then steps under DDP."""

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from laconic.comm.loopback import Loopback
-from laconic.core.turn import Turn
 from laconic.exchange.method import lift
 from tests.cases import over
 
-from .method_ranks import BUCKETS, SEED, Rank
+from .method_ranks import BUCKETS, Rank
 from .table import compressors, same
-from .worlds import MODEL, gradient, one_step, take
+from .worlds import MODEL, gradient, one_step
 
 SPECS = compressors()
 SIZES = (1, 4)  # two ranks: those that resume
@@ -65,53 +64,6 @@ def test_resumed_is_never_stopped(spec: str) -> None:
         assert all(same(whole, resumed) for whole, resumed in found) or lift(spec).adaptive
         if lift(spec).keeps_equal:
             assert all(same(resumed, found[0][1]) for _, resumed in found)
-
-
-def as_if_nothing_was_sent(
-    rank: Rank, before: dict[str, Tensor], flat: Tensor, step: int
-) -> dict[str, Tensor]:
-    """What the memory `before` becomes when every feedback takes this gradient in and nothing is sent."""
-    after = dict(before)
-    for i, (route, part) in enumerate(zip(rank.method.routes, rank.method.assign(MODEL), strict=True)):
-        feedback, prefix = route.feedback.bind(part, rank.hooks, rank.comm.size), f"route{i}/"
-        own = {f"{prefix}{key}" for key in feedback.state_dict()}
-        feedback.load_state_dict({key.removeprefix(prefix): before[key] for key in own})
-        for bucket in BUCKETS:
-            inside = bucket.named(part.names)
-            if len(inside):
-                feedback.correct(take(flat, MODEL, bucket), inside, Turn(step, rank.comm.rank, SEED))
-        after |= {f"{prefix}{key}": value for key, value in feedback.state_dict().items()}
-    return after
-
-
-@over(spec=SPECS, tensor=("a.weight", "c.weight"))
-def test_a_step_that_is_void_on_one_rank_is_void_on_all_and_loses_nothing(spec: str, tensor: str) -> None:
-    """Whether the last bucket or the first is not finite: the mean is NaN, nothing moves, nothing counts as
-    sent, and what is finite of the step is in the memory; one that decides by clocks has its own in tests of
-    `autotune`."""
-
-    def play(comm: Loopback, begin: int) -> tuple[list[bool], Tensor]:
-        rank, held = Rank(spec, comm, begin), []
-        void = begin + STEPS // 2
-        rank.train(range(begin, void))
-        flat, model, before = rank.gradient(void), rank.flat, rank.memory()
-        if comm.rank == 1:
-            flat[MODEL[tensor].offset + 3] = torch.nan
-        expected = as_if_nothing_was_sent(rank, before, flat.clone(), void)
-        held.append(not rank.step(flat))
-        after = rank.memory()
-        held.append(same(model, rank.flat))
-        held.append(all(bool(value.isfinite().all()) for value in after.values()))
-        held.append(after.keys() == expected.keys())
-        held.append(rank.method.adaptive or all(same(after[key], expected[key]) for key in after))
-        rank.train([void + 1])
-        rank.close()
-        return held, rank.flat
-
-    for begin in beginnings(spec):
-        held, ends = zip(*Loopback.run(2, lambda comm, begin=begin: play(comm, begin)), strict=True)
-        assert held == ([True] * 5,) * 2
-        assert all(same(end, ends[0]) for end in ends) and bool(ends[0].isfinite().all())
 
 
 @each

@@ -37,6 +37,9 @@ class Settings:
     def take_momentum(self, name: str) -> Tensor | None:
         return self._buffers.pop(name, None)
 
+    def give_momentum(self, name: str, buffer: Tensor) -> None:
+        self._buffers[name] = buffer
+
 
 def gradient(rank: int, step: int, layout: Layout = MODEL) -> Tensor:
     """Flat float32 (layout.segments.end,): heavy-tailed, of very different scales by tensor."""

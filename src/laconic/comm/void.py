@@ -20,6 +20,7 @@ from torch import Tensor
 from laconic.comm.comm import Comm
 
 VOID_LENGTH = 1 << 62
+MOST = torch.finfo(torch.float32).max * (1 - 1e-6)  # so that rounding in a sum does not exceed the largest
 EXPONENT = 0x7F800000  # bits of the smallest float32 magnitude that is not finite: infinity
 
 
@@ -110,9 +111,12 @@ def largest_of(views: Sequence[Tensor]) -> Tensor:
     return most
 
 
-def not_finite(x: Tensor) -> Tensor:
-    """Return int32 (1,): not 0 where x (n,), n > 0, has an entry that is not finite; for `deferred.check`."""
-    bits = largest_of([x]).to(torch.float32).view(torch.int32)  # of a magnitude: no sign
+def not_finite(*views: Tensor) -> Tensor:
+    """Return int32 (1,): not 0 if one of these (n,), n > 0, has an entry that is not finite.
+
+    For `deferred.check`.
+    """
+    bits = largest_of(views).to(torch.float32).view(torch.int32)  # of a magnitude: no sign
     flag: Tensor = torch.div(bits, EXPONENT, rounding_mode="floor")
     return flag
 
@@ -162,6 +166,16 @@ def broadcast_or_void(comm: Comm, root: int, message: Tensor | None, device: tor
     if message is None or longest == VOID_LENGTH:
         return None
     return comm.broadcast(message if mine else message.new_empty(longest), root)
+
+
+def fits(x: Sequence[Tensor], alpha: float) -> bool:
+    """Return whether alpha times each entry of these finite (n,) on the CPU is less than float32's largest.
+
+    >>> fits([torch.tensor([1e30])], 1e8), fits([torch.tensor([-1e30])], 1e9), fits([], 1.0)
+    (True, False, True)
+    """
+    views = [view for view in x if view.numel()]
+    return not views or float(largest_of(views)) * abs(alpha) < MOST
 
 
 def _is_finite(x: Tensor) -> bool:

@@ -51,7 +51,10 @@ class ExtraError(LaconicError, ImportError):
 
 
 class NonFiniteError(LaconicError, ArithmeticError):
-    """A step whose gradients hold NaN or Inf was about to be applied."""
+    """A step whose gradients, or their means, hold NaN or Inf was about to be applied.
+
+    No parameter was changed, and under `compress` every memory is to the last bit as before the step.
+    """
 
 
 class PeerError(LaconicError, RuntimeError):

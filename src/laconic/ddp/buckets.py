@@ -25,7 +25,9 @@ from laconic.ddp.left_out import LeftOut, Mean
 from laconic.ddp.optimiser import OptimiserHooks
 from laconic.ddp.zeroed import ZeroedWatch
 from laconic.exchange.exchange import Exchange
+from laconic.exchange.method import Method
 from laconic.optim.stochastic_rounding import HALF
+from laconic.reducers.sum import Sum
 
 
 class Bucket(Protocol):
@@ -84,9 +86,11 @@ class Buckets:
         self._names = {id(parameter): name for parameter, name in names.items()}
         self._scaler = scaler
         self._scale = 1.0
+        self._compresses = compresses(exchange.method)
         self._unused = False  # whether the means of a backward pass wait for the optimiser
         self._zeroed: ZeroedWatch | None = None
         self._layouts: dict[tuple[int, ...], Layout] = {}
+        self._unnoted: list[Callable[[], None]] = []  # of buckets whose means are written at the end
 
     @property
     def failure(self) -> BaseException | None:
@@ -111,15 +115,20 @@ class Buckets:
                 self.exchange.begin()
                 self.means.clear()
                 self._float_means.clear()
+                self._unnoted.clear()
             with self._exchanging(f"the exchange of step {self.exchange.step}"):
                 mean = self._mean_(buffer, layout, self._scale)
             if self._zeroed is not None and self.exchange.void is not None:
-                self._zeroed.pending = False  # a void step is there to be skipped, and sends all of it later
+                self._zeroed.pending = False  # nothing of a skipped step is held back
             if last:
                 self.exchange.end()
+                for note in self._unnoted:
+                    note()
+                self._unnoted.clear()
             return mean
 
-        answer = self._thread.submit(job, buffer.device)
+        # on a CPU means are written at the end of the step, and a bucket holds old values until then
+        answer = self._thread.submit(job, buffer.device, hold=buffer.is_cpu and not last)
         # at the end of backward DDP would raise a failure too, next, as a C++ error about a cast to a tensor
         if last and in_backward():
             Variable._execution_engine.queue_callback(partial(self._finish_backward, answer))
@@ -226,7 +235,8 @@ class Buckets:
                     part.record_stream(torch.cuda.current_stream(buffer.device))
             return self.exchange.sparse_mean(buffer)
         flat = buffer if buffer.dtype == torch.float32 else buffer.to(torch.float32)
-        finite = self.exchange.mean_(flat, layout, scale)
+        wait = flat is buffer and flat.is_cpu
+        finite = self.exchange.mean_(flat, layout, scale, wait=wait)
         if flat is not buffer:
             buffer.copy_(flat)
             if buffer.dtype in HALF and self._masters():
@@ -235,12 +245,28 @@ class Buckets:
             if finite and not bool(buffer.isfinite().all()):
                 self.exchange.cancel(f"the mean of {layout.names[0]} does not fit into {buffer.dtype}")
                 buffer.fill_(torch.nan)
-        owned = self.exchange.owns_momentum(self.exchange.step)
-        self._watch.note(flat, layout, owned, scale, self._scaler is None and self.exchange.holds_back)
+        note = partial(self._note, buffer, flat, layout, scale, self.exchange.step)
+        if wait:
+            self._unnoted.append(note)
+        else:
+            note()
+        return buffer
+
+    def _note(self, buffer: Tensor, flat: Tensor, layout: Layout, scale: float, step: int) -> None:
+        """Remember the means of a bucket in a step: as float32 in `flat`, in DDP's dtype in `buffer`."""
+        owned = self.exchange.owns_momentum(step)
+        self._watch.note(flat, layout, owned, scale, self._scaler is None and self._compresses)
         for entry in layout if self._keep_means else ():
             view = buffer[entry.offset : entry.offset + entry.numel]
             self.means[entry.name] = Mean(view, scale)
-        return buffer
+
+
+def compresses(method: Method) -> bool:
+    """Whether a method does more than sum gradients, so that it is to know the scaler."""
+    return any(
+        not isinstance(route.reducer, Sum) or route.rule is not None or route.feedback.keeps_unsent
+        for route in method.routes
+    )
 
 
 def in_backward() -> bool:

@@ -47,8 +47,11 @@ class CommunicationThread:
         """Why jobs fail; None while all is well."""
         return self._queue.error
 
-    def submit(self, job: Job, device: torch.device | None = None) -> Answer:
+    def submit(self, job: Job, device: torch.device | None = None, *, hold: bool = False) -> Answer:
         """A Future of the job's tensor. `device`: where the tensor is, by default that of this object.
+
+        `hold`: the Future is completed only when the next job without `hold` is done, which may still write
+        the tensor: on a CPU.
 
         On a GPU a job starts after the work that the caller has queued there, and waiting for the Future
         makes the stream that is current then wait for the job.
@@ -57,7 +60,7 @@ class CommunicationThread:
         if stream is not None:
             job = partial(_after, stream, torch.cuda.current_stream(stream.device).record_event(), job)
         answer: Answer = torch.futures.Future(devices=None if stream is None else [stream.device])
-        self._queue.jobs.put((job, answer, stream))
+        self._queue.jobs.put((job, answer, stream, hold))
         return answer
 
     def _stream_on(self, device: torch.device | None) -> torch.cuda.Stream | None:
@@ -92,9 +95,10 @@ class _Queue:
 
     def __init__(self, name: str) -> None:
         self.error: BaseException | None = None
-        self.jobs: queue.SimpleQueue[tuple[Job, Answer, torch.cuda.Stream | None] | Last] = (
+        self.jobs: queue.SimpleQueue[tuple[Job, Answer, torch.cuda.Stream | None, bool] | Last] = (
             queue.SimpleQueue()
         )
+        self._held: list[tuple[Answer, Tensor]] = []
         self._name = name
         self._current: torch.cuda.Stream | None = None  # of the thread
 
@@ -110,20 +114,29 @@ class _Queue:
         if item is not None:
             item()
 
-    def _do(self, job: Job, answer: Answer, stream: torch.cuda.Stream | None) -> None:
+    def _do(self, job: Job, answer: Answer, stream: torch.cuda.Stream | None, hold: bool) -> None:
         if self.error is None:
             try:
                 if stream is not None and stream is not self._current:
                     torch.cuda.set_device(stream.device)  # that of a new thread is the first GPU
                     torch.cuda.set_stream(stream)  # for good: a `with` block would cost each job 20 us
                     self._current = stream
-                answer.set_result(job())
+                self._held.append((answer, job()))
+                if not hold:
+                    self._complete()
             except BaseException as error:  # backward() on this rank must raise it, whatever it is
                 self.error = error
                 let_go(error)
         if self.error is not None:
             failure = RuntimeError(f"{self._name}: {type(self.error).__name__}: {self.error}")
-            answer.set_exception(failure)  # type: ignore[arg-type]  # torch's own annotation is wrong
+            for each in (*(held for held, _ in self._held), answer):
+                each.set_exception(failure)  # type: ignore[arg-type]  # torch's own annotation is wrong
+            self._held.clear()
+
+    def _complete(self) -> None:
+        held, self._held = self._held, []
+        for answer, tensor in held:
+            answer.set_result(tensor)
 
 
 def _after(stream: torch.cuda.Stream, ready: torch.cuda.Event, job: Job) -> Tensor:

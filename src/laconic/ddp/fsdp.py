@@ -128,7 +128,7 @@ class ShardedHandle:
             if memory is not None:
                 safe_gain(reducer.codec, Layout.of([("all parameters", (self._layout.numel,))]))
         else:
-            self._gradients = Replicas(self.method, model, gradients)
+            self._gradients = Replicas(self.method, model, gradients, within)
         self._made = self._gradients.made  # collectives of gradients until the last step
         self._parameters = parameters
         self._gathers: dict[str, Any] = {}

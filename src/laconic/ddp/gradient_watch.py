@@ -114,8 +114,8 @@ class GradientWatch:
         elif not velocity and (power := _power_of_two(expected, found)) >= LEAST_POWER:
             self._warn(
                 f"the gradient of {name} was divided by {2**power} between backward() and step(), as by a"
-                " GradScaler. When that changes its scale, what this method holds back would come back at the"
-                " wrong one: pass it, laconic.compress(..., scaler=scaler)"
+                " GradScaler. This method is to know it, so that it exchanges unscaled gradients and holds"
+                " nothing back at a wrong scale: pass it, laconic.compress(..., scaler=scaler)"
             )
 
     def _warn(self, text: str) -> None:

@@ -272,7 +272,7 @@ class Handle(Joinable):
         if exchange.void is not None:
             raise NonFiniteError(
                 f"rank {rank}: the gradients of step {exchange.step - 1} are not finite ({exchange.void}): no"
-                " parameter was changed, and every memory is as if nothing had been sent. Skip the step with"
+                " parameter was changed, and every memory is as before the step. Skip the step with"
                 " optimizer.zero_grad(), or train with a GradScaler, which skips it by itself"
             )
         if self._uneven is not None:

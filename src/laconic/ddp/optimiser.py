@@ -146,6 +146,10 @@ class OptimiserHooks:
         buffer = None if state is None else state.pop("momentum_buffer", None)
         return buffer if isinstance(buffer, Tensor) else None
 
+    def give_momentum(self, name: str, buffer: Tensor) -> None:
+        """Give SGD the momentum buffer of this tensor back."""
+        self.optimiser.state[self.parameter(name)]["momentum_buffer"] = buffer
+
     def _before(
         self, optimiser: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -227,6 +231,10 @@ class Optimisers:
     def take_momentum(self, name: str) -> Tensor | None:
         """As `OptimiserHooks.take_momentum`."""
         return self.of(name).take_momentum(name)
+
+    def give_momentum(self, name: str, buffer: Tensor) -> None:
+        """As `OptimiserHooks.give_momentum`."""
+        self.of(name).give_momentum(name, buffer)
 
 
 def held_by(optimiser: Optimizer) -> set[Tensor]:

@@ -32,6 +32,20 @@ class ShardMemory:
     def __init__(self, decay: float) -> None:
         self.decay = decay
         self._wires: dict[str, Tensor] = {}
+        self._old: dict[str, Tensor | None] = {}  # what the present backward pass has replaced
+
+    def begin(self) -> None:
+        """Start a backward pass: the one before counts."""
+        self._old.clear()
+
+    def put_back(self) -> None:
+        """Restore the residuals from before this backward pass: the step is skipped."""
+        for name, wire in self._old.items():
+            if wire is None:
+                del self._wires[name]
+            else:
+                self._wires[name] = wire
+        self._old.clear()
 
     def add_to_(self, x: Tensor, name: str) -> None:
         """x (n,) += decay * residual of this module, if there is one of as many elements."""
@@ -43,7 +57,8 @@ class ShardMemory:
         return STORE.encode(sent.add_to_(x, -1.0), 0)
 
     def keep(self, wire: Tensor, n: int, name: str) -> None:
-        """Keep the residual of this module, of n elements. Non-finite steps are not kept."""
+        """Keep the residual of this module, of n elements."""
+        self._old.setdefault(key(name, n), self._wires.get(key(name, n)))
         self._wires[key(name, n)] = wire
 
     @property
@@ -67,6 +82,7 @@ class ShardMemory:
                     f" {STORE.nbytes(int(n))} bytes: the saved state is damaged"
                 )
         self._wires = dict(state)
+        self._old.clear()
 
 
 def key(module: str, n: int) -> str:

@@ -24,8 +24,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from laconic.core.errors import AttachError, StateError
 from laconic.core.layout import Layout
-from laconic.ddp.shard_backward import BesideBackward
+from laconic.ddp.shard_backward import BesideBackward, may_wait
 from laconic.ddp.shard_models import param_group_of, scattering, trained_of
+from laconic.ddp.shard_verdict import Verdict
 from laconic.ddp.shards import Shards
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.method import Method
@@ -39,7 +40,9 @@ class Replicas:
         AttachError: The method needs the optimiser, or a module has an all-reduce hook already.
     """
 
-    def __init__(self, method: Method, model: nn.Module, shards: Shards) -> None:
+    _verdict: Verdict | None = None
+
+    def __init__(self, method: Method, model: nn.Module, shards: Shards, within: Shards) -> None:
         refuse_optimised(method, "between replicas of shards")
         self._layouts = {name: layout_of(model, module) for name, module in scattering(model)}
         self._trained = {name: trained_of(param_group_of(module)) for name, module in scattering(model)}
@@ -48,6 +51,7 @@ class Replicas:
         self.exchange = Exchange(
             method, Layout.of(pairs), shards.comm, NoOptimiser(), shards.seed, shards.seconds
         )
+        self._verdict = Verdict(within.comm.comm)
         self._task = -1  # the backward pass that has begun to exchange, as autograd counts them
         self._beside: BesideBackward | None = None
 
@@ -120,24 +124,44 @@ class Replicas:
         layout = self._layouts[module]
         task = torch._C._current_graph_task_id()
         first, self._task = task != self._task, task
+        wait = reduced.is_cpu and reduced.dtype == torch.float32 and may_wait(reduced, group)
 
         def job() -> None:
             if first:
                 self.exchange.begin()
             flat = reduced.to(torch.float32)
-            self.exchange.mean_(flat, layout)
+            finite = self.exchange.mean_(flat, layout, wait=wait)
             if flat is not reduced:
                 reduced.copy_(flat)
+                if finite and not bool(reduced.isfinite().all()):
+                    self.exchange.cancel(f"the mean of {module or 'the model'} does not fit {reduced.dtype}")
 
         assert self._beside is not None
         if first:
+            if self._verdict is not None:
+                self._verdict.begin()
             Variable._execution_engine.queue_callback(self._end)
+        if self._verdict is not None:
+            self._verdict.add(group)
         self._beside.fill(reduced, job, group)
 
     def _end(self) -> None:
-        """All modules of this backward pass have called."""
+        """All modules of this backward pass have called: agree whether it counts, on every rank."""
         assert self._beside is not None
-        self._beside.finish(self.exchange.end)
+        exchange, verdict = self.exchange, self._verdict
+
+        def end() -> None:
+            if (
+                verdict is not None
+                and verdict.is_skipped(exchange.void is not None)
+                and exchange.void is None
+            ):
+                exchange.cancel("a tensor in another shard")
+            exchange.end()
+
+        self._beside.finish(end)
+        if verdict is not None and exchange.void is not None:
+            verdict.spoil()
 
 
 class ReplicaMean:

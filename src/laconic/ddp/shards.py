@@ -17,19 +17,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import Variable
 
 from laconic import kernels
 from laconic.comm.metered import Metered
-from laconic.comm.partition import Partition, piece
+from laconic.comm.partition import Partition
 from laconic.comm.void import VoidSum, not_finite
 from laconic.core import arguments
 from laconic.core.deferred import check, deferred
-from laconic.core.errors import AttachError
-from laconic.core.layout import Entry, Layout
+from laconic.core.layout import Layout
 from laconic.core.turn import Turn, mix
 from laconic.ddp.shard_backward import BesideBackward
+from laconic.ddp.shard_chunks import Trained, chunks, factor, shown
 from laconic.ddp.shard_memory import ShardMemory, is_one_set
 from laconic.ddp.shard_models import own_of, param_group_of, scatter_of, scattering, trained_of
+from laconic.ddp.shard_verdict import Verdict
 from laconic.exchange.stats import Seconds
 from laconic.reducers.scatter_reduce import ScatterReduce
 
@@ -44,6 +46,10 @@ class Shards:
         self.step = 0
         self.dense_bytes = 0
         self.seconds = Seconds()
+
+
+class MeanOverflow(Exception):
+    """A mean on a GPU was found not finite, on this rank alone."""
 
 
 class Scatter:
@@ -61,6 +67,10 @@ class Scatter:
         self.shards = shards
         self.dense_bytes = self.made = 0  # reduce-scatters that were made
         self.beside: BesideBackward | None = None
+        self.skipped = False  # whether the present backward pass is, on all ranks
+        self._overflows = False  # whether a mean does on this rank, of which others do not know yet
+        self._task = -1  # the present backward pass, as autograd counts them
+        self._verdict = Verdict(shards.comm.comm)
         self._bound = reducer.bind(Layout(()), shards.comm)
         self._before = {
             name: own_of(name, scatter_of(module), ScatterMean, "reduce-scatter")
@@ -106,6 +116,50 @@ class Scatter:
         if self.memory is not None:
             self.memory.load_state_dict({})
 
+    def begins(self, group: Any) -> bool:
+        """Return whether a module's gradient, of this param group, is the first of a backward pass."""
+        task = torch._C._current_graph_task_id()
+        first, self._task = task != self._task or task < 0, task
+        if first:
+            self._verdict.begin()
+            if task >= 0:
+                Variable._execution_engine.queue_callback(self._end)
+        if group is not None:
+            self._verdict.add(group)
+        return first
+
+    def begin(self) -> None:
+        """Start a backward pass."""
+        self.skipped = self._overflows = False
+        if self.memory is not None:
+            self.memory.begin()
+
+    def note(self, output: Tensor) -> None:
+        """Look whether this mean fits its dtype; on a GPU `mean` has looked, where there is a memory."""
+        if output.is_cpu and not self._overflows:
+            self._overflows = not bool(output.isfinite().all())
+
+    def skip(self) -> None:
+        """Skip the present backward pass: the memory is again as before it."""
+        self.skipped = True
+        if self.memory is not None:
+            self.memory.put_back()
+
+    def _end(self) -> None:
+        """All modules of this backward pass have called: agree whether it counts, on every rank."""
+
+        def agree() -> None:
+            if not self.skipped and self._verdict.is_skipped(self._overflows):
+                self.skip()
+
+        if self._verdict.device.type == "cpu":
+            assert self.beside is not None
+            self.beside.finish(agree)
+        elif self.memory is not None:  # without one a GPU is not waited for
+            agree()
+        if self.skipped:
+            self._verdict.spoil()
+
     def mean(
         self, x: Tensor, partition: Partition, module: str, call: int = 0, remembers: bool = True
     ) -> Tensor | None:
@@ -130,8 +184,12 @@ class Scatter:
                 mean, sent = self._bound.scatter(x if finite else None, partition, turn, x)
                 if memory is not None and sent is not None:
                     left = memory.encoded(x, sent)
+                    if mean is not None and mean.numel() and not mean.is_cpu:
+                        check(not_finite(mean), lambda _: MeanOverflow())
         except VoidSum:
             mean = left = None
+        except MeanOverflow:  # of this rank's shard: others learn of it at the end
+            self._overflows, left = True, None
         if memory is not None and left is not None:
             memory.keep(left, x.numel(), module)
         self.dense_bytes += comm.dense_scattered(4 * x.numel())
@@ -149,9 +207,6 @@ class Scatter:
         check(self.shards.comm.all_reduce(flag, "max"), lambda _: VoidSum())
         x.nan_to_num_(0.0, 0.0, 0.0)
         return True
-
-
-Trained = tuple[bool, ...]  # of a module's parameters
 
 
 class ScatterMean:
@@ -189,13 +244,20 @@ class ScatterMean:
         trained = () if self._group is None else trained_of(self._group)
         remembers, whose = self._remembers(n, trained), f"{self._module}{shown(trained)}"
 
+        first = self._scatter.begins(self._group)
+
         def job() -> None:
-            x = input_tensor.to(torch.float32)
-            mean = self._scatter.mean(x, partition, whose, call, remembers)
+            scatter = self._scatter
+            if first:
+                scatter.begin()
+            mean = None
+            if not scatter.skipped:
+                mean = scatter.mean(input_tensor.to(torch.float32), partition, whose, call, remembers)
             if mean is None:
+                scatter.skip()
                 output_tensor.fill_(torch.nan)
             else:
-                output_tensor.copy_(mean.mul_(gain))
+                scatter.note(output_tensor.copy_(mean.mul_(gain)))
 
         if self._scatter.beside is None:
             job()
@@ -220,32 +282,3 @@ class ScatterMean:
                     stacklevel=2,
                 )
         return self._sets[n, trained]
-
-
-def shown(trained: Trained) -> str:
-    """What a memory's name has of the parameters that it is of: nothing where all are trained.
-
-    >>> shown((True, False, True)), shown((True, True))
-    ('[0.2]', '')
-    """
-    return "" if all(trained) else f"[{'.'.join(str(i) for i, can in enumerate(trained) if can)}]"
-
-
-def factor(op: Any, size: int) -> float:
-    """The factor of the mean. Raises `AttachError` if `op` is neither a mean nor a sum."""
-    if op == dist.ReduceOp.AVG:
-        return 1.0
-    if op == dist.ReduceOp.SUM:
-        return float(size)
-    raise AttachError(
-        f"a compressed reduce-scatter makes means and sums, not {op}: after set_gradient_divide_factor(...)"
-        " call set_force_sum_reduction_for_comms(True)"
-    )
-
-
-def chunks(name: str, n: int, rank: int, size: int) -> Partition:
-    """n elements in equal chunks, one per rank."""
-    whole = Entry(name, (n,), 0)
-    each = n // size
-    parts = (Layout((piece(whole, each * r, each * (r + 1)),) if each else ()) for r in range(size))
-    return Partition.of(Layout((whole,)), parts, rank)

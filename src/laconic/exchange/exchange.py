@@ -1,9 +1,8 @@
 """Exchange: the life of a gradient, route by route: correct -> reduce -> settle.
 
-It knows nothing of DDP: it takes a flat bucket with its layout and leaves the mean there. A bucket that is
-not finite on one rank is void on all: it is filled with NaN, later buckets of the step are neither sent nor
-settled, earlier ones put back what they sent. So no memory is ever non-finite, and no gradient is lost: what
-is finite of a void step stays in the memory and is sent later.
+It knows nothing of DDP: it takes a flat bucket with its layout and leaves the mean there. If a gradient or a
+mean is not finite, the step is skipped on all ranks: the bucket is filled with NaN, later ones are not sent,
+and every memory is again what it was before the step, to the last bit.
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ from laconic.comm.sent import Sent
 from laconic.comm.void import VoidSum
 from laconic.core.deferred import deferred
 from laconic.core.inference import outside_inference_mode
+from laconic.core.late import Write
 from laconic.core.layout import Layout
 from laconic.core.mask import Mask, cleared
 from laconic.core.per_layout import PerLayout
 from laconic.core.turn import Turn
 from laconic.exchange.clip import Clip
-from laconic.exchange.finite import corrected_by, first_not_finite
+from laconic.exchange.finite import check_means, corrected_by, first_not_finite
 from laconic.exchange.leg import Leg, Reduction, checked_late, gain_of
 from laconic.exchange.masks import MaskWatch
 from laconic.exchange.method import Method
@@ -58,7 +58,7 @@ class Exchange:
         self.comm = comm
         self.seed = seed
         self.step = 0
-        self.void: str | None = None  # why the present step must not be applied
+        self.void: str | None = None  # why the present step is skipped
         self.seconds = seconds or Seconds()
         self.dense_bytes = 0
         self._legs: list[Leg] = []
@@ -74,7 +74,9 @@ class Exchange:
         self.noise = NoiseMeter(exactly_summed(method, layout), layout, comm.size)
         self._parts = PerLayout(partial(assigned, self._legs, whole))
         self.masks = MaskWatch(layout.names, mask_of)
-        self._settled: list[tuple[Leg, Layout]] = []
+        self._remembers = any(leg.remembers for leg in self._legs)
+        self._changed: list[tuple[Leg, Layout]] = []  # in the present step
+        self._unwritten: list[tuple[Tensor, list[Write]]] = []  # buckets whose means are written at the end
         self._owned: dict[tuple[bool, ...], frozenset[str]] = {}
 
     def begin(self) -> None:
@@ -91,58 +93,89 @@ class Exchange:
 
     def _reset(self) -> None:
         self.void = None
-        self._settled.clear()
+        self._accept()  # a step that ended with an error
+        self._unwritten.clear()
         self.noise.begin()
         if self._clip is not None:
             self._clip.begin()
 
     def end(self) -> None:
-        """The last bucket of this backward pass is done."""
+        """The last bucket of this backward pass is done: write the means that were to wait for it."""
+        for bucket, writes in self._unwritten:
+            if self.void is not None:
+                bucket.fill_(torch.nan)
+                continue
+            with deferred():
+                for write in writes:
+                    write()
+        self._unwritten.clear()
+        self._accept()
         if self._clip is not None and self.void is None:
             self._clip.end()
         if self.void is None and self.noise.due(self.step):
             self.noise.end()
         self.step += 1
 
-    def mean_(self, bucket: Tensor, layout: Layout, scale: float = 1.0) -> bool:
-        """bucket float32 (n,) becomes the group's mean; or NaN, and False, where the step is void.
+    def _accept(self) -> None:
+        """Forget the old values of the present step."""
+        for leg, part in self._changed:
+            leg.feedback.accept(part)
+            leg.reducer.accept(part)
+        self._changed.clear()
+
+    def mean_(self, bucket: Tensor, layout: Layout, scale: float = 1.0, *, wait: bool = False) -> bool:
+        """bucket float32 (n,) becomes the group's mean; or NaN, and False, where the step is skipped.
 
         The gradients are multiplied by 1 / `scale` before the feedback, and clipped where it asks for that;
-        the mean is multiplied by `scale` after it.
+        the mean is multiplied by `scale` after it. `wait`: the mean is there after `end()` only, so that the
+        bucket can hold old values of a memory until then.
         """
         watch = Stopwatch(self.seconds, self.comm, bucket.device, self.step)
+        if self.void is None:
+            self._mean_(bucket, layout, scale, wait=wait)
+        if self.void is not None:
+            bucket.fill_(torch.nan)
+        watch.stop()
+        self.dense_bytes += self.comm.dense_sent(4 * layout.numel)
+        return self.void is None
+
+    def _mean_(self, bucket: Tensor, layout: Layout, scale: float, *, wait: bool) -> None:
         turn = Turn(self.step, self.comm.rank, self.seed)
         legs = self._parts(layout)
         given = self._clipped(bucket, layout, 1 / scale)
         if measures := self.noise.due(self.step):
             self.noise.local(bucket, layout, given)
         done: list[tuple[Reduction, Sent]] = []
+        free = [wait and bucket.is_cpu and leg.writes_late(self.step) for leg, _ in legs]
+        self._changed += legs
         try:
             with deferred():  # flags on a GPU, such as those of damaged messages, are read in one copy
-                corrected = corrected_by(legs, bucket, turn, given)
-                if self.void is None:
-                    finite = all(x is not None for x in corrected)
-                    suspect = None if finite else first_not_finite(bucket, layout)
-                    reductions = [
-                        Reduction(leg, part, x if finite else None, turn, bucket, leg.gain * scale)
-                        for (leg, part), x in zip(legs, corrected, strict=True)
-                    ]
-                    self._reduce(reductions, suspect, done)
+                corrected = corrected_by(legs, bucket, turn, given, free)
+                finite = all(x is not None for x in corrected)
+                suspect = None if finite else first_not_finite(bucket, layout)
+                reductions = [
+                    Reduction(leg, part, x if finite else None, turn, bucket, leg.gain * scale, late=each)
+                    for (leg, part), x, each in zip(legs, corrected, free, strict=True)
+                ]
+                self._reduce(reductions, suspect, done)
+                if self.void is None and self._remembers:
+                    check_means(reductions)
         except VoidSum:
             if self.void is None:
-                self._put_back(done)
                 self.cancel(first_not_finite(bucket, layout) or "a tensor on another rank")
-        else:
-            if self.void is None:
-                with deferred():
-                    self._settle(done)
         if self.void is not None:
-            bucket.fill_(torch.nan)
-        elif measures:
-            self.noise.mean(bucket, layout, 1 / scale)
-        watch.stop()
-        self.dense_bytes += self.comm.dense_sent(4 * layout.numel)
-        return self.void is None
+            return
+        with deferred():
+            for reduction, sent in done:
+                reduction.settle(sent)
+        writes = [write for reduction in reductions for write in reduction.writes]
+        if measures:
+            writes.append(partial(self.noise.mean, bucket, layout, 1 / scale))
+        if any(free):
+            self._unwritten.append((bucket, writes))
+        else:
+            for write in writes:
+                write()
 
     def _clipped(self, grad: Tensor, layout: Layout, scale: float) -> float:
         """The scale, times the factor that clips the gradient at this step."""
@@ -172,24 +205,12 @@ class Exchange:
                 continue
             if sent is None:
                 at_fault = suspect or first_not_finite(reduction.out, reduction.part)
-                self._put_back(done)
                 self.cancel(at_fault or "a tensor on another rank")
             else:
                 done.append((reduction, sent))
 
-    def _settle(self, done: list[tuple[Reduction, Sent]]) -> None:
-        for reduction, sent in done:
-            reduction.settle(sent)
-            self._settled.append((reduction.leg, reduction.part))
-
-    def _put_back(self, done: list[tuple[Reduction, Sent]]) -> None:
-        """Undo these reductions of a void step, before any feedback has counted them."""
-        for reduction, _ in done:
-            reduction.leg.reducer.put_back(reduction.part)
-        done.clear()
-
     def sparse_mean(self, grad: Tensor) -> Tensor:
-        """Return the mean over ranks of sparse COO `grad`, gathered unchanged; NaN if the step is void."""
+        """Return the mean over ranks of sparse COO `grad`, gathered unchanged; NaN if the step is skipped."""
         watch = Stopwatch(self.seconds, self.comm, grad.device, self.step)
         with self.comm.phase("sparse gradients"):
             before = self.comm.snapshot().network_sent
@@ -203,12 +224,12 @@ class Exchange:
         return mean
 
     def cancel(self, reason: str) -> None:
-        """Make this step void, on every rank, and put the sent shares back. `reason` names the bad tensor."""
+        """Skip this step: every memory is again as before it. All ranks call it. `reason`: the bad tensor."""
         self.void = reason
-        for leg, part in self._settled:
+        for leg, part in self._changed:
             leg.feedback.put_back(part)
             leg.reducer.put_back(part)
-        self._settled.clear()
+        self._changed.clear()
 
     @property
     def holds_back(self) -> bool:
@@ -218,7 +239,7 @@ class Exchange:
 
     def discard(self) -> None:
         """Forget all gradients so far, between steps: no part of them is sent later."""
-        self._settled.clear()
+        self._changed.clear()
         for leg in self._legs:
             leg.feedback.discard()
             leg.reducer.discard()

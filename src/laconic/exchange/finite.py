@@ -9,21 +9,27 @@ from functools import lru_cache
 from torch import Tensor
 
 from laconic import kernels
-from laconic.comm.void import largest_of
+from laconic.comm.void import VoidSum, largest_of, not_finite
+from laconic.core.deferred import check
 from laconic.core.layout import Layout, Segments
 from laconic.core.turn import Turn
-from laconic.exchange.leg import Leg
+from laconic.exchange.leg import Leg, Reduction
 
 
 def corrected_by(
-    legs: Sequence[tuple[Leg, Layout]], bucket: Tensor, turn: Turn, scale: float
+    legs: Sequence[tuple[Leg, Layout]], bucket: Tensor, turn: Turn, scale: float, free: Sequence[bool]
 ) -> list[Tensor | None]:
     """Return the input of each leg's reducer; None where it is not finite and the reducer cannot tell.
 
+    `free`: for each leg, whether its part of the bucket may hold old values of a memory.
+
     On a GPU one number is read for all inputs that neither the feedback nor the reducer checks: all of them
-    become None together, as the step is void anyway.
+    become None together, as the step is skipped anyway.
     """
-    corrected = [leg.correct(bucket, part, turn, scale) for leg, part in legs]
+    corrected = [
+        leg.feedback.correct(bucket, part, turn, scale, free=each)
+        for (leg, part), each in zip(legs, free, strict=True)
+    ]
     unknown = [
         (i, x, part)
         for i, ((leg, part), x) in enumerate(zip(legs, corrected, strict=True))
@@ -39,6 +45,21 @@ def corrected_by(
         if not fine:
             corrected[i] = None
     return corrected
+
+
+def check_means(reductions: Sequence[Reduction]) -> None:
+    """Raise `VoidSum` if a mean is not finite whose reducer does not check it; on a GPU as `deferred.check`.
+
+    Ranks have the same means, so all of them raise.
+    """
+    for each in reductions:
+        part = each.part
+        if each.late or each.leg.checks_mean(each.turn.step) or not part.numel:
+            continue
+        if not each.out.is_cpu:
+            check(not_finite(*part.segments.merged.views(each.out)), lambda _: VoidSum())
+        elif not kernels.all_finite(each.out, part.segments.merged):
+            raise VoidSum
 
 
 def _all_finite(parts: Sequence[tuple[Tensor, Segments]]) -> bool:

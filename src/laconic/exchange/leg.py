@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from torch import Tensor
 
 from laconic.comm.sent import Sent
 from laconic.core.errors import SpecError
+from laconic.core.late import Write, late
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.exchange.method import Route
@@ -27,14 +29,25 @@ class Leg:
     reducer: BoundReducer
     gain: float
 
-    def correct(self, grad: Tensor, part: Layout, turn: Turn, scale: float) -> Tensor | None:
-        """Return scale * grad as corrected by the feedback; None if the feedback found it not finite."""
-        return self.feedback.correct(grad, part, turn, scale)
-
     def finite_is_unknown(self, step: int) -> bool:
         """Return whether neither the feedback nor the reducer looks for NaN and Inf at this step."""
-        reducer = self.reducer.at(step) if isinstance(self.reducer, BoundDenseFirst) else self.reducer
-        return not (self.feedback.detects_non_finite or reducer.detects_non_finite)
+        return not (self.feedback.detects_non_finite or self._reducer_at(step).detects_non_finite)
+
+    def checks_mean(self, step: int) -> bool:
+        """Return whether the reducer finds out by itself at this step whether the mean is finite."""
+        return isinstance(self._reducer_at(step), BoundSum)
+
+    def writes_late(self, step: int) -> bool:
+        """Return whether means can be written at the end of this step."""
+        return self.feedback.holds_back and self._reducer_at(step).writes_late(step)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a step changes a memory of it."""
+        return self.feedback.holds_back or self.reducer.remembers
+
+    def _reducer_at(self, step: int) -> BoundReducer:
+        return self.reducer.at(step) if isinstance(self.reducer, BoundDenseFirst) else self.reducer
 
     def settle(self, sent: Sent, part: Layout, turn: Turn) -> None:
         """Pass the sent share, times the gain, to the feedback."""
@@ -43,7 +56,10 @@ class Leg:
 
 @dataclass(frozen=True)
 class Reduction:
-    """Reduction of one leg's part of a bucket; `x` is None if this rank's gradient is not finite."""
+    """Reduction of one leg's part of a bucket; `x` is None if this rank's gradient is not finite.
+
+    `late`: the mean is written by calling `writes`, and nothing before may write to `out`.
+    """
 
     leg: Leg
     part: Layout
@@ -51,6 +67,8 @@ class Reduction:
     turn: Turn
     out: Tensor
     alpha: float
+    late: bool = False
+    writes: list[Write] = field(default_factory=list)
 
     def begin(self) -> Callable[[], Sent | None] | None:
         """Start the reduction if it can run in the background, and return the call that ends it."""
@@ -58,13 +76,20 @@ class Reduction:
 
     def reduce(self) -> Sent | None:
         """Reduce, and return the sent share."""
-        return self.leg.reducer.reduce(self.x, self.part, self.turn, self.out, self.alpha)
+        with late(self.late) as writes:
+            sent = self.leg.reducer.reduce(self.x, self.part, self.turn, self.out, self.alpha)
+        self.writes.extend(writes)
+        return sent
 
     def settle(self, sent: Sent) -> None:
         """Pass the sent share to the feedback, and let it correct the mean for the optimizer."""
         leg = self.leg
         leg.settle(sent, self.part, self.turn)
-        leg.feedback.receive_(self.out, self.part, self.turn, self.alpha / leg.gain)
+        receive = partial(leg.feedback.receive_, self.out, self.part, self.turn, self.alpha / leg.gain)
+        if self.late:
+            self.writes.append(receive)
+        else:
+            receive()
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,9 @@ class NoOptimiser:
         """No momentum."""
         return None
 
+    def give_momentum(self, name: str, buffer: Tensor) -> None:
+        """No momentum was taken."""
+
 
 def refuse_optimised(method: Method, where: str) -> None:
     """Raise `AttachError` for a method that changes how the optimiser steps, or applies its momentum.

@@ -30,6 +30,9 @@ class Optimised(Protocol):
     def take_momentum(self, name: str) -> Tensor | None:
         """The tensor's momentum buffer, which the optimiser then forgets; None where it has none."""
 
+    def give_momentum(self, name: str, buffer: Tensor) -> None:
+        """Give the optimiser back the momentum buffer that `take_momentum` returned: the step is skipped."""
+
 
 class Feedback(Spec):
     """Configuration of a feedback; `bind` gives the working object.
@@ -72,10 +75,16 @@ class BoundFeedback(ABC):
     holds_back: ClassVar[bool] = True
 
     @abstractmethod
-    def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
-        """What should be sent for scale * grad: flat x in the layout's coordinates, or None if not finite.
+    def correct(
+        self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0, *, free: bool = False
+    ) -> Tensor | None:
+        """Return the tensor to send for scale * grad: flat x in the layout's coordinates; None if not finite.
 
-        The returned tensor is the memory itself, or `grad`.
+        The returned tensor is the memory itself, or `grad`. If it is None, no memory has changed.
+
+        Args:
+            free: Whether the buffer of `grad` is free from now on until `accept` or `put_back`: old values
+                may be kept there.
         """
 
     @abstractmethod
@@ -91,7 +100,11 @@ class BoundFeedback(ABC):
 
     @abstractmethod
     def put_back(self, layout: Layout) -> None:
-        """Undo this turn's `settle` and `receive_`, exactly: the step will not be applied."""
+        """Undo this turn's `correct`, `settle` and `receive_` to the last bit: the step is skipped."""
+
+    def accept(self, layout: Layout) -> None:
+        """Forget the old values of these tensors: the step counts."""
+        return
 
     @abstractmethod
     def discard(self) -> None:

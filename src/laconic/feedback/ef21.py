@@ -20,11 +20,12 @@ from torch import Tensor
 from laconic import kernels
 from laconic.core import arguments
 from laconic.core.codec import Codec
-from laconic.core.layout import Layout
+from laconic.core.layout import Layout, Segments
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
 from laconic.feedback.memory import Memory
 from laconic.feedback.memory.contraction import safe_gain
+from laconic.feedback.memory.old_values import OldValues
 from laconic.feedback.memory.pending import Pending
 
 
@@ -59,6 +60,7 @@ class _Estimates(BoundFeedback):
         self._difference = Memory("residual", layout)
         self._mean = Memory("mean", layout)  # G, the same on all ranks
         self._pending: Pending[tuple[Share, Tensor]] = Pending(self._finish)
+        self._old = OldValues()
         self._shares: dict[int, Share] = {}  # settled, and the mean has not come
 
     def _finish(self, sent: tuple[Share, Tensor], layout: Layout) -> None:
@@ -66,15 +68,22 @@ class _Estimates(BoundFeedback):
         share.subtract_from_(self._difference.held(layout))
         kernels.accumulate_(self._mean.held(layout), mean, layout.segments)
 
-    def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
+    def correct(
+        self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0, *, free: bool = False
+    ) -> Tensor | None:
         self._pending.finish_before(turn.step)
-        eta, segments = self._eta, layout.segments
+        eta = self._eta
         estimate = self._estimate.flat(layout, grad.device)
         difference = self._difference.flat(layout, grad.device)
         self._mean.flat(layout, grad.device)
-        kernels.accumulate_(difference, estimate, segments, scale=-1)
-        finite = kernels.accumulate_(estimate, grad, segments, scale=eta * scale, decay=1 - eta)
-        kernels.accumulate_(difference, estimate, segments)  # which a void step has changed in part
+
+        def update(segments: Segments, places: slice) -> bool:
+            kernels.accumulate_(difference, estimate, segments, scale=-1)
+            finite = kernels.accumulate_(estimate, grad, segments, scale=eta * scale, decay=1 - eta)
+            return kernels.accumulate_(difference, estimate, segments) and finite
+
+        rooms = [grad if free else None, None]
+        finite = self._old.update_(layout, [estimate, difference], update, rooms, grad)
         return difference if finite else None
 
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
@@ -87,10 +96,16 @@ class _Estimates(BoundFeedback):
         kernels.accumulate_(mean, self._mean.held(layout), layout.segments, scale=scale)
 
     def put_back(self, layout: Layout) -> None:
+        self._shares.pop(id(layout), None)
         self._pending.drop(layout)
+        self._old.restore(layout)
+
+    def accept(self, layout: Layout) -> None:
+        self._old.drop(layout)
 
     def discard(self) -> None:
         self._pending.clear()
+        self._old.clear()
         for memory in (self._estimate, self._difference, self._mean):
             memory.zero_()
 

@@ -18,11 +18,12 @@ from torch import Tensor
 from laconic import kernels
 from laconic.core import arguments
 from laconic.core.codec import Codec
-from laconic.core.layout import Layout
+from laconic.core.layout import Layout, Segments
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
 from laconic.feedback.memory import Memory
 from laconic.feedback.memory.contraction import safe_gain
+from laconic.feedback.memory.old_values import OldValues
 from laconic.feedback.memory.pending import Pending
 
 
@@ -57,6 +58,7 @@ class Residual(BoundFeedback):
     def __init__(self, layout: Layout, decay: float = 1.0) -> None:
         self._decay = decay
         self._residual = Memory("residual", layout)
+        self._old = OldValues()
         self._pending = Pending(self._finish)
 
     def _finish(self, share: Share, layout: Layout) -> None:
@@ -66,10 +68,16 @@ class Residual(BoundFeedback):
         """What was sent before this step leaves the memory for good. `correct` does so by itself."""
         self._pending.finish_before(step)
 
-    def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
+    def correct(
+        self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0, *, free: bool = False
+    ) -> Tensor | None:
         self.finish_before(turn.step)
         residual = self._residual.flat(layout, grad.device)
-        finite = kernels.accumulate_(residual, grad, layout.segments, scale=scale, decay=self._decay)
+
+        def update(segments: Segments, places: slice) -> bool:
+            return kernels.accumulate_(residual, grad, segments, scale=scale, decay=self._decay)
+
+        finite = self._old.update_(layout, [residual], update, [grad if free else None], grad)
         return residual if finite else None
 
     def bleed(self, grad: Tensor, layout: Layout, turn: Turn, most: float) -> tuple[Tensor | None, bool]:
@@ -98,9 +106,14 @@ class Residual(BoundFeedback):
 
     def put_back(self, layout: Layout) -> None:
         self._pending.drop(layout)
+        self._old.restore(layout)
+
+    def accept(self, layout: Layout) -> None:
+        self._old.drop(layout)
 
     def discard(self) -> None:
         self._pending.clear()
+        self._old.clear()
         self._residual.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -23,18 +23,20 @@ from torch import Tensor
 from laconic import kernels
 from laconic.core import arguments
 from laconic.core.codec import Codec
-from laconic.core.layout import Layout
+from laconic.core.layout import Layout, Segments
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
 from laconic.feedback.memory import Memory
 from laconic.feedback.memory.contraction import safe_gain
+from laconic.feedback.memory.old_values import OldValues
 from laconic.feedback.memory.pending import Pending
 from laconic.feedback.memory.velocity import Velocity
 
 
 @dataclass(frozen=True, repr=False)
 class MomentumCorrection(Feedback):
-    """Velocity u and accumulator v, two float32 an element. Momentum is read from the optimiser.
+    """Velocity u and accumulator v, two float32 an element, and one more for the old u of a step that may be
+    skipped. Momentum is read from the optimiser.
 
     `masking`: clear the velocity of what was sent. `clip`: the global gradient norm whose local share limits
     each rank's gradient; None leaves gradients as they are. `dense_steps`: so many first steps are
@@ -81,6 +83,8 @@ class _Corrected(BoundFeedback):
         self._spec = spec
         self._velocity = Velocity(layout, optimised)
         self._residual = Memory("residual", layout)
+        self._old = OldValues()
+        self._spares = Memory("old velocity", layout)  # of the present step alone
         self._pending = Pending(self._finish)
 
     def _finish(self, share: Share, layout: Layout) -> None:
@@ -88,18 +92,26 @@ class _Corrected(BoundFeedback):
         if self._spec.masking:
             share.clear_(self._velocity.held(layout))
 
-    def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
+    def correct(
+        self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0, *, free: bool = False
+    ) -> Tensor | None:
         if not self._spec.owns_momentum(turn.step):
             scaled = layout.segments.scale_(grad, scale)
             return scaled if kernels.all_finite(scaled, layout.segments) else None
-        self._velocity.start()
+        self._velocity.start(turn.step)
         self._pending.finish_before(turn.step)
         velocity = self._velocity.flat(layout, grad.device)
         residual = self._residual.flat(layout, grad.device)
         momentum, nesterov = self._velocity.momentum(layout)
-        finite = kernels.velocity_(
-            velocity, residual, grad, layout.segments, momentum=momentum, scale=scale, nesterov=nesterov
-        )
+
+        def update(segments: Segments, places: slice) -> bool:
+            m = momentum[places]
+            return kernels.velocity_(
+                velocity, residual, grad, segments, momentum=m, scale=scale, nesterov=nesterov
+            )
+
+        rooms = [grad if free else None, self._spares.flat(layout, grad.device)]
+        finite = self._old.update_(layout, [residual, velocity], update, rooms, grad)
         return residual if finite else None
 
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
@@ -108,9 +120,15 @@ class _Corrected(BoundFeedback):
 
     def put_back(self, layout: Layout) -> None:
         self._pending.drop(layout)
+        self._old.restore(layout)
+        self._velocity.put_back()
+
+    def accept(self, layout: Layout) -> None:
+        self._old.drop(layout)
 
     def discard(self) -> None:
         self._pending.clear()
+        self._old.clear()
         self._velocity.zero_()
         self._residual.zero_()
 

@@ -28,7 +28,9 @@ class _Nothing(BoundFeedback):
     detects_non_finite: ClassVar[bool] = False  # that would take a pass over memory of its own
     holds_back: ClassVar[bool] = False
 
-    def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
+    def correct(
+        self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0, *, free: bool = False
+    ) -> Tensor | None:
         return layout.segments.scale_(grad, scale)
 
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:

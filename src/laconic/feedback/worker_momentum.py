@@ -19,10 +19,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic import kernels
-from laconic.core.layout import Layout
+from laconic.core.layout import Layout, Segments
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
 from laconic.feedback.memory import Memory
+from laconic.feedback.memory.old_values import OldValues
 from laconic.feedback.memory.velocity import Velocity
 
 
@@ -43,24 +44,35 @@ class _WorkerMomentum(BoundFeedback):
     def __init__(self, layout: Layout, optimised: Optimised) -> None:
         self._velocity = Velocity(layout, optimised)
         self._x = Memory("x", layout)  # of the present step alone
+        self._old = OldValues()
 
-    def correct(self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0) -> Tensor | None:
-        self._velocity.start()
+    def correct(
+        self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0, *, free: bool = False
+    ) -> Tensor | None:
+        self._velocity.start(turn.step)
         velocity = self._velocity.flat(layout, grad.device)
         x = layout.segments.zero_(self._x.flat(layout, grad.device))
         momentum, nesterov = self._velocity.momentum(layout)
-        finite = kernels.velocity_(
-            velocity, x, grad, layout.segments, momentum=momentum, scale=scale, nesterov=nesterov
-        )
+
+        def update(segments: Segments, places: slice) -> bool:
+            m = momentum[places]
+            return kernels.velocity_(velocity, x, grad, segments, momentum=m, scale=scale, nesterov=nesterov)
+
+        finite = self._old.update_(layout, [velocity], update, [grad if free else None], grad)
         return x if finite else None
 
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
         """Nothing is held back."""
 
     def put_back(self, layout: Layout) -> None:
-        """Nothing was taken: the velocity keeps what is finite of a void step."""
+        self._old.restore(layout)
+        self._velocity.put_back()
+
+    def accept(self, layout: Layout) -> None:
+        self._old.drop(layout)
 
     def discard(self) -> None:
+        self._old.clear()
         self._velocity.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -67,3 +67,6 @@ class InStep:
     def take_momentum(self, name: str) -> Tensor | None:
         """None: the optimiser's momentum stays where it is."""
         return None
+
+    def give_momentum(self, name: str, buffer: Tensor) -> None:
+        """Nothing was taken."""

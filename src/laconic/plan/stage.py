@@ -129,3 +129,6 @@ class StandIn:
 
     def take_momentum(self, name: str) -> Tensor | None:
         return None
+
+    def give_momentum(self, name: str, buffer: Tensor) -> None:
+        """Nothing was taken."""

@@ -122,8 +122,27 @@ class BoundReducer(ABC):
         return None
 
     def put_back(self, layout: Layout) -> None:
-        """Undo what the present turn's `reduce` of this layout did to its state: the step is void."""
-        assert not self.state_dict(), f"{type(self).__name__} keeps state, and must put it back"
+        """Undo to the last bit what the present turn's `reduce` of this layout did to its state.
+
+        The step is skipped. Also called where `reduce` was not, or has returned None.
+        """
+        assert not self.remembers, f"{type(self).__name__} keeps state, and must put it back"
+
+    def accept(self, layout: Layout) -> None:
+        """Forget what `put_back` of this layout would need: the step counts."""
+        return
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it has state that a step changes: by default where `put_back` is overridden."""
+        return type(self).put_back is not BoundReducer.put_back
+
+    def writes_late(self, step: int) -> bool:
+        """Whether it writes means by `laconic.core.late.write`, as long as that is to wait: by default not.
+
+        Then it returns None on every rank if the mean of one could overflow.
+        """
+        return False
 
     @property
     def own_shapes(self) -> tuple[str, ...]:

@@ -24,7 +24,8 @@ from laconic.comm.comm import Comm
 from laconic.comm.entries import entries_nbytes, positions_read, positions_wire
 from laconic.comm.messages import sent_by
 from laconic.comm.sent import Sent, SentEntries
-from laconic.comm.void import broadcast_or_void
+from laconic.comm.void import broadcast_or_void, fits
+from laconic.core import late
 from laconic.core.layout import Layout
 from laconic.core.selector import check_density, kept_of_each
 from laconic.core.spec import Status
@@ -71,6 +72,9 @@ class _CLTk(BoundReducer):
     density: float
     comm: Comm
 
+    def writes_late(self, step: int) -> bool:
+        return True
+
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
@@ -85,6 +89,7 @@ class _CLTk(BoundReducer):
             indices, counts = positions_read(wire, segments)
         values = kernels.gather(x, segments, indices, counts)
         mean = self.comm.all_reduce(values / self.comm.size)  # first, for the sum of large ones can overflow
-        segments.zero_(out)
-        kernels.scatter_add_(out, segments, indices, counts, mean, alpha)
+        if late.is_late() and not fits([mean], alpha):
+            return None
+        late.write(lambda: kernels.scatter_add_(segments.zero_(out), segments, indices, counts, mean, alpha))
         return SentEntries(segments, indices, counts, values)

@@ -87,8 +87,18 @@ class BoundDenseFirst(BoundReducer):
     ) -> Sent | None:
         return self.at(turn.step).reduce(x, layout, turn, out, alpha)
 
+    def writes_late(self, step: int) -> bool:
+        return self.at(step).writes_late(step)
+
+    @property
+    def remembers(self) -> bool:
+        return self.then.remembers
+
     def put_back(self, layout: Layout) -> None:
         self.then.put_back(layout)
+
+    def accept(self, layout: Layout) -> None:
+        self.then.accept(layout)
 
     @property
     def holds_back(self) -> bool:

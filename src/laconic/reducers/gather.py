@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -11,11 +12,11 @@ from torch import Tensor
 from laconic.comm.comm import Comm
 from laconic.comm.messages import add_messages_
 from laconic.comm.sent import Sent, SentEntries, SentMessage
-from laconic.comm.void import gather_or_void
-from laconic.core import arguments
-from laconic.core.codec import Codec
+from laconic.comm.void import fits, gather_or_void
+from laconic.core import arguments, late
+from laconic.core.codec import Carried, Codec
 from laconic.core.errors import SpecError
-from laconic.core.layout import Layout
+from laconic.core.layout import Layout, Segments
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, Reducer
 
@@ -71,6 +72,9 @@ class _Gather(BoundReducer):
     spec: Gather
     comm: Comm
 
+    def writes_late(self, step: int) -> bool:
+        return True
+
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
@@ -80,11 +84,22 @@ class _Gather(BoundReducer):
         if x is not None:
             if segments.numel:
                 own, carried = codec.encode_carried(x, grains, turn)
+                if late.is_late() and not self._fits(x, segments, carried, alpha):
+                    own = None
             else:
                 own = x.new_empty(0, dtype=torch.uint8)
         wires = gather_or_void(self.comm, own, out.device)
         if wires is None:
             return None
         messages = [SentMessage(codec, wire, segments) for wire in wires]
-        add_messages_(segments.zero_(out), enumerate(messages), alpha / self.comm.size)
+        late.write(lambda: add_messages_(segments.zero_(out), enumerate(messages), alpha / self.comm.size))
         return messages[self.comm.rank] if carried is None else SentEntries(segments, *carried)
+
+    def _fits(self, x: Tensor, segments: Segments, carried: Carried | None, alpha: float) -> bool:
+        """Return whether alpha times what is decoded of x is finite, for sure: then the mean is, too.
+
+        A codec that is safe for feedback decodes to at most twice the norm of a tensor.
+        """
+        if carried is not None:
+            return fits([carried[2]], alpha)
+        return fits(segments.merged.views(x), alpha * 2 * math.sqrt(segments.numel))

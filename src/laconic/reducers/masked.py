@@ -21,7 +21,7 @@ from laconic.codecs.indices.golomb import GOLOMB
 from laconic.codecs.sparse import Sparse
 from laconic.comm.comm import Comm
 from laconic.comm.sent import Sent
-from laconic.core import arguments
+from laconic.core import arguments, late
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
 from laconic.core.layout import Entry, Layout
@@ -135,6 +135,7 @@ class BoundMasked(BoundReducer):
         self._masks: dict[str, Mask] = {}
         self._packings: PerLayout[Packing] = PerLayout(self._packing)
         self._loaded: dict[str, Tensor] | None = None  # a state that no step has followed yet
+        self._let_go: dict[str, Tensor] | None = None  # that state, during the step that follows it
         self._inner = spec.bind(layout, comm)
 
     @property
@@ -149,10 +150,17 @@ class BoundMasked(BoundReducer):
     def holds_back(self) -> bool:
         return self._inner.holds_back
 
+    @property
+    def remembers(self) -> bool:
+        return self._inner.remembers
+
+    def writes_late(self, step: int) -> bool:
+        return self._inner.writes_late(step)
+
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
-        self._loaded = None
+        self._begin()
         if self._masks.keys().isdisjoint(layout.names):
             return self._inner.reduce(x, layout, turn, out, alpha)
         packing = self._packings(layout)
@@ -165,7 +173,7 @@ class BoundMasked(BoundReducer):
     ) -> Callable[[], Sent | None] | None:
         if type(self._inner).begin is BoundReducer.begin:  # which begins nothing: spare the packing
             return None
-        self._loaded = None
+        self._begin()
         if self._masks.keys().isdisjoint(layout.names):
             return self._inner.begin(x, layout, turn, out, alpha)
         packing = self._packings(layout)
@@ -175,9 +183,23 @@ class BoundMasked(BoundReducer):
             return None
         return lambda: self._unpacked(end(), mean, layout, packing, out)
 
+    def _begin(self) -> None:
+        """Let go of a loaded state, which a skipped step gets back."""
+        if self._loaded is not None:
+            self._let_go, self._loaded = self._loaded, None
+
     def put_back(self, layout: Layout) -> None:
+        if self._let_go is not None:
+            self._loaded = self._let_go
+        self._inner.put_back(self._packed_layout(layout))
+
+    def _packed_layout(self, layout: Layout) -> Layout:
         masked = not self._masks.keys().isdisjoint(layout.names)
-        self._inner.put_back(self._packings(layout).layout if masked else layout)
+        return self._packings(layout).layout if masked else layout
+
+    def accept(self, layout: Layout) -> None:
+        self._let_go = None
+        self._inner.accept(self._packed_layout(layout))
 
     def discard(self) -> None:
         self._inner.discard()
@@ -192,7 +214,7 @@ class BoundMasked(BoundReducer):
         else:
             self._packings.clear()
             self._inner = self._spec.bind(after if self._masks else self._layout, self._comm)
-        self._loaded = None
+        self._loaded = self._let_go = None
         if state:
             self._inner.load_state_dict(self._narrowed(self._agreed(state)))
 
@@ -213,7 +235,8 @@ class BoundMasked(BoundReducer):
     def _unpacked(
         self, share: Sent | None, mean: Tensor, layout: Layout, packing: Packing, out: Tensor
     ) -> Sent | None:
-        layout.segments.zero_(out).index_copy_(0, packing.positions, mean)
+        if share is not None:
+            late.write(lambda: layout.segments.zero_(out).index_copy_(0, packing.positions, mean))
         return None if share is None else PackedShare(share, packing)
 
     def _packing(self, layout: Layout) -> Packing:

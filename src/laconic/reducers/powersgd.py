@@ -35,8 +35,8 @@ from torch import Tensor
 from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.sent import Sent
-from laconic.comm.void import largest_of, sum_or_void, sum_unchecked
-from laconic.core import arguments
+from laconic.comm.void import fits, largest_of, sum_or_void, sum_unchecked
+from laconic.core import arguments, late
 from laconic.core.layout import Entry, Layout, Segments
 from laconic.core.per_layout import PerLayout
 from laconic.core.spec import Status
@@ -176,9 +176,16 @@ class _PowerSGD(BoundReducer):
                 return None
         if x is None or share is None:
             return None
+        if late.is_late() and not self._fits(sums[matrices.left :], right, alpha / size):
+            return None
         if right is not None:
-            matrices.segments.zero_(out)
-            kernels.product_add_(out, matrices, left, right, alpha / size)
+            factors = left, right.clone() if late.is_late() else right
+
+            def product() -> None:
+                matrices.segments.zero_(out)
+                kernels.product_add_(out, matrices, *factors, alpha / size)
+
+            late.write(product)
             kernels.orthonormal_(right, matrices.rank, matrices.cols)
         if not out.is_cpu and not self._found_finite(factored, sums[matrices.left :], right):
             return None
@@ -186,8 +193,15 @@ class _PowerSGD(BoundReducer):
             self._pending.add(right, factored.right, turn.step)
         if rest.numel:
             mean = sums[matrices.left :] * (alpha / size)
-            torch._foreach_copy_(rest.views(out), torch.split(mean, list(rest.sizes)))
+            late.write(lambda: torch._foreach_copy_(rest.views(out), torch.split(mean, list(rest.sizes))))
         return LowRank(matrices, left, share, DenseShare(rest, kept, 1.0) if rest.numel else None)
+
+    def _fits(self, rest: Tensor, right: Tensor | None, alpha: float) -> bool:
+        """Return whether the mean is finite for sure: as columns of P have length 1, no entry is above 1."""
+        return fits([rest], alpha) and (right is None or fits([right], alpha * self._spec.rank))
+
+    def writes_late(self, step: int) -> bool:
+        return True
 
     def _sum(self, x: Tensor | None, n: int, out: Tensor) -> Tensor | None:
         """The sum over ranks; None where it is void, which on a GPU `_found_finite` tells later."""

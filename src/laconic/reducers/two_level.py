@@ -236,6 +236,14 @@ class _TwoLevel(BoundReducer):
         if self._leads:
             self._outer.put_back(layout)
 
+    def accept(self, layout: Layout) -> None:
+        if self._leads:
+            self._outer.accept(layout)
+
+    @property
+    def remembers(self) -> bool:
+        return self._outer.remembers
+
     @property
     def holds_back(self) -> bool:
         return self._outer.holds_back

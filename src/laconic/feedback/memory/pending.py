@@ -1,7 +1,7 @@
 """What changes a memory when the next turn begins: shares that were sent in this one, and the like.
 
-A step can still be void after a bucket was sent: another rank may find Inf in a later bucket. So nothing is
-subtracted before the turn is over. Putting back is then exact, and costs nothing: the share is dropped.
+A step can still be skipped after a bucket was sent: another rank may find Inf in a later bucket. So nothing
+is subtracted before the turn is over, and a skipped step only drops the share.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Pending(Generic[T]):
         self._shares[id(layout)] = (share, layout)
 
     def drop(self, layout: Layout) -> None:
-        """Forget it: the step is void."""
+        """Forget it: the step is skipped."""
         self._shares.pop(id(layout), None)
 
     def clear(self) -> None:

@@ -69,8 +69,7 @@ class Autotune(Reducer):
     searches. Memory: a residual of 4 bytes an element of the tensors of two dimensions and more, once a
     candidate has lost something. What others left behind joins the steps of a candidate whose omega is at
     most 1/2 in parts of at most 1 / sqrt(ranks) of the gradient's norm. Seconds decide, so two runs of one
-    training may differ in their bits; ranks of one run never do. Of a void step the buckets that come after
-    the one to blame leave nothing behind, as without a memory.
+    training may differ in their bits; ranks of one run never do.
 
     >>> Autotune((Sum(), Sum(dtype="fp16")))
     autotune(candidates=(sum(), sum(dtype='fp16')))
@@ -157,6 +156,7 @@ class BoundAutotune(BoundReducer):
         self._holding: set[str] = set()  # tensors whose residual may not be zero
         self._bleeding: set[str] = set()  # tensors whose residual is more than a step should add
         self._used = 0  # the candidate of the last step
+        self._before: tuple[int, int, set[str], set[str]] | None = None  # this step; the three as they were
         self._most = 1 / math.sqrt(comm.size)  # of a gradient's norm; so much of it the mean keeps at least
         self._whole = [_sends_all(candidate, matrices) for candidate in spec.candidates]
         self._parts = PerLayout(
@@ -171,6 +171,8 @@ class BoundAutotune(BoundReducer):
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
         self.autotuner.begin(turn.step, out.device)
+        if self._before is None or self._before[0] != turn.step:
+            self._before = turn.step, self._used, set(self._holding), set(self._bleeding)
         entered = self._clock()
         self._residual.finish_before(turn.step)
         matrices, vectors = self._parts(layout)
@@ -243,11 +245,16 @@ class BoundAutotune(BoundReducer):
         return True
 
     def put_back(self, layout: Layout) -> None:
-        self.autotuner.void()
-        matrices, _ = self._parts(layout)
-        self._residual.put_back(matrices)
-        for candidate in self._candidates:
-            candidate.put_back(matrices)
+        self.autotuner.put_back()
+        if self._before is not None:
+            _, self._used, holding, bleeding = self._before
+            self._holding, self._bleeding = set(holding), set(bleeding)
+        self._residual.put_back(self._parts(layout)[0])
+
+    def accept(self, layout: Layout) -> None:
+        self._before = None
+        self.autotuner.accept()
+        self._residual.accept(self._parts(layout)[0])
 
     @property
     def holds_back(self) -> bool:

@@ -28,7 +28,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -38,9 +40,30 @@ from laconic.reducers.autotune.search import LESS, MORE, Search, Timed, Trial
 
 WINDOW = 6  # steps between two looks at the exchange's seconds
 CHANGED, MATTERS = 1.5, 0.1  # times more or less, and of the step, and it is another link
+CHANGING = (
+    "current",
+    "chosen",
+    "usual_s",
+    "windows",
+    "_strange",
+    "_patience",
+    "_changed",
+    "_looked",
+    "_trial",
+)  # all that an observation changes, but for the seconds of the window and the search
 PATIENCE, MAX_PATIENCE = 2, 16  # windows
 
 log = logging.getLogger("laconic")
+
+
+@dataclass(frozen=True)
+class Look:
+    """A search: the candidate in use before it, ways to look, candidates that were warm; and steps so far."""
+
+    used: int
+    ways: Collection[str]
+    warm: frozenset[int]
+    timed: tuple[Timed, ...] = ()
 
 
 class Autotuner:
@@ -71,7 +94,7 @@ class Autotuner:
         self._names, self._comm, self._search, self._every, self._clock = names, comm, search, every, clock
         self._fixed = pinned is not None or search.last == 0
         self._step = -2
-        self._began: float | None = None  # when this step's first bucket entered, unless the step is void
+        self._began: float | None = None  # when this step's first bucket entered, unless it is skipped
         self._exchange_s = 0.0  # of this step, so far
         self._apart = False  # this step, so far
         self._steps: list[Timed] = []  # of the window
@@ -79,6 +102,8 @@ class Autotuner:
         self._patience = PATIENCE
         self._changed = False  # whether a change began the search
         self._trial: Trial[int] | None = None
+        self._looked: Look | None = None  # how the trial has gone so far
+        self._before: dict[str, Any] | None = None  # what this step's first bucket has changed
         self._look({MORE})
 
     def resume(self, chosen: int, usual_s: float) -> None:
@@ -87,25 +112,31 @@ class Autotuner:
             return
         self.current = self.chosen = min(chosen, self._search.last)
         self.usual_s = usual_s if self.chosen == chosen else 0.0
-        self._trial = None
+        self._trial = self._looked = self._before = None
         self._steps.clear()
 
     def begin(self, step: int, device: torch.device) -> None:
         """A bucket of this step has come. Called by all ranks; the step's first looks at the step before."""
         if step == self._step or self._fixed:
             return
+        self._before = None
         now, began, follows = self._clock(), self._began, step == self._step + 1
         self._step, self._began = step, None
         if began is None or not follows:
             return
         timed = Timed(self._exchange_s, now - began, self._apart)
+        self._before = {name: self.__dict__[name] for name in CHANGING}
+        self._before |= {"_steps": [*self._steps], "warm": set(self._search.warm)}
         if self._trial is None:
             self._steps.append(timed)
             if len(self._steps) == WINDOW:
                 self._watch(device)
             return
+        agreed = self._agreed(timed, device)
+        assert self._looked is not None
+        self._looked = replace(self._looked, timed=(*self._looked.timed, agreed))
         try:
-            self.current = self._trial.send(self._agreed(timed, device))
+            self.current = self._trial.send(agreed)
         except StopIteration as end:
             self._decide(end.value)
 
@@ -116,12 +147,28 @@ class Autotuner:
         self._exchange_s += left - entered
         self._apart |= apart
 
-    def void(self) -> None:
-        """The present step does not count."""
+    def put_back(self) -> None:
+        """The present step is skipped: be as before it, but for the seconds of the step before it."""
         self._began = None
+        if self._before is None:
+            return
+        before, self._before = self._before, None
+        self._search.warm = set(before.pop("warm"))
+        self.__dict__.update(before)
+        if self._looked is not None:  # a generator cannot be copied: run it again as far as it was
+            self._search.warm = set(self._looked.warm)
+            self._trial = self._search.run(self._looked.used, self._looked.ways)
+            self.current = next(self._trial)
+            for each in self._looked.timed:
+                self.current = self._trial.send(each)
+
+    def accept(self) -> None:
+        """The present step counts."""
+        self._before = None
 
     def _look(self, ways: Collection[str]) -> None:
         """Begin a search."""
+        self._looked = Look(self.current, ways, frozenset(self._search.warm))
         self._trial = self._search.run(self.current, ways)
         self.current = next(self._trial)
 
@@ -132,6 +179,7 @@ class Autotuner:
             self._patience = min(2 * self._patience, MAX_PATIENCE)
         self.chosen = self.current = kept
         self._trial, self.usual_s, self.windows, self._strange = None, 0.0, 0, 0
+        self._looked = None
         if self._comm.rank == 0:
             said = verdict(self._search.measured(), kept, self._names, self._search.gain)
             log.info("from step %d on: %s", self._step, said)

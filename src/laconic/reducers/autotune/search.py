@@ -48,7 +48,7 @@ class Search:
     def __init__(self, gain: float, last: int, twice: Collection[int] = ()) -> None:
         self.gain, self.last, self._twice = gain, last, frozenset(twice)
         self._tried: defaultdict[int, list[Timed]] = defaultdict(list)  # steps that count, of this search
-        self._warm: set[int] = set()  # candidates that have been in use
+        self.warm: set[int] = set()  # candidates that have been in use
 
     def measured(self) -> dict[int, float]:
         """Seconds of a step, by candidate."""
@@ -94,8 +94,8 @@ class Search:
     def _turn(self, candidate: int, *pair: int, new: bool = True) -> Trial[bool | None]:
         """Time a candidate for COUNTED steps, or until one of a pair is clearly faster: then the answer."""
         steps, counted = self._tried[candidate], 0
-        cold = new if candidate in self._warm else COLD
-        self._warm.add(candidate)
+        cold = new if candidate in self.warm else COLD
+        self.warm.add(candidate)
         while counted < COUNTED:
             step = yield candidate
             cold -= 1

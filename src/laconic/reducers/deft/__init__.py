@@ -125,6 +125,9 @@ class _Deft(BoundReducer):
             self._share.note(norms, bins, layout, turn.step)
         return sent
 
+    def writes_late(self, step: int) -> bool:
+        return True
+
     def put_back(self, layout: Layout) -> None:
         self._share.put_back(layout)
 

@@ -66,7 +66,7 @@ class ModelShare:
         self._pending.add(told, bucket, step)
 
     def put_back(self, bucket: Layout) -> None:
-        """The present step is void."""
+        """The present step is skipped."""
         self._pending.drop(bucket)
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -131,6 +131,9 @@ class ThresholdControlled(BoundReducer):
             self._borders = moved
             self._parts.clear()
 
+    def writes_late(self, step: int) -> bool:
+        return True
+
     def put_back(self, layout: Layout) -> None:
         self._choices.pop(id(layout), None)
 

@@ -54,8 +54,8 @@ from laconic.comm.comm import Comm
 from laconic.comm.entries import positions_read, positions_wire
 from laconic.comm.messages import sent_by
 from laconic.comm.sent import Sent, SentEntries
-from laconic.comm.void import broadcast_or_void
-from laconic.core import arguments
+from laconic.comm.void import broadcast_or_void, fits
+from laconic.core import arguments, late
 from laconic.core.framing import as_bytes, as_numbers, read_bytes
 from laconic.core.layout import Layout
 from laconic.core.per_layout import PerLayout
@@ -176,8 +176,11 @@ class _LearnedCode(BoundReducer):
         else:
             exchange = self._spec.exchange(layout)
             outcome = exchange.exchange(self._comm, self._net.weights, vector, leader)
-        segments.zero_(out)
-        kernels.scatter_add_(out, segments, indices, counts, outcome.mean, alpha)
+        if late.is_late() and not fits([outcome.mean], alpha):
+            return None
+        late.write(
+            lambda: kernels.scatter_add_(segments.zero_(out), segments, indices, counts, outcome.mean, alpha)
+        )
         return SentEntries(segments, indices, counts, outcome.own)
 
     def _announcement(self, x: Tensor, layout: Layout) -> Tensor:
@@ -216,8 +219,14 @@ class _LearnedCode(BoundReducer):
                 self._net.teach((gradient, mean.numel()), layout, turn.step)
         return Outcome(mean, vector.values)
 
+    def writes_late(self, step: int) -> bool:
+        return True
+
     def put_back(self, layout: Layout) -> None:
         self._net.forget(layout)
+
+    def accept(self, layout: Layout) -> None:
+        self._net.accept()
 
     def state_dict(self) -> dict[str, Tensor]:
         """The net: the same on all ranks, once training is over to the bit."""

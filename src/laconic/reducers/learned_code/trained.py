@@ -24,7 +24,7 @@ Lesson = tuple[Tensor, int]  # the gradient of a sum of losses over some example
 class Trained:
     """Flat float32 weights, and Adam's two moments. Ranks that get the same lessons stay as good as equal.
 
-    Nothing is learnt before the step that it was seen in is over: a void one is forgotten. What the buckets
+    Nothing is learnt before its step is over: a skipped step teaches nothing. What the buckets
     of one step teach is averaged, so that the net takes one step in it, however buckets are cut.
     """
 
@@ -36,6 +36,7 @@ class Trained:
         self._lessons: list[Lesson] = []
         self._pending: Pending[Lesson] = Pending(lambda lesson, layout: self._lessons.append(lesson))
         self._agreed = True
+        self._own: Tensor | None = None  # weights before `agree`, during its step
 
     def begin(self, step: int) -> None:
         """Learn what steps before this one have taught."""
@@ -47,8 +48,14 @@ class Trained:
         self._pending.add(lesson, layout, step)
 
     def forget(self, layout: Layout) -> None:
-        """The step is void: this bucket has taught nothing."""
+        """The step is skipped: this bucket has taught nothing, and nothing was agreed on."""
         self._pending.drop(layout)
+        if self._own is not None:
+            self.weights, self._own, self._agreed = self._own, None, False
+
+    def accept(self) -> None:
+        """The step counts."""
+        self._own = None
 
     def may_differ(self) -> None:
         """From a step on that all ranks learn in, though one may find nothing to learn: `agree` has work."""
@@ -57,7 +64,8 @@ class Trained:
     def agree(self, comm: Comm, device: torch.device) -> None:
         """Take rank 0's weights, once after `may_differ`: 4 bytes a weight. Called by all ranks."""
         if not self._agreed:
-            self.weights = comm.broadcast(self.weights.to(device), 0).cpu()
+            self._own = self.weights
+            self.weights = comm.broadcast(self.weights.to(device, copy=True), 0).cpu()
             self._agreed = True
 
     def _learn(self) -> None:
@@ -89,6 +97,7 @@ class Trained:
         self._lessons.clear()
         own = {key: state[key].to(value.dtype).clone() for key, value in self._held().items()}
         self.weights, self._first, self._second, self._steps = own.values()
+        self._own = None
         self._agreed = False
 
     def _held(self) -> dict[str, Tensor]:

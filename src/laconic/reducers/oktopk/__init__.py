@@ -43,8 +43,8 @@ from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.entries import Entries
 from laconic.comm.sent import Sent
-from laconic.comm.void import all_to_all_or_void
-from laconic.core import arguments
+from laconic.comm.void import all_to_all_or_void, fits
+from laconic.core import arguments, late
 from laconic.core.layout import Layout
 from laconic.core.selector import check_density, kept, kept_of_each
 from laconic.core.spec import Status
@@ -119,10 +119,13 @@ class _OkTopk(BoundReducer):
         self._regions: dict[int, tuple[Layout, int, Regions]] = {}  # by id of a bucket's layout; when cut
         self._floors: dict[str, float] = {}  # the least entry kept, by tensor name
         self._growth = 1.0  # of floors, from step to step
+        self._before: tuple[int, dict[str, float], float] | None = None  # this step; floors and growth then
 
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
+        if self._before is None or self._before[0] != turn.step:
+            self._before = turn.step, dict(self._floors), self._growth
         segments, starts = layout.segments, layout.segments.packed.starts_tensor
         ks = kept_of_each(self._spec.density, segments)
         own = None if x is None else Entries.largest(x, segments, ks)
@@ -143,8 +146,13 @@ class _OkTopk(BoundReducer):
         positions, final, found = global_topk(came, regions, ks, MARGIN * self._growth * floors, self._comm)
         self._growth = growth(floors, found)
         self._floors.update(zip(layout.names, found.tolist(), strict=True))
-        segments.zero_(out)
-        kernels.scatter_add_(out, segments, final.indices, final.counts, final.values, alpha)
+        if late.is_late() and not fits([final.values], alpha):
+            return None
+        late.write(
+            lambda: kernels.scatter_add_(
+                segments.zero_(out), segments, final.indices, final.counts, final.values, alpha
+            )
+        )
         return own.share(segments, chosen, positions)
 
     def _cut(self, chosen: Tensor | None, layout: Layout, step: int, device: torch.device) -> Regions | None:
@@ -156,8 +164,20 @@ class _OkTopk(BoundReducer):
                 self._regions[id(layout)] = (layout, step, regions)
         return regions
 
+    def writes_late(self, step: int) -> bool:
+        return True
+
     def put_back(self, layout: Layout) -> None:
-        """Nothing to undo: what is remembered changes no result."""
+        """Restore what only decides the cost of later steps, too: a bad batch has unusual floors."""
+        if self._before is None:
+            return
+        step, floors, self._growth = self._before
+        self._floors = dict(floors)
+        if id(layout) in self._regions and self._regions[id(layout)][1] == step:
+            del self._regions[id(layout)]
+
+    def accept(self, layout: Layout) -> None:
+        self._before = None
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Forget regions and floors, so that all ranks have the same whatever they did before."""
@@ -165,6 +185,7 @@ class _OkTopk(BoundReducer):
         self._regions.clear()
         self._floors.clear()
         self._growth = 1.0
+        self._before = None
 
 
 def growth(before: Tensor, after: Tensor) -> float:

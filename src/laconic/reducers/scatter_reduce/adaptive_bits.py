@@ -118,8 +118,7 @@ class _AdaptiveBits(BoundReducer):
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
         self._pending.finish_before(turn.step)
-        if len(self._errors) == len(self._layout):
-            self._choose()
+        self._choose_if_measured()
         if turn.step % self._spec.every:
             return self._halves.reduce(x, layout, turn, out, alpha)
         own = None if x is None else self._measure(x, layout, turn)
@@ -147,6 +146,11 @@ class _AdaptiveBits(BoundReducer):
     def _measured(self, errors: Tensor, layout: Layout) -> None:
         for name, row in zip(layout.names, errors.tolist(), strict=True):
             self._errors[name] = tuple(row)
+
+    def _choose_if_measured(self) -> None:
+        """Choose new widths once all tensors were measured, in steps that counted."""
+        if self._errors and len(self._errors) == len(self._layout):
+            self._choose()
 
     def _choose(self) -> None:
         """New widths for all tensors; the old ones where nothing is lost, or none is shorter.
@@ -187,6 +191,7 @@ class _AdaptiveBits(BoundReducer):
 
     def state_dict(self) -> dict[str, Tensor]:
         self._pending.finish_all()
+        self._choose_if_measured()
         state = {}
         for name in self._layout.names:
             state[f"once/bits/{name}"] = torch.tensor(self._bits[name], dtype=torch.int64, device="cpu")

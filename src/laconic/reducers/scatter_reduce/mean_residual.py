@@ -35,7 +35,7 @@ class MeanResidual:
         self._pending: Pending[Tensor] = Pending(self._finish)
 
     def begin(self, step: int) -> None:
-        """A bucket of this step is about to be reduced: what earlier ones left counts, even if it is void."""
+        """Make the residuals of earlier steps final, before a bucket of this step, even if it is skipped."""
         self._pending.finish_before(step)
 
     def add_to_(self, mean: Tensor, home: Layout) -> Tensor:
@@ -43,11 +43,11 @@ class MeanResidual:
         return mean.add_(self._memory.flat(home, mean.device)) if home.numel else mean
 
     def keep(self, left: Tensor, home: Layout, step: int) -> None:
-        """`left` is the residual from the next step on, unless this one is void."""
+        """`left` is the residual from the next step on, unless this one is skipped."""
         self._pending.add(left, home, step)
 
     def put_back(self, home: Layout) -> None:
-        """The present step is void."""
+        """The present step is skipped."""
         self._pending.drop(home)
 
     def discard(self) -> None:

@@ -176,6 +176,10 @@ class TwoHalves(BoundReducer):
             self._residual.put_back(self._partition(layout).home)
 
     @property
+    def remembers(self) -> bool:
+        return self._residual is not None
+
+    @property
     def holds_back(self) -> bool:
         return self._residual is not None
 

@@ -150,6 +150,10 @@ class _Server(BoundReducer):
         self._pending.drop(self._partition(layout).home)
 
     @property
+    def remembers(self) -> bool:
+        return self._residual is not None
+
+    @property
     def holds_back(self) -> bool:
         return self._residual is not None
 

@@ -1,0 +1,42 @@
+"""The chunks of one module's gradient under `fully_shard`, and whose they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from laconic.comm.partition import Partition, piece
+from laconic.core.errors import AttachError
+from laconic.core.layout import Entry, Layout
+
+Trained = tuple[bool, ...]  # of a module's parameters
+
+
+def shown(trained: Trained) -> str:
+    """What a memory's name has of the parameters that it is of: nothing where all are trained.
+
+    >>> shown((True, False, True)), shown((True, True))
+    ('[0.2]', '')
+    """
+    return "" if all(trained) else f"[{'.'.join(str(i) for i, can in enumerate(trained) if can)}]"
+
+
+def factor(op: Any, size: int) -> float:
+    """The factor of the mean. Raises `AttachError` if `op` is neither a mean nor a sum."""
+    if op == dist.ReduceOp.AVG:
+        return 1.0
+    if op == dist.ReduceOp.SUM:
+        return float(size)
+    raise AttachError(
+        f"a compressed reduce-scatter makes means and sums, not {op}: after set_gradient_divide_factor(...)"
+        " call set_force_sum_reduction_for_comms(True)"
+    )
+
+
+def chunks(name: str, n: int, rank: int, size: int) -> Partition:
+    """n elements in equal chunks, one per rank."""
+    whole = Entry(name, (n,), 0)
+    each = n // size
+    parts = (Layout((piece(whole, each * r, each * (r + 1)),) if each else ()) for r in range(size))
+    return Partition.of(Layout((whole,)), parts, rank)
