@@ -1,7 +1,7 @@
 """Writes of means that wait until it is known whether the step counts.
 
-Until then the buffer of the mean holds old values of a memory. `write` writes at once by default, and inside
-a `late` block when its caller says so.
+Until then the buffer of a mean holds new values of a memory, or old ones. `write` writes at once by default,
+and after a `late` block when the caller of the block does so.
 """
 
 from __future__ import annotations

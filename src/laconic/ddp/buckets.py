@@ -127,7 +127,7 @@ class Buckets:
                 self._unnoted.clear()
             return mean
 
-        # on a CPU means are written at the end of the step, and a bucket holds old values until then
+        # on a CPU means are written at the end of the step, and buckets hold values of memories until then
         answer = self._thread.submit(job, buffer.device, hold=buffer.is_cpu and not last)
         # at the end of backward DDP would raise a failure too, next, as a C++ error about a cast to a tensor
         if last and in_backward():

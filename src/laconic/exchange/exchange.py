@@ -93,7 +93,7 @@ class Exchange:
 
     def _reset(self) -> None:
         self.void = None
-        self._accept()  # a step that ended with an error
+        self._put_back()  # of a step that ended with an error
         self._unwritten.clear()
         self.noise.begin()
         if self._clip is not None:
@@ -101,6 +101,10 @@ class Exchange:
 
     def end(self) -> None:
         """The last bucket of this backward pass is done: write the means that were to wait for it."""
+        for leg, part in self._changed:
+            leg.feedback.accept(part)
+            leg.reducer.accept(part)
+        self._changed.clear()
         for bucket, writes in self._unwritten:
             if self.void is not None:
                 bucket.fill_(torch.nan)
@@ -109,26 +113,18 @@ class Exchange:
                 for write in writes:
                     write()
         self._unwritten.clear()
-        self._accept()
         if self._clip is not None and self.void is None:
             self._clip.end()
         if self.void is None and self.noise.due(self.step):
             self.noise.end()
         self.step += 1
 
-    def _accept(self) -> None:
-        """Forget the old values of the present step."""
-        for leg, part in self._changed:
-            leg.feedback.accept(part)
-            leg.reducer.accept(part)
-        self._changed.clear()
-
     def mean_(self, bucket: Tensor, layout: Layout, scale: float = 1.0, *, wait: bool = False) -> bool:
         """bucket float32 (n,) becomes the group's mean; or NaN, and False, where the step is skipped.
 
         The gradients are multiplied by 1 / `scale` before the feedback, and clipped where it asks for that;
         the mean is multiplied by `scale` after it. `wait`: the mean is there after `end()` only, so that the
-        bucket can hold old values of a memory until then.
+        bucket can hold values of a memory until then.
         """
         watch = Stopwatch(self.seconds, self.comm, bucket.device, self.step)
         if self.void is None:
@@ -226,6 +222,9 @@ class Exchange:
     def cancel(self, reason: str) -> None:
         """Skip this step: every memory is again as before it. All ranks call it. `reason`: the bad tensor."""
         self.void = reason
+        self._put_back()
+
+    def _put_back(self) -> None:
         for leg, part in self._changed:
             leg.feedback.put_back(part)
             leg.reducer.put_back(part)
@@ -267,6 +266,7 @@ class Exchange:
 
     def load_state_dict(self, state: Mapping[str, Tensor], step: int) -> None:
         """Take memory and step count back. Raises `StateError`, with nothing changed, if a tensor differs."""
+        self._put_back()
         self.check_state(state)
         if self._clip is not None:
             self._clip.load_state_dict(state)

@@ -21,7 +21,7 @@ def corrected_by(
 ) -> list[Tensor | None]:
     """Return the input of each leg's reducer; None where it is not finite and the reducer cannot tell.
 
-    `free`: for each leg, whether its part of the bucket may hold old values of a memory.
+    `free`: for each leg, whether its part of the bucket may hold values of a memory.
 
     On a GPU one number is read for all inputs that neither the feedback nor the reducer checks: all of them
     become None together, as the step is skipped anyway.

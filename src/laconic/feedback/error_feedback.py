@@ -23,7 +23,7 @@ from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
 from laconic.feedback.memory import Memory
 from laconic.feedback.memory.contraction import safe_gain
-from laconic.feedback.memory.old_values import OldValues
+from laconic.feedback.memory.old_values import OldValues, copy_
 from laconic.feedback.memory.pending import Pending
 
 
@@ -59,6 +59,7 @@ class Residual(BoundFeedback):
         self._decay = decay
         self._residual = Memory("residual", layout)
         self._old = OldValues()
+        self._waiting: dict[int, Tensor] = {}  # new residuals of the present step, by layout
         self._pending = Pending(self._finish)
 
     def _finish(self, share: Share, layout: Layout) -> None:
@@ -73,11 +74,17 @@ class Residual(BoundFeedback):
     ) -> Tensor | None:
         self.finish_before(turn.step)
         residual = self._residual.flat(layout, grad.device)
+        if free:  # x, to the same bits, in the buffer of the gradient: the residual waits for `accept`
+            self._waiting.pop(id(layout), None)
+            if not kernels.accumulate_(grad, residual, layout.segments, scale=self._decay, decay=scale):
+                return None
+            self._waiting[id(layout)] = grad
+            return grad
 
         def update(segments: Segments, places: slice) -> bool:
             return kernels.accumulate_(residual, grad, segments, scale=scale, decay=self._decay)
 
-        finite = self._old.update_(layout, [residual], update, [grad if free else None], grad)
+        finite = self._old.update_(layout, [residual], update, [None], grad)
         return residual if finite else None
 
     def bleed(self, grad: Tensor, layout: Layout, turn: Turn, most: float) -> tuple[Tensor | None, bool]:
@@ -106,14 +113,19 @@ class Residual(BoundFeedback):
 
     def put_back(self, layout: Layout) -> None:
         self._pending.drop(layout)
+        self._waiting.pop(id(layout), None)
         self._old.restore(layout)
 
     def accept(self, layout: Layout) -> None:
         self._old.drop(layout)
+        new = self._waiting.pop(id(layout), None)
+        if new is not None:
+            copy_(self._residual.held(layout), new, layout.segments.merged)
 
     def discard(self) -> None:
         self._pending.clear()
         self._old.clear()
+        self._waiting.clear()
         self._residual.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -162,7 +162,7 @@ class _PowerSGD(BoundReducer):
         if x is not None:
             left = kernels.times(x, matrices, self._begin(factored, turn, x.device))
             own = torch.cat([left, *rest.views(x)])
-            kept = own[matrices.left :].clone() if rest.numel and x is not out else None
+            kept = own[matrices.left :].clone() if rest.numel and (x is not out or late.is_late()) else None
         sums = self._sum(own, matrices.left + rest.numel, out)
         if sums is None or (x is None and out.is_cpu):
             return None

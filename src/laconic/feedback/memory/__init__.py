@@ -57,6 +57,13 @@ class Memory:
         else:
             held.copy_(value)
 
+    def swap(self, other: Memory, layout: Layout) -> None:
+        """Exchange the blocks of this layout with another memory of the same tensors."""
+        key = id(layout)
+        self._blocks[key], other._blocks[key] = other._blocks[key], self._blocks[key]
+        for name in layout.names:
+            self._tensors[name], other._tensors[name] = other._tensors[name], self._tensors[name]
+
     def zero_(self) -> None:
         """All zero again."""
         for held in self._tensors.values():

@@ -1,7 +1,7 @@
 """Old values of a memory, until it is known whether the step counts.
 
-In float32 (r + g) - g is not r, so a skipped step can only be undone with the old values. They are kept where
-that is free: in the gradient's own buffer if its mean is written at the end of the step, as it is read once.
+In float32 (r + g) - g is not r, so a skipped step can only be undone with the old values. They are kept in
+the gradient's own buffer if that is free until its mean is written at the end of the step, else in a copy.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class Old:
 
     def save(self, runs: Segments) -> None:
         """Copy these ranges of the memory to the buffer."""
-        _copy_(self.room, self.memory, runs)
+        copy_(self.room, self.memory, runs)
 
     def restore(self, runs: Segments) -> None:
         """Copy these ranges of the buffer to the memory."""
-        _copy_(self.memory, self.room, runs)
+        copy_(self.memory, self.room, runs)
 
 
 def _by_pieces(segments: Segments, old: Sequence[Old], update: Update, grad: Tensor) -> bool:
@@ -106,13 +106,13 @@ def _by_pieces(segments: Segments, old: Sequence[Old], update: Update, grad: Ten
         saved = runs.packed.views(scratch) if parked else []
         for each in old:
             if each is parked:
-                torch._foreach_copy_(saved, views)
+                torch._foreachcopy_(saved, views)
             else:
                 each.save(runs)
         finite = update(piece, places)
         for each in () if finite else old:
             if each is parked:
-                torch._foreach_copy_(views, saved)
+                torch._foreachcopy_(views, saved)
             else:
                 each.restore(runs)
             for earlier in done:
@@ -120,7 +120,7 @@ def _by_pieces(segments: Segments, old: Sequence[Old], update: Update, grad: Ten
         if not finite:
             return False
         if parked:
-            torch._foreach_copy_(runs.views(grad), saved)
+            torch._foreachcopy_(runs.views(grad), saved)
         done.append(runs)
     return True
 
@@ -153,8 +153,9 @@ def pieces(segments: Segments, most: int) -> tuple[tuple[Segments, slice], ...]:
     return tuple(found)
 
 
-def _copy_(to: Tensor, source: Tensor, runs: Segments) -> None:
-    if len(runs) == 1 and runs.numel == len(to) == len(source):
-        to.copy_(source)
+def copy_(to: Tensor, source: Tensor, runs: Segments) -> None:
+    """Copy these ranges of float32 (n,) from one buffer to the other."""
+    if len(runs) == 1:
+        runs.views(to)[0].copy_(runs.views(source)[0])
     elif runs.numel:
-        torch._foreach_copy_(runs.views(to), runs.views(source))
+        torch._foreachcopy_(runs.views(to), runs.views(source))

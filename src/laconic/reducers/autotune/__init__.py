@@ -249,12 +249,14 @@ class BoundAutotune(BoundReducer):
         if self._before is not None:
             _, self._used, holding, bleeding = self._before
             self._holding, self._bleeding = set(holding), set(bleeding)
-        self._residual.put_back(self._parts(layout)[0])
+        for each in (self._residual, *self._candidates):
+            each.put_back(self._parts(layout)[0])
 
     def accept(self, layout: Layout) -> None:
         self._before = None
         self.autotuner.accept()
-        self._residual.accept(self._parts(layout)[0])
+        for each in (self._residual, *self._candidates):
+            each.accept(self._parts(layout)[0])
 
     @property
     def holds_back(self) -> bool:
