@@ -220,3 +220,41 @@ def test_by_default_it_stops_at_four_bits() -> None:
     assert lift("auto(lossiest=sampled_topk(density=0.001))").routes[0].reducer.usable == CANDIDATES
     given = "auto((sum(), gather(sparse(topk(density=0.1)))))"
     assert len(lift(given).routes[0].reducer.usable) == 2
+
+
+def test_a_skipped_step_changes_no_decision_and_no_search():
+    """At every step of searches, their ends and their beginnings, and of windows: state and search are again
+    what they were. The next steps then go as in a run without the skipped one, but for one observation."""
+    names = (
+        "current",
+        "chosen",
+        "usual_s",
+        "windows",
+        "_strange",
+        "_patience",
+        "_changed",
+        "_looked",
+    )
+
+    def state(script):
+        return {name: getattr(script.autotuner, name) for name in names} | {
+            "steps": list(script.autotuner._steps),
+            "measured": script.autotuner._trial and script.autotuner._search.measured(),
+            "warm": set(script.autotuner._search.warm),
+            "trial": script.autotuner._trial is None,
+        }
+
+    changed = set()
+    for when in range(1, 75):
+        script = Script([0.4, 0.2, 0.1, 0.1], every=2 * WINDOW)
+        script.run(when)
+        before = state(script)
+        script.run(1)
+        during = state(script)
+        changed |= {name for name in before if before[name] != during[name]}
+        script.autotuner.put_back()
+        after = state(script)
+        assert after == before, (when, {k: (before[k], after[k]) for k in before if before[k] != after[k]})
+        script.run(100)
+        assert script.autotuner.chosen == 2, when
+    assert {"current", "chosen", "usual_s", "windows", "steps", "measured", "trial"} <= changed

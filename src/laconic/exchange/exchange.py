@@ -74,7 +74,7 @@ class Exchange:
         self.noise = NoiseMeter(exactly_summed(method, layout), layout, comm.size)
         self._parts = PerLayout(partial(assigned, self._legs, whole))
         self.masks = MaskWatch(layout.names, mask_of)
-        self._remembers = any(leg.remembers for leg in self._legs)
+        self.remembers = any(leg.remembers for leg in self._legs)  # whether a step changes a memory
         self._changed: list[tuple[Leg, Layout]] = []  # in the present step
         self._unwritten: list[tuple[Tensor, list[Write]]] = []  # buckets whose means are written at the end
         self._owned: dict[tuple[bool, ...], frozenset[str]] = {}
@@ -154,7 +154,7 @@ class Exchange:
                     for (leg, part), x, each in zip(legs, corrected, free, strict=True)
                 ]
                 self._reduce(reductions, suspect, done)
-                if self.void is None and self._remembers:
+                if self.void is None and self.remembers:
                     check_means(reductions)
         except VoidSum:
             if self.void is None:

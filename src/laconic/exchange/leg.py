@@ -34,8 +34,8 @@ class Leg:
         return not (self.feedback.detects_non_finite or self._reducer_at(step).detects_non_finite)
 
     def checks_mean(self, step: int) -> bool:
-        """Return whether the reducer finds out by itself at this step whether the mean is finite."""
-        return isinstance(self._reducer_at(step), BoundSum)
+        """Return whether the reducer has found out by itself in this step whether the mean is finite."""
+        return self._reducer_at(step).checks_mean
 
     def writes_late(self, step: int) -> bool:
         """Return whether means can be written at the end of this step."""

@@ -59,6 +59,7 @@ class Residual(BoundFeedback):
         self._decay = decay
         self._residual = Memory("residual", layout)
         self._old = OldValues()
+        self._step = -1  # of these, and of the new ones
         self._waiting: dict[int, Tensor] = {}  # new residuals of the present step, by layout
         self._pending = Pending(self._finish)
 
@@ -68,6 +69,10 @@ class Residual(BoundFeedback):
     def finish_before(self, step: int) -> None:
         """What was sent before this step leaves the memory for good. `correct` does so by itself."""
         self._pending.finish_before(step)
+        if step != self._step:
+            self._step = step
+            self._old.clear()
+            self._waiting.clear()
 
     def correct(
         self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0, *, free: bool = False

@@ -137,6 +137,11 @@ class BoundReducer(ABC):
         """Whether it has state that a step changes: by default where `put_back` is overridden."""
         return type(self).put_back is not BoundReducer.put_back
 
+    @property
+    def checks_mean(self) -> bool:
+        """Whether the last `reduce` has found out by itself whether the mean is finite: by default not."""
+        return False
+
     def writes_late(self, step: int) -> bool:
         """Whether it writes means by `laconic.core.late.write`, as long as that is to wait: by default not.
 

@@ -154,6 +154,10 @@ class BoundMasked(BoundReducer):
     def remembers(self) -> bool:
         return self._inner.remembers
 
+    @property
+    def checks_mean(self) -> bool:
+        return self._inner.checks_mean
+
     def writes_late(self, step: int) -> bool:
         return self._inner.writes_late(step)
 
@@ -206,9 +210,9 @@ class BoundMasked(BoundReducer):
 
     def remask(self, masks: Mapping[str, Mask]) -> None:
         state = self.state_dict()
-        before = self._whole().layout
+        before = self._packing(self._layout).layout
         self._masks = {name: mask for name, mask in masks.items() if name in self._layout.names}
-        after = self._whole().layout
+        after = self._packing(self._layout).layout
         if after == before:
             self._packings.refresh(self._again)
         else:
@@ -246,9 +250,6 @@ class BoundMasked(BoundReducer):
     def _again(self, layout: Layout, packing: Packing) -> Packing:
         """Of other masks with as many entries: `inner` knows its layouts by identity."""
         return Packing(packing.layout, self._positions(layout))
-
-    def _whole(self) -> Packing:
-        return self._packing(self._layout)
 
     def _shape(self, entry: Entry) -> tuple[int, ...]:
         mask = self._masks.get(entry.name)

@@ -98,6 +98,10 @@ class BoundSum(BoundReducer):
         """In float32 the mean tells, in float16 the maximum; in bfloat16 an infinity would saturate."""
         return self.dtype != torch.bfloat16
 
+    @property
+    def checks_mean(self) -> bool:
+        return True
+
     def reduce(
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:

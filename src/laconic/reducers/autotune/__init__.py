@@ -31,13 +31,14 @@ from laconic.comm.comm import Comm
 from laconic.comm.sent import Sent, SentParts
 from laconic.core import arguments
 from laconic.core.errors import SpecError, StateError
-from laconic.core.layout import Entry, Layout
+from laconic.core.layout import Layout
 from laconic.core.per_layout import PerLayout
 from laconic.core.turn import Turn
 from laconic.feedback.error_feedback import ErrorFeedback, Residual
 from laconic.reducers import BoundReducer, Reducer
 from laconic.reducers.autotune.autotuner import Autotuner
 from laconic.reducers.autotune.search import Search
+from laconic.reducers.autotune.tensors import is_matrix, sends_all
 from laconic.reducers.gather import Gather
 from laconic.reducers.scatter_reduce import ScatterReduce
 from laconic.reducers.sum import DenseShare, Sum
@@ -50,7 +51,6 @@ CANDIDATES: tuple[Reducer, ...] = (
     Gather(Sparse(SampledTopK(density=0.01), indices=GOLOMB)),
     Gather(Sparse(SampledTopK(density=0.001), indices=GOLOMB)),
 )
-WHOLE = 0.5  # omega at most of a candidate that sends nearly all of x: what is left behind must bleed out
 UNDECIDED = -1  # stands for a candidate in a saved state
 CHOSEN = "once/autotune/candidate"  # in a saved state, and the seconds by which another link is noticed
 USUAL = "once/autotune/exchange_s"
@@ -128,7 +128,7 @@ class Autotune(Reducer):
         return BoundAutotune(self, layout, comm)
 
     def nbytes(self, layout: Layout) -> int:
-        matrices, figures = layout.where(_is_matrix), 24 if self.adaptive else 0
+        matrices, figures = layout.where(is_matrix), 24 if self.adaptive else 0
         lossy = max(candidate.nbytes(matrices) for candidate in self.usable)
         return max(Sum().nbytes(layout), lossy + 4 * (layout.numel - matrices.numel + 1)) + figures
 
@@ -142,7 +142,7 @@ class BoundAutotune(BoundReducer):
         self, spec: Autotune, layout: Layout, comm: Comm, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._clock = clock
-        matrices = layout.where(_is_matrix)
+        matrices = layout.where(is_matrix)
         self._candidates = [candidate.bind(matrices, comm) for candidate in spec.candidates]
         for candidate, bound in zip(spec.candidates, self._candidates, strict=True):
             if bound.state_dict():
@@ -158,9 +158,9 @@ class BoundAutotune(BoundReducer):
         self._used = 0  # the candidate of the last step
         self._before: tuple[int, int, set[str], set[str]] | None = None  # this step; the three as they were
         self._most = 1 / math.sqrt(comm.size)  # of a gradient's norm; so much of it the mean keeps at least
-        self._whole = [_sends_all(candidate, matrices) for candidate in spec.candidates]
+        self._whole = [sends_all(candidate, matrices) for candidate in spec.candidates]
         self._parts = PerLayout(
-            lambda bucket: (bucket.where(_is_matrix), bucket.where(lambda entry: not _is_matrix(entry)))
+            lambda bucket: (bucket.where(is_matrix), bucket.where(lambda entry: not is_matrix(entry)))
         )
         twice = [place for place, whole in enumerate(self._whole) if not whole]
         pinned = None if spec.pinned is None else spec.candidates.index(spec.pinned)
@@ -247,8 +247,7 @@ class BoundAutotune(BoundReducer):
     def put_back(self, layout: Layout) -> None:
         self.autotuner.put_back()
         if self._before is not None:
-            _, self._used, holding, bleeding = self._before
-            self._holding, self._bleeding = set(holding), set(bleeding)
+            self._used, self._holding, self._bleeding = self._before[1], *map(set, self._before[2:])
         for each in (self._residual, *self._candidates):
             each.put_back(self._parts(layout)[0])
 
@@ -257,6 +256,10 @@ class BoundAutotune(BoundReducer):
         self.autotuner.accept()
         for each in (self._residual, *self._candidates):
             each.accept(self._parts(layout)[0])
+
+    @property
+    def checks_mean(self) -> bool:
+        return self._used == 0
 
     @property
     def holds_back(self) -> bool:
@@ -288,15 +291,3 @@ class BoundAutotune(BoundReducer):
         self._bleeding.update(self._matrices.names)
         if chosen != UNDECIDED:
             self.autotuner.resume(chosen, float(state[USUAL]))
-
-
-def _is_matrix(entry: Entry) -> bool:
-    return len(entry.shape) > 1
-
-
-def _sends_all(candidate: Reducer, matrices: Layout) -> bool:
-    """Whether it sends nearly all of x at once, and not the rest later, as sparse ones do."""
-    codec = candidate.feedback_codec()
-    if codec is None:
-        return not candidate.needs_feedback
-    return max((codec.omega(entry.numel) for entry in matrices), default=0.0) <= WHOLE

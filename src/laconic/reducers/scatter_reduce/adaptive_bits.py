@@ -107,6 +107,7 @@ class _AdaptiveBits(BoundReducer):
         self._bits = dict.fromkeys(layout.names, spec.bits)
         self._errors: dict[str, tuple[float, ...]] = {}
         self._pending = Pending(self._measured)
+        self._before: tuple[int, dict[str, int], dict[str, tuple[float, ...]]] | None = None  # a choice
         bounds = cuts(layout, comm.size)
         self._tensor_of = {
             piece(entry, begin, end).name: entry.name
@@ -118,7 +119,11 @@ class _AdaptiveBits(BoundReducer):
         self, x: Tensor | None, layout: Layout, turn: Turn, out: Tensor, alpha: float = 1.0
     ) -> Sent | None:
         self._pending.finish_before(turn.step)
-        self._choose_if_measured()
+        if self._before is not None and self._before[0] != turn.step:
+            self._before = None
+        if len(self._errors) == len(self._layout):
+            self._before = turn.step, dict(self._bits), dict(self._errors)
+            self._choose()
         if turn.step % self._spec.every:
             return self._halves.reduce(x, layout, turn, out, alpha)
         own = None if x is None else self._measure(x, layout, turn)
@@ -146,11 +151,6 @@ class _AdaptiveBits(BoundReducer):
     def _measured(self, errors: Tensor, layout: Layout) -> None:
         for name, row in zip(layout.names, errors.tolist(), strict=True):
             self._errors[name] = tuple(row)
-
-    def _choose_if_measured(self) -> None:
-        """Choose new widths once all tensors were measured, in steps that counted."""
-        if self._errors and len(self._errors) == len(self._layout):
-            self._choose()
 
     def _choose(self) -> None:
         """New widths for all tensors; the old ones where nothing is lost, or none is shorter.
@@ -188,10 +188,15 @@ class _AdaptiveBits(BoundReducer):
 
     def put_back(self, layout: Layout) -> None:
         self._pending.drop(layout)
+        if self._before is not None:
+            _, self._bits, self._errors = self._before
+            self._before = None
+
+    def accept(self, layout: Layout) -> None:
+        self._before = None
 
     def state_dict(self) -> dict[str, Tensor]:
         self._pending.finish_all()
-        self._choose_if_measured()
         state = {}
         for name in self._layout.names:
             state[f"once/bits/{name}"] = torch.tensor(self._bits[name], dtype=torch.int64, device="cpu")
@@ -208,4 +213,5 @@ class _AdaptiveBits(BoundReducer):
                 f"{wrong} has a width of {bits[wrong]} bits in the saved state, 2 to 8 are possible"
             )
         errors = {name: tuple(state[ERRORS + name].tolist()) for name in self._layout.names}
+        self._before = None
         self._bits, self._errors = bits, {name: row for name, row in errors.items() if row[0] >= 0}
