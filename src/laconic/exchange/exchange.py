@@ -8,6 +8,7 @@ and every memory is again what it was before the step, to the last bit.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -101,10 +102,12 @@ class Exchange:
 
     def end(self) -> None:
         """The last bucket of this backward pass is done: write the means that were to wait for it."""
+        began = time.perf_counter()
         for leg, part in self._changed:
             leg.feedback.accept(part)
             leg.reducer.accept(part)
         self._changed.clear()
+        waited = bool(self._unwritten)
         for bucket, writes in self._unwritten:
             if self.void is not None:
                 bucket.fill_(torch.nan)
@@ -113,6 +116,7 @@ class Exchange:
                 for write in writes:
                     write()
         self._unwritten.clear()
+        self.seconds.decode_s += time.perf_counter() - began if waited else 0.0
         if self._clip is not None and self.void is None:
             self._clip.end()
         if self.void is None and self.noise.due(self.step):

@@ -106,13 +106,13 @@ def _by_pieces(segments: Segments, old: Sequence[Old], update: Update, grad: Ten
         saved = runs.packed.views(scratch) if parked else []
         for each in old:
             if each is parked:
-                torch._foreachcopy_(saved, views)
+                torch._foreach_copy_(saved, views)
             else:
                 each.save(runs)
         finite = update(piece, places)
         for each in () if finite else old:
             if each is parked:
-                torch._foreachcopy_(views, saved)
+                torch._foreach_copy_(views, saved)
             else:
                 each.restore(runs)
             for earlier in done:
@@ -120,7 +120,7 @@ def _by_pieces(segments: Segments, old: Sequence[Old], update: Update, grad: Ten
         if not finite:
             return False
         if parked:
-            torch._foreachcopy_(runs.views(grad), saved)
+            torch._foreach_copy_(runs.views(grad), saved)
         done.append(runs)
     return True
 
@@ -158,4 +158,4 @@ def copy_(to: Tensor, source: Tensor, runs: Segments) -> None:
     if len(runs) == 1:
         runs.views(to)[0].copy_(runs.views(source)[0])
     elif runs.numel:
-        torch._foreachcopy_(runs.views(to), runs.views(source))
+        torch._foreach_copy_(runs.views(to), runs.views(source))
