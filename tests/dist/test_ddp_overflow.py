@@ -59,7 +59,8 @@ def warned_of_a_scaler(spec, tells, fused, touch):
     """What a script is told that steps by a GradScaler, or whose `touch` changes its gradients."""
     torch.manual_seed(0)
     model = DistributedDataParallel(net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=fused)
+    kind = torch.optim.Adam if "adam" in spec else partial(torch.optim.SGD, momentum=0.9)
+    optimizer = kind(model.parameters(), lr=0.05, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=touch is None)
     laconic.compress(model, optimizer, spec, scaler=scaler if tells else None)
     with warnings.catch_warnings(record=True) as said:
@@ -75,17 +76,18 @@ def warned_of_a_scaler(spec, tells, fused, touch):
     return [str(each.message) for each in said]
 
 
-@on_ranks(
-    2, [(spec, False) for spec in ("topk(density=0.1)", "sign()", "dgc(density=0.1)")] + [("topk(0.1)", True)]
-)
-def test_a_scaler_that_a_memory_does_not_know_of_is_told(spec, fused):
+UNTOLD = ("topk(density=0.1)", "sign()", "dgc(density=0.1)", "cgx()", "onebit_adam(warmup_steps=2)")
+
+
+@on_ranks(2, [*((spec, False) for spec in UNTOLD), ("topk(0.1)", True)])
+def test_a_scaler_that_a_method_does_not_know_of_is_told(spec, fused):
     (text,) = warned_of_a_scaler(spec, False, fused, None)
     assert "between backward() and step()" in text and "scaler=scaler" in text
     assert warned_of_a_scaler(spec, True, fused, None) == []
 
 
 @on_ranks(2)
-def test_clipping_and_methods_without_a_memory_are_told_nothing():
+def test_clipping_and_sums_are_told_nothing():
     assert warned_of_a_scaler("topk(density=0.1)", False, False, 0.3) == []
     assert warned_of_a_scaler("fp16()", False, False, None) == []
 
