@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -33,6 +36,29 @@ def test_one_string_decides_how_replicas_stay_together(spec):
 def test_all_ranks_begin_with_the_first_ranks_model():
     model, _ = distributed("local_sgd(every=100)")
     assert agree(model)
+
+
+def size_of(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getbuffer().nbytes
+
+
+@on_ranks(2)
+def test_finish_gives_each_parameter_its_own_memory():
+    """A layer then saves alone, and training goes on as without it, from what a script wrote meanwhile."""
+    pairs = [trained("local_sgd(every=2)") for _ in range(2)]
+    plain = size_of(copy.deepcopy(pairs[0][0][-1]).state_dict())
+    for model, optimizer in pairs:
+        optimizer.finish()
+        assert size_of(model[-1].state_dict()) == plain
+        with torch.no_grad():
+            model[-1].bias.add_(1.0)
+    with pairs[1][1].averaged():
+        pass
+    for model, optimizer in pairs:
+        advance(model, optimizer, range(6, 9))
+    assert torch.equal(*(flat(model) for model, _ in pairs))
 
 
 @on_ranks(3)

@@ -7,6 +7,7 @@ import sys
 import traceback
 import weakref
 
+import pytest
 import torch
 from tests.unit.shared import refuses
 

@@ -158,9 +158,15 @@ class DistributedOptimizer(Optimizer, Joinable):
             yield distance
 
     def finish(self) -> None:
-        """Load the group's exact average on every rank. Call it on all ranks, before you save the model."""
+        """Load the group's exact average on every rank. Call it on all ranks, before you save the model.
+
+        Until the next step each parameter has its own memory, so `torch.save` of a part of the model writes
+        that part alone. Before, parameters are views of one tensor, and `torch.save` writes all of it.
+        """
         with self._as_flat():
             self.controller.finish()
+        if self._replica is not None:
+            self._replica.detach()
 
     def stats(self) -> Stats:
         """Bytes and seconds of this rank's steps since the start; see `laconic.exchange.stats.Stats`.

@@ -10,12 +10,11 @@ float32 holds of averages and small steps, and its own updates are added to that
 
 from __future__ import annotations
 
-import hashlib
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import compress, groupby
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -28,8 +27,13 @@ from laconic.core.layout import Layout
 from laconic.ddp.compress import is_sharded
 from laconic.optim.master_weights import masters_of
 from laconic.optim.stochastic_rounding import HALF
+from laconic.strategies.root_copy import copy_from_root
 from laconic.strategies.several import each_of
 
+MOVED = (
+    "the memory of {} was replaced after distribute(), as model.to(...) does: move the model first, then call"
+    " distribute()"
+)
 AVERAGED = (torch.float32, torch.float64, *HALF)  # buffers that have a mean
 
 
@@ -58,6 +62,7 @@ class Replica:
         self.layout = Layout.of((name, tuple(each.shape)) for name, each in self.parameters.items())
         self._check(model)
         self.flat = torch.empty(0, dtype=torch.float32, device="cpu")
+        self._detached = False  # whether parameters have their own memory, as after `detach`
 
     def _check(self, model: nn.Module) -> None:
         if is_sharded(model):
@@ -150,8 +155,9 @@ class Replica:
     def as_flat(self) -> Iterator[None]:
         """In the end, also after an error, parameters in half precision are `flat`, rounded.
 
-        What was written to them from outside since the last time counts.
+        What was written to them from outside since the last time counts. Parameters are views again.
         """
+        self._attach()
         for each, view in self.halves():
             same = view.to(each.dtype) == each.detach()
             if not (same.is_cpu and bool(same.all())):  # elsewhere, asking costs more than copying
@@ -209,10 +215,27 @@ class Replica:
             if parameter.dtype != torch.float32 or not parameter.numel():
                 continue
             if parameter.data_ptr() != start + item * entry.offset:
-                raise AttachError(
-                    f"the memory of {entry.name} was replaced after distribute(), as model.to(...) does: move"
-                    " the model first, then call distribute()"
-                )
+                raise AttachError(MOVED.format(entry.name))
+
+    def detach(self) -> None:
+        """Give every parameter its own memory until the next call: a part of the model then saves alone."""
+        for each in self.parameters.values():
+            if each.dtype == torch.float32:
+                each.data = each.detach().clone()
+        self._detached = True
+
+    def _attach(self) -> None:
+        """Make detached parameters views again, with their present values."""
+        if not self._detached:
+            return
+        parts = [(self.parameters[name], view) for name, view in self.views(self.flat).items()]
+        whole = [(each, view) for each, view in parts if each.dtype == torch.float32]
+        if any(each.shape != view.shape or each.device != view.device for each, view in parts):
+            raise AttachError(MOVED.format("a parameter"))
+        self._detached = False
+        for each, view in whole:
+            view.copy_(each.detach())
+            each.data = view
 
     def release(self) -> None:
         """Give every parameter its own memory again."""
@@ -224,11 +247,11 @@ class Replica:
     def adopt(self, comm: Comm, root: int = 0) -> None:
         """Copy the root's parameters, trained and frozen, and its buffers. Called by all ranks."""
         comm.broadcast(self.flat, root)
-        _adopt((*self.statistics, *self.constants, *self.frozen), comm, root)
+        copy_from_root((*self.statistics, *self.constants, *self.frozen), comm, root)
 
     def adopt_frozen(self, comm: Comm, root: int) -> None:
         """Copy the root's frozen parameters. Called by all ranks."""
-        _adopt(self.frozen, comm, root)
+        copy_from_root(self.frozen, comm, root)
 
     def distance(self, model: Tensor, comm: Comm) -> float:
         """Root mean square over ranks of |x_r - model|, over |model|. Called by all ranks."""
@@ -262,26 +285,6 @@ def _in_order(value: Any, parameter: Tensor) -> Any:
     """A dense tensor of a parameter's shape in row-major order; anything else as it is."""
     dense = isinstance(value, Tensor) and value.layout == torch.strided
     return value.contiguous() if dense and value.shape == parameter.shape else value
-
-
-def _adopt(tensors: Sequence[Tensor], comm: Comm, root: int) -> None:
-    """Copy the root's tensors; those that are alike on all ranks do not travel. Called by all ranks."""
-    if not tensors:
-        return
-    own = torch.tensor([_digest(each) for each in tensors], device=tensors[0].device, dtype=torch.int64)
-    differs = comm.all_reduce((comm.broadcast(own.clone(), root) != own).long(), "max")
-    for each in compress(tensors, differs.tolist()):  # others may be expanded, and so read alone
-        wire = comm.broadcast(_bytes(each).clone(), root)  # bytes, as no backend has all dtypes
-        each.detach().copy_(wire.view(each.dtype).view(each.shape))
-
-
-def _bytes(x: Tensor) -> Tensor:
-    return x.detach().reshape(-1).contiguous().view(torch.uint8)
-
-
-def _digest(x: Tensor) -> int:
-    hashed = hashlib.blake2b(_bytes(x).cpu().numpy().tobytes(), digest_size=8)
-    return int.from_bytes(hashed.digest(), "little", signed=True)
 
 
 def _is_expanded(x: Tensor) -> bool:
