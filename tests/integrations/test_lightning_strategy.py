@@ -54,6 +54,23 @@ def as_by_hand(spec: str, build: Any) -> tuple[bool, bool]:
     return torch.equal(flat(plain), flat(trained)), same_everywhere(flat(trained))
 
 
+@launched
+def fit_of_a_finished_run(folder: str) -> tuple[bool, bool]:
+    """Whether replicas are equal after a fit from a checkpoint of which no epoch is left, and are its model."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from laconic.integrations import LightningStrategy
+
+    spec, saving = "local_sgd(every=3)", [ModelCheckpoint(dirpath=folder, save_last=True)]
+    _, first, _ = fit(None, strategy=LightningStrategy(spec), enable_checkpointing=True, more=saving)
+    _, again, _ = fit(None, strategy=LightningStrategy(spec), ckpt=f"{folder}/last.ckpt")
+    return same_everywhere(flat(again)), torch.equal(flat(first), flat(again))
+
+
+def test_a_fit_of_a_finished_run_leaves_equal_replicas(pool, tmp_path):
+    assert pool.run(2, fit_of_a_finished_run, str(tmp_path), timeout_s=300) == [(True, True)] * 2
+
+
 @pytest.mark.parametrize(("spec", "build"), SPECS.items())
 def test_the_trainer_ends_as_a_plain_loop(pool, spec, build):
     assert pool.run(2, as_by_hand, spec, build, timeout_s=300) == [(True, True)] * 2

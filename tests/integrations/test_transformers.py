@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from laconic.core.errors import StateError
+from laconic.core.errors import AttachError, StateError
 from tests.integrations.launched import heard, launched
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
@@ -103,6 +103,22 @@ def test_accumulation_and_clipping_go_on_as_they_are(pool, tmp_path):
     (steps, same, norms), (_, _, others) = pool.run(2, accumulated, str(tmp_path), options, timeout_s=300)
     assert steps == STEPS and same
     assert norms == others and len(norms) == STEPS and min(norms) > 0
+
+
+@launched
+def evaluated_first(folder: str) -> str:
+    """The error of train() after evaluate(), which keeps the Trainer from wrapping the model."""
+    trainer, _ = trainer_of(folder, save_strategy="no")
+    trainer.evaluate(trainer.train_dataset)
+    with pytest.raises(AttachError) as caught:
+        trainer.train()
+    return str(caught.value)
+
+
+def test_training_after_an_evaluation_explains_why_ranks_would_differ(pool, tmp_path):
+    for text in pool.run(2, evaluated_first, str(tmp_path), timeout_s=300):
+        assert "GPT2LMHeadModel on 2 ranks without DistributedDataParallel" in text
+        assert "evaluate() or predict() before train()" in text and "build a new Trainer" in text
 
 
 @launched

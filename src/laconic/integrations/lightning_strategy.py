@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.optim import Optimizer
 
 from laconic.core.errors import AttachError
@@ -72,6 +72,7 @@ class LightningStrategy(DDPStrategy):
         self.spec, self.seed, self.statistics = found, seed, statistics
         self.optimizer: DistributedOptimizer | None = None
         self._averaged = ExitStack()
+        self._finished = False
 
     def configure_ddp(self) -> None:
         """Leave the model as it is."""
@@ -99,6 +100,7 @@ class LightningStrategy(DDPStrategy):
             statistics=self.statistics,
             scaler=scaler,
         )
+        self._finished = False
         self.optimizers, _tied[module] = [self.optimizer], self.optimizer
         # At every batch the Trainer waits for rank 0 to say whether it has got SIGTERM: the last barrier.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing
@@ -116,6 +118,7 @@ class LightningStrategy(DDPStrategy):
         """Take the group's average on every rank, after the last checkpoint."""
         assert self.optimizer is not None
         self.optimizer.finish()
+        self._finished = True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The group's average. The Trainer calls it on all ranks, before their optimisers' states."""
@@ -135,8 +138,10 @@ class LightningStrategy(DDPStrategy):
         return inner.state_dict(gather=True)
 
     def teardown(self) -> None:
-        """Back to this rank's replica too where validation has failed."""
+        """Take the average where no epoch was left to train; this rank's replica where validation failed."""
         self._averaged.close()
+        if self.optimizer is not None and self._fitting and not self._finished and self._running:
+            self.on_train_end()  # the Trainer does not call it for a checkpoint whose training is complete
         super().teardown()
 
     @property
@@ -144,6 +149,12 @@ class LightningStrategy(DDPStrategy):
         """Whether `fit` is at work, or was the last to be."""
         module = self.lightning_module
         return module is not None and module.trainer.state.fn == TrainerFn.FITTING
+
+    @property
+    def _running(self) -> bool:
+        """Whether the Trainer has met no error."""
+        module = self.lightning_module
+        return module is not None and module.trainer.state.status == TrainerStatus.RUNNING
 
 
 def _nothing() -> None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
-from laconic.ddp.compress import compress, inside
+from laconic.core.errors import AttachError
+from laconic.ddp.compress import compress, inside, is_sharded
 from laconic.ddp.handle import Handle
 from laconic.integrations import folder
 
@@ -67,7 +68,7 @@ class TrainerCompression(TrainerCallback):
         """Attach to the wrapped model, and go on from the checkpoint that the Trainer has loaded.
 
         Raises:
-            AttachError: The model is sharded by FSDP1, driven by DeepSpeed, or does not suit the method.
+            AttachError: evaluate() was called before, or the model is sharded by FSDP1, driven by DeepSpeed, or does not suit the method.
             StateError: What the checkpoint holds is of another run.
         """
         self._detach()  # of an attempt with a larger batch, under auto_find_batch_size
@@ -79,6 +80,12 @@ class TrainerCompression(TrainerCallback):
                 stacklevel=2,
             )
             return
+        if inside(model) is None and not is_sharded(model) and not parallel_otherwise(self.trainer):
+            raise AttachError(
+                f"the Trainer trains {type(model).__name__} on {args.world_size} ranks without"
+                " DistributedDataParallel, so that each rank trains a model of its own: evaluate() or predict()"
+                " before train() makes it do so. Call train() first, or build a new Trainer for it"
+            )
         self.handle = compress(model, self.trainer.optimizer, self.spec, seed=self.seed)
         self._attached = True
         if resumed is not None and not folder.load(self.handle, resumed):
@@ -101,3 +108,8 @@ class TrainerCompression(TrainerCallback):
         if self._attached and self.handle is not None:
             self._attached = False
             self.handle.remove()
+
+
+def parallel_otherwise(trainer: Trainer) -> bool:
+    """Return whether DeepSpeed, FSDP or another wrapper trains the model on several ranks."""
+    return bool(trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled)
