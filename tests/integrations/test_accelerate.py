@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 
 import laconic
-from laconic.core.errors import AttachError, PeerError, StateError
+from laconic.core.errors import AttachError, PeerError, SpecError, StateError
 from tests.dist.nets import SGD, agree, flat, net
 from tests.integrations.launched import heard, launched
 
@@ -75,6 +76,23 @@ def resumed(spec: str, build: Any, folder: str) -> tuple[bool, bool, bool]:
 def test_save_state_and_load_state_carry_the_memory(pool, tmp_path, spec, build):
     found = pool.run(2, resumed, spec, build, str(tmp_path / "state"), timeout_s=300)
     assert found == [(True, True, False)] * 2
+
+
+@launched
+def prepared_copies() -> tuple[str, list[int]]:
+    """The refusal of `prepare`, and the examples of this rank's first batch without it."""
+    from accelerate import Accelerator
+
+    loader = laconic.data.batch_augmentation(DataLoader(torch.arange(32.0), batch_size=4, shuffle=True), 2)
+    with pytest.raises(SpecError) as caught:
+        Accelerator(cpu=True).prepare(loader)
+    return str(caught.value), next(iter(loader)).int().tolist()
+
+
+def test_prepare_refuses_a_loader_whose_ranks_share_examples(pool):
+    (text, first), (_, second) = pool.run(2, prepared_copies, timeout_s=300)
+    assert "leave it out of accelerator.prepare(...)" in text
+    assert first == second
 
 
 @launched

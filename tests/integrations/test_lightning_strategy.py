@@ -56,7 +56,7 @@ def as_by_hand(spec: str, build: Any) -> tuple[bool, bool]:
 
 @launched
 def fit_of_a_finished_run(folder: str) -> tuple[bool, bool]:
-    """Whether replicas are equal after a fit from a checkpoint of which no epoch is left, and are its model."""
+    """Whether replicas are equal after a fit from a finished run's checkpoint, and are its model."""
     from lightning.pytorch.callbacks import ModelCheckpoint
 
     from laconic.integrations import LightningStrategy

@@ -114,6 +114,24 @@ class CopiesSampler(Sampler[list[Draw]]):
         self._next = (0, 0)
 
     @property
+    def batch_size(self) -> int:
+        """Inputs in a batch of this rank.
+
+        Trainers read it before they deal batches to ranks, as Accelerate's `prepare` does. This sampler has
+        done so already, and a second time ranks would not share examples.
+
+        Raises:
+            SpecError: There are several ranks.
+        """
+        if self._size > 1:
+            raise SpecError(
+                f"this loader deals examples to {self._size} ranks itself, so that ranks share copies of them,"
+                " and a trainer is about to deal its batches again: leave it out of accelerator.prepare(...),"
+                " and give Lightning Trainer(use_distributed_sampler=False)"
+            )
+        return self.batch * len(self._own)
+
+    @property
     def reading(self) -> Reading:
         """Of one step."""
         each = self.batch * len(self._own)

@@ -68,7 +68,8 @@ class TrainerCompression(TrainerCallback):
         """Attach to the wrapped model, and go on from the checkpoint that the Trainer has loaded.
 
         Raises:
-            AttachError: evaluate() was called before, or the model is sharded by FSDP1, driven by DeepSpeed, or does not suit the method.
+            AttachError: evaluate() was called before train(), the model is sharded by FSDP1 or driven by
+                DeepSpeed, or it does not suit the method.
             StateError: What the checkpoint holds is of another run.
         """
         self._detach()  # of an attempt with a larger batch, under auto_find_batch_size
@@ -83,8 +84,8 @@ class TrainerCompression(TrainerCallback):
         if inside(model) is None and not is_sharded(model) and not parallel_otherwise(self.trainer):
             raise AttachError(
                 f"the Trainer trains {type(model).__name__} on {args.world_size} ranks without"
-                " DistributedDataParallel, so that each rank trains a model of its own: evaluate() or predict()"
-                " before train() makes it do so. Call train() first, or build a new Trainer for it"
+                " DistributedDataParallel, so that each rank trains a model of its own: evaluate() or"
+                " predict() before train() makes it do so. Call train() first, or build a new Trainer for it"
             )
         self.handle = compress(model, self.trainer.optimizer, self.spec, seed=self.seed)
         self._attached = True
