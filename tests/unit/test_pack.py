@@ -198,6 +198,23 @@ def test_a_file_says_which_norms_have_shifts(tmp_path: Path) -> None:
         assert torch.equal(load_packed(path, net())(x), plain(x))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated:DeprecationWarning")
+def test_a_packed_model_refuses_gradients_and_traces() -> None:
+    model, x = trained(binarise)
+    packed = pack(model.eval())
+    uses = {
+        "gradient": lambda: packed(x.clone().requires_grad_()),
+        "torch.jit.trace": lambda: torch.jit.trace(packed, x),
+        "torch.export": lambda: torch.export.export(packed, (x,)),
+    }
+    for word, use in uses.items():
+        with pytest.raises(StateError, match=word):
+            use()
+    with torch.no_grad():
+        assert torch.equal(packed(x.clone().requires_grad_()), packed(x))
+    assert torch.equal(torch.compile(packed, backend="eager")(x), packed(x))
+
+
 def test_what_cannot_be_packed_is_refused() -> None:
     logarithmic, half = net(), net()
     wide = nn.Sequential(nn.Linear(2, 2), nn.Linear(300, 2), nn.Linear(2, 2))

@@ -125,8 +125,8 @@ class CopiesSampler(Sampler[list[Draw]]):
         """
         if self._size > 1:
             raise SpecError(
-                f"this loader deals examples to {self._size} ranks itself, so that ranks share copies of them,"
-                " and a trainer is about to deal its batches again: leave it out of accelerator.prepare(...),"
+                f"this loader deals examples to {self._size} ranks itself, which share copies of each, and"
+                " a trainer is about to deal its batches again: leave it out of accelerator.prepare(...),"
                 " and give Lightning Trainer(use_distributed_sampler=False)"
             )
         return self.batch * len(self._own)

@@ -30,8 +30,8 @@ def pack(model: nn.Module) -> nn.Module:
 
     Its results are bit for bit those of the model in evaluation, for finite inputs. A layer's weights take
     `weights` bits each, in memory and in a file; rows are filled up to whole bytes. All other layers and the
-    biases stay float32, so leave few parameters outside. The copy cannot be trained. One thread computes each
-    product.
+    biases stay float32, so leave few parameters outside. The copy cannot be trained or traced, and passes no
+    gradient on: it raises `StateError`. One thread computes each product.
 
     Raises:
         AttachError: The model has no layers in few bits, or logarithmic ones, or ones that are not float32,

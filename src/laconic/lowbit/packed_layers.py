@@ -78,6 +78,19 @@ class Packed(nn.Module):
             if row % 8 and bool((getattr(self, name)[..., -1] >> row % 8).any()):
                 raise StateError(f"{name} has bits behind the {row} weights of a row: the file is damaged")
 
+    def _check_use(self, x: Tensor) -> None:
+        """Raise `StateError` where autograd or a trace would miss the kernels, which are no operators."""
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise StateError(
+                "a packed layer has no gradient, and its input requires one: run it under torch.no_grad(), or"
+                " use the model that was packed, whose layers pass gradients on"
+            )
+        if torch.jit.is_tracing() or torch.compiler.is_exporting():
+            raise StateError(
+                "torch.jit.trace and torch.export cannot record the kernels of packed layers: take"
+                " the model that was packed, or torch.compile, which calls the kernels as they are"
+            )
+
     def signs(self, x: Tensor) -> list[Tensor]:
         """Tensors whose signs are s_0, s_1, ... of x."""
         count = self.levels.activations
@@ -88,8 +101,9 @@ class Packed(nn.Module):
 
     def product(self, name: str, x: Tensor, multiply: Any, real: Any) -> Tensor:
         """The product of x with a weight. `multiply(signs, bits)` is one of signs, `real(x, weight)` of
-        numbers.
+        numbers. Raises `StateError` where a gradient or a graph is asked for.
         """
+        self._check_use(x)
         planes = getattr(self, name)
         if self.levels.activations is None:
             weight = sum(2**i * self._plane(name, bits) for i, bits in enumerate(planes))
