@@ -85,7 +85,8 @@ class Packed(nn.Module):
                 "a packed layer has no gradient, and its input requires one: run it under torch.no_grad(), or"
                 " use the model that was packed, whose layers pass gradients on"
             )
-        if torch.jit.is_tracing() or torch.compiler.is_exporting():
+        tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        if tracing or torch.compiler.is_exporting():
             raise StateError(
                 "torch.jit.trace and torch.export cannot record the kernels of packed layers: take"
                 " the model that was packed, or torch.compile, which calls the kernels as they are"

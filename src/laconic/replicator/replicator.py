@@ -47,12 +47,10 @@ class Replicator(Meetings):
     [4.0, 8.0]
 
     Args:
-        spec: "single", "sync", "async", "groups(size=4)" or "local(replicas=4)"; default: "single". "async"
-            is short for `asynchronous`, as Python keeps that word for itself. All but "single" and "local"
-            are started by torchrun, or in a process group that the script has joined.
+        spec: "single", "sync", "async", "groups(size=4)" or "local(replicas=4)"; default: "single". All but
+            "single" and "local" are started by torchrun, or in a process group that the script has joined.
         debug: Whether replicas compare each collective before it begins, and raise `PeerError`, which names
-            the first that differs, where they would hang. 8 bytes a collective to each other replica, and a
-            round trip. Default: False.
+            the first that differs, where they would hang; costs 8 bytes and a round trip. Default: False.
         timeout_s: Seconds that a replica waits for another in one collective; default: 1800.
         devices: Devices of one replica, for a model that spans several; default: 1.
         checkpoints: Folder of the servers' checkpoints, in "async" and "groups", from which they go on when

@@ -132,28 +132,21 @@ class DistributedOptimizer(Optimizer, Joinable):
         return loss
 
     def note_loss(self, loss: Tensor | float) -> None:
-        """Pass on this step's loss, a number or a tensor of one element; `step(closure)` does that too.
-
-        By it `lsgd` elects its leaders.
-        """
+        """Pass on this step's loss, by which `lsgd` elects its leaders; `step(closure)` does that too."""
         self._loss = loss.item() if isinstance(loss, Tensor) else float(loss)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none)
 
-    def averaged(self) -> AbstractContextManager[float]:
+    @contextmanager
+    def averaged(self) -> Iterator[float]:
         """A context, `with optimizer.averaged() as distance:`, in which the model is the group's average.
 
         Called by all ranks. To train or to load a state in there is a `StateError`: it would be lost.
 
-        Returns:
-            The context. It yields the root mean square distance of the ranks' models from the average, as a
-            share of the average's norm.
+        Yields:
+            The root mean square distance of the ranks' models from the average, as a share of its norm.
         """
-        return self._averaged()
-
-    @contextmanager
-    def _averaged(self) -> Iterator[float]:
         with self._as_flat(), self.controller.averaged() as distance:
             yield distance
 
@@ -169,10 +162,7 @@ class DistributedOptimizer(Optimizer, Joinable):
             self._replica.detach()
 
     def stats(self) -> Stats:
-        """Bytes and seconds of this rank's steps since the start; see `laconic.exchange.stats.Stats`.
-
-        `averaged()` and `finish()` are not counted: each sends the model once, dense.
-        """
+        """Return bytes and seconds of this rank's steps since the start, without `averaged()` and `finish()`."""
         return self.controller.stats()
 
     def notes(self) -> Notes:

@@ -248,14 +248,18 @@ class BoundAutotune(BoundReducer):
         self.autotuner.put_back()
         if self._before is not None:
             self._used, self._holding, self._bleeding = self._before[1], *map(set, self._before[2:])
-        for each in (self._residual, *self._candidates):
-            each.put_back(self._parts(layout)[0])
+        matrices = self._parts(layout)[0]
+        self._residual.put_back(matrices)
+        for each in self._candidates:
+            each.put_back(matrices)
 
     def accept(self, layout: Layout) -> None:
         self._before = None
         self.autotuner.accept()
-        for each in (self._residual, *self._candidates):
-            each.accept(self._parts(layout)[0])
+        matrices = self._parts(layout)[0]
+        self._residual.accept(matrices)
+        for each in self._candidates:
+            each.accept(matrices)
 
     @property
     def checks_mean(self) -> bool:
