@@ -162,7 +162,7 @@ class DistributedOptimizer(Optimizer, Joinable):
             self._replica.detach()
 
     def stats(self) -> Stats:
-        """Return bytes and seconds of this rank's steps since the start, without `averaged()` and `finish()`."""
+        """Return bytes and seconds of this rank's steps so far, without `averaged()` and `finish()`."""
         return self.controller.stats()
 
     def notes(self) -> Notes:
