@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import math
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -149,6 +150,31 @@ def test_bytes_are_freed_and_counted() -> None:
     assert kept.kept * 0.8 < lives < kept.kept * 1.1
     assert kept.ratio > 6
     loss.backward()
+
+
+def test_a_session_serves_one_thread_at_a_time() -> None:
+    """A second thread is refused while the first is inside, and may open the session afterwards."""
+    model, (x, _) = vgg(), batch(2)
+    session = laconic.activations.compress(model, "comet()")
+    errors: list[str] = []
+
+    def use() -> None:
+        try:
+            with session:
+                model(x)
+        except AttachError as error:
+            errors.append(str(error))
+
+    def in_a_thread() -> list[str]:
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+        return errors
+
+    with session:
+        model(x).sum()
+        assert "open in another thread" in in_a_thread()[0]
+    assert len(in_a_thread()) == 1
 
 
 def test_measure_leaves_the_model_as_it_is() -> None:

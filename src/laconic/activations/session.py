@@ -54,6 +54,7 @@ class Session(TorchFunctionMode):
         self._key = 0
         self._kept = self._inputs = 0  # tensors in this block, and inputs of layers among them
         self._told = False
+        self._open = False
         self._own: dict[int, UntypedStorage] = {}  # held, as an address that is free is used again
         self._hooks = ExitStack()
         with _lock:
@@ -97,6 +98,13 @@ class Session(TorchFunctionMode):
             raise compiled.refuse("the function that opens `compress` is")
         if opened():
             raise AttachError("activations are compressed already: leave the inner `compress` out")
+        with _lock:
+            if self._open:
+                raise AttachError(
+                    "this session is open in another thread: a session serves one thread at a time, so call"
+                    " compress for each thread"
+                )
+            self._open = True
         own = [*self._model.parameters(), *self._model.buffers()]
         self._own = {each._cdata: each for each in (tensor.untyped_storage() for tensor in own)}
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -109,6 +117,7 @@ class Session(TorchFunctionMode):
     ) -> None:
         self._hooks.close()
         self._own = {}
+        self._open = False
         super().__exit__(kind, value, trace)  # type: ignore[no-untyped-call]
         self._settle()
         if kind is None:

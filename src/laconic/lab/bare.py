@@ -20,6 +20,6 @@ runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def bare(program: str, *arguments: object) -> list[str]:
-    """The command line of `laconic.lab.inside.PROGRAM`, which imports only the standard library."""
+    """Return the command line of a module of `laconic.lab.inside`, which needs the standard library alone."""
     module = f"laconic.lab.inside.{program}"
     return [sys.executable, "-I", "-S", "-c", START, str(PACKAGE), module, *map(str, arguments)]

@@ -2,7 +2,7 @@
 
 Jiang et al. 2022, arXiv:2212.14760. A reconstruction from the abstract, which is all that is public: it looks
 at the distribution of the largest entries and quantises them hierarchically. It also samples clients
-dynamically: `laconic.federated.sampling`.
+dynamically: `laconic.federated.samplings`.
 """
 
 from __future__ import annotations
