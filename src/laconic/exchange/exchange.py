@@ -159,7 +159,7 @@ class Exchange:
                 ]
                 self._reduce(reductions, suspect, done)
                 if self.void is None and self.remembers:
-                    check_means(reductions)
+                    check_means(reductions, layout)
         except VoidSum:
             if self.void is None:
                 self.cancel(first_not_finite(bucket, layout) or "a tensor on another rank")

@@ -47,19 +47,20 @@ def corrected_by(
     return corrected
 
 
-def check_means(reductions: Sequence[Reduction]) -> None:
+def check_means(reductions: Sequence[Reduction], bucket: Layout) -> None:
     """Raise `VoidSum` if a mean is not finite whose reducer does not check it; on a GPU as `deferred.check`.
 
-    Ranks have the same means, so all of them raise.
+    On a GPU all means of the bucket are checked at once. Ranks have the same means, so all of them raise.
     """
-    for each in reductions:
-        part = each.part
-        if each.late or each.leg.checks_mean(each.turn.step) or not part.numel:
-            continue
-        if not each.out.is_cpu:
-            check(not_finite(*part.segments.merged.views(each.out)), lambda _: VoidSum())
-        elif not kernels.all_finite(each.out, part.segments.merged):
-            raise VoidSum
+    unknown = [
+        each
+        for each in reductions
+        if each.part.numel and not each.late and not each.leg.checks_mean(each.turn.step)
+    ]
+    if unknown and not unknown[0].out.is_cpu:
+        check(not_finite(*bucket.segments.merged.views(unknown[0].out)), lambda _: VoidSum())
+    elif not all(kernels.all_finite(each.out, each.part.segments.merged) for each in unknown):
+        raise VoidSum
 
 
 def _all_finite(parts: Sequence[tuple[Tensor, Segments]]) -> bool:
