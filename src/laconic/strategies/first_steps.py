@@ -33,9 +33,8 @@ class FirstSteps:
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._watch.stepped()
         self._steps += 1
-        if self._steps < STEP:
+        if self._steps != STEP:  # a hook must not remove itself while torch runs through them
             return
-        self.remove()
         if place := second_weights(optimizer, WITHIN):
             warnings.warn(
                 f"{type(optimizer).__name__} seems to keep a second set of weights in {place}, and"
