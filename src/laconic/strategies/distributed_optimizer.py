@@ -62,7 +62,7 @@ class DistributedOptimizer(Optimizer, Joinable):
         self._replica = controller.replica if isinstance(controller, ParameterController) else None
         self._group = group
         self._loss: float | None = None
-        self._only = OnlyThrough(each_of(optimizer) if self._replica else (), repr(controller))
+        self._only = OnlyThrough(each_of(optimizer) if self._replica else (), controller)
         self._share()
         named = () if model is None else model.named_parameters()
         self._names: dict[Tensor, str] = {each: name for name, each in named}

@@ -17,11 +17,11 @@ from laconic.strategies.first_steps import FirstSteps
 class OnlyThrough:
     """Refuses steps of these optimisers outside its context, and watches the first, until `remove`."""
 
-    def __init__(self, optimizers: Iterable[Optimizer], strategy: str) -> None:
+    def __init__(self, optimizers: Iterable[Optimizer], strategy: object) -> None:
         self._inside = False
         self._hooks: list[RemovableHandle | FirstSteps] = []
         for each in optimizers:
-            self._hooks += [before_steps(each, self._check), FirstSteps(each, strategy)]
+            self._hooks += [before_steps(each, self._check), FirstSteps(each, repr(strategy))]
 
     def __enter__(self) -> None:
         self._inside = True
