@@ -35,6 +35,7 @@ import torch.distributed as dist
 from laconic.tasks.launcher import prepare_to_launch
 
 GRACE_S = 10.0  # for the others, once one rank has failed
+JOB_S, CASE_S = 120.0, 30.0  # a job may take this long, and its further cases: the machine may be busy
 
 
 Job = Callable[..., Any] | str
@@ -67,7 +68,7 @@ class Pool:
         self._workers: list[_Worker] = []
         self._jobs = 0
 
-    def run(self, size: int, function: Job, *args: Any, timeout_s: float = 60.0) -> list[Any]:
+    def run(self, size: int, function: Job, *args: Any, timeout_s: float = JOB_S) -> list[Any]:
         """function(*args) on `size` ranks of a new default process group; the results in rank order.
 
         `function` is defined at the top of a module, or named "module:function". The first error of a rank is
@@ -89,13 +90,14 @@ class Pool:
         return [each.value for each in outcomes]
 
     def each(
-        self, size: int, function: Job, cases: Iterable[Any], *args: Any, timeout_s: float = 60.0
+        self, size: int, function: Job, cases: Iterable[Any], *args: Any, timeout_s: float | None = None
     ) -> Iterator[tuple[Any, list[Any]]]:
         """Each case and the results of function(*case, *args) in rank order; all cases are one job.
 
         A case is a tuple of arguments or one argument. The message of an error names the case.
         """
         cases = list(cases)
+        timeout_s = timeout_s or JOB_S + CASE_S * len(cases)
         found = self.run(size, _each, _address(function), cases, args, timeout_s=timeout_s)
         return zip(cases, map(list, zip(*found, strict=True)), strict=True)
 
@@ -162,7 +164,7 @@ class Pool:
 
 
 def on_ranks(
-    size: int | tuple[int, ...], cases: Iterable[Any] = ((),), timeout_s: float = 120.0
+    size: int | tuple[int, ...], cases: Iterable[Any] = ((),), timeout_s: float | None = None
 ) -> Callable[[Callable[..., None]], Callable[[Pool], None]]:
     """A test whose body runs on each rank of groups of `size`, once for each case, all in one job a group.
 
@@ -173,7 +175,8 @@ def on_ranks(
         def test(pool: Pool) -> None:
             address = body.__module__, sys.modules[body.__module__].__file__, body.__name__
             for ranks in size if isinstance(size, tuple) else (size,):
-                pool.run(ranks, _each, address, listed, (), timeout_s=timeout_s)
+                limit_s = timeout_s or JOB_S + CASE_S * len(listed)
+                pool.run(ranks, _each, address, listed, (), timeout_s=limit_s)
 
         listed = list(cases)
         assert listed, "without a case the test cannot fail"

@@ -41,7 +41,7 @@ def broken():
     group = dist.new_group(timeout=timedelta(seconds=5))
     model, _, _ = compressed("topk(density=0.05)", process_group=group, **MANY)
     if dist.get_rank() == 0:
-        Exchange.mean_ = lambda *_: (_ for _ in ()).throw(ZeroDivisionError("on purpose"))  # type: ignore
+        Exchange.mean_ = lambda *_, **__: (_ for _ in ()).throw(ZeroDivisionError("on purpose"))  # type: ignore
     try:
         loss_of(model, 0).backward()
     except Exception as error:
