@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.strategies.strategy import Strategy
 from tests.dist.nets import SGD, net
-from tests.dist.pool import on_ranks
 from tests.dist.runs import advance
 from tests.laws.strategy_ranks import fits
 from tests.laws.table import specs
@@ -92,8 +91,7 @@ def test_a_dropped_model_leaves_nothing(pool, cases):
     assert pool.run(2, dropped, cases, timeout_s=150) == [[], []]
 
 
-@on_ranks(2, [METHODS[0], METHODS[-1]])
-def test_a_model_may_be_freed_while_all_groups_are_destroyed(spec):
+def freed_while_all_groups_are_destroyed(spec):
     destroying = inspect.unwrap(dist.destroy_process_group).__code__
     collected = []
 
@@ -119,3 +117,8 @@ def test_a_model_may_be_freed_while_all_groups_are_destroyed(spec):
         sys.setprofile(None)
         gc.enable()
     assert collected[0] > 0 and not dist.is_initialized()
+
+
+def test_a_model_may_be_freed_while_all_groups_are_destroyed(pool):
+    for spec in (METHODS[0], METHODS[-1]):  # a job each, as it ends the default group
+        pool.run(2, freed_while_all_groups_are_destroyed, spec)

@@ -50,10 +50,10 @@ def waits_for_the_first_layer(replicated: bool) -> bool:
     kind, name = (Exchange, "mean_") if replicated else (Scatter, "mean")
     plain, held = getattr(kind, name), []
 
-    def slow(self: Any, *args: Any) -> Any:
+    def slow(self: Any, *args: Any, **options: Any) -> Any:
         if not held:
             held.append(first_layer.wait(timeout=120))
-        return plain(self, *args)
+        return plain(self, *args, **options)
 
     setattr(kind, name, slow)
     try:
@@ -110,7 +110,7 @@ def fails_beside() -> str:
     model, _ = stack()
     plain = Scatter.mean
 
-    def broken(*_: Any) -> None:
+    def broken(*_: Any, **__: Any) -> None:
         raise ValueError("no more memory")
 
     Scatter.mean = broken  # type: ignore[assignment, method-assign]
