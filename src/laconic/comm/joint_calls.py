@@ -90,7 +90,7 @@ class JointCalls:
         self._meeting.close()
 
     def make(self, call: str) -> None:
-        """Wait until every rank makes this call.
+        """Wait until every rank makes this call; after `close` do nothing.
 
         Args:
             call: The name of the call, for errors.
@@ -101,6 +101,8 @@ class JointCalls:
         """
         if self._failure:
             raise PeerError(self._failure)
+        if self._closed.is_set():
+            return
         self._calls += 1
         names: list[str] = []
         failures: list[Exception] = []
