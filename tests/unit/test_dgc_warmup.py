@@ -39,3 +39,10 @@ def test_no_epoch_falls_below_the_density() -> None:
 )
 def test_a_wrong_argument_is_refused(given: dict[str, int], says: str) -> None:
     refuses(SpecError, says, by_epoch, **given)
+
+
+def test_answers_are_never_sparser_in_the_warm_up_than_after_it() -> None:
+    reducer = lift(dgc(0.001, warmup_steps=8, down=0.1)).routes[0].reducer
+    found = [(reducer.up.at(step), reducer.down.at(step)) for step in range(12)]  # type: ignore[attr-defined]
+    for step, (up, down) in enumerate(found):
+        assert down.select.density == max(up.select.density, 0.1), f"step {step}"

@@ -339,3 +339,13 @@ def test_a_form_is_what_its_text_says() -> None:
         '[["a",[0],"float32","coded"]]',
     ):
         refuses(WireError, "no form of a model", Form.read, text)
+
+
+def test_a_version_is_acknowledged_once() -> None:
+    first = model()
+    server, client = Server(first), Client(first, InMemory())
+    client.receive(server.message_for("a"))
+    wire = client.acknowledge()
+    server.noted("a", wire)
+    with pytest.raises(Refused, match="wrong round"):
+        server.noted("a", wire)

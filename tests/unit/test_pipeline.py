@@ -11,7 +11,8 @@ import torch
 from tests.unit.shared import for_each, refuses
 
 import laconic
-from laconic.core.errors import AttachError, NonFiniteError, SpecError, StateError, WireError
+from laconic.comm.loopback import Loopback
+from laconic.core.errors import AttachError, NonFiniteError, PeerError, SpecError, StateError, WireError
 from laconic.data.memory import InRam
 from laconic.data.on_disk import OnDisk
 from laconic.pipeline.buffer import Buffer
@@ -20,7 +21,7 @@ from laconic.pipeline.channel import Coded, Visit
 from laconic.pipeline.compress import check_version
 from laconic.pipeline.message import HEADER, PeerFailed, opened, sealed
 from laconic.pipeline.place import Place
-from laconic.pipeline.step import checked_ids
+from laconic.pipeline.step import Step, checked_ids
 
 ROWS, LONG, WIDE, SAMPLES = 4, 32, 64, 16
 CPU = torch.device("cpu")
@@ -265,3 +266,18 @@ def test_items_come_with_their_index():
     assert laconic.data.with_ids(["a", "b"])[1] == (1, "b")
     refuses(TypeError, "length", laconic.data.with_ids, iter([1]))
     assert torch.equal(checked_ids([3, 1], 4), checked_ids(torch.tensor([3, 1], dtype=torch.int32), 4))
+
+
+def test_ranks_go_on_from_the_highest_step_after_a_failure():
+    """A lower number would draw the keys of a step again."""
+
+    def body(comm):
+        step = Step(number=(3, 5)[comm.rank])
+        step.begin()
+        if comm.rank == 0:
+            step.fail(PeerError("a link broke"), "stage 1")
+        with pytest.raises(PeerError, match="rank 0: stage 1: a link broke"):
+            step.end(comm)
+        return step.number
+
+    assert Loopback.run(2, body) == [5, 5]

@@ -216,3 +216,14 @@ def test_wrong_arguments_are_refused():
     assert parse("gather(sparse(topk(density=0.1)))").feedback_codec() == parse("sparse(topk(density=0.1))")
     results = reduce(Sum(), lambda rank: torch.full((LAYOUT.numel,), 3e38))
     assert [sent for _, sent in results] == [None, None], "a sum that overflows is void"
+
+
+def test_messages_are_added_in_rank_order():
+    """1 + 1e8 - 1e8 is 0 in float32, and 1 in any order that adds the two large values first."""
+    layout = Layout.of([("w", (1,))])
+    for codec in ("dense()", "sparse(topk(density=1.0))", "sparse(topk(density=1.0), indices=raw32())"):
+        values = (4.0, 4e8, -4e8, 0.0)
+        reduced = reduce(
+            parse(f"gather({codec})"), lambda r: torch.tensor([values[r]]), size=4, layout=layout
+        )
+        assert [float(mean[0]) for mean, _ in reduced] == [0.0] * 4, codec

@@ -76,6 +76,13 @@ def test_equal_values_are_chosen_between_by_the_key_alone() -> None:
     assert largest(torch.tensor([1.0, 2.0, 2.0]), 3, key=0).all() and not largest(x, 0, key=0).any()
 
 
+def test_a_mask_keeps_its_size_where_no_gradient_says_what_grows() -> None:
+    w, used = torch.rand(1000), torch.arange(1000) % 3 == 0
+    for key in range(5):
+        made = drop_and_grow(w, used, torch.zeros(1000), 100, key)
+        assert int(made.sum()) == int(used.sum()), f"key {key}"
+
+
 def authors_erk(shapes: dict[str, tuple[int, ...]], sparsity: float) -> dict[str, float]:
     """The rule of google-research/rigl as their repository states it, layer sizes in whole entries."""
     dense: set[str] = set()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.spec import parse
+from laconic.ddp.shard_memory import STORE, ShardMemory
 from laconic.ddp.shards import Scatter, ScatterMean, Shards
 
 
@@ -57,3 +58,12 @@ def test_each_micro_batch_of_a_step_is_rounded_by_bits_of_its_own() -> None:
         assert not any(torch.equal(first[0], other) for other in first[1:])
         one, mean = (first[0] - plain).norm(), (sum(first) / 16 - plain).norm()
         assert mean < 0.3 * one, "1/4 of it, for errors that are independent"
+
+
+def test_residuals_of_shards_decay() -> None:
+    memory, x = ShardMemory(decay=0.5), torch.linspace(-1, 1, 64)
+    wire = STORE.encode(x, 0)
+    memory.keep(wire, 64, "layer")
+    found = torch.ones(64)
+    memory.add_to_(found, "layer")
+    assert torch.equal(found, 1 + 0.5 * STORE.decode(wire, 64))

@@ -96,3 +96,11 @@ def test_only_the_newest_stay(tmp_path: Path) -> None:
         save_all(tmp_path, step, size=2)
     assert [checkpoint.step_of(place) for place in checkpoint.complete(tmp_path)] == [20, 300]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000020", "step-000300"]
+
+
+def test_damage_names_an_older_checkpoint_to_resume_from(tmp_path: Path) -> None:
+    places = [save_all(tmp_path, step) for step in (1, 2)]
+    for place, says in zip(places[::-1], ["to resume from step-000001", "to start again"], strict=True):
+        (place / "rank0.pt").write_bytes(b"damaged")
+        with pytest.raises(StateError, match=f"remove {place} {says}"):
+            checkpoint.load(place, rank=0, size=3)
