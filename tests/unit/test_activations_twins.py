@@ -88,3 +88,16 @@ def test_a_relu_before_a_flattened_input_costs_nothing() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
     kept = laconic.activations.measure(model, torch.randn(4, 3, 8, 8))
     assert {row.name: row.kept for row in kept.rows}["0 > relu"] == 0
+
+
+def test_an_input_that_is_changed_in_place_is_coded_anew() -> None:
+    for spec in SPECS:
+        x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+        model, before = Heads(lambda x: x.mul_(-3.0)), x.sum(0)
+        with laconic.activations.compress(model, spec):
+            out = model(x)
+        out.backward()
+        for layer, exact in ((model.first, before), (model.second, -3.0 * before)):
+            assert layer.weight.grad is not None
+            error = (layer.weight.grad - exact).norm() / layer.weight.grad.norm()
+            assert float(error) < 0.02, f"{spec}: {error}"
