@@ -253,6 +253,22 @@ def test_the_batched_selection_of_gpus_is_the_same(
     assert split(batched.above(x, segments, levels)) == split(kernels.above(x, segments, levels))
 
 
+def test_the_last_round_may_end_the_selection() -> None:
+    """With rounds=0 the first threshold stands if enough pass it; with keys 7 and 10 fewer than k do."""
+    x, ks = torch.randn(70_001, generator=torch.Generator().manual_seed(3)), torch.tensor([71])
+    found = {
+        (rounds, key): agree(
+            lambda r=rounds, k=key: kernels.sampled_topk(
+                x, Segments.whole(70_001), ks, 0.001, 0.01, [k], 0.8, r
+            )
+        )[0].numel()
+        for rounds in (0, 1)
+        for key in range(20)
+    }
+    fewer = [case for case, count in found.items() if count < 71]
+    assert fewer == [(rounds, key) for rounds in (0, 1) for key in (7, 10)]
+
+
 def test_operations_do_not_grow_with_tensors() -> None:
     """Views apart; the first call makes tables."""
 
