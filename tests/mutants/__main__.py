@@ -57,6 +57,7 @@ def main() -> int:
             workers=options.workers,
             under=options.under.split(),
             any_commit=options.any_commit,
+            related_only=options.related_only,
         ).run(chosen)
     known = results.read(options.out)
     outcomes = [results.outcome(known, options.suite, mutant) for mutant in chosen]
@@ -71,6 +72,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=[], help="names of mutants", metavar="NAME")
     parser.add_argument("--again", action="store_true", help="run mutants that have a result too")
     parser.add_argument("--any-commit", action="store_true", help="results of other commits count too")
+    parser.add_argument("--related-only", action="store_true", help="leave survivors to a later run")
     parser.add_argument("--minutes", type=float, default=10, help="most minutes for one mutant")
     parser.add_argument("--workers", type=int, default=2, help="processes that run the whole suite")
     parser.add_argument("--under", default="", help="command that starts each pytest, such as 'nice -n 5'")

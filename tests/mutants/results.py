@@ -129,5 +129,6 @@ def _cell(outcome: Mapping[str, Any] | None) -> str:
     if outcome is None:
         return "not run"
     if outcome["killed_by"] is None:
-        return f"**survives**{' (out of time)' if outcome['timed_out'] else ''}, {outcome['seconds']:.0f} s"
+        how = ", out of time" if outcome["timed_out"] else ""
+        return f"**survives** ({outcome['stage']}{how}), {outcome['seconds']:.0f} s"
     return f"`{outcome['killed_by'].removeprefix('tests/')}`, {outcome['seconds']:.0f} s"

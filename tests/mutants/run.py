@@ -51,6 +51,7 @@ class Suite:
         workers: Processes of pytest-xdist for the whole suite.
         under: Words of a command that each pytest is started with, such as `nice`.
         any_commit: Whether results of other commits count.
+        related_only: Whether survivors of related tests are left to a later run.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Suite:
     workers: int
     under: Sequence[str]
     any_commit: bool
+    related_only: bool
 
     def run(self, mutants: Sequence[Mutant]) -> None:
         """Bring the results of these mutants up to date; stored after each step."""
@@ -68,7 +70,7 @@ class Suite:
             if self._known(mutant) is None:
                 self._try(mutant, "related", Outcome.none(mutant, self.commit))
         self._confirm(mutants)
-        for mutant in mutants:
+        for mutant in () if self.related_only else mutants:
             known = self._known(mutant)
             if known is not None and known.killed_by is None and known.stage == "related":
                 self._try(mutant, "whole", known)
