@@ -54,7 +54,7 @@ MUTANTS = (
         "if (high > most || (high << r) + sum > static_cast<std::uint64_t>(n))",
         "if (high > most || (high << r) + sum > static_cast<std::uint64_t>(n) + 1)",
         "the Golomb-Rice decoder accepts a position one past its tensor",
-        ("tests/native/test_entropy*", "tests/laws/test_indices*"),
+        ("tests/native/test_codes*", "tests/native/test_entropy*", "tests/laws/test_indices*"),
     ),
     Mutant(
         "native-sampled-rounds",
@@ -86,7 +86,7 @@ MUTANTS = (
         "if (total >= least) continue;",
         "if (total > least) continue;",
         "of widths with equally many bits the encoder takes the most",
-        ("tests/native/test_gap_widths*", "tests/laws/test_indices*"),
+        ("tests/native/test_codes*", "tests/native/test_gap_widths*", "tests/laws/test_indices*"),
     ),
     Mutant(
         "codecs-value-keys",
