@@ -1,7 +1,8 @@
 """Choice of the tests that are most likely to catch a fault in one module.
 
-The doctests of the module come first, then the mutant's hints, then test files by how much they have to do
-with the module: their name, imports of it, and words for what it defines.
+The mutant's hints come first, then test files by how much they have to do with the module: their name,
+imports of it, and words for what it defines. The module's doctests are last: pytest would import the module a
+second time if it came before the tests that import it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def related(tree: Path, mutant: Mutant) -> list[str]:
     scores = {name: _score(tree / name, module_of(mutant), public) for name in test_files(tree)}
     ranked = sorted((name for name in scores if scores[name]), key=lambda name: -scores[name])
     own = [] if mutant.native else [f"src/laconic/{mutant.file}"]
-    return [*dict.fromkeys([*own, *hinted, *ranked[:MOST]])]
+    return [*dict.fromkeys([*hinted, *ranked[:MOST], *own])]
 
 
 def _score(path: Path, module: str, public: frozenset[str]) -> int:

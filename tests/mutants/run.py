@@ -91,7 +91,7 @@ class Suite:
         """Run one stage with a mutant, and store what comes of it."""
         folder, first = self.scratch.folder, related(self.scratch.folder, mutant)
         whole = stage == "whole"
-        tests = [name for name in ["src", *test_files(folder)] if name not in first] if whole else first
+        tests = [name for name in [*test_files(folder), "src"] if name not in first] if whole else first
         left = self.limit_s - before.seconds
         run = Run((), 0.0, True)
         if left >= 1:
