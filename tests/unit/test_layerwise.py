@@ -166,3 +166,22 @@ def test_sparse_gradients_are_refused() -> None:
     table = nn.Embedding(5, 2, sparse=True)
     table(torch.tensor([1])).sum().backward()
     refuses(AttachError, "sparse=True", lambda: LARS(table.parameters()).step())
+
+
+def test_a_tensor_that_joins_later_is_updated_as_if_it_were_alone() -> None:
+    """Its bias correction counts its own steps; weight decay makes the length of a step matter."""
+    gs = gradients()
+    for make, settings in ((LARS, {}), (LAMB, {"lr": 0.1})):
+        ws, alone = parameters(), parameters()
+        together = make(ws, weight_decay=0.1, **settings)
+        apart = [make([w], weight_decay=0.1, **settings) for w in alone]
+        for step in range(4):
+            for number, (w, g) in enumerate(zip(ws, gs[step], strict=True)):
+                w.grad = g.clone() if step >= number else None
+            together.step()
+        for number, (w, optimiser) in enumerate(zip(alone, apart, strict=True)):
+            for step in range(number, 4):
+                w.grad = gs[step][number].clone()
+                optimiser.step()
+        for number, (w, other) in enumerate(zip(ws, alone, strict=True)):
+            torch.testing.assert_close(w, other, rtol=1e-12, atol=1e-12, msg=f"{make.__name__}, {number}")

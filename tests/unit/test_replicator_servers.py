@@ -91,11 +91,12 @@ def test_staleness_counts_updates_since_the_pull() -> None:
     held = share(limit=2)
     groups = [{"lr": 0.5}]
     wire = held.wires.encode(torch.ones_like(held.flat), Turn(0))
-    assert [held.push(groups, version, wire, 0) for version in (0, 0, 1, 0, 3)] == [0, 1, 1, None, 0]
-    assert held.version == 4
+    pulled, staleness = (0, 0, 1, 1, 0, 4), [0, 1, 1, 2, None, 0]
+    assert [held.push(groups, version, wire, 0) for version in pulled] == staleness
+    assert held.version == 5
     assert held.refused == 1
-    assert dict(held.staleness) == {0: 2, 1: 2}
-    torch.testing.assert_close(held.flat, torch.full_like(held.flat, -2.0))
+    assert dict(held.staleness) == {0: 2, 1: 2, 2: 1}
+    torch.testing.assert_close(held.flat, torch.full_like(held.flat, -2.5))
 
 
 def test_a_checkpoint_goes_on_and_another_models_is_refused(tmp_path: Path) -> None:
