@@ -33,6 +33,8 @@ class Together:
     joint_calls: None = None
     rejoining: bool = False
     regroup_requested: bool = False
+    finishing: tuple[int, ...] = ()
+    waited: bool = False
 
     def close(self) -> None:
         """Groups of threads need no end."""

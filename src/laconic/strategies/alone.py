@@ -1,12 +1,14 @@
-"""Alone: the strategy of the last rank when all others are lost."""
+"""Alone: the strategy of one rank when all others are lost, or have finished."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch.optim import Optimizer
 
 from laconic.comm.metered import Metered
+from laconic.core.errors import AttachError, SpecError
 from laconic.strategies.replica import Replica
 from laconic.strategies.strategy import BoundStrategy, Strategy, Update
 
@@ -24,3 +26,24 @@ class BoundAlone(BoundStrategy):
 
     def step_(self, update: Update, loss: float | None) -> None:
         update()
+
+
+def or_alone(strategy: Strategy, size: int, optimizers: Iterable[Optimizer], fall_back: bool) -> Strategy:
+    """Return the strategy of a new group of this size: `Alone` for one rank.
+
+    Args:
+        fall_back: Whether ranks train alone, too, if the strategy does not fit this number of them.
+
+    Raises:
+        AttachError, SpecError: The strategy does not fit.
+    """
+    if size == 1:
+        return Alone()
+    try:
+        for each in optimizers:
+            strategy.check_left(size, each)
+    except (AttachError, SpecError):
+        if fall_back:
+            return Alone()
+        raise
+    return strategy

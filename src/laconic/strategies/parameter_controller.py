@@ -17,8 +17,9 @@ from laconic.exchange.agreement import accepted_by_all
 from laconic.exchange.gathered import GatheredState, gather_states, gathered, own_part
 from laconic.exchange.state import FORMAT, Identity, RankState, label, model_digest, unlabel
 from laconic.exchange.stats import Stats
-from laconic.strategies.alone import Alone
+from laconic.strategies.alone import Alone, or_alone
 from laconic.strategies.controller import Controller
+from laconic.strategies.finishing import adopt_consensus
 from laconic.strategies.membership import Membership
 from laconic.strategies.membership.average import Stand, average_
 from laconic.strategies.replica import Replica
@@ -93,6 +94,8 @@ class ParameterController(Controller):
         self._check_own()
         self.replica.check_views()
         self._calls = 0
+        if self.membership.heartbeats is not None:
+            self.membership.heartbeats.steps_begun = self.bound.steps + 1
         if self.membership.regroup_requested:
             update()
             self._regroup(self.bound.steps + 1, "another rank has asked for a new group")
@@ -117,9 +120,9 @@ class ParameterController(Controller):
             steps = self.bound.steps
             self._regroup(steps, error)
             if self.bound.steps > steps:
-                self._calls = int(last)
                 if not last:
                     return
+                self._calls = self._furthest[1]
 
     def _check_own(self) -> None:
         if self._shows_average:
@@ -154,16 +157,14 @@ class ParameterController(Controller):
         while True:
             membership.renew(why)
             with suppress(PeerError):  # another rank was lost meanwhile: try again
-                present = membership.generation == generation + 1
+                present = membership.waited or membership.generation == generation + 1
                 place = steps * MOST_CALLS + self._calls
                 stand = Stand(place, present, trained, self._memory, up_to_date=bool(memory))
                 agreed = average_(
                     self.replica, model, stand, membership.side_comm, self._statistics == "keep"
                 )
-                own = membership.comm
-                chosen = Alone() if own.size == 1 else self.strategy
-                for each in each_of(self._optimizer):
-                    chosen.check_left(own.size, each)
+                own, fall_back = membership.comm, bool(membership.finishing)
+                chosen = or_alone(self.strategy, own.size, each_of(self._optimizer), fall_back)
                 self.bound = chosen.bind(self.replica, self._optimizer, own, self._seed)
                 break
         self._memory, self._furthest = agreed.memory, divmod(agreed.place, MOST_CALLS)
@@ -207,16 +208,14 @@ class ParameterController(Controller):
                 each.copy_(own)
 
     def finish(self) -> None:
-        self._collectively("finish()", self._finish, last=True)
+        def load() -> None:
+            self._load(adopt_consensus(self.bound, self.membership, self.strategy))
 
-    def _finish(self) -> None:
-        side = self.membership.side_comm
-        self.bound.drain(side)
-        model = self.bound.consensus(side)
-        side.all_reduce(self.replica.flat.new_zeros(1))  # a consensus may be local, as a leader's: all meet
-        self.bound.adopt_(model)
-        side.all_reduce(self.replica.flat.new_zeros(1))  # nobody sends while another still adopts
-        self._load(model)
+        try:
+            self._collectively("finish()", load, last=True)
+        finally:
+            if self.membership.heartbeats is not None:
+                self.membership.heartbeats.end_finish()
 
     def _load(self, model: Tensor) -> None:
         self.replica.flat.copy_(model)

@@ -52,6 +52,7 @@ class Membership:
         if patience_s is not None:
             store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
             self.heartbeats = Heartbeats.of(store, self._name, main.rank, main.size)
+            self.heartbeats.hung_after_s = self.start_comm.timeout.total_seconds()
 
     @property
     def regroup_requested(self) -> bool:
@@ -67,6 +68,16 @@ class Membership:
     def generation(self) -> int:
         """How many times the groups were made anew."""
         return 0 if self.heartbeats is None else self.heartbeats.generation
+
+    @property
+    def finishing(self) -> tuple[int, ...]:
+        """Ranks that are not in the present groups as they wait in `finish()`."""
+        return () if self.heartbeats is None else self.heartbeats.finishing
+
+    @property
+    def waited(self) -> bool:
+        """Whether this rank missed the groups before the present ones only as it waited in `finish()`."""
+        return self.heartbeats is not None and self.heartbeats.waited
 
     def started(self) -> None:
         """All ranks have begun: from now on `patience_s` holds."""
@@ -103,13 +114,14 @@ class Membership:
         now = self.living
         lost, back = ([*sorted({*one} - {*other})] for one, other in ((before, now), (now, before)))
         log.warning(
-            "rank %d: group %d at step %d is ranks %s; lost: %s; back: %s; why: %s. Model: average of ranks"
-            " %s. Kept: %s. Reset: %s.",
+            "rank %d: group %d at step %d is ranks %s; finished: %s; lost: %s; back: %s; why: %s."
+            " Model: average of ranks %s. Kept: %s. Reset: %s.",
             self._parent.rank,
             self.generation,
             step,
             now,
-            lost or "none",
+            [*self.finishing] or "none",
+            sorted({*lost} - {*self.finishing}) or "none",
             back or "none",
             self.heartbeats.why,
             [now[rank] for rank in agreed.averaged],

@@ -10,6 +10,8 @@ keeps a heartbeat in the store, and the ranks that are left form a new group.
 4. A rank that is not a member was thought dead, or hung: it requests another generation. Without a member of
    the last one it forms none, as the training has gone on elsewhere, or has ended.
 5. So does a new process that replaces a dead one: it is `rejoining`.
+6. A rank that waits in `finish()` requests a generation of those that still train, and marks itself as
+   present only when every member waits there too: these form the last generation together.
 
 The store outlives every rank if a launcher or torchrun holds it.
 """
@@ -26,34 +28,50 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 
 from laconic.comm.at_exit import start_thread
 from laconic.core.errors import AttachError, PeerError
+from laconic.strategies.membership.finishers import Finishers, Place, Standstill
 
 BEAT_S = 0.25
 POLL_S = 0.02
 WHY = 300  # characters of a reason
 SURE_S = 4 * BEAT_S  # after this long a process that goes on has beaten
+STILL_S = 1.0  # after this long in one step a rank may wait for another
 
 
 class Heartbeats:
     """This rank's view of which ranks are alive. It holds a thread, which `close` ends.
 
     `members`: the ranks of the present generation, ascending. `rejoining`: another process had this rank
-    before. `dead_after_s`: seconds of silence after which a rank counts as dead; default: 3.
+    before. `dead_after_s`: seconds of silence after which a rank counts as dead; default: 3. `hung_after_s`:
+    seconds in which a rank that beats may begin no step while others wait in `finish()`; default: 1800.
+
+    `finishing`: ranks that were no members as they waited in `finish()`. `waited`: this rank was one of them
+    until the present generation, and missed none otherwise. `steps_begun`: of this rank, for the others.
 
     `_outside`: this rank is not among the members, and is to be taken in again.
     """
 
+    hung_after_s = 1800.0
+
     def __init__(self, store: Store, rank: int, size: int, dead_after_s: float = 3.0) -> None:
         self.rank, self.size, self.dead_after_s = rank, size, dead_after_s
         self.members = tuple(range(size))
+        self.finishing: tuple[int, ...] = ()
+        self.waited = False
+        self.steps_begun = 0
         self.why = ""
         self._store = store
-        self.rejoining = self._outside = bool(store.check([f"beat/{rank}"]))
-        self.generation = self._latest() if self.rejoining else 0
-        if self.generation:
-            self.members = tuple(json.loads(store.get(f"{self.generation}/members")))
+        self._finishers, self._standstill = Finishers(store, rank, size), Standstill()
+        self.rejoining = bool(store.check([f"beat/{rank}"]))
+        self.generation = 0
+        if self.rejoining:
+            self._finishers.forget()
+            if latest := self._latest():
+                self._enter(latest)
+        self._outside = self.rejoining
         # a store serves one caller at a time, so the thread has its own; torch's type lacks `clone`
         self._thread_store: Store = store.clone()  # type: ignore[attr-defined]
         self._beats = dict.fromkeys(range(size), (-1, time.monotonic()))  # rank: (its count, when it changed)
+        self._begun: dict[int, int] = {}  # rank: its steps, by its latest heartbeat
         self._last_look = time.monotonic()
         self._closed = threading.Event()
         self._beat(0)
@@ -98,34 +116,47 @@ class Heartbeats:
             PeerError: Fewer members than `quorum` are left, this rank was left out and no member takes it in
                 again, or the store is gone.
         """
-        start, taken_in = time.monotonic(), False
+        start, taken_in, self.waited = time.monotonic(), False, False
         with self._reaching_the_store():
             while not taken_in:
-                generation = self.generation + 1
-                self._store.set(f"{generation}/here/{self.rank}", "here")
                 if self._outside:
                     why = f"rank {self.rank} was left out, or is a new process, and comes back"
-                self._store.compare_set(f"{generation}/called", "", why[:WHY])
-                members = self._agreed_members(generation, start, start + grace_s, start + timeout_s, quorum)
-                self.generation, self.members = generation, members
-                self.why = self._store.get(f"{generation}/called").decode()
-                taken_in = self.rank in members
-                self._outside = not taken_in
+                self._store.compare_set(f"{self.generation + 1}/called", "", why[:WHY])
+                if self._finishers.waits:
+                    self._wait_for_trainers()
+                    self._store.compare_set(f"{self.generation + 1}/called", "", "all ranks have finished")
+                    start = time.monotonic()
+                self._store.set(f"{self.generation + 1}/here/{self.rank}", "here")
+                self._agree(self.generation + 1, start, start + grace_s, start + timeout_s, quorum)
+                self._enter(self.generation + 1)
+                taken_in = self.rank in self.members
         return self.members
 
-    def _agreed_members(
-        self, generation: int, start: float, late: float, end: float, quorum: int
-    ) -> tuple[int, ...]:
+    def _wait_for_trainers(self) -> None:
+        """Wait until no living member trains, or those that do hang. They may form generations meanwhile."""
+        while True:
+            while self._store.check([f"{self.generation + 1}/members"]):
+                self._enter(self.generation + 1)
+                self.waited = not self._outside
+            late = {*self.members} & self.living() - self._finishers.places().keys()
+            if not late or self._standstill.lasts_s(self._steps_of(late)) > self.hung_after_s:
+                return
+            time.sleep(POLL_S)
+
+    def _agree(self, generation: int, start: float, late: float, end: float, quorum: int) -> None:
         """Wait for this generation's members; write them if this rank is the first to see that they are here.
 
         `start`: when this rank came. `late`, `end`: when members that beat are left out.
         """
-        key = f"{generation}/members"
+        key, own_wait = f"{generation}/members", self._finishers.waits
         while not self._store.check([key]):
-            living = self.living()
+            living, waiting = self.living(), {*self._finishers.places()}
             marked = {rank for rank in range(self.size) if self._store.check([f"{generation}/here/{rank}"])}
             here = marked & living
-            before = {*self.members} - ({self.rank} if self._outside else set())
+            if self._outside:
+                before = {*self.members} - {self.rank}
+            else:
+                before = {*self.members} | (waiting if own_wait else set())
             now, absent = time.monotonic(), before & living - here
             if marked - here and now < start + SURE_S:  # one has just woken up: it beats soon, or is dead
                 time.sleep(POLL_S)
@@ -133,14 +164,67 @@ class Heartbeats:
             if not before & here:  # this rank was left out, and is here before all others
                 if not absent or now > end:
                     raise PeerError(self._nobody_came(sorted(absent)))
-            elif not absent or now > end or (now > late and len(before & here) >= len(absent)):
-                if len(here) >= quorum:
-                    self._store.compare_set(key, "", json.dumps(sorted(here)))
+                time.sleep(POLL_S)
+                continue
+            if not own_wait:
+                absent -= waiting
+            if not absent or now > end or (now > late and len(before & here) >= len(absent)):
+                if len(here | waiting & living) >= quorum:
+                    entry = {"members": sorted(here), "finishing": sorted(waiting - here)}
+                    self._store.compare_set(key, "", json.dumps(entry))
                     continue
                 if not absent or now > end:
                     raise PeerError(self._too_few(sorted(here), quorum))
             time.sleep(POLL_S)
-        return tuple(json.loads(self._store.get(key)))
+
+    def _enter(self, generation: int) -> None:
+        """Read the members of a generation, and the ranks that waited in `finish()` as it formed."""
+        self.generation = generation
+        entry = json.loads(self._store.get(f"{generation}/members"))
+        self.members, self.finishing = tuple(entry["members"]), tuple(entry["finishing"])
+        self.why = self._store.get(f"{generation}/called").decode()
+        self._outside = self.rank not in (*self.members, *self.finishing)
+
+    def wait_to_finish(self, steps: int, *, clocked: bool, shared: bool, apart: bool) -> str:
+        """Wait in `finish()` until all ranks are there; return why they need a new group first, or "".
+
+        Args:
+            steps: Of this rank.
+            clocked: Whether ranks may meet after different numbers of steps.
+            shared: Whether ranks count their steps together, so that another may wait for this one in any step.
+            apart: Whether no rank waits for another in a step.
+        """
+        self._begun, self._standstill = {}, Standstill()
+        with self._reaching_the_store():
+            self._finishers.announce(Place(self.generation, steps))
+            while not self.regroup_requested:
+                places, living = self._finishers.places(), self.living()
+                present = {rank for rank, place in places.items() if place.generation == self.generation}
+                late = {*self.members} - present
+                if not late:
+                    if waiting := sorted(places.keys() & living - {*self.members}):
+                        return f"ranks {waiting} wait in finish()"
+                    alike = clocked or apart or len({places[rank].steps for rank in self.members}) == 1
+                    return "" if alike else "ranks have finished after different numbers of steps"
+                if lost := sorted(late - living):
+                    return f"ranks {lost} no longer beat"
+                begun = self._steps_of(late)
+                still_s = self._standstill.lasts_s(begun)
+                if still_s > self.hung_after_s:
+                    return f"ranks {sorted(late)} have begun no step for {still_s:.0f} s"
+                if not apart and (max(begun.values()) > steps or (shared and still_s > STILL_S)):
+                    return f"rank {self.rank} has finished, and others train on"
+                time.sleep(POLL_S)
+        return "another rank has asked for a new group"
+
+    def _steps_of(self, ranks: set[int]) -> dict[int, int]:
+        """Return how many steps these ranks have begun, by their latest heartbeats."""
+        return {rank: self._begun.get(rank, 0) for rank in ranks}
+
+    def end_finish(self) -> None:
+        """All ranks are in `finish()`, or this rank has left it."""
+        with self._reaching_the_store():
+            self._finishers.withdraw()
 
     def _nobody_came(self, absent: list[int]) -> str:
         told = f"ranks {absent} do not take it in again" if absent else "their training has ended"
@@ -203,11 +287,12 @@ class Heartbeats:
             self._last_look = time.monotonic()
 
     def _beat(self, count: int) -> None:
-        self._thread_store.set(f"beat/{self.rank}", str(count))
+        self._thread_store.set(f"beat/{self.rank}", f"{count} {self.steps_begun}")
 
     def _read_beats(self) -> None:
         for rank, (last_count, _) in self._beats.items():
             if self._thread_store.check([f"beat/{rank}"]):
-                count = int(self._thread_store.get(f"beat/{rank}"))
+                count, begun = map(int, self._thread_store.get(f"beat/{rank}").split())
                 if count != last_count:
                     self._beats[rank] = (count, time.monotonic())
+                    self._begun[rank] = begun

@@ -1,0 +1,71 @@
+"""Finishers: ranks that have called `finish()` and wait for those that still have steps.
+
+Each writes to the store in which generation of the group it waits, and after how many steps. It leaves its
+entry when all ranks have met in `finish()`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch.distributed import Store  # type: ignore[attr-defined]  # torch marks no re-export
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank waits in `finish()`: in this generation, after so many steps."""
+
+    generation: int
+    steps: int
+
+
+class Standstill:
+    """Seconds in which no rank has begun a step."""
+
+    def __init__(self) -> None:
+        self._begun: Mapping[int, int] = {}
+        self._since = time.monotonic()
+
+    def lasts_s(self, begun: Mapping[int, int]) -> float:
+        """Return how long `begun`, each rank's steps, has been as it is now."""
+        if begun != self._begun:
+            self._begun, self._since = begun, time.monotonic()
+        return time.monotonic() - self._since
+
+
+class Finishers:
+    """The ranks that wait in `finish()`, by their entries in the store.
+
+    `waits`: this rank is one of them.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self._store, self._rank, self._size = store, rank, size
+        self.waits = False
+
+    def announce(self, place: Place) -> None:
+        """Write that this rank waits."""
+        self.waits = True
+        self._store.set(f"finishing/{self._rank}", f"{place.generation} {place.steps}")
+
+    def withdraw(self) -> None:
+        """Write that this rank no longer waits. The entry stays: to read a missing one would block."""
+        if self.waits:
+            self.waits = False
+            self.forget()
+
+    def forget(self) -> None:
+        """Clear the entry of this rank, or of an earlier process in its place."""
+        self._store.set(f"finishing/{self._rank}", "")
+
+    def places(self, ranks: Iterable[int] | None = None) -> dict[int, Place]:
+        """Return the places of those of these ranks that wait; default: of all ranks."""
+        found = {}
+        for rank in range(self._size) if ranks is None else ranks:
+            key = f"finishing/{rank}"
+            if self._store.check([key]) and (entry := self._store.get(key).decode()):
+                generation, steps = map(int, entry.split())
+                found[rank] = Place(generation, steps)
+        return found

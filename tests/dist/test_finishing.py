@@ -1,0 +1,151 @@
+"""Ranks that have different numbers of steps left: one that is done waits, and holds nobody up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from laconic.core.errors import PeerError
+from laconic.strategies.strategy import Strategy
+from tests.dist.nets import agree, flat
+from tests.dist.runs import advance, distributed
+from tests.laws.strategy_ranks import fits
+from tests.laws.table import specs
+
+GROUP_S = 5.0  # timeout of a process group
+PATIENCE_S = 30.0  # a rank that waits for one that is done would run into it
+FEW = {
+    2: ["sgp()", "lpdt()"],
+    3: ["adpsgd()", "diloco(every=4, overlap=3)", "easgd(every=2)"],
+    4: [
+        "dpsgd(bipartite_exponential())",  # three ranks do not fit: each of them trains alone
+        "lsgd(every=8, local_every=4, ranks_per_node=2, count='total')",
+    ],
+}
+
+
+def ends(spec, counts):
+    """Take this rank's number of steps, finish, and go on together.
+
+    Returns the seconds until all have finished, the regroups until then and at the end, whether ranks agree,
+    and who is left.
+    """
+    start = time.monotonic()
+    model, optimizer = distributed(spec, patience_s=PATIENCE_S)
+    advance(model, optimizer, counts[dist.get_rank()])
+    optimizer.finish()
+    seconds, same = time.monotonic() - start, agree(model)
+    membership, steps = optimizer.controller.membership, optimizer.stats().steps
+    regroups = membership.generation
+    advance(model, optimizer, range(steps, steps + 3))  # as many on every rank: all need each other again
+    optimizer.finish()
+    same = same and agree(model)
+    found = seconds, regroups, membership.generation, same, optimizer.notes()["living"]
+    optimizer.remove()
+    return found
+
+
+def check(pool, size, cases, timeout_s):
+    for (spec, counts), found in pool.each(size, ends, cases, timeout_s=timeout_s):
+        for rank, (seconds, regroups, in_all, same, living) in enumerate(found):
+            case = f"{spec}, steps {counts}, rank {rank}: {found[rank]}"
+            assert same and living == [*range(size)], case
+            assert seconds < PATIENCE_S + 0.05 * max(counts), case
+            assert regroups <= size, case  # one as each rank but the last leaves, and the last, of all
+            assert in_all == regroups, f"{case}: ranks at one step formed another group"
+
+
+def test_ranks_with_steps_left_go_on_without_those_that_are_done(pool):
+    counts = {2: (5, 50), 3: (50, 5, 20), 4: (20, 20, 5, 20)}
+    for size, some in FEW.items():
+        check(pool, size, [(spec, counts[size]) for spec in some], timeout_s=240.0)
+
+
+def test_ranks_that_end_together_form_no_group(pool):
+    specs = ["sgp()", "osgp(staleness=2)", "adpsgd()", "diloco(every=4, overlap=3)"]
+    check_equal = [(spec, (6, 6)) for spec in specs]
+    for (spec, _), found in pool.each(2, ends, check_equal, timeout_s=120.0):
+        assert [(regroups, in_all, same) for _, regroups, in_all, same, _ in found] == 2 * [(0, 0, True)], (
+            spec
+        )
+
+
+def ends_without_a_rank(lost):
+    """Rank 0 is done early, rank 1 later; `lost` dies while rank 0 waits."""
+    model, optimizer = distributed("sgp()", patience_s=PATIENCE_S)
+    rank = dist.get_rank()
+    start = time.monotonic()
+    if rank == lost == 0:
+        subprocess.Popen(["sh", "-c", f"sleep 3; kill -KILL {os.getpid()}"])  # in `finish()`
+    for step in range(5 if rank == 0 else 60):
+        advance(model, optimizer, [step])
+        time.sleep(0.1)
+        if rank == lost == 1 and step == 40:
+            os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.finish()
+    return time.monotonic() - start, optimizer.notes()["living"], flat(model)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_rank_that_dies_before_all_are_done_is_left_out(pool, lost):
+    """Either the rank that waits in `finish()`, or the one that still trains."""
+    outcomes = pool.fresh(3, ends_without_a_rank, lost, timeout_s=100.0)
+    left = [rank for rank in range(3) if rank != lost]
+    found = [each.value for each in outcomes if each.error is None]
+    assert [living for _, living, _ in found] == [left] * 2, [each.error for each in outcomes]
+    (one_s, _, one), (other_s, _, other) = found
+    assert torch.equal(one, other) and max(one_s, other_s) < PATIENCE_S
+
+
+def ends_without_patience(spec):
+    """Rank 0 has fewer steps, and rank 1 waits for it; the error and the seconds."""
+    model, optimizer = distributed(spec, group=dist.new_group(timeout=timedelta(seconds=GROUP_S)))
+    start = time.monotonic()
+    with pytest.raises(PeerError) as raised:
+        advance(model, optimizer, 50 if dist.get_rank() else 5)
+        optimizer.finish()
+    return time.monotonic() - start, str(raised.value)
+
+
+def test_without_patience_the_wait_ends_at_the_timeout_of_the_group(pool):
+    for spec, found in pool.each(2, ends_without_patience, ["sgp()", "local_sgd(every=2)"]):
+        assert all(seconds < 3 * GROUP_S for seconds, _ in found), (spec, found)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_every_strategy_ends_at_any_step(pool, size):
+    counts = {2: [(5, 50), (500, 5)], 3: [(5, 50, 500), (500, 50, 5)], 4: [(50, 5, 500, 500)]}[size]
+    fitting = [spec for spec in specs(Strategy) if fits(spec, size)]
+    check(pool, size, [(spec, each) for spec in fitting for each in counts], timeout_s=3000.0)
+
+
+def stopped(spec):
+    """Rank 1 is stopped for 4 s, twice the patience, and then takes all its own steps."""
+    model, optimizer = distributed(spec, patience_s=2.0)
+    start = time.monotonic()
+    for step in range(100):
+        if dist.get_rank() == 1 and step == 20:
+            subprocess.Popen(["sh", "-c", f"sleep 4; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+        advance(model, optimizer, [step])
+        time.sleep(0.05)
+    optimizer.finish()
+    return time.monotonic() - start, optimizer.controller.membership.generation, flat(model)
+
+
+@pytest.mark.nightly
+def test_a_rank_that_rejoins_behind_the_others_ends_soon_after_them(pool):
+    """One regroup without it, one with it, one without the rank that is done, and the last."""
+    for spec in ("lpdt()", "local_sgd(every=4)"):
+        (first_s, regroups, first), (second_s, _, second) = pool.run(2, stopped, spec, timeout_s=100.0)
+        assert regroups <= 4 and max(first_s, second_s) < 40.0, (spec, regroups, first_s, second_s)
+        assert torch.equal(first, second), spec
