@@ -9,17 +9,23 @@ from __future__ import annotations
 import sys
 import warnings
 from contextlib import suppress
+from types import FrameType
 
 from laconic.comm.counter import Counter
 from laconic.core.errors import PeerError
+from laconic.core.inference import outside_inference_mode
 
 
 def saved_by_rank_0() -> bool:
     """Return whether the caller's caller is Accelerate, which writes what `register_for_checkpointing` got.
 
-    It takes the state of every rank, and writes that of rank 0 alone.
+    It takes the state of every rank, and writes that of rank 0 alone. The caller may be wrapped by
+    `outside_inference_mode`.
     """
-    return sys._getframe(2).f_globals.get("__name__") == "accelerate.checkpointing"
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") == outside_inference_mode.__module__:
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") == "accelerate.checkpointing"
 
 
 class SaveWatch:
