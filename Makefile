@@ -118,6 +118,7 @@ soak: setup  ## the repeated laws in full: crashes, Ctrl-C, fuzz with AddressSan
 DAY := $(shell expr $$(date +%j) % 64 + 1)
 nightly: test  ## in some hours: full products, a slice of the repeated laws, Triton, both ends of torch's range, mutants
 	$(BIN)/python -m pytest -q -m nightly $(PARALLEL)
+	OMP_NUM_THREADS=1 $(OTHERS)/bin/python -m pytest -q -m nightly tests/integrations
 	$(BIN)/python -m pytest -q -m soak --repeats 1 --part $(DAY)/64
 	$(BIN)/python -m tests.native.fuzz --sanitize --count 100000
 	$(MAKE) --no-print-directory test-triton

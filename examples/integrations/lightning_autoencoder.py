@@ -43,7 +43,7 @@ def spots(count: int) -> torch.Tensor:
     return torch.exp(-(across**2 + down**2) / 30)[:, None]
 
 
-def main() -> tuple[LitAutoEncoder, LightningCompression]:
+def main(*, epochs: int = 4) -> tuple[LitAutoEncoder, LightningCompression]:
     L.seed_everything(0)
     train = data.DataLoader(data.TensorDataset(spots(2048)), batch_size=16, shuffle=True)
     autoencoder = LitAutoEncoder()
@@ -52,7 +52,7 @@ def main() -> tuple[LitAutoEncoder, LightningCompression]:
         accelerator="cpu",
         devices=2,
         strategy="ddp",
-        max_epochs=4,
+        max_epochs=epochs,
         callbacks=[compression],
         enable_checkpointing=False,
         logger=False,

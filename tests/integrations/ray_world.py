@@ -1,6 +1,6 @@
 """Ray Train's example in a process of its own, which prints what came out.
 
-python -m tests.integrations.ray_world FOLDER [resumed]
+python -m tests.integrations.ray_world FOLDER
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 EXAMPLE = Path(__file__).parents[2] / "examples" / "integrations" / "ray_train.py"
 
 
-def main(folder: Path, *, resumed: bool) -> None:
+def main(folder: Path) -> None:
     train = runpy.run_path(str(EXAMPLE))["main"]
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     found: dict[str, object] = {}
@@ -25,12 +25,11 @@ def main(folder: Path, *, resumed: bool) -> None:
         whole = train(str(folder / "whole"), epochs=2)
         found |= {key: whole.metrics[key] for key in ("loss", "ratio", "steps")}
         found["ranks"] = len(state_of(whole)["handle"]["ranks"])
-        if resumed:
-            half = train(str(folder / "half"), epochs=1)
-            rest = train(str(folder / "half"), epochs=2)  # Ray goes on from the folder's last checkpoint
-            ends = [parameters(result) for result in (whole, half, rest)]
-            found["epochs"] = [state_of(result)["epoch"] for result in (whole, half, rest)]
-            found["same"] = [torch.equal(end, ends[0]) for end in ends]
+        half = train(str(folder / "half"), epochs=1)
+        rest = train(str(folder / "half"), epochs=2)  # Ray goes on from the folder's last checkpoint
+        ends = [parameters(result) for result in (whole, half, rest)]
+        found["epochs"] = [state_of(result)["epoch"] for result in (whole, half, rest)]
+        found["same"] = [torch.equal(end, ends[0]) for end in ends]
     finally:
         ray.shutdown()
     print(json.dumps(found))
@@ -48,4 +47,4 @@ def parameters(result: Any) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), resumed=sys.argv[2:] == ["resumed"])
+    main(Path(sys.argv[1]))

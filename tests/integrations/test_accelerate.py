@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 import laconic
 from laconic.core.errors import AttachError, PeerError, SpecError, StateError
 from tests.dist.nets import SGD, agree, flat, net
+from tests.dist.pool import on_ranks
 from tests.integrations.launched import heard, launched
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
@@ -55,7 +56,7 @@ class Run:
 
 @launched
 def resumed(spec: str, build: Any, folder: str) -> tuple[bool, bool, bool]:
-    whole = Run(spec, build)
+    whole, folder = Run(spec, build), f"{folder}/{spec}"
     whole.go(0, STEPS // 2)
     whole.accelerator.save_state(folder)
     end = whole.go(STEPS // 2, STEPS)
@@ -70,12 +71,10 @@ def resumed(spec: str, build: Any, folder: str) -> tuple[bool, bool, bool]:
     return same, agree(rest.model), torch.equal(forgetful.go(STEPS // 2, STEPS), end)
 
 
-@pytest.mark.parametrize(
-    ("spec", "build"), [(SPEC, None), ("dgc(density=0.02)", None), ("onebit_adam(warmup_steps=2)", adam)]
-)
-def test_save_state_and_load_state_carry_the_memory(pool, tmp_path, spec, build):
-    found = pool.run(2, resumed, spec, build, str(tmp_path / "state"), timeout_s=300)
-    assert found == [(True, True, False)] * 2
+def test_save_state_and_load_state_carry_the_memory(pool, tmp_path):
+    cases = [(SPEC, None), ("dgc(density=0.02)", None), ("onebit_adam(warmup_steps=2)", adam)]
+    for case, found in pool.each(2, resumed, cases, str(tmp_path), timeout_s=300):
+        assert found == [(True, True, False)] * 2, case
 
 
 @launched
@@ -131,20 +130,18 @@ def test_save_state_on_the_main_process_alone_ends_every_rank_with_a_clear_error
         assert "every rank has to make this call" in text and "state_dict(gather=True)" in text
 
 
+@on_ranks(2)
 @launched
-def accumulated() -> tuple[int, bool, float]:
+def test_an_exchange_is_a_step_of_several_batches():
     run = Run(gradient_accumulation_steps=2)
     run.go(0, STEPS)
-    return run.handle.stats().steps, agree(run.model), run.handle.stats().ratio
+    assert run.handle.stats().steps == STEPS // 2
+    assert agree(run.model) and run.handle.stats().ratio > 5
 
 
-def test_an_exchange_is_a_step_of_several_batches(pool):
-    for steps, same, ratio in pool.run(2, accumulated, timeout_s=300):
-        assert steps == STEPS // 2 and same and ratio > 5
-
-
+@on_ranks(2)
 @launched
-def scaled() -> tuple[bool, bool, str]:
+def test_the_scaler_of_the_optimiser_is_found():
     """A GradScaler of 2**16: its memory is that of a run without one, up to the rounding of float32."""
     plain, under = Run(), Run(scaler=torch.amp.GradScaler("cpu", init_scale=2.0**16))
     ends = [run.go(0, 4) for run in (plain, under)]
@@ -152,21 +149,16 @@ def scaled() -> tuple[bool, bool, str]:
         torch.cat([value.flatten() for value in run.handle.state_dict()["tensors"].values()])
         for run in (plain, under)
     ]
-    with pytest.raises(AttachError) as caught:
+    with pytest.raises(AttachError, match="leave it out"):
         laconic.compress(under.model, under.optimizer, SPEC, scaler=torch.amp.GradScaler("cpu"))
-    said = str(caught.value)
-    return torch.allclose(*ends, rtol=1e-5, atol=1e-7), torch.allclose(*residuals, rtol=1e-4, atol=1e-6), said
+    assert torch.allclose(*ends, rtol=1e-5, atol=1e-7)
+    assert torch.allclose(*residuals, rtol=1e-4, atol=1e-6)
 
 
-def test_the_scaler_of_the_optimiser_is_found(pool):
-    for same, same_memory, other in pool.run(2, scaled, timeout_s=300):
-        assert same and same_memory
-        assert "leave it out" in other
-
-
+@on_ranks(2)
 @launched
-def prepared() -> list[str]:
-    """Names of the features, other than `compress`, that do not end as with the plain optimiser."""
+def test_every_feature_takes_the_optimiser_that_prepare_returned():
+    """Features other than `compress` end as with the plain optimiser."""
     from accelerate import Accelerator
 
     features: dict[str, Any] = {
@@ -178,7 +170,6 @@ def prepared() -> list[str]:
         "straight_through": lambda m, o: laconic.lowbit.straight_through(m, o),
         "distribute": lambda m, o: laconic.distribute(m, o, "local_sgd(every=2)"),
     }
-    wrong = []
     for name, attach in features.items():
         ends = []
         for wraps in (False, True):
@@ -196,27 +187,19 @@ def prepared() -> list[str]:
             ends.append(flat(model).clone())
             if isinstance(made, tuple):
                 optimizer.remove()
-        if not torch.equal(*ends):
-            wrong.append(name)
-    return wrong
-
-
-def test_every_feature_takes_the_optimiser_that_prepare_returned(pool):
-    assert pool.run(2, prepared, timeout_s=300) == [[], []]
+        assert torch.equal(*ends), name
 
 
 @launched
-def schedule_free() -> tuple[bool, bool, str]:
-    schedulefree = pytest.importorskip("schedulefree")
-    said = ""
-    for spec in ("local_sgd(every=4)", "topk(density=0.1)"):
-        model = net()
-        inner = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05)
-        inner.train()
-        try:
-            model, optimizer = laconic.distribute(model, inner, spec)
-        except AttachError as error:
-            said = str(error)
+def schedule_free() -> None:
+    import schedulefree
+
+    model = net()
+    inner = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05)
+    inner.train()
+    with pytest.raises(AttachError, match="second set of weights"):
+        laconic.distribute(model, inner, "local_sgd(every=4)")
+    model, optimizer = laconic.distribute(model, inner, "topk(density=0.1)")
     for step in range(STEPS):
         optimizer.zero_grad()
         rng = torch.Generator().manual_seed(1000 * step + torch.distributed.get_rank())
@@ -224,15 +207,14 @@ def schedule_free() -> tuple[bool, bool, str]:
         cross_entropy(model(x), x[:, :5].argmax(1)).backward()
         optimizer.step()
     optimizer.finish()
-    trained = agree(model)
+    assert agree(model)
     optimizer.eval()
-    return trained, agree(model), said
+    assert agree(model)
 
 
 def test_schedulefree_is_for_methods_and_refused_by_strategies(pool):
     pytest.importorskip("schedulefree")
-    for trained, evaluated, said in pool.run(2, schedule_free, timeout_s=300):
-        assert trained and evaluated and "second set of weights" in said
+    pool.run(2, schedule_free, timeout_s=300)
 
 
 @launched
@@ -279,25 +261,17 @@ def compressed_again(folder: str) -> tuple[str, int]:
     return kept["ranks"][0]["spec"], run.handle.stats().steps
 
 
+@on_ranks(2)
 @launched
-def named_alike() -> str:
-    """What is said of a second handle under the name of the first."""
+def test_two_handles_have_two_names():
     from laconic.integrations import keep_with
 
     run = Run()
     keep_with(run.accelerator, run.handle)  # again: nothing to do
     model = torch.nn.parallel.DistributedDataParallel(net())
     other = laconic.compress(model, adam(model.parameters()), "topk(density=0.1)")
-    try:
+    with pytest.raises(AttachError, match=r"another handle as 'laconic' already.*name='laconic2'"):
         keep_with(run.accelerator, other)
-    except AttachError as error:
-        return str(error)
-    return ""
-
-
-def test_two_handles_have_two_names(pool):
-    for said in pool.run(2, named_alike, timeout_s=300):
-        assert "another handle as 'laconic' already" in said and "name='laconic2'" in said
 
 
 def test_a_removed_handle_is_saved_no_more(pool, tmp_path):

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import laconic
 from laconic.core.errors import AttachError, StateError
 from tests.dist.nets import SGD, net
+from tests.dist.pool import on_ranks
 from tests.integrations.launched import heard, launched
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
@@ -99,43 +100,37 @@ def same_everywhere(end: torch.Tensor) -> bool:
     return all(torch.equal(each, end) for each in ends)
 
 
+@on_ranks(2)
 @launched
-def dense_and_plain() -> tuple[bool, bool, int]:
-    (_, plain, _), (_, ours, callback) = fit(None), fit("dense()")
-    close = torch.allclose(flat(plain), flat(ours), rtol=1e-5, atol=1e-7)
-    return close, same_everywhere(flat(ours)), callback.handle.stats().steps
-
-
-def test_dense_trains_as_lightning_does_alone(pool):
+def test_dense_trains_as_lightning_does_alone():
     """Within what float32 sums in another order differ by."""
-    assert pool.run(2, dense_and_plain, timeout_s=300) == [(True, True, STEPS)] * 2
+    (_, plain, _), (_, ours, callback) = fit(None), fit("dense()")
+    assert torch.allclose(flat(plain), flat(ours), rtol=1e-5, atol=1e-7)
+    assert same_everywhere(flat(ours)) and callback.handle.stats().steps == STEPS
 
 
+OPTIONS = [
+    {"accumulate_grad_batches": 2, "max_epochs": 4},
+    {"precision": "bf16-mixed"},
+    {"strategy": "ddp_find_unused_parameters_true"},
+]
+
+
+@on_ranks(2, OPTIONS)
 @launched
-def with_options(spec: str, options: dict[str, Any]) -> tuple[bool, int, float, float]:
-    _, trained, callback = fit(spec, **options)
-    stats = callback.handle.stats()
-    return same_everywhere(flat(trained)), stats.steps, stats.ratio, max(trained.norms)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"accumulate_grad_batches": 2, "max_epochs": 4},
-        {"precision": "bf16-mixed"},
-        {"strategy": "ddp_find_unused_parameters_true"},
-    ],
-)
-def test_options_of_the_trainer_go_on_as_they_are(pool, options):
+def test_options_of_the_trainer_go_on_as_they_are(options: dict[str, Any]):
     """An optimiser's step is an exchange, however many batches or bits it is of."""
-    for same, steps, ratio, _ in pool.run(2, with_options, "topk(density=0.01)", options, timeout_s=300):
-        assert same and steps == STEPS and ratio > 5
+    _, trained, callback = fit("topk(density=0.01)", **options)
+    stats = callback.handle.stats()
+    assert same_everywhere(flat(trained)) and stats.steps == STEPS and stats.ratio > 5
 
 
-def test_clipping_is_after_the_exchange(pool):
+@on_ranks(2)
+@launched
+def test_clipping_is_after_the_exchange():
     """What the optimiser gets is the mean, no longer than the limit: 1e-4 for the norm's rounding."""
-    found = pool.run(2, with_options, "topk(density=0.1)", {"gradient_clip_val": 0.05}, timeout_s=300)
-    assert all(0.0499 < longest <= 0.05 * (1 + 1e-4) for _, _, _, longest in found)
+    _, trained, _ = fit("topk(density=0.1)", gradient_clip_val=0.05)
+    assert 0.0499 < max(trained.norms) <= 0.05 * (1 + 1e-4)
 
 
 def adam(parameters: Any) -> Any:
@@ -150,28 +145,27 @@ def kept(folder: str, **options: Any) -> dict[str, Any]:
     return {"enable_checkpointing": True, "more": [saves], **options}
 
 
+@on_ranks(2)
 @launched
-def scaled() -> tuple[bool, str, float]:
-    """Half precision with a GradScaler, which needs no GPU if it is given by hand."""
+def test_the_scaler_of_the_precision_plugin_is_found():
+    """Clipped after it is unscaled, so no gradient is longer than the limit: 1e-3 for float16.
+
+    A GradScaler needs no GPU if it is given by hand.
+    """
     from lightning.pytorch.plugins import MixedPrecision
 
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
     plugins = [MixedPrecision("16-mixed", "cpu", scaler)]
     _, trained, callback = fit("topk(density=0.05)", plugins=plugins, gradient_clip_val=0.05)
-    return same_everywhere(flat(trained)), callback.handle.fingerprint["the scaler"], max(trained.norms)
-
-
-def test_the_scaler_of_the_precision_plugin_is_found(pool):
-    """Clipped after it is unscaled, so no gradient is longer than the limit: 1e-3 for float16."""
-    for same, scaler, longest in pool.run(2, scaled, timeout_s=300):
-        assert same and scaler == "given" and 0.04 < longest <= 0.05 * (1 + 1e-3)
+    assert same_everywhere(flat(trained)) and callback.handle.fingerprint["the scaler"] == "given"
+    assert 0.04 < max(trained.norms) <= 0.05 * (1 + 1e-3)
 
 
 @launched
 def resumed(spec: str, build: Any, folder: str) -> tuple[bool, bool, int, list[int]]:
     """Whether a resumed run ends as one that never stopped, and another without the memory does not."""
-    _, whole, callback = fit(spec, build=build, **kept(folder))
-    place = Path(folder) / "step=4.ckpt"
+    _, whole, callback = fit(spec, build=build, **kept(f"{folder}/{spec}"))
+    place = Path(folder) / spec / "step=4.ckpt"
     _, rest, again = fit(spec, build=build, ckpt=place)
     saved = torch.load(place, weights_only=True)
     states = saved["callbacks"]["LightningCompression"]["ranks"]
@@ -190,14 +184,12 @@ def resumed(spec: str, build: Any, folder: str) -> tuple[bool, bool, int, list[i
     )
 
 
-@pytest.mark.parametrize(
-    ("spec", "build"),
-    [("topk(density=0.02)", None), ("dgc(density=0.02)", None), ("onebit_adam(warmup_steps=2)", adam)],
-)
-def test_a_resumed_run_has_the_same_bits(pool, tmp_path, spec, build):
-    for same, without_memory, steps, held in pool.run(2, resumed, spec, build, str(tmp_path), timeout_s=300):
-        assert same and not without_memory
-        assert steps == STEPS and len(held) == 2 and min(held) > 0
+def test_a_resumed_run_has_the_same_bits(pool, tmp_path):
+    cases = [("topk(density=0.02)", None), ("dgc(density=0.02)", None), ("onebit_adam(warmup_steps=2)", adam)]
+    for case, found in pool.each(2, resumed, cases, str(tmp_path), timeout_s=300):
+        for same, without_memory, steps, held in found:
+            assert same and not without_memory, case
+            assert steps == STEPS and len(held) == 2 and min(held) > 0, case
 
 
 @launched
@@ -258,9 +250,10 @@ def test_a_checkpoint_of_another_run_is_told(pool, tmp_path):
         assert "of 1 ranks, this group has 2" in said and "laconic.resize" in said
 
 
+@on_ranks(2)
 @launched
-def by_hand() -> tuple[bool, int]:
-    """Manual optimisation: two optimisers, each with its own half."""
+def test_manual_optimisation_with_two_optimisers():
+    """Each optimiser has its own half of the parameters."""
     import lightning
 
     from laconic.integrations import LightningCompression
@@ -287,38 +280,24 @@ def by_hand() -> tuple[bool, int]:
     options = {"strategy": "ddp", "devices": 2, "max_epochs": 2, "enable_checkpointing": False}
     trained = Manual()
     lightning.Trainer(callbacks=[callback], **QUIET, **options).fit(trained, loader())
-    return same_everywhere(flat(trained)), callback.handle.stats().steps
+    assert same_everywhere(flat(trained)) and callback.handle.stats().steps == STEPS
 
 
-def test_manual_optimisation_with_two_optimisers(pool):
-    assert pool.run(2, by_hand, timeout_s=300) == [(True, STEPS)] * 2
-
-
-def lbfgs(parameters: Any) -> Any:
-    return torch.optim.LBFGS(parameters)
-
-
+@on_ranks(2)
 @launched
-def refused() -> list[str]:
+def test_what_cannot_go_together_is_refused_with_the_way_out():
     from lightning.pytorch.strategies import DDPStrategy
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-    said = []
-    for options in ({"strategy": DDPStrategy(ddp_comm_hook=allreduce_hook)}, {"build": lbfgs}):
-        with pytest.raises(AttachError) as caught:
-            fit("topk(density=0.1)", **options)
-        said.append(str(caught.value))
-    return said
+    with pytest.raises(AttachError, match="leave ddp_comm_hook= out"):
+        fit("topk(density=0.1)", strategy=DDPStrategy(ddp_comm_hook=allreduce_hook))
+    with pytest.raises(AttachError, match=r"LBFGS(.|\n)*use SGD, Adam"):
+        fit("topk(density=0.1)", build=torch.optim.LBFGS)
 
 
-def test_what_cannot_go_together_is_refused_with_the_way_out(pool):
-    for hook, many in pool.run(2, refused, timeout_s=300):
-        assert "leave ddp_comm_hook= out" in hook
-        assert "LBFGS" in many and "use SGD, Adam" in many
-
-
-@pytest.mark.parametrize("variant", ["ddp_spawn", "ddp_fork", "ddp_notebook"])
-def test_ranks_that_are_no_scripts_are_refused(variant):
+@on_ranks(1, ["ddp_spawn", "ddp_fork", "ddp_notebook"])
+@launched
+def test_ranks_that_are_no_scripts_are_refused(variant: str):
     """The handle and the memory would stay in processes that end with `fit`. The callback alone is asked."""
     import lightning
 
@@ -333,8 +312,9 @@ def test_ranks_that_are_no_scripts_are_refused(variant):
         LightningStrategy("local_sgd()", start_method=trainer.strategy._start_method)
 
 
+@on_ranks(1)
 @launched
-def fsdp1() -> str:
+def test_fsdp1_is_refused():
     """A trainer of its own needs a GPU, so the callback alone is asked."""
     from lightning.pytorch.strategies import FSDPStrategy
 
@@ -346,49 +326,41 @@ def fsdp1() -> str:
         LightningCompression("auto()").setup(SimpleNamespace(strategy=FSDPStrategy()), None, "fit")
 
 
+MEMORYLESS, WITH_MEMORY = "cgx(bits=4)", "error_fed(scatter_reduce(minmax(bits=2, block=16)))"
+
+
+@on_ranks(2, [(MEMORYLESS, True), (MEMORYLESS, False), (WITH_MEMORY, True), (WITH_MEMORY, False)])
 @launched
-def beside_shards() -> list[tuple[bool, bool, str]]:
-    """A trainer of its own needs a GPU, so the callback alone is asked: makes checkpoints, attached, said."""
+def test_a_memory_beside_shards_is_refused_where_checkpoints_are_made(spec: str, makes: bool):
+    """A trainer of its own needs a GPU, so the callback alone is asked."""
     from torch.distributed.fsdp import fully_shard
 
     from laconic.integrations import LightningCompression
 
-    seen = []
-    for spec in ("cgx(bits=4)", "error_fed(scatter_reduce(minmax(bits=2, block=16)))"):
-        for makes in (True, False):
-            model = net()
-            fully_shard(model)
-            trainer = SimpleNamespace(
-                strategy=SimpleNamespace(model=model),
-                world_size=2,
-                precision_plugin=None,
-                optimizers=[torch.optim.SGD(model.parameters(), **SGD)],
-                ckpt_path=None,
-                checkpoint_callbacks=[object()] if makes else [],
-            )
-            callback, said = LightningCompression(spec), ""
-            try:
-                callback.on_train_start(trainer, None)
-            except AttachError as error:
-                said = str(error)
-                laconic.compress(model, trainer.optimizers, "cgx(bits=4)").remove()  # none is left
-            seen.append((makes, callback.handle is not None, said))
-    return seen
+    model = net()
+    fully_shard(model)
+    trainer = SimpleNamespace(
+        strategy=SimpleNamespace(model=model),
+        world_size=2,
+        precision_plugin=None,
+        optimizers=[torch.optim.SGD(model.parameters(), **SGD)],
+        ckpt_path=None,
+        checkpoint_callbacks=[object()] if makes else [],
+    )
+    callback = LightningCompression(spec)
+    if spec == MEMORYLESS or not makes:
+        callback.on_train_start(trainer, None)
+        assert callback.handle is not None
+        return
+    with pytest.raises(AttachError, match=r"enable_checkpointing=False") as caught:
+        callback.on_train_start(trainer, None)
+    assert callback.handle is None and MEMORYLESS in str(caught.value)
+    laconic.compress(model, trainer.optimizers, MEMORYLESS).remove()  # none is left
 
 
-def test_a_memory_beside_shards_is_refused_where_checkpoints_are_made(pool):
-    for seen in pool.run(2, beside_shards, timeout_s=300):
-        assert [(makes, attached) for makes, attached, _ in seen] == [
-            (True, True),
-            (False, True),
-            (True, False),
-            (False, True),
-        ]
-        assert "enable_checkpointing=False" in seen[2][2] and "cgx(bits=4)" in seen[2][2]
-
-
+@on_ranks(2)
 @launched
-def from_inside() -> tuple[bool, int]:
+def test_wrapped_optimisers_are_taken():
     """`compress` called by hand with what a LightningModule has: optimisers that Lightning has wrapped."""
     import lightning
 
@@ -398,11 +370,12 @@ def from_inside() -> tuple[bool, int]:
 
     compressed = ByHand()
     _, trained, _ = fit(None, more=[compressed])
-    return same_everywhere(flat(trained)), compressed.handle.stats().steps
+    assert same_everywhere(flat(trained)) and compressed.handle.stats().steps == STEPS
 
 
+@on_ranks(2)
 @launched
-def in_fabric() -> tuple[bool, int]:
+def test_optimisers_of_fabric_are_taken():
     from lightning.fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=dist.get_world_size(), strategy="ddp")
@@ -415,32 +388,21 @@ def in_fabric() -> tuple[bool, int]:
         fabric.backward(cross_entropy(model(x), y))
         optimizer.step()
     handle.remove()
-    return same_everywhere(flat(plain)), handle.stats().steps
+    assert same_everywhere(flat(plain)) and handle.stats().steps == STEPS // 2
 
 
-@pytest.mark.parametrize(("script", "steps"), [(from_inside, STEPS), (in_fabric, STEPS // 2)])
-def test_wrapped_optimisers_are_taken(pool, script, steps):
-    assert pool.run(2, script, timeout_s=300) == [(True, steps)] * 2
-
-
+@on_ranks(2)
 @launched
-def quick_start() -> tuple[float, float, float]:
+def test_the_quick_start():
     example = runpy.run_path(str(EXAMPLES / "lightning_autoencoder.py"))
-    trained, compression = example["main"]()
-    return trained.losses[0], trained.losses[-1], compression.handle.stats().ratio
+    trained, compression = example["main"](epochs=3)
+    assert trained.losses[-1] < 0.5 * trained.losses[0]
+    assert compression.handle.stats().ratio > 40
 
 
-def test_the_quick_start(pool):
-    for first, last, ratio in pool.run(2, quick_start, timeout_s=300):
-        assert last < 0.5 * first and ratio > 40
-
-
+@on_ranks(1)
 @launched
-def alone() -> int:
+def test_one_process_is_told_that_nothing_is_compressed():
     with heard("nothing compressed: Trainer(devices=2"):
         _, _, callback = fit("topk(density=0.1)", 4, strategy="auto", devices=1)
-    return 0 if callback.handle is None else 1
-
-
-def test_one_process_is_told_that_nothing_is_compressed(pool):
-    assert pool.run(1, alone, timeout_s=300) == [0]
+    assert callback.handle is None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,21 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import laconic
 from laconic.core.errors import AttachError
+from tests.dist.pool import on_ranks
 from tests.integrations.launched import launched
-from tests.integrations.test_lightning import QUIET, adam, fit, flat, kept, loader, module, same_everywhere
+from tests.integrations.test_lightning import (
+    QUIET,
+    STEPS,
+    adam,
+    fit,
+    flat,
+    kept,
+    loader,
+    module,
+    same_everywhere,
+)
 
-SPECS = {
-    "local_sgd(every=3)": None,
-    "diloco(every=3)": adam,
-    "sgp(topology=exponential())": None,
-}
+SPECS = [("local_sgd(every=3)", None), ("diloco(every=3)", adam), ("sgp(topology=exponential())", None)]
 
 
 def fit_by(spec: str, **options: Any) -> Any:
@@ -33,9 +41,10 @@ def fit_by(spec: str, **options: Any) -> Any:
     return strategy, trained
 
 
+@on_ranks(2, SPECS)
 @launched
-def as_by_hand(spec: str, build: Any) -> tuple[bool, bool]:
-    """Whether the Trainer ends as a plain loop over `laconic.distribute` does."""
+def test_the_trainer_ends_as_a_plain_loop(spec: str, build: Any):
+    """A loop over `laconic.distribute`."""
     _, trained = fit_by(spec, build=build)
     plain = module(build)
     configured = plain.configure_optimizers()
@@ -51,7 +60,7 @@ def as_by_hand(spec: str, build: Any) -> tuple[bool, bool]:
             optimizer.step()
             schedule.step()
     optimizer.finish()
-    return torch.equal(flat(plain), flat(trained)), same_everywhere(flat(trained))
+    assert torch.equal(flat(plain), flat(trained)) and same_everywhere(flat(trained))
 
 
 @launched
@@ -71,16 +80,11 @@ def test_a_fit_of_a_finished_run_leaves_equal_replicas(pool, tmp_path):
     assert pool.run(2, fit_of_a_finished_run, str(tmp_path), timeout_s=300) == [(True, True)] * 2
 
 
-@pytest.mark.parametrize(("spec", "build"), SPECS.items())
-def test_the_trainer_ends_as_a_plain_loop(pool, spec, build):
-    assert pool.run(2, as_by_hand, spec, build, timeout_s=300) == [(True, True)] * 2
-
-
 @launched
 def resumed(spec: str, build: Any, folder: str) -> tuple[bool, bool]:
     """Whether a resumed run has the same bits, and the checkpoint's model is the replicas' average."""
-    _, whole = fit_by(spec, build=build, **kept(folder))
-    place = Path(folder) / "step=4.ckpt"
+    _, whole = fit_by(spec, build=build, **kept(f"{folder}/{spec}"))
+    place = Path(folder) / spec / "step=4.ckpt"
     _, rest = fit_by(spec, build=build, ckpt=place)
     saved = torch.load(place, weights_only=True)
     model = torch.cat([value.flatten() for value in saved["state_dict"].values()])
@@ -88,9 +92,9 @@ def resumed(spec: str, build: Any, folder: str) -> tuple[bool, bool]:
     return torch.equal(flat(rest), flat(whole)), torch.allclose(model, flat(half), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("spec", "build"), SPECS.items())
-def test_a_resumed_run_has_the_same_bits(pool, tmp_path, spec, build):
-    assert pool.run(2, resumed, spec, build, str(tmp_path), timeout_s=300) == [(True, True)] * 2
+def test_a_resumed_run_has_the_same_bits(pool, tmp_path):
+    for case, found in pool.each(2, resumed, SPECS, str(tmp_path), timeout_s=300):
+        assert found == [(True, True)] * 2, case
 
 
 @launched
@@ -118,9 +122,10 @@ def test_validation_is_of_the_average(pool, tmp_path):
     assert pool.run(2, validated, str(tmp_path), timeout_s=300) == [(True, False)] * 2
 
 
+@on_ranks(2, [False, True])
 @launched
-def trained_again(fails: bool) -> tuple[bool, bool, list[int]]:
-    """Whether ranks end a first fit alike; a second Trainer trains the module as a copy; steps of both."""
+def test_a_second_trainer_takes_the_same_module(fails: bool):
+    """Also after an error in validation, which leaves each rank its replica, and not the average."""
     import lightning
 
     from laconic.integrations import LightningStrategy
@@ -145,60 +150,36 @@ def trained_again(fails: bool) -> tuple[bool, bool, list[int]]:
     copied.load_state_dict(trained.state_dict())
     second.fit(trained, loader())
     trainer().fit(copied, loader())
-    steps = [each.strategy.optimizer.stats().steps for each in (first, second)]
-    return alike, torch.equal(flat(trained), flat(copied)), steps
+    assert alike == (not fails) and torch.equal(flat(trained), flat(copied))
+    assert [each.strategy.optimizer.stats().steps for each in (first, second)] == [4, 4]
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_second_trainer_takes_the_same_module(pool, fails):
-    """Also after an error in validation, which leaves each rank its replica, and not the average."""
-    assert pool.run(2, trained_again, fails, timeout_s=300) == [(not fails, True, [4, 4])] * 2
-
-
+@on_ranks(2)
 @launched
-def with_a_slow_rank() -> float:
-    """Seconds of this rank's steps, of which rank 0 sleeps through 0.1 s each."""
+def test_a_slow_rank_holds_up_no_other():
+    """Rank 0 begins its first step when rank 1 has begun its last one."""
     import lightning
 
-    times: list[float] = []
+    store = dist.distributed_c10d._get_default_store()
 
-    class Slow(lightning.Callback):
-        def on_train_batch_start(self, *_: Any) -> None:
-            if dist.get_rank() == 0:
-                time.sleep(0.1)
-            times.append(time.monotonic())
+    class Waits(lightning.Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if dist.get_rank() == 0 and trainer.global_step == 0:
+                store.wait(["rank 1 is ahead"], timedelta(seconds=120))
+            elif dist.get_rank() == 1 and trainer.global_step == STEPS - 1:
+                store.set("rank 1 is ahead", "")
 
-    fit_by("local_sgd(every=1000)", steps=24, more=[Slow()])
-    return times[-1] - times[0]
-
-
-def test_a_slow_rank_holds_up_no_other(pool):
-    slow, other = pool.run(2, with_a_slow_rank, timeout_s=300)
-    assert slow > 2.0 and other < slow / 2
+    fit_by("local_sgd(every=1000)", more=[Waits()])
 
 
+@on_ranks(2)
 @launched
-def refused() -> list[str]:
+def test_what_cannot_go_together_is_refused():
     from laconic.integrations import LightningStrategy
 
-    def two(parameters: Any) -> Any:
-        first, *others = list(parameters)
-        return torch.optim.SGD([first], lr=0.1), torch.optim.SGD(others, lr=0.1)
-
-    said = []
-    for attempt in (
-        lambda: LightningStrategy("topk(density=0.1)"),
-        lambda: LightningStrategy("local_sgd()", find_unused_parameters=True),
-        lambda: fit_by("sgp()", build=torch.optim.LBFGS),
-    ):
-        with pytest.raises(AttachError) as caught:
-            attempt()
-        said.append(str(caught.value))
-    return said
-
-
-def test_what_cannot_go_together_is_refused(pool):
-    for method, option, many in pool.run(2, refused, timeout_s=300):
-        assert "callbacks=[LightningCompression(...)]" in method
-        assert "leave find_unused_parameters= out" in option
-        assert "LBFGS" in many
+    with pytest.raises(AttachError, match=re.escape("callbacks=[LightningCompression(...)]")):
+        LightningStrategy("topk(density=0.1)")
+    with pytest.raises(AttachError, match="leave find_unused_parameters= out"):
+        LightningStrategy("local_sgd()", find_unused_parameters=True)
+    with pytest.raises(AttachError, match="LBFGS"):
+        fit_by("sgp()", build=torch.optim.LBFGS)

@@ -1,4 +1,7 @@
-"""torchft's replicas, compressed: steps that are thrown away, and replicas that die and come back."""
+"""torchft's replicas, compressed: skipped steps, and replicas that die and come back.
+
+Two processes train all of `TRAININGS` one after the other, since each process imports torch for seconds.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from torch import Tensor
 
 from tests.integrations.test_examples import QUIET, ROOT
 
-STEPS, HALF = 12, 6
+STEPS, HALF, LONG = 12, 6, 200
 LIMIT_S = 240
 TOPK, POWER = "topk(density=0.05)", "powersgd(rank=1)"
 TRAININGS: dict[str, list[dict[str, Any]]] = {  # of two replicas, by what is told to both and to each
@@ -35,6 +38,8 @@ TRAININGS: dict[str, list[dict[str, Any]]] = {  # of two replicas, by what is to
     "not finite": [{"spec": TOPK}, {"nan_at": 3}],
     "half": [{"spec": TOPK, "steps": HALF}],
     "rest": [{"spec": TOPK}, {"resume": "half-0.pt"}, {"resume": "half-1.pt"}],
+    "example": [{"example": str(ROOT / "examples" / "integrations" / "torchft_ddp.py"), "steps": 80}],
+    "died": [{"spec": TOPK, "steps": LONG}, {"alone": "alone"}, {"die_at": 6}],
 }
 
 
@@ -78,22 +83,28 @@ def replica(*trainings: dict[str, Any]) -> Started:
     return Started("tests.integrations.torchft_replica", json.dumps(trainings))
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What came out of each training, on its two replicas."""
-    folder = tmp_path_factory.mktemp("torchft")
-    houses = {name: lighthouse(at_first=2) for name in TRAININGS}
+Found = dict[str, list[dict[str, Any]]]
 
-    def told(name: str, number: int) -> dict[str, Any]:
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """The result of each training on its two replicas. In the last, one of them dies and returns."""
+    folder = tmp_path_factory.mktemp("torchft")
+    houses = {name: lighthouse(at_first=1 if name == "died" else 2) for name in TRAININGS}
+
+    def told(name: str, number: int, **more: Any) -> dict[str, Any]:
         both, *own = TRAININGS[name]
         mine = own[number] if number < len(own) else {}
-        about = {"name": f"replica_{number}", "number": number, "steps": STEPS, **both, **mine}
-        if "resume" in about:
-            about["resume"] = str(folder / about["resume"])
+        about = {"name": f"replica_{number}", "number": number, "steps": STEPS, **both, **(more or mine)}
+        about |= {key: str(folder / about[key]) for key in ("resume", "alone") if key in about}
         return about | {"lighthouse": houses[name].address(), "out": str(folder / f"{name}-{number}.pt")}
 
-    replicas = [replica(*(told(name, number) for name in TRAININGS)) for number in range(2)]
-    for each in replicas:
+    stays, dies = (replica(*(told(name, number) for name in TRAININGS)) for number in range(2))
+    dies.end(code=9)
+    while not (folder / "alone").exists():
+        time.sleep(0.1)
+        assert stays.process.poll() is None, stays.end()
+    for each in (replica(told("died", 1, seed=5)), stays):  # with a model that is of no use
         each.end()
     for house in houses.values():
         house.shutdown()
@@ -101,9 +112,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
         name: [torch.load(folder / f"{name}-{number}.pt", weights_only=True) for number in range(2)]
         for name in TRAININGS
     }
-
-
-Found = dict[str, list[dict[str, Any]]]
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
@@ -160,32 +168,28 @@ def test_a_gather_that_sends_more_than_dense_is_told_once(found: Found) -> None:
     assert found["topk"][0]["words"] == []
 
 
-def test_a_replica_that_died_comes_back(tmp_path: Path) -> None:
+def test_a_replica_that_died_comes_back(found: Found) -> None:
     """The other one goes on alone, and then with it: in the end they have one model."""
-    house = lighthouse(at_first=1)
-
-    def told(number: int, **own: Any) -> dict[str, Any]:
-        about = {"name": f"replica_{number}", "number": number, "steps": 400, "spec": TOPK}
-        return about | {"lighthouse": house.address(), "out": str(tmp_path / f"{number}.pt")} | own
-
-    alone = tmp_path / "alone"
-    stays = replica(told(0, alone=str(alone)))
-    replica(told(1, die_at=6)).end(code=9)
-    while not alone.exists():
-        time.sleep(0.1)
-        assert stays.process.poll() is None
-    comes = replica(told(1, seed=5))  # with a model that is of no use
-    for each in (stays, comes):
-        each.end()
-    house.shutdown()
-    one, two = (torch.load(tmp_path / f"{number}.pt", weights_only=True) for number in range(2))
+    one, two = found["died"]
     assert one["size"] == two["size"] == 2
     assert torch.equal(one["flat"], two["flat"])
-    assert 1 <= two["stats"]["steps"] < 394
+    assert 1 <= two["stats"]["steps"] < LONG - 6
     assert one["loss"] < 0.5
 
 
-def test_the_example_ends_with_one_model(tmp_path: Path) -> None:
+def example_ends_with_one_model(said: str, *ends: dict[str, Tensor]) -> None:
+    words = re.search(r"loss ([\d.]+), (\d+) times less than dense", said)
+    assert words and float(words[1]) < 1.5 and int(words[2]) > 8
+    assert same(*ends)
+
+
+def test_the_example_ends_with_one_model(found: Found) -> None:
+    one, two = found["example"]
+    example_ends_with_one_model(one["said"], one["model"], two["model"])
+
+
+@pytest.mark.nightly  # four more processes
+def test_torchrun_starts_the_example(tmp_path: Path) -> None:
     house = lighthouse(at_first=2)
     line = ["torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
     line += ["examples/integrations/torchft_ddp.py", "--steps", "80", "--end"]
@@ -196,6 +200,5 @@ def test_the_example_ends_with_one_model(tmp_path: Path) -> None:
 
     said = [each.end() for each in [run("0"), run("1")]]
     house.shutdown()
-    words = re.search(r"loss ([\d.]+), (\d+) times less than dense", said[0])
-    assert words and float(words[1]) < 1.5 and int(words[2]) > 8
-    assert same(*(torch.load(tmp_path / f"{i}.pt", weights_only=True) for i in range(2)))
+    ends = (torch.load(tmp_path / f"{i}.pt", weights_only=True) for i in range(2))
+    example_ends_with_one_model(said[0], *ends)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from laconic.core.errors import AttachError, StateError
+from tests.dist.pool import on_ranks
 from tests.integrations.launched import heard, launched
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
@@ -59,7 +60,8 @@ def same_everywhere(end: torch.Tensor) -> bool:
 
 
 @launched
-def resumed(spec: str, folder: str, options: dict[str, Any]) -> tuple[bool, bool, bool]:
+def resumed(spec: str, options: dict[str, Any], folder: str) -> tuple[bool, bool, bool]:
+    folder = f"{folder}/{spec}, {len(options)}"
     whole, callback = trainer_of(folder, spec, **options)
     whole.train()
     place = Path(folder) / f"checkpoint-{STEPS // 2}"
@@ -76,17 +78,15 @@ def resumed(spec: str, folder: str, options: dict[str, Any]) -> tuple[bool, bool
     return torch.equal(flat(rest), end), same_everywhere(flat(rest)), torch.equal(flat(forgetful), end)
 
 
-@pytest.mark.parametrize(
-    ("spec", "options"),
-    [
+def test_a_resumed_run_has_the_same_bits(pool, tmp_path):
+    cases = [
         (SPEC, {}),
         (SPEC, {"gradient_accumulation_steps": 2, "bf16": True}),
         ("dgc(density=0.05)", {"optim": "sgd", "optim_args": "momentum=0.9", "max_grad_norm": 0.0}),
         ("onebit_adam(warmup_steps=2)", {"optim": "adamw_torch"}),
-    ],
-)
-def test_a_resumed_run_has_the_same_bits(pool, tmp_path, spec, options):
-    assert pool.run(2, resumed, spec, str(tmp_path), options, timeout_s=300) == [(True, True, False)] * 2
+    ]
+    for case, found in pool.each(2, resumed, cases, str(tmp_path), timeout_s=300):
+        assert found == [(True, True, False)] * 2, case
 
 
 @launched
@@ -173,8 +173,9 @@ def test_the_quick_start(pool, tmp_path):
         assert last < 0.7 * first and ratio > 12
 
 
+@on_ranks(1)
 @launched
-def alone() -> bool:
+def test_one_process_is_told_that_nothing_is_compressed():
     """As without torchrun: nothing wraps the model."""
     from laconic.integrations import TrainerCompression
 
@@ -182,8 +183,4 @@ def alone() -> bool:
     callback = TrainerCompression(trainer, SPEC)
     with heard("torchrun --nproc-per-node 2 starts two"):
         callback.on_train_begin(SimpleNamespace(world_size=1), None, None)
-    return callback.handle is None
-
-
-def test_one_process_is_told_that_nothing_is_compressed(pool):
-    assert pool.run(1, alone, timeout_s=300) == [True]
+    assert callback.handle is None

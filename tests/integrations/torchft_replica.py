@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import runpy
 import sys
 import time
+from contextlib import redirect_stdout
 from datetime import timedelta
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -131,10 +134,23 @@ class Replica:
         return end | self.state() | {"manager": manager.state_dict(), "size": manager.num_participants()}
 
 
+def example(told: dict[str, Any]) -> dict[str, Any]:
+    """The printed line and the model of an example, in the environment that torchrun would give it."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    os.environ |= {"TORCHFT_LIGHTHOUSE": told["lighthouse"], "REPLICA_GROUP_ID": str(told["number"])}
+    with redirect_stdout(StringIO()) as said:
+        runpy.run_path(told["example"])["main"](told["steps"], Path(told["out"]))
+    return {"said": said.getvalue(), "model": torch.load(told["out"], weights_only=True)}
+
+
 def main(trainings: list[dict[str, Any]]) -> None:
     logging.getLogger("torchft").setLevel(logging.ERROR)
     logging.getLogger("laconic").propagate = False  # what it says is kept, above
     for told in trainings:
+        if "example" in told:
+            torch.save(example(told), Path(told["out"]))
+            continue
         replica = Replica(told)
         torch.save(replica.go(), Path(told["out"]))
         replica.manager.shutdown()
