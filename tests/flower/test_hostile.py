@@ -141,28 +141,32 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Ten
     return tensors_of(strategy(count=3).start(grid, ArrayRecord(model()), num_rounds=3).arrays)
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_a_hostile_reply_changes_nothing(
-    attack: str,
+def test_hostile_replies_change_nothing(
     tmp_path: Path,
     undisturbed: dict[str, torch.Tensor],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    spoil, reason = ATTACKS[attack]
+    """Each attack comes from a node of its own, beside the three honest ones."""
+    attacks = dict(enumerate(ATTACKS.values(), HOSTILE))
 
     def arrives(node: int, message: Message, reply: Message) -> Message:
-        if node == HOSTILE and message.metadata.message_type == "train":
-            spoil(reply)
+        if node in attacks and message.metadata.message_type == "train":
+            attacks[node][0](reply)
         return reply
 
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    grid, compressed = MemoryGrid(nodes(tmp_path), arrives), strategy()
+    count = HOSTILE + len(attacks)
+    grid, compressed = MemoryGrid(nodes(tmp_path, count), arrives), strategy(count=count)
     with caplog.at_level(logging.WARNING):
         result = compressed.start(grid, ArrayRecord(model()), num_rounds=3)
+    names = dict(zip(map(str, attacks), ATTACKS, strict=True))
+    refusals = {(names[node], reason): n for (node, reason), n in compressed.traffic.refusals.items()}
+    assert refusals == {(name, reason): 3 for name, (_, reason) in ATTACKS.items()}
     assert equal(tensors_of(result.arrays), undisturbed)
-    assert compressed.traffic.refusals == {("3", reason): 3}
-    assert caplog.text.count(f"laconic refused the reply of node {HOSTILE}: {reason}") == 3
+    for node, (_, reason) in attacks.items():
+        words = f"laconic refused the reply of node {node}: {reason}"
+        assert caplog.text.count(words) == 3, names[str(node)]
     assert set(result.train_metrics_clientapp) == {1, 2, 3}
 
 
