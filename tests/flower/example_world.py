@@ -32,13 +32,13 @@ class Partitions(MemoryGrid):
         return Context(RUN, node, {"partition-id": node}, RecordDict(), {"local-epochs": 2})
 
 
-def compared() -> Compared:
-    """Train the app both ways. `digits_app` must be importable."""
+def compared(nodes: int = NODES) -> Compared:
+    """Train the app both ways on so many nodes. `digits_app` must be importable."""
     from digits_app.client_app import app
 
-    plain, grid = trained(plain_client(), averaging())
-    strategy = laconic.federated.compressed(averaging(), up=STC, down=STC)
-    ours, _ = trained(app, strategy)
+    plain, grid = trained(plain_client(), averaging(nodes), nodes)
+    strategy = laconic.federated.compressed(averaging(nodes), up=STC, down=STC)
+    ours, _ = trained(app, strategy, nodes)
     return Compared(
         plain_nbytes=carried(grid.sent) + carried(grid.came),
         plain_accuracy=plain,
@@ -47,18 +47,18 @@ def compared() -> Compared:
     )
 
 
-def trained(app: ClientApp, strategy: Any) -> tuple[float, MemoryGrid]:
+def trained(app: ClientApp, strategy: Any, nodes: int) -> tuple[float, MemoryGrid]:
     from digits_app.task import accuracy, net
 
-    grid = Partitions(dict.fromkeys(range(NODES), app))
+    grid = Partitions(dict.fromkeys(range(nodes), app))
     result = strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=ROUNDS)
     model = net()
     model.load_state_dict(result.arrays.to_torch_state_dict())
     return accuracy(model), grid
 
 
-def averaging() -> FedAvg:
-    return FedAvg(min_train_nodes=NODES, min_available_nodes=NODES, fraction_evaluate=0.0)
+def averaging(nodes: int) -> FedAvg:
+    return FedAvg(min_train_nodes=nodes, min_available_nodes=nodes, fraction_evaluate=0.0)
 
 
 def plain_client() -> ClientApp:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
+from tests.flower.example_run import EXAMPLE, example_run
+
+Running = tuple[subprocess.Popen[bytes], Path]  # the process and its folder
 APP = Path(__file__).parent / "deployed"
 LONGEST_S = 500.0
 ROUNDS = 3
@@ -110,47 +111,26 @@ def test_a_run_with_a_killed_and_a_hostile_node_ends_with_the_same_model(
 
 
 @pytest.mark.timeout(580)
-@pytest.mark.parametrize(
-    "interrupted", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["finishes", "Ctrl-C"]
-)
-def test_the_example_ends_all_that_it_starts(interrupted: bool, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        str(EXAMPLE / "run.py"),
-        "--nodes",
-        "2",
-        "--rounds",
-        "2",
-        "--save",
-        str(tmp_path),
-    ]
+def test_the_example_ends_all_that_it_starts(deployed_example: Running) -> None:
+    script, folder = deployed_example
+    code, said = script.wait(LONGEST_S), (folder / "log").read_text(errors="replace")
+    assert code == 0, said[-4000:]
+    assert not processes_of(folder)
+    assert "laconic: round 2: " in said
+    rounds = json.loads((folder / "traffic.json").read_text())["rounds"]
+    assert [len(each["up"]) for each in rounds[:2]] == [2, 2]
+    dense = 4 * sum(value.numel() for value in torch.load(folder / "model.pt").values())
+    assert all(dense / nbytes > 100 for each in rounds[:2] for nbytes in each["up"].values())
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(580)
+def test_the_example_ends_all_at_ctrl_c(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with log.open("wb") as file:
-        script = subprocess.Popen(
-            command,
-            env={**os.environ, "TMPDIR": str(tmp_path)},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            if interrupted:
-                while "Successfully started run" not in log.read_text(errors="replace"):
-                    assert script.poll() is None, log.read_text(errors="replace")[-4000:]
-                    time.sleep(0.2)
-                os.kill(script.pid, signal.SIGINT)
-            code = script.wait(500)
-        finally:
-            if script.poll() is None:
-                os.kill(script.pid, signal.SIGTERM)
-                script.wait(60)
-    said = log.read_text(errors="replace")
-    assert code == (130 if interrupted else 0), said[-4000:]
+    with example_run(tmp_path) as script:
+        while "Successfully started run" not in log.read_text(errors="replace"):
+            assert script.poll() is None, log.read_text(errors="replace")[-4000:]
+            time.sleep(0.2)
+        os.kill(script.pid, signal.SIGINT)
+        assert script.wait(LONGEST_S) == 130, log.read_text(errors="replace")[-4000:]
     assert not processes_of(tmp_path)
-    if not interrupted:
-        assert "laconic: round 2: " in said
-        traffic = json.loads((tmp_path / "traffic.json").read_text())
-        rounds = traffic["rounds"]
-        assert [len(each["up"]) for each in rounds[:2]] == [2, 2]
-        dense = 4 * sum(value.numel() for value in torch.load(tmp_path / "model.pt").values())
-        assert all(dense / nbytes > 100 for each in rounds[:2] for nbytes in each["up"].values())
