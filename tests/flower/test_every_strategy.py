@@ -22,6 +22,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 import laconic
 from laconic.core.errors import SpecError
 from laconic.federated.flower.strategy import Compressed
+from tests.cases import over
 from tests.flower.flower_world import MemoryGrid, app, tensors_of
 from tests.unit.federated_world import model
 
@@ -106,39 +107,35 @@ WORKING = [name for name in EVERY if name not in REFUSED]
 WRAPPERS = [name for name in WORKING if "strategy" in inspect.signature(getattr(flower, name)).parameters]
 
 
-@pytest.mark.parametrize("name", WORKING)
-def test_a_lossless_codec_changes_no_bit_of_any_strategy(name: str, tmp_path: Path) -> None:
-    plain = run(made(name), [])
-    ours = run(compressed(made(name), "dense()"), [laconic.federated.mod(tmp_path)])
+LOSSLESS = [(name, "FedAvg") for name in WORKING]
+LOSSLESS += [(name, inner) for name in WRAPPERS for inner in ("FedAdam", "FedMedian", "Krum")]
+
+
+@over(case=LOSSLESS)
+def test_a_lossless_codec_changes_no_bit_of_any_strategy(case: tuple[str, str], tmp_path: Path) -> None:
+    name, inner = case[0], getattr(flower, case[1])  # which is used by wrappers alone
+    plain = run(made(name, inner), [])
+    ours = run(compressed(made(name, inner), "dense()"), [laconic.federated.mod(tmp_path / str(case))])
     assert list(ours) == list(plain)
     assert all(torch.equal(ours[each], plain[each]) for each in plain)
 
 
-@pytest.mark.parametrize("inner", ["FedAdam", "FedMedian", "Krum"])
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_nor_of_one_in_a_wrapper(name: str, inner: str, tmp_path: Path) -> None:
-    plain = run(made(name, getattr(flower, inner)), [])
-    ours = run(compressed(made(name, getattr(flower, inner)), "dense()"), [laconic.federated.mod(tmp_path)])
-    assert all(torch.equal(ours[each], plain[each]) for each in plain)
+LOSSY = [(name, "qsgd(levels=7)") for name in WORKING]
+LOSSY += [(name, SPARSE) for name in WORKING if name not in BY_ENTRY]
 
 
-LOSSY = [(name, "qsgd(levels=7)", "qsgd(levels=7)") for name in WORKING] + [
-    (name, SPARSE, SPARSE) for name in WORKING if name not in BY_ENTRY
-]
-
-
-@pytest.mark.parametrize(("name", "up", "down"), LOSSY)
-def test_lossy_codecs_train_under_any_strategy(name: str, up: str, down: str, tmp_path: Path) -> None:
-    strategy = compressed(made(name), up, down)
-    last, first = run(strategy, [laconic.federated.mod(tmp_path)]), model()
+@over(case=LOSSY)
+def test_lossy_codecs_train_under_any_strategy(case: tuple[str, str], tmp_path: Path) -> None:
+    name, spec = case
+    strategy = compressed(made(name), spec, spec)
+    last, first = run(strategy, [laconic.federated.mod(tmp_path / str(case))]), model()
     assert all(bool(value.isfinite().all()) for value in last.values())
     moved = (last["first.weight"].float() != first["first.weight"]).float().mean()
     assert moved > 0.04, "a client sends 5 % of its entries in one round"
     assert not strategy.traffic.refusals
 
 
-@pytest.mark.parametrize("up", [SPARSE, "topk(density=0.1)", "dgc(density=0.1)", "randomk(density=0.1)"])
-@pytest.mark.parametrize("name", BY_ENTRY)
+@over(name=BY_ENTRY, up=[SPARSE, "topk(density=0.1)", "dgc(density=0.1)", "randomk(density=0.1)"])
 def test_no_median_of_sparse_updates(name: str, up: str) -> None:
     """Fewer than half of the clients send an entry, so that its median never moves: 0 of 1,200 did."""
     with pytest.raises(SpecError, match="hardly any would ever move"):
@@ -152,7 +149,7 @@ def test_one_that_trims_nothing_takes_sparse_updates() -> None:
         compressed(flower.Bulyan(num_malicious_nodes=1), SPARSE)
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@over(name=sorted(REFUSED))
 def test_a_strategy_that_cannot_go_is_refused_with_its_reason(name: str) -> None:
     with pytest.raises(SpecError, match=REFUSED[name]):
         compressed(made(name), "dense()")
