@@ -191,7 +191,7 @@ class Heartbeats:
         Args:
             steps: Of this rank.
             clocked: Whether ranks may meet after different numbers of steps.
-            shared: Whether ranks count their steps together, so that another may wait for this one in any step.
+            shared: Whether ranks count steps together, so that another may wait for this one in any step.
             apart: Whether no rank waits for another in a step.
         """
         self._begun, self._standstill = {}, Standstill()
