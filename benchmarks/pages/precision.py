@@ -57,7 +57,7 @@ gradients between `backward()` and `step()`, as clipping does, they get what it 
 ## In what order
 
 1. The loss is multiplied by the scale S, and so is every gradient.
-2. The bucket is divided by S in float32, and checked: one rank with Inf or NaN makes the step void on all.
+2. The bucket is divided by S in float32, and checked: if one rank has Inf or NaN, all skip the step.
 3. `clip=` of the method clips this rank's gradient.
 4. Feedback adds what was held back, the codec encodes, ranks make the mean, feedback settles. Memory knows no
    S: it may change at any step.

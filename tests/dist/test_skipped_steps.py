@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 from laconic.core.errors import NonFiniteError
-from tests.dist.ddp_world import MANY
 from tests.dist.nets import SGD, agree, batch, flat, net
+from tests.dist.runs import MANY
 
 LONG = 240.0
 BAD = 5  # the step of the case

@@ -198,7 +198,7 @@ def test_a_file_says_which_norms_have_shifts(tmp_path: Path) -> None:
         assert torch.equal(load_packed(path, net())(x), plain(x))
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
 def test_a_packed_model_refuses_gradients_and_traces() -> None:
     model, x = trained(binarise)
     packed = pack(model.eval())

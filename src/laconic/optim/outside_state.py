@@ -41,7 +41,7 @@ def second_weights(optimizer: Optimizer, within: float = 0.0) -> str:
     torch and Laconic keep none.
 
     >>> weight = nn.Parameter(torch.ones(3, 4))
-    >>> optimizer = type("Mine", (torch.optim.SGD,), {})([weight])
+    >>> optimizer = type("Mine", (torch.optim.SGD,), {"__module__": "mine"})([weight])
     >>> second_weights(optimizer)
     ''
     >>> optimizer.state[weight]["slow"] = torch.ones(3, 4)
