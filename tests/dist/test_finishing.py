@@ -104,6 +104,31 @@ def test_a_rank_that_dies_before_all_are_done_is_left_out(pool, lost):
     assert torch.equal(one, other) and max(one_s, other_s) < PATIENCE_S
 
 
+def comes_back_while_the_other_waits():
+    """Rank 0 is done early. The first process of rank 1 dies, and the second takes the remaining steps."""
+    store = dist.distributed_c10d._get_default_store()
+    lives = store.add(f"lives of {dist.get_rank()}", 1)
+    model, optimizer = distributed("sgp()", patience_s=PATIENCE_S)
+    while (step := optimizer.stats().steps) < (5 if dist.get_rank() == 0 else 20):
+        if dist.get_rank() == 1 and lives == 1 and step == 10:
+            os.kill(os.getpid(), signal.SIGKILL)
+        advance(model, optimizer, [step])
+    optimizer.finish()
+    return optimizer.notes()["living"], optimizer.stats().steps, flat(model)
+
+
+@pytest.mark.nightly
+def test_a_new_process_takes_the_place_of_one_that_died_before_the_end(pool, monkeypatch):
+    """It loads the model of the rank that waits; if it is late, that rank has ended alone."""
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")
+    first, second = pool.fresh(2, comes_back_while_the_other_waits, timeout_s=60.0, revive=True)
+    assert first.error is None, first.error
+    if second.error is None:
+        assert first.value[0] == second.value[0] == [0, 1] and torch.equal(first.value[2], second.value[2])
+    else:
+        assert isinstance(second.error, PeerError) and first.value[0] == [0], second.error
+
+
 def ends_without_patience(spec):
     """Rank 0 has fewer steps, and rank 1 waits for it; the error and the seconds."""
     model, optimizer = distributed(spec, group=dist.new_group(timeout=timedelta(seconds=GROUP_S)))

@@ -113,7 +113,7 @@ class ParameterController(Controller):
         `last`: it ends the training, so do it wherever others are.
         """
         self._check_own()
-        if self.membership.joint_calls is not None and not self.strategy.clocked:  # those serve others in `act`
+        if self.membership.joint_calls is not None and not self.strategy.clocked:  # else they serve others
             self.membership.joint_calls.make(call)
         self._calls += 1
         while (self.bound.steps, self._calls) >= self._furthest and (error := self._loses_rank(act)):

@@ -126,7 +126,8 @@ class Heartbeats:
                     self._wait_for_trainers()
                     self._store.compare_set(f"{self.generation + 1}/called", "", "all ranks have finished")
                     start = time.monotonic()
-                self._store.set(f"{self.generation + 1}/here/{self.rank}", "here")
+                how = "outside" if self._outside else "here"
+                self._store.set(f"{self.generation + 1}/here/{self.rank}", how)
                 self._agree(self.generation + 1, start, start + grace_s, start + timeout_s, quorum)
                 self._enter(self.generation + 1)
                 taken_in = self.rank in self.members
@@ -139,9 +140,14 @@ class Heartbeats:
                 self._enter(self.generation + 1)
                 self.waited = not self._outside
             late = {*self.members} & self.living() - self._finishers.places().keys()
+            late -= {rank for rank in late if self._comes_back(rank)}  # to this rank
             if not late or self._standstill.lasts_s(self._steps_of(late)) > self.hung_after_s:
                 return
             time.sleep(POLL_S)
+
+    def _comes_back(self, rank: int) -> bool:
+        key = f"{self.generation + 1}/here/{rank}"
+        return bool(self._store.check([key])) and self._store.get(key) == b"outside"
 
     def _agree(self, generation: int, start: float, late: float, end: float, quorum: int) -> None:
         """Wait for this generation's members; write them if this rank is the first to see that they are here.
@@ -153,24 +159,20 @@ class Heartbeats:
             living, waiting = self.living(), {*self._finishers.places()}
             marked = {rank for rank in range(self.size) if self._store.check([f"{generation}/here/{rank}"])}
             here = marked & living
-            if self._outside:
-                before = {*self.members} - {self.rank}
-            else:
-                before = {*self.members} | (waiting if own_wait else set())
+            before = {*self.members} | (waiting if own_wait and not self._outside else set())
+            before -= {self.rank} if self._outside else set()
             now, absent = time.monotonic(), before & living - here
             if marked - here and now < start + SURE_S:  # one has just woken up: it beats soon, or is dead
                 time.sleep(POLL_S)
                 continue
+            if before & here and not own_wait:
+                absent -= waiting
             if not before & here:  # this rank was left out, and is here before all others
                 if not absent or now > end:
                     raise PeerError(self._nobody_came(sorted(absent)))
-                time.sleep(POLL_S)
-                continue
-            if not own_wait:
-                absent -= waiting
-            if not absent or now > end or (now > late and len(before & here) >= len(absent)):
+            elif not absent or now > end or (now > late and len(before & here) >= len(absent)):
                 if len(here | waiting & living) >= quorum:
-                    entry = {"members": sorted(here), "finishing": sorted(waiting - here)}
+                    entry = {"members": sorted(here), "finishing": [] if own_wait else sorted(waiting - here)}
                     self._store.compare_set(key, "", json.dumps(entry))
                     continue
                 if not absent or now > end:
@@ -191,7 +193,7 @@ class Heartbeats:
         Args:
             steps: Of this rank.
             clocked: Whether ranks may meet after different numbers of steps.
-            shared: Whether ranks count steps together, so that another may wait for this one in any step.
+            shared: Whether ranks count their steps together: another may wait for this one in any step.
             apart: Whether no rank waits for another in a step.
         """
         self._begun, self._standstill = {}, Standstill()
@@ -218,7 +220,6 @@ class Heartbeats:
         return "another rank has asked for a new group"
 
     def _steps_of(self, ranks: set[int]) -> dict[int, int]:
-        """Return how many steps these ranks have begun, by their latest heartbeats."""
         return {rank: self._begun.get(rank, 0) for rank in ranks}
 
     def end_finish(self) -> None:
