@@ -167,7 +167,7 @@ class Handle(Joinable):
         """
         gather = gather or saved_by_rank_0()
         state = self._memory.state_dict()
-        if gather and self._memory.exists:
+        if gather and (state["tensors"] or self.buckets.left_out is not None):  # equal on all ranks
             self.call_jointly("state_dict(gather=True)")
             return gather_states(state, self._comm.comm)
         if gather:

@@ -21,11 +21,6 @@ class Memory:
     def __init__(self, exchange: Exchange, rules: Sequence[BoundRule], buckets: Buckets) -> None:
         self._exchange, self._rules, self._buckets = exchange, rules, buckets
 
-    @property
-    def exists(self) -> bool:
-        """Whether a state can have tensors; equal on all ranks."""
-        return self._buckets.left_out is not None or bool(self.state_dict()["tensors"])
-
     def state_dict(self) -> RankState:
         """Return this rank's memory, with the rank in every key."""
         tensors = self._exchange.state_dict()

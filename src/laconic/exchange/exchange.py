@@ -1,8 +1,7 @@
 """Exchange: the life of a gradient, route by route: correct -> reduce -> settle.
 
-It knows nothing of DDP: it takes a flat bucket with its layout and leaves the mean there. If a gradient or a
-mean is not finite, the step is skipped on all ranks: the bucket is filled with NaN, later ones are not sent,
-and every memory is again what it was before the step, to the last bit.
+It takes a flat bucket with its layout and leaves the mean there. If a gradient or a mean is not finite, all
+ranks skip the step: the bucket gets NaN, and every memory is bit-identical to its value before the step.
 """
 
 from __future__ import annotations
@@ -256,7 +255,8 @@ class Exchange:
         return self._owned[owners]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Memory of every route, "route<i>/<kind>/<tensor name>" to a tensor; norms to clip by."""
+        """Return the memory of every route, "route<i>/<kind>/<tensor name>" to a tensor; norms to clip by."""
+        self._put_back()  # a step that an error has interrupted
         norms = {} if self._clip is None else self._clip.state_dict()
         return norms | {
             f"route{i}/{key}": value

@@ -128,11 +128,12 @@ def stepping(optimizer: Optimizer) -> Optimizer:
     Raises `AttachError` if it runs no hooks.
     """
     seen: list[Optimizer] = []
-    while all(optimizer is not each for each in seen):  # one may know its wrapper
+    while True:
         seen.append(optimizer)
-        inner = [*_inner(optimizer).values()]
-        if len(inner) == 1 and isinstance(inner[0], Optimizer) and _held(optimizer) <= _held(inner[0]):
-            optimizer = inner[0]
+        inner = [each for each in _inner(optimizer).values() if all(each is not known for known in seen)]
+        if len(inner) != 1 or not isinstance(inner[0], Optimizer) or not _held(optimizer) <= _held(inner[0]):
+            break
+        optimizer = inner[0]
     _check_hooks(optimizer)
     return optimizer
 

@@ -25,7 +25,7 @@ from laconic.strategies.membership.average import Stand, average_
 from laconic.strategies.replica import Replica
 from laconic.strategies.several import each_of
 from laconic.strategies.shared_scaler import SharedScaler
-from laconic.strategies.strategy import Notes, Strategy, Update
+from laconic.strategies.strategy import BoundStrategy, Notes, Strategy, Update
 
 Statistics = Literal["average", "keep"]
 MOST_CALLS = 1 << 20  # collective calls between two steps
@@ -34,10 +34,9 @@ MOST_CALLS = 1 << 20  # collective calls between two steps
 class ParameterController(Controller):
     """Runs a strategy among the ranks of a membership, and survives a lost rank if the membership does.
 
-    When a rank is lost, the others form a new group, wherever each of them is in its training. All load the
-    exact average of their models, which include their last updates. A step that was interrupted counts as
-    done, and every rank's step count becomes the largest of all. An interrupted collective call between
-    steps, such as `finish`, is repeated, unless a rank is already past it: then the average replaces it.
+    When a rank is lost, the others form a new group, wherever each is in its training. All load the exact
+    average of their models with their last updates. An interrupted step counts as done, and every rank takes
+    the largest step count. An interrupted call between steps is repeated, unless a rank is past it.
     """
 
     def __init__(
@@ -108,13 +107,11 @@ class ParameterController(Controller):
             self.bound.step(update, loss)
 
     def _collectively(self, call: str, act: Callable[[], object], last: bool = False) -> None:
-        """Do `act` on all ranks between steps, in the call of this name.
-
-        `last`: it ends the training, so do it wherever others are.
-        """
+        """Do `act` on all ranks between steps. `call`: its name, if ranks meet; `last`: it ends training."""
         self._check_own()
-        if self.membership.joint_calls is not None and not self.strategy.clocked:  # else they serve others
-            self.membership.joint_calls.make(call)
+        calls = self.membership.joint_calls
+        if call and calls is not None and not self.strategy.clocked:  # clocked ranks serve others in `act`
+            calls.make(call)
         self._calls += 1
         while (self.bound.steps, self._calls) >= self._furthest and (error := self._loses_rank(act)):
             steps = self.bound.steps
@@ -228,8 +225,12 @@ class ParameterController(Controller):
         return self.bound.comm.rank
 
     def state_dict(self) -> RankState:
-        self._collectively("state_dict()", lambda: self.bound.drain(self.membership.side_comm))
+        plain = type(self.bound).drain is BoundStrategy.drain  # nothing is sent
+        self._collectively("" if plain else "state_dict()", self._drain)
         return self._state()
+
+    def _drain(self) -> None:
+        self.bound.drain(self.membership.side_comm)
 
     def gathered(self, optimiser: Mapping[str, Any]) -> tuple[GatheredState, list[Any]]:
         found: list[tuple[GatheredState, list[Any]]] = []
@@ -289,7 +290,7 @@ class ParameterController(Controller):
         )
 
     def remove(self) -> None:
-        self._collectively("remove()", lambda: self.bound.drain(self.membership.side_comm), last=True)
+        self._collectively("", self._drain, last=True)
         self.bound.close()
         if self.shared_scaler is not None:
             self.shared_scaler.remove()
