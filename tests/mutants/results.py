@@ -21,10 +21,10 @@ from .table import MUTANTS, Mutant
 class Outcome:
     """What a suite does with a mutant.
 
-    `killed_by` is the first test that fails with the mutant, None for a survivor; `confirmed` says that it
-    passes without the mutant. `stage` is "related" or "whole"; `seconds` are those of all stages, as pytest
-    counts them; `timed_out` says that time ran out before the last stage was done; `flaky` are tests that
-    fail without the mutant too. `commit` is that of the copied tree, with a "+" after changes to it.
+    `killed_by` is the first test that fails with the mutant, also alone, None for a survivor; `confirmed`
+    says that it passes without the mutant. `stage` is "related" or "whole"; `seconds` are those of all
+    stages, as pytest counts them; `timed_out` says that time ran out before the last was done; `flaky` are
+    tests that do not count. `commit` is that of the copied tree, with a "+" after changes to it.
     """
 
     killed_by: str | None
