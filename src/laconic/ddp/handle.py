@@ -215,23 +215,24 @@ class Handle(Joinable):
     def remove(self) -> None:
         """Restore DDP's own all-reduce; what was not sent is dropped. The model can be compressed again.
 
-        Call it on every rank, between steps. If momentum was applied before the exchange, the optimiser
-        starts without any.
+        Call it on every rank, between steps. Momentum that was applied before the exchange is dropped.
         """
-        if self.buckets.failure is None:
-            if self._apart:
-                self.call_jointly("remove()")
-            with self._optimisers.on_masters():
-                for rule in self._rules:
-                    rule.close()
-        self.let_go()
-        self.buckets.close()
-        detach, self._detach = self._detach, ()
-        for callback in detach:
-            callback()
+        try:
+            if self.buckets.failure is None:
+                if self._apart:
+                    self.call_jointly("remove()")
+                with self._optimisers.on_masters():
+                    for rule in self._rules:
+                        rule.close()
+        finally:
+            self.let_go()
+            self.buckets.close()
+            detach, self._detach = self._detach, ()
+            for callback in detach:
+                callback()
 
     def let_go(self) -> None:
-        """From now on the optimiser steps by itself."""
+        """Let the optimiser step by itself."""
         for hooks in self._optimisers.hooks:
             hooks.remove()
 

@@ -160,8 +160,10 @@ class Replicas:
             exchange.end()
 
         self._beside.finish(end)
-        if verdict is not None and exchange.void is not None:
-            verdict.spoil()
+        if verdict is not None:
+            if exchange.void is not None:
+                verdict.spoil()
+            verdict.begin()  # else it would keep the modules of a model that is dropped
 
 
 class ReplicaMean:

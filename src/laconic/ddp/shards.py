@@ -159,6 +159,7 @@ class Scatter:
             agree()
         if self.skipped:
             self._verdict.spoil()
+        self._verdict.begin()  # else it would keep the modules of a model that is dropped
 
     def mean(
         self, x: Tensor, partition: Partition, module: str, call: int = 0, remembers: bool = True

@@ -105,7 +105,7 @@ class _Corrected(BoundFeedback):
         velocity = self._velocity.flat(layout, grad.device)
         residual = self._residual.flat(layout, grad.device)
         momentum, nesterov = self._velocity.momentum(layout)
-        spare = self._spares.flat(layout, grad.device)
+        spare = self._spares.flat(layout, grad.device) if grad.is_cpu else None  # a GPU frees its copies
         if free and not nesterov and len(set(momentum.tolist())) == 1:
             return self._beside(grad, layout, float(momentum[0]), scale)
 
