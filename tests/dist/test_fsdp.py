@@ -82,9 +82,11 @@ def trains_to_the_dense_loss(pool: Any, size: int) -> None:
     for (losses, stats, _), (_, without, _) in zip(gathered, coded, strict=True):
         assert sum(losses[-10:]) == pytest.approx(sum(exact[-10:]), rel=0.01) and losses != exact
         sent, dense = stats.network_sent - without.network_sent, stats.dense - without.dense
-        assert 3.5 < dense / sent < 4 and stats.ratio > 3.3
+        low = 3.5 if size == 2 else 3.2  # headers weigh more in smaller shards
+        assert low < dense / sent < 4 and stats.ratio > low - 0.2
         payload = [nbytes for phase, nbytes in stats.phases.items() if phase.startswith("parameters")]
-        assert payload and sent * 0.7 < sum(payload) < sent
+        copies = size - 1  # payload counts one
+        assert payload and sent * 0.7 < copies * sum(payload) < sent
 
 
 def test_a_sharded_gpt_trains_to_the_dense_loss_whatever_is_compressed(pool: Any) -> None:
