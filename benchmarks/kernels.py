@@ -54,7 +54,10 @@ class LocalPath:
         return torch.cat([counts.to(torch.int32).view(torch.uint8), positions, values.view(torch.uint8)])
 
     def dgc(self) -> Tensor:
-        kernels.velocity_(self.velocity, self.residual, self.grad, self.segments, self.momentum)
+        # the old velocity is the next gradient, times 0.1: nothing grows
+        kernels.velocity_(
+            self.velocity, self.residual, self.grad, self.residual, self.segments, self.momentum, 0.1
+        )
         indices, counts = self.select()
         wire = self.message(indices, counts)
         kernels.scatter_zero_(self.residual, self.segments, indices, counts)

@@ -175,10 +175,10 @@ def _feedback(segments: Segments, device: torch.device) -> list[Timed]:
         for r, g in zip(residuals, grads, strict=True)
     ]
     move = [
-        lambda u=u, r=r, g=g: kernels.velocity_(u, r, g, segments, momentum=momentum)
+        lambda u=u, r=r, g=g: kernels.velocity_(u, r, g, r, segments, momentum, scale=0.1)
         for u, r, g in zip(velocities, residuals, grads, strict=True)
     ]
-    return [Timed("accumulate", add, 12 * n), Timed("velocity", move, 20 * n)]
+    return [Timed("accumulate", add, 12 * n), Timed("velocity", move, 24 * n)]
 
 
 def _select(segments: Segments, device: torch.device) -> list[Timed]:

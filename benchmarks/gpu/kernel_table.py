@@ -145,9 +145,9 @@ def _flag(value: object) -> Tensor:
 
 
 def _accumulate(x: Tensor, given: Input) -> Results:
-    residual = other(x)
-    finite = kernels.accumulate_(residual, x, given.segments, scale=0.37, decay=0.9)
-    return [residual, _flag(finite)]
+    residual, old = other(x), x.clone()
+    finite = kernels.accumulate_(residual, old, given.segments, scale=0.37, decay=0.9, keep=True)
+    return [residual, old, _flag(finite)]
 
 
 def _plain_accumulate(x: Tensor, given: Input) -> Results:
@@ -157,12 +157,13 @@ def _plain_accumulate(x: Tensor, given: Input) -> Results:
 
 def _velocity(nesterov: bool) -> Callable[[Tensor, Input], Results]:
     def run(x: Tensor, given: Input) -> Results:
-        velocity, residual = other(x, 1), other(x, 2)
+        velocity, residual, old = other(x, 1), other(x, 2), x.clone()
+        fresh = residual.clone()
         momentum = torch.tensor([0.9, 0.5, 0.0] * len(given.segments))[: len(given.segments)]
         finite = kernels.velocity_(
-            velocity, residual, x, given.segments, momentum=momentum, scale=0.37, nesterov=nesterov
+            velocity, residual, old, fresh, given.segments, momentum, scale=0.37, nesterov=nesterov
         )
-        return [velocity, residual, _flag(finite)]
+        return [velocity, old, fresh, _flag(finite)]
 
     return run
 

@@ -13,55 +13,68 @@ from tests.cases import over
 from .targets import BUFFERS, INF, NAN, agree, normal, outside, refused, spoilt
 
 
-@over(segments=BUFFERS, scale_decay=((1.0, 1.0), (1 / 3, 0.9), (65536.0, 0.1)))
-def test_accumulate_is_decay_and_add(segments: Segments, scale_decay: tuple[float, float]) -> None:
+@over(segments=BUFFERS, scale_decay=((1.0, 1.0), (1 / 3, 0.9), (65536.0, 0.1)), keep=(False, True))
+def test_accumulate_is_decay_and_add(
+    segments: Segments, scale_decay: tuple[float, float], keep: bool
+) -> None:
     residual, grad, (scale, decay) = normal(segments.end + 9), normal(segments.end + 9, 1), scale_decay
 
-    def accumulated() -> tuple[bool, Tensor]:
-        out = residual.clone()
-        return kernels.accumulate_(out, grad, segments, scale, decay), out
+    def accumulated() -> tuple[bool, Tensor, Tensor]:
+        out, given = residual.clone(), grad.clone()
+        return kernels.accumulate_(out, given, segments, scale, decay, keep), out, given
 
-    clean, got = agree(accumulated)
+    clean, got, kept = agree(accumulated)
     expected = residual * torch.tensor(decay) + grad * torch.tensor(scale)
-    assert clean and torch.equal(got, torch.where(outside(segments, len(got)), residual, expected))
+    apart = outside(segments, len(got))
+    assert clean and torch.equal(got, torch.where(apart, residual, expected))
+    assert torch.equal(kept, torch.where(apart, grad, residual) if keep else grad)
 
 
-@over(segments=BUFFERS, nesterov=(False, True))
-def test_velocity_is_momentum_correction(segments: Segments, nesterov: bool) -> None:
+@over(segments=BUFFERS, nesterov=(False, True), in_place=(False, True))
+def test_velocity_is_momentum_correction(segments: Segments, nesterov: bool, in_place: bool) -> None:
     u, v, g = (normal(segments.end + 9, seed) for seed in range(3))
     momentum = torch.linspace(0.5, 0.99, len(segments))
 
-    def corrected() -> tuple[bool, Tensor, Tensor]:
-        got = u.clone(), v.clone()
-        return kernels.velocity_(*got, g, segments, momentum, 1 / 3, nesterov), *got
+    def corrected() -> tuple[bool, Tensor, Tensor, Tensor, Tensor]:
+        got, residual, given = u.clone(), v.clone(), g.clone()
+        fresh = residual if in_place else v.clone()
+        clean = kernels.velocity_(got, residual, given, fresh, segments, momentum, 1 / 3, nesterov)
+        return clean, got, residual, given, fresh
 
     m, g3, apart = torch.zeros_like(u), g * torch.tensor(1 / 3), outside(segments, len(u))
     for view, value in zip(segments.views(m), momentum, strict=True):
         view.fill_(value)
     new_u = (u + g3) * m if nesterov else u * m + g3
     new_v = v + new_u + g3 if nesterov else v + new_u
-    clean, got_u, got_v = agree(corrected)
+    clean, got_u, got_v, kept, fresh = agree(corrected)
     assert clean
     assert torch.equal(got_u, torch.where(apart, u, new_u))
-    assert torch.equal(got_v, torch.where(apart, v, new_v))
+    assert torch.equal(fresh, torch.where(apart, v, new_v))
+    assert torch.equal(got_v, fresh if in_place else v)
+    assert torch.equal(kept, torch.where(apart, g, u)), "the old velocity"
 
 
 @over(bad=(NAN, INF, -INF, 3e38), at=(0, 15, 16, 31, 999), nesterov=(None, False, True))
-def test_nan_and_inf_are_not_written(bad: float, at: int, nesterov: bool | None) -> None:
+def test_nan_and_inf_are_not_written_and_the_rest_is_undone(
+    bad: float, at: int, nesterov: bool | None
+) -> None:
     """3e38 is finite itself, but 3e38 + 3e38 is not."""
+    whole, old = Segments.whole(1000), (spoilt(1000, at, 3e38), torch.full((1000,), 2.0))
 
-    def accumulated() -> tuple[bool, Tensor, Tensor]:
-        residual, velocity, grad = spoilt(1000, at, 3e38), torch.full((1000,), 2.0), spoilt(1000, at, bad)
-        whole = Segments.whole(1000)
+    def accumulated() -> tuple[bool, Tensor, Tensor, Tensor]:
+        (residual, velocity), grad = (each.clone() for each in old), spoilt(1000, at, bad)
         if nesterov is None:
-            return kernels.accumulate_(residual, grad, whole), residual, velocity
-        clean = kernels.velocity_(velocity, residual, grad, whole, torch.ones(1), 1.0, nesterov)
-        return clean, residual, velocity
+            return kernels.accumulate_(residual, grad, whole, keep=True), residual, velocity, grad
+        clean = kernels.velocity_(velocity, residual, grad, residual, whole, torch.ones(1), 1.0, nesterov)
+        return clean, residual, velocity, grad
 
-    clean, residual, velocity = agree(accumulated)
+    clean, residual, velocity, kept = agree(accumulated)
     assert not clean and residual[at] == torch.tensor(3e38) and torch.isfinite(residual).all()
-    assert residual[at - 1] > 1
+    assert residual[at - 1] > 1 and bool(kept[at].isinf()), "so that its tensor can be named"
     assert nesterov is None or (velocity[at] == 2.0 and velocity[at - 1] == 3.0)
+    changed, before = (residual, old[0]) if nesterov is None else (velocity, old[1])
+    kernels.undo_(changed, kept, whole)
+    assert torch.equal(changed, before)
 
 
 @over(bad=(NAN, INF, -INF))
@@ -154,7 +167,10 @@ def test_bad_arguments_are_named() -> None:
             r"residual must be a contiguous torch\.float32 vector",
             lambda: kernels.accumulate_(torch.ones(8)[::2], x, whole),
         ),
-        ("one value a segment", lambda: kernels.velocity_(x, x.clone(), x.clone(), whole, torch.ones(2))),
+        (
+            "one value a segment",
+            lambda: kernels.velocity_(x, x.clone(), x.clone(), x.clone(), whole, torch.ones(2)),
+        ),
         ("equally long, got 3 and 4", lambda: kernels.add_sparse_(torch.zeros(3), torch.zeros(4))),
     ):
         with pytest.raises(ValueError, match=match):

@@ -27,6 +27,7 @@ OPERANDS = {
         "velocity": "*fp32",
         "residual": "*fp32",
         "grad": "*fp32",
+        "fresh": "*fp32",
         "flag": "*i32",
         "momentum": "*fp32",
         "scale": "fp32",
@@ -37,12 +38,13 @@ OPERANDS = {
 def specialised(whole: bool) -> list[Kernel]:
     made = []
     for fn, operands in OPERANDS.items():
-        for nesterov in (False, True) if "NESTEROV" in fn.arg_names else (False,):
+        option = next((name for name in ("NESTEROV", "KEEP") if name in fn.arg_names), "")
+        for value in (False, True) if option else (False,):
             constants = {"TILE": gpu.TILE, "ALIGNED": whole, "WHOLE": whole}
-            if "NESTEROV" in fn.arg_names:
-                constants["NESTEROV"] = nesterov
+            if option:
+                constants[option] = value
             pointers = [name for name, kind in {**operands, **TILES}.items() if kind.startswith("*")]
-            name = f"{fn.__name__} {'whole' if whole else 'last'}{' nesterov' if nesterov else ''}"
+            name = f"{fn.__name__} {'whole' if whole else 'last'}{f' {option.lower()}' if value else ''}"
             made.append(
                 Kernel(
                     name,
@@ -91,17 +93,18 @@ def test_accumulation_equals_the_reference(segments: Segments, spoiled: bool) ->
     u, v, g = inputs(segments, spoiled)
     assert gpu.all_finite(g, segments) == reference.all_finite(g, segments)
     for scale, decay in ((1.0, 1.0), (1 / 3, 0.9)):
-        got, expected = v.clone(), v.clone()
-        clean = gpu.accumulate_(got, g, segments, scale, decay)
-        assert clean == reference.accumulate_(expected, g, segments, scale, decay)
-        assert same(got, expected)
+        for keep in (False, True):
+            got, expected, got_g, expected_g = v.clone(), v.clone(), g.clone(), g.clone()
+            clean = gpu.accumulate_(got, got_g, segments, scale, decay, keep)
+            assert clean == reference.accumulate_(expected, expected_g, segments, scale, decay, keep)
+            assert same(got, expected)
+            assert torch.equal(got_g.nan_to_num(), expected_g.nan_to_num())
     for nesterov in (False, True):
         for momentum in (torch.full((len(segments),), 0.9), torch.linspace(0.3, 0.99, len(segments))):
-            got, expected, got_u, expected_u = v.clone(), v.clone(), u.clone(), u.clone()
-            clean = gpu.velocity_(got_u, got, g, segments, momentum, 1 / 3, nesterov)
-            assert clean == reference.velocity_(expected_u, expected, g, segments, momentum, 1 / 3, nesterov)
-            assert same(got, expected)
-            assert same(got_u, expected_u)
+            got, expected = ([x.clone() for x in (u, v, g, v)] for _ in range(2))
+            clean = gpu.velocity_(*got, segments, momentum, 1 / 3, nesterov)
+            assert clean == reference.velocity_(*expected, segments, momentum, 1 / 3, nesterov)
+            assert all(map(same, got, expected))
 
 
 @pytest.mark.compiled

@@ -83,8 +83,8 @@ class BoundFeedback(ABC):
         The returned tensor is the memory itself, or `grad`. If it is None, no memory has changed.
 
         Args:
-            free: Whether the buffer of `grad` is free from now on until `accept` or `put_back`: new or old
-                values of a memory may be there meanwhile.
+            free: Whether the buffer of `grad` is free from now on until `accept` or `put_back`: old values of
+                a memory may be there meanwhile.
         """
 
     @abstractmethod
@@ -103,7 +103,7 @@ class BoundFeedback(ABC):
         """Undo this turn's `correct`, `settle` and `receive_` to the last bit: the step is skipped."""
 
     def accept(self, layout: Layout) -> None:
-        """Write the new values of these tensors to the memory, and forget the old ones: the step counts."""
+        """Forget the old values of the memory of these tensors: the step counts."""
         return
 
     @abstractmethod

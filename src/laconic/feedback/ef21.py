@@ -20,12 +20,12 @@ from torch import Tensor
 from laconic import kernels
 from laconic.core import arguments
 from laconic.core.codec import Codec
-from laconic.core.layout import Layout, Segments
+from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
 from laconic.feedback.memory import Memory
 from laconic.feedback.memory.contraction import safe_gain
-from laconic.feedback.memory.old_values import OldValues
+from laconic.feedback.memory.old_values import copied
 from laconic.feedback.memory.pending import Pending
 
 
@@ -60,7 +60,7 @@ class _Estimates(BoundFeedback):
         self._difference = Memory("residual", layout)
         self._mean = Memory("mean", layout)  # G, the same on all ranks
         self._pending: Pending[tuple[Share, Tensor]] = Pending(self._finish)
-        self._old = OldValues()
+        self._old: dict[int, tuple[Tensor, Tensor]] = {}  # old v and v - h of the present step, by layout
         self._shares: dict[int, Share] = {}  # settled, and the mean has not come
 
     def _finish(self, sent: tuple[Share, Tensor], layout: Layout) -> None:
@@ -72,19 +72,20 @@ class _Estimates(BoundFeedback):
         self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0, *, free: bool = False
     ) -> Tensor | None:
         self._pending.finish_before(turn.step)
-        eta = self._eta
         estimate = self._estimate.flat(layout, grad.device)
         difference = self._difference.flat(layout, grad.device)
         self._mean.flat(layout, grad.device)
-
-        def update(segments: Segments, places: slice) -> bool:
-            kernels.accumulate_(difference, estimate, segments, scale=-1)
-            finite = kernels.accumulate_(estimate, grad, segments, scale=eta * scale, decay=1 - eta)
-            return kernels.accumulate_(difference, estimate, segments) and finite
-
-        rooms = [grad if free else None, None]
-        finite = self._old.update_(layout, [estimate, difference], update, rooms, grad)
-        return difference if finite else None
+        segments, eta = layout.segments, self._eta
+        old = grad if free else copied(grad, layout)
+        if not kernels.accumulate_(estimate, old, segments, eta * scale, 1 - eta, keep=True):
+            kernels.undo_(estimate, old, segments)
+            return None
+        self._old[id(layout)] = old, copied(difference, layout)
+        kernels.accumulate_(difference, old, segments, scale=-1)
+        if not kernels.accumulate_(difference, estimate, segments):
+            self.put_back(layout)
+            return None
+        return difference
 
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
         self._shares[id(layout)] = share
@@ -98,10 +99,14 @@ class _Estimates(BoundFeedback):
     def put_back(self, layout: Layout) -> None:
         self._shares.pop(id(layout), None)
         self._pending.drop(layout)
-        self._old.restore(layout)
+        old = self._old.pop(id(layout), None)
+        if old is not None:
+            estimate, difference = old
+            kernels.undo_(self._estimate.held(layout), estimate, layout.segments)
+            kernels.undo_(self._difference.held(layout), difference, layout.segments)
 
     def accept(self, layout: Layout) -> None:
-        self._old.drop(layout)
+        self._old.pop(id(layout), None)
 
     def discard(self) -> None:
         self._pending.clear()

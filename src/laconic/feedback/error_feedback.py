@@ -18,12 +18,12 @@ from torch import Tensor
 from laconic import kernels
 from laconic.core import arguments
 from laconic.core.codec import Codec
-from laconic.core.layout import Layout, Segments
+from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
 from laconic.feedback.memory import Memory
 from laconic.feedback.memory.contraction import safe_gain
-from laconic.feedback.memory.old_values import OldValues, copy_
+from laconic.feedback.memory.old_values import copied
 from laconic.feedback.memory.pending import Pending
 
 
@@ -58,9 +58,8 @@ class Residual(BoundFeedback):
     def __init__(self, layout: Layout, decay: float = 1.0) -> None:
         self._decay = decay
         self._residual = Memory("residual", layout)
-        self._old = OldValues()
-        self._step = -1  # of these, and of the new ones
-        self._waiting: dict[int, Tensor] = {}  # new residuals of the present step, by layout
+        self._old: dict[int, Tensor] = {}  # old residuals of the present step, by layout
+        self._step = -1  # of these
         self._pending = Pending(self._finish)
 
     def _finish(self, share: Share, layout: Layout) -> None:
@@ -72,25 +71,18 @@ class Residual(BoundFeedback):
         if step != self._step:
             self._step = step
             self._old.clear()
-            self._waiting.clear()
 
     def correct(
         self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0, *, free: bool = False
     ) -> Tensor | None:
         self.finish_before(turn.step)
         residual = self._residual.flat(layout, grad.device)
-        if free:  # x, to the same bits, in the buffer of the gradient: the residual waits for `accept`
-            self._waiting.pop(id(layout), None)
-            if not kernels.accumulate_(grad, residual, layout.segments, scale=self._decay, decay=scale):
-                return None
-            self._waiting[id(layout)] = grad
-            return grad
-
-        def update(segments: Segments, places: slice) -> bool:
-            return kernels.accumulate_(residual, grad, segments, scale=scale, decay=self._decay)
-
-        finite = self._old.update_(layout, [residual], update, [None], grad)
-        return residual if finite else None
+        old = grad if free else copied(grad, layout)
+        if not kernels.accumulate_(residual, old, layout.segments, scale, self._decay, keep=True):
+            kernels.undo_(residual, old, layout.segments)
+            return None
+        self._old[id(layout)] = old
+        return residual
 
     def bleed(self, grad: Tensor, layout: Layout, turn: Turn, most: float) -> tuple[Tensor | None, bool]:
         """As `correct`, but x = grad + part * residual, 0 <= part <= 1, whose second term has at most `most`
@@ -118,19 +110,16 @@ class Residual(BoundFeedback):
 
     def put_back(self, layout: Layout) -> None:
         self._pending.drop(layout)
-        self._waiting.pop(id(layout), None)
-        self._old.restore(layout)
+        old = self._old.pop(id(layout), None)
+        if old is not None:
+            kernels.undo_(self._residual.held(layout), old, layout.segments)
 
     def accept(self, layout: Layout) -> None:
-        self._old.drop(layout)
-        new = self._waiting.pop(id(layout), None)
-        if new is not None:
-            copy_(self._residual.held(layout), new, layout.segments.merged)
+        self._old.pop(id(layout), None)
 
     def discard(self) -> None:
         self._pending.clear()
         self._old.clear()
-        self._waiting.clear()
         self._residual.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:

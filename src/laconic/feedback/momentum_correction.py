@@ -18,26 +18,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from laconic import kernels
 from laconic.core import arguments
 from laconic.core.codec import Codec
-from laconic.core.layout import Layout, Segments
+from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
 from laconic.feedback.memory import Memory
 from laconic.feedback.memory.contraction import safe_gain
-from laconic.feedback.memory.old_values import PIECE, OldValues, copy_, pieces
+from laconic.feedback.memory.old_values import copied
 from laconic.feedback.memory.pending import Pending
 from laconic.feedback.memory.velocity import Velocity
 
 
 @dataclass(frozen=True, repr=False)
 class MomentumCorrection(Feedback):
-    """Velocity u and accumulator v, two float32 an element, and one more while it is not known
-    whether the step counts. Momentum is read from the optimiser.
+    """Velocity u, accumulator v, and what v was before the present step: three float32 an element.
+    Momentum is read from the optimiser.
 
     `masking`: clear the velocity of what was sent. `clip`: the global gradient norm whose local share limits
     each rank's gradient; None leaves gradients as they are. `dense_steps`: so many first steps are
@@ -84,9 +83,8 @@ class _Corrected(BoundFeedback):
         self._spec = spec
         self._velocity = Velocity(layout, optimised)
         self._residual = Memory("residual", layout)
-        self._old = OldValues()
-        self._waiting: dict[int, Tensor] = {}  # new velocities of the present step, by layout
-        self._spares = Memory("spare", layout)  # old velocities or new residuals of the present step
+        self._old = Memory("old", layout)  # residuals before the present step
+        self._old_velocity: dict[int, Tensor] = {}  # of the present step, by layout
         self._pending = Pending(self._finish)
 
     def _finish(self, share: Share, layout: Layout) -> None:
@@ -105,37 +103,16 @@ class _Corrected(BoundFeedback):
         velocity = self._velocity.flat(layout, grad.device)
         residual = self._residual.flat(layout, grad.device)
         momentum, nesterov = self._velocity.momentum(layout)
-        spare = self._spares.flat(layout, grad.device) if grad.is_cpu else None  # a GPU frees its copies
-        if free and not nesterov and len(set(momentum.tolist())) == 1:
-            return self._beside(grad, layout, float(momentum[0]), scale)
-
-        def update(segments: Segments, places: slice) -> bool:
-            m = momentum[places]
-            return kernels.velocity_(
-                velocity, residual, grad, segments, momentum=m, scale=scale, nesterov=nesterov
-            )
-
-        rooms = [grad if free else None, spare]
-        finite = self._old.update_(layout, [residual, velocity], update, rooms, grad)
-        return residual if finite else None
-
-    def _beside(self, grad: Tensor, layout: Layout, momentum: float, scale: float) -> Tensor | None:
-        """`correct` to the same bits, with the new u in the gradient's buffer and the new v in the spare.
-
-        Both memories wait for `accept`.
-        """
-        velocity, residual = self._velocity.held(layout), self._residual.held(layout)
-        new = self._spares.held(layout)
-        self._waiting.pop(id(layout), None)
-        for piece, _ in pieces(layout.segments, PIECE):
-            runs = piece.merged
-            finite = kernels.accumulate_(grad, velocity, piece, scale=momentum, decay=scale)
-            for v, u, out in zip(runs.views(residual), runs.views(grad), runs.views(new), strict=True):
-                torch.add(v, u, out=out)
-            if not (finite and kernels.all_finite(new, runs)):
-                return None
-        self._waiting[id(layout)] = grad
-        return new
+        old, fresh = grad if free else copied(grad, layout), self._old.flat(layout, grad.device)
+        finite = kernels.velocity_(
+            velocity, residual, old, fresh, layout.segments, momentum, scale, nesterov=nesterov
+        )
+        if not finite:
+            kernels.undo_(velocity, old, layout.segments)
+            return None
+        self._old_velocity[id(layout)] = old
+        self._residual.swap(self._old, layout)
+        return fresh
 
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
         if self._spec.owns_momentum(turn.step):
@@ -143,21 +120,18 @@ class _Corrected(BoundFeedback):
 
     def put_back(self, layout: Layout) -> None:
         self._pending.drop(layout)
-        self._waiting.pop(id(layout), None)
-        self._old.restore(layout)
+        old = self._old_velocity.pop(id(layout), None)
+        if old is not None:
+            kernels.undo_(self._velocity.held(layout), old, layout.segments)
+            self._residual.swap(self._old, layout)
         self._velocity.put_back()
 
     def accept(self, layout: Layout) -> None:
-        self._old.drop(layout)
-        velocity = self._waiting.pop(id(layout), None)
-        if velocity is not None:
-            copy_(self._velocity.held(layout), velocity, layout.segments.merged)
-            self._residual.swap(self._spares, layout)
+        self._old_velocity.pop(id(layout), None)
 
     def discard(self) -> None:
         self._pending.clear()
-        self._old.clear()
-        self._waiting.clear()
+        self._old_velocity.clear()
         self._velocity.zero_()
         self._residual.zero_()
 

@@ -19,11 +19,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from laconic import kernels
-from laconic.core.layout import Layout, Segments
+from laconic.core.layout import Layout
 from laconic.core.turn import Turn
 from laconic.feedback import BoundFeedback, Feedback, Optimised, Share
 from laconic.feedback.memory import Memory
-from laconic.feedback.memory.old_values import OldValues
+from laconic.feedback.memory.old_values import copied
 from laconic.feedback.memory.velocity import Velocity
 
 
@@ -44,7 +44,7 @@ class _WorkerMomentum(BoundFeedback):
     def __init__(self, layout: Layout, optimised: Optimised) -> None:
         self._velocity = Velocity(layout, optimised)
         self._x = Memory("x", layout)  # of the present step alone
-        self._old = OldValues()
+        self._old: dict[int, Tensor] = {}  # old velocities of the present step, by layout
 
     def correct(
         self, grad: Tensor, layout: Layout, turn: Turn, scale: float = 1.0, *, free: bool = False
@@ -54,22 +54,24 @@ class _WorkerMomentum(BoundFeedback):
         x = layout.segments.zero_(self._x.flat(layout, grad.device))
         momentum, nesterov = self._velocity.momentum(layout)
 
-        def update(segments: Segments, places: slice) -> bool:
-            m = momentum[places]
-            return kernels.velocity_(velocity, x, grad, segments, momentum=m, scale=scale, nesterov=nesterov)
-
-        finite = self._old.update_(layout, [velocity], update, [grad if free else None], grad)
-        return x if finite else None
+        old = grad if free else copied(grad, layout)
+        if not kernels.velocity_(velocity, x, old, x, layout.segments, momentum, scale, nesterov):
+            kernels.undo_(velocity, old, layout.segments)
+            return None
+        self._old[id(layout)] = old
+        return x
 
     def settle(self, share: Share, layout: Layout, turn: Turn) -> None:
         """Nothing is held back."""
 
     def put_back(self, layout: Layout) -> None:
-        self._old.restore(layout)
+        old = self._old.pop(id(layout), None)
+        if old is not None:
+            kernels.undo_(self._velocity.held(layout), old, layout.segments)
         self._velocity.put_back()
 
     def accept(self, layout: Layout) -> None:
-        self._old.drop(layout)
+        self._old.pop(id(layout), None)
 
     def discard(self) -> None:
         self._old.clear()

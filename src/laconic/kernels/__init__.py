@@ -7,6 +7,7 @@ float32 (n,), ranges of them are `Segments`; starts, sizes, counts and ks are CP
 from laconic.kernels.accumulate import accumulate_ as accumulate_
 from laconic.kernels.accumulate import add_sparse_ as add_sparse_
 from laconic.kernels.accumulate import all_finite as all_finite
+from laconic.kernels.accumulate import undo_ as undo_
 from laconic.kernels.accumulate import velocity_ as velocity_
 from laconic.kernels.bitpack import pack_bits as pack_bits
 from laconic.kernels.bitpack import pack_ternary as pack_ternary

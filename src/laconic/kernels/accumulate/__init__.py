@@ -23,11 +23,19 @@ def all_finite(x: Tensor, segments: Segments) -> bool:
 
 
 def accumulate_(
-    residual: Tensor, grad: Tensor, segments: Segments, scale: float = 1.0, decay: float = 1.0
+    residual: Tensor,
+    grad: Tensor,
+    segments: Segments,
+    scale: float = 1.0,
+    decay: float = 1.0,
+    keep: bool = False,
 ) -> bool:
     """residual = decay * residual + scale * grad on the segments of float32 (n,), in place.
 
     An entry whose new value would not be finite keeps its old one, and the answer is then False.
+
+    Args:
+        keep: Write the old residual over `grad`, for `undo_`.
 
     >>> r, g = torch.ones(3), torch.tensor([1.0, 2.0, float("inf")])
     >>> accumulate_(r, g, Segments.whole(3), scale=0.5), r.tolist()
@@ -36,40 +44,61 @@ def accumulate_(
     checks.buffer("residual", residual, segments)
     checks.buffer("grad", grad, segments)
     if (native := dispatch.native(residual, grad)) is not None:
-        return bool(native.accumulate_(residual, grad, segments, scale, decay))
+        accumulate = native.accumulate_keeping_ if keep else native.accumulate_
+        return bool(accumulate(residual, grad, segments, scale, decay))
     if dispatch.gpu(residual, grad):
         from laconic.kernels.accumulate import gpu
 
-        return gpu.accumulate_(residual, grad, segments, scale, decay)
-    return reference.accumulate_(residual, grad, segments, scale, decay)
+        return gpu.accumulate_(residual, grad, segments, scale, decay, keep)
+    return reference.accumulate_(residual, grad, segments, scale, decay, keep)
 
 
 def velocity_(
     velocity: Tensor,
     residual: Tensor,
     grad: Tensor,
+    fresh: Tensor,
     segments: Segments,
     momentum: Tensor,
     scale: float = 1.0,
     nesterov: bool = False,
 ) -> bool:
-    """DGC's momentum correction on the segments of float32 (n,), in place; `momentum` is float32 (s,).
+    """DGC's momentum correction on the segments of float32 (n,); `momentum` is float32 (s,).
 
-    g = scale * grad. Heavy ball: u = m u + g; v = v + u. Nesterov: u = m (u + g); v = v + u + g. Here u is
-    the velocity and v the residual. An entry whose new u or v would not be finite keeps both old ones, and
-    the answer is then False.
+    g = scale * grad. Heavy ball: u = m u + g; fresh = v + u. Nesterov: u = m (u + g); fresh = v + u + g. Here
+    u is the velocity, in place, and v the residual. `grad` gets the old velocity, for `undo_`. `fresh` may be
+    the residual itself. An entry whose new u or v would not be finite keeps both old ones, and the answer is
+    then False.
     """
     checks.buffer("velocity", velocity, segments)
     checks.buffer("residual", residual, segments)
     checks.buffer("grad", grad, segments)
+    checks.buffer("fresh", fresh, segments)
     checks.per_segment("momentum", momentum, segments, torch.float32)
-    if (native := dispatch.native(velocity, residual, grad)) is not None:
-        return bool(native.velocity_(velocity, residual, grad, segments, momentum, scale, nesterov))
-    if dispatch.gpu(velocity, residual, grad):
+    arguments = velocity, residual, grad, fresh, segments, momentum, scale, nesterov
+    if (native := dispatch.native(velocity, residual, grad, fresh)) is not None:
+        return bool(native.velocity_(*arguments))
+    if dispatch.gpu(velocity, residual, grad, fresh):
         from laconic.kernels.accumulate import gpu
 
-        return gpu.velocity_(velocity, residual, grad, segments, momentum, scale, nesterov)
-    return reference.velocity_(velocity, residual, grad, segments, momentum, scale, nesterov)
+        return gpu.velocity_(*arguments)
+    return reference.velocity_(*arguments)
+
+
+def undo_(memory: Tensor, grad: Tensor, segments: Segments) -> None:
+    """Write the old values that `accumulate_` or `velocity_` left in `grad` back to the memory.
+
+    Where the new value was not finite, `grad` is infinite, and the memory has its old value already.
+
+    >>> r, g = torch.ones(2), torch.tensor([2.0, float("inf")])
+    >>> accumulate_(r, g, Segments.whole(2), keep=True), r.tolist(), g.tolist()
+    (False, [3.0, 1.0], [1.0, inf])
+    >>> undo_(r, g, Segments.whole(2)); r.tolist()
+    [1.0, 1.0]
+    """
+    runs = segments.merged
+    for held, old in zip(runs.views(memory), runs.views(grad), strict=True):
+        held.copy_(torch.where(old.isinf(), held, old))
 
 
 def add_sparse_(x: Tensor, y: Tensor, alpha: float = 1.0) -> Tensor:

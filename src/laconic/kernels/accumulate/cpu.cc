@@ -23,48 +23,63 @@ bool all_finite(ConstFloats x, const Segments& segments) {
   return true;
 }
 
-bool accumulate(Floats residual, ConstFloats grad, const Segments& segments, double scale, double decay) {
-  nb::gil_scoped_release released;
-  const auto a = static_cast<float>(scale), d = static_cast<float>(decay);
+template <bool keep>
+using Grad = std::conditional_t<keep, float*, const float*>;
+
+template <bool keep>
+bool accumulate_segment(float* __restrict r, Grad<keep> __restrict g, std::int64_t n, float a, float d) {
   std::uint32_t bad = 0;
-  for (std::int64_t s = 0; s < segments.count; ++s) {
-    float* __restrict r = residual.data() + segments.starts[s];
-    const float* __restrict g = grad.data() + segments.starts[s];
-    for (std::int64_t i = 0; i < segments.sizes[s]; ++i) {
-      const float old = r[i], updated = d * old + a * g[i];
-      const bool good = finite(updated);
-      r[i] = good ? updated : old;
-      bad |= static_cast<std::uint32_t>(!good);
-    }
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float old = r[i], updated = d * old + a * g[i];
+    const bool good = finite(updated);
+    r[i] = good ? updated : old;
+    if constexpr (keep) g[i] = good ? old : std::bit_cast<float>(exponent);
+    bad |= static_cast<std::uint32_t>(!good);
   }
   return bad == 0;
 }
 
+template <bool keep>
+bool accumulate(Floats residual, Array<std::conditional_t<keep, float, const float>> grad, const Segments& segments,
+                double scale, double decay) {
+  nb::gil_scoped_release released;
+  const auto a = static_cast<float>(scale), d = static_cast<float>(decay);
+  bool clean = true;
+  for (std::int64_t s = 0; s < segments.count; ++s) {
+    const std::int64_t start = segments.starts[s];
+    clean &= accumulate_segment<keep>(residual.data() + start, grad.data() + start, segments.sizes[s], a, d);
+  }
+  return clean;
+}
+
+// `fresh` may be `v`: each entry is read before it is written.
 template <bool nesterov>
-bool velocity_segment(float* __restrict u, float* __restrict v, const float* __restrict g, std::int64_t n, float m,
+bool velocity_segment(float* __restrict u, const float* v, float* __restrict g, float* fresh, std::int64_t n, float m,
                       float a) {
   std::uint32_t bad = 0;
+#pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) {
     const float old_u = u[i], old_v = v[i], scaled = a * g[i];
     const float new_u = nesterov ? m * (old_u + scaled) : m * old_u + scaled;
     const float new_v = nesterov ? (old_v + new_u) + scaled : old_v + new_u;
     const bool good = finite(new_u) & finite(new_v);  // `&&` is a branch, and the loop is then not vectorised
     u[i] = good ? new_u : old_u;
-    v[i] = good ? new_v : old_v;
+    g[i] = good ? old_u : std::bit_cast<float>(exponent);
+    fresh[i] = good ? new_v : old_v;
     bad |= static_cast<std::uint32_t>(!good);
   }
   return bad == 0;
 }
 
-bool velocity(Floats velocity, Floats residual, ConstFloats grad, const Segments& segments,
+bool velocity(Floats velocity, ConstFloats residual, Floats grad, Floats fresh, const Segments& segments,
               ConstFloats momentum, double scale, bool nesterov) {
   nb::gil_scoped_release released;
   bool clean = true;
   for (std::int64_t s = 0; s < segments.count; ++s) {
     const std::int64_t start = segments.starts[s];
     auto* step = nesterov ? &velocity_segment<true> : &velocity_segment<false>;
-    clean &= step(velocity.data() + start, residual.data() + start, grad.data() + start, segments.sizes[s],
-                  momentum.data()[s], static_cast<float>(scale));
+    clean &= step(velocity.data() + start, residual.data() + start, grad.data() + start, fresh.data() + start,
+                  segments.sizes[s], momentum.data()[s], static_cast<float>(scale));
   }
   return clean;
 }
@@ -110,7 +125,8 @@ void add_sparse(Floats x, ConstFloats y, double alpha) {
 LACONIC_KERNELS(m) {
   m.def("add_sparse_", &add_sparse);
   m.def("all_finite", &all_finite);
-  m.def("accumulate_", &accumulate);
+  m.def("accumulate_", &accumulate<false>);
+  m.def("accumulate_keeping_", &accumulate<true>);
   m.def("velocity_", &velocity);
 }
 

@@ -74,6 +74,7 @@ def accumulate_kernel(
     sizes,
     segments,
     firsts,
+    KEEP: tl.constexpr,
     TILE: tl.constexpr,
     ALIGNED: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -88,10 +89,15 @@ def accumulate_kernel(
     new = old * decay + g * scale
     finite = _finite(new)
     new = tl.where(finite, new, old)
+    kept = tl.where(finite, old, float("inf"))
     if WHOLE:
         tl.store(residual + at + lane, new)
+        if KEEP:
+            tl.store(grad + at + lane, kept)
     else:
         tl.store(residual + at + lane, new, mask=there)
+        if KEEP:
+            tl.store(grad + at + lane, kept, mask=there)
     tl.store(flag, 1, mask=tl.min(finite.to(tl.int32), 0) == 0)
 
 
@@ -100,6 +106,7 @@ def velocity_kernel(
     velocity,
     residual,
     grad,
+    fresh,
     flag,
     momentum,
     scale,
@@ -132,12 +139,15 @@ def velocity_kernel(
     finite = _finite(new_u) & _finite(new_v)
     new_u = tl.where(finite, new_u, u)
     new_v = tl.where(finite, new_v, v)
+    kept = tl.where(finite, u, float("inf"))
     if WHOLE:
         tl.store(velocity + at + lane, new_u)
-        tl.store(residual + at + lane, new_v)
+        tl.store(grad + at + lane, kept)
+        tl.store(fresh + at + lane, new_v)
     else:
         tl.store(velocity + at + lane, new_u, mask=there)
-        tl.store(residual + at + lane, new_v, mask=there)
+        tl.store(grad + at + lane, kept, mask=there)
+        tl.store(fresh + at + lane, new_v, mask=there)
     tl.store(flag, 1, mask=tl.min(finite.to(tl.int32), 0) == 0)
 
 
@@ -148,10 +158,12 @@ def all_finite(x: Tensor, segments: Segments) -> bool:
     return flag.item() == 0
 
 
-def accumulate_(residual: Tensor, grad: Tensor, segments: Segments, scale: float, decay: float) -> bool:
-    """residual = decay * residual + scale * grad, where that is finite."""
+def accumulate_(
+    residual: Tensor, grad: Tensor, segments: Segments, scale: float, decay: float, keep: bool
+) -> bool:
+    """residual = decay * residual + scale * grad, where that is finite; with `keep`, grad = old residual."""
     flag = torch.zeros(1, dtype=torch.int32, device=grad.device)
-    launch(accumulate_kernel, segments.merged, (residual, grad, flag, float(scale), float(decay)))
+    launch(accumulate_kernel, segments.merged, (residual, grad, flag, float(scale), float(decay)), (keep,))
     return flag.item() == 0
 
 
@@ -159,19 +171,20 @@ def velocity_(
     velocity: Tensor,
     residual: Tensor,
     grad: Tensor,
+    fresh: Tensor,
     segments: Segments,
     momentum: Tensor,
     scale: float,
     nesterov: bool,
 ) -> bool:
-    """u = m u + g, v = v + u; with Nesterov u = m (u + g), v = (v + u) + g; where both are finite."""
+    """u = m u + g, fresh = v + u; with Nesterov u = m (u + g), fresh = (v + u) + g; where both are finite."""
     values = tuple(momentum.tolist())
     if len(set(values)) == 1:  # fewer, longer ranges
         segments = segments.merged
         values = values[:1] * len(segments)
     flag = torch.zeros(1, dtype=torch.int32, device=grad.device)
     factors = momentum_table(values, grad.device)
-    arguments = (velocity, residual, grad, flag, factors, float(scale))
+    arguments = (velocity, residual, grad, fresh, flag, factors, float(scale))
     launch(velocity_kernel, segments, arguments, (nesterov,))
     return flag.item() == 0
 

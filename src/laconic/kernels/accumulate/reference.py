@@ -21,8 +21,10 @@ def all_finite(x: Tensor, segments: Segments) -> bool:
     return _all([_finite(view).all() for view in segments.merged.views(x)])
 
 
-def accumulate_(residual: Tensor, grad: Tensor, segments: Segments, scale: float, decay: float) -> bool:
-    """residual = decay * residual + scale * grad, where that is finite."""
+def accumulate_(
+    residual: Tensor, grad: Tensor, segments: Segments, scale: float, decay: float, keep: bool
+) -> bool:
+    """residual = decay * residual + scale * grad, where that is finite; with `keep`, grad = old residual."""
     flags = []
     runs = segments.merged
     for r, g in zip(runs.views(residual), runs.views(grad), strict=True):
@@ -30,7 +32,9 @@ def accumulate_(residual: Tensor, grad: Tensor, segments: Segments, scale: float
         new = r + new if decay == 1 else (r * decay).add_(new)
         finite = _finite(new)
         flags.append(finite.all())
-        _write(r, new, finite, flags[-1])
+        if keep:
+            _keep(g, r, finite, flags[-1])
+        _write(r, r, new, finite, flags[-1])
     return _all(flags)
 
 
@@ -38,16 +42,17 @@ def velocity_(
     velocity: Tensor,
     residual: Tensor,
     grad: Tensor,
+    fresh: Tensor,
     segments: Segments,
     momentum: Tensor,
     scale: float,
     nesterov: bool,
 ) -> bool:
-    """u = m u + g, v = v + u; with Nesterov u = m (u + g), v = (v + u) + g; where both are finite."""
+    """u = m u + g, fresh = v + u; with Nesterov u = m (u + g), fresh = (v + u) + g; where both are finite."""
     flags = []
     runs = segments.merged
-    views = zip(*(runs.views(x) for x in (velocity, residual, grad)), strict=True)
-    for (u, v, g), m in zip(views, _factors(momentum, segments, grad.device), strict=True):
+    views = zip(*(runs.views(x) for x in (velocity, residual, grad, fresh)), strict=True)
+    for (u, v, g, new), m in zip(views, _factors(momentum, segments, grad.device), strict=True):
         scaled = _times(g, scale)
         new_u = (u + scaled).mul_(m) if nesterov else (u * m).add_(scaled)
         new_v = v + new_u
@@ -55,8 +60,9 @@ def velocity_(
             new_v.add_(scaled)
         finite = _finite(new_u).logical_and_(_finite(new_v))
         flags.append(finite.all())
-        _write(u, new_u, finite, flags[-1])
-        _write(v, new_v, finite, flags[-1])
+        _keep(g, u, finite, flags[-1])
+        _write(u, u, new_u, finite, flags[-1])
+        _write(new, v, new_v, finite, flags[-1])
     return _all(flags)
 
 
@@ -73,9 +79,20 @@ def _finite(x: Tensor) -> Tensor:
     return x.abs() < math.inf  # half the passes of isfinite
 
 
-def _write(old: Tensor, new: Tensor, finite: Tensor, clean: Tensor) -> None:
-    """Take `new` where it is finite. On a CPU, reading `clean` saves a pass."""
-    old.copy_(new if clean.is_cpu and bool(clean) else torch.where(finite, new, old))
+def _write(out: Tensor, old: Tensor, new: Tensor, finite: Tensor, clean: Tensor) -> None:
+    """Write `new` where it is finite, else `old`. On a CPU, reading `clean` saves a pass."""
+    if clean.is_cpu and bool(clean):
+        out.copy_(new)
+    else:
+        torch.where(finite, new, old, out=out)
+
+
+def _keep(grad: Tensor, old: Tensor, finite: Tensor, clean: Tensor) -> None:
+    """Write `old` over a gradient, and infinity where the new value is not finite."""
+    if clean.is_cpu and bool(clean):
+        grad.copy_(old)
+    else:
+        grad.copy_(torch.where(finite, old, math.inf))
 
 
 def _all(flags: list[Tensor]) -> bool:
