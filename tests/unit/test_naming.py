@@ -1,14 +1,16 @@
-"""Process groups are made so that NCCL does not split them off the default group."""
+"""Process groups are made apart from the default group, and destroyed once."""
 
 from __future__ import annotations
 
+import gc
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 from tests.unit.shared import for_each
 
-from laconic.comm.naming import not_split_off
+from laconic.comm.naming import _all_are_being_destroyed, not_split_off
 from laconic.comm.posted import PostedComm
 from laconic.core.errors import PeerError
 
@@ -37,3 +39,30 @@ def test_two_ranks_on_one_gpu_are_told_how_to_choose_another():
         peers = PostedComm._peers(SimpleNamespace(rank=1, size=2), "all_reduce")
         with pytest.raises(PeerError, match=words), peers:
             raise RuntimeError(cause)
+
+
+@for_each("enabled", [True, False])
+@for_each("error", [None, RuntimeError])
+def test_no_garbage_is_collected_while_frames_are_listed(monkeypatch, enabled, error):
+    """Before Python 3.13 a collection inside `sys._current_frames` can deadlock (cpython issue 106883)."""
+    inside = []
+
+    def current_frames():
+        inside.append(gc.isenabled())
+        if error is not None:
+            raise error
+        return {}
+
+    monkeypatch.setattr(sys, "_current_frames", current_frames)
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        if error is None:
+            assert not _all_are_being_destroyed()
+        else:
+            with pytest.raises(error):
+                _all_are_being_destroyed()
+        after = gc.isenabled()
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert inside == [False] and after is enabled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import sys
@@ -100,7 +101,23 @@ def _all_are_being_destroyed() -> bool:
 
     No name of this function holds a frame, which would hold itself, and the groups that its callers name.
     """
-    return any(_destroys_all(frame) for frame in sys._current_frames().values())
+    return any(_destroys_all(frame) for frame in _current_frames().values())
+
+
+def _current_frames() -> dict[int, FrameType]:
+    """Return every thread's current frame, without a garbage collection meanwhile.
+
+    Before Python 3.13, `sys._current_frames` allocates while it holds the interpreter's lock on its list of
+    threads. A collection that starts there runs destructors, which may release the GIL to a thread that
+    waits for this lock with the GIL held: a deadlock (cpython issue 106883).
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _destroys_all(frame: FrameType | None) -> bool:
