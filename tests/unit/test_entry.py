@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.shared import for_each
 from tests.unit.wrappers import (
     OPAQUE,
     TRANSPARENT,
     AdamWithSettings,
     Clipping,
     Elsewhere,
+    Lookahead,
     Negated,
     NoOptimizer,
     SignAdamW,
@@ -33,11 +35,20 @@ from torch.optim.lr_scheduler import LambdaLR
 import laconic
 from laconic.core.errors import AttachError
 from laconic.optim import LARS, master_weights
-from laconic.optim.entry import stepping, unwrap, unwrap_all, whole
+from laconic.optim.entry import is_ours, stepping, unwrap, unwrap_all, whole
 from laconic.optim.outside_state import kept_outside
 from laconic.optim.own_step import check_step, steps_as
+from laconic.strategies.distributed_optimizer import DistributedOptimizer
 
 SRC = Path(laconic.__file__).parent
+
+
+class Ours(DistributedOptimizer):
+    """What `distribute` returns, without ranks."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.param_groups, self.state = optimizer.param_groups, optimizer.state
 
 
 def test_wrappers_of_trainers_are_unwrapped_and_others_are_not() -> None:
@@ -52,6 +63,22 @@ def test_wrappers_of_trainers_are_unwrapped_and_others_are_not() -> None:
         assert unwrap(wrapped) is wrapped, kind
         with pytest.raises(AttachError, match=f"{kind.__name__} wraps a .* and has a step of its own"):
             whole(wrapped, "a test")
+
+
+@for_each("wrap", [lambda optimizer: optimizer, *TRANSPARENT])
+def test_our_own_optimiser_inside_a_trainers_wrapper_is_known(wrap: Any) -> None:
+    model = net()
+    inner = sgd(model)
+    ours = Ours(inner)
+    assert is_ours(wrap(ours)) and not is_ours(wrap(inner))
+    assert whole(wrap(ours), "a test") is inner
+    assert whole(wrap(Ours(wrap(inner))), "a test") is inner
+    with pytest.raises(AttachError, match=r"wrap it, as in laconic\.distribute"):
+        master_weights(wrap(ours))
+    with pytest.raises(AttachError, match="distributed already"):
+        laconic.distribute(model, wrap(ours), "local_sgd()")
+    with pytest.raises(AttachError, match=r"Lookahead wraps a .* and has a step of its own"):
+        whole(wrap(Ours(Lookahead(inner))), "a test")
 
 
 def test_hooks_go_where_each_update_passes() -> None:

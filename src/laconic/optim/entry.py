@@ -84,7 +84,9 @@ def whole(given: object, feature: str) -> Optimizer:
     wrapper that overrides `step` (Lookahead, SAM, ZeRO), for LBFGS, and where weights or momentum are kept
     outside of `state`.
     """
-    optimizer = unwrap(unwrap(given).optimizer) if is_ours(given) else unwrap(given)  # type: ignore[attr-defined]
+    optimizer = unwrap(given)
+    if _known(optimizer, OURS) is not None:
+        optimizer = unwrap(optimizer.optimizer)  # type: ignore[attr-defined]
     refuse_wrapper(optimizer, feature)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise AttachError(
@@ -163,7 +165,9 @@ def check_is_scaler(scaler: object) -> None:
 
 
 def is_ours(given: object) -> bool:
-    """Whether `laconic.distribute` or a replicator returned this optimiser."""
+    """Whether this is the optimiser of `laconic.distribute` or a replicator, or a trainer's wrapper of it."""
+    while (wrapper := _known(given, WRAPPERS)) is not None:
+        given = getattr(given, wrapper.inner)
     return _known(given, OURS) is not None
 
 
