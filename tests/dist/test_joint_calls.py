@@ -6,6 +6,7 @@ The rows of the table in docs/faults.md are the cases of this file.
 from __future__ import annotations
 
 import re
+import threading
 import time
 import warnings
 from contextlib import contextmanager
@@ -152,6 +153,29 @@ def without_shorter_waits():
 def test_every_rank_has_raised_in_time(pool):
     found = pool.run(2, without_shorter_waits)
     assert all(text and seconds < LIMIT_S for text, seconds in found), found
+
+
+def later_calls_and_threads():
+    """After rank 0 alone has gathered: the error of the next call, and names of threads that still wait."""
+    with quick_reports():
+        model, optimizer, handle = compressed("topk(density=0.1)")
+        steps(model, optimizer, range(2))
+        if dist.get_rank():
+            outcome(lambda: steps(model, optimizer, range(2, 4)))
+        else:
+            outcome(lambda: gather(handle))
+    text, seconds = outcome(lambda: gather(handle))
+    deadline = time.monotonic() + 5.0
+    while waiting := [each.name for each in threading.enumerate() if each.name.startswith(GATHER)]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    return text, seconds, waiting
+
+
+def test_after_a_failed_call_no_thread_waits_and_later_calls_fail_at_once(pool):
+    for text, seconds, waiting in pool.run(2, later_calls_and_threads):
+        assert f"rank 0 is in {GATHER}" in text and seconds < 1.0 and not waiting, (text, seconds, waiting)
 
 
 def different_calls():

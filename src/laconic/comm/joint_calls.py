@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -145,7 +145,8 @@ class JointCalls:
             yield
         except PeerError as error:
             if reason := self._missed_call():
-                raise PeerError(f"rank {self._rank} is in {name}, and {reason}: {ADVICE}") from error
+                self._close_groups(f"rank {self._rank} is in {name}, and {reason}")
+                raise PeerError(self._failure) from error
             raise
         finally:
             self._exchange = None
@@ -188,7 +189,12 @@ class JointCalls:
                 return f"rank {rank} is in {report.doing}"
         return ""
 
-    def _fail(self, reason: str) -> None:
-        self._failure = f"{reason}: {ADVICE}"
-        self._comm.close()  # wakes ranks that wait in an exchange
+    def _fail(self, reason: str) -> NoReturn:
+        self._close_groups(reason)
         raise PeerError(self._failure)
+
+    def _close_groups(self, reason: str) -> None:
+        """Wake the other ranks, whether they wait in an exchange or in a joint call."""
+        self._failure = f"{reason}: {ADVICE}"
+        self._comm.close()
+        self._meeting.close()
