@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import NoReturn, TypeAlias
 
@@ -68,19 +68,23 @@ class JointCalls:
     """
 
     def __init__(self, comm: TorchComm) -> None:
-        self._comm, self._meeting = comm, TorchComm.own(comm.group)
+        self._comm = comm
         self._rank, self._size = comm.rank, comm.size
-        store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
-        prefix = f"{in_store(comm.group.group_name)}/calls"
-        # a store serves one caller at a time, so the thread has its own; torch's type lacks `clone`
-        self._store = PrefixStore(prefix, store.clone())  # type: ignore[attr-defined]
-        self._thread_store = PrefixStore(prefix, store.clone())  # type: ignore[attr-defined]
         self._calls = self._exchanges = 0
         self._exchange: tuple[int, str, float] | None = None  # number, name and start of the present one
         self._failure = ""
         self._closed = threading.Event()
-        if self._size > 1:
-            start_thread(self._watch, f"calls of rank {self._rank}", end=self._closed.set)
+        with ExitStack() as opened:  # closed if anything raises
+            self._meeting = TorchComm.own(comm.group)
+            opened.callback(self._meeting.close)
+            store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
+            prefix = f"{in_store(comm.group.group_name)}/calls"
+            # a store serves one caller at a time, so the thread has its own; torch's type lacks `clone`
+            self._store = PrefixStore(prefix, store.clone())  # type: ignore[attr-defined]
+            self._thread_store = PrefixStore(prefix, store.clone())  # type: ignore[attr-defined]
+            if self._size > 1:
+                start_thread(self._watch, f"calls of rank {self._rank}", end=self._closed.set)
+            opened.pop_all()
 
     def close(self) -> None:
         """End the thread and free the process group. Other ranks' joint calls fail from now on."""

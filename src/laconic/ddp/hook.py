@@ -85,49 +85,48 @@ def attach(
 ) -> Handle:
     """`laconic.compress` for a DistributedDataParallel; called by all ranks of its group."""
     optimizers, scaler = unwrap_all(optimizer, scaler)
-    group = TorchComm.own(model.process_group)
-    comm = Metered(group)
-    joint_calls = JointCalls(group)
+    with contextlib.ExitStack() as opened:  # closed in reverse order if anything raises
+        group = TorchComm.own(model.process_group)
+        opened.callback(group.close)
+        comm = Metered(group)
+        joint_calls = JointCalls(group)
+        opened.callback(joint_calls.close)
 
-    def build() -> Handle:
-        check_free(model, optimizers)
-        method, names, sparse = lift(spec), parameter_names(model), sparse_names(model)
-        if comm.rank == 0:
-            dense = ((name, parameter.shape) for parameter, name in names.items() if name not in sparse)
-            warn_of_gathers(method, Layout.of(dense), comm.size)
-        return Handle(
-            method,
-            names,
-            optimizers,
-            comm,
-            scaler=scaler,
-            seed=seed,
-            sparse=sparse,
-            restore_unused=bool(model.find_unused_parameters),
-            joined=JoinedModel(model),
-            joint_calls=joint_calls,
-        )
+        def build() -> Handle:
+            check_free(model, optimizers)
+            method, names, sparse = lift(spec), parameter_names(model), sparse_names(model)
+            if comm.rank == 0:
+                dense = ((name, parameter.shape) for parameter, name in names.items() if name not in sparse)
+                warn_of_gathers(method, Layout.of(dense), comm.size)
+            return Handle(
+                method,
+                names,
+                optimizers,
+                comm,
+                scaler=scaler,
+                seed=seed,
+                sparse=sparse,
+                restore_unused=bool(model.find_unused_parameters),
+                joined=JoinedModel(model),
+                joint_calls=joint_calls,
+            )
+
+        handle = built_by_all(comm, build)
+        opened.callback(handle.buckets.close)
+        opened.callback(handle.let_go)
+        slot = _slots.get(model) or new_slot(model)
+        comm.reset()
+        checks = StepChecks(model, parameter_names(model), optimizers, repr(handle.method))
+        opened.callback(checks.remove)
+        for each in optimizers:
+            _compressed[stepping(each)] = weakref.ref(slot)
+        slot.handle = handle
+        opened.pop_all()  # from here on the handle closes them
 
     def close() -> None:
         joint_calls.close()
         group.close()
 
-    try:
-        handle = built_by_all(comm, build)
-    except BaseException:
-        close()
-        raise
-    handle.when_removed(close)
-    try:
-        slot = _slots.get(model) or new_slot(model)
-    except BaseException:
-        handle.remove()
-        raise
-    comm.reset()
-    slot.handle = handle
-    for each in optimizers:
-        _compressed[stepping(each)] = weakref.ref(slot)
-    checks = StepChecks(model, parameter_names(model), optimizers, repr(handle.method))
     handle.when_removed(checks.remove, slot.empty, close)
     weakref.finalize(model, let_go, slot, handle, close, checks).atexit = False
     return handle

@@ -37,22 +37,31 @@ class Membership:
     def __init__(
         self, group: dist.ProcessGroup | None, patience_s: float | None, quorum: int | None = None
     ) -> None:
-        timeout = None if patience_s is None else timedelta(seconds=patience_s)
         self._patience_s = patience_s
         self._quorum = quorum or 1
-        self.start_comm = TorchComm.own(group)
-        side, main = (TorchComm.own(group, timeout) for _ in range(2))
-        self.side_comm: Comm = side
-        self._groups = [side, main]
-        self.comm = Metered(main)
-        self._parent = main
-        self.joint_calls = JointCalls(main) if patience_s is None else None
-        self._name = in_store(main.group.group_name)
+        self.joint_calls: JointCalls | None = None
         self.heartbeats: Heartbeats | None = None
-        if patience_s is not None:
-            store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
-            self.heartbeats = Heartbeats.of(store, self._name, main.rank, main.size)
-            self.heartbeats.hung_after_s = self.start_comm.timeout.total_seconds()
+        with contextlib.ExitStack() as opened:  # closed in reverse order if anything raises
+
+            def own(timeout: timedelta | None = None) -> TorchComm:
+                comm = TorchComm.own(group, timeout)
+                opened.callback(comm.close)
+                return comm
+
+            timeout = None if patience_s is None else timedelta(seconds=patience_s)
+            self.start_comm, side, main = own(), own(timeout), own(timeout)
+            self.side_comm: Comm = side
+            self._groups = [side, main]
+            self.comm = Metered(main)
+            self._parent = main
+            self._name = in_store(main.group.group_name)
+            if patience_s is None:
+                self.joint_calls = JointCalls(main)
+            else:
+                store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
+                self.heartbeats = Heartbeats.of(store, self._name, main.rank, main.size)
+                self.heartbeats.hung_after_s = self.start_comm.timeout.total_seconds()
+            opened.pop_all()
 
     @property
     def regroup_requested(self) -> bool:
