@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -26,6 +25,7 @@ from laconic.activations.windows import Places, Windows
 from laconic.core.errors import AttachError, NonFiniteError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.step_listeners import after_each_step
+from laconic.core.warning import warn
 from laconic.optim.entry import stepping, unwrap
 
 Watched = Callable[[Tensor], None]
@@ -150,12 +150,11 @@ class Session(TorchFunctionMode):
         """Warn, once a block, where backward keeps something and no layer's input is coded."""
         if self._kept and not self._inputs and not self._told:
             self._told = True
-            warnings.warn(
+            warn(
                 "no input of a layer is coded in this block, and what backward needs is kept as it is: layers"
                 " are known by the weights of the model that `compress` was given, and are not seen where"
                 " these are computed (parametrised, FSDP2), in regions of torch.utils.checkpoint, in"
                 " nn.MultiheadAttention and in graphs of torch.jit",
-                stacklevel=3,
             )
 
     def _unpack(self, kept: Kept) -> Tensor:

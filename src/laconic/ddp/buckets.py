@@ -7,7 +7,6 @@ ones as pairs of reals, which is how DDP hands them over.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Protocol
@@ -19,6 +18,7 @@ from torch.autograd import Variable
 from laconic.comm.joint_calls import Exchanging, unwatched
 from laconic.core.errors import AttachError
 from laconic.core.layout import Entry, Layout
+from laconic.core.warning import warn
 from laconic.ddp.communication_thread import Answer, CommunicationThread
 from laconic.ddp.gradient_watch import GradientWatch
 from laconic.ddp.left_out import LeftOut, Mean
@@ -205,11 +205,10 @@ class Buckets:
         exchange, zeroed = self.exchange, self._zeroed
         told = exchange.void is not None or (zeroed is not None and zeroed.warned)
         if self._unused and in_backward() and not told and exchange.owns_momentum(exchange.step - 1):
-            warnings.warn(
+            warn(
                 "two synchronised backward passes without optimizer.step() between them:"
                 f" {exchange.method} would take the velocity that the first has sent for a gradient."
                 " Accumulate under model.no_sync()",
-                stacklevel=2,
             )
         self._unused = True
 

@@ -77,7 +77,7 @@ def compress_sharded(
         ends = (Shards(within, seed), Shards(comm, seed))
         made = ShardedHandle(model, optimizer, spec, *ends, holding is not None, codec_of(parameters))
         if isinstance(made._gradients, Replicas) and comm.rank == 0:
-            warn_of_gathers(made.method, made._gradients.exchange.layout, comm.size, stacklevel=8)
+            warn_of_gathers(made.method, made._gradients.exchange.layout, comm.size)
         return made
 
     def built() -> ShardedHandle:

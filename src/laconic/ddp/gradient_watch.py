@@ -8,7 +8,6 @@ enough to notice either.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from laconic.core.layout import Entry, Layout
+from laconic.core.warning import warn
 
 TOLERANCE = 0.02  # relative: what rounding to bfloat16 may change
 LOOKS = 16  # at tensors, for a scaler alone, which is there from the first step on
@@ -120,7 +120,7 @@ class GradientWatch:
 
     def _warn(self, text: str) -> None:
         self._warned = True
-        warnings.warn(text, stacklevel=2)
+        warn(text)
 
 
 def magnitude(x: Tensor) -> Tensor:

@@ -7,13 +7,13 @@ that all share; once every rank has taken part in the exchange after that, all t
 from __future__ import annotations
 
 import sys
-import warnings
 from contextlib import suppress
 from types import FrameType
 
 from laconic.comm.counter import Counter
 from laconic.core.errors import PeerError
 from laconic.core.inference import outside_inference_mode
+from laconic.core.warning import warn
 
 
 def saved_by_rank_0() -> bool:
@@ -54,9 +54,8 @@ class SaveWatch:
             missing = self._size * self._mine - self._counter.add(0)
         if missing > 0:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"this rank saved its memory at step {saved_at}, and other ranks did not: a checkpoint that"
                 " one rank writes lacks theirs. Call handle.state_dict(gather=True) on all ranks and save it"
                 " on rank 0, or save one file a rank",
-                stacklevel=2,
             )

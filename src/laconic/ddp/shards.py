@@ -10,7 +10,6 @@ in one copy. It is the only time that autograd's thread waits for the GPU, if co
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from laconic.core import arguments
 from laconic.core.deferred import check, deferred
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn, mix
+from laconic.core.warning import warn
 from laconic.ddp.shard_backward import BesideBackward
 from laconic.ddp.shard_chunks import Trained, chunks, factor, shown
 from laconic.ddp.shard_memory import ShardMemory, is_one_set
@@ -276,10 +276,9 @@ class ScatterMean:
             sizes = [size * part.padded_sharded_param_size.numel() for part in able]
             self._sets[n, trained] = is_one_set(n, sizes)
             if not self._sets[n, trained]:
-                warnings.warn(
+                warn(
                     f"{self._module or 'the model'} has gradients for {n:,} of {sum(sizes):,} elements in a"
                     " step, and several sets of its parameters have so many: nothing is kept of what is not"
                     " sent then. Shard what is used by turns as modules of their own",
-                    stacklevel=2,
                 )
         return self._sets[n, trained]

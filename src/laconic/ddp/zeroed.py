@@ -7,12 +7,13 @@ is the one moment at which gradients that are gone differ from those of an accum
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterable
 
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
+
+from laconic.core.warning import warn
 
 
 class ZeroedWatch:
@@ -41,12 +42,11 @@ class ZeroedWatch:
         if self.warned or any(grad is not None and bool(grad.any()) for grad in gradients):
             return
         self.warned = True
-        warnings.warn(
+        warn(
             "gradients were exchanged and then thrown away by zero_grad(), without optimizer.step():"
             f" {self._method} holds back what it has not sent of them, and that comes back with later"
             " gradients. Run a backward pass whose gradients are not used under model.no_sync(), or call"
             " handle.discard() where a step is skipped",
-            stacklevel=2,
         )
 
     def remove(self) -> None:

@@ -6,7 +6,6 @@ is worth gathering among fewer than 64 / m ranks.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -18,6 +17,7 @@ from laconic.comm.mesh import ranks_beside
 from laconic.comm.wire_model import all_gather_bytes, all_reduce_bytes
 from laconic.core.codec import Codec
 from laconic.core.layout import Layout
+from laconic.core.warning import warn
 from laconic.exchange.method import Method
 from laconic.reducers import Reducer
 from laconic.reducers.dense_first import DenseFirst
@@ -30,13 +30,10 @@ WAY_OUT = "scatter_reduce(codec), as in cgx(), or server(codec, codec) send as m
 BETWEEN = ", and two_level(sum(), gather(codec)) gathers between machines only"
 
 
-def warn_of_gathers(method: Method, layout: Layout, size: int, stacklevel: int = 6) -> None:
-    """Warn of each of `costly_gathers`.
-
-    `stacklevel`: of the caller's line that is warned of, as `warnings.warn` counts from here.
-    """
+def warn_of_gathers(method: Method, layout: Layout, size: int) -> None:
+    """Warn of each of `costly_gathers`."""
     for told in costly_gathers(method, layout, size):
-        warnings.warn(told, stacklevel=stacklevel)
+        warn(told)
 
 
 def costly_gathers(method: Method, layout: Layout, size: int) -> Iterator[str]:

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from typing import Any
 
 from accelerate import Accelerator
 
 from laconic.core.errors import AttachError
+from laconic.core.warning import warn
 from laconic.ddp.fsdp import ShardedHandle
 from laconic.ddp.handle import Handle
 from laconic.integrations import folder
@@ -52,9 +52,8 @@ def keep_with(accelerator: Accelerator, handle: Handle | ShardedHandle, *, name:
 
     def loading(models: list[Any], input_dir: str) -> None:
         if (living := kept()) is not None and not folder.load(living, input_dir, name):
-            warnings.warn(
+            warn(
                 f"{input_dir} was saved without {name}*.pt: {living.method} begins with an empty memory",
-                stacklevel=2,
             )
 
     saves = accelerator.register_save_state_pre_hook(saving)

@@ -6,7 +6,6 @@ callback attaches to what the Trainer has wrapped, as training starts.
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -16,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from laconic.comm.torch_comm import TorchComm
 from laconic.core.errors import AttachError
+from laconic.core.warning import warn
 from laconic.ddp.compress import FOREIGN, compress, inside
 from laconic.ddp.handle import Handle
 from laconic.exchange.gathered import gather_states
@@ -83,10 +83,9 @@ class LightningCompression(Callback):
         saved, self._saved, self._left = self._saved, None, None
         model = trainer.strategy.model
         if trainer.world_size == 1 and inside(model) is None:
-            warnings.warn(
+            warn(
                 "there is one process, so nothing is exchanged and nothing compressed: Trainer(devices=2,"
                 ' strategy="ddp") starts two',
-                stacklevel=2,
             )
             return
         scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -103,10 +102,9 @@ class LightningCompression(Callback):
         if saved is not None:
             self.handle.load_state_dict(saved)
         elif trainer.ckpt_path is not None:
-            warnings.warn(
+            warn(
                 f"{trainer.ckpt_path} was saved without {type(self).__name__}, which begins with an empty"
                 " memory",
-                stacklevel=2,
             )
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

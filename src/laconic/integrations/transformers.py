@@ -7,7 +7,6 @@ Trainer at hand, whose `model_wrapped` it takes as training begins.
 from __future__ import annotations
 
 import functools
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from laconic.core.errors import AttachError
+from laconic.core.warning import warn
 from laconic.ddp.compress import compress, inside, is_sharded
 from laconic.ddp.handle import Handle
 from laconic.integrations import folder
@@ -75,10 +75,9 @@ class TrainerCompression(TrainerCallback):
         self._detach()  # of an attempt with a larger batch, under auto_find_batch_size
         model, resumed = self.trainer.model_wrapped, self._resumed
         if args.world_size == 1 and inside(model) is None:
-            warnings.warn(
+            warn(
                 "there is one process, so nothing is exchanged and nothing compressed: torchrun"
                 " --nproc-per-node 2 starts two",
-                stacklevel=2,
             )
             return
         if inside(model) is None and not is_sharded(model) and not parallel_otherwise(self.trainer):
@@ -90,10 +89,9 @@ class TrainerCompression(TrainerCallback):
         self.handle = compress(model, self.trainer.optimizer, self.spec, seed=self.seed)
         self._attached = True
         if resumed is not None and not folder.load(self.handle, resumed):
-            warnings.warn(
+            warn(
                 f"{resumed} was saved without {folder.NAME}*.pt: {self.handle.method} begins with an empty"
                 " memory",
-                stacklevel=2,
             )
 
     def on_save(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import warnings
 from importlib.metadata import version
 
 from laconic.core.extras import require
+from laconic.core.warning import warn
 
 TESTED = {  # from this version on, and below that one
     "accelerate": ("1.15", "1.16"),
@@ -30,10 +30,9 @@ def check(library: str, use: str) -> None:
     require(library, use, install)
     found, (lowest, end) = version(library), TESTED[library]
     if not release(lowest) <= release(found) < release(end):
-        warnings.warn(
+        warn(
             f"{use} is tested with {library} from {lowest} on and below {end}, and {found} is installed: if"
             f" it does not work, {install} brings one that does",
-            stacklevel=3,
         )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
+
+from laconic.core.warning import warn
 
 PASSES = 100
 
@@ -57,10 +58,9 @@ class StepWatch:
             self.remove()
             if self._any and not moved:
                 return
-            warnings.warn(
+            warn(
                 f"{self._feature} has seen no step of {self._whose} in {PASSES} backward passes, so it"
                 f" has done nothing: {reason}",
-                stacklevel=2,
             )
 
     def _moved(self) -> bool:

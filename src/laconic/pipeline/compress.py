@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from laconic.core.codec import Codec
 from laconic.core.errors import AttachError, LaconicError, SpecError, StateError
 from laconic.core.selector import Selector
 from laconic.core.spec import parse
+from laconic.core.warning import warn
 from laconic.exchange.agreement import built_by_all
 from laconic.exchange.method import lift_codec
 from laconic.pipeline.coding import PipelineCoding
@@ -192,11 +192,9 @@ def _plan(
             raise SpecError(f"{up!r} keeps a buffer for each sample: say how many, samples=len(dataset)")
         arguments.whole("samples", samples, 1)
         if (error := up.error()) >= LIMIT:
-            warnings.warn(
+            warn(
                 f"{up!r} leaves {error:.2f} of |x|^2 at each visit, and theory asks for less than {LIMIT}:"
                 " take more bits, or shorter blocks",
-                UserWarning,
-                stacklevel=5,
             )
     if most_bytes is not None:
         arguments.whole("most_bytes", most_bytes, 1)
@@ -289,10 +287,10 @@ def _warned_at_exit(handle: Handle) -> Callable[[], None]:
     """Let a script that ends without `remove` hear of buffers that were of no use; what undoes it."""
     known = weakref.ref(handle)
 
-    def warn() -> None:
+    def warn_if_alive() -> None:
         alive = known()
         if alive is not None:
             alive.warn_of_one_epoch()
 
-    atexit.register(warn)
-    return functools.partial(atexit.unregister, warn)
+    atexit.register(warn_if_alive)
+    return functools.partial(atexit.unregister, warn_if_alive)

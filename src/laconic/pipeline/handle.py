@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from laconic.comm.comm import Comm
 from laconic.core.errors import AttachError
 from laconic.core.inference import outside_inference_mode
+from laconic.core.warning import warn
 from laconic.data.memory import Memory
 from laconic.pipeline import state
 from laconic.pipeline.buffer import Saved
@@ -204,12 +204,10 @@ class Handle:
         """Warn if samples have crossed, but none a second time."""
         stats = self.stats()
         if stats.first_visits and not stats.changes:
-            warnings.warn(
+            warn(
                 f"{self.plan.forward!r} has sent {stats.first_visits} samples for the first time and none"
                 " again: its buffers were of no use. In training of one epoch, quantise directly: forward="
                 f"'{self.plan.direct!r}'",
-                UserWarning,
-                stacklevel=3,
             )
 
     def begin(self, stage: Any) -> None:

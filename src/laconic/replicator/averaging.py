@@ -88,7 +88,7 @@ def averaging(seat: Seat, optimizer: Optimizer, compressor: Any, name: str, seed
     def build() -> Handle:
         handle = Handle(as_method(compressor), named(optimizer), optimizer, comm, seed=seed)
         if comm.rank == 0:
-            warn_of_gathers(handle.method, handle.layout, comm.size, stacklevel=8)
+            warn_of_gathers(handle.method, handle.layout, comm.size)
         return handle
 
     with seat.waiting():

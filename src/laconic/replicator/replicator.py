@@ -6,7 +6,6 @@ from its abstract and from TensorFlow's RFC 20181016, which came of it; its code
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -16,6 +15,7 @@ from torch.optim import Optimizer
 
 from laconic.core import arguments
 from laconic.core.errors import AttachError, DataError, SpecError
+from laconic.core.warning import warn
 from laconic.optim.entry import unwrap
 from laconic.replicator.averaging import Averaging
 from laconic.replicator.collectives import Group
@@ -132,9 +132,8 @@ class Replicator(Meetings):
         order = CheckedOrder(seat.comm.split(0)) if self._debug else Order()
         self._group = Group(seat.comm, order)
         if seat.terms.checkpoints is not None and not seat.served:
-            warnings.warn(
+            warn(
                 f"checkpoints= is for servers, and {self.deployment!r} has none: save the model yourself",
-                stacklevel=2,
             )
 
     @property

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 
 from torch import Tensor
+
+from laconic.core.warning import warn
 
 LOOKS = 16  # steps; wrappers with slow weights use them every 5 or 6
 
@@ -24,10 +25,9 @@ class ReturnedWatch:
         for name, weight, mask in weights:
             if bool(weight.detach()[~mask].any()):
                 self._looks = LOOKS
-                warnings.warn(
+                warn(
                     f"weights of {name} that are out of use were written between two steps, and forward"
                     " passes compute with them: a wrapper around the optimiser, such as Lookahead, or an"
                     " average brings them back; only the optimiser's own steps set them to zero",
-                    stacklevel=2,
                 )
                 return

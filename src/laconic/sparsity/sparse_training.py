@@ -7,7 +7,6 @@ after step    or so, where updates follow the step; entries that are not in use 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +23,7 @@ from laconic.core.inference import outside_inference_mode
 from laconic.core.mask import Mask, set_mask
 from laconic.core.skipped import is_skipped
 from laconic.core.turn import Turn
+from laconic.core.warning import warn
 from laconic.optim.closure import evaluated
 from laconic.optim.entry import after_steps, before_steps, check_state
 from laconic.optim.master_weights import masters_of
@@ -251,10 +251,9 @@ class SparseTraining:
     def _warn(self, what: str) -> None:
         if not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"the dense gradients of turn {self.turn} {what}: the masks stay as they are until the next"
                 " update",
-                stacklevel=2,
             )
 
     def _due(self) -> bool:

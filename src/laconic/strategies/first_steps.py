@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from laconic.core.warning import warn
 from laconic.optim.entry import after_steps, stepping
 from laconic.optim.outside_state import second_weights
 from laconic.optim.step_watch import StepWatch
@@ -36,9 +36,8 @@ class FirstSteps:
         if self._steps != STEP:  # a hook must not remove itself while torch runs through them
             return
         if place := second_weights(optimizer, WITHIN):
-            warnings.warn(
+            warn(
                 f"{type(optimizer).__name__} seems to keep a second set of weights in {place}, and"
                 f" {self._strategy} averages only the model's: where the optimiser puts those into the model,"
                 " ranks come apart; a method that exchanges gradients, such as 'cgx()', keeps both alike",
-                stacklevel=2,
             )
