@@ -39,10 +39,33 @@ def distributed(spec):
     return model, optimizer, optimizer
 
 
+class Scaled:
+    """An optimiser that steps by a GradScaler, which must have scaled the loss."""
+
+    def __init__(self, optimizer, scaler):
+        self.optimizer, self.scaler = optimizer, scaler
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+    def step(self):
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+def scaled(spec):
+    model, scaler = net(), torch.amp.GradScaler("cpu")
+    plain = torch.optim.SGD(model.parameters(), **SGD)
+    model, optimizer = laconic.distribute(model, plain, spec, scaler=scaler)
+    return model, Scaled(optimizer, scaler), optimizer
+
+
 def steps(model, optimizer, numbers):
     for step in numbers:
         optimizer.zero_grad()
-        loss_of(model, step).backward()
+        loss = loss_of(model, step)
+        scaler = getattr(optimizer, "scaler", None)
+        (loss if scaler is None else scaler.scale(loss)).backward()
         optimizer.step()
 
 
@@ -59,7 +82,8 @@ def load_own(handle):
     handle.load_state_dict(handle.state_dict())
 
 
-MAKE = {"compress": compressed, "distribute": distributed}
+MAKE = {"compress": compressed, "distribute": distributed, "distribute(scaler=)": scaled}
+SELDOM = "local_sgd(every=1000)"  # ranks meet in the scaler's checks alone
 # Call, how the model is attached, spec, the call as a function, and the outcome if rank 0 alone makes it.
 ALONE = (
     ("handle.state_dict(gather=True)", "compress", "topk(density=0.1)", gather, GATHER),
@@ -77,6 +101,9 @@ ALONE = (
     ("optimizer.state_dict(gather=True)", "distribute", "local_sgd(every=2)",
      gather, GATHER),
     ("optimizer.averaged()", "distribute", "local_sgd(every=2)", show_average, "averaged()"),
+    ("optimizer.averaged()", "distribute(scaler=)", SELDOM, show_average, "averaged()"),
+    ("optimizer.state_dict(gather=True)", "distribute(scaler=)", SELDOM, gather, GATHER),
+    ("optimizer.stats()", "distribute(scaler=)", SELDOM, lambda o: o.stats(), ""),
     ("optimizer.stats()", "distribute", "local_sgd(every=2)", lambda o: o.stats(), ""),
 )  # fmt: skip
 

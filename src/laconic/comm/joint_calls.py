@@ -64,11 +64,12 @@ class JointCalls:
     """Joint calls of the ranks of `comm`. Created by all of them; holds a process group and a thread.
 
     Args:
-        comm: The group whose exchanges are watched. It is closed if a joint call fails.
+        comm: The group whose exchanges are watched.
+        others: Further groups of the same ranks. All are closed if a joint call fails.
     """
 
-    def __init__(self, comm: TorchComm) -> None:
-        self._comm = comm
+    def __init__(self, comm: TorchComm, *others: TorchComm) -> None:
+        self._comms = comm, *others
         self._rank, self._size = comm.rank, comm.size
         self._calls = self._exchanges = 0
         self._exchange: tuple[int, str, float] | None = None  # number, name and start of the present one
@@ -200,5 +201,5 @@ class JointCalls:
     def _close_groups(self, reason: str) -> None:
         """Wake the other ranks, whether they wait in an exchange or in a joint call."""
         self._failure = f"{reason}: {ADVICE}"
-        self._comm.close()
-        self._meeting.close()
+        for comm in (*self._comms, self._meeting):
+            comm.close()

@@ -72,7 +72,8 @@ class ParameterController(Controller):
         membership.comm.reset()
         self.shared_scaler: SharedScaler | None = None
         if scaler is not None:
-            self.shared_scaler = SharedScaler(scaler, membership.comm.over(membership.side_comm))
+            own = membership.comm.over(membership.side_comm)
+            self.shared_scaler = SharedScaler(scaler, own, membership.exchanging)
 
     def __repr__(self) -> str:
         comm = self.bound.comm
@@ -272,9 +273,8 @@ class ParameterController(Controller):
         self.bound.load_state_dict(tensors, int(own["step"]))
         self.replica.flat.copy_(flat)
         self._furthest = (0, 0)
-        empty = torch.zeros(1, dtype=torch.float32, device="cpu")
-        nobody_goes_ahead = partial(self.membership.side_comm.all_reduce, empty)
-        self._collectively("load_state_dict()", nobody_goes_ahead)
+        empty = torch.zeros(1, dtype=torch.float32, device="cpu")  # so that nobody goes ahead
+        self._collectively("load_state_dict()", partial(self.membership.side_comm.all_reduce, empty))
 
     def discard(self) -> None:
         """Nothing is exchanged before a step, so gradients that are thrown away leave nothing behind."""

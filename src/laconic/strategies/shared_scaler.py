@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from laconic.comm.comm import Comm
+from laconic.comm.joint_calls import Exchanging, unwatched
 from laconic.core.errors import AttachError
 from laconic.strategies.strategy import Strategy
 
@@ -44,9 +45,14 @@ class SharedScaler:
     """Makes a scaler's check for Inf and NaN the maximum over the ranks of `comm`, until `remove`.
 
     Every rank must check every step: `scaler.step(optimizer)`, or `scaler.unscale_` before it.
+
+    Args:
+        scaler: The scaler that the script steps by.
+        comm: The group; its messages must not meet those of other calls.
+        exchanging: Marks each check as an exchange. Default: unmarked.
     """
 
-    def __init__(self, scaler: torch.amp.GradScaler, comm: Comm) -> None:
+    def __init__(self, scaler: torch.amp.GradScaler, comm: Comm, exchanging: Exchanging = unwatched) -> None:
         self._scaler = scaler
         check = scaler._unscale_grads_  # private to torch, and the one place where it looks
 
@@ -56,7 +62,8 @@ class SharedScaler:
             found = check(optimizer, inv_scale, found_inf, allow_fp16)
             own = [float(each) for each in found.values()]
             flag = torch.tensor([max(own, default=0.0)], device=found_inf.device, dtype=torch.float32)
-            worst = float(comm.all_reduce(flag, "max"))
+            with exchanging("the GradScaler's check of a step"):
+                worst = float(comm.all_reduce(flag, "max"))
             for each in found.values():
                 each.fill_(worst)
             return found or {found_inf.device: found_inf.fill_(worst)}

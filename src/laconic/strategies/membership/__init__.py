@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from laconic.comm.comm import Comm
-from laconic.comm.joint_calls import JointCalls
+from laconic.comm.joint_calls import Exchanging, JointCalls, unwatched
 from laconic.comm.metered import Metered
 from laconic.comm.naming import in_store
 from laconic.comm.torch_comm import TorchComm
@@ -56,7 +56,7 @@ class Membership:
             self._parent = main
             self._name = in_store(main.group.group_name)
             if patience_s is None:
-                self.joint_calls = JointCalls(main)
+                self.joint_calls = JointCalls(main, side)
             else:
                 store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
                 self.heartbeats = Heartbeats.of(store, self._name, main.rank, main.size)
@@ -87,6 +87,11 @@ class Membership:
     def waited(self) -> bool:
         """Whether this rank missed the groups before the present ones only as it waited in `finish()`."""
         return self.heartbeats is not None and self.heartbeats.waited
+
+    @property
+    def exchanging(self) -> Exchanging:
+        """Marks an exchange for `joint_calls`."""
+        return unwatched if self.joint_calls is None else self.joint_calls.exchange
 
     def started(self) -> None:
         """All ranks have begun: from now on `patience_s` holds."""
