@@ -36,7 +36,7 @@ from torch.multiprocessing.spawn import spawn
 import laconic
 from benchmarks.files import Row, keep, kept
 from benchmarks.machine import machine
-from laconic.ddp.fsdp import ShardedHandle
+from laconic.fsdp.handle import ShardedHandle
 from laconic.tasks.shakespeare import gpt_10m, load
 
 FOLDER = Path(__file__).parent / "results" / "sharded"

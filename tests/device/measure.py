@@ -24,10 +24,10 @@ from laconic.codecs.sign import Sign
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.layout import Layout
-from laconic.ddp.shard_chunks import chunks
-from laconic.ddp.shards import Scatter, Shards
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.method import Method, lift
+from laconic.fsdp.chunks import chunks
+from laconic.fsdp.reduce_scatter import Scatter, Shards
 from laconic.optim.inner import both_ways
 from laconic.reducers.scatter_reduce import ScatterReduce
 from tests.device import counting, device, triton

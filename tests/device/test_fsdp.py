@@ -16,14 +16,14 @@ from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.layout import Layout
 from laconic.core.spec import parse
-from laconic.ddp.shard_backward import BesideBackward
-from laconic.ddp.shard_gather import GatherCoded
-from laconic.ddp.shard_memory import ShardMemory
-from laconic.ddp.shard_replicas import Replicas
-from laconic.ddp.shards import Scatter, ScatterMean, Shards
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.method import lift
 from laconic.exchange.no_optimiser import NoOptimiser
+from laconic.fsdp.backward import BesideBackward
+from laconic.fsdp.gather import GatherCoded
+from laconic.fsdp.memory import ShardMemory
+from laconic.fsdp.reduce_scatter import Scatter, ScatterMean, Shards
+from laconic.fsdp.replicas import Replicas
 from tests.device.worlds import CPU, GPU
 from tests.laws.table import given, same
 

@@ -13,11 +13,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
+from laconic.comm.communication_thread import CommunicationThread
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.spec import parse
-from laconic.ddp.communication_thread import CommunicationThread
-from laconic.ddp.shards import Scatter, ScatterMean, Shards
+from laconic.fsdp.reduce_scatter import Scatter, ScatterMean, Shards
 from tests.dist.nets import SGD, batch, net
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

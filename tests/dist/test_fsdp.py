@@ -18,7 +18,7 @@ import laconic
 from laconic.core.errors import AttachError, SpecError, StateError
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.ddp.shard_models import scatter_of, scattering
+from laconic.fsdp.models import scatter_of, scattering
 from tests.dist.nets import GPT, text
 from tests.dist.pool import on_ranks
 from tests.dist.runs import advance

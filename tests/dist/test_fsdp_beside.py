@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import laconic
-from laconic.ddp.shards import Scatter
 from laconic.exchange.exchange import Exchange
+from laconic.fsdp.reduce_scatter import Scatter
 from tests.dist.pool import on_ranks
 from tests.dist.test_fsdp import LONG
 

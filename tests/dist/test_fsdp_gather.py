@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import laconic
 from laconic.core.errors import AttachError, SpecError, StateError
 from laconic.core.spec import parse
-from laconic.ddp.shard_models import gather_of, scattering
+from laconic.fsdp.models import gather_of, scattering
 from tests.dist.pool import on_ranks
 from tests.dist.runs import advance
 from tests.dist.test_fsdp import LONG, sharded_gpt, step_on, whole

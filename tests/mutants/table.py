@@ -170,7 +170,7 @@ MUTANTS = (
     ),
     Mutant(
         "fsdp-decay",
-        "ddp/shard_memory.py",
+        "fsdp/memory.py",
         "STORE.decode_add_(wire, x, alpha=self.decay)",
         "STORE.decode_add_(wire, x)",
         "residuals of shards do not decay",

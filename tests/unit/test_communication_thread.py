@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.unit.shared import refuses
 
-from laconic.ddp.communication_thread import CommunicationThread
+from laconic.comm.communication_thread import CommunicationThread
 
 
 class Group:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from laconic.comm.loopback import Loopback
 from laconic.comm.metered import Metered
 from laconic.core.spec import parse
-from laconic.ddp.shard_memory import STORE, ShardMemory
-from laconic.ddp.shards import Scatter, ScatterMean, Shards
+from laconic.fsdp.memory import STORE, ShardMemory
+from laconic.fsdp.reduce_scatter import Scatter, ScatterMean, Shards
 
 
 def scatter_on(comm: Loopback, spec: str) -> tuple[Shards, ScatterMean]:

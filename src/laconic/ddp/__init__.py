@@ -1,1 +1,1 @@
-"""DDP: `laconic.compress` on DistributedDataParallel and FSDP2."""
+"""DDP: `laconic.compress`, for models under DistributedDataParallel and, by `laconic.fsdp`, FSDP2."""

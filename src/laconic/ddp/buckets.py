@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
+from laconic.comm.communication_thread import Answer, CommunicationThread
 from laconic.comm.joint_calls import Exchanging, unwatched
 from laconic.core.errors import AttachError
 from laconic.core.layout import Entry, Layout
 from laconic.core.warning import warn
-from laconic.ddp.communication_thread import Answer, CommunicationThread
 from laconic.ddp.gradient_watch import GradientWatch
 from laconic.ddp.left_out import LeftOut, Mean
 from laconic.ddp.optimiser import OptimiserHooks

@@ -17,7 +17,7 @@ from laconic.ddp.hook import attach
 from laconic.optim.entry import unwrap_all
 
 if TYPE_CHECKING:
-    from laconic.ddp.fsdp import ShardedHandle
+    from laconic.fsdp.handle import ShardedHandle
 
 FOREIGN = {
     "FullyShardedDataParallel": (
@@ -113,7 +113,7 @@ def compress(
         optimizers, scaler = unwrap_all(optimizer, scaler)
         return attach(replicated, optimizers, spec, scaler=scaler, seed=seed)
     if is_sharded(model):
-        from laconic.ddp.fsdp import compress_sharded
+        from laconic.fsdp.handle import compress_sharded
 
         held, scaler = unwrap_all(optimizer, scaler)
         if len(held) != 1:

@@ -22,13 +22,13 @@ from laconic.core.mask import cleared, mask_of
 from laconic.ddp.buckets import Buckets, real_shape
 from laconic.ddp.memory import Memory
 from laconic.ddp.optimiser import OptimiserHooks, Optimisers, refuse_complex
-from laconic.ddp.save_watch import SaveWatch, saved_by_rank_0
 from laconic.ddp.uneven import JoinedModel, UnevenInputs
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.gathered import GatheredState, gather_states, same_states
 from laconic.exchange.masks import MaskWatch
 from laconic.exchange.method import Method
 from laconic.exchange.rule import BoundRule, Site
+from laconic.exchange.save_watch import SaveWatch, saved_by_rank_0
 from laconic.exchange.state import RankState, model_digest
 from laconic.exchange.stats import Stats
 from laconic.optim.entry import unwrap_all

@@ -20,12 +20,12 @@ from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucke
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from laconic.comm.communication_thread import Answer, CommunicationThread
 from laconic.comm.joint_calls import JointCalls
 from laconic.comm.metered import Metered
 from laconic.comm.torch_comm import TorchComm
 from laconic.core.errors import AttachError, LaconicError
 from laconic.core.layout import Layout
-from laconic.ddp.communication_thread import Answer, CommunicationThread
 from laconic.ddp.handle import Handle
 from laconic.ddp.step_checks import StepChecks
 from laconic.ddp.uneven import JoinedModel

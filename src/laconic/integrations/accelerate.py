@@ -12,8 +12,8 @@ from accelerate import Accelerator
 
 from laconic.core.errors import AttachError
 from laconic.core.warning import warn
-from laconic.ddp.fsdp import ShardedHandle
 from laconic.ddp.handle import Handle
+from laconic.fsdp.handle import ShardedHandle
 from laconic.integrations import folder
 
 Names = dict[str, weakref.ref[Handle | ShardedHandle]]

@@ -21,7 +21,7 @@ from laconic.ddp.handle import Handle
 from laconic.exchange.gathered import own_part
 
 if TYPE_CHECKING:
-    from laconic.ddp.fsdp import ShardedHandle
+    from laconic.fsdp.handle import ShardedHandle
 
 NAME = "laconic"
 

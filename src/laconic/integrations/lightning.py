@@ -22,7 +22,7 @@ from laconic.exchange.gathered import gather_states
 from laconic.exchange.state import RankState
 
 if TYPE_CHECKING:
-    from laconic.ddp.fsdp import ShardedHandle
+    from laconic.fsdp.handle import ShardedHandle
 
 STRATEGIES = {"FSDPStrategy": "FullyShardedDataParallel", "DeepSpeedStrategy": "DeepSpeedEngine"}
 

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, where types see it
 from torch.autograd import Variable
 
+from laconic.comm.communication_thread import Answer, CommunicationThread, let_go
 from laconic.core.errors import AttachError, NonFiniteError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
 from laconic.ddp.buckets import layout_of, real_shape
-from laconic.ddp.communication_thread import Answer, CommunicationThread, let_go
 from laconic.ddp.hook import sparse_embeddings, trained
 from laconic.ddp.left_out import LeftOut, Mean
 from laconic.exchange.gathers import costly_gathers

@@ -20,7 +20,7 @@ from laconic.ddp.handle import Handle
 from laconic.integrations import folder
 
 if TYPE_CHECKING:
-    from laconic.ddp.fsdp import ShardedHandle
+    from laconic.fsdp.handle import ShardedHandle
 
 
 class TrainerCompression(TrainerCallback):

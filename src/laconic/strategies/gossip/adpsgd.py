@@ -27,12 +27,12 @@ from torch.optim import Optimizer
 
 from laconic.comm.at_exit import start_thread
 from laconic.comm.comm import Comm
+from laconic.comm.communication_thread import Answer, CommunicationThread, let_go
 from laconic.comm.metered import Metered
 from laconic.core import arguments
 from laconic.core.errors import LaconicError, PeerError, SpecError
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
-from laconic.ddp.communication_thread import Answer, CommunicationThread, let_go
 from laconic.strategies.gossip.mixing.messages import ParameterMessage, check_wire
 from laconic.strategies.gossip.topologies import Topology, reach
 from laconic.strategies.gossip.topologies.complete import Complete

@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from laconic.comm.comm import Comm
+from laconic.comm.communication_thread import Answer, CommunicationThread
 from laconic.comm.metered import Metered
 from laconic.core import arguments
 from laconic.core.errors import PeerError
 from laconic.core.spec import Status
-from laconic.ddp.communication_thread import Answer, CommunicationThread
 from laconic.strategies.gossip.mixing import Weights, uniform
 from laconic.strategies.gossip.mixing.debias import check_debiased
 from laconic.strategies.gossip.mixing.messages import (

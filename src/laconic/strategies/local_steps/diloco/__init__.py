@@ -27,12 +27,12 @@ from torch.optim import Optimizer
 
 from laconic.codecs.dense import Dense
 from laconic.comm.comm import Comm
+from laconic.comm.communication_thread import Answer, CommunicationThread
 from laconic.comm.metered import Metered
 from laconic.core.arguments import number, whole
 from laconic.core.errors import NonFiniteError, PeerError
 from laconic.core.layout import Layout
 from laconic.core.spec import Status
-from laconic.ddp.communication_thread import Answer, CommunicationThread
 from laconic.strategies.local_steps import Outer, outer_method
 from laconic.strategies.local_steps.diloco.fragments import Fragment, fragments_of
 from laconic.strategies.replica import Replica

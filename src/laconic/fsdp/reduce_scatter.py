@@ -27,12 +27,12 @@ from laconic.core.deferred import check, deferred
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn, mix
 from laconic.core.warning import warn
-from laconic.ddp.shard_backward import BesideBackward
-from laconic.ddp.shard_chunks import Trained, chunks, factor, shown
-from laconic.ddp.shard_memory import ShardMemory, is_one_set
-from laconic.ddp.shard_models import own_of, param_group_of, scatter_of, scattering, trained_of
-from laconic.ddp.shard_verdict import Verdict
 from laconic.exchange.stats import Seconds
+from laconic.fsdp.backward import BesideBackward
+from laconic.fsdp.chunks import Trained, chunks, factor, shown
+from laconic.fsdp.memory import ShardMemory, is_one_set
+from laconic.fsdp.models import own_of, param_group_of, scatter_of, scattering, trained_of
+from laconic.fsdp.verdict import Verdict
 from laconic.reducers.scatter_reduce import ScatterReduce
 
 

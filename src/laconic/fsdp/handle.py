@@ -27,20 +27,20 @@ from laconic.core.codec import Codec
 from laconic.core.errors import AttachError, StateError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
-from laconic.ddp.save_watch import saved_by_rank_0
-from laconic.ddp.shard_gather import GatherCoded, codec_of, own_gather, restore
-from laconic.ddp.shard_memory import ShardMemory
-from laconic.ddp.shard_models import groups_of, refuse_complex, scattering
-from laconic.ddp.shard_replicas import Replicas
-from laconic.ddp.shards import Scatter, Shards
 from laconic.exchange.agreement import built_by_all
 from laconic.exchange.gathers import warn_of_gathers
 from laconic.exchange.method import Method, lift
+from laconic.exchange.save_watch import saved_by_rank_0
 from laconic.exchange.state import check_has, model_digest
 from laconic.exchange.stats import Stats
 from laconic.feedback.error_feedback import ErrorFeedback
 from laconic.feedback.memory.contraction import safe_gain
 from laconic.feedback.no_feedback import NoFeedback
+from laconic.fsdp.gather import GatherCoded, codec_of, own_gather, restore
+from laconic.fsdp.memory import ShardMemory
+from laconic.fsdp.models import groups_of, refuse_complex, scattering
+from laconic.fsdp.reduce_scatter import Scatter, Shards
+from laconic.fsdp.replicas import Replicas
 from laconic.optim.entry import after_steps, stepping
 from laconic.reducers.scatter_reduce import ScatterReduce
 from laconic.reducers.sum import Sum

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from laconic.ddp.communication_thread import Answer, CommunicationThread
+from laconic.comm.communication_thread import Answer, CommunicationThread
 
 UNDER_WAY = 2  # as many inputs of reduce-scatters FSDP2 itself keeps, with its own on a stream
 

@@ -24,13 +24,13 @@ from torch.distributed.fsdp import FSDPModule
 
 from laconic.core.errors import AttachError, StateError
 from laconic.core.layout import Layout
-from laconic.ddp.shard_backward import BesideBackward, may_wait
-from laconic.ddp.shard_models import param_group_of, scattering, trained_of
-from laconic.ddp.shard_verdict import Verdict
-from laconic.ddp.shards import Shards
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.method import Method
 from laconic.exchange.no_optimiser import NoOptimiser, refuse_optimised
+from laconic.fsdp.backward import BesideBackward, may_wait
+from laconic.fsdp.models import param_group_of, scattering, trained_of
+from laconic.fsdp.reduce_scatter import Shards
+from laconic.fsdp.verdict import Verdict
 
 
 class Replicas:

@@ -23,8 +23,8 @@ from laconic.core.codec import Codec
 from laconic.core.errors import AttachError, SpecError
 from laconic.core.spec import parse
 from laconic.core.turn import Turn
-from laconic.ddp.shard_models import gather_of, own_of
-from laconic.ddp.shards import Shards
+from laconic.fsdp.models import gather_of, own_of
+from laconic.fsdp.reduce_scatter import Shards
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
