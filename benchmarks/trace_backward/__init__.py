@@ -1,0 +1,1 @@
+"""Trace of the files that take part in one backward pass."""
