@@ -9,7 +9,7 @@ from tests.unit.shared import for_each
 
 from laconic.cli.entries import figures
 from laconic.core.layout import Layout
-from laconic.exchange.gathers import gatherings, message_bytes, warn_of_gathers
+from laconic.exchange.gathers import message_bytes, warn_of_gathers
 from laconic.exchange.method import Method, lift
 
 MODEL = Layout.of([("first.weight", (500, 1000)), ("first.bias", (500,)), ("last.weight", (1000, 500))])
@@ -88,7 +88,7 @@ def test_warnings_agree_with_what_was_counted(size: int) -> None:
     """Of every name that gathers, on the stored gradient; 10 % around dense are left to chance."""
     checked = 0
     for spec, kept in figures().items():
-        gathers = [each for route in lift(spec).routes for each in gatherings(route.reducer, size)]
+        gathers = [each for route in lift(spec).routes for each in route.reducer.gathers(size)]
         known = [message_bytes(each.codec, MODEL) for each in gathers]
         if known and None not in known and abs(kept.smaller(size) - 1) > 0.1:
             assert bool(warned(lift(spec), size)) == (kept.smaller(size) < 1), spec

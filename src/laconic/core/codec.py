@@ -128,6 +128,11 @@ class Codec(Spec):
         return True
 
     @property
+    def scale_decides_size(self) -> bool:
+        """Whether the length of a message depends on the scale of x, as with an absolute threshold."""
+        return False
+
+    @property
     def lossless(self) -> bool:
         """Whether decoding restores the input: `omega` of a large tensor is 0."""
         return self.omega(LARGE) == 0

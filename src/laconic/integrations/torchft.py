@@ -26,7 +26,7 @@ from laconic.core.layout import Layout
 from laconic.ddp.buckets import layout_of, real_shape
 from laconic.ddp.hook import sparse_embeddings, trained
 from laconic.ddp.left_out import LeftOut, Mean
-from laconic.exchange.gathers import costly_gathers
+from laconic.exchange.gathers import expensive_gathers
 from laconic.exchange.method import lift
 from laconic.exchange.revocable import RevocableExchange
 from laconic.exchange.state import RankState
@@ -133,7 +133,7 @@ class ReplicaHandle:
         if first:
             same, self._quorum = manager._quorum_id == self._quorum, manager._quorum_id
             if not same:  # as many replicas as there are now; words, as a warning of a thread has no line
-                for told in costly_gathers(exchange.method, exchange.layout, self._group.size()):
+                for told in expensive_gathers(exchange.method, exchange.layout, self._group.size()):
                     log.warning("%s", told)
             group = None if same else ReplicaComm(self._group)
             exchange.begin(manager.current_step(), group, behind=not takes_part)

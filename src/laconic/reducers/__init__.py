@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -15,6 +16,15 @@ from laconic.core.layout import Layout
 from laconic.core.mask import Mask, cleared
 from laconic.core.spec import Spec
 from laconic.core.turn import Turn
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """An all-gather of this codec's messages among `size` members."""
+
+    codec: Codec
+    size: int
+    members: str = "ranks"
 
 
 class Reducer(Spec):
@@ -54,6 +64,10 @@ class Reducer(Spec):
         Returns:
             The exact number, or the most it can be in a group of any size.
         """
+
+    def gathers(self, size: int) -> tuple[Gathering, ...]:
+        """Return the all-gathers of messages that a reduction makes in a group of `size` ranks."""
+        return ()
 
     def feedback_codec(self) -> Codec | None:
         """The codec whose error stays behind on this rank; None where there is none to name.

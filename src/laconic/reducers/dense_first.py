@@ -15,7 +15,7 @@ from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn
-from laconic.reducers import BoundReducer, Reducer
+from laconic.reducers import BoundReducer, Gathering, Reducer
 from laconic.reducers.masked import Masked
 from laconic.reducers.sum import Sum
 
@@ -57,6 +57,9 @@ class DenseFirst(Reducer):
 
     def nbytes(self, layout: Layout) -> int:
         return max(Sum().nbytes(layout), self.then.nbytes(layout))
+
+    def gathers(self, size: int) -> tuple[Gathering, ...]:
+        return self.then.gathers(size)
 
     def feedback_codec(self) -> Codec | None:
         return self.then.feedback_codec()

@@ -18,7 +18,7 @@ from laconic.core.codec import Carried, Codec
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout, Segments
 from laconic.core.turn import Turn
-from laconic.reducers import BoundReducer, Reducer
+from laconic.reducers import BoundReducer, Gathering, Reducer
 
 Grain = Literal["tensor", "bucket"]
 
@@ -58,6 +58,9 @@ class Gather(Reducer):
 
     def nbytes(self, layout: Layout) -> int:
         return self.codec.message_nbytes(self.grains(layout).segments)
+
+    def gathers(self, size: int) -> tuple[Gathering, ...]:
+        return (Gathering(self.codec, size),)
 
     def feedback_codec(self) -> Codec:
         return self.codec

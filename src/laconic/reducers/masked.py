@@ -1,11 +1,10 @@
 """Masked: a reduction of the entries in use alone, as values without positions, for sparse training.
 
-Between two updates of the masks all ranks know which entries are in use (`laconic.sparsity`): these are
-packed one after the other, any reduction takes the mean of that, and it is unpacked. So bytes are those of a
-model of this density. Without masks, as before `sparsify`, everything is in use.
+Between two updates of the masks all ranks know which entries are in use (`laconic.sparsity`). These are
+packed, reduced by any reduction, and unpacked. Without masks, as before `sparsify`, everything is in use.
 
-When masks change, memory follows: what a rank holds of an entry that stays in use stays, what it holds of a
-dropped one is cleared, and a new one starts from zero.
+When masks change, memory follows: that of an entry in use stays, that of a dropped entry is cleared, and a
+new entry starts from zero.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from laconic.core.mask import Mask
 from laconic.core.per_layout import PerLayout
 from laconic.core.selector import Selector
 from laconic.core.turn import Turn
-from laconic.reducers import BoundReducer, Composition, Reducer
+from laconic.reducers import BoundReducer, Composition, Gathering, Reducer
 from laconic.reducers.gather import Gather
 from laconic.reducers.sum import Sum
 
@@ -65,7 +64,7 @@ class Masked(Reducer):
 
     @property
     def reducer(self) -> Reducer:
-        """The reduction of what is in use. Raises `SpecError` where that is a method's choice."""
+        """Reduction of the entries in use. Raises `SpecError` if `inner` is a method."""
         if isinstance(self.inner, Composition):
             raise SpecError(
                 f"masked with a method, {self.inner!r}, is a method: `compress` and `distribute` take it,"
@@ -92,6 +91,9 @@ class Masked(Reducer):
     def needs_feedback(self) -> bool:
         return self.reducer.needs_feedback
 
+    def gathers(self, size: int) -> tuple[Gathering, ...]:
+        return self.reducer.gathers(size)
+
     def feedback_codec(self) -> Codec | None:
         return self.reducer.feedback_codec()
 
@@ -99,7 +101,6 @@ class Masked(Reducer):
         return BoundMasked(self.reducer, layout, comm)
 
     def nbytes(self, layout: Layout) -> int:
-        """With everything in use, the most that it can be."""
         return self.reducer.nbytes(layout)
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from laconic import kernels
 from laconic.comm.comm import Comm
-from laconic.comm.mesh import machines
+from laconic.comm.mesh import machines, ranks_beside
 from laconic.comm.sent import Sent
 from laconic.core import arguments
 from laconic.core.codec import Codec
@@ -35,7 +35,7 @@ from laconic.core.layout import Layout, Segments
 from laconic.core.spec import Status
 from laconic.core.turn import Turn, mix
 from laconic.feedback.memory.contraction import safe_gain
-from laconic.reducers import BoundReducer, Composition, Reducer
+from laconic.reducers import BoundReducer, Composition, Gathering, Reducer
 from laconic.reducers.masked import Masked
 from laconic.reducers.sum import DenseShare
 
@@ -107,6 +107,14 @@ class TwoLevel(Reducer):
     def needs_feedback(self) -> bool:
         """Where one of both does; |x - sent| <= |x| then holds for the sum over a machine's ranks."""
         return self.inner.needs_feedback or self.between.needs_feedback
+
+    def gathers(self, size: int) -> tuple[Gathering, ...]:
+        inside = ranks_beside(self.ranks_per_node)
+        inner, outer = self.inner.gathers(inside), self.between.gathers(-(-size // inside))
+        return (
+            *(replace(each, members="ranks of the machine") for each in inner),
+            *(replace(each, members="machines' first ranks") for each in outer),
+        )
 
     def feedback_codec(self) -> Codec | None:
         """That of `inner` where it needs feedback; then `outer` is looked at when it is bound."""

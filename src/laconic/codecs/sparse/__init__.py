@@ -14,6 +14,7 @@ from laconic import kernels
 from laconic.codecs.dense import Dense
 from laconic.codecs.indices.golomb import Golomb
 from laconic.codecs.indices.raw32 import Raw32
+from laconic.codecs.selectors.density_schedule import has_density
 from laconic.codecs.sparse.message_parts import HEAD, read_values, split
 from laconic.core import deferred
 from laconic.core.codec import Carried, Codec
@@ -249,6 +250,10 @@ class Sparse(Codec):
             return 8 * len(segments) + values
         positions = sum(self.indices.nbytes(k, n) for k, n in zip(most, segments.sizes, strict=True))
         return 4 * len(segments) + 4 + positions + values
+
+    @property
+    def scale_decides_size(self) -> bool:
+        return not has_density(self.select)
 
     def omega(self, n: int) -> float:
         left, lost = self.select.omega(n), self.values.omega(self.select.max_count(n))
