@@ -54,6 +54,20 @@ class SentMessage(Sent):
 
 
 @dataclass(frozen=True)
+class ScaledShare(Sent):
+    """A share times a gain, as damped feedback needs it."""
+
+    share: Sent
+    gain: float
+
+    def add_to_(self, x: Tensor, alpha: float = 1.0) -> Tensor:
+        return self.share.add_to_(x, alpha * self.gain)
+
+    def clear_(self, memory: Tensor) -> Tensor:
+        return self.share.clear_(memory)
+
+
+@dataclass(frozen=True)
 class SentParts(Sent):
     """A share in parts, each a share of its own: one part to each rank, for example."""
 

@@ -19,17 +19,15 @@ from laconic.comm.sent import Sent
 from laconic.comm.void import VoidSum
 from laconic.core.deferred import deferred
 from laconic.core.inference import outside_inference_mode
-from laconic.core.late import Write
 from laconic.core.layout import Layout
 from laconic.core.mask import Mask, cleared
 from laconic.core.per_layout import PerLayout
 from laconic.core.turn import Turn
 from laconic.exchange.clip import Clip
-from laconic.exchange.finite import check_means, corrected_by, first_not_finite
-from laconic.exchange.leg import Leg, Reduction, checked_late, gain_of
 from laconic.exchange.masks import MaskWatch
 from laconic.exchange.method import Method
 from laconic.exchange.noise_scale import NoiseMeter
+from laconic.exchange.route import BoundRoute, Bucket, Parts, check_means, correct_all, first_not_finite
 from laconic.exchange.sparse_gradients import sparse_mean
 from laconic.exchange.state import check_shapes
 from laconic.exchange.stats import Seconds
@@ -61,22 +59,18 @@ class Exchange:
         self.void: str | None = None  # why the present step is skipped
         self.seconds = seconds or Seconds()
         self.dense_bytes = 0
-        self._legs: list[Leg] = []
-        self._whole = whole = method.assign(layout)
-        for route, part in zip(method.routes, whole, strict=True):
-            gain = gain_of(route, part)
-            feedback = route.feedback.bind(part, optimised, comm.size)
-            reducer = checked_late(route.reducer.bind(part, comm))
-            self._legs.append(Leg(repr(route.reducer), feedback, reducer, gain))
-        kept = (route.feedback for route, part in zip(method.routes, whole, strict=True) if len(part))
+        whole = method.assign(layout)
+        pairs = [*zip(method.routes, whole, strict=True)]
+        self._routes = [BoundRoute.of(route, part, comm, optimised) for route, part in pairs]
+        kept = (route.feedback for route, part in pairs if len(part))
         self._clipping = tuple(each for each in kept if each.clip_at(each.warm_at) is not None)
         self._clip = Clip(layout) if self._clipping else None
         self.noise = NoiseMeter(exactly_summed(method, layout), layout, comm.size)
-        self._parts = PerLayout(partial(assigned, self._legs, whole))
+        self._parts = PerLayout(partial(parts_of, self._routes))
         self.masks = MaskWatch(layout.names, mask_of)
-        self.remembers = any(leg.remembers for leg in self._legs)  # whether a step changes a memory
-        self._changed: list[tuple[Leg, Layout]] = []  # in the present step
-        self._unwritten: list[tuple[Tensor, list[Write]]] = []  # buckets whose means are written at the end
+        self.remembers = any(route.remembers for route in self._routes)  # whether a step changes a memory
+        self._changed: list[tuple[BoundRoute, Layout]] = []  # in the present step
+        self._unwritten: list[Bucket] = []  # buckets whose means are written at the end
         self._owned: dict[tuple[bool, ...], frozenset[str]] = {}
 
     def begin(self) -> None:
@@ -85,11 +79,11 @@ class Exchange:
         masks = self.masks.changed()
         if masks is None:
             return
-        for leg in self._legs:
-            leg.reducer.remask(masks)
-            kept = cleared(leg.feedback.state_dict(), masks)
+        for route in self._routes:
+            route.reducer.remask(masks)
+            kept = cleared(route.feedback.state_dict(), masks)
             if kept is not None:
-                leg.feedback.load_state_dict(kept)
+                route.feedback.load_state_dict(kept)
 
     def _reset(self) -> None:
         self.void = None
@@ -102,17 +96,16 @@ class Exchange:
     def end(self) -> None:
         """The last bucket of this backward pass is done: write the means that were to wait for it."""
         began = time.perf_counter()
-        for leg, part in self._changed:
-            leg.feedback.accept(part)
-            leg.reducer.accept(part)
+        for route, part in self._changed:
+            route.accept(part)
         self._changed.clear()
         waited = bool(self._unwritten)
-        for bucket, writes in self._unwritten:
+        for bucket in self._unwritten:
             if self.void is not None:
-                bucket.fill_(torch.nan)
+                bucket.flat.fill_(torch.nan)
                 continue
             with deferred():
-                for write in writes:
+                for write in bucket.writes:
                     write()
         self._unwritten.clear()
         self.seconds.decode_s += time.perf_counter() - began if waited else 0.0
@@ -138,42 +131,38 @@ class Exchange:
         self.dense_bytes += self.comm.dense_sent(4 * layout.numel)
         return self.void is None
 
-    def _mean_(self, bucket: Tensor, layout: Layout, scale: float, *, wait: bool) -> None:
+    def _mean_(self, flat: Tensor, layout: Layout, scale: float, *, wait: bool) -> None:
         turn = Turn(self.step, self.comm.rank, self.seed)
-        legs = self._parts(layout)
-        given = self._clipped(bucket, layout, 1 / scale)
+        bucket = Bucket(flat, layout, turn, scale, waits=wait and flat.is_cpu)
+        parts = self._parts(layout)
+        given = self._clipped(flat, layout, 1 / scale)
         if measures := self.noise.due(self.step):
-            self.noise.local(bucket, layout, given)
-        done: list[tuple[Reduction, Sent]] = []
-        free = [wait and bucket.is_cpu and leg.writes_late(self.step) for leg, _ in legs]
-        self._changed += legs
+            self.noise.local(flat, layout, given)
+        self._changed += parts
+        shares: list[Sent] = []
         try:
             with deferred():  # flags on a GPU, such as those of damaged messages, are read in one copy
-                corrected = corrected_by(legs, bucket, turn, given, free)
-                finite = all(x is not None for x in corrected)
-                suspect = None if finite else first_not_finite(bucket, layout)
-                reductions = [
-                    Reduction(leg, part, x if finite else None, turn, bucket, leg.gain * scale, late=each)
-                    for (leg, part), x, each in zip(legs, corrected, free, strict=True)
-                ]
-                self._reduce(reductions, suspect, done)
+                inputs = correct_all(parts, bucket, given)
+                suspect = None
+                if any(x is None for x in inputs):
+                    inputs, suspect = [None] * len(parts), first_not_finite(flat, layout)
+                shares = self._reduce(parts, inputs, bucket, suspect)
                 if self.void is None and self.remembers:
-                    check_means(reductions, layout)
+                    check_means(parts, bucket)
         except VoidSum:
             if self.void is None:
-                self.cancel(first_not_finite(bucket, layout) or "a tensor on another rank")
+                self.cancel(first_not_finite(flat, layout) or "a tensor on another rank")
         if self.void is not None:
             return
         with deferred():
-            for reduction, sent in done:
-                reduction.settle(sent)
-        writes = [write for reduction in reductions for write in reduction.writes]
+            for (route, part), sent in zip(parts, shares, strict=True):
+                route.settle(sent, part, bucket)
         if measures:
-            writes.append(partial(self.noise.mean, bucket, layout, 1 / scale))
-        if any(free):
-            self._unwritten.append((bucket, writes))
+            bucket.writes.append(partial(self.noise.mean, flat, layout, 1 / scale))
+        if any(route.is_late(bucket) for route, _ in parts):
+            self._unwritten.append(bucket)
         else:
-            for write in writes:
+            for write in bucket.writes:
                 write()
 
     def _clipped(self, grad: Tensor, layout: Layout, scale: float) -> float:
@@ -185,28 +174,30 @@ class Exchange:
         return scale * self._clip.factor(grad, layout, scale, limit)
 
     def _reduce(
-        self, reductions: Sequence[Reduction], suspect: str | None, done: list[tuple[Reduction, Sent]]
-    ) -> None:
-        """Reduce each leg in place; legs that can run in the background overlap with the others.
+        self, parts: Parts, inputs: Sequence[Tensor | None], bucket: Bucket, suspect: str | None
+    ) -> list[Sent]:
+        """Reduce each route in place, and return its sent share; fewer if the step is skipped.
 
-        Add the sent share of each leg to `done`; it is passed to the feedback once all flags were read.
+        Routes that can run in the background overlap with the others. The shares are passed to the feedback
+        once all flags were read. `suspect`: the tensor that is not finite on this rank, if it is known.
         """
-        ends = []
-        for reduction in reductions:
-            with self.comm.phase(reduction.leg.name):
-                ends.append(reduction.begin())
-        for reduction, end in zip(reductions, ends, strict=True):
+        ends, shares = [], []
+        for (route, part), x in zip(parts, inputs, strict=True):
+            with self.comm.phase(route.name):
+                ends.append(route.begin(x, part, bucket))
+        for (route, part), x, end in zip(parts, inputs, ends, strict=True):
             if end is None and self.void is not None:
                 continue
-            with self.comm.phase(reduction.leg.name):
-                sent = reduction.reduce() if end is None else end()
+            with self.comm.phase(route.name):
+                sent = route.reduce(x, part, bucket) if end is None else end()
             if self.void is not None:
                 continue
             if sent is None:
-                at_fault = suspect or first_not_finite(reduction.out, reduction.part)
+                at_fault = suspect or first_not_finite(bucket.flat, part)
                 self.cancel(at_fault or "a tensor on another rank")
             else:
-                done.append((reduction, sent))
+                shares.append(sent)
+        return shares
 
     def sparse_mean(self, grad: Tensor) -> Tensor:
         """Return the mean over ranks of sparse COO `grad`, gathered unchanged; NaN if the step is skipped."""
@@ -228,30 +219,27 @@ class Exchange:
         self._put_back()
 
     def _put_back(self) -> None:
-        for leg, part in self._changed:
-            leg.feedback.put_back(part)
-            leg.reducer.put_back(part)
+        for route, part in self._changed:
+            route.put_back(part)
         self._changed.clear()
 
     @property
     def holds_back(self) -> bool:
         """Whether a part of a gradient may be sent in a later step."""
-        legs = zip(self._legs, self._whole, strict=True)
-        return any(len(part) and (leg.feedback.holds_back or leg.reducer.holds_back) for leg, part in legs)
+        return any(route.holds_back for route in self._routes)
 
     def discard(self) -> None:
         """Forget all gradients so far, between steps: no part of them is sent later."""
         self._changed.clear()
-        for leg in self._legs:
-            leg.feedback.discard()
-            leg.reducer.discard()
+        for route in self._routes:
+            route.discard()
 
     def owns_momentum(self, step: int) -> frozenset[str]:
         """Names of the tensors whose momentum is applied before the exchange at this step."""
         owners = tuple(route.feedback.owns_momentum(step) for route in self.method.routes)
         if owners not in self._owned:
-            parts = (part for part, owns in zip(self._whole, owners, strict=True) if owns)
-            self._owned[owners] = frozenset(name for part in parts for name in part.names)
+            owning = (route for route, owns in zip(self._routes, owners, strict=True) if owns)
+            self._owned[owners] = frozenset(name for route in owning for name in route.tensors.names)
         return self._owned[owners]
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -260,8 +248,8 @@ class Exchange:
         norms = {} if self._clip is None else self._clip.state_dict()
         return norms | {
             f"route{i}/{key}": value
-            for i, leg in enumerate(self._legs)
-            for key, value in {**leg.feedback.state_dict(), **leg.reducer.state_dict()}.items()
+            for i, route in enumerate(self._routes)
+            for key, value in route.state_dict().items()
         }
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
@@ -274,20 +262,19 @@ class Exchange:
         self.check_state(state)
         if self._clip is not None:
             self._clip.load_state_dict(state)
-        for i, leg in enumerate(self._legs):
+        for i, route in enumerate(self._routes):
             prefix = f"route{i}/"
-            part = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
-            reduced = leg.reducer.state_dict().keys()
-            leg.feedback.load_state_dict({key: value for key, value in part.items() if key not in reduced})
-            leg.reducer.load_state_dict({key: value for key, value in part.items() if key in reduced})
+            route.load_state_dict(
+                {key[len(prefix) :]: v for key, v in state.items() if key.startswith(prefix)}
+            )
         self.step = step
         self._reset()
 
 
-def assigned(legs: Sequence[Leg], whole: Sequence[Layout], bucket: Layout) -> tuple[tuple[Leg, Layout], ...]:
-    """Return the legs that have tensors in a bucket, with these tensors."""
-    parts = (bucket.named(part.names) for part in whole)
-    return tuple((leg, part) for leg, part in zip(legs, parts, strict=True) if len(part))
+def parts_of(routes: Sequence[BoundRoute], bucket: Layout) -> Parts:
+    """Return the routes that have tensors in a bucket, with these tensors."""
+    parts = ((route, bucket.named(route.tensors.names)) for route in routes)
+    return tuple((route, part) for route, part in parts if len(part))
 
 
 def exactly_summed(method: Method, layout: Layout) -> Layout:

@@ -1,0 +1,216 @@
+"""BoundRoute: one route of a method at work on its tensors: correct -> reduce -> settle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+
+from torch import Tensor
+
+from laconic import kernels
+from laconic.comm.comm import Comm
+from laconic.comm.sent import ScaledShare, Sent
+from laconic.comm.void import VoidSum, largest_of, not_finite
+from laconic.core.deferred import check
+from laconic.core.errors import SpecError
+from laconic.core.late import Write, late
+from laconic.core.layout import Layout, Segments
+from laconic.core.turn import Turn
+from laconic.exchange.method import Route
+from laconic.feedback import BoundFeedback, Optimised
+from laconic.reducers import BoundReducer
+from laconic.reducers.dense_first import BoundDenseFirst
+from laconic.reducers.sum import BoundSum
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A flat gradient float32 (n,) on its way through the routes, which becomes `scale` times the mean.
+
+    Attributes:
+        waits: Whether the mean may be written after the step, so that routes can keep old values of a memory
+            here until then.
+        writes: Writes of the mean that wait.
+    """
+
+    flat: Tensor
+    layout: Layout
+    turn: Turn
+    scale: float
+    waits: bool
+    writes: list[Write] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class BoundRoute:
+    """A route bound to all of its tensors. `part`: its tensors in a bucket."""
+
+    name: str
+    tensors: Layout
+    feedback: BoundFeedback
+    reducer: BoundReducer
+    gain: float
+
+    @classmethod
+    def of(cls, route: Route, tensors: Layout, comm: Comm, optimised: Optimised) -> BoundRoute:
+        """Bind a route; all ranks do. Raises `SpecError` if its feedback is unsafe for its reducer."""
+        if (why := route.reducer.unaccountable) is not None and route.feedback.keeps_unsent:
+            raise SpecError(f"{route.reducer!r} takes no {route.feedback!r}: {why}; use it without feedback")
+        gain = route.feedback.gain(route.reducer.feedback_codec(), tensors)
+        feedback = route.feedback.bind(tensors, optimised, comm.size)
+        reducer = with_late_sums(route.reducer.bind(tensors, comm))
+        return cls(repr(route.reducer), tensors, feedback, reducer, gain)
+
+    def correct(self, bucket: Bucket, part: Layout, scale: float) -> Tensor | None:
+        """Return the reducer's input for `scale` times the gradient; None if it is found not finite."""
+        late = self.is_late(bucket)
+        return self.feedback.correct(bucket.flat, part, bucket.turn, scale, free=late)
+
+    def begin(self, x: Tensor | None, part: Layout, bucket: Bucket) -> Callable[[], Sent | None] | None:
+        """Start the reduction if it can run in the background, and return the call that ends it."""
+        return self.reducer.begin(x, part, bucket.turn, bucket.flat, self.gain * bucket.scale)
+
+    def reduce(self, x: Tensor | None, part: Layout, bucket: Bucket) -> Sent | None:
+        """Reduce, and return the sent share; None on every rank if any of them has no finite `x`."""
+        with late(self.is_late(bucket)) as writes:
+            sent = self.reducer.reduce(x, part, bucket.turn, bucket.flat, self.gain * bucket.scale)
+        bucket.writes.extend(writes)
+        return sent
+
+    def settle(self, sent: Sent, part: Layout, bucket: Bucket) -> None:
+        """Pass the sent share to the feedback, and let it correct the mean for the optimiser."""
+        share = sent if self.gain == 1 else ScaledShare(sent, self.gain)
+        self.feedback.settle(share, part, bucket.turn)
+        receive = partial(self.feedback.receive_, bucket.flat, part, bucket.turn, bucket.scale)
+        if self.is_late(bucket):
+            bucket.writes.append(receive)
+        else:
+            receive()
+
+    def put_back(self, part: Layout) -> None:
+        """Undo the present step: it is skipped."""
+        self.feedback.put_back(part)
+        self.reducer.put_back(part)
+
+    def accept(self, part: Layout) -> None:
+        """Forget the old values of the memory: the step counts."""
+        self.feedback.accept(part)
+        self.reducer.accept(part)
+
+    def is_late(self, bucket: Bucket) -> bool:
+        """Return whether the mean of this route is written at the end of the step."""
+        late = bucket.waits and self.feedback.holds_back
+        return late and self._reducer_at(bucket.turn).writes_late(bucket.turn.step)
+
+    def finite_is_unknown(self, turn: Turn) -> bool:
+        """Return whether neither the feedback nor the reducer looks for NaN and Inf in this step."""
+        return not (self.feedback.detects_non_finite or self._reducer_at(turn).detects_non_finite)
+
+    def mean_is_unknown(self, bucket: Bucket) -> bool:
+        """Return whether nobody has checked that the mean in the bucket is finite."""
+        return not (self.is_late(bucket) or self._reducer_at(bucket.turn).checks_mean)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a step changes a memory of it."""
+        return self.feedback.holds_back or self.reducer.remembers
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether a part of a gradient may be sent in a later step."""
+        return bool(len(self.tensors)) and (self.feedback.holds_back or self.reducer.holds_back)
+
+    def discard(self) -> None:
+        """Forget all gradients so far."""
+        self.feedback.discard()
+        self.reducer.discard()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Memory of this rank, "<kind>/<tensor name>" to a tensor."""
+        return {**self.feedback.state_dict(), **self.reducer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore the memory."""
+        own = self.reducer.state_dict().keys()
+        self.feedback.load_state_dict({key: value for key, value in state.items() if key not in own})
+        self.reducer.load_state_dict({key: value for key, value in state.items() if key in own})
+
+    def _reducer_at(self, turn: Turn) -> BoundReducer:
+        return self.reducer.at(turn.step) if isinstance(self.reducer, BoundDenseFirst) else self.reducer
+
+
+Parts = tuple[tuple[BoundRoute, Layout], ...]  # the routes with tensors in a bucket, with these tensors
+
+
+def correct_all(parts: Parts, bucket: Bucket, scale: float) -> list[Tensor | None]:
+    """Return the reducer's input of each route; None where it is not finite and the reducer cannot tell.
+
+    On a GPU one number is read for all inputs that neither the feedback nor the reducer checks: all of them
+    become None together, as the step is skipped anyway.
+    """
+    corrected = [route.correct(bucket, part, scale) for route, part in parts]
+    unknown = [
+        (i, x, part.segments)
+        for i, ((route, part), x) in enumerate(zip(parts, corrected, strict=True))
+        if x is not None and part.numel and route.finite_is_unknown(bucket.turn)
+    ]
+    if bucket.flat.is_cpu:
+        finite = [kernels.all_finite(x, segments) for _, x, segments in unknown]
+    else:
+        finite = [_all_finite([(x, segments) for _, x, segments in unknown])] * len(unknown)
+    for (i, _, _), fine in zip(unknown, finite, strict=True):
+        if not fine:
+            corrected[i] = None
+    return corrected
+
+
+def check_means(parts: Parts, bucket: Bucket) -> None:
+    """Raise `VoidSum` if a mean that nobody has checked is not finite; on a GPU as `deferred.check`.
+
+    On a GPU all means of the bucket are checked at once. Ranks have the same means, so all of them raise.
+    """
+    unknown = [part.segments.merged for route, part in parts if part.numel and route.mean_is_unknown(bucket)]
+    if unknown and not bucket.flat.is_cpu:
+        check(not_finite(*bucket.layout.segments.merged.views(bucket.flat)), lambda _: VoidSum())
+    elif not all(kernels.all_finite(bucket.flat, segments) for segments in unknown):
+        raise VoidSum
+
+
+def first_not_finite(x: Tensor, layout: Layout) -> str | None:
+    """Return the name of the first tensor of flat x that holds NaN or Inf."""
+    views = zip(layout.names, layout.segments.views(x), strict=True)
+    return next((name for name, view in views if not bool(view.isfinite().all())), None)
+
+
+def with_late_sums(reducer: BoundReducer) -> BoundReducer:
+    """Return the reducer with its sums checked by `deferred.check`."""
+    if isinstance(reducer, BoundSum):
+        return replace(reducer, late=True)
+    if isinstance(reducer, BoundDenseFirst):
+        return replace(reducer, dense=with_late_sums(reducer.dense), then=with_late_sums(reducer.then))
+    return reducer
+
+
+def _all_finite(parts: Sequence[tuple[Tensor, Segments]]) -> bool:
+    """Return whether all of these ranges are finite, with one read from a GPU."""
+    if not parts:
+        return True
+    of: dict[int, tuple[Tensor, list[Segments]]] = {}
+    for x, segments in parts:
+        of.setdefault(id(x), (x, []))[1].append(segments)
+    views = [view for x, some in of.values() for view in together(tuple(some)).views(x)]
+    return math.isfinite(largest_of(views).item())
+
+
+@lru_cache(maxsize=512)
+def together(parts: tuple[Segments, ...]) -> Segments:
+    """Return the ranges of all parts of one buffer, in the fewest runs.
+
+    >>> together((Segments((0, 5), (2, 1)), Segments((2,), (3,))))
+    Segments(starts=(0,), sizes=(6,))
+    """
+    starts = tuple(start for part in parts for start in part.starts)
+    sizes = tuple(size for part in parts for size in part.sizes)
+    return Segments(starts, sizes).merged
