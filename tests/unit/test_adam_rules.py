@@ -22,7 +22,7 @@ from laconic.ddp.optimiser import OptimiserHooks
 from laconic.exchange.method import Method, lift
 from laconic.exchange.rule import BoundRule, Rule, Site
 from laconic.exchange.state import RankState, label
-from laconic.exchange.stats import Seconds
+from laconic.exchange.stopwatch import Seconds
 from laconic.optim.local_adam import LocalAdam
 from laconic.optim.rounds import Rounds
 

@@ -17,8 +17,8 @@ from laconic.comm.metered import Metered
 from laconic.core.layout import Layout
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.method import lift
-from laconic.exchange.stats import Seconds, Stats
-from laconic.exchange.stopwatch import weight_of
+from laconic.exchange.stats import Stats
+from laconic.exchange.stopwatch import Seconds, weight_of
 from laconic.plan.stage import StandIn
 
 

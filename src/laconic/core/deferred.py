@@ -1,7 +1,10 @@
-"""Checks of flags that a GPU computes, read by the host in one copy.
+"""Checks and writes that wait: flags that a GPU computes, and means whose step may be skipped.
 
 Reading a flag makes the host wait for all work queued on the GPU. `check` reads at once by default. Inside a
 `deferred` block flags on a GPU are collected, and read in one copy when the block ends.
+
+Until it is known whether a step counts, the buffer of a mean can hold values of a memory. `write` writes the
+mean at once by default. Inside a `late` block writes are collected for the caller of the block.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import torch
 from torch import Tensor
 
 MakeError = Callable[[int], Exception]
+Write = Callable[[], object]
 
 
 class _Pending(threading.local):
@@ -77,6 +81,47 @@ def translated(translate: Callable[[Exception], Exception]) -> Iterator[None]:
         raise other from error
     finally:
         _pending.translate = outer
+
+
+class _Waiting(threading.local):
+    """Writes of the present `late` block of each thread; None outside of one."""
+
+    writes: list[Write] | None = None
+
+
+_waiting = _Waiting()
+
+
+def write(write: Write) -> None:
+    """Write a mean now, or after the present `late` block.
+
+    >>> write(lambda: print("written"))
+    written
+    >>> with late() as writes:
+    ...     write(lambda: print("written"))
+    >>> len(writes)
+    1
+    """
+    if _waiting.writes is None:
+        write()
+    else:
+        _waiting.writes.append(write)
+
+
+def is_late() -> bool:
+    """Return whether `write` waits."""
+    return _waiting.writes is not None
+
+
+@contextmanager
+def late(wait: bool = True) -> Iterator[list[Write]]:
+    """Collect the writes of this block in this thread; `wait` False lets them happen at once."""
+    outer, writes = _waiting.writes, list[Write]()
+    _waiting.writes = writes if wait else None
+    try:
+        yield writes
+    finally:
+        _waiting.writes = outer
 
 
 def _raise_first(flags: list[int], parts: list[tuple[int, MakeError]]) -> None:

@@ -22,6 +22,7 @@ if sys.byteorder != "little":
 
 SIGN = 1 << 63
 MASK32 = (1 << 32) - 1
+SPARSE_HEAD = "counts and the length of the positions"
 
 
 def as_bytes(values: Tensor) -> Tensor:
@@ -100,6 +101,29 @@ def read_positions(wire: Tensor) -> tuple[Tensor, Tensor]:
     """The bytes of positions, whose number uint32 leads them, and the rest of the wire."""
     head, rest = read_bytes(wire, 4, "the length of the positions")
     return read_bytes(rest, int(unsigned(head)), "the positions")
+
+
+def split_sparse(
+    wires: Sequence[Tensor], segments: Segments
+) -> tuple[NDArray[np.int64], list[Tensor], list[Tensor]]:
+    """Split N sparse messages: counts, coded positions, values.
+
+    Return the counts int64 (N, s) and the bytes of positions and of values of N messages, none trusted.
+    """
+    heads = read_heads(wires, len(segments) + 1, SPARSE_HEAD)
+    counts, lengths = np.ascontiguousarray(heads[:, :-1]), heads[:, -1].tolist()
+    for number in np.flatnonzero((counts > segments.sizes_tensor.numpy()).any(axis=1))[:1].tolist():
+        raise numbered("a count is larger than its tensor", number, wires)
+    coded, rest = [], []
+    for number, (wire, length) in enumerate(zip(wires, lengths, strict=True)):
+        left = wire.numel() - 4 * heads.shape[1] - length
+        if left < 0:
+            text = f"the positions fill {length} bytes, but {left + length} are left"
+            raise numbered(text, number, wires)
+        _, positions, values = wire.split_with_sizes([4 * heads.shape[1], length, left])
+        coded.append(positions)
+        rest.append(values)
+    return counts, coded, rest
 
 
 def counts_bytes(counts: Tensor) -> Tensor:

@@ -11,11 +11,14 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from laconic.core.errors import SpecError
+
+T = TypeVar("T")
 
 FEW = 4  # ranges that are sliced one by one; more are split in one call
 
@@ -253,3 +256,30 @@ class Layout:
                 for run in joined
             )
         )
+
+
+class PerLayout(Generic[T]):
+    """Results computed once per layout: a bucket has the same layout object at every step.
+
+    >>> halves = PerLayout(lambda layout: layout.numel // 2)
+    >>> halves(Layout.of([("a", (4, 3))]))
+    6
+    """
+
+    def __init__(self, make: Callable[[Layout], T]) -> None:
+        self._make = make
+        self._made: dict[int, tuple[Layout, T]] = {}
+
+    def __call__(self, layout: Layout) -> T:
+        known = self._made.get(id(layout))
+        if known is None:
+            known = self._made[id(layout)] = layout, self._make(layout)
+        return known[1]
+
+    def refresh(self, make: Callable[[Layout, T], T]) -> None:
+        """Replace each result by `make(layout, result)`."""
+        self._made = {key: (layout, make(layout, known)) for key, (layout, known) in self._made.items()}
+
+    def clear(self) -> None:
+        """Forget all results."""
+        self._made.clear()

@@ -93,3 +93,18 @@ def cleared(state: Mapping[str, Tensor], masks: Mapping[str, Mask]) -> dict[str,
         if bool((kept != flat).any()):
             made[key], any_changed = kept.view(value.shape), True
     return made if any_changed else None
+
+
+class MaskWatch:
+    """Notices changes of the masks of these parameters, by name."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._parameters = parameters
+        self._masks: dict[str, Mask] = {}
+
+    def changed(self) -> Mapping[str, Mask] | None:
+        """Return all masks if one differs from the last call, else None."""
+        found = {name: mask for name, each in self._parameters.items() if (mask := mask_of(each)) is not None}
+        same = found.keys() == self._masks.keys() and all(found[name] is self._masks[name] for name in found)
+        self._masks = found
+        return None if same else found

@@ -20,10 +20,9 @@ from laconic.comm.joint_calls import Exchanging, unwatched
 from laconic.core.errors import AttachError
 from laconic.core.layout import Entry, Layout
 from laconic.core.warning import warn
-from laconic.ddp.gradient_watch import GradientWatch
+from laconic.ddp.gradient_watch import GradientWatch, LostGradientCheck
 from laconic.ddp.left_out import LeftOut, Mean
 from laconic.ddp.optimiser import OptimiserHooks
-from laconic.ddp.zeroed import ZeroedWatch
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.method import Method
 from laconic.optim.stochastic_rounding import HALF
@@ -88,7 +87,7 @@ class Buckets:
         self._scale = 1.0
         self._compresses = compresses(exchange.method)
         self._unused = False  # whether the means of a backward pass wait for the optimiser
-        self._zeroed: ZeroedWatch | None = None
+        self._zeroed: LostGradientCheck | None = None
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._unnoted: list[Callable[[], None]] = []  # of buckets whose means are written at the end
 
@@ -148,7 +147,7 @@ class Buckets:
         """Warn where gradients of these parameters are thrown away, and come back."""
         if self.exchange.holds_back:
             trained = [each for each in parameters if each.requires_grad]
-            self._zeroed = ZeroedWatch(trained, repr(self.exchange.method))
+            self._zeroed = LostGradientCheck(trained, repr(self.exchange.method))
 
     def keep_all_means(self, always: bool) -> None:
         """Keep the means of each step from now on, or only where parameters can be unused."""

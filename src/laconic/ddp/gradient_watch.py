@@ -1,4 +1,4 @@
-"""Gradient watch: notices gradients that were changed between the exchange and the step.
+"""Checks of gradients between the exchange and the step: they may be changed, or thrown away.
 
 Under momentum correction `p.grad` holds sent velocity, so clipping it clips momentum; and a GradScaler that
 the method does not know of changes the scale of what any memory holds back. One small tensor per bucket is
@@ -8,11 +8,13 @@ enough to notice either.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from laconic.core.layout import Entry, Layout
 from laconic.core.warning import warn
@@ -121,6 +123,54 @@ class GradientWatch:
     def _warn(self, text: str) -> None:
         self._warned = True
         warn(text)
+
+
+class LostGradientCheck:
+    """Warns once of gradients that were exchanged, and then thrown away by zero_grad() without a step.
+
+    The unsent share is still in the method's memory and comes back with later gradients: a GAN's
+    discriminator would learn from its generator's loss. It looks when the next gradient is about to be added:
+    only then do lost gradients differ from those of an accumulation.
+
+    Attributes:
+        pending: Whether exchanged gradients wait for a step.
+        warned: Whether it has warned.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], method: str) -> None:
+        self.pending = False
+        self.warned = False
+        self._method = method
+        self._parameters = [*parameters]
+        known = weakref.ref(self)  # a hook must not keep alive what the model holds
+
+        def before_adding(grad: Tensor) -> None:
+            watch = known()
+            if watch is not None and watch.pending:
+                watch._look()
+
+        self._hooks: list[RemovableHandle] = [
+            parameter.register_hook(before_adding)  # type: ignore[no-untyped-call]
+            for parameter in self._parameters
+        ]
+
+    def _look(self) -> None:
+        self.pending = False
+        gradients = (parameter.grad for parameter in self._parameters)
+        if self.warned or any(grad is not None and bool(grad.any()) for grad in gradients):
+            return
+        self.warned = True
+        warn(
+            "gradients were exchanged and then thrown away by zero_grad(), without optimizer.step():"
+            f" {self._method} holds back what it has not sent of them, and that comes back with later"
+            " gradients. Run a backward pass whose gradients are not used under model.no_sync(), or call"
+            " handle.discard() where a step is skipped"
+        )
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
 
 
 def magnitude(x: Tensor) -> Tensor:

@@ -18,14 +18,13 @@ from laconic.core import arguments
 from laconic.core.errors import AttachError, NonFiniteError, PeerError
 from laconic.core.inference import outside_inference_mode
 from laconic.core.layout import Layout
-from laconic.core.mask import cleared, mask_of
+from laconic.core.mask import MaskWatch, cleared
 from laconic.ddp.buckets import Buckets, real_shape
 from laconic.ddp.memory import Memory
 from laconic.ddp.optimiser import OptimiserHooks, Optimisers, refuse_complex
 from laconic.ddp.uneven import JoinedModel, UnevenInputs
 from laconic.exchange.exchange import Exchange
 from laconic.exchange.gathered import GatheredState, gather_states, same_states
-from laconic.exchange.masks import MaskWatch
 from laconic.exchange.method import Method
 from laconic.exchange.rule import BoundRule, Site
 from laconic.exchange.save_watch import SaveWatch, saved_by_rank_0
@@ -84,10 +83,8 @@ class Handle(Joinable):
             for each in optimizers
         ]
         self._optimisers = Optimisers(hooks)
-        self.exchange = Exchange(
-            method, self.layout, comm, self._optimisers, seed, mask_of=lambda name: mask_of(dense[name])
-        )
-        self._masks = MaskWatch(self.layout.names, lambda name: mask_of(dense[name]))
+        self.exchange = Exchange(method, self.layout, comm, self._optimisers, seed, parameters=dense)
+        self._masks = MaskWatch(dense)
         masters = weakref.WeakMethod(self._optimisers.have_masters)  # the thread must not keep this handle
         lone = weakref.WeakMethod(self._optimisers.lone)
         self.buckets = Buckets(

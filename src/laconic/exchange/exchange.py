@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -19,19 +19,16 @@ from laconic.comm.sent import Sent
 from laconic.comm.void import VoidSum
 from laconic.core.deferred import deferred
 from laconic.core.inference import outside_inference_mode
-from laconic.core.layout import Layout
-from laconic.core.mask import Mask, cleared
-from laconic.core.per_layout import PerLayout
+from laconic.core.layout import Layout, PerLayout
+from laconic.core.mask import MaskWatch, cleared
 from laconic.core.turn import Turn
 from laconic.exchange.clip import Clip
-from laconic.exchange.masks import MaskWatch
 from laconic.exchange.method import Method
 from laconic.exchange.noise_scale import NoiseMeter
 from laconic.exchange.route import BoundRoute, Bucket, Parts, check_means, correct_all, first_not_finite
 from laconic.exchange.sparse_gradients import sparse_mean
 from laconic.exchange.state import check_shapes
-from laconic.exchange.stats import Seconds
-from laconic.exchange.stopwatch import Stopwatch
+from laconic.exchange.stopwatch import Seconds, Stopwatch
 from laconic.feedback import Optimised
 from laconic.feedback.no_feedback import NoFeedback
 from laconic.reducers.sum import Sum
@@ -39,7 +36,7 @@ from laconic.reducers.sum import Sum
 
 @outside_inference_mode("discard", "state_dict", "load_state_dict")
 class Exchange:
-    """A method bound to a model's layout and a group."""
+    """A method bound to a model's layout and a group. `parameters`: those that may have masks, by name."""
 
     def __init__(
         self,
@@ -49,7 +46,7 @@ class Exchange:
         optimised: Optimised,
         seed: int = 0,
         seconds: Seconds | None = None,
-        mask_of: Callable[[str], Mask | None] = lambda name: None,
+        parameters: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.method = method
         self.layout = layout
@@ -67,7 +64,7 @@ class Exchange:
         self._clip = Clip(layout) if self._clipping else None
         self.noise = NoiseMeter(exactly_summed(method, layout), layout, comm.size)
         self._parts = PerLayout(partial(parts_of, self._routes))
-        self.masks = MaskWatch(layout.names, mask_of)
+        self._masks = MaskWatch(parameters or {})
         self.remembers = any(route.remembers for route in self._routes)  # whether a step changes a memory
         self._changed: list[tuple[BoundRoute, Layout]] = []  # in the present step
         self._unwritten: list[Bucket] = []  # buckets whose means are written at the end
@@ -76,7 +73,7 @@ class Exchange:
     def begin(self) -> None:
         """A new backward pass: its first bucket is about to come. All ranks begin it."""
         self._reset()
-        masks = self.masks.changed()
+        masks = self._masks.changed()
         if masks is None:
             return
         for route in self._routes:

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from laconic.core.layout import Layout, Segments
-from laconic.core.per_layout import PerLayout
+from laconic.core.layout import Layout, PerLayout, Segments
 
 EVERY = 5  # steps from one measurement to the next
 DECAY = 0.95  # of the running means, per measurement

@@ -26,7 +26,8 @@ from laconic.exchange.exchange import Exchange
 from laconic.exchange.method import Method
 from laconic.exchange.no_optimiser import NoOptimiser, refuse_optimised
 from laconic.exchange.state import FORMAT, Identity, RankState, label, merged, model_digest, unlabel
-from laconic.exchange.stats import Seconds, Stats
+from laconic.exchange.stats import Stats
+from laconic.exchange.stopwatch import Seconds
 from laconic.reducers.two_level import TwoLevel
 
 

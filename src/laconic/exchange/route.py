@@ -13,9 +13,8 @@ from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.sent import ScaledShare, Sent
 from laconic.comm.void import VoidSum, largest_of, not_finite
-from laconic.core.deferred import check
+from laconic.core.deferred import Write, check, late
 from laconic.core.errors import SpecError
-from laconic.core.late import Write, late
 from laconic.core.layout import Layout, Segments
 from laconic.core.turn import Turn
 from laconic.exchange.method import Route

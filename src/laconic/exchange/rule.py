@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from laconic.comm.metered import Metered
 from laconic.core.errors import AttachError, StateError
 from laconic.core.layout import Layout
-from laconic.exchange.stats import Seconds
+from laconic.exchange.stopwatch import Seconds
 from laconic.feedback import Optimised
 
 

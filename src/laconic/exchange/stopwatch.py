@@ -2,15 +2,78 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from laconic.comm.instants import Instants
+from laconic.comm.instants import Instant, Instants
 from laconic.comm.metered import Metered
-from laconic.exchange.stats import Seconds
 
 EVERY = 8  # steps: on a GPU the first of them are measured, then one of each
+
+
+@dataclass
+class Seconds:
+    """Seconds of the exchanges, by phase.
+
+    On a GPU they are the seconds of its stream, between events: exchanges that are not over yet are counted
+    later, as nothing waits for them. After the first 8 steps one step in 8 is measured, and counts 8 times.
+    """
+
+    encode_s: float = 0.0
+    communicate_s: float = 0.0
+    decode_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way: deque[tuple[Instant, Sequence[tuple[Instant, Instant]], Instant, int]] = deque()
+
+    def so_far(self) -> dict[str, float]:
+        """The seconds by name, of the exchanges that are over."""
+        self._count()
+        return {"encode_s": self.encode_s, "communicate_s": self.communicate_s, "decode_s": self.decode_s}
+
+    def plus(self, other: Seconds) -> Seconds:
+        """The sum of both, so far."""
+        mine, others = self.so_far(), other.so_far()
+        return Seconds(*(mine[name] + others[name] for name in mine))
+
+    def add(self, began: float, ended: float, first: float | None, busy: float) -> None:
+        """One exchange: begin, end, when its first collective began, and the seconds in all of them."""
+        self.encode_s += (ended if first is None else first) - began
+        if first is not None:
+            self.communicate_s += busy
+            self.decode_s += ended - first - busy
+
+    def add_events(
+        self,
+        began: Instant,
+        collectives: Sequence[tuple[Instant, Instant]],
+        ended: Instant,
+        weight: int = 1,
+    ) -> None:
+        """Add `weight` exchanges like this one on a GPU.
+
+        Args:
+            began, ended: Events at its begin and its end.
+            collectives: Events around each of its collectives.
+        """
+        self._under_way.append((began, collectives, ended, weight))
+        self._count()
+
+    def _count(self) -> None:
+        with self._lock:
+            while self._under_way and self._under_way[0][2].query():
+                began, collectives, ended, weight = self._under_way.popleft()
+                first = collectives[0][0] if collectives else ended
+                busy = sum(start.elapsed_time(end) for start, end in collectives)
+                self.encode_s += began.elapsed_time(first) * weight / 1e3
+                self.communicate_s += busy * weight / 1e3
+                self.decode_s += (first.elapsed_time(ended) - busy) * weight / 1e3
 
 
 class Stopwatch:

@@ -27,7 +27,7 @@ from laconic.core.deferred import check, deferred
 from laconic.core.layout import Layout
 from laconic.core.turn import Turn, mix
 from laconic.core.warning import warn
-from laconic.exchange.stats import Seconds
+from laconic.exchange.stopwatch import Seconds
 from laconic.fsdp.backward import BesideBackward
 from laconic.fsdp.chunks import Trained, chunks, factor, shown
 from laconic.fsdp.memory import ShardMemory, is_one_set

@@ -67,3 +67,11 @@ def chosen(indices: Tensor, counts: Tensor, segments: Segments) -> None:
         raise WireError(f"a count must be from 0 to the {k} indices, got {count}")
     if (total := int(given.sum())) != k:
         raise WireError(f"counts add up to {total}, but there are {k} indices")
+
+
+def counted(counts: Tensor, segments: Segments) -> None:
+    """Raise `WireError` unless 0 <= count <= size for every segment, `ValueError` for a segment too long."""
+    addressable(segments.sizes)
+    given = counts.numpy()
+    if ((given < 0) | (given > segments.sizes_tensor.numpy())).any():
+        raise WireError("a count lies outside 0 .. the size of its tensor")

@@ -13,7 +13,7 @@ from laconic.comm.metered import Metered
 from laconic.core.layout import Layout
 from laconic.exchange.method import Method
 from laconic.exchange.rule import Site
-from laconic.exchange.stats import Seconds
+from laconic.exchange.stopwatch import Seconds
 
 
 class InStep:

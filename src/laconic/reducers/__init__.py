@@ -157,9 +157,9 @@ class BoundReducer(ABC):
         return False
 
     def writes_late(self, step: int) -> bool:
-        """Whether it writes means by `laconic.core.late.write`, as long as that is to wait: by default not.
+        """Whether it writes means by `laconic.core.deferred.write`, which can wait; by default False.
 
-        Then it returns None on every rank if the mean of one could overflow.
+        Then `reduce` returns None on every rank if the mean of one could overflow.
         """
         return False
 

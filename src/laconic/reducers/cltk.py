@@ -25,7 +25,7 @@ from laconic.comm.entries import entries_nbytes, positions_read, positions_wire
 from laconic.comm.messages import sent_by
 from laconic.comm.sent import Sent, SentEntries
 from laconic.comm.void import broadcast_or_void, fits
-from laconic.core import late
+from laconic.core import deferred
 from laconic.core.layout import Layout
 from laconic.core.selector import check_density, kept_of_each
 from laconic.core.spec import Status
@@ -89,7 +89,9 @@ class _CLTk(BoundReducer):
             indices, counts = positions_read(wire, segments)
         values = kernels.gather(x, segments, indices, counts)
         mean = self.comm.all_reduce(values / self.comm.size)  # first, for the sum of large ones can overflow
-        if late.is_late() and not fits([mean], alpha):
+        if deferred.is_late() and not fits([mean], alpha):
             return None
-        late.write(lambda: kernels.scatter_add_(segments.zero_(out), segments, indices, counts, mean, alpha))
+        deferred.write(
+            lambda: kernels.scatter_add_(segments.zero_(out), segments, indices, counts, mean, alpha)
+        )
         return SentEntries(segments, indices, counts, values)

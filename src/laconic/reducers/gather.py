@@ -13,7 +13,7 @@ from laconic.comm.comm import Comm
 from laconic.comm.messages import add_messages_
 from laconic.comm.sent import Sent, SentEntries, SentMessage
 from laconic.comm.void import fits, gather_or_void
-from laconic.core import arguments, late
+from laconic.core import arguments, deferred
 from laconic.core.codec import Carried, Codec
 from laconic.core.errors import SpecError
 from laconic.core.layout import Layout, Segments
@@ -87,7 +87,7 @@ class _Gather(BoundReducer):
         if x is not None:
             if segments.numel:
                 own, carried = codec.encode_carried(x, grains, turn)
-                if late.is_late() and not self._fits(x, segments, carried, alpha):
+                if deferred.is_late() and not self._fits(x, segments, carried, alpha):
                     own = None
             else:
                 own = x.new_empty(0, dtype=torch.uint8)
@@ -95,7 +95,9 @@ class _Gather(BoundReducer):
         if wires is None:
             return None
         messages = [SentMessage(codec, wire, segments) for wire in wires]
-        late.write(lambda: add_messages_(segments.zero_(out), enumerate(messages), alpha / self.comm.size))
+        deferred.write(
+            lambda: add_messages_(segments.zero_(out), enumerate(messages), alpha / self.comm.size)
+        )
         return messages[self.comm.rank] if carried is None else SentEntries(segments, *carried)
 
     def _fits(self, x: Tensor, segments: Segments, carried: Carried | None, alpha: float) -> bool:

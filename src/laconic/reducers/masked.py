@@ -20,12 +20,11 @@ from laconic.codecs.indices.golomb import GOLOMB
 from laconic.codecs.sparse import Sparse
 from laconic.comm.comm import Comm
 from laconic.comm.sent import Sent
-from laconic.core import arguments, late
+from laconic.core import arguments, deferred
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
-from laconic.core.layout import Entry, Layout
+from laconic.core.layout import Entry, Layout, PerLayout
 from laconic.core.mask import Mask
-from laconic.core.per_layout import PerLayout
 from laconic.core.selector import Selector
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer, Composition, Gathering, Reducer
@@ -241,7 +240,7 @@ class BoundMasked(BoundReducer):
         self, share: Sent | None, mean: Tensor, layout: Layout, packing: Packing, out: Tensor
     ) -> Sent | None:
         if share is not None:
-            late.write(lambda: layout.segments.zero_(out).index_copy_(0, packing.positions, mean))
+            deferred.write(lambda: layout.segments.zero_(out).index_copy_(0, packing.positions, mean))
         return None if share is None else PackedShare(share, packing)
 
     def _packing(self, layout: Layout) -> Packing:

@@ -36,9 +36,8 @@ from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.sent import Sent
 from laconic.comm.void import fits, largest_of, sum_or_void, sum_unchecked
-from laconic.core import arguments, late
-from laconic.core.layout import Entry, Layout, Segments
-from laconic.core.per_layout import PerLayout
+from laconic.core import arguments, deferred
+from laconic.core.layout import Entry, Layout, PerLayout, Segments
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.feedback.memory import Memory
@@ -162,7 +161,9 @@ class _PowerSGD(BoundReducer):
         if x is not None:
             left = kernels.times(x, matrices, self._begin(factored, turn, x.device))
             own = torch.cat([left, *rest.views(x)])
-            kept = own[matrices.left :].clone() if rest.numel and (x is not out or late.is_late()) else None
+            kept = (
+                own[matrices.left :].clone() if rest.numel and (x is not out or deferred.is_late()) else None
+            )
         sums = self._sum(own, matrices.left + rest.numel, out)
         if sums is None or (x is None and out.is_cpu):
             return None
@@ -176,16 +177,16 @@ class _PowerSGD(BoundReducer):
                 return None
         if x is None or share is None:
             return None
-        if late.is_late() and not self._fits(sums[matrices.left :], right, alpha / size):
+        if deferred.is_late() and not self._fits(sums[matrices.left :], right, alpha / size):
             return None
         if right is not None:
-            factors = left, right.clone() if late.is_late() else right
+            factors = left, right.clone() if deferred.is_late() else right
 
             def product() -> None:
                 matrices.segments.zero_(out)
                 kernels.product_add_(out, matrices, *factors, alpha / size)
 
-            late.write(product)
+            deferred.write(product)
             kernels.orthonormal_(right, matrices.rank, matrices.cols)
         if not out.is_cpu and not self._found_finite(factored, sums[matrices.left :], right):
             return None
@@ -193,7 +194,7 @@ class _PowerSGD(BoundReducer):
             self._pending.add(right, factored.right, turn.step)
         if rest.numel:
             mean = sums[matrices.left :] * (alpha / size)
-            late.write(lambda: torch._foreach_copy_(rest.views(out), torch.split(mean, list(rest.sizes))))
+            deferred.write(lambda: torch._foreach_copy_(rest.views(out), torch.split(mean, list(rest.sizes))))
         return LowRank(matrices, left, share, DenseShare(rest, kept, 1.0) if rest.numel else None)
 
     def _fits(self, rest: Tensor, right: Tensor | None, alpha: float) -> bool:

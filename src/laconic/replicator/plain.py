@@ -12,7 +12,8 @@ from laconic.comm.metered import Meter
 from laconic.core.errors import NonFiniteError
 from laconic.exchange.gathered import GatheredState, own_part
 from laconic.exchange.state import FORMAT, RankState
-from laconic.exchange.stats import Seconds, Stats
+from laconic.exchange.stats import Stats
+from laconic.exchange.stopwatch import Seconds
 from laconic.replicator.stats import ReplicatorStats
 from laconic.strategies.controller import Controller
 from laconic.strategies.gradients import all_finite, gradients

@@ -21,7 +21,7 @@ from laconic.comm.metered import Metered
 from laconic.core.errors import AttachError
 from laconic.core.spec import Spec
 from laconic.exchange.state import check_shapes
-from laconic.exchange.stats import Seconds
+from laconic.exchange.stopwatch import Seconds
 from laconic.strategies.replica import Replica
 
 Update = Callable[[], Any]  # the optimiser's own step

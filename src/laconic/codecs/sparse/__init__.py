@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from laconic import kernels
@@ -15,17 +16,20 @@ from laconic.codecs.dense import Dense
 from laconic.codecs.indices.golomb import Golomb
 from laconic.codecs.indices.raw32 import Raw32
 from laconic.codecs.selectors.density_schedule import has_density
-from laconic.codecs.sparse.message_parts import HEAD, read_values, split
 from laconic.core import deferred
 from laconic.core.codec import Carried, Codec
 from laconic.core.errors import SpecError, WireError
 from laconic.core.framing import (
+    SPARSE_HEAD,
     as_bytes,
+    as_numbers,
     check_heads,
     counts_bytes,
     keys_bytes,
+    numbered,
     read_keys,
     sent_to,
+    split_sparse,
 )
 from laconic.core.layout import Layout, Segments
 from laconic.core.selector import IndexCoding, Selector
@@ -178,7 +182,7 @@ class Sparse(Codec):
         """Add the messages of N ranks, in order, by the kernel for whole messages where there is one."""
         if not self._fused or not dispatch.gpu(out):
             return self._add_(wires, segments, out, alpha)
-        check_heads(wires, len(segments) + 1, HEAD)
+        check_heads(wires, len(segments) + 1, SPARSE_HEAD)
         flags = kernels.sparse_add_(wires, segments, out, alpha)
         if flags is None:
             return self._add_(wires, segments, out, alpha)
@@ -197,7 +201,7 @@ class Sparse(Codec):
 
     def _add_(self, wires: Sequence[Tensor], segments: Segments, out: Tensor, alpha: float) -> Tensor:
         """Add the messages of N ranks, in order: one set of operations decodes all, and each is added."""
-        counts, coded, rest = split(wires, segments)
+        counts, coded, rest = split_sparse(wires, segments)
         totals = counts.sum(axis=1).tolist()
         places, spare, wrong = self.indices.positions(coded, counts, segments)
         values, infinite = read_values(self.values, rest, counts, totals)
@@ -236,7 +240,7 @@ class Sparse(Codec):
             keys, rest = read_keys(wire, segments)
             indices, counts = self.select.select_segments(wire, segments, keys)
             return indices, counts, rest
-        numbers, (coded,), (rest,) = split([wire], segments)
+        numbers, (coded,), (rest,) = split_sparse([wire], segments)
         counts = torch.from_numpy(numbers[0])
         return self.indices.decode(coded, counts, segments), counts, rest
 
@@ -266,3 +270,28 @@ class Sparse(Codec):
     def absolute_error(self, n: int) -> float | None:
         left, lost = self.select.absolute_error(n), self.values.absolute_error(self.select.max_count(n))
         return None if left is None or lost is None else left + lost
+
+
+def read_values(
+    codec: Codec, rest: Sequence[Tensor], counts: NDArray[np.int64], totals: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Return the values float32 (K,) of all messages, and whether one is not finite, bool ()."""
+    device = rest[0].device
+    if isinstance(codec, Dense):
+        for number, (wire, total) in enumerate(zip(rest, totals, strict=True)):
+            if wire.numel() != 4 * total:
+                text = f"{codec!r}: {total} values fill {4 * total} bytes, got {wire.numel()}"
+                raise numbered(text, number, rest)
+        values = as_numbers(rest[0] if len(rest) == 1 else torch.cat(list(rest)), torch.float32)
+        return values, (values - values).any()  # NaN of NaN and of Inf, which counts as true
+    values = torch.zeros(sum(totals), dtype=torch.float32, device=device)
+    at = 0
+    for number, (wire, row, total) in enumerate(zip(rest, counts, totals, strict=True)):
+        units = Segments.consecutive(row.tolist())
+        try:
+            codec.decode_segments_add_(wire, units, values[at : at + total])
+        except WireError as error:
+            error.message = number if len(rest) > 1 else None
+            raise
+        at += total
+    return values, torch.zeros((), dtype=torch.bool, device=device)

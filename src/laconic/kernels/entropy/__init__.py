@@ -21,7 +21,6 @@ from laconic.kernels import checks, dispatch
 from laconic.kernels.entropy import reference
 from laconic.kernels.entropy.bounds import (
     LONGEST_GAP,
-    check_counts,
     low_nbytes,
     rice_parameters,
     unary_most,
@@ -43,7 +42,7 @@ def ascending(indices: Tensor, counts: Tensor, segments: Segments) -> bool:
     checks.chosen(indices, counts, segments)
     if (native := dispatch.native(indices)) is not None:
         return bool(native.ascending(indices, counts, segments.sizes_tensor))
-    check_counts(counts, segments)
+    checks.counted(counts, segments)
     return reference.ascending(indices, counts, segments)
 
 
@@ -70,7 +69,7 @@ def rice_encode(indices: Tensor, counts: Tensor, segments: Segments) -> Tensor:
         wire = torch.empty(native.rice_most(counts, segments.sizes_tensor), dtype=torch.uint8, device="cpu")
         return wire[: native.rice_encode(indices, counts, segments.sizes_tensor, wire)]
     checks.chosen(indices, counts, segments)
-    check_counts(counts, segments)
+    checks.counted(counts, segments)
     return reference.rice_encode(indices, counts, segments)
 
 
@@ -228,7 +227,7 @@ def check_ascending(indices: Tensor, counts: Tensor, segments: Segments) -> None
             raise ValueError(reference.NOT_ASCENDING)
         return
     checks.chosen(indices, counts, segments)
-    check_counts(counts, segments)
+    checks.counted(counts, segments)
     wrong = disorder(indices, counts.numpy(), segments)
     deferred.check(wrong.to(torch.int32).view(1), lambda _: ValueError(reference.NOT_ASCENDING))
 
@@ -237,5 +236,5 @@ def check_coded(wire: Tensor, counts: Tensor, segments: Segments) -> int:
     """How many indices to expect: at most as many as the segments have elements."""
     checks.flat("wire", wire, torch.uint8)
     checks.per_segment("counts", counts, segments)
-    check_counts(counts, segments)
+    checks.counted(counts, segments)
     return int(counts.numpy().sum())

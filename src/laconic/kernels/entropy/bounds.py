@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from torch import Tensor
 
-from laconic.core.errors import WireError
-from laconic.core.layout import Segments
-from laconic.kernels import checks
 from laconic.kernels.entropy.tables import Numbers
 
 LONGEST_GAP = 5  # bytes of LEB128 that a gap below 2^31 can take
@@ -60,11 +56,3 @@ def rice_bound(k: int, n: int) -> int:
         if count > 0:
             most = max(most, (count * r + 7) // 8 + (count + ((n - count) >> r) + 7) // 8)
     return most
-
-
-def check_counts(counts: Tensor, segments: Segments) -> None:
-    """Raise `WireError` unless 0 <= count <= size for every segment, `ValueError` for a segment too long."""
-    checks.addressable(segments.sizes)
-    given = counts.numpy()
-    if ((given < 0) | (given > segments.sizes_tensor.numpy())).any():
-        raise WireError("a count lies outside 0 .. the size of its tensor")

@@ -31,8 +31,7 @@ from laconic.comm.comm import Comm
 from laconic.comm.sent import Sent, SentParts
 from laconic.core import arguments
 from laconic.core.errors import SpecError, StateError
-from laconic.core.layout import Layout
-from laconic.core.per_layout import PerLayout
+from laconic.core.layout import Layout, PerLayout
 from laconic.core.turn import Turn
 from laconic.feedback.error_feedback import ErrorFeedback, Residual
 from laconic.reducers import BoundReducer, Reducer

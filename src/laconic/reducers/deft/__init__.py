@@ -47,8 +47,7 @@ from laconic.comm.messages import sent_by
 from laconic.comm.sent import Sent
 from laconic.comm.void import gather_or_void
 from laconic.core.errors import WireError
-from laconic.core.layout import Layout
-from laconic.core.per_layout import PerLayout
+from laconic.core.layout import Layout, PerLayout
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer

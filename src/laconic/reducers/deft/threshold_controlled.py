@@ -16,8 +16,7 @@ from laconic import kernels
 from laconic.comm.comm import Comm
 from laconic.comm.sent import Sent
 from laconic.core.errors import StateError
-from laconic.core.layout import Layout
-from laconic.core.per_layout import PerLayout
+from laconic.core.layout import Layout, PerLayout
 from laconic.core.selector import IndexCoding
 from laconic.core.turn import Turn
 from laconic.reducers import BoundReducer

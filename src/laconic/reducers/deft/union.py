@@ -31,7 +31,7 @@ from laconic.comm.comm import Comm
 from laconic.comm.messages import sent_by
 from laconic.comm.sent import SentEntries
 from laconic.comm.void import fits, gather_or_void, sum_or_void
-from laconic.core import arguments, late
+from laconic.core import arguments, deferred
 from laconic.core.errors import WireError
 from laconic.core.framing import counts_bytes, read_bytes, sent_to, unsigned
 from laconic.core.layout import Layout, Segments
@@ -135,10 +135,10 @@ def average_(
         total = sum_or_void(comm, own.clone(), own.numel(), out.device)
     if total is None:
         return None
-    if late.is_late() and not fits([total], alpha / comm.size):
+    if deferred.is_late() and not fits([total], alpha / comm.size):
         return None
     mean = total
-    late.write(
+    deferred.write(
         lambda: kernels.scatter_add_(layout.segments.zero_(out), segments, *union, mean, alpha / comm.size)
     )
     return SentEntries(segments, *union, own)

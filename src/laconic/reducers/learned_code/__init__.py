@@ -55,10 +55,9 @@ from laconic.comm.entries import positions_read, positions_wire
 from laconic.comm.messages import sent_by
 from laconic.comm.sent import Sent, SentEntries
 from laconic.comm.void import broadcast_or_void, fits
-from laconic.core import arguments, late
+from laconic.core import arguments, deferred
 from laconic.core.framing import as_bytes, as_numbers, read_bytes
-from laconic.core.layout import Layout
-from laconic.core.per_layout import PerLayout
+from laconic.core.layout import Layout, PerLayout
 from laconic.core.selector import check_density, kept, kept_of_each
 from laconic.core.spec import Status
 from laconic.core.turn import Turn
@@ -89,7 +88,7 @@ class LearnedCode(Reducer):
     the gain or innovation. At most 4 entries go as they are. Once, when training ends, 4 bytes for each of
     the 216 thousand weights. State: weights and Adam's two moments, equal on all ranks.
 
-    >>> from laconic.core.layout import Layout
+    >>> from laconic.core.layout import Layout, PerLayout
     >>> model = Layout.of([("weight", (1000, 1000))])
     >>> LearnedCode(density=0.001, until=0).nbytes(model), LearnedCode(density=0.001, until=1).nbytes(model)
     (2534, 5510)
@@ -176,9 +175,9 @@ class _LearnedCode(BoundReducer):
         else:
             exchange = self._spec.exchange(layout)
             outcome = exchange.exchange(self._comm, self._net.weights, vector, leader)
-        if late.is_late() and not fits([outcome.mean], alpha):
+        if deferred.is_late() and not fits([outcome.mean], alpha):
             return None
-        late.write(
+        deferred.write(
             lambda: kernels.scatter_add_(segments.zero_(out), segments, indices, counts, outcome.mean, alpha)
         )
         return SentEntries(segments, indices, counts, outcome.own)

@@ -44,7 +44,7 @@ from laconic.comm.comm import Comm
 from laconic.comm.entries import Entries
 from laconic.comm.sent import Sent
 from laconic.comm.void import all_to_all_or_void, fits
-from laconic.core import arguments, late
+from laconic.core import arguments, deferred
 from laconic.core.layout import Layout
 from laconic.core.selector import check_density, kept, kept_of_each
 from laconic.core.spec import Status
@@ -146,9 +146,9 @@ class _OkTopk(BoundReducer):
         positions, final, found = global_topk(came, regions, ks, MARGIN * self._growth * floors, self._comm)
         self._growth = growth(floors, found)
         self._floors.update(zip(layout.names, found.tolist(), strict=True))
-        if late.is_late() and not fits([final.values], alpha):
+        if deferred.is_late() and not fits([final.values], alpha):
             return None
-        late.write(
+        deferred.write(
             lambda: kernels.scatter_add_(
                 segments.zero_(out), segments, final.indices, final.counts, final.values, alpha
             )

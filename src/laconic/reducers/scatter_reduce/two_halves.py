@@ -16,8 +16,7 @@ from laconic.comm.partition import Partition
 from laconic.comm.sent import Sent, SentMessage, SentParts
 from laconic.comm.void import all_to_all_or_void, gather_or_void, is_void
 from laconic.core.codec import Codec
-from laconic.core.layout import Layout, Segments
-from laconic.core.per_layout import PerLayout
+from laconic.core.layout import Layout, PerLayout, Segments
 from laconic.core.turn import Turn, mix
 from laconic.reducers import BoundReducer
 from laconic.reducers.scatter_reduce.cuts import cut, cuts

@@ -26,8 +26,7 @@ from laconic.comm.sent import Sent, SentMessage, SentParts
 from laconic.comm.void import all_to_all_or_void, gather_or_void
 from laconic.core.codec import Codec
 from laconic.core.errors import SpecError
-from laconic.core.layout import Entry, Layout, Segments
-from laconic.core.per_layout import PerLayout
+from laconic.core.layout import Entry, Layout, PerLayout, Segments
 from laconic.core.spec import Status
 from laconic.core.turn import Turn, mix
 from laconic.feedback.memory import Memory

@@ -19,7 +19,8 @@ from laconic.exchange.agreement import agree
 from laconic.exchange.gathered import GatheredState
 from laconic.exchange.method import lift_codec
 from laconic.exchange.state import FORMAT, Identity, RankState, check_shapes, label, model_digest, unlabel
-from laconic.exchange.stats import Seconds, Stats
+from laconic.exchange.stats import Stats
+from laconic.exchange.stopwatch import Seconds
 from laconic.replicator.deployment import Seat
 from laconic.replicator.parameters import named
 from laconic.replicator.servers.described import dealt, described, settings

@@ -17,7 +17,7 @@ from laconic.exchange.exchange import Exchange
 from laconic.exchange.gathers import warn_of_gathers
 from laconic.exchange.method import Method, lift
 from laconic.exchange.no_optimiser import NoOptimiser
-from laconic.exchange.stats import Seconds
+from laconic.exchange.stopwatch import Seconds
 from laconic.strategies.replica import Replica
 
 
